@@ -9,6 +9,9 @@ A random model of LLaVA's type, with CLIP's encoder for images of 336 pixels. By
 an image that was never seen, a second question on it, the same image behind another beginning (the
 prefix differs, so only the encoder's output is found), and a text of the same length. Times are
 CPU time of the process from the request to its first token; the median counts.
+
+Then the longest step of a text that is being continued while an image is encoded beside it, against
+the time that the encoder takes by itself; both by the clock, so the machine should be quiet.
 """
 
 import argparse
@@ -32,9 +35,10 @@ from transformers import (
 )
 
 from ostinato import LLM, SamplingParams
-from ostinato.engine.prompts import PromptDict
+from ostinato.engine.prompts import Prompt, PromptDict
 
 ONE = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, detokenize=False)
+ENDLESS = SamplingParams(temperature=0, max_tokens=4096, ignore_eos=True, detokenize=False)
 PLACEHOLDER, VOCAB_SIZE, NUM_IMAGE_TOKENS = 1, 4096, 576
 BEGINNING, QUESTION = 32, 24
 
@@ -99,6 +103,36 @@ def measure(llm: LLM, rounds: int) -> dict[str, tuple[float, int]]:
     return {name: (median(ms for ms, _ in runs), runs[-1][1]) for name, runs in times.items()}
 
 
+def beside(llm: LLM, rounds: int) -> tuple[float, float]:
+    """Return the median of the longest step beside an encoder, and of the encoder alone, in ms."""
+    random, engine = np.random.default_rng(1), llm.engine
+    images = engine.runner.images
+    assert images is not None
+    steps_ms, encoder_ms = [], []
+    for _ in range(rounds):
+        pixels = random.integers(0, 256, (600, 800, 3), dtype=np.uint8)
+        start = time.perf_counter()
+        images.vision.encode(pixels)
+        encoder_ms.append(1e3 * (time.perf_counter() - start))
+        text = engine.make_request(Prompt(token_ids=draw(random, 64)), ENDLESS)
+        engine.add(text)
+        for _ in range(8):
+            engine.step()
+        prompt = Prompt(token_ids=[*draw(random, 4), PLACEHOLDER], images=(pixels,))
+        engine.add(engine.make_request(prompt, ONE))
+        num_encoded, longest = images.num_encoded, 0.0
+        while images.num_encoded == num_encoded:
+            start = time.perf_counter()
+            engine.step()
+            if images.num_encoded == num_encoded:  # else the step has computed the prompt as well
+                longest = max(longest, time.perf_counter() - start)
+        steps_ms.append(1e3 * longest)
+        engine.cancel(text.request.request_id)
+        while engine.has_work:
+            engine.step()
+    return median(steps_ms), median(encoder_ms)
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(
@@ -110,12 +144,17 @@ def main() -> None:
     given = parser.parse_args()
     with TemporaryDirectory() as folder, make_llm(Path(folder), given.layers, given.dtype) as llm:
         found = measure(llm, given.rounds)
+        longest_ms, encoder_ms = beside(llm, given.rounds)
         console, path = Console(), str(llm.engine.compute_path)
     cold = next(iter(found.values()))[0]
     table = Table("prompt", "hits", "CPU time to the first token", "by the first", title=path)
     for name, (ms, hits) in found.items():
         table.add_row(name, str(hits), f"{ms:,.0f} ms", f"{ms / cold:.3f}")
     console.print(table)
+    console.print(
+        f"Longest step of a text while an image is encoded: {longest_ms:,.0f} ms; the encoder "
+        f"alone takes {encoder_ms:,.0f} ms."
+    )
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def schedule(engine: Engine, messages: list[dict[str, str]], keep_tokens: bool) 
     tokenizer = engine.loaded.require_tokenizer()
     prompt = Prompt(keep_tokens=keep_tokens)
     made = engine.make_request(
-        engine.tokenized_chat(prompt, render_text(tokenizer, messages)),
+        engine.prompts.tokenized_chat(prompt, render_text(tokenizer, messages)),
         SamplingParams(max_tokens=1),
     )
     engine.add(made)

@@ -4,11 +4,16 @@
 
     python -m benchmarks.lora CHECKPOINT                  # 16 requests, four adapters of rank 16
     python -m benchmarks.lora CHECKPOINT --requests 32 --rank 64 --rounds 7
+    python -m benchmarks.lora CHECKPOINT --specialists    # ten activated ones over one context
     python -m benchmarks.lora CHECKPOINT --json FILE
 
 The same prompts run with the base model and with four adapters by turns, in one process, so that
 a busy machine slows both down. Each request has 128 prompt tokens and 32 answers; every linear
 layer of the decoder is adapted. Figures are medians of tokens per second of processor time.
+
+``--specialists`` asks ten activated adapters, one after the other, a question on one context of
+4,096 tokens, and gives computed prompt tokens and processor time until the first token, of the
+first one and of the others.
 ``benchmarks/peers/checkpoint.py`` makes a checkpoint.
 """
 
@@ -29,10 +34,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from ostinato import LLM, LoRARequest, SamplingParams
 
 NUM_ADAPTERS, PROMPT_TOKENS, OUTPUT_TOKENS = 4, 128, 32
+NUM_SPECIALISTS, CONTEXT_TOKENS, INVOCATION = 10, 4096, [7, 8, 9]
 Figures = dict[str, float]
 
 
-def save_adapter(checkpoint: Path, folder: Path, rank: int, seed: int) -> Path:
+def save_adapter(checkpoint: Path, folder: Path, rank: int, seed: int, **more: object) -> Path:
     """Write an adapter of all linear layers of the decoder, as ``peft`` does."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(checkpoint))
@@ -46,7 +52,7 @@ def save_adapter(checkpoint: Path, folder: Path, rank: int, seed: int) -> Path:
                 weights = torch.randn(size, generator=generator) * 0.02
                 tensors[f"base_model.model.{name}.lora_{part}.weight"] = weights.bfloat16()
     folder.mkdir()
-    config = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "bias": "none"}
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "bias": "none", **more}
     (folder / "adapter_config.json").write_text(json.dumps(config))
     save_file(tensors, folder / "adapter_model.safetensors")
     return folder
@@ -100,6 +106,30 @@ def measure(checkpoint: Path, num_requests: int, rank: int, rounds: int) -> dict
     return found
 
 
+def measure_specialists(checkpoint: Path, rank: int) -> dict[str, Figures]:
+    """Ask specialists in turn; returns the first one's figures and the others' medians."""
+    llm = LLM(
+        checkpoint, num_blocks=512, max_model_len=CONTEXT_TOKENS + 256, enable_lora=True,
+        max_lora_rank=rank, keep_explanations=0, ghost_blocks=0,
+    )  # fmt: skip
+    params = SamplingParams(max_tokens=1, temperature=0, detokenize=False)
+    vocab_size, generator = llm.engine.loaded.vocab_size, torch.Generator().manual_seed(0)
+    context = torch.randint(10, vocab_size, (CONTEXT_TOKENS,), generator=generator).tolist()
+    prompt, seen = [*context, *INVOCATION, *context[:29]], []
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(1, NUM_SPECIALISTS + 1):
+            more = {"alora_invocation_tokens": INVOCATION}
+            path = save_adapter(checkpoint, Path(folder) / str(number), rank, number, **more)
+            request = LoRARequest(path.name, number, path)
+            llm.add_lora(request)
+            before_s = time.process_time()
+            [output] = llm.generate([prompt], params, lora_request=request, use_tqdm=False)
+            took_s = time.process_time() - before_s
+            seen.append({"computed": len(prompt) - output.num_cached_tokens, "seconds": took_s})
+    others = {name: median(one[name] for one in seen[1:]) for name in seen[0]}
+    return {"first": seen[0], "others": others}
+
+
 def main() -> None:
     """Read the command line, measure, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -107,13 +137,17 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=16)
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--specialists", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    found = measure(options.checkpoint, options.requests, options.rank, options.rounds)
-    table = Table("", "prefill, tokens/s", "decode, tokens/s")
+    if options.specialists:
+        found = measure_specialists(options.checkpoint, options.rank)
+        table = Table("specialist", "computed tokens", "processor time, s")
+    else:
+        found = measure(options.checkpoint, options.requests, options.rank, options.rounds)
+        table = Table("", "prefill, tokens/s", "decode, tokens/s")
     for kind, figures in found.items():
-        digits = 2 if kind == "ratio" else 0
-        table.add_row(kind, *(f"{figures[part]:.{digits}f}" for part in ("prefill", "decode")))
+        table.add_row(kind, *(f"{figure:,.4g}" for figure in figures.values()))
     Console().print(table)
     if options.json is not None:
         options.json.write_text(json.dumps(found, indent=2))

@@ -141,7 +141,7 @@ def _count(
     """Count the blocks that hold something of so many tokens."""
     num_blocks = -(-num_tokens // BLOCK_SIZE)
     windowed = num_blocks * per_block.get(None, 0)
-    for window, blocks in zip(manager.layer_groups, tables[1:], strict=True):
+    for window, blocks in zip(manager.contents[1:], tables[1:], strict=True):
         assert isinstance(window, WindowGroup)
         held = sum(block != window.null_block for block in blocks[:num_blocks])
         windowed += held * per_block[window.window]

@@ -1,4 +1,4 @@
-"""How does the native library get into the package?
+"""Compile the native library into the package.
 
 Hatchling calls this while it builds a wheel or an editable installation. Where there is no C++
 compiler the package is built without the library: everything works, in plain torch. The library

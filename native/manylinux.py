@@ -1,4 +1,4 @@
-"""On which Linux systems does a compiled library run?
+"""Find the Linux systems that a compiled library runs on.
 
 A wheel's platform tag promises a C library: ``manylinux_2_28_x86_64`` runs where glibc is 2.28 or
 newer (PEP 600). The newest version among the symbols that the library asks for is what it needs.

@@ -1,5 +1,6 @@
 """What every test shares: threads that leave the cores to others, and how much Hypothesis draws."""
 
+import gc
 import os
 import ssl
 from functools import cache
@@ -13,6 +14,10 @@ from hypothesis import is_hypothesis_test, settings
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+# Collecting imports torch and all clients: millions of objects that stay, and that every search for
+# garbage would visit again.
+gc.disable()
 
 # httpx loads a megabyte of certificates for each client, and no test speaks TLS.
 mock.patch.object(ssl, "create_default_context", cache(ssl.create_default_context)).start()
@@ -35,3 +40,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if is_hypothesis_test(getattr(item, "obj", None)):
                 item.add_marker(pytest.mark.nightly)
                 item.add_marker(pytest.mark.timeout(3600))
+
+
+def pytest_collection_finish() -> None:
+    """Search for garbage from now on, in what the tests make."""
+    gc.enable()
+    gc.freeze()

@@ -17,7 +17,7 @@ from ostinato.core.sampling_params import SamplingParams
 from ostinato.sched.scheduler import Scheduler
 
 SOURCE = Path(__file__).parents[1] / "src/ostinato"
-BUDGETS = {"core": 1_070, "cache": 2_730, "sched": 975}
+BUDGETS = {"core": 1_070, "cache": 2_420, "sched": 970}
 """Lines, docstrings included; a room that needs more gives something to a satellite first."""
 
 
@@ -69,4 +69,4 @@ def test_a_warm_admission_goes_through_few_files_and_calls():
     assert sum(calls.values()) <= MOST_CALLS, calls
 
 
-MOST_FILES, MOST_CALLS = 15, 50
+MOST_FILES, MOST_CALLS = 14, 45

@@ -7,6 +7,7 @@ takes the format that its users take.
 """
 
 import os
+import re
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -79,18 +80,22 @@ WEIGHTS: dict[int, dict[str, dict[str, Any]]] = {
     16: {"ours": {}, "openvino": {}, "llamacpp": {}},
     8: {
         "ours": {"quantization": "int8"},
+        "ours:w8a8": {"quantization": "w8a8"},
+        "ours:16": {"dtype": "bfloat16"},
         "openvino": {"weights": "int8"},
         "llamacpp": {"weights": "Q8_0"},
     },
     4: {
         "ours": {"quantization": "int4"},
+        "ours:w4a8": {"quantization": "w4a8"},
+        "ours:16": {"dtype": "bfloat16"},
         "openvino": {"weights": "int4"},
         "llamacpp": {"weights": "Q4_0"},
         "llamacpp@Q4_K_M": {"weights": "Q4_K_M"},
     },
 }
 """Settings by bits of weights and by engine, of those that can have both weights and keys and
-values in 8 bits or less."""
+values in 8 bits or less; ours once more with activations of 8 bits, and with weights of 16."""
 
 KV_OF_8_BITS: dict[str, dict[str, Any]] = {
     "ours": {"kv_cache_dtype": "int8"},
@@ -107,7 +112,7 @@ def serving_engines(weight_bits: int = 16, kv_bits: int = 16) -> list[Engine]:
     bases = {engine.name: engine for engine in (OURS, *PEERS)}
     found = []
     for name, settings in WEIGHTS[weight_bits].items():
-        base = bases[name.partition("@")[0]]
+        base = bases[re.split("[@:]", name)[0]]
         kv = KV_OF_8_BITS[base.name] if kv_bits == 8 else {}
         title = ", ".join([base.title, *settings.values(), *(["8-bit KV"] if kv else [])])
         found.append(replace(base, name=name, title=title, settings={**settings, **kv}))

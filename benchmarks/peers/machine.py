@@ -51,7 +51,7 @@ def read_bandwidth(threads: int, num_bytes: int = 2**29, rounds: int = 5) -> flo
     """Read a large array with all threads, again and again; returns the best GB/s."""
     parts = np.array_split(np.ones(num_bytes // 8, np.int64), threads)
     best = 0.0
-    with ThreadPoolExecutor(threads) as pool:  # NumPy lets go of the lock while it reads
+    with ThreadPoolExecutor(threads) as pool:  # NumPy releases the lock while it reads
         for _ in range(rounds):
             start = time.perf_counter()
             list(pool.map(np.bitwise_or.reduce, parts))
@@ -60,7 +60,7 @@ def read_bandwidth(threads: int, num_bytes: int = 2**29, rounds: int = 5) -> flo
 
 
 def touch_memory(gib: float) -> float:
-    """Write to so much memory once, and let go of it; returns the seconds that took.
+    """Write to so much memory once, and free it; returns the seconds that took.
 
     What no program has touched since a virtual machine started has no memory of its host's behind
     it yet, and costs many times as much at the first touch: engines that set their KV aside

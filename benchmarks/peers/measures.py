@@ -62,9 +62,11 @@ NO_SCHEDULER = {"transformers": "plain forward passes have no scheduler"}
 SLOW = "not asked: takes minutes a sample"
 TOO_SLOW = dict.fromkeys(("transformers", "transformers-cb"), SLOW)
 STREAMED = ("ours:streamed",)
+OTHER_BITS = ("ours:w8a8", "ours:w4a8", "ours:16")
 MEASURES = (
     Measure(
         "cold_prefill", "cold prefill, 2,048 tokens", "tokens/s", True, cold_prefill,
+        variants=OTHER_BITS,
     ),
     Measure(
         "first_token", "first token, 2,048 cached + 32 new", "s", False, first_token,
@@ -138,6 +140,9 @@ MEASURES = (
         managed("chats", 1.0), kind="manage",
     ),
 )  # fmt: skip
+
+VARIANTS = frozenset(name for measure in MEASURES for name in measure.variants)
+"""Variants of ours that take part in some measures alone."""
 
 GOALS: Mapping[str, Mapping[str, float]] = {
     "avx512_bf16": {

@@ -163,7 +163,7 @@ class HttpRouter(Peer):
         self._callers.pop(number).join(PATIENCE_S)
 
     def events(self, replica: int, batch: EventBatch, now_s: float) -> None:
-        """Nothing: ``cache_aware`` goes by its own decisions."""
+        """Nothing: ``cache_aware`` uses its own decisions."""
 
     def _call(self, number: int) -> None:
         body = {"model": "stub", "prompt": _text(self._trace, number), "seed": number}

@@ -1,6 +1,6 @@
 """What does one sample consist of? Prompts, how they are sent, and which figure comes out.
 
-Tokens are drawn from a seed that hangs on measure and repetition, so all engines get the same
+Tokens are drawn from a seed of measure and repetition, so all engines get the same
 prompts, and no repetition meets a prompt of another one.
 """
 

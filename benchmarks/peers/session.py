@@ -20,14 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.engines import (
-    OURS_NEVER,
-    OURS_STREAMED,
     Engine,
     environment_of,
     http_worker_of,
 )
 from benchmarks.peers.machine import Moment, available_gib
-from benchmarks.peers.measures import Measure
+from benchmarks.peers.measures import VARIANTS, Measure
 from benchmarks.peers.processes import NotSupported, WorkerFailed, WorkerProcess
 from benchmarks.peers.protocol import Served, Talk
 from benchmarks.peers.samples import Draw, Sizes
@@ -100,7 +98,7 @@ def _turned(engines: list[Engine], number: int) -> list[Engine]:
 def _is_able(engine: Engine, measure: Measure) -> bool:
     if engine.kind != measure.kind:
         return False
-    return engine not in (OURS_NEVER, OURS_STREAMED) or engine.name in measure.variants
+    return engine.name not in VARIANTS or engine.name in measure.variants
 
 
 @dataclass

@@ -150,15 +150,13 @@ typedef struct ost_gated_product {
   ost_gated gated;     /* of bfloat16 */
 } ost_gated_product;
 
-enum { OST_MAX_LORA_RANK = 512 };
-
-/* One linear layer's low-rank update: outputs += scale * (inputs x down^T) x up. */
+/* One linear layer's low-rank update: outputs += scale * (inputs x down^T) x up^T, both packed. */
 typedef struct ost_lora_part {
   const void *down;     /* (rank, num_inputs) */
-  const void *up;       /* (rank, num_outputs) */
+  const void *up;       /* (num_outputs, rank) */
   int64_t first_output; /* where its outputs begin among those of a joined product */
   int32_t num_outputs;
-  int32_t rank; /* at most OST_MAX_LORA_RANK */
+  int32_t rank;
   float scale;
 } ost_lora_part;
 
@@ -168,23 +166,23 @@ typedef struct ost_lora_layer {
   int64_t num_parts;
 } ost_lora_layer;
 
-/* Neighbouring rows of a step that one adapter computes. */
-typedef struct ost_lora_segment {
-  int64_t first_row;
-  int64_t end_row;
+/* The rows of a step that one adapter computes. */
+typedef struct ost_lora_group {
+  const int64_t *rows; /* (num_rows,), ascending */
+  int64_t num_rows;
   const ost_lora_layer *layers; /* one per product of the model */
-} ost_lora_segment;
+} ost_lora_group;
 
 typedef struct ost_lora_step {
-  const ost_lora_segment *segments; /* none overlap; other rows are the base model's */
-  int64_t num_segments;
+  const ost_lora_group *groups; /* no row is in two of them; rows in none are the base model's */
+  int64_t num_groups;
 } ost_lora_step;
 
-/* Add the adapters' updates of one product. Sums are in float, in one order: a row's outputs do not
- * depend on the rows beside it. */
+/* Add the adapters' updates of one product. Both factors' products are rounded to the format, as in
+ * peft, and each is as ost_product says: a row's outputs do not depend on the rows beside it. */
 typedef struct ost_lora {
   ost_matrix inputs;  /* (num_rows, num_inputs) */
-  ost_matrix outputs; /* (num_rows, any), changed in rows of segments alone */
+  ost_matrix outputs; /* (num_rows, any), changed in rows of groups alone */
   const ost_lora_step *step;
   int64_t layer;     /* which product */
   int64_t first_row; /* row of the step that inputs and outputs begin with */

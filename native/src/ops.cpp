@@ -4,16 +4,7 @@
 
 namespace ost {
 
-namespace {
-
-// Numbers that a thread takes at a time: some microseconds' work.
-constexpr int64_t kNumbersPerPiece = 4096;
-// Numbers below which waking another thread costs more than it saves: where they are computed with,
-// and where they are but compared, many at a time.
-constexpr int64_t kNumbersPerThread = 16384;
-constexpr int64_t kComparedPerThread = 1 << 20;
-
-const OpsKernels &kernels_in_use() {
+const OpsKernels &ops_kernels() {
 #if defined(__x86_64__)
   const int32_t isa = ost_current_isa();
   if (isa >= OST_AVX512_BF16) return ops_avx512_bf16();
@@ -23,10 +14,19 @@ const OpsKernels &kernels_in_use() {
   return ops_generic();
 }
 
+namespace {
+
+// Numbers that a thread takes at a time: some microseconds' work.
+constexpr int64_t kNumbersPerPiece = 4096;
+// Numbers below which waking another thread costs more than it saves: where they are computed with,
+// and where they are but compared, many at a time.
+constexpr int64_t kNumbersPerThread = 16384;
+constexpr int64_t kComparedPerThread = 1 << 20;
+
 template <class Op, void (*OpsKernels::*kKernel)(const Op &, int64_t, int64_t)>
 Work over_rows(const Op &op, int64_t row_width) {
   const auto compute = [](const void *record, int64_t first, int64_t last) {
-    (kernels_in_use().*kKernel)(*static_cast<const Op *>(record), first, last);
+    (ops_kernels().*kKernel)(*static_cast<const Op *>(record), first, last);
   };
   const int64_t per_piece = kNumbersPerPiece / row_width;
   return {&op, compute, op.num_rows, per_piece < 1 ? 1 : per_piece};
@@ -63,14 +63,6 @@ Work work_of(const ost_best &op) {
   return over_rows<ost_best, &OpsKernels::best>(op, op.width);
 }
 
-// Threads take four rows at a time where there are many, since four are computed together.
-Work work_of(const ost_lora &op) {
-  const auto compute = [](const void *record, int64_t first, int64_t last) {
-    kernels_in_use().lora(*static_cast<const ost_lora *>(record), first, last);
-  };
-  return {&op, compute, op.num_rows, op.num_rows < 4 * op.num_threads ? 1 : 4};
-}
-
 Work work_of(const ost_delta &op) {
   return over_rows<ost_delta, &OpsKernels::delta>(op, state_size(op));
 }
@@ -84,8 +76,6 @@ void ost_ops_add_norm(const ost_add_norm *op) { ost::run(*op, op->width); }
 void ost_ops_heads(const ost_heads *op) { ost::run(*op, ost::width_of(*op)); }
 
 void ost_ops_gated(const ost_gated *op) { ost::run(*op, 2 * int64_t{op->width}); }
-
-void ost_ops_lora(const ost_lora *op) { ost::run_work(ost::work_of(*op), op->num_threads); }
 
 void ost_ops_best(const ost_best *op) { ost::run(*op, op->width, ost::kComparedPerThread); }
 

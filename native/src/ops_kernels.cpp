@@ -7,7 +7,6 @@
 #include <cmath>
 
 #include "ops_best.h"
-#include "ops_lora.h"
 #include "ops_delta.h"
 #include "ops_vector.h"
 
@@ -144,6 +143,21 @@ void gated_row(const ost_gated &op, int64_t row) {
   });
 }
 
+template <class Format>
+void add_scaled_in(void *outputs, const void *update, int32_t width, float scale) {
+  auto *sums = static_cast<typename Format::Stored *>(outputs);
+  const auto *updates = static_cast<const typename Format::Stored *>(update);
+  each_vector(width, [&](int i, auto count) {
+    const Floats scaled = Format::round(load<Format>(updates + i, count) * scale);
+    store<Format>(sums + i, load<Format>(sums + i, count) + scaled, count);
+  });
+}
+
+void add_scaled(void *outputs, const void *update, int32_t width, float scale, int32_t dtype) {
+  (dtype == OST_BFLOAT16 ? add_scaled_in<BFloat16> : add_scaled_in<Float32>)(outputs, update, width,
+                                                                             scale);
+}
+
 // One loop over rows for each format, so that a kernel is chosen once per call.
 template <class Op, void (*in_bfloat16)(const Op &, int64_t), void (*in_float32)(const Op &, int64_t)>
 void each_row(const Op &op, int64_t first, int64_t last) {
@@ -161,8 +175,8 @@ const OpsKernels &OST_OPS() {
       each_row<ost_heads, heads_row<BFloat16>, heads_row<Float32>>,
       each_row<ost_gated, gated_row<BFloat16>, gated_row<Float32>>,
       best_rows,
-      lora_rows,
       delta_rows,
+      add_scaled,
   };
   return kernels;
 }

@@ -13,8 +13,9 @@ struct OpsKernels {
   void (*heads)(const ost_heads &op, int64_t first, int64_t last);
   void (*gated)(const ost_gated &op, int64_t first, int64_t last);
   void (*best)(const ost_best &op, int64_t first, int64_t last);
-  void (*lora)(const ost_lora &op, int64_t first, int64_t last);
   void (*delta)(const ost_delta &op, int64_t first, int64_t last);
+  // outputs += scale * update, width numbers; the product is rounded as well.
+  void (*add_scaled)(void *outputs, const void *update, int32_t width, float scale, int32_t dtype);
 };
 
 // ops_kernels.cpp, compiled once for each of them.
@@ -22,5 +23,8 @@ const OpsKernels &ops_generic();
 const OpsKernels &ops_avx2();
 const OpsKernels &ops_avx512();
 const OpsKernels &ops_avx512_bf16();
+
+// Those of the instruction set in use.
+const OpsKernels &ops_kernels();
 
 }  // namespace ost

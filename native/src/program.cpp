@@ -1,6 +1,7 @@
 // How do the operations of a program become works that threads share out?
 #include "ostinato_program.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
 #include <deque>
@@ -9,6 +10,8 @@
 
 #include "chunk.h"
 #include "kernels.h"
+#include "lora.h"
+#include "scratch.h"
 #include "work.h"
 
 namespace ost {
@@ -46,7 +49,7 @@ template <class Record>
 using Kept = std::deque<Record>;
 using Records = std::tuple<Kept<ost_add_norm>, Kept<ost_heads>, Kept<ost_gated>, Kept<ost_product>,
                            Kept<ost_write>, Kept<ost_take>, Kept<ost_gated_product>,
-                           Kept<ost_lora>>;
+                           Kept<LoraBlocks>>;
 
 struct Run {
   Works works;
@@ -62,6 +65,22 @@ struct Run {
     if (gates_at_once(op)) return works.push_back(work_of(op));
     works.push_back(work_of(op.product));
     works.push_back(work_of(op.gated));
+  }
+
+  void add_lora(const Chunk &chunk, const void *record) {
+    auto &kept = std::get<Kept<LoraBlocks>>(records);
+    const LoraBlocks &blocks = kept.emplace_back(chunk.of(*static_cast<const ost_lora *>(record)));
+    works.push_back(blocks.down());
+    works.push_back(blocks.up());
+  }
+
+  // What one operation's updates leave is read before the next one's: they share the memory.
+  void share_sums() {
+    auto &kept = std::get<Kept<LoraBlocks>>(records);
+    int64_t most = 0;
+    for (const LoraBlocks &blocks : kept) most = std::max(most, blocks.sums_bytes());
+    void *const sums = sums_scratch(most);
+    for (LoraBlocks &blocks : kept) blocks.keep_sums_in(sums);
   }
 
  private:
@@ -135,7 +154,7 @@ void add(Run &run, const ost_operation &operation, const Chunk &chunk) {
     case OST_GATED_PRODUCT:
       return run.add_gated_product(chunk, operation.record);
     case OST_LORA:
-      return run.add<ost_lora>(chunk, operation.record);
+      return run.add_lora(chunk, operation.record);
     case OST_WRITE:
       return run.add<ost_write>(chunk, operation.record);
     case OST_TAKE:
@@ -190,5 +209,6 @@ extern "C" void ost_run_program(const ost_program *program, int64_t num_rows, in
     ost::add_stretch(run, *program, first, last,
                      first->rows == OST_WANTED_ROWS ? num_wanted : num_rows);
   }
+  run.share_sums();
   ost::run_works(run.works.data(), static_cast<int64_t>(run.works.size()), num_threads);
 }

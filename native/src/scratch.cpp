@@ -35,4 +35,14 @@ void *tile_scratch(int64_t bytes) {
   return grown(buffer, bytes);
 }
 
+void *rows_scratch(int64_t bytes) {
+  static thread_local Buffer buffer;
+  return grown(buffer, bytes);
+}
+
+void *sums_scratch(int64_t bytes) {
+  static thread_local Buffer buffer;
+  return grown(buffer, bytes);
+}
+
 }  // namespace ost

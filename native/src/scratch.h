@@ -12,4 +12,8 @@ void *thread_scratch(int64_t bytes);
 // Likewise, apart from the other: for a tile of a weight that such a task reads.
 void *tile_scratch(int64_t bytes);
 
+// Likewise: for rows that such a task brings together, and for what works of a call leave to others.
+void *rows_scratch(int64_t bytes);
+void *sums_scratch(int64_t bytes);
+
 }  // namespace ost

@@ -1,14 +1,12 @@
 """Puts caches and schedulers together from settings: the one place that knows all their rooms."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from ostinato.cache.block_shares import BlockShares
 from ostinato.cache.block_table import StepCopies
-from ostinato.cache.eviction import EvictionPolicy, PolicyFactory
-from ostinato.cache.layer_group import LayerGroup
+from ostinato.cache.eviction import BlockShares, EvictionPolicy, PolicyFactory
 from ostinato.cache.manager import CacheManager
 from ostinato.cache.observer import CacheObserver, Observers
 from ostinato.cache.pool import BlockPool, FreeBlocks
@@ -20,6 +18,8 @@ from ostinato.eviction.classic_order import ClassicFreeBlocks
 from ostinato.eviction.learned_policy import LearnsFromMisses, MissObserver
 from ostinato.ghost.ghost import Ghost
 from ostinato.hybrid.checkpoint import LeastSavedWork
+from ostinato.hybrid.layer_group import LayerGroup
+from ostinato.hybrid.manager import HybridCacheManager
 from ostinato.hybrid.placement import Placement
 from ostinato.hybrid.prefill_cuts import StateCuts
 from ostinato.hybrid.state_group import OrphanObserver, StateGroup
@@ -83,7 +83,8 @@ class PrefixCache:
     @property
     def states(self) -> StateGroup | None:
         """The pool of states; None for a model without."""
-        groups = self.manager.layer_groups
+        manager = self.manager
+        groups = manager.layer_groups if isinstance(manager, HybridCacheManager) else ()
         return next((group for group in groups if isinstance(group, StateGroup)), None)
 
     @property
@@ -195,10 +196,12 @@ def make_manager(
 
     make_index = RadixIndex if config.index == "radix" else make_hash_index
     make_unused = _FREE_BLOCKS[config.free_order]
-    return CacheManager(
+    arguments = (
         config, clock, shares, make_index, observers, public.may_continue, epoch, make_unused,
-        make_groups,
     )  # fmt: skip
+    if config.windows or has_states:
+        return HybridCacheManager(make_groups, *arguments)
+    return CacheManager(*arguments)
 
 
 def make_states(
@@ -266,9 +269,9 @@ def build_scheduler(
     config: SchedulerConfig,
     cache: PrefixCache,
     clock: Clock = time.monotonic,
-    held: HeldRequests | None = None,
+    held: Sequence[HeldRequests] = (),
 ) -> Scheduler:
-    """Make a scheduler without requests over a cache; it passes over requests that are held.
+    """Make a scheduler without requests over a cache; it passes over requests in ``held``.
 
     Raises:
         ConfigError: A step has no room for a chunk of a model with states.
@@ -289,7 +292,7 @@ def build_scheduler(
 
     def make_skipping(num_cached_tokens: NumCachedTokens) -> WaitingOrder:
         order = make_order(num_cached_tokens)
-        return order if held is None else SkipHeld(order, held)
+        return SkipHeld(order, held) if held else order
 
     return Scheduler(config, cache.manager, clock, make_skipping)
 

@@ -267,7 +267,10 @@ def test_with_fewer_bits_each_engine_takes_its_own_format():
     assert chosen["openvino"].settings == {"weights": "int4", "kv": "u8"}
     assert chosen["llamacpp@Q4_K_M"].settings == {"weights": "Q4_K_M", "kv": "Q8_0"}
     assert chosen["llamacpp"].title == "llama.cpp, Q4_0, 8-bit KV"
-    assert set(chosen) == {"ours", "openvino", "llamacpp", "llamacpp@Q4_K_M"}
+    assert chosen["ours:w4a8"].title == "Ostinato, w4a8, 8-bit KV"
+    assert chosen["ours:16"].settings == {"dtype": "bfloat16", "kv_cache_dtype": "int8"}
+    others = {"ours:w4a8", "ours:16", "openvino", "llamacpp", "llamacpp@Q4_K_M"}
+    assert set(chosen) == {"ours"} | others
 
 
 def test_goals_are_those_of_the_processor_or_of_the_bits_of_weights():

@@ -4,13 +4,16 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ostinato import LLM, RequestOutput, SamplingParams
+from ostinato import LLM, LoRARequest, RequestOutput, SamplingParams
 from ostinato.core.plan import StepPlan, StepResult
 from ostinato.runner.model_runner import ModelRunner
+from ostinato.runner.resolve import resolve_model
+from tests.support.adapters import save_adapter
 
 from .engine_watch import EngineWatch, press_ctrl_c_in_step
 from .terminal import Terminal
@@ -44,6 +47,21 @@ def test_the_text_goes_to_stdout_and_what_it_cost_to_stderr(
         f"{len(PROMPT)} prompt tokens, 0 cached | 12 generated | first after "
     )
     assert watch.embedded_tokens == [len(PROMPT) + 12 - 1]
+
+
+def test_an_adapter_continues_the_prompt(terminal: Terminal, llm: LLM, tmp_path: Path):
+    """Loaded from its directory; one that is none, or is no adapter, is refused in one line."""
+    folder = save_adapter(resolve_model("tiny-shakespeare"), tmp_path / "sql", 1)
+    result = terminal.run("generate", PROMPT, "--lora", str(folder), "--seed", "5", *FEW)
+    assert result.exit_code == 0, result.output
+    assert result.stdout != f"{PROMPT}{expected(llm, seed=5).outputs[0].text}\n"
+    with LLM(num_blocks=64, enable_lora=True) as adapted:
+        params = SamplingParams(max_tokens=12, temperature=0.8, seed=5)
+        request = LoRARequest("sql", 1, folder)
+        [output] = adapted.generate(PROMPT, params, lora_request=request, use_tqdm=False)
+    assert result.stdout == f"{PROMPT}{output.outputs[0].text}\n"
+    refused = terminal.refuse("generate", PROMPT, "--lora", str(tmp_path), *FEW)
+    assert "adapter_config.json cannot be read" in refused
 
 
 def test_the_prompt_can_be_left_out(terminal: Terminal, llm: LLM):

@@ -8,6 +8,8 @@ from pathlib import Path
 import httpx
 import openai
 
+from ostinato.runner.resolve import resolve_model
+from tests.support.adapters import save_adapter
 from tests.support.served_process import served
 from tests.support.servers import events_of
 from tests.support.waiting import wait_until
@@ -17,14 +19,17 @@ from .terminal import Terminal
 MODEL = "tiny-shakespeare"
 
 
-def test_it_serves_this_machine_alone_and_drains_when_it_is_told_to_end() -> None:
+def test_it_serves_this_machine_alone_and_drains_when_it_is_told_to_end(tmp_path: Path) -> None:
     """After SIGTERM: not ready, nothing new, what runs goes on to its end, exit code 0."""
-    with served(MODEL) as server, httpx.Client(base_url=server.url) as http:
+    adapter = save_adapter(resolve_model(MODEL), tmp_path / "sql", 1)
+    named = ("--lora-modules", f"sql={adapter}")
+    with served(MODEL, *named) as server, httpx.Client(base_url=server.url) as http:
         assert server.url.startswith("http://127.0.0.1:")
         wait_until(lambda: "no keys: only this machine" in "".join(server.lines))
         assert "Computing in bfloat16 on cpu, instruction set" in "".join(server.lines)
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
-            answer = client.completions.create(model=MODEL, prompt="To be", max_tokens=3)
+            assert [card.id for card in client.models.list()] == [MODEL, "sql"]
+            answer = client.completions.create(model="sql", prompt="To be", max_tokens=3)
         assert answer.usage is not None and answer.usage.completion_tokens == 3
 
         call = {"model": MODEL, "prompt": "To be", "ignore_eos": True, "max_tokens": 300}

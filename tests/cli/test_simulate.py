@@ -5,7 +5,9 @@ import re
 import xml.etree.ElementTree as ET
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from ostinato import LLM, SamplingParams
 from tests.lab import known_configs
@@ -247,6 +249,14 @@ def test_a_plan_prices_each_model_by_its_own_config(terminal: Terminal, trace, t
     assert small["token_bytes"] < large["token_bytes"] == 327_680
     assert small["without_cache"]["money"] < large["without_cache"]["money"]
     assert "70.6B parameters in bf16 on 4 x h100" in large["cost"]
+    weights = tmp_path / "adapter_model.safetensors"
+    save_file({"lora_A": np.zeros((2**10, 2**10), np.float32)}, weights)
+    beside = plan("LLAMA_3_1_8B", "--lora", str(tmp_path))
+    assert small["own_bytes"] - beside["own_bytes"] == 2**20 * 2
+    head = json.dumps({"lora_A": {"dtype": "F32", "shape": [2**20, 2**20]}}).encode()
+    weights.write_bytes(len(head).to_bytes(8, "little") + head)
+    more = ("-m", str(tmp_path / "config.json"), "--lora", str(tmp_path))
+    assert "adapters of 2 TiB do not fit" in terminal.refuse("plan", trace, *more)
     kept = ("--kv-cache-dtype", "int8")
     wide = plan("LLAMA_3_1_70B", "--gpu", "h200", "--gpus", "2", *kept)
     assert (wide["gpus_per_replica"], wide["token_bytes"]) == (2, 80 * 8 * 2 * (128 + 4))

@@ -31,11 +31,17 @@ HYBRID = {"model_type": "qwen3_5_text", "dtype": "bfloat16", "num_hidden_layers"
 
 def test_an_image_is_counted_in_tokens_and_bytes(tmp_path: Path, terminal: Terminal):
     """Gemma 3's images have 256 tokens, whatever their size."""
-    path = written(tmp_path, {"model_type": "gemma3", "text_config": GEMMA_3, "vision_config": {}})
+    vision = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27,
+              "patch_size": 14, "image_size": 896}  # fmt: skip
+    text = {**GEMMA_3, "hidden_size": 2560}
+    config = {"model_type": "gemma3", "text_config": text, "vision_config": vision}
+    path = written(tmp_path, config)
 
     said = terminal.run("size", str(path), "--image", "640x480").stdout
 
-    assert "An image of 640x480 pixels is 256 tokens of a prompt" in " ".join(said.split())
+    said = " ".join(said.split())
+    assert "An image of 640x480 pixels is 256 tokens of a prompt" in said
+    assert "the encoder itself 800 MiB in bfloat16" in said
 
 
 @pytest.fixture
@@ -267,10 +273,10 @@ def row(text: str, name: str) -> str:
 
 
 def test_adapters_take_a_part_of_the_memory(terminal: Terminal, checkpoint: Path):
-    """Ten low-rank matrices of 4 x 4096 in bfloat16."""
+    """Ten low-rank matrices of 4 x 4096 in bfloat16, whose rank counts as 32."""
     tensors = {str(number): np.zeros((4, 4096), np.float32) for number in range(10)}
     save_file(tensors, checkpoint / "adapter_model.safetensors")
     text = terminal.show("size", str(checkpoint), "--lora", str(checkpoint))
-    assert "The adapters take 320 KiB of the memory" in text
+    assert "The adapters take 2.5 MiB of the memory" in text
     with pytest.raises(ConfigError, match="cannot be read"):
         adapter_bytes([str(checkpoint / "nowhere")])

@@ -28,6 +28,7 @@ SAME_SETTINGS = [
     "block_size",
     "max_model_len",
     "max_logprobs",
+    "stream_interval",
     "max_num_seqs",
     "max_num_batched_tokens",
     "enable_prefix_caching",

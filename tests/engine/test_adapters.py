@@ -1,7 +1,10 @@
 """Adapters come and go while requests run, and are told apart by their content."""
 
+import gc
 import json
+import os
 import shutil
+import weakref
 from array import array
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,13 +15,23 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ostinato import LLM, LoRARequest, MissReason, RequestOutput, SamplingParams
+from ostinato import (
+    LLM,
+    LoRARequest,
+    MissReason,
+    RequestOutput,
+    SamplingParams,
+    StructuredOutputs,
+)
 from ostinato.core.errors import ConfigError, RequestError
 from ostinato.engine.kv_events_wire import BatchEncoder, BlockStored, decode
 from ostinato.engine.prompts import parse_prompt
-from tests.support.adapters import INVOCATION, adapters
+from ostinato.runner.resolve import resolve_model
+from tests.support.adapters import INVOCATION, adapters, save_adapter
 from tests.support.checkpoints import Checkpoints, checkpoints
 from tests.support.engines import assert_idle
+from tests.support.images import image_checkpoint
+from tests.support.instruction_sets import needs_library
 
 __all__ = ["adapters", "checkpoints"]
 
@@ -100,6 +113,19 @@ def test_an_activated_adapter_starts_at_the_last_invocation(llm: LLM, adapters: 
     assert llm.engine.identity_of(prompt, tokens[-2:]).adapter == b""
 
 
+def test_in_a_chat_the_turns_before_the_last_invocation_are_the_base_model_s(
+    llm: LLM, adapters: Path
+):
+    """Each turn has an invocation: what the adapter computed is not the next turn's prefix."""
+    judge = LoRARequest("judge", 1, adapters / "judge")
+    context, question = list(range(20, 60)), [*INVOCATION, 11, 12, 13, 14, 15]
+    first = [*context, *question]
+    second = [*first, 90, *question]
+    assert (hit(llm, first, judge), hit(llm, first, judge)) == (0, 47)
+    assert (hit(llm, second, judge), hit(llm, second, judge)) == (40, 56)
+    assert hit(llm, [*first, 90]) == 48, "computed by the base model in the second turn"
+
+
 def test_requests_of_an_unloaded_adapter_finish_and_publish_nothing_more(llm: LLM, adapters: Path):
     """One runs and one waits when it is unloaded; afterwards none of their new blocks are found."""
     engine, sql = llm.engine, LoRARequest("sql", 1, adapters / "sql")
@@ -112,6 +138,9 @@ def test_requests_of_an_unloaded_adapter_finish_and_publish_nothing_more(llm: LL
     engine.add(made[0])
     engine.step()
     engine.add(made[1])
+    [adapter] = engine.runner.adapters.values()
+    weights = weakref.ref(adapter)
+    del adapter
     engine.remove_adapter("sql")
     with pytest.raises(RequestError, match="was unloaded"):
         engine.add(late)
@@ -122,6 +151,8 @@ def test_requests_of_an_unloaded_adapter_finish_and_publish_nothing_more(llm: LL
         outputs.update({s.request.request_id: s.output() for s in engine.step() if s.finished})
     assert [len(outputs[name].outputs[0].token_ids) for name in "ab"] == [9, 9]
     assert not engine.runner.adapters, "its weights went with its last request"
+    gc.collect()
+    assert weights() is None, "they are nowhere else"
     whole = [*PROMPT, *outputs["a"].outputs[0].token_ids, 5]
     assert hit(llm, whole, sql) == 20, "what it had published before"
     assert hit(llm, PROMPT[::-1], sql) == 0
@@ -168,6 +199,50 @@ def test_events_name_the_adapter_from_its_first_block_on(llm: LLM, adapters: Pat
     assert stored[1].extra_keys is not None and stored[1].extra_keys[0] is not None
 
 
+def test_a_disk_keeps_adapters_apart_over_a_restart(tmp_path: Path):
+    """What the base model and one adapter computed is found by them alone."""
+    base, tokens = resolve_model("tiny-shakespeare"), [1 + i * 37 % 61 for i in range(70)]
+    for seed, name in enumerate(("sql", "fr")):
+        save_adapter(base, tmp_path / name, seed, target_modules=["q_proj", "down_proj"])
+    sql, fr = (LoRARequest(name, n, tmp_path / name) for n, name in enumerate(("sql", "fr"), 1))
+    settings = {"num_blocks": 64, "kv_disk": tmp_path / "kv", "kv_disk_bytes": 2**26}
+    with LLM(enable_lora=True, **settings) as llm:
+        before = llm.generate([tokens] * 2, ONE, lora_request=[sql, None], use_tqdm=False)
+    with LLM(enable_lora=True, **settings) as llm:
+        after = [
+            llm.generate(tokens, ONE, lora_request=request, use_tqdm=False)[0]
+            for request in (fr, sql, None)
+        ]
+    assert [it.cached_tokens_from for it in after] == [{}, {"disk": 64}, {"disk": 64}]
+    assert [it.outputs[0].token_ids for it in after[1:]] == [
+        it.outputs[0].token_ids for it in before
+    ]
+
+
+@needs_library
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_adapters_of_a_quantized_model_answer_alike_alone_and_in_any_batch(
+    tmp_path: Path, quantization: str
+):
+    """Weights and keys of few bits, one request bound to a choice; then with hits, one by one."""
+    base = resolve_model("tiny-shakespeare")
+    sql = LoRARequest("sql", 1, save_adapter(base, tmp_path / "sql", 1))
+    some = SamplingParams(max_tokens=8, temperature=0)
+    bound = StructuredOutputs(choice=["Aye", "No"])
+    choice = SamplingParams(max_tokens=8, temperature=0, structured_outputs=bound)
+    prompts = ["ROMEO: What light through"] * 3
+    params, adapters = [some, some, choice], [sql, None, sql]
+    with LLM(
+        quantization=quantization, kv_cache_dtype="int8", enable_lora=True, num_blocks=64
+    ) as llm:
+        together = llm.generate(prompts, params, lora_request=adapters, use_tqdm=False)
+        said = [output.outputs[0].text for output in together]
+        assert said[0] != said[1] and said[2] in ("Aye", "No")
+        for prompt, one, adapter, text in zip(prompts, params, adapters, said, strict=True):
+            [alone] = llm.generate(prompt, one, lora_request=adapter, use_tqdm=False)
+            assert alone.num_cached_tokens > 0 and alone.outputs[0].text == text
+
+
 REFUSED = [
     ({"use_dora": True}, "DoRA"),
     ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
@@ -177,13 +252,18 @@ REFUSED = [
     ({"init_lora_weights": "pissa"}, "changes the base"),
     ({"target_parameters": ["experts.weight"]}, "target_parameters"),
     ({"alora_invocation_tokens": [10**6]}, "alora_invocation_tokens"),
+    ({"kasa_config": {"beta": 1}}, "KaSA"),
     ({"lora_alpha": "eight"}, "lora_alpha='eight'"),
+    ({"r": 10**400}, "r=1000"),
+    ({"r": 8}, "rank 4, and its config says 8"),
+    ({"alpha_pattern": {"(a+)+$": 1}}, "at most four repetitions"),
+    ({"rank_pattern": {"(": 4}}, "at most four repetitions"),
     ({"weights": float("nan")}, "not finite"),
     ({"weights": torch.ones(2, 1, 1)}, "another base model"),
 ]
 
 
-@pytest.mark.parametrize(("changes", "message"), REFUSED, ids=str)
+@pytest.mark.parametrize(("changes", "message"), REFUSED, ids=lambda it: str(it)[:60])
 def test_what_cannot_be_served_is_refused_by_name(
     llm: LLM, adapters: Path, tmp_path: Path, changes: dict[str, Any], message: str
 ):
@@ -199,16 +279,44 @@ def test_broken_files_are_refused(llm: LLM, adapters: Path, tmp_path: Path):
     weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(RequestError, match="no readable adapter_model"):
         llm.add_lora(LoRARequest("bad", 1, folder))
+    weights.write_bytes((2**40).to_bytes(8, "little") + b"{" * 100)
+    with pytest.raises(RequestError, match="its head would take 1099511627776 bytes"):
+        llm.add_lora(LoRARequest("bad", 1, folder))
     weights.unlink()
     with pytest.raises(RequestError, match="cannot be read"):
         llm.add_lora(LoRARequest("bad", 1, folder))
+    os.mkfifo(weights)
+    with pytest.raises(RequestError, match="is no file"):
+        llm.add_lora(LoRARequest("bad", 1, folder))
+    weights.unlink()
+    config = folder / "adapter_config.json"
+    plain = config.read_bytes()
     save_file({"base_model.model.model.embed_tokens.lora_embedding_A": torch.ones(2, 2)}, weights)
+    config.write_text("[" * 100_000)
+    with pytest.raises(RequestError, match="no readable adapter_config"):
+        llm.add_lora(LoRARequest("bad", 1, folder))
+    config.write_text(json.dumps({"peft_type": "LORA", "target_modules": ["q_proj"] * 2_000_000}))
+    with pytest.raises(RequestError, match="never above 1048576 bytes"):
+        llm.add_lora(LoRARequest("bad", 1, folder))
+    config.write_bytes(plain)
     with pytest.raises(RequestError, match="lora_embedding_A"):
         llm.add_lora(LoRARequest("bad", 1, folder))
-    for name in ("lm_head", "model.layers.9.mlp.up_proj"):
+    for name in ("lm_head", "model.layers.9.mlp.up_proj", "model.layers.0.mlp.experts.1.up_proj"):
         save_file({f"base_model.model.{name}.lora_A.weight": torch.ones(2, 2)}, weights)
         with pytest.raises(RequestError, match=name):
             llm.add_lora(LoRARequest("bad", 1, folder))
+
+
+def test_an_image_encoder_has_no_adapters(checkpoints: Checkpoints, adapters: Path, tmp_path: Path):
+    """What it makes of an image is kept by the image alone."""
+    folder = rewritten(adapters / "sql", tmp_path / "bad")
+    name = "model.vision_tower.encoder.layers.0.self_attn.q_proj"
+    tensors = {f"base_model.model.{name}.lora_{part}.weight": torch.ones(4, 4) for part in "AB"}
+    save_file(tensors, folder / "adapter_model.safetensors")
+    base = image_checkpoint(checkpoints, "llava")
+    refused = pytest.raises(RequestError, match=r"vision_tower.*what encodes images")
+    with LLM(str(base), num_blocks=8, enable_lora=True) as llm, refused:
+        llm.add_lora(LoRARequest("bad", 1, folder))
 
 
 def test_limits_are_named(llm: LLM, adapters: Path, monkeypatch: pytest.MonkeyPatch):

@@ -5,6 +5,7 @@ import os
 import threading
 from collections.abc import Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -65,6 +66,34 @@ def test_many_at_once_get_what_each_would_get_alone(
     assert [output.prompt_token_ids for output in outputs] == PROMPTS * 5
     assert list(map(tokens_of, outputs)) == expected * 5
     assert len({output.request_id for output in outputs}) == 20
+
+
+@pytest.mark.parametrize(
+    ("asked_for", "lengths"), [(None, [1, 4, 7, 8]), (2, [1, 4, 7, 8]), (5, [1, 6, 8])]
+)
+def test_an_interval_makes_fewer_outputs_of_a_stream_the_first_and_the_last_at_once(
+    checkpoints: Checkpoints, asked_for: int | None, lengths: list[int]
+) -> None:
+    """The engine wants three tokens for an output; a request may ask for more, not for fewer."""
+    params, found = replace(GREEDY, stream_interval=asked_for), []
+
+    async def story(llm: AsyncLLM) -> None:
+        steps = StepByStep(llm)
+
+        async def read() -> None:
+            async for output in llm.generate(STEM, params):
+                found.append(len(tokens_of(output)))
+
+        reading = asyncio.ensure_future(read())
+        for _ in range(8):  # what a step brought is read before the next one runs
+            await steps.reached()
+            steps.go_on()
+        await reading
+
+    with async_llm(checkpoints, stream_interval=3) as llm:
+        run(story(llm))
+
+    assert found == lengths
 
 
 def test_a_slow_reader_misses_no_token_and_holds_up_no_other(

@@ -133,7 +133,7 @@ def test_white_space_that_a_template_drops_behind_an_answer_costs_no_more_than_i
     first = output.prompt_token_ids
     texts = llm.engine.texts
     assert texts is not None
-    known = texts.finish(llm.engine.begin_text(texts_of(llm, question), Prompt()))
+    known = texts.finish(llm.engine.prompts.begin_text(texts_of(llm, question), Prompt()))
     texts.known.note_answer(b"", known, array("I", [*words, space, space]))
     told = llm.get_tokenizer().decode(words)
     following = [*question, {"role": "assistant", "content": told}]
@@ -153,7 +153,7 @@ def texts_of(llm: LLM, messages: list[dict[str, str]]) -> str:
 
 def num_tokenized(llm: LLM, text: str, **whose: Any) -> int:
     """Count the bytes of a text that are not known to the sender of a prompt."""
-    return llm.engine.begin_text(text, Prompt(**whose)).num_left
+    return llm.engine.prompts.begin_text(text, Prompt(**whose)).num_left
 
 
 def texts_after(llm: LLM, **prompt: Any) -> int:

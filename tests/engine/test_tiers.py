@@ -5,14 +5,20 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from ostinato import LLM, OPENAI_24H, RequestOutput, SamplingParams
+from ostinato import ANTHROPIC_1H, LLM, OPENAI_24H, RequestOutput, SamplingParams
 from ostinato.core.errors import ConfigError
 from ostinato.engine import engine as engine_module
-from ostinato.tiers.port import LoadFault, StoreResult
+from ostinato.engine.config import EngineConfig
+from ostinato.engine.kv_events_wire import BatchEncoder, decode
+from ostinato.engine.open_tiers import open_tier
+from ostinato.observe.events import BlockRemoved, BlockStored, EventBatch
+from ostinato.tiers.port import LoadFault, StoreResult, TierListener
 from tests.support.memory_tier import MemoryTier
 from tests.support.redis_server import redis_server
 
@@ -32,7 +38,7 @@ def tier() -> MemoryTier:
 @pytest.fixture
 def new_llm(tier: MemoryTier, monkeypatch: pytest.MonkeyPatch) -> Iterator[NewLLM]:
     """Makes engines over one tier, one after another: each is a restart of the one before."""
-    monkeypatch.setattr(engine_module, "open_tier", lambda config, runner: tier)
+    monkeypatch.setattr(engine_module, "open_tier", tier.opened)
     made: list[LLM] = []
 
     def make(**settings: Any) -> LLM:
@@ -196,6 +202,69 @@ def test_a_lease_of_a_day_survives_a_restart(new_llm: NewLLM, tier: MemoryTier):
     assert set(tier.keep_until.values()) == {0.0}
 
 
+def test_a_lease_that_a_use_starts_anew_ends_later_on_the_tier(new_llm: NewLLM, tier: MemoryTier):
+    """Closing writes the end that the last use gave it, and a restart holds it for the rest."""
+    llm = new_llm()
+    ask(llm)
+    llm.lease({"prompt_token_ids": TEXT}, ANTHROPIC_1H)
+    llm.engine.tiers.stores.flush(10)
+    tier.keep_until = dict.fromkeys(tier.keep_until, time.time() + 60)  # as if an hour ago
+    ask(llm)
+    llm.close()
+    (end,) = set(tier.keep_until.values())
+    assert time.time() + 3000 < end <= time.time() + 3600
+    llm = new_llm()
+    ask(llm)
+    (lease,) = llm.engine.cache.admin.leases()
+    assert 3000 < lease.terms.ttl_s <= 3600
+
+
+def test_a_preempted_request_loads_again_what_the_pool_has_lost(new_llm: NewLLM):
+    """It goes on to the same answer; what it loaded after its first admission is no hit."""
+    llm = new_llm()
+    before = ask(llm)
+    llm.reset_prefix_cache()
+    engine = llm.engine
+    engine.add(engine.make_request(engine_prompt(TEXT), GREEDY, "preempted"))
+    engine.step()
+    engine.tiers.stores.want_everything()
+    engine.tiers.stores.flush(10)
+    engine.reset_cache(preempt_running=True)
+    outputs = [
+        s.output() for _ in range(99) if engine.has_work for s in engine.step() if s.finished
+    ]
+    assert outputs[0].outputs[0].token_ids == before.outputs[0].token_ids
+    assert outputs[0].cached_tokens_from == {}
+    assert engine.tiers.counts.loaded_tokens == {"disk": 128}
+    assert engine.scheduler_stats.num_preemptions == 1
+
+
+def test_kv_events_tell_what_tiers_store_lose_and_erase(new_llm: NewLLM, tier: MemoryTier):
+    """The same digests as in the pool, with the tier as medium; also of what a restart finds."""
+    ask(new_llm(), salt="acme")
+    llm = new_llm(keep_event_batches=100)
+    assert llm.engine.cache.events is not None
+    events: list[Any] = []
+    llm.engine.cache.events.subscribe(lambda batch: events.extend(batch.events))
+    tier.faults[list(tier.blocks)[5]] = LoadFault.CHECKSUM
+    for _ in range(2):  # five blocks are loaded, three computed, and written at their second use
+        ask(llm, salt="acme")
+        llm.engine.tiers.stores.flush(10)
+        llm.engine.tiers.rest()
+    pool = [d for e in events if isinstance(e, BlockStored) and not e.medium for d in e.digests]
+    disk = [e for e in events if isinstance(e, BlockStored) and e.medium == "disk"]
+    assert [len(event.digests) for event in disk] == [5, 3]
+    assert [digest for event in disk for digest in event.digests] == pool[:8]
+    assert disk[1].parent == pool[4] and disk[1].tokens.tolist() == TEXT[80:128]
+    llm.erase("acme")
+    gone = [e.digests for e in events if isinstance(e, BlockRemoved) and e.medium == "disk"]
+    assert {digest for digests in gone for digest in digests} == set(pool[:8])
+    kept = llm.engine.cache.events.replay(0) or ()
+    assert not any(batch.events for batch in kept), "nothing of the tenant is replayed"
+    batch = BatchEncoder("CPU").encode(EventBatch(0, 0.0, (disk[0],)))
+    assert decode(batch).events[0].medium == "disk"
+
+
 def test_what_may_soon_be_evicted_is_written_before(new_llm: NewLLM, tier: MemoryTier):
     """Seven conversations of nine blocks fill 64: the first is on the disk before it is evicted."""
     llm = new_llm()
@@ -218,12 +287,40 @@ def test_refused_stores_are_tried_again_later(new_llm: NewLLM, tier: MemoryTier)
     assert len(tier.blocks) == 8
 
 
-def test_windows_are_refused_by_name(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(engine_module, "open_tier", lambda config, runner: MemoryTier())
+def test_settings_of_tiers_that_cannot_be_met_are_refused():
     with pytest.raises(ConfigError, match="kv_disk_bytes_per_day=5 without kv_disk"):
         LLM(kv_disk_bytes_per_day=5)
     with pytest.raises(ConfigError, match="must be like 'redis://"):
         LLM(kv_remote="localhost")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"windows": (512,)}, r"sliding windows \(512 tokens\).*set max_model_len to 512"),
+        ({"states": (0, 2)}, "carry a state, which is not kept; leave both out"),
+        ({"device": "cuda"}, "device='cuda'.*set device='cpu'"),
+    ],
+    ids=["windows", "states", "device"],
+)
+def test_models_whose_prefixes_tiers_cannot_keep_are_refused_before_a_folder_is_made(
+    tmp_path: Path, changes: dict[str, Any], reason: str
+):
+    windows = changes.get("windows", ())
+    loaded = SimpleNamespace(
+        name="model",
+        state_spec=SimpleNamespace(layers=changes.get("states", ())),
+        device=torch.device(changes.get("device", "cpu")),
+    )
+    runner: Any = SimpleNamespace(
+        kv_stores=[None] * (1 + len(windows)),
+        groups=SimpleNamespace(windows=windows),
+        loaded=loaded,
+    )
+    config = EngineConfig(model="model", kv_disk=tmp_path / "kv")
+    with pytest.raises(ConfigError, match=reason):
+        open_tier(config, runner, TierListener())
+    assert not (tmp_path / "kv").exists()
 
 
 def engine_prompt(tokens: list[int], salt: str = "") -> Any:

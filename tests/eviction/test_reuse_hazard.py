@@ -1,12 +1,17 @@
 """The parts of reuse hazard: what an index is, and what lives teach."""
 
+from array import array
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
+from ostinato.cache.eviction import RequestSummary
+from ostinato.cache.radix_node import RadixNode
+from ostinato.core.identity import Identity
 from ostinato.eviction.hazard_table import EDGES_S, NUM_BINS, HazardTable, gittins
 from ostinato.eviction.lifetimes import LifetimeStats
+from ostinato.eviction.reuse_hazard import ReuseHazard
 
 
 def test_the_index_is_the_best_ratio_of_hits_to_seconds_over_all_times_to_give_up():
@@ -49,3 +54,18 @@ def test_lives_count_each_bin_that_they_reach():
     lives.advance(2.5)
     assert table.lives[:4].tolist() == pytest.approx([1.0, 1.0, 0.6, 0.0])
     assert table.reused[:4].tolist() == pytest.approx([0.0, 0.4, 0.0, 0.0])
+
+
+def test_the_index_is_fitted_when_a_victim_is_asked_for_and_not_while_all_fits():
+    policy = ReuseHazard(num_blocks=8, clock=lambda: 0.0, requests_per_fit=2)
+    before = policy._table.index[:]
+    for number in range(4):
+        entry = RadixNode(None, Identity())
+        entry.add_blocks(array("i", [number]))
+        policy.add([entry], RequestSummary())
+    policy._table.lives[0], policy._table.reused[0] = 100.0, 50.0
+    assert policy._table.index == before
+
+    policy.victim()
+    assert policy._table.index != before
+    policy.check()

@@ -2,21 +2,24 @@
 
 Each prompt runs alone, without a cache; then all run together, twice, through an engine whose
 settings are drawn: chunks, strangers, hits at any token, sharing groups, forks, preemption, both
-indexes, three block sizes, threads, and reading once. Every row of logits must be one that was
-computed alone, and so must every token be, greedy or drawn with a seed.
+indexes, three block sizes, threads, and reading once. Some have an adapter. Every row of logits
+must be one that was computed alone, and so must every token be, greedy or drawn with a seed.
 """
 
 import random
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from ostinato import LLM, RequestOutput, SamplingParams
+from ostinato import LLM, LoRARequest, RequestOutput, SamplingParams
 from ostinato.runner.attention.native_backend import NativeAttention
 from ostinato.runner.native.library import Isa
+from tests.support.adapters import INVOCATION, save_adapter
 from tests.support.checkpoints import MAX_LENGTH, VOCAB_SIZE, WINDOW
 from tests.support.engines import MakeLLM
 from tests.support.instruction_sets import ISAS, isa_in_use, needs_library, threads_in_use
@@ -66,8 +69,15 @@ class Witness:
         )
         return logits
 
-    def answers(self, prompts: list[list[int]], params: list[SamplingParams]) -> list[Any]:
-        self.outputs: list[RequestOutput] = self.llm.generate(prompts, params, use_tqdm=False)
+    def answers(
+        self,
+        prompts: list[list[int]],
+        params: list[SamplingParams],
+        adapters: list[LoRARequest | None] | None = None,
+    ) -> list[Any]:
+        self.outputs: list[RequestOutput] = self.llm.generate(
+            prompts, params, lora_request=adapters, use_tqdm=False
+        )
         return [[c.token_ids for c in output.outputs] for output in self.outputs]
 
 
@@ -79,9 +89,21 @@ def draw_prompts(rng: random.Random, count: int) -> list[list[int]]:
 
     texts = [[rng.randrange(3, VOCAB_SIZE) for _ in range(200)] for _ in range(3)]
     return [
-        rng.choice(texts)[: rng.choice([0, rng.randrange(200), 16 * rng.randint(1, 12)])] + ids(30)
+        rng.choice(texts)[: rng.choice([0, rng.randrange(200), 16 * rng.randint(1, 12)])]
+        + rng.choice([[], INVOCATION])
+        + ids(30)
         for _ in range(count)
     ]
+
+
+def draw_adapters(rng: random.Random, base: Path, folder: Path, count: int) -> list[Any]:
+    """An adapter for every other prompt: of whole sequences, or an activated one."""
+    configs: list[dict[str, Any]] = [{"r": 5}, {"alora_invocation_tokens": INVOCATION}]
+    made = [
+        LoRARequest(f"{number}", number, save_adapter(base, folder / f"{number}", number, **config))
+        for number, config in enumerate(configs, 1)
+    ]
+    return [rng.choice([None, None, *made]) for _ in range(count)]
 
 
 def draw_params(rng: random.Random) -> SamplingParams:
@@ -112,18 +134,20 @@ def draw_settings(rng: random.Random) -> dict[str, Any]:
 
 def compare(make_llm: MakeLLM, model: str, numbers: str, rng: random.Random, count: int) -> int:
     """Run some prompts alone, and then together; returns how many of their tokens hit."""
-    common = {"config": MODELS[model], **FORMATS[numbers]}
+    common = {"config": MODELS[model], "enable_lora": True, **FORMATS[numbers]}
     prompts = draw_prompts(rng, count)
     params = [draw_params(rng) for _ in prompts]
     alone = Witness(
         make_llm(model, enable_prefix_caching=False, max_num_seqs=2, block_size=16, **common)
     )
-    expected = [alone.answers([p], [q])[0] for p, q in zip(prompts, params, strict=True)]
     together = Witness(make_llm(model, **draw_settings(rng), **common))
     cached = 0
-    with threads_in_use(rng.choice([1, 2])):
+    with tempfile.TemporaryDirectory() as folder, threads_in_use(rng.choice([1, 2])):
+        adapters = draw_adapters(rng, Path(alone.llm.engine.config.model), Path(folder), count)
+        each = zip(prompts, params, adapters, strict=True)
+        expected = [alone.answers([p], [q], [a])[0] for p, q, a in each]
         for _ in range(2):
-            assert together.answers(prompts, params) == expected
+            assert together.answers(prompts, params, adapters) == expected
             cached += sum(output.num_cached_tokens for output in together.outputs)
     assert together.rows <= alone.rows
     return cached

@@ -1,5 +1,6 @@
 """Prompts with images are continued as ``transformers`` does, in float64, whatever is cached."""
 
+import gc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -60,6 +61,21 @@ def test_cold_and_warm_prompts_are_continued_as_by_transformers(
         assert_exact(output, given, reference)
 
 
+def test_prompts_of_hybrids_are_continued_as_by_transformers(
+    make_image_llm: MakeImageLLM, reference_of: ReferenceOf
+):
+    """Qwen3.5 carries states over images: hits end where one was saved."""
+    llm = make_image_llm("qwen3_5", max_num_batched_tokens=80, max_num_seqs=3, block_size=16)
+    words, place = "Once upon a time there was a block of sixteen tokens. ", PLACES["qwen3_5"]
+    given = prompt(f"Look: {place} {4 * words}{place} Whose is it?", FIRST, SECOND)
+
+    [cold], [warm] = serve(llm, given), serve(llm, given)
+
+    assert cold.num_cached_tokens == 0 and warm.num_cached_tokens >= 64
+    for output in (cold, warm):
+        assert_exact(output, given, reference_of("qwen3_5"))
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_hit_may_end_inside_an_image(
     family: str, make_image_llm: MakeImageLLM, reference_of: ReferenceOf
@@ -71,7 +87,7 @@ def test_a_hit_may_end_inside_an_image(
     [span] = made.request.images
     llm.engine.add(made)
     half = span.start // 4 * 4 + 4
-    for _ in range(half // 4):
+    while llm.engine.runner.num_tokens_computed < half:
         llm.engine.step()
     llm.engine.cancel(made.request.request_id)
 
@@ -79,6 +95,18 @@ def test_a_hit_may_end_inside_an_image(
 
     assert span.start < warm.num_cached_tokens == half < span.end
     assert_exact(warm, given, reference_of(family))
+
+
+def test_a_waiting_request_holds_its_images(make_image_llm: MakeImageLLM):
+    """The pixels outlive the caller's references until the request has been computed."""
+    engine = make_image_llm().engine
+    engine.add(engine.make_request(parse_prompt(prompt(f"Hi {PLACES['llava']}", FIRST)), GREEDY))
+    gc.collect()
+
+    while engine.has_work:
+        errors = [state.error for state in engine.step()]
+
+    assert errors == [None]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

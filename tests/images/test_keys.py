@@ -7,9 +7,13 @@ import pytest
 
 from ostinato import LLM, SamplingParams
 from ostinato.core.identity import Identity, ImageSpan, PrefixKey
+from ostinato.engine.kv_events_wire import BatchEncoder, BlockStored
+from ostinato.engine.kv_events_wire import decode as decode_batch
 from ostinato.images.picture import as_picture, decode
+from ostinato.runner.image_store import ServedImage
 from tests.images.conftest import MakeImageLLM
 from tests.support.images import IMAGE, picture, png
+from tests.support.memory_search import search
 
 ONE = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
 CATS, DOGS, BIRDS = picture(1), picture(2), picture(3)
@@ -51,6 +55,23 @@ def test_the_worked_figures_of_vllms_design_document_hold():
     assert offsets == [8, -8, -24, -40]
 
 
+def test_events_tell_images_and_offsets_as_vllm_does(make_image_llm: MakeImageLLM):
+    """Blocks of 4; one image of 16 tokens behind two of text, and one that begins a block."""
+    llm = make_image_llm(keep_event_batches=8)
+    hits(llm, f"::{IMAGE}??{IMAGE}", CATS, DOGS)
+    snapshot = llm.engine.cache.snapshot()
+    assert snapshot is not None
+
+    [event] = decode_batch(BatchEncoder("CPU").encode(snapshot)).events
+
+    assert isinstance(event, BlockStored) and event.extra_keys is not None
+    pairs = [keys[0] for keys in event.extra_keys if keys is not None]
+    assert [offset for _, offset in pairs] == [2, -2, -6, -10, -14, 0, -4, -8, -12]
+    cats, dogs = pairs[0][0], pairs[5][0]
+    assert [name for name, _ in pairs] == [cats] * 5 + [dogs] * 4
+    assert len(bytes.fromhex(cats)) == len(bytes.fromhex(dogs)) == 32 and cats != dogs
+
+
 def test_the_explanation_names_the_image(llm: LLM):
     text = f"Look: {IMAGE} What is it?"
     hits(llm, text, CATS)
@@ -74,17 +95,28 @@ def test_a_covered_image_runs_neither_processor_nor_encoder(
     assert hits(llm, text + " And why?", CATS) > 16
 
 
-def test_erasing_a_tenant_drops_what_the_encoder_made_of_its_images(make_image_llm: MakeImageLLM):
-    llm = make_image_llm()
-    images = llm.engine.runner.images
-    assert images is not None
-    hits(llm, IMAGE + "a", CATS, salt="alice")
-    hits(llm, IMAGE + "a", CATS, salt="bob")
+def test_nothing_of_an_erased_tenants_images_is_found_again(make_image_llm: MakeImageLLM):
+    """Neither its digest nor its vectors; another tenant's, of the same image, still hits."""
+    llm = make_image_llm(keep_event_batches=8)
+    images, vision = llm.engine.runner.images, llm.engine.loaded.vision
+    assert images is not None and vision is not None
+    for salt in ("alice", "bob"):
+        hits(llm, IMAGE + "a", CATS, salt=salt)
     assert len(images) == 2, "no tenant can find out what another has sent"
+    digest = ServedImage.of(
+        np.asarray(CATS), as_picture(CATS, 10**6).digest, vision, b"alice"
+    ).digest
+    vectors = images.vectors(digest)
+    engine = llm.engine
+    books = [value for value in vars(engine).values() if isinstance(value, (dict, list))]
+    places = [engine.cache, engine.scheduler, engine.image_encoder, images, *books]
+    assert search(places, b"alice", digests=[digest]).digests
 
     llm.erase("alice")
 
-    assert len(images) == 1
+    found = search(places, b"alice", digests=[digest, digest.hex().encode()])
+    assert (found.salts, found.digests) == (0, 0)
+    assert len(images) == 1 and not vectors.any()
     assert hits(llm, IMAGE + "a", CATS, salt="bob") == 16
 
 

@@ -2,19 +2,23 @@
 
 import asyncio
 import base64
+import gzip
+import io
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
-from aiohttp import web
+from aiohttp import ClientError, web
 from aiohttp.abc import AbstractResolver, ResolveResult
+from PIL import Image
 
 from ostinato.core.errors import ConfigError, RequestError
 from ostinato.engine.config import EngineConfig
 from ostinato.images import media
-from ostinato.images.media import MediaLimits, PublicResolver, fetch, is_public
+from ostinato.images.media import MediaLimits, fetch, is_public
 from ostinato.images.picture import as_picture, decode
 from tests.support.images import picture, png
 
@@ -45,6 +49,33 @@ def test_what_is_no_whole_image_of_an_allowed_size_is_refused(content: bytes, sa
 def test_what_stands_for_no_image_is_refused(given: object):
     with pytest.raises(RequestError, match=r"give a PIL\.Image"):
         as_picture(given, 10**6)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK", "I;16"])
+def test_pictures_of_every_mode_become_rgb(mode: str):
+    """Gray of 16 bits is brought to 8, where Pillow would cut it off."""
+    gray = Image.new("L", (8, 8), 255).convert(mode.replace("I;16", "L"))
+    if mode == "I;16":
+        gray = Image.fromarray(np.full((8, 8), 0x7F00, dtype=np.uint16))
+    content = io.BytesIO()
+    gray.save(content, "JPEG" if mode == "CMYK" else "PNG")
+
+    pixels = decode(content.getvalue(), 64).pixels
+
+    assert pixels.shape == (8, 8, 3) and (pixels == (0x7F if mode == "I;16" else 255)).all()
+
+
+def test_a_picture_is_turned_upright_as_its_file_says():
+    content, turned = io.BytesIO(), Image.Exif()
+    turned[0x0112] = 6  # orientation: a quarter to the right
+    picture(1, 40, 60).save(content, "JPEG", exif=turned)
+    assert decode(content.getvalue(), 10**6).pixels.shape == (40, 60, 3)
+
+
+def test_of_an_animation_the_first_frame_is_taken():
+    content, frames = io.BytesIO(), [picture(number) for number in range(3)]
+    frames[0].save(content, "WEBP", lossless=True, save_all=True, append_images=frames[1:])
+    assert decode(content.getvalue(), 10**6).digest == as_picture(frames[0], 10**6).digest
 
 
 def test_a_data_uri_is_read_up_to_the_limit():
@@ -96,70 +127,119 @@ class Answers(AbstractResolver):
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
         address = self._addresses.pop(0)
-        return [ResolveResult(hostname=host, host=address, port=port, family=family, proto=0,
-                              flags=0)]  # fmt: skip
+        return [ResolveResult(hostname=host, host=address, port=port, family=socket.AF_INET,
+                              proto=0, flags=0)]  # fmt: skip
 
     async def close(self) -> None:
         pass
 
 
-def test_a_host_that_resolves_to_a_private_address_is_not_connected_to():
-    """The first answer is public, the second one, to the same question, is not."""
-    resolver = PublicResolver(Answers("93.184.216.34", "127.0.0.1"))
-    assert asyncio.run(resolver.resolve("example.org", 80))[0]["host"] == "93.184.216.34"
-    with pytest.raises(OSError, match="no public address"):
-        asyncio.run(resolver.resolve("example.org", 80))
+class Website:
+    """Serves images at 127.0.0.1, which counts as public here; the other loopbacks are private."""
 
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+        self.port = 0
 
-@asynccontextmanager
-async def website(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[[str], str]]:
-    """Serve images at this machine, which counts as public; ``inner`` does not."""
+    def at(self, path: str, host: str = "127.0.0.1") -> str:
+        return f"http://{host}:{self.port}{path}"
 
-    async def image(request: web.Request) -> web.StreamResponse:
+    async def image(self, request: web.Request) -> web.StreamResponse:
+        self.seen.append(f"{request.host.rpartition(':')[0]}{request.path}")
         return web.Response(body=FILE)
 
-    async def moved(request: web.Request) -> web.StreamResponse:
-        raise web.HTTPFound(request.query["to"])
+    async def moved(self, request: web.Request) -> web.StreamResponse:
+        raise web.HTTPFound(request.query["to"], headers={"Connection": "close"})
 
-    async def slow(request: web.Request) -> web.StreamResponse:
+    async def packed(self, request: web.Request) -> web.StreamResponse:
+        return web.Response(body=gzip.compress(FILE), headers={"Content-Encoding": "gzip"})
+
+    async def endless(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while True:
+            await response.write(bytes(2**16))
+
+    async def slow(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
         await asyncio.Event().wait()
         return response
 
-    app = web.Application()
-    app.add_routes([web.get("/a.png", image), web.get("/moved", moved), web.get("/slow", slow)])
+
+@asynccontextmanager
+async def website(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Website]:
+    """Listen at all addresses of this machine."""
+    site, app = Website(), web.Application()
+    for name in ("moved", "packed", "endless", "slow"):
+        app.add_routes([web.get(f"/{name}", getattr(site, name))])
+    app.add_routes([web.get("/{name}.png", site.image)])
     runner = web.AppRunner(app, shutdown_timeout=0.01)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    port = runner.addresses[0][1]
+    await web.TCPSite(runner, "0.0.0.0", 0).start()
+    site.port = runner.addresses[0][1]
     monkeypatch.setattr(media, "is_public", lambda address: address == "127.0.0.1")
     try:
-        yield lambda path: f"http://127.0.0.1:{port}{path}"
+        yield site
     finally:
         await runner.cleanup()
 
 
-def test_urls_are_fetched_from_allowed_hosts_and_public_addresses(monkeypatch: pytest.MonkeyPatch):
+def test_urls_are_fetched_from_allowed_hosts_up_to_the_limits(monkeypatch: pytest.MonkeyPatch):
     async def check() -> None:
-        async with website(monkeypatch) as at:
-            allowed = MediaLimits(domains=("127.0.0.1", "inner.example", "10.0.0.1"), timeout_s=5)
+        async with website(monkeypatch) as site:
+            at, allowed = site.at, MediaLimits(domains=("127.0.0.1",))
             assert await fetch(at("/a.png"), allowed) == FILE
             assert await fetch(at("/moved?to=/a.png"), allowed) == FILE
+            assert await fetch(at("/packed"), allowed) == gzip.compress(FILE), "it is not unpacked"
             for url, limits, said in (
                 (at("/a.png"), MediaLimits(), "--allowed-media-domains"),
                 (at("/a.png"), MediaLimits(domains=("example.org",)), "not fetched from"),
                 (at("/moved?to=http://other.example/"), allowed, "not fetched from 'other"),
-                (at("/moved?to=http://10.0.0.1/"), allowed, "no public address"),
                 (at("/moved?to=file:///etc/passwd"), allowed, "only http and https"),
                 (at("/moved?to=/moved?to=/moved"), allowed, "HTTP status|redirects"),
                 (at("/none"), allowed, "HTTP status 404"),
                 (at("/a.png"), MediaLimits(domains=("*",), max_bytes=9), "longer than"),
+                (at("/endless"), MediaLimits(domains=("*",), max_bytes=2**20), "longer than"),
                 (at("/slow"), MediaLimits(domains=("*",), timeout_s=0.05), "media_timeout_s=0.05"),
             ):
                 with pytest.raises(RequestError, match=said):
                     await fetch(url, limits)
+
+    asyncio.run(check())
+
+
+PLACES = "127.0.0.2 [::1] [::ffff:127.0.0.1] 169.254.169.254 ①②⑦.0.0.2 2130706434 0x7f000002 127.2"
+
+
+def test_no_private_address_is_connected_to_in_any_notation(monkeypatch: pytest.MonkeyPatch):
+    """Neither at once nor after a redirect; it would answer."""
+
+    async def check() -> None:
+        async with website(monkeypatch) as site:
+            for host in PLACES.split():
+                url = site.at("/private.png", host)
+                for asked in (url, site.at(f"/moved?to={url}")):
+                    with pytest.raises(RequestError, match=r"public address|canonical|fetched"):
+                        await fetch(asked, MediaLimits(domains=("*",)))
+            assert site.seen == []
+
+    asyncio.run(check())
+
+
+def test_a_second_answer_of_the_dns_changes_nothing(monkeypatch: pytest.MonkeyPatch):
+    """A redirect to the same host, which is private by then."""
+
+    async def check() -> None:
+        async with website(monkeypatch) as site:
+            resolver = Answers("127.0.0.1", "127.0.0.2")
+            again = site.at("/private.png", "rebinding.example")
+            asked = site.at(f"/moved?to={again}", "rebinding.example")
+            limits = MediaLimits(domains=("rebinding.example",))
+            with pytest.raises(ClientError, match=r"127\.0\.0\.2 is no public address"):
+                await media._of_web(asked, limits, resolver)
+            assert site.seen == []
+            assert await media._of_web(again, limits, Answers("127.0.0.1")) == FILE
 
     asyncio.run(check())
 

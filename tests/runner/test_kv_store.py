@@ -266,7 +266,7 @@ def test_a_native_store_refuses_what_the_library_has_no_kernel_for(
 def test_a_native_store_refuses_slots_that_it_does_not_have(slots: list[int]):
     store = native_store(SPEC, 4, SIZE, torch.float32)
 
-    with pytest.raises(ValueError, match=f"slots lie between 0 and {NUM_SLOTS + SIZE}"):
+    with pytest.raises(ValueError, match=f"slots are between 0 and {NUM_SLOTS + SIZE}"):
         store.read(0, torch.tensor(slots))
 
 

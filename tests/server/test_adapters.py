@@ -1,27 +1,42 @@
 """Adapters over HTTP: a model name of their own, loaded by the administrator alone."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import anthropic
+import numpy as np
 import openai
 import pytest
+from safetensors.numpy import save_file
 
 from ostinato.runner.resolve import resolve_model
 from tests.server.keyed import MODEL, Keyed, keyed_server
-from tests.support.adapters import save_adapter
+from tests.support.adapters import INVOCATION, save_adapter
+from tests.support.servers import await_idle
+from tests.support.waiting import wait_until
 
 TARGETS = ["q_proj", "v_proj"]
 
 
 @pytest.fixture(scope="module")
 def allowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with adapters that may be loaded, and a link to one outside."""
+    """A folder with adapters that may be loaded, links to one outside, and some not served."""
     folder, base = tmp_path_factory.mktemp("allowed"), resolve_model(MODEL)
     save_adapter(base, folder / "sql", 1, target_modules=TARGETS)
+    save_adapter(base, folder / "other", 2, target_modules=TARGETS)
+    for seed in range(3):
+        folder_of_judge, tokens = folder / f"judge-{seed}", {"alora_invocation_tokens": INVOCATION}
+        save_adapter(base, folder_of_judge, seed, target_modules=TARGETS, **tokens)
     save_adapter(base, folder / "dora", 1, target_modules=TARGETS, use_dora=True)
     save_adapter(base, folder.parent / "elsewhere", 1, target_modules=TARGETS)
     (folder / "link").symlink_to(folder.parent / "elsewhere")
+    (folder / "inner").mkdir()
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (folder / "inner" / name).symlink_to(folder.parent / "elsewhere" / name)
+    weights = save_adapter(base, folder / "foreign", 1) / "adapter_model.safetensors"
+    save_file({"base_model.model.model.layers.99.mlp.up_proj.lora_A.weight": np.ones(1)}, weights)
     return folder
 
 
@@ -81,7 +96,9 @@ def test_an_adapter_is_a_model_for_the_official_clients(server: Keyed, allowed: 
         ("sql", "sql", "ann", (403, "not_an_administrator")),
         ("far", "../elsewhere", "ops", (403, "path_not_allowed")),
         ("link", "link", "ops", (403, "path_not_allowed")),
+        ("inner", "inner", "ops", (403, "path_not_allowed")),
         ("dora", "dora", "ops", (400, "invalid_value")),
+        ("foreign", "foreign", "ops", (400, "invalid_value")),
         ("none", "none", "ops", (400, "invalid_value")),
         (MODEL, "sql", "ops", (400, "")),
     ],
@@ -92,3 +109,74 @@ def test_who_may_not_load_what_is_told_so(
     status, code = load(server, name, allowed / place, tenant)
     assert (status, code or "") == wanted
     assert not server.state.llm.engine.adapters.by_name
+
+
+def test_requests_finish_with_the_adapter_that_they_began_with(server: Keyed, allowed: Path):
+    """One streams when its adapter gets other content, and one when that is unloaded."""
+    assert load(server, "sql", allowed / "sql") == (200, "")
+    call: dict[str, Any] = {"model": "sql", "prompt": "JULIET: " * 9, "max_tokens": 150}
+    call |= {"temperature": 0, "extra_body": {"ignore_eos": True}}
+    key = server.keys["ann"]
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0) as client:
+
+        def said() -> tuple[str, int]:
+            answer = client.completions.create(**call)
+            assert answer.usage is not None and answer.usage.prompt_tokens_details is not None
+            details = answer.usage.prompt_tokens_details
+            return answer.choices[0].text, details.cached_tokens or 0
+
+        old = said()[0]
+        running = client.completions.create(**call, stream=True)
+        begun = next(running).choices[0].text
+        assert load(server, "sql", allowed / "other") == (200, "")
+        new, num_cached = said()
+        assert new != old and num_cached == 0
+        assert begun + "".join(chunk.choices[0].text for chunk in running) == old
+
+        running = client.completions.create(**call, stream=True)
+        begun = next(running).choices[0].text
+        assert server.ask("ops", "/v1/unload_lora_adapter", {"lora_name": "sql"}).status_code == 200
+        with pytest.raises(openai.NotFoundError, match="model='sql'"):
+            said()
+        assert begun + "".join(chunk.choices[0].text for chunk in running) == new
+    await_idle(server.state.llm)
+    wait_until(lambda: not server.state.llm.engine.runner.adapters)
+
+
+def test_a_storm_of_loads_and_unloads_harms_nothing_else(server: Keyed, allowed: Path):
+    """Four callers load, ask and unload two names; meanwhile a fifth asks the base model."""
+    plain = server.complete("bob", "To be", 8)["choices"][0]["text"]
+
+    def storm(caller: int) -> set[int]:
+        name, seen = f"name-{caller % 2}", set()
+        for turn in range(5):
+            body = {"lora_name": name, "lora_path": str(allowed / ("sql", "other")[turn % 2])}
+            seen.add(server.ask("ops", "/v1/load_lora_adapter", body).status_code)
+            call = {"model": name, "prompt": "To be", "max_tokens": 4}
+            seen.add(server.ask("ann", "/v1/completions", call).status_code)
+            body = {"lora_name": name}
+            seen.add(server.ask("ops", "/v1/unload_lora_adapter", body).status_code)
+        return seen
+
+    with ThreadPoolExecutor(4) as pool:
+        storms = [pool.submit(storm, caller) for caller in range(4)]
+        while not all(it.done() for it in storms):
+            assert server.complete("bob", "To be", 8)["choices"][0]["text"] == plain
+        assert set().union(*(it.result() for it in storms)) <= {200, 400, 404}
+    for name in list(server.state.llm.engine.adapters.by_name):
+        server.administer("/v1/unload_lora_adapter", {"lora_name": name})
+    await_idle(server.state.llm)
+    assert not server.state.llm.engine.runner.adapters
+
+
+def test_specialists_over_one_context_compute_it_once(server: Keyed, allowed: Path):
+    """Activated adapters find what another one, and the base model, computed before."""
+    context = [20 + i * 37 % 41 for i in range(1000)]
+    for number in range(3):
+        name = f"judge-{number}"
+        assert load(server, name, allowed / name) == (200, "")
+        found = server.num_cached("ann", [*context, *INVOCATION, *context[:15]], model=name)
+        assert found == (1000 if number else 0)
+    assert server.num_cached("ann", context) == 999
+    for number in range(3):
+        server.administer("/v1/unload_lora_adapter", {"lora_name": f"judge-{number}"})

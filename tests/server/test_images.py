@@ -71,6 +71,65 @@ def test_anthropics_client_sends_images_and_keeps_them_by_breakpoints(viewer: st
     assert cached >= 16
 
 
+def test_responses_take_images_and_continue_them(viewer: str):
+    """The second question names the first response; the image in it hits."""
+    image: Any = {"type": "input_image", "image_url": URL, "detail": "auto"}
+    text: Any = {"type": "input_text", "text": "What is it?"}
+    first: Any = [{"role": "user", "content": [image, text]}]
+    with openai.OpenAI(base_url=f"{viewer}/v1", api_key="none", max_retries=0) as client:
+        settings: Any = {"model": "viewer", "max_output_tokens": 2}
+        seen = client.responses.create(input=first, **settings)
+        asked = client.responses.create(
+            input="Whose is it?", previous_response_id=seen.id, **settings
+        )
+
+    assert seen.usage is not None and asked.usage is not None
+    assert asked.usage.input_tokens_details.cached_tokens >= 16 < seen.usage.input_tokens
+
+
+def test_chats_take_images_in_the_results_of_tools(viewer: str):
+    call = {"id": "call_1", "type": "function", "function": {"name": "snap", "arguments": "{}"}}
+    result = [
+        {"type": "text", "text": "Taken:"},
+        {"type": "image_url", "image_url": {"url": URL}},
+    ]
+    messages: Any = [
+        {"role": "user", "content": "Take a picture."},
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": result},
+    ]
+    with openai.OpenAI(base_url=f"{viewer}/v1", api_key="none", max_retries=0) as client:
+        seen, again = (
+            client.chat.completions.create(model="viewer", messages=messages, max_tokens=2)
+            for _ in range(2)
+        )
+
+    assert again.usage.prompt_tokens_details.cached_tokens == seen.usage.prompt_tokens - 1
+
+
+def test_messages_take_images_in_the_results_of_tools(viewer: str):
+    source = {"type": "base64", "media_type": "image/png", "data": BASE64}
+    result = {
+        "type": "tool_result",
+        "tool_use_id": "toolu_1",
+        "is_error": True,
+        "content": [{"type": "image", "source": source}, {"type": "text", "text": "Blurred."}],
+    }
+    messages: Any = [
+        {"role": "user", "content": "Take a picture."},
+        {"role": "assistant", "content": [
+            {"type": "tool_use", "id": "toolu_1", "name": "snap", "input": {}}]},
+        {"role": "user", "content": [result]},
+    ]  # fmt: skip
+    tools: Any = [{"name": "snap", "input_schema": {"type": "object"}}]
+    with anthropic.Anthropic(base_url=viewer, api_key="none", max_retries=0) as client:
+        counted = client.messages.count_tokens(model="viewer", messages=messages, tools=tools)
+        del messages[2]["content"][0]["content"][0]
+        without = client.messages.count_tokens(model="viewer", messages=messages, tools=tools)
+
+    assert counted.input_tokens == without.input_tokens + 16
+
+
 @pytest.mark.parametrize(
     ("images", "said"),
     [

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.pytorch_utils import Conv1D
 
 from tests.support.checkpoints import Checkpoints
 
@@ -35,8 +36,11 @@ def save_adapter(base: Path, folder: Path, seed: int, **config: Any) -> Path:
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(base))
     generator, tensors, rank = torch.Generator().manual_seed(seed), {}, settings["r"]
     for name, module in model.named_modules():
-        if isinstance(module, nn.Linear) and name.endswith(tuple(settings["target_modules"])):
-            sizes = {"A": (rank, module.in_features), "B": (module.out_features, rank)}
+        if not name.endswith(tuple(settings["target_modules"])):
+            continue
+        if isinstance(module, (nn.Linear, Conv1D)):
+            width, height = module.weight.shape[:: 1 if isinstance(module, Conv1D) else -1]
+            sizes = {"A": (rank, width), "B": (height, rank)}
             for part, size in sizes.items():
                 weights = torch.randn(size, generator=generator) * 0.3
                 tensors[f"base_model.model.{name}.lora_{part}.weight"] = weights
@@ -56,7 +60,10 @@ class PeftReference:
             from peft import PeftModel
 
             model = AutoModelForCausalLM.from_pretrained(
-                base, dtype=torch.float64, attn_implementation="eager"
+                base,
+                dtype=torch.float64,
+                attn_implementation="eager",
+                experts_implementation="eager",
             )
             model.generation_config.eos_token_id = None
             self._model = PeftModel.from_pretrained(model, folders[0], folders[0].name)

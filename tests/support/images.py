@@ -10,9 +10,12 @@ import torch
 from PIL import Image
 from transformers import AutoImageProcessor, AutoModelForImageTextToText, CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from tests.support.checkpoints import (
+    COMPOSITE_HYBRIDS,
     COMPOSITES,
     VOCAB_SIZE,
     Checkpoints,
@@ -22,6 +25,7 @@ from tests.support.checkpoints import (
 )
 
 BEGIN, IMAGE, END = "<boi>", "<image>", "<eoi>"
+ROW_ENDS = "[IMG_BREAK]", "[IMG_END]"
 SIZE = 56
 """Height and width that the fixed encoders want."""
 
@@ -36,14 +40,27 @@ PROCESSORS: dict[str, Any] = {
     "llava": lambda: CLIPImageProcessorPil(
         size={"shortest_edge": SIZE}, crop_size={"height": SIZE, "width": SIZE}
     ),
-    "qwen2_5_vl": lambda: Qwen2VLImageProcessorPil(
-        patch_size=14, merge_size=2, size={"shortest_edge": 28 * 28, "longest_edge": 28 * 28 * 12}
+    "mistral3": lambda: PixtralImageProcessorPil(
+        patch_size={"height": 14, "width": 14}, size={"longest_edge": 112}
     ),
+    "qwen2_5_vl": lambda: _qwen_processor(14),
+    "qwen3_vl": lambda: _qwen_processor(16),
+    "qwen3_5": lambda: _qwen_processor(16),
     "gemma3": lambda: Gemma3ImageProcessorPil(size={"height": SIZE, "width": SIZE}),
+    "gemma4": lambda: Gemma4ImageProcessorPil(
+        patch_size=14, max_soft_tokens=70, pooling_kernel_size=2
+    ),
 }
-FAMILIES = tuple(PROCESSORS)
-PLACES = {"llava": IMAGE, "qwen2_5_vl": BEGIN + IMAGE + END, "gemma3": BEGIN}
+FAMILIES = tuple(family for family in PROCESSORS if family not in COMPOSITE_HYBRIDS)
+PLACES = {family: BEGIN + IMAGE + END for family in PROCESSORS if family.startswith("qwen")}
+PLACES |= {"llava": IMAGE, "mistral3": IMAGE, "gemma3": BEGIN, "gemma4": IMAGE}
 """What a text has where an image belongs."""
+
+
+def _qwen_processor(patch_size: int) -> Qwen2VLImageProcessorPil:
+    side = 2 * patch_size
+    size = {"shortest_edge": side**2, "longest_edge": 12 * side**2}
+    return Qwen2VLImageProcessorPil(patch_size=patch_size, merge_size=2, size=size)
 
 
 def image_checkpoint(checkpoints: Checkpoints, family: str) -> Path:
@@ -57,22 +74,30 @@ def image_checkpoint(checkpoints: Checkpoints, family: str) -> Path:
 def save_image_checkpoint(path: Path, family: str) -> None:
     """Write a tiny model with its processor, tokenizer and chat template."""
     tokenizer = make_tokenizer()
-    tokenizer.add_special_tokens({"additional_special_tokens": [BEGIN, IMAGE, END]})
+    tokenizer.add_special_tokens({"additional_special_tokens": [BEGIN, IMAGE, END, *ROW_ENDS]})
     tokenizer.chat_template = TEMPLATE.replace("PLACE", PLACES[family])
     begin, image, end = tokenizer.convert_tokens_to_ids([BEGIN, IMAGE, END])
     config: Any = make_config(family)
     config.text_config.vocab_size = VOCAB_SIZE + 8
     config.image_token_id = image
-    if family == "gemma3":
-        config.boi_token_index, config.eoi_token_index = begin, end
-        config.mm_tokens_per_image = 16
-    if family == "llava":
-        config.vision_config.projection_dim = 16
-    if family != "qwen2_5_vl":
-        config.vision_config.image_size = SIZE
-    if family == "qwen2_5_vl":
-        config.vision_start_token_id, config.vision_end_token_id = begin, end
-        config.video_token_id = VOCAB_SIZE + 7
+    match family:
+        case "llava":
+            config.vision_config.projection_dim = 16
+            config.vision_config.image_size = SIZE
+        case "gemma3":
+            config.boi_token_index, config.eoi_token_index = begin, end
+            config.mm_tokens_per_image, config.vision_config.image_size = 16, SIZE
+        case "gemma4":
+            config.boi_token_id, config.eoi_token_id = begin, end
+            config.text_config.use_bidirectional_attention = "vision"
+            config.video_token_id = config.audio_token_id = VOCAB_SIZE + 7
+            config.vision_config.pooling_kernel_size = 2
+            config.vision_config.num_key_value_heads, config.vision_config.head_dim = 2, 8
+        case "mistral3":
+            config.spatial_merge_size = 2
+        case _:
+            config.vision_start_token_id, config.vision_end_token_id = begin, end
+            config.video_token_id = VOCAB_SIZE + 7
     save_checkpoint(path, config)
     tokenizer.save_pretrained(path)
     PROCESSORS[family]().save_pretrained(path)
@@ -100,6 +125,8 @@ class ImageReference:
             path, dtype=torch.float64, attn_implementation="eager"
         ).eval()
         self._processor: Any = AutoImageProcessor.from_pretrained(path, backend="pil")
+        is_mistral = self._model.config.model_type == "mistral3"
+        self._options = {"patch_size": 28} if is_mistral else {}
 
     @functools.cached_property
     def placeholder(self) -> int:
@@ -111,13 +138,15 @@ class ImageReference:
         row = torch.tensor([prompt])
         inputs: dict[str, Any] = {"input_ids": row, "attention_mask": torch.ones_like(row)}
         kinds = (row == self.placeholder).long()
+        kind = self._model.config.model_type
         if images:
-            inputs |= self._processor(images=images, return_tensors="pt")
+            inputs |= self._processor(images=images, return_tensors="pt", **self._options)
             inputs["pixel_values"] = inputs["pixel_values"].double()
-            inputs.pop("num_crops", None)
-        if self._model.config.model_type == "gemma3":
+            for count in ("num_crops", "num_soft_tokens_per_image"):
+                inputs.pop(count, None)
+        if kind == "gemma3":
             inputs["token_type_ids"] = kinds
-        if self._model.config.model_type == "qwen2_5_vl":
+        if kind == "gemma4" or kind.startswith("qwen"):
             inputs["mm_token_type_ids"] = kinds
         with torch.inference_mode():
             self._model.generation_config.eos_token_id = None
@@ -125,4 +154,4 @@ class ImageReference:
         return whole[0, len(prompt) :].tolist()
 
 
-assert set(FAMILIES) <= set(COMPOSITES)
+assert set(PROCESSORS) <= {*COMPOSITES, *COMPOSITE_HYBRIDS}

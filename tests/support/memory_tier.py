@@ -12,6 +12,7 @@ from ostinato.tiers.port import (
     LoadResult,
     Prefix,
     StoreResult,
+    TierListener,
     TierReceipt,
     TierStats,
 )
@@ -42,6 +43,12 @@ class MemoryTier:
         self.gate.set()
         self.num_looked_up = 0
         self.num_loads = 0
+        self.listener = TierListener()
+
+    def opened(self, config: object, runner: object, listener: TierListener) -> "MemoryTier":
+        """Stand in for the tiers that settings name."""
+        self.listener = listener
+        return self
 
     def look_up(self, prefix: Prefix, start: int) -> list[ExtentRef]:
         self.num_looked_up += 1
@@ -86,6 +93,7 @@ class MemoryTier:
                 self.blocks[digest] = bytes(payload[place * width : (place + 1) * width])
                 self.salts[digest] = extent.prefix.salts
                 self.keep_until[digest] = extent.keep_until
+            self.listener.on_stored("disk", extent)
         return [StoreResult.STORED] * len(extents)
 
     def lease(self, prefix: Prefix, keep_until: float) -> int:

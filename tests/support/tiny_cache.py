@@ -28,6 +28,7 @@ from ostinato.cache.prefix_index import PrefixMatch
 from ostinato.core.errors import PromptTooLong
 from ostinato.core.identity import Identity, ImageSpan, PrefixKey
 from ostinato.core.plan import CopyRun
+from ostinato.hybrid.manager import HybridCacheManager
 from ostinato.hybrid.window_content import WindowTable
 from ostinato.hybrid.window_group import WindowGroup
 from ostinato.indexes.block_hash import DigestFunction
@@ -62,7 +63,8 @@ def prefix_key(prompt: str, images: Iterable[ImageSpan] = (), **identity: Any) -
 
 def windows_of(manager: CacheManager) -> list[WindowGroup]:
     """Return a manager's sliding windows; none of a plain one."""
-    return [group for group in manager.layer_groups if isinstance(group, WindowGroup)]
+    groups = manager.layer_groups if isinstance(manager, HybridCacheManager) else ()
+    return [group for group in groups if isinstance(group, WindowGroup)]
 
 
 def held_windows(table: BlockTable) -> list[WindowTable]:

@@ -14,7 +14,7 @@ from ostinato.tiers.chain import TierChain
 from ostinato.tiers.conformance import NAMESPACE, conversation, get, payload, put
 from ostinato.tiers.disk import DailyBudget, DiskOptions, DiskTier
 from ostinato.tiers.folder import LocalFolder
-from ostinato.tiers.port import LoadFault, StoreResult
+from ostinato.tiers.port import LoadFault, StoreResult, TierListener
 from ostinato.tiers.remote import RemoteTier
 from ostinato.tiers.simulated import SimulatedFolder
 from tests.tiers.media import SEALED, SEGMENTS, ServerInMemory
@@ -69,6 +69,31 @@ def test_leases_that_fill_the_disk_refuse_stores_until_they_end():
     assert get(tier, conversation(0)) == 8
     clock.now += 11
     assert put(tier, conversation(99))[-1] is StoreResult.STORED
+
+
+class Announced(TierListener):
+    """Blocks that a consumer of reports believes to be on the disk."""
+
+    def __init__(self) -> None:
+        self.digests = set[bytes]()
+
+    def on_stored(self, tier, extent):
+        self.digests.update(extent.digests)
+
+    def on_removed(self, tier, digests):
+        self.digests.difference_update(digests)
+
+
+def test_a_listener_knows_what_is_stored_and_evicted():
+    listener = Announced()
+    tier = DiskTier(SimulatedFolder(), SMALL, listener=listener)
+    fill(tier, 0)
+    assert tier.stats()[0].num_evicted > 0
+    assert len(listener.digests) == tier.stats()[0].num_blocks
+    for number in range(80):
+        prefix = conversation(number)
+        num_found = sum(ref.num_blocks for ref in tier.look_up(prefix, 0))
+        assert listener.digests.issuperset(prefix.digests[:num_found])
 
 
 def test_what_is_found_again_and_again_is_not_evicted():

@@ -57,9 +57,7 @@ class HttpClient(Worker):
         import openai
 
         served, url = Served(cached=[]), f"http://127.0.0.1:{self.port}/v1"
-        async with openai.AsyncOpenAI(
-            base_url=url, api_key="none", max_retries=0, timeout=START_S
-        ) as client:
+        async with openai.AsyncOpenAI(base_url=url, api_key="none", timeout=START_S) as client:
             start = now()
             await asyncio.gather(*(self._chat(client, talk, served, start) for talk in talks))
             served.seconds = now() - start
@@ -146,6 +144,7 @@ def command_of_ours(model: str, settings: dict[str, Any], port: int) -> list[str
         "num-blocks": settings.get("num_blocks", -(-settings["kv_tokens"] // block_size)),
         "max-num-seqs": settings["max_num_seqs"],
         "max-model-len": settings["max_model_len"],
+        "stream-interval": settings.get("stream_interval", 1),
         "port": port,
     }
     return [settings["python"], "-m", "ostinato.cli", "serve", model, *_flags(options)]

@@ -1,7 +1,7 @@
 """SGLang's radix tree with its Rust core, called as its scheduler calls it.
 
 The memory behind it is a stack of pages of our own, which costs less than SGLang's allocator: the
-figures show the tree. Its wheel lies unpacked beside the virtual environment, not installed.
+figures show the tree. Its wheel is unpacked beside the virtual environment, not installed.
 """
 
 import sys
@@ -116,7 +116,7 @@ class SGLangManager(ManagerWorker):
         return int(found)
 
     def _insert(self, ids: "array[int]", num_known: int) -> tuple[Any, int]:
-        """Publish what fills whole pages; the tree gives back pages that it had already."""
+        """Publish what fills whole pages; the tree returns pages that it had already."""
         key = self.radix.RadixKey(ids).page_aligned(BLOCK_SIZE)
         slots = self.row[: len(key)].to(self.torch.int64, copy=True)
         self.tree.insert(self.params.InsertParams(key=key, value=slots, prev_prefix_len=num_known))

@@ -3,20 +3,18 @@
 Files in reading order:
 
 * ``block``: blocks, the states they are in, and the entries that indexes keep of them
-* ``eviction``: the port of eviction policies, the queue of entries, and LRU
-* ``block_shares``: the port of who may take whose blocks, and the pool that all share
+* ``eviction``: the ports of eviction policies and of who may take whose blocks, and LRU
 * ``prefix_index``: the port of prefix indexes
 * ``block_table``: which blocks one sequence holds, and copies on write
+* ``live_tables``: which tables are live, and which calls are refused for it
 * ``observer``: the port of observers of what the cache does
-* ``layer_group``: the port of layers that keep something else than full attention
 * ``pool``: a fixed number of blocks: which are given away next, and what is evicted for them
 * ``child_index``: the children of one prefix
 * ``radix_node``, ``radix_index``: prefixes found by walking a tree
-* ``table_blocks``: the blocks of one table, in pool, index and every group of layers
 * ``manager``: admission, growth, publication and release of block tables
 
-Five ports (``EvictionPolicy``, ``BlockShares``, ``PrefixIndex``, ``CacheObserver``,
-``LayerGroup``) are all that other rooms plug into; ``ostinato.assembly`` puts them together.
+Four ports (``EvictionPolicy``, ``BlockShares``, ``PrefixIndex``, ``CacheObserver``) are all that
+other rooms plug into; ``hybrid`` extends the manager. ``ostinato.assembly`` puts them together.
 
 Rules:
 

@@ -13,8 +13,7 @@ It is in exactly one of four states::
 * evictable: published, and read by none; it can be given away, and is found until it is.
 
 The unit that indexes hold, release and evict is a ``CacheEntry``: one block in the hash index, a
-radix node with a run of blocks in the radix index. Entries carry the links of the eviction queue,
-so that any of them leaves it in O(1) (vLLM's design).
+radix node with a run of blocks in the radix index.
 """
 
 from collections.abc import Sequence
@@ -27,8 +26,6 @@ class CacheEntry:
     """Published content that is held, released and evicted as one.
 
     Attributes:
-        prev: Entry before this one in the eviction queue; None outside of it.
-        next: Entry after this one; None outside of it.
         ref_count: Live requests that hold it.
         identity: What sequences must agree on to find it.
         born_s: When it was published, by the clock.
@@ -40,15 +37,13 @@ class CacheEntry:
     """
 
     __slots__ = (
-        "born_s", "identity", "idle_allocated", "idle_since_s", "idle_tick", "next",
-        "policy_state", "prev", "ref_count", "uses",
+        "born_s", "identity", "idle_allocated", "idle_since_s", "idle_tick", "policy_state",
+        "ref_count", "uses",
     )  # fmt: skip
 
     def __init__(self, identity: Identity) -> None:
         """Make an entry that is neither held nor queued."""
         self.identity = identity
-        self.prev: CacheEntry | None = None
-        self.next: CacheEntry | None = None
         self.ref_count = 0
         self.born_s = 0.0
         self.idle_tick = 0

@@ -6,7 +6,7 @@
              shared  own   private
              ─── published ──►     (the index's path covers them)
 
-The manager and its groups of layers alone change a table. ``first_published`` and ``duplicates``
+The manager alone changes a table. ``first_published`` and ``duplicates``
 live from plan to commit: they are what a failed step has to take back.
 """
 

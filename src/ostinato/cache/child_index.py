@@ -88,8 +88,9 @@ class ChildIndex(Generic[ChildT]):
             del self.by_text[text]
             del self._texts[bisect_left(self._texts, text)]
 
-    def replace(self, block: bytes, text: bytes, old: ChildT, new: ChildT) -> None:
-        """Replace one child by another."""
+    def replace(self, block: bytes | None, text: bytes, old: ChildT, new: ChildT) -> None:
+        """Replace one child, which is no partial block, by another that begins with it."""
+        assert block is not None
         self._by_block[block] = new
         if old is self.newest:
             self.newest = new

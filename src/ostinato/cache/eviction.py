@@ -1,4 +1,4 @@
-"""The port of eviction policies, the queue they keep entries in, and the default: LRU.
+"""The ports of eviction: policies, by default LRU, and who may take whose blocks.
 
 A policy keeps the entries that no request holds. The pool tells it what is released and used
 again, and asks it for a victim when free blocks have run out::
@@ -14,12 +14,13 @@ Policies that learn from what was evicted set ``remembers``; the others pay noth
 Source: the free block queue of vLLM's automatic prefix caching design.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ostinato.cache.block import CacheEntry
-from ostinato.core.identity import Identity, PrefixKey
+from ostinato.core.identity import PrefixKey
 
 
 @dataclass(slots=True)
@@ -62,7 +63,7 @@ class EvictionPolicy(Protocol):
         """Note that an entry is about to lose its last blocks; if all, remove it."""
 
     def split(self, tail: CacheEntry, head: CacheEntry) -> None:
-        """Take ``head``, which was the first part of ``tail`` until now."""
+        """Take ``head``, which was the first part of ``tail`` until now; it is held next."""
 
     def expose(self, entry: CacheEntry) -> None:
         """Note that an entry has become a leaf."""
@@ -104,90 +105,48 @@ PolicyFactory = Callable[[int, Callable[[], float]], EvictionPolicy]
 
 
 class EntryQueue:
-    """Entries in a doubly linked ring; any of them leaves in O(1).
+    """Entries in order of release; any of them leaves in O(1)."""
 
-    ::
-
-        sentinel ⇄ least recently released ⇄ … ⇄ most recently released ⇄ (sentinel)
-    """
-
-    __slots__ = ("_length", "_sentinel")
+    __slots__ = ("_entries",)
 
     def __init__(self) -> None:
         """Make an empty queue."""
-        self._sentinel = CacheEntry(Identity())
-        self._sentinel.prev = self._sentinel.next = self._sentinel
-        self._length = 0
+        self._entries: OrderedDict[CacheEntry, None] = OrderedDict()
 
     def __len__(self) -> int:
         """Number of entries."""
-        return self._length
+        return len(self._entries)
 
     def __iter__(self) -> Iterator[CacheEntry]:
-        """Walk from the head; the queue must not change meanwhile."""
-        entry = self._sentinel.next
-        while entry is not None and entry is not self._sentinel:
-            yield entry
-            entry = entry.next
+        """Walk from the one released longest ago; the queue must not change meanwhile."""
+        return iter(self._entries)
 
-    @property
-    def head(self) -> CacheEntry | None:
-        """The entry that would be given away next; None if empty."""
-        return self._sentinel.next if self._length else None
+    def __reversed__(self) -> Iterator[CacheEntry]:
+        """Walk from the one released last."""
+        return reversed(self._entries)
 
     @property
     def oldest_leaf(self) -> CacheEntry | None:
-        """The head, or the next entry that is a leaf where a copy of the head's was taken back."""
-        head = self.head
-        if head is None or head.is_leaf:
-            return head
-        return next(entry for entry in self if entry.is_leaf)
+        """The first entry, or the next that is a leaf where a copy of it was taken back."""
+        return next((entry for entry in self._entries if entry.is_leaf), None)
 
-    def extend(self, entries: Sequence[CacheEntry]) -> None:
-        """Put entries at the tail, one after the other."""
-        sentinel = self._sentinel
-        last = sentinel.prev
-        assert last is not None
+    def extend(self, entries: Iterable[CacheEntry]) -> None:
+        """Put entries at the end, one after the other."""
         for entry in entries:
-            assert entry.next is None, "an entry is in at most one queue"
-            last.next, entry.prev = entry, last
-            last = entry
-        last.next, sentinel.prev = sentinel, last
-        self._length += len(entries)
+            assert entry not in self._entries, "an entry is in a queue once"
+            self._entries[entry] = None
 
-    def insert_after(self, left: CacheEntry, entry: CacheEntry) -> None:
-        """Put an entry right after another one."""
-        assert entry.next is None, "an entry is in at most one queue"
-        right = left.next
-        assert right is not None
-        entry.prev, entry.next = left, right
-        left.next = right.prev = entry
-        self._length += 1
-
-    def remove(self, entries: Sequence[CacheEntry]) -> None:
-        """Take entries out, wherever each of them stands."""
+    def remove(self, entries: Iterable[CacheEntry]) -> None:
+        """Take entries out, wherever each of them is."""
         for entry in entries:
-            left, right = entry.prev, entry.next
-            assert left is not None and right is not None, "the entry is in no queue"
-            left.next, right.prev = right, left
-            entry.prev = entry.next = None
-        self._length -= len(entries)
-
-    def check(self) -> None:
-        """Walk the ring and assert that both directions agree."""
-        entry, count = self._sentinel, 0
-        while (following := entry.next) is not self._sentinel:
-            assert following is not None and following.prev is entry, "the ring is broken"
-            entry, count = following, count + 1
-        assert self._sentinel.prev is entry, "the ring is broken"
-        assert count == self._length, f"{count} entries linked, {self._length} counted"
+            del self._entries[entry]
 
 
 class LeastRecentlyUsed(EntryQueue, EvictionPolicy):
     """Evict what was released longest ago, and of one request the deepest first.
 
     A request that holds an entry holds all before it, so ancestors are released with it or later
-    and come after it in the queue: the head is always a leaf. Each operation is O(1) per entry.
+    and come after it in the queue: the first is always a leaf. Each operation is O(1) per entry.
     """
 
     __slots__ = ()
@@ -197,20 +156,93 @@ class LeastRecentlyUsed(EntryQueue, EvictionPolicy):
         self.extend(entries)
 
     def evict(self, entry: CacheEntry, num_blocks: int) -> None:
-        """Unlink it if all its blocks are evicted."""
+        """Remove it if all its blocks are evicted."""
         if num_blocks == entry.num_blocks:
             self.remove((entry,))
 
     def split(self, tail: CacheEntry, head: CacheEntry) -> None:
-        """Put the head right after its tail."""
-        self.insert_after(tail, head)
+        """Append the head; a request that splits an entry holds the head at once."""
+        self.extend((head,))
 
     def victim(self, num_wanted: int = 0) -> CacheEntry | None:
         """Return the oldest leaf."""
         return self.oldest_leaf
 
     def check(self) -> None:
-        """Assert the links and that ticks never fall."""
-        super().check()
+        """Assert that ticks never fall."""
         ticks = [entry.idle_tick for entry in self]
         assert ticks == sorted(ticks), f"entries out of order: {ticks}"
+
+
+class BlockShares:
+    """The port of who may take whose evictable blocks; by default, all from all.
+
+    Shares keep the evictable entries, in one eviction policy or in several, and count blocks.
+    ``ostinato.tenants`` gives tenants, named by ``Identity.owner``, guarantees and quotas.
+
+    Attributes:
+        num_evictable: Evictable blocks of all.
+        are_limited: Whether free blocks alone do not say what a tenant may take.
+    """
+
+    are_limited = False
+
+    def __init__(self, policy: EvictionPolicy) -> None:
+        """Keep evictable entries in one policy."""
+        self._policy = policy
+        self.num_evictable = 0
+
+    def policies(self) -> Iterable[EvictionPolicy]:
+        """Return every policy."""
+        return (self._policy,)
+
+    def policy_of(self, tenant: bytes) -> EvictionPolicy:
+        """Return the policy that keeps a tenant's entries."""
+        return self._policy
+
+    def add(self, entries: Sequence[CacheEntry], summary: RequestSummary | None) -> None:
+        """Take entries of one request that have become evictable, tail first."""
+        self._policy.add(entries, summary)
+        for entry in entries:
+            self.num_evictable += entry.num_blocks
+
+    def remove(self, entries: Sequence[CacheEntry]) -> None:
+        """Remove evictable entries that are held again."""
+        self._policy.remove(entries)
+        for entry in entries:
+            self.num_evictable -= entry.num_blocks
+
+    def shrink(self, entry: CacheEntry, num_blocks: int) -> None:
+        """Note that an evictable entry is about to lose its last blocks."""
+        self.num_evictable -= num_blocks
+        self._policy.evict(entry, num_blocks)
+
+    def charge(self, tenant: bytes, num_blocks: int) -> None:
+        """Note that a tenant was given blocks, or gave some back if that is negative."""
+
+    def num_takeable(self, tenant: bytes) -> int:
+        """Return how many evictable blocks a tenant may take."""
+        return self.num_evictable
+
+    def num_over_quota(self, tenant: bytes) -> int:
+        """Return how many blocks a tenant has above its quota."""
+        return 0
+
+    def quota_victim(self, tenant: bytes) -> CacheEntry | None:
+        """Return what a tenant at its quota must evict of its own; None if it may take others'."""
+        return None
+
+    def victim(self, tenant: bytes, num_wanted: int) -> CacheEntry | None:
+        """Return the entry to evict for a tenant's next blocks."""
+        return self._policy.victim(num_wanted)
+
+    def takeable(self, victim: CacheEntry, tenant: bytes) -> int:
+        """Return how many of a victim's blocks a tenant may take."""
+        return self._policy.takeable(victim)
+
+    def check(self, num_in_use: int) -> None:
+        """Assert that policies and counts agree; so many blocks are not free."""
+        self._policy.check()
+        assert self.num_evictable == sum(entry.num_blocks for entry in self._policy)
+        victim = self._policy.victim()
+        assert victim is None or victim.is_leaf, "the victim has cached descendants"

@@ -14,49 +14,56 @@ Rules:
 4. Free + held + private = all blocks; without live tables and pins free = all (law 9).
 5. Calls in a wrong order are refused before anything changes. One thread at a time: another one
    may go on when no table is live.
+
+For layers that keep something else than full attention ``hybrid.manager`` extends its steps.
 """
 
 import time
 from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from threading import get_ident
+from typing import Any
 
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.block_shares import BlockShares
-from ostinato.cache.block_table import BlockTable
-from ostinato.cache.eviction import LeastRecentlyUsed
-from ostinato.cache.layer_group import shorten
+from ostinato.cache.block_table import BlockTable, StepCopies
+from ostinato.cache.eviction import BlockShares, LeastRecentlyUsed
+from ostinato.cache.live_tables import LiveTables
 from ostinato.cache.observer import CacheObserver, Observers
-from ostinato.cache.pool import BlockPool, FreeBlocks
-from ostinato.cache.prefix_index import PrefixMatch
+from ostinato.cache.pool import BlockPool, Contents, FreeBlocks
+from ostinato.cache.prefix_index import PrefixIndex, PrefixMatch
 from ostinato.cache.radix_index import RadixIndex
-from ostinato.cache.table_blocks import MakeIndex, MakeLayerGroups, TableBlocks
 from ostinato.core.config import CacheConfig
-from ostinato.core.errors import (
-    PromptTooLong,
-    ReleasedTable,
-    StaleMatch,
-    StepInProgress,
-    TableOverrun,
-    WrongThread,
-)
+from ostinato.core.errors import PromptTooLong, StaleMatch
 from ostinato.core.identity import PrefixKey
+from ostinato.core.ids import BlockId
 from ostinato.core.plan import CopyRun
 from ostinato.core.request import RequestContext
 
 _UNKNOWN = RequestContext()
 
+MakeIndex = Callable[[BlockPool, int], PrefixIndex[Any]]
+"""Makes an empty index over a pool, for blocks of so many tokens."""
 
-class CacheManager(TableBlocks):
+
+class CacheManager:
     """Which request holds which blocks, and what is found where.
 
     All that is given a table raises ``ReleasedTable`` if that is not a live table of this cache,
     and ``TableOverrun`` if it has fewer slots, or its sequence fewer tokens, than are asked for.
 
     Attributes:
+        config: As given.
+        block_size: Tokens per block.
+        pool: The blocks.
+        pools: One pool per group of layers; full attention alone has one.
+        index: What is findable in them.
+        copies: What is copied in the step that is planned.
+        observers: As given.
         epoch: Raised with each update of the weights; part of every new identity.
+        chunk_unit: Chunks of a prefill end at its multiples, but for the last; None if anywhere.
     """
+
+    chunk_unit: int | None = None
 
     def __init__(
         self,
@@ -68,7 +75,6 @@ class CacheManager(TableBlocks):
         may_publish: Callable[[PrefixKey, int], bool] = lambda key, num_hit: True,
         epoch: int = 0,
         make_unused: Callable[[int], FreeBlocks] = FreeBlocks,
-        make_groups: MakeLayerGroups = lambda observers, copies: (),
     ) -> None:
         """Make an empty cache.
 
@@ -82,34 +88,37 @@ class CacheManager(TableBlocks):
                 tokens may publish what it computes.
             epoch: Of the weights.
             make_unused: Makes so many blocks without content.
-            make_groups: Makes the groups of layers beside full attention, if there are any.
         """
-        told = Observers(observers)
+        self.config, self.block_size, self.epoch = config, config.block_size, epoch
+        self.observers = Observers(observers)
         shares = BlockShares(LeastRecentlyUsed()) if shares is None else shares
-        pool = BlockPool(make_unused(config.num_blocks), shares, clock, told)
-        super().__init__(config, pool, make_index, make_groups, told)
-        self.epoch = epoch
+        self.pool = BlockPool(make_unused(config.num_blocks), shares, clock, self.observers)
+        self.pools = [self.pool]
+        self.index = make_index(self.pool, config.block_size)
+        self.copies = StepCopies(config.block_size)
         self._may_publish = may_publish
         self._weights: bytes | None = None
-        self._tables: dict[int, BlockTable] = {}
-        self._pinned: dict[int, BlockTable] = {}
-        self._num_tables = 0
-        self._thread = get_ident()
+        self._tables = LiveTables()
+
+    @property
+    def contents(self) -> list[Contents]:
+        """What knows the content of each pool's blocks."""
+        return [self.index]
 
     @property
     def num_live_tables(self) -> int:
         """Sequences that hold blocks."""
-        return len(self._tables)
+        return len(self._tables.live)
 
     @property
     def live_tables(self) -> list[BlockTable]:
         """What sequences hold; what is pinned for no sequence is not among them."""
-        return list(self._tables.values())
+        return list(self._tables.live.values())
 
     @property
     def pinned_tables(self) -> list[BlockTable]:
         """What is held for no sequence."""
-        return list(self._pinned.values())
+        return list(self._tables.pinned.values())
 
     # --- one sequence ---
 
@@ -121,8 +130,7 @@ class CacheManager(TableBlocks):
 
     def match_first(self, key: PrefixKey, num_tokens: int) -> PrefixMatch:
         """Find the longest cached prefix among a sequence's first tokens; no effects."""
-        match = self.index.match(key, num_tokens)
-        return shorten(match, key, self.layer_groups) if self.layer_groups else match
+        return self.index.match(key, num_tokens)
 
     def no_match(self) -> PrefixMatch:
         """Return the match of a request that does not read the cache."""
@@ -157,28 +165,22 @@ class CacheManager(TableBlocks):
             StaleMatch: The match is of another key or cache, or the index has changed since.
             WrongThread: Another thread's tables are live.
         """
-        self._check_thread()
+        self._tables.check_thread()
         self._check_match(key, match)
         num_tokens, hit = len(key.tokens), match.num_tokens
         wanted = num_tokens if most_new is None else min(num_tokens, hit + most_new)
         room = self._room_to_admit(key, match, wanted)
         if room <= hit and match.tail is not None:
-            match = replace(match, tail=None, group_tails=())
+            match = replace(match, tail=None)
             hit = match.num_tokens
             room = self._room_to_admit(key, match, wanted)
         if room <= hit:
             self._check_fits(num_tokens)
             return None
-        if self.config.enable_prefix_caching:
-            table = self._hold(key, match)
-            table.writes = writes and (
-                key.identity.public_prefix is None or self._may_publish(key, hit)
-            )
-        else:
-            match = self.no_match()
-            table = self._make_table(key, array("i"), self._hold_groups(key, match))
-            table.writes = False
-        self._enter(table, hit)
+        table = self._hold(key, match)
+        may_publish = key.identity.public_prefix is None or self._may_publish(key, hit)
+        table.writes = writes and may_publish and self.config.enable_prefix_caching
+        self._tables.enter(table, hit)
         for notify in self.observers.on_admit:
             notify(table, context, preempted)
         self._take(table, num_tokens, room)
@@ -188,7 +190,7 @@ class CacheManager(TableBlocks):
         """Return how many tokens ``grow`` could give slots to, at most ``num_tokens``."""
         if num_tokens <= table.num_slots:
             return num_tokens
-        self._check_table(table)
+        self._tables.check_live(table)
         return self._room_to_grow(table, num_tokens)
 
     def grow(self, table: BlockTable, num_tokens: int) -> bool:
@@ -208,10 +210,26 @@ class CacheManager(TableBlocks):
         """
         last = num_tokens // self.block_size
         if num_tokens > table.num_slots or (last > table.num_published and table.writes):
-            self._check_table(table)
-            self._check_range(table, num_tokens, "publish")
+            self._tables.check_range(table, num_tokens, "publish")
             self._publish(table, num_tokens)
         table.num_planned = num_tokens
+
+    def end_of_chunk(
+        self, table: BlockTable, start: int, end: int, waiting: Iterable[PrefixKey]
+    ) -> int:
+        """Return where a chunk from ``start`` ends, at ``end`` or before; ``start`` if nowhere.
+
+        Those that wait may part with the table's sequence within it.
+        """
+        return end
+
+    def deepest_hit(self, table: BlockTable, key: PrefixKey, num_tokens: int) -> int:
+        """Return where a hit of another key ends, once ``num_tokens`` that it shares are computed.
+
+        At most so many, and all of them where the next block can be copied in part.
+        """
+        start = num_tokens - num_tokens % self.block_size
+        return start + key.num_text_tokens(start, num_tokens)  # only text is copied
 
     def commit(self, tables: Iterable[BlockTable]) -> None:
         """Note that the step that these tables took part in has run."""
@@ -219,7 +237,7 @@ class CacheManager(TableBlocks):
         for table in tables:
             # Most decodes have nothing to settle, and there is one per sequence and step.
             if table.needs_settling:
-                self._check_table(table)
+                self._tables.check_live(table)
                 self._settle(table)
         self._end_step()
 
@@ -233,7 +251,7 @@ class CacheManager(TableBlocks):
             StepInProgress: A table that published in this step is missing.
         """
         failed = list(tables)
-        self._check_failed(failed)
+        self._tables.check_failed(failed)
         self.copies.clear()
         for table in failed:
             self._release_tail(table)
@@ -253,13 +271,8 @@ class CacheManager(TableBlocks):
         Raises:
             StepInProgress: It has published in this step: ``commit`` or ``fail`` comes first.
         """
-        self._check_table(table)
-        self._check_range(table, num_tokens, "release")
-        if table.first_published is not None:
-            raise StepInProgress(
-                "a table cannot be released between publish and commit: its blocks are findable "
-                "and not computed; commit the step, or fail it, which releases its tables"
-            )
+        self._tables.check_range(table, num_tokens, "release")
+        self._tables.check_computed(table)
         table.summary.num_output_tokens = num_output_tokens
         self._release_tail(table)
         self._leave(table, num_tokens, self._publish_partial(table, num_tokens))
@@ -279,17 +292,14 @@ class CacheManager(TableBlocks):
         Returns:
             The child's table and the slots to copy; None, with no effect, if it does not fit.
         """
-        self._check_table(table)
-        self._check_range(table, num_tokens, "fork")
+        self._tables.check_range(table, num_tokens, "fork")
         needed = self.blocks_for(num_tokens)
-        shared = min(table.num_published, num_tokens // self.block_size)
-        missing = [needed - shared]
-        missing += [group.num_to_fork(held, needed) for group, held in self._pairs(table)]
+        missing = self._num_to_fork(table, num_tokens)
         pairs = zip(self.pools, missing, strict=True)
         if any(count > pool.num_free_for(table.tenant) for pool, count in pairs):
             return None
-        child = self._fork(table, shared)
-        self._enter(child, num_tokens)
+        child = self._fork(table, needed - missing[0])
+        self._tables.enter(child, num_tokens)
         for notify in self.observers.on_fork:
             notify(table, child)
         self._take(child, num_tokens, num_tokens)
@@ -317,22 +327,19 @@ class CacheManager(TableBlocks):
         self.check_between_steps()
         num_tokens -= num_tokens % self.block_size
         table = self._hold(key, self.match_first(key, num_tokens))
-        table.writes, table.num_planned = False, num_tokens
-        table.table_id = self._num_tables = self._num_tables + 1
-        self._pinned[table.table_id] = table
+        table.writes = False
+        self._tables.enter(table, num_tokens, is_pinned=True)
         return table
 
     def unpin(self, table: BlockTable) -> None:
         """Release what ``pin`` returned."""
-        if self._pinned.get(table.table_id) is not table:
-            raise ReleasedTable("the table is not pinned in this cache, or not any more")
-        del self._pinned[table.table_id]
+        self._tables.check_pinned(table)
         self._release_path(table)
-        table.table_id = table.num_slots = -1
+        self._tables.leave(table)
 
     def remove(self, belongs: Callable[[CacheEntry], bool]) -> int:
         """Free every evictable block whose entry matches; return how many."""
-        return sum(pool.remove(belongs, contents) for pool, contents in self.groups)
+        return self.pool.remove(belongs, self.index)
 
     def new_epoch(self, weights: bytes | None = None) -> None:
         """Note that the weights have changed: nothing computed before may hit.
@@ -345,7 +352,7 @@ class CacheManager(TableBlocks):
         """
         self.epoch += 1
         self._weights = weights
-        for table in self._tables.values():
+        for table in self.live_tables:
             table.writes = False
         for notify in self.observers.on_clear:
             notify(everything=False)
@@ -358,39 +365,143 @@ class CacheManager(TableBlocks):
         return PrefixKey(identity, key.tokens, key.images)
 
     def check_between_steps(self) -> None:
-        """Raise ``StepInProgress`` while blocks are published and not computed."""
-        if self._publishing:
-            raise StepInProgress("a step is under way: commit or fail it first")
+        """Raise StepInProgress while blocks are published and not computed."""
+        self._tables.check_between_steps()
 
-    # --- for pictures and checks ---
+    def blocks_for(self, num_tokens: int) -> int:
+        """Number of blocks that so many tokens fill or begin."""
+        return -(-num_tokens // self.block_size)
 
-    def check(self) -> None:
-        """Assert every invariant of pool and index, and show the whole state; slow, for tests."""
-        tables = [*self._tables.values(), *self._pinned.values()]
-        try:
-            self._check_state(tables)
-        except AssertionError as error:
-            raise AssertionError(f"{error}\n{self.describe()}") from error
+    # --- the steps of these, which HybridCacheManager extends ---
 
-    def describe(self) -> str:
-        """Return the whole state as text, one line per block and per live table."""
-        lines = {block: "no content" for block in range(self.config.num_blocks)}
-        for run in self.index.runs():
-            for entry in run.entries:
-                for place, block in enumerate(entry.blocks):
-                    name = entry.name_of(place, self.block_size)
-                    lines[block] = f"{name!r} after run {run.parent}, {entry.ref_count} holders"
-        blocks = [f"block {block}: {line}" for block, line in lines.items()]
-        tables = [f"table {table}" for table in self._tables.values()]
-        return "\n".join([f"free order: {list(self.pool.free_order())}", *blocks, *tables])
+    def _room_to_admit(self, key: PrefixKey, match: PrefixMatch, num_tokens: int) -> int:
+        """Return how many tokens could have slots if a match were held; 0 if not all blocks fit.
 
-    # --- small print ---
+        Blocks that would be held, and an idle source of a copy, are free until they are.
+        """
+        missing = self.blocks_for(len(key.tokens)) - len(match.blocks)
+        if missing > self.pool.num_unused or self.pool.shares.are_limited:
+            free = self.pool.num_free_for(key.identity.owner) - match.num_idle_blocks
+            if match.tail is not None and not match.tail.entry.ref_count:
+                free -= 1
+            if missing > free:
+                return 0
+        return num_tokens
 
-    def _enter(self, table: BlockTable, num_planned: int) -> None:
-        """Number a table; it is live from now on."""
-        table.table_id = self._num_tables = self._num_tables + 1
-        table.num_planned = num_planned
-        self._tables[table.table_id] = table
+    def _room_to_grow(self, table: BlockTable, num_tokens: int) -> int:
+        """Return how many tokens could have slots, at most ``num_tokens``."""
+        free = self.pool.num_free_for(table.tenant)
+        return min(num_tokens, (len(table.blocks) + free) * self.block_size)
+
+    def _num_to_fork(self, table: BlockTable, num_tokens: int) -> list[int]:
+        """Return how many blocks of its own a fork would take, of each pool."""
+        shared = min(table.num_published, num_tokens // self.block_size)
+        return [self.blocks_for(num_tokens) - shared]
+
+    def _hold(self, key: PrefixKey, match: PrefixMatch) -> BlockTable:
+        """Hold a match, and the source of what will be copied; the table is not live yet."""
+        table = BlockTable(key, match.blocks[:], key.identity.owner)
+        table.groups, table.num_published = (table.blocks,), len(table.blocks)
+        table.num_shared_tokens = table.num_published * self.block_size
+        if match.tail is not None:
+            table.num_copied_tokens, table.needs_settling = match.tail.num_tokens, True
+        table.found = match.entries[-1] if match.entries else None
+        table.path, table.copy_source = self.index.acquire(key, match)
+        return table
+
+    def _fork(self, table: BlockTable, num_shared: int) -> BlockTable:
+        """Share a table's first blocks, which are published, with a new one."""
+        child = BlockTable(table.key.copy(), table.blocks[:num_shared], table.tenant)
+        child.groups = (child.blocks,)
+        for position, canonical in table.duplicates:
+            child.blocks[position] = canonical
+        child.writes, child.num_published = table.writes, num_shared
+        child.path = self.index.fork(table.path)
+        return child
+
+    def _take(self, table: BlockTable, num_tokens: int, num_window_tokens: int) -> None:
+        """Give a table slots; the caller knows that there is room."""
+        missing = -(-num_tokens // self.block_size) - len(table.blocks)
+        if missing > 0:
+            table.blocks.extend(self.pool.take(table, missing, self.index))
+        table.num_slots = len(table.blocks) * self.block_size
+
+    def _copies_of_tail(self, table: BlockTable, match: PrefixMatch) -> tuple[CopyRun, ...]:
+        """Plan the copy of a tail into the block after the whole blocks that hit."""
+        tail, target = match.tail, BlockId(table.blocks[len(match.blocks)])
+        return () if tail is None else self.copies.of_block(0, tail.block, target, tail.num_tokens)
+
+    def _publish(self, table: BlockTable, num_tokens: int) -> None:
+        """Make a table's full blocks among its first tokens findable; there are new ones."""
+        first, last = table.num_published, num_tokens // self.block_size
+        blocks, num_tokens = table.blocks[first:last], last * self.block_size
+        published = self.index.publish(table.path, table.key, blocks, num_tokens, table.summary)
+        table.path, result = published
+        table.num_published, table.needs_settling = last, True
+        table.duplicates.extend(result.duplicates)
+        fresh = first + len(result.duplicates)  # they come before new content
+        if fresh < last and table.first_published is None:
+            table.first_published = fresh
+            self._tables.publishing[table.table_id] = table
+        for notify in self.observers.on_publish:
+            notify(table, first, last, result)
+
+    def _settle(self, table: BlockTable) -> None:
+        """Release the sources of copies, and exchange duplicates for canonical blocks."""
+        self._release_tail(table)
+        table.first_published, table.needs_settling = None, False
+        for position, canonical in table.duplicates:
+            own = array("i", [table.blocks[position]])
+            table.blocks[position] = canonical
+            self.pool.free(own, table.tenant)
+        table.duplicates.clear()
+
+    def _retract(self, table: BlockTable) -> None:
+        """Take back what a table published in this step."""
+
+        def evict(entry: CacheEntry) -> None:
+            self.pool.evict(entry, "space", table, self.index)
+
+        if table.first_published is not None:
+            first, table.first_published = table.first_published, None
+            table.path, removal = self.index.retract(table.path, first, evict)
+            table.num_published = first
+            for notify in self.observers.on_retract:
+                notify(table, removal)
+
+    def _publish_partial(self, table: BlockTable, num_tokens: int) -> bool:
+        """Make the partial last block of an ended sequence findable, if there is one."""
+        full, rest = divmod(num_tokens, self.block_size)
+        is_next = table.num_published == full and not table.duplicates
+        if not (rest and is_next and table.writes and self.config.seal_tails):
+            return False
+        blocks = table.blocks[full : full + 1]
+        table.path, result = self.index.publish(table.path, table.key, blocks, num_tokens)
+        table.num_published += not result.num_known
+        return not result.num_known
+
+    def _release_tail(self, table: BlockTable) -> None:
+        """Release the source of a copy."""
+        if table.copy_source is not None:
+            self.pool.release((table.copy_source,))
+            table.copy_source = None
+
+    def _release_path(self, table: BlockTable) -> None:
+        """Release what a table shares, and evict what its tenant has above its quota."""
+        self.index.release(table.path, table.summary)
+        if self.pool.shares.are_limited:
+            self.pool.enforce_quota(table, self.index)
+
+    def _check_state(self, tables: list[BlockTable]) -> None:
+        """Assert that pool, index and tables agree."""
+        sources = [table.copy_source for table in tables if table.copy_source is not None]
+        self.index.check([table.path for table in tables], sources)
+        cached = [b for run in self.index.runs() for entry in run.entries for b in entry.blocks]
+        self.pool.check([*cached, *(block for table in tables for block in table.private_blocks)])
+        for table in tables:
+            assert len(set(table.blocks)) == len(table.blocks), "a block twice in a table"
+        for pool in self.pools if not tables else ():
+            assert pool.num_free == pool.num_blocks, "blocks leaked (law 9)"
 
     def _leave(self, table: BlockTable, num_tokens: int, sealed: bool) -> None:
         """Release all that a table holds: private blocks first, then what it shares.
@@ -403,14 +514,13 @@ class CacheManager(TableBlocks):
         for notify in self.observers.on_release:
             notify(table, num_tokens, findable, sealed)
         self._release_path(table)
-        del self._tables[table.table_id]
-        table.table_id = table.num_slots = -1
+        self._tables.leave(table)
         if table.key.identity.epoch < self.epoch:
             self._remove_stale()
 
     def _end_step(self) -> None:
         """Tell observers that a step has ended."""
-        self._publishing.clear()
+        self._tables.publishing.clear()
         for notify in self.observers.on_commit:
             notify()
         self.settle()
@@ -418,33 +528,6 @@ class CacheManager(TableBlocks):
     def _remove_stale(self) -> None:
         """Remove what was computed under old weights and is not held."""
         self.remove(lambda entry: entry.identity.epoch < self.epoch)
-
-    # --- what is refused ---
-
-    def _check_thread(self) -> None:
-        thread = get_ident()
-        if thread != self._thread:
-            if self._tables:
-                raise WrongThread(
-                    f"the cache belongs to the thread that its {len(self._tables)} live tables "
-                    "were admitted by: release them, or give each thread a cache of its own"
-                )
-            self._thread = thread
-
-    def _check_table(self, table: BlockTable) -> None:
-        if self._tables.get(table.table_id) is not table:
-            raise ReleasedTable(
-                "the table is not live in this cache: it was released, its step failed (which "
-                "releases its tables), or another cache admitted it; admit the sequence again"
-            )
-
-    def _check_range(self, table: BlockTable, num_tokens: int, verb: str) -> None:
-        most = min(table.num_slots, len(table.key.tokens))
-        if num_tokens > most:
-            raise TableOverrun(
-                f"{verb} {num_tokens} tokens: the table has {table.num_slots} slots and its "
-                f"sequence {len(table.key.tokens)} tokens; append tokens and grow the table first"
-            )
 
     def _check_match(self, key: PrefixKey, match: PrefixMatch) -> None:
         is_fresh = match.key is key and match.index is self.index
@@ -464,10 +547,24 @@ class CacheManager(TableBlocks):
                 "the prompt, or raise num_blocks"
             )
 
-    def _check_failed(self, failed: list[BlockTable]) -> None:
-        for table in failed:
-            self._check_table(table)
-        if len({table.table_id for table in failed}) < len(failed):
-            raise ReleasedTable("a table is listed twice: a step fails each of its tables once")
-        if self._publishing.keys() - {table.table_id for table in failed}:
-            raise StepInProgress("a table that published in this step is missing: fail all of them")
+    # --- for pictures and checks ---
+
+    def check(self) -> None:
+        """Assert every invariant of pool and index, and show the whole state; slow, for tests."""
+        tables = [*self.live_tables, *self.pinned_tables]
+        try:
+            self._check_state(tables)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.describe()}") from error
+
+    def describe(self) -> str:
+        """Return the whole state as text, one line per block and per live table."""
+        lines = {block: "no content" for block in range(self.config.num_blocks)}
+        for run in self.index.runs():
+            for entry in run.entries:
+                for place, block in enumerate(entry.blocks):
+                    name = entry.name_of(place, self.block_size)
+                    lines[block] = f"{name!r} after run {run.parent}, {entry.ref_count} holders"
+        blocks = [f"block {block}: {line}" for block, line in lines.items()]
+        tables = [f"table {table}" for table in self.live_tables]
+        return "\n".join([f"free order: {[*self.pool.free_order()]}", *blocks, *tables])

@@ -90,25 +90,28 @@ class CacheObserver:
         """The weights have changed, or everything was removed by an administrator."""
 
 
+Callbacks = tuple[Callable[..., None], ...]
+
+
 class Observers:
     """All callbacks, event by event; those that an observer does not override are left out."""
+
+    on_step: Callbacks
+    on_admit: Callbacks
+    on_fork: Callbacks
+    on_publish: Callbacks
+    on_commit: Callbacks
+    on_retract: Callbacks
+    on_evict: Callbacks
+    on_reuse: Callbacks
+    on_release: Callbacks
+    on_settle: Callbacks
+    on_clear: Callbacks
 
     def __init__(self, observers: Iterable[CacheObserver] = ()) -> None:
         """Take the observers of one cache; they are called in this order."""
         every = tuple(observers)
-
-        def callbacks(name: str) -> tuple[Callable[..., None], ...]:
-            default = getattr(CacheObserver, name)
-            return tuple(getattr(o, name) for o in every if getattr(type(o), name) is not default)
-
-        self.on_step = callbacks("on_step")
-        self.on_admit = callbacks("on_admit")
-        self.on_fork = callbacks("on_fork")
-        self.on_publish = callbacks("on_publish")
-        self.on_commit = callbacks("on_commit")
-        self.on_retract = callbacks("on_retract")
-        self.on_evict = callbacks("on_evict")
-        self.on_reuse = callbacks("on_reuse")
-        self.on_release = callbacks("on_release")
-        self.on_settle = callbacks("on_settle")
-        self.on_clear = callbacks("on_clear")
+        for event in Observers.__annotations__:
+            default = getattr(CacheObserver, event)
+            overriding = (o for o in every if getattr(type(o), event) is not default)
+            setattr(self, event, tuple(getattr(observer, event) for observer in overriding))

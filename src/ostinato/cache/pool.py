@@ -16,12 +16,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.block_shares import BlockShares
 from ostinato.cache.block_table import BlockTable
-from ostinato.cache.eviction import RequestSummary
+from ostinato.cache.eviction import BlockShares, RequestSummary
 from ostinato.cache.observer import Eviction, EvictionCause, Observers
 from ostinato.cache.prefix_index import CachedRun, Removal
-from ostinato.core.identity import PrefixKey
 from ostinato.core.ids import BlockId
 
 
@@ -261,14 +259,6 @@ class BlockPool:
         """Note that nothing builds on an entry any more, or on this copy of it."""
         if not entry.ref_count:
             self.shares.policy_of(entry.identity.owner).expose(entry)
-
-    def recall(
-        self, key: PrefixKey, first: int, most: int, block_size: int,
-        summary: RequestSummary | None,
-    ) -> tuple[int, int]:  # fmt: skip
-        """Return what the policy remembers of blocks ``first ..``: uses, and for how many."""
-        policy = self.shares.policy_of(key.identity.owner)
-        return policy.recall(key, first, most, block_size, summary)
 
     # --- for pictures and checks ---
 

@@ -51,9 +51,6 @@ class PrefixMatch:
         key: The sequence that was looked up; None if nothing was.
         index: Which index was asked.
         version: Of the index, at the look-up.
-        group_tails: What to copy the tail from in each other group of layers.
-        num_seen_tokens: Tokens in whole blocks that full attention has, where a state was missing
-            to use all of them.
     """
 
     block_size: int
@@ -64,8 +61,6 @@ class PrefixMatch:
     key: PrefixKey | None = None
     index: Any = None
     version: int = 0
-    group_tails: Sequence[Any] = ()
-    num_seen_tokens: int = 0
 
     @property
     def num_shared_tokens(self) -> int:

@@ -66,31 +66,23 @@ class RadixIndex:
 
         Cost: O(num_tokens) compared bytes, O(depth) steps in Python.
         """
-        size, blocks, root = self.block_size, array("i"), self._roots.get(key.identity.root)
         entries: list[RadixNode] = []
-        if root is None:
+        size, blocks = self.block_size, array("i")
+        node, most, unmatched = self._roots.get(key.identity.root), num_tokens // size, 0
+        if node is None:
             return PrefixMatch(size, blocks, None, entries, 0, key, self, self.version)
-        node, done, most, unmatched = root, 0, num_tokens // size, 0
-        is_plain = not key.has_extras
         view = memoryview(key.tokens)  # a slice of it copies nothing
-        while done < most and (child := node.children.newest) is not None:
+        while not unmatched and node.end < most and (child := node.children.newest) is not None:
             # Most nodes have one child, which agrees as a whole: found without its name.
-            is_whole = is_plain and _agrees(child, view, most, size)
-            if not is_whole:
-                child = node.children.get(key.block_name(done, size))
+            if key.has_extras or not _agrees(child, view, most, size):
+                child = node.children.get(key.block_name(node.end, size))
                 if child is None:
                     break
-                is_whole = is_plain and _agrees(child, view, most, size)
+                used = child.num_common_blocks(key, view.cast("B"), most - node.end, size)
+                unmatched = child.num_blocks - used
             node = child
             entries.append(node)
-            if not is_whole:
-                used = node.num_common_blocks(key, view.cast("B"), most - done, size)
-                unmatched = node.num_blocks - used
-                if unmatched:
-                    blocks.extend(node.blocks[:used])
-                    break
-            done += node.num_blocks
-            blocks.extend(node.blocks)
+            blocks.extend(node.blocks[:-unmatched] if unmatched else node.blocks)
         tail = None
         if unmatched or node.children.by_text:
             tail = self._tail(key, num_tokens, node, node.num_blocks - unmatched)
@@ -115,15 +107,17 @@ class RadixIndex:
 
         Of a tail's node, what follows the source block is split off.
         """
-        path = match.entries[-1] if match.entries else self._root(key.identity.root)
+        identity = key.identity.root
+        if match.entries:
+            path = match.entries[-1]
+        elif (path := self._roots.get(identity)) is None:
+            path = self._roots[identity] = RadixNode(None, identity)
         if match.num_unmatched:
             path = self._split(path, path.num_blocks - match.num_unmatched)
         nodes = path.up()
         nodes.pop().ref_count += 1  # the root
-        source: RadixNode | None = None
-        if match.tail is not None:
-            source = match.tail.entry
-            assert source.blocks[0] == match.tail.block, "the match was split off before it"
+        source: RadixNode | None = None if match.tail is None else match.tail.entry
+        if source is not None:
             if source.num_blocks > 1:
                 source = self._split(source, 1)
             nodes.append(source)
@@ -146,25 +140,23 @@ class RadixIndex:
         summary: RequestSummary | None = None,
     ) -> tuple[RadixNode, PublishResult]:
         """Add new content to the tree; follow the content that it has and report duplicates."""
-        node, size, done, num_blocks = path, self.block_size, 0, len(blocks)
+        node, size = path, self.block_size
         if num_tokens % size:
             return self._publish_partial(path, key, blocks, num_tokens)
         duplicates: list[tuple[int, BlockId]] = []
+        first, last = node.end, num_tokens // size
         self.version += 1
-        while done < num_blocks:
+        while node.end < last:
             name = key.block_name(node.end, size)
             child = node.children.get(name)
             if child is None:
-                node, count = self._add(node, key, blocks[done:] if done else blocks, name, summary)
-                done += count
+                node = self._add(node, key, blocks[node.end - first :], name, summary)
                 continue
             with memoryview(key.tokens).cast("B") as packed:
-                used = child.num_common_blocks(key, packed, num_blocks - done, size)
-            if used < child.num_blocks:
-                child = self._split(child, used)
-            self._pool.hold((child,))
-            duplicates += [(child.start + i, BlockId(b)) for i, b in enumerate(child.blocks)]
-            node, done = child, done + used
+                used = child.num_common_blocks(key, packed, last - node.end, size)
+            node = child if used == child.num_blocks else self._split(child, used)
+            self._pool.hold((node,))
+            duplicates += [(place, BlockId(b)) for place, b in enumerate(node.blocks, node.start)]
         return node, PublishResult(len(duplicates), tuple(duplicates)) if duplicates else _ALL_NEW
 
     def retract(
@@ -237,12 +229,6 @@ class RadixIndex:
             assert root.ref_count or root.children, "an empty root was left behind"
         assert not counted, "a path leads to a node outside the tree"
 
-    def _root(self, identity: Identity) -> RadixNode:
-        root = self._roots.get(identity)
-        if root is None:
-            root = self._roots[identity] = RadixNode(None, identity)
-        return root
-
     def _add(
         self,
         node: RadixNode,
@@ -250,15 +236,16 @@ class RadixIndex:
         blocks: "array[int]",
         name: bytes,
         summary: RequestSummary | None,
-    ) -> tuple[RadixNode, int]:
-        """Add new content after a held node, in it or in a child; return that, and how many blocks.
+    ) -> RadixNode:
+        """Add new content after a held node, in it or in a child, and return that.
 
-        Blocks that were used differently often, as far as the policy remembers, are different
-        nodes: some are worth more than others.
+        It may be less than all: blocks that were used differently often, as far as the policy
+        remembers, are different nodes, since some are worth more than others.
         """
         uses = 1
         if self._pool.learns:
-            recalled = self._pool.recall(key, node.end, len(blocks), self.block_size, summary)
+            policy = self._pool.shares.policy_of(key.identity.owner)
+            recalled = policy.recall(key, node.end, len(blocks), self.block_size, summary)
             uses, blocks = recalled[0] + 1, blocks[: recalled[1]]
         identity, next_stage = key.identity_of(node.end, self.block_size)
         if next_stage - node.end < len(blocks):
@@ -267,15 +254,14 @@ class RadixIndex:
         if not extends or node.parent is None or node.identity != identity:
             child = RadixNode(node, identity)
             child.ref_count, child.uses, child.born_s = 1, uses, self._pool.now()
-            text = name
+            start, text = node.end * self.block_size, name
             if key.has_extras:
-                start = node.end * self.block_size
-                count = key.num_text_tokens(start, start + self.block_size)
-                text = name[: count * TOKEN_BYTES]
+                num_text = key.num_text_tokens(start, start + self.block_size)
+                text = name[: num_text * TOKEN_BYTES]
             node.add_child(name, text, child)
             node = child
         node.append(key, blocks, self.block_size)
-        return node, len(blocks)
+        return node
 
     def _publish_partial(
         self, path: RadixNode, key: PrefixKey, blocks: "array[int]", num_tokens: int

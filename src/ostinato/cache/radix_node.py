@@ -90,12 +90,7 @@ class RadixNode(CacheEntry):
         """Add blocks of a sequence that continue this node."""
         first, last = self.end, self.end + len(blocks)
         if key.has_extras:
-            found = {
-                index: key.extra(index * block_size, (index + 1) * block_size)
-                for index in key.blocks_with_extras(first, last, block_size)
-            }
-            more = {index: extra for index, extra in found.items() if extra is not None}
-            self.extras = {**self.extras, **more}
+            self.extras = {**self.extras, **key.extras(first, last, block_size)}
         self.tokens += memoryview(key.tokens)[first * block_size : last * block_size]
         self.add_blocks(blocks)
 
@@ -123,13 +118,9 @@ class RadixNode(CacheEntry):
             size = min(most, self.num_blocks) * block_size * TOKEN_BYTES
             common = num_common_tokens(memoryview(whole)[:size], theirs[:size]) // block_size
         if key.has_extras or self.extras:
-            theirs_too = key.blocks_with_extras(self.start, self.start + common, block_size)
-            for index in sorted({*self.extras, *theirs_too}):
-                if index >= self.start + common:
-                    break
-                extra = self.extras.get(index)
-                if extra != key.extra(index * block_size, (index + 1) * block_size):
-                    return index - self.start
+            others = key.extras(self.start, self.start + common, block_size)
+            parted = [i for i in {*self.extras, *others} if self.extras.get(i) != others.get(i)]
+            common = min([common, *(index - self.start for index in parted)])
         return common
 
     def name_of(self, index: int, block_size: int) -> bytes:
@@ -163,9 +154,7 @@ class RadixNode(CacheEntry):
         """
         parent = self.parent
         assert parent is not None and 0 < num_blocks < self.num_blocks
-        block_name, text = self.names(block_size)
-        assert block_name is not None, "a partial block is never split"
-        size = num_blocks * block_size * TOKEN_BYTES
+        names, size = self.names(block_size), num_blocks * block_size * TOKEN_BYTES
         head = RadixNode(parent, self.identity)
         head.tokens += memoryview(self.tokens)[:size]
         head.add_blocks(self.blocks[:num_blocks])
@@ -173,7 +162,7 @@ class RadixNode(CacheEntry):
         if self.extras:
             head.extras = {i: extra for i, extra in self.extras.items() if i < head.end}
             self.extras = {i: extra for i, extra in self.extras.items() if i >= head.end}
-        parent.children.replace(block_name, text, self, head)
+        parent.children.replace(*names, self, head)
         del self.tokens[:size]
         del self.blocks[:num_blocks]
         self.parent, self.start, self.num_blocks = head, head.end, self.num_blocks - num_blocks

@@ -156,6 +156,9 @@ class ServedEngineOptions(EngineOptions):
     max_logprobs: int = _scheduling(
         20, "Most alternatives per token in log-probabilities; -1 allows the whole vocabulary."
     )
+    stream_interval: int = _scheduling(
+        1, "New tokens that make a piece of a stream; more cost less time around the model."
+    )
     order: str = _scheduling(
         "fcfs", "Waiting order: fcfs, longest_prefix, depth_first or fair_share."
     )

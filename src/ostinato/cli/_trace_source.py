@@ -17,11 +17,14 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from ostinato.cli._config_source import load_config
 from ostinato.cli._option_groups import option
 from ostinato.cli._quantities import count, write_span
 from ostinato.core.config import at_least, one_of
+from ostinato.core.errors import ConfigError
 from ostinato.lab.block_trace import BlockTrace
 from ostinato.lab.hash_traces import TimeUnit
+from ostinato.lab.image_tokens import image_tokens, read_size, tokens_of_log
 from ostinato.lab.lines import BrokenLine, OnBroken
 from ostinato.lab.recording import Recording, read_recording
 from ostinato.lab.traces import ReadOptions, Tokenizer, is_recording, read_trace
@@ -64,6 +67,9 @@ class TraceOptions:
     )
 
     first: int | None = option(None, "Only the first so many requests of the trace.")
+    image: str = option(
+        "", "For logs of requests with images: their size, such as 1024x768; needs --model."
+    )
 
     def open(self, path: Path, model: str | None) -> BlockTrace:
         """Read a trace, and name the lines that were left out on stderr.
@@ -74,7 +80,8 @@ class TraceOptions:
 
         Raises:
             BrokenTrace: It cannot be read.
-            ConfigError: A log of requests was given without a tokenizer.
+            ConfigError: A log of requests was given without a tokenizer, or the size of images
+                for a model that takes none.
         """
         if self.block_size is not None:
             at_least("block_size", self.block_size, 1)
@@ -82,7 +89,7 @@ class TraceOptions:
             at_least("first", self.first, 1)
         one_of("timestamp_unit", self.timestamp_unit, get_args(TimeUnit))
         name = self.tokenizer or model
-        read = None if name is None else _tokenizer(name)
+        read = None if name is None else _tokenizer(name, self.image_tokens(model))
         unit = cast("TimeUnit", self.timestamp_unit)
         on_broken: OnBroken = "skip" if self.skip_broken else "refuse"
         options = ReadOptions(self.block_size, on_broken, read, unit)
@@ -90,6 +97,18 @@ class TraceOptions:
             trace = read_trace(path, options)
         name_broken(trace.broken)
         return trace if self.first is None else trace.first(self.first)
+
+    def image_tokens(self, model: str | None) -> int | None:
+        """Return how many tokens each image of a log has; None if that was not asked for.
+
+        Raises:
+            ConfigError: The model takes none, or is not named.
+        """
+        if not self.image:
+            return None
+        if model is None:
+            raise ConfigError(f"image={self.image!r}: its tokens depend on the model: add --model")
+        return image_tokens(load_config(model), *read_size(self.image))
 
     def recording(self, path: Path) -> Recording | None:
         """Read what an engine recorded, with its steps; None if a trace is of another kind.
@@ -137,7 +156,7 @@ def progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
         yield lambda steps: progress.advance(task, steps)
 
 
-def _tokenizer(model: str) -> Tokenizer:
+def _tokenizer(model: str, num_image_tokens: int | None = None) -> Tokenizer:
     """Return what turns texts and conversations into a model's ids; loaded when it is needed."""
 
     @cache
@@ -147,12 +166,18 @@ def _tokenizer(model: str) -> Tokenizer:
 
         return model_tokenizer(model)
 
+    def plain(text: str) -> list[int]:
+        return list(load()(text, add_special_tokens=False, verbose=False)["input_ids"])
+
     def read(body: Mapping[str, Any]) -> list[int]:
-        from ostinato.engine.chat import render_chat
+        from ostinato.engine.chat import render_chat, render_text
 
         tokenizer, prompt = load(), body.get("prompt")
         if isinstance(prompt, str):
             return list(tokenizer(prompt, verbose=False)["input_ids"])
+        if num_image_tokens is not None:
+            text = render_text(tokenizer, body["messages"], tools=body.get("tools"))
+            return tokens_of_log(text, plain, num_image_tokens)
         return list(render_chat(tokenizer, body["messages"], tools=body.get("tools")))
 
     return read

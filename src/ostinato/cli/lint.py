@@ -1,4 +1,4 @@
-"""``ostinato lint``: what breaks the prefixes of these requests?"""
+"""``ostinato lint``: finds what breaks the prefixes of requests."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""``ostinato models``: which models are on this machine, and how does one get there?"""
+"""``ostinato models``: lists the models on this machine, and fetches others."""
 
 from pathlib import Path
 from typing import Annotated

@@ -22,9 +22,10 @@ from ostinato.cli._report_folder import open_folder, say_written, unwritable
 from ostinato.core.config import one_of
 from ostinato.core.errors import ConfigError
 from ostinato.hybrid.pool_sizes import TOKENS_PER_CHECKPOINT
-from ostinato.lab.adapter_bytes import adapter_bytes
+from ostinato.lab.adapter_bytes import WEIGHT_BYTES, adapter_bytes
 from ostinato.lab.block_trace import BlockTrace
 from ostinato.lab.cost_model import StepCost
+from ostinato.lab.encoder_weights import encoder_weights
 from ostinato.lab.kv_bytes import kv_bytes
 from ostinato.lab.kv_config import Config
 from ostinato.lab.kv_groups import KVGroups, kv_groups
@@ -111,7 +112,7 @@ def run(
         cost,
         _groups(traffic, cost, config),
         prices,
-        *_gpus(cost, adapter_bytes(lora or [])),
+        *_gpus(cost, adapter_bytes(lora or []) + _encoder_bytes(config, reading.image)),
         utilisation,
         cast("PolicyName", policy),
     )
@@ -143,11 +144,27 @@ def _groups(trace: BlockTrace, cost: StepCost, config: Config | None) -> KVGroup
     return KVGroups(trace.token_bytes)
 
 
-def _gpus(cost: StepCost, num_adapter_bytes: int) -> tuple[int, int]:
-    """Return the GPUs of a replica, and the memory that weights and adapters leave of theirs."""
-    if isinstance(cost, RooflineCost):
-        return cost.machine.num_gpus, max(0, cost.kv_memory_bytes - num_adapter_bytes)
-    return 1, 0
+def _encoder_bytes(config: Config | None, image: str) -> int:
+    """Return what the encoder of images takes in bfloat16, where there are images."""
+    return WEIGHT_BYTES * encoder_weights(config) if image and config is not None else 0
+
+
+def _gpus(cost: StepCost, num_other_bytes: int) -> tuple[int, int]:
+    """Return the GPUs of a replica, and the memory that all weights leave of theirs.
+
+    Raises:
+        ConfigError: Adapters and encoder do not fit beside the weights.
+    """
+    if not isinstance(cost, RooflineCost):
+        return 1, 0
+    left_bytes = cost.kv_memory_bytes - num_other_bytes
+    if left_bytes < 0:
+        raise ConfigError(
+            f"adapters and the encoder of images take {write_bytes(num_other_bytes)}, more than "
+            f"the {write_bytes(cost.kv_memory_bytes)} that the weights leave of "
+            f"{count(cost.machine.num_gpus, 'GPU')}: raise --gpus"
+        )
+    return cost.machine.num_gpus, left_bytes
 
 
 def _print(paper: Paper) -> None:

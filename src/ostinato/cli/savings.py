@@ -1,4 +1,4 @@
-"""``ostinato savings``: how many tokens does a shared prefix keep out of the model?"""
+"""``ostinato savings``: the tokens that a shared prefix keeps out of the model."""
 
 import json
 from collections.abc import Iterator

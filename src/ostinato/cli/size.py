@@ -1,8 +1,8 @@
-"""``ostinato size``: how many bytes of KV does a model keep?"""
+"""``ostinato size``: the bytes of KV that a model keeps."""
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import typer
@@ -16,9 +16,11 @@ from ostinato.cli._option_groups import grouped, option
 from ostinato.cli._quantities import count
 from ostinato.core.config import SchedulerConfig, at_least
 from ostinato.hybrid.pool_sizes import split_states
-from ostinato.lab.adapter_bytes import adapter_bytes
-from ostinato.lab.image_tokens import image_tokens, read_size
+from ostinato.lab.adapter_bytes import WEIGHT_BYTES, adapter_bytes
+from ostinato.lab.encoder_weights import encoder_weights
+from ostinato.lab.image_tokens import image_tokens, output_values, read_size
 from ostinato.lab.kv_bytes import DTYPE_BITS, Footprint, KVBytes, LayerGroup, kv_bytes
+from ostinato.lab.kv_config import Config
 from ostinato.lab.kv_layers import Kind
 from ostinato.lab.quantities import read_bytes, write_bytes
 
@@ -38,6 +40,8 @@ class Question:
         adapter_bytes: What LoRA adapters take of it.
         image: Size of an image, such as ``1024x768``; empty for none.
         image_tokens: How many tokens it takes.
+        output_bytes: What the encoder makes of it, which is kept apart from the KV.
+        encoder_bytes: What the encoder's weights take.
     """
 
     model: str
@@ -47,6 +51,8 @@ class Question:
     adapter_bytes: int = 0
     image: str = ""
     image_tokens: int | None = None
+    output_bytes: int | None = None
+    encoder_bytes: int | None = None
 
     @property
     def memory_bytes(self) -> int:
@@ -78,11 +84,10 @@ def run(
     at_least("tokens", tokens, 1)
     at_least("requests", requests, 1)
     config = load_config(model)
-    num_image_tokens = image_tokens(config, *read_size(image)) if image else None
-    lora_bytes = adapter_bytes(lora or [])
-    question = Question(
-        model, tokens, requests, memory.strip(), lora_bytes, image, num_image_tokens
-    )
+    lora_bytes = adapter_bytes(lora or [], packed=True)
+    question = Question(model, tokens, requests, memory.strip(), lora_bytes)
+    if image:
+        question = _with_image(question, config, image)
     size = kv_bytes(config, dtype)
     if as_json:
         typer.echo(json.dumps(_as_json(question, size), indent=2))
@@ -91,6 +96,18 @@ def run(
     console.print(_title(question, size), _layers_table(size), _sum_table(question, size), sep="\n")
     for note in _notes(question, size):
         console.print(Text(note, style="dim"))
+
+
+def _with_image(question: Question, config: Config, image: str) -> Question:
+    """Add what an image takes; in bfloat16, as KV that is ``auto``."""
+    num_tokens = image_tokens(config, *read_size(image))
+    return replace(
+        question,
+        image=image,
+        image_tokens=num_tokens,
+        output_bytes=WEIGHT_BYTES * output_values(config, num_tokens),
+        encoder_bytes=WEIGHT_BYTES * encoder_weights(config),
+    )
 
 
 def _title(question: Question, size: KVBytes) -> Text:
@@ -217,7 +234,10 @@ def _notes(question: Question, size: KVBytes) -> Iterator[str]:
     yield from size.notes
     if question.adapter_bytes:
         adapters = write_bytes(question.adapter_bytes)
-        yield f"The adapters take {adapters} of the memory, which are not counted as KV."
+        yield (
+            f"The adapters take {adapters} of the memory, which are not counted as KV; on a CPU, "
+            "ranks count as multiples of 32."
+        )
     if size.windowed is not None:
         yield "Windows kept: for engines that free what slid out of a window."
     if size.expanded is not None:
@@ -233,6 +253,15 @@ def _notes(question: Question, size: KVBytes) -> Iterator[str]:
         kept = write_bytes(size.whole.tokens_bytes(question.image_tokens))
         amount = count(question.image_tokens, "token")
         yield f"An image of {question.image} pixels is {amount} of a prompt and takes {kept}."
+        if question.output_bytes is not None and question.encoder_bytes is not None:
+            output, encoder = (
+                write_bytes(question.output_bytes),
+                write_bytes(question.encoder_bytes),
+            )
+            yield (
+                f"What the encoder makes of it takes {output} of mm_encoder_cache_bytes, and the "
+                f"encoder itself {encoder} in bfloat16, beside the memory for KV."
+            )
 
 
 def _about_checkpoints(question: Question, size: KVBytes) -> Iterator[str]:
@@ -261,6 +290,8 @@ def _as_json(question: Question, size: KVBytes) -> dict[str, object]:
         "requests": question.num_requests,
         "memory_bytes": question.memory_bytes,
         "image_tokens": question.image_tokens,
+        "image_output_bytes": question.output_bytes,
+        "encoder_bytes": question.encoder_bytes,
         "adapter_bytes": question.adapter_bytes,
         "model_type": size.model_type,
         "dtype": size.dtype,

@@ -164,6 +164,21 @@ class BlockExtra:
     num_text_tokens: int
 
 
+def images_of(encoded: bytes, start: int) -> list[ImageSpan]:
+    """Read the images back from the extra of a block that begins at a token."""
+    images, place = list[ImageSpan](), 0
+    while place < len(encoded):
+        if encoded[place : place + 4] == _BOUNDARY:
+            place += len(_BOUNDARY) + hashlib.sha256().digest_size
+            continue
+        end = place + 4 + int.from_bytes(encoded[place : place + 4], "little")
+        offset = int.from_bytes(encoded[end : end + 8], "little", signed=True)
+        length = int.from_bytes(encoded[end + 8 : end + 16], "little")
+        images.append(ImageSpan(encoded[place + 4 : end], start + offset, length))
+        place = end + 16
+    return images
+
+
 class PrefixKey:
     """A sequence as the cache sees it: identity, tokens so far, images among them.
 
@@ -245,12 +260,17 @@ class PrefixKey:
         boundaries = b"".join(identity.boundary for _, identity in begun)
         return BlockExtra(boundaries + encoded, max(0, first - start))
 
-    def blocks_with_extras(self, first: int, last: int, block_size: int) -> Iterable[int]:
-        """Name the blocks among ``first .. last`` that may have an extra."""
-        if self.images:
-            return range(first, last)
-        boundaries = sorted({start // block_size for start, _ in self.identity.stages[1:]})
-        return [index for index in boundaries if first <= index < last]
+    def extras(self, first: int, last: int, block_size: int) -> dict[int, BlockExtra]:
+        """Return the extras of those blocks among ``first .. last`` that have one."""
+        places = {start // block_size for start, _ in self.identity.stages[1:]}
+        for image in self.images:
+            places.update(range(image.start // block_size, (image.end - 1) // block_size + 1))
+        found = {
+            index: self.extra(index * block_size, (index + 1) * block_size)
+            for index in places
+            if first <= index < last
+        }
+        return {index: extra for index, extra in found.items() if extra is not None}
 
     def identity_of(self, index: int, block_size: int) -> tuple[Identity, int]:
         """Return the identity of a block, and which block the next one begins at, if any."""

@@ -30,16 +30,13 @@ class TokenConstraint(Protocol):
     @property
     def is_complete(self) -> bool:
         """Whether the output is complete and nothing may follow."""
-        ...
 
     @property
     def error(self) -> str:
         """Why the output cannot be continued; empty if it can."""
-        ...
 
     def copy(self) -> Self:
         """Return an independent constraint in the same state."""
-        ...
 
     def mask(self) -> NDArray[np.uint8]:
         """Return the ids that may come next.
@@ -48,11 +45,9 @@ class TokenConstraint(Protocol):
             One bit per id, the lowest bit of a byte first, shape (>= ceil(vocab_size / 8),);
             all clear after a failure.
         """
-        ...
 
     def advance(self, token_id: int) -> None:
         """Add a sampled token, which the mask allowed."""
-        ...
 
 
 @dataclass(slots=True)

@@ -16,6 +16,7 @@ Files in reading order:
 * ``request_validation``: tokenizes a prompt and checks a request, before it is added
 * ``text_tokenizer``: tokenizes of a text only what is not known
 * ``request_state``: the tokens, texts and times of one request
+* ``prompt_tokenizer``: turns the texts and images of prompts into token ids
 * ``setup``: loads the model and sizes its pools
 * ``weights``: checks new weights against the model
 * ``kv_events_wire``, ``kv_events_publisher``: the format of KV events, and the socket
@@ -25,9 +26,11 @@ Files in reading order:
 * ``adapters``: loaded LoRA adapters by name, and which are about to go
 * ``trace_writer``, ``recorder``: record what happens to an engine
 * ``audit``: computes a share of the hits again, and compares
+* ``tier_prefixes``: names the prefixes of sequences as tiers do
 * ``load_note``, ``tier_reader``, ``tier_loads``: load prefixes from tiers into the pool
-* ``tier_stores``: writes prefixes to tiers
+* ``tier_stores``, ``tier_events``: write prefixes to tiers, and announce what tiers have
 * ``tiered_cache``, ``open_tiers``: the tiers of one engine, and how they are opened
+* ``image_encoder``: runs the encoder of images beside the steps
 * ``engine``: the loop
 * ``snapshot``, ``explain_api``: copies of its counters, explanations of its requests
 * ``adapter_api``: loads and unloads adapters between steps
@@ -39,8 +42,8 @@ Files in reading order:
 
 Rules:
 
-1. The loop has no I/O and no threads; its interfaces, the event publisher, the tiers and the trace
-   writer bring their own.
+1. The loop has no I/O and no threads; its interfaces, the event publisher, the tiers, the encoder
+   of images and the trace writer bring their own.
 2. A request is checked in full before anything of it is added.
 3. A failed step ends the requests that took part in it and no others.
 4. One call at a time runs in an ``LLM``, in the process that made it.

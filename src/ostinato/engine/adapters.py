@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
+from stat import S_ISREG
 
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.observer import CacheObserver
@@ -17,7 +18,8 @@ from ostinato.core.identity import Identity
 from ostinato.core.request import RequestContext
 from ostinato.engine.config import EngineConfig
 from ostinato.runner.lora import LoraAdapter
-from ostinato.runner.lora_files import CONFIG_FILE, WEIGHTS_FILE, LoraLimits, read_adapter
+from ostinato.runner.lora_config import CONFIG_FILE, WEIGHTS_FILE
+from ostinato.runner.lora_files import LoraLimits, read_adapter
 from ostinato.runner.model_loader import LoadedModel
 
 
@@ -234,11 +236,14 @@ def _stamp(request: LoRARequest) -> tuple[tuple[int, int], ...]:
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         path = Path(request.lora_path) / name
         try:
-            found.append((path.stat().st_size, path.stat().st_mtime_ns))
-        except OSError as error:
+            status = path.stat()
+        except (OSError, ValueError) as error:
             raise RequestError(
-                f"adapter {request.lora_name!r:.200}: {path} cannot be read: {error.strerror}"
+                f"adapter {request.lora_name!r:.200}: {path} cannot be read: {error}"
             ) from None
+        if not S_ISREG(status.st_mode):  # reading a pipe could wait for ever
+            raise RequestError(f"adapter {request.lora_name!r:.200}: {path} is no file")
+        found.append((status.st_size, status.st_mtime_ns))
     return tuple(found)
 
 

@@ -53,8 +53,8 @@ class AdminApi:
         Raises:
             RequestError: It is no prompt of this model.
         """
-        prompt = self._engine.with_placeholders(prompt)
-        tokens, _, images = self._engine.placed(prompt, self._tokens(prompt))
+        prompt = self._engine.prompts.with_placeholders(prompt)
+        tokens, _, images = self._engine.prompts.placed(prompt, self._tokens(prompt))
         if not tokens:
             raise EmptyPrompt("a lease needs at least one token: the prompt is empty")
         text = tokens[: images[0].start] if images else tokens
@@ -87,7 +87,7 @@ class AdminApi:
         """
         if prompt.images:
             raise RequestError("a public prefix is text: publish what comes before the first image")
-        prompt = self._engine.tokenized(prompt)
+        prompt = self._engine.prompts.tokenized(prompt)
         tokens = self._tokens(prompt)
         whole = self._engine.public_prefixes.whole_blocks(name, tokens)
         known, num_left = prompt.known, len(tokens) - len(whole)
@@ -159,10 +159,9 @@ class AdminApi:
         self._engine.recorder.tick()
         receipt = self._engine.cache.admin.erase(salt)
         self._engine.grammars.forget(salt.decode(errors="replace"))
-        num_texts = self._engine.forget_texts(salt)
+        num_texts = self._engine.prompts.forget_texts(salt)
         self._engine.audit.forget(salt)
-        if self._engine.runner.images is not None:
-            self._engine.runner.images.forget(salt)
+        self._engine.forget_images(salt)
         self._engine.recorder.on_erased(salt)
         tiers = self._engine.tiers
         return EraseReceipt(
@@ -190,9 +189,8 @@ class AdminApi:
         engine.recorder.tick()
         epoch = engine.cache.admin.new_epoch(engine.loaded.fingerprint)
         engine.recorder.on_new_epoch()
-        engine.forget_texts()
-        if engine.runner.images is not None:
-            engine.runner.images.forget()
+        engine.prompts.forget_texts()
+        engine.forget_images()
         return epoch
 
     def start_recording(self, path: str | Path) -> Path:
@@ -235,7 +233,7 @@ class AdminApi:
         Raises:
             RequestError: It is no prompt of this model.
         """
-        return tokenize(self._engine.tokenized(prompt), self._engine.loaded)
+        return tokenize(self._engine.prompts.tokenized(prompt), self._engine.loaded)
 
     def _shape(self) -> dict[str, Any]:
         """Return the sizes of the model, for the header of a trace."""

@@ -1,4 +1,4 @@
-"""Are cached keys and values still those that the model computes?
+"""Compares cached keys and values with those that the model computes.
 
 The prefix of a share of the requests that hit is computed again from nothing, in idle moments, into
 a store of its own; then keys and values are compared bit by bit::

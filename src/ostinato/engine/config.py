@@ -82,6 +82,8 @@ class EngineConfig:
         max_model_len: Most tokens of a sequence; None is the model's own limit.
         max_logprobs: The highest ``SamplingParams.logprobs``; -1
             allows the whole vocabulary, each a Python object.
+        stream_interval: New tokens that make an output of a stream; more cost less time around the
+            model.
         enable_prefix_caching: Off, every prompt is computed in full.
         order: ``fcfs``, ``longest_prefix``, ``depth_first`` or ``fair_share``.
         max_overtakes: How often a waiting request may be overtaken, except with ``fcfs``.
@@ -163,6 +165,7 @@ class EngineConfig:
     max_num_seqs: int = 256
     max_model_len: int | None = None
     max_logprobs: int = 20
+    stream_interval: int = 1
     enable_prefix_caching: bool = True
     order: WaitingOrder = "fcfs"
     max_overtakes: int = 64
@@ -223,6 +226,7 @@ class EngineConfig:
         one_of("read_once", self.read_once, get_args(ReadOnce))
         at_least("seed", self.seed, 0)
         at_least("max_logprobs", self.max_logprobs, -1)
+        at_least("stream_interval", self.stream_interval, 1)
         at_least("keep_texts_bytes", self.keep_texts_bytes, 0)
         if self.revision is not None and not isinstance(self.revision, str):
             raise ConfigError(f"revision={self.revision!r}: must be a branch, tag or commit")

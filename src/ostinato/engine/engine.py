@@ -21,7 +21,7 @@ from dataclasses import replace
 from ostinato.assembly import build_cache, build_scheduler
 from ostinato.cache.observer import CacheObserver
 from ostinato.core.errors import InvalidSamplingParams, RequestError
-from ostinato.core.identity import Identity, ImageSpan
+from ostinato.core.identity import Identity
 from ostinato.core.ids import RequestId
 from ostinato.core.plan import TokenConstraint
 from ostinato.core.request import FinishReason, Request
@@ -30,10 +30,11 @@ from ostinato.engine.audit import HitAudit
 from ostinato.engine.caller import Owner
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.grammar import GrammarCompiler
-from ostinato.engine.image_prompts import ImagePrompts
+from ostinato.engine.image_encoder import ImageEncoder
 from ostinato.engine.kv_events_publisher import publish_kv_events
 from ostinato.engine.open_tiers import LEAST_DISK_BLOCKS, open_tier
 from ostinato.engine.outputs import RequestOutput
+from ostinato.engine.prompt_tokenizer import PromptTokenizer
 from ostinato.engine.prompts import Prompt
 from ostinato.engine.public_prefixes import PublicPrefixes, salt_of_public
 from ostinato.engine.recorder import Recorder
@@ -49,11 +50,9 @@ from ostinato.engine.request_validation import (
 )
 from ostinato.engine.sampling_params import SamplingParams
 from ostinato.engine.setup import set_up
-from ostinato.engine.text_tokenizer import PartlyTokenized, TextTokenizer
 from ostinato.engine.tier_stores import TierStores
-from ostinato.engine.tiered_cache import TieredCache
+from ostinato.engine.tiered_cache import WAIT_S, TieredCache
 from ostinato.engine.token_table import TokenTable
-from ostinato.engine.tokenized_text import TokenizedText
 from ostinato.observe.counters import CacheStats
 from ostinato.runner.image_store import ServedImage
 from ostinato.runner.lora import LoraAdapter
@@ -84,8 +83,10 @@ class Engine:
         recorder: Records traces, where one was started.
         tiers: Where prefixes outlive the pool; None unless ``kv_disk`` or ``kv_remote`` is set.
         kv_events: Publishes KV events; None unless ``kv_events_endpoint`` is set.
+        prompts: Turns the texts and images of prompts into token ids.
         texts: Tokenizes texts, and remembers them; None if the checkpoint has no tokenizer.
         image_prompts: Loads the images of prompts; safe in any thread.
+        image_encoder: Encodes them beside the steps; None for a model that serves text alone.
     """
 
     def __init__(self, config: EngineConfig, clock: Callable[[], float] = time.monotonic) -> None:
@@ -115,17 +116,19 @@ class Engine:
             more = (*more, self.adapters)
         self.cache = build_cache(caching, self.recorder.clock, more_observers=more)
         self.public_prefixes = PublicPrefixes(self.cache.admin, config.block_size)
-        self.scheduler = build_scheduler(
-            scheduling, self.cache, clock, held if config.has_tiers else None
-        )
+        self.image_encoder: ImageEncoder | None = None
+        holding = [held] if config.has_tiers else []
+        if self.runner.images is not None:
+            self.image_encoder = ImageEncoder(self.runner.images)
+            holding.append(self.image_encoder.held)
+        self.scheduler = build_scheduler(scheduling, self.cache, clock, holding)
         self.audit = HitAudit(config.audit_share, config.audit_quarantine, self.runner, self.cache)
         self.is_computing = False
         self._clock = clock
         tokenizer = self.loaded.tokenizer
         self._tokens = None if tokenizer is None else TokenTable(tokenizer)
-        room = config.keep_texts_bytes if config.keep_tokens else 0
-        self.texts = None if tokenizer is None else TextTokenizer(tokenizer, room)
-        self.image_prompts = ImagePrompts(self.loaded, config.media, config.max_images)
+        self.prompts = PromptTokenizer(self.loaded, config, self.public_prefixes)
+        self.texts, self.image_prompts = self.prompts.texts, self.prompts.images
         self.grammars = GrammarCompiler(self.loaded)
         self._states: dict[RequestId, RequestState] = {}
         self._random = random.Random(config.seed)
@@ -135,7 +138,8 @@ class Engine:
             weakref.finalize(self, self.owner.only_here(self.kv_events.close))
         self.tiers: TieredCache | None = None
         if config.has_tiers:
-            tier, most = open_tier(config, self.runner), config.kv_disk_bytes // LEAST_DISK_BLOCKS
+            tier = open_tier(config, self.runner, stores.events)
+            most = config.kv_disk_bytes // LEAST_DISK_BLOCKS
             parts = self.cache, self.scheduler, self.runner, self.compute_path
             self.tiers = TieredCache(tier, stores, held, *parts, most)
             weakref.finalize(self, self.owner.only_here(self.tiers.stop))
@@ -196,9 +200,11 @@ class Engine:
                 "not cut; leave it out"
             )
         if keep is None:
-            prompt = self.tokenized(self.with_placeholders(prompt), self.max_model_len)
+            prompt = self.prompts.tokenized(
+                self.prompts.with_placeholders(prompt), self.max_model_len
+            )
         tokens = tokenize(prompt, self.loaded, self.max_model_len, keep=keep)
-        tokens, images, spans = self.placed(prompt, tokens)
+        tokens, images, spans = self.prompts.placed(prompt, tokens)
         known = prompt.known if keep is None else None
         if wanted is not None and constraint is None:
             constraint = self.grammars.compile(wanted, prompt.cache_salt)
@@ -225,53 +231,6 @@ class Engine:
             known = None
         return PreparedRequest(request, params, prompt.text, seeds, arrival_s, known, images)
 
-    def with_placeholders(self, prompt: Prompt) -> Prompt:
-        """Return a prompt whose text has one placeholder token for each of its images."""
-        if not prompt.images or prompt.text is None or prompt.token_ids is not None:
-            return prompt
-        return replace(prompt, text=self.image_prompts.spelled(prompt.text, prompt.images))
-
-    def placed(
-        self, prompt: Prompt, tokens: "array[int]"
-    ) -> tuple["array[int]", tuple[ServedImage, ...], tuple[ImageSpan, ...]]:
-        """Return a prompt's tokens, its images, and where they are among them."""
-        if not prompt.images:
-            return tokens, (), ()
-        return self.image_prompts.place(prompt.images, tokens, prompt.cache_salt.encode())
-
-    def tokenized(self, prompt: Prompt, most: int | None = None) -> Prompt:
-        """Return a prompt with its ids: those of its text as far as that is known.
-
-        Raises:
-            MissingTokenizer: It is a text, and the checkpoint has no tokenizer.
-            PromptTooLong: A text is certainly longer than ``most`` tokens.
-        """
-        if prompt.token_ids is not None:
-            return prompt
-        if self.texts is None or not self.texts.takes_prompts:
-            return replace(prompt, token_ids=tokenize(prompt, self.loaded, most))
-        partly = self.begin_text(prompt.text or "", prompt)
-        return self.with_ids(prompt, self.texts.finish(partly, most=most))
-
-    def tokenized_chat(self, prompt: Prompt, text: str) -> Prompt:
-        """Return a prompt that is a conversation, written as a text, with its ids."""
-        assert self.texts is not None, "conversations need a tokenizer"
-        text = self.image_prompts.spelled(text, prompt.images)
-        known = self.texts.finish(self.begin_text(text, prompt))
-        return replace(prompt, token_ids=known, known=known)
-
-    def begin_text(self, text: str, prompt: Prompt) -> PartlyTokenized:
-        """Find what is known of a text for the sender of a prompt; safe in any thread."""
-        assert self.texts is not None, "there is a tokenizer"
-        names = self.public_prefixes.salts_of(prompt.public_prefixes)
-        is_kept = self.config.keep_tokens and prompt.keep_tokens
-        return self.texts.begin(text, (prompt.cache_salt.encode(), *names), is_kept)
-
-    def with_ids(self, prompt: Prompt, known: TokenizedText) -> Prompt:
-        """Return a prompt that is a text with its ids."""
-        assert self.texts is not None, "there is a tokenizer"
-        return replace(prompt, token_ids=self.texts.with_special_tokens(known), known=known)
-
     def add(self, made: PreparedRequest) -> None:
         """Add a request.
 
@@ -291,14 +250,12 @@ class Engine:
         self.scheduler.add(made.request, made.seeds)
         self.recorder.on_added(made.request, made.arrival_s)
         state = RequestState(made, self._tokens)
-        if made.images and self.runner.images is not None:
-            state.images = self.runner.images.add(made.images)
         self._states[made.request.request_id] = state
-        self._states[made.request.request_id] = RequestState(made, self._tokens)
+        if made.images:
+            self._begin_images(state, made.images)
         if self.tiers is not None:
             self.tiers.begin(made.request.request_id)
-        if made.known is not None and self.texts is not None:
-            self.texts.known.note(made.request.identity.tenant, made.known)
+        self.prompts.note(made)
 
     def step(self) -> list[RequestState]:
         """Run one step.
@@ -311,15 +268,19 @@ class Engine:
             BaseException: Other than an ``Exception``, such as ``KeyboardInterrupt``, after the
                 step's requests have ended.
         """
-        if self.tiers is None:
-            return self._step()
-        for request_id, note in self.tiers.begin_step():
+        for request_id, note in () if self.tiers is None else self.tiers.begin_step():
             if request_id in self._states:
                 self._states[request_id].load_note = note
+        failed = self._begin_image_step()
+        if self.tiers is not None and self.tiers.wait_for_loads():
+            return failed
         try:
-            return self._step()
+            return [*failed, *self._step()]
         finally:
-            self.tiers.end_step()
+            if self.tiers is not None:
+                self.tiers.end_step()
+            if self.image_encoder is not None and not self.scheduler.num_running:
+                self.image_encoder.wait(WAIT_S)
 
     def _step(self) -> list[RequestState]:
         """Plan, run and commit a step."""
@@ -345,6 +306,33 @@ class Engine:
         self.recorder.on_committed()
         return self._take(updates)
 
+    def _begin_images(self, state: RequestState, images: tuple[ServedImage, ...]) -> None:
+        """Hold a request back until those of its images that miss are encoded."""
+        store, encoder = self.runner.images, self.image_encoder
+        assert store is not None and encoder is not None, "prompts with images were checked"
+        state.images = store.add(images)
+        request_id = state.request.request_id
+        [sequence] = self.scheduler.requests.live[request_id]
+
+        def look_up() -> list[ServedImage]:
+            hit = self.scheduler.num_cached_tokens(sequence)
+            spans = zip(state.images, state.request.images, strict=True)
+            return [image for image, span in spans if span.end > hit]
+
+        encoder.begin(request_id, look_up)
+
+    def _begin_image_step(self) -> list[RequestState]:
+        """Take what was encoded; returns requests that ended because an image cannot be."""
+        if self.image_encoder is None:
+            return []
+        loading: HeldRequests = set() if self.tiers is None else self.tiers.loads.held
+        failed = self.image_encoder.begin_step(loading, self.scheduler.num_running)
+        touched = {request_id: self._states[request_id] for request_id in failed}
+        for request_id, error in failed.items():
+            self._cancel(request_id)
+            touched[request_id].fail(FinishReason.ERROR, error, self._clock())
+        return self._collect(touched)
+
     def cancel(self, request_id: str) -> RequestOutput | None:
         """End a request between steps, and release its blocks.
 
@@ -358,7 +346,7 @@ class Engine:
         for sequence in ended:
             state.take(sequence, None, now_s)
         state.fail(FinishReason.ABORT, None, now_s)
-        self._note_answers(state)
+        self.prompts.note_answers(state)
         self._free_adapters()
         return state.output()
 
@@ -379,7 +367,7 @@ class Engine:
         if preempt_running:
             self.scheduler.preempt_all()
         self.cache.admin.reset()
-        self.forget_texts()
+        self.prompts.forget_texts()
         self.recorder.on_reset(preempt_running)
 
     @property
@@ -438,11 +426,14 @@ class Engine:
         if self.tiers is not None:
             self.tiers.drain()
 
-    def forget_texts(self, tenant: bytes | None = None) -> int:
-        """Forget the texts of a tenant, or all; returns how many."""
-        if self.texts is None:
-            return 0
-        return self.texts.known.clear() if tenant is None else self.texts.known.forget(tenant)
+    def forget_images(self, tenant: bytes | None = None) -> None:
+        """Forget what the encoder made of a tenant's images; of all, after new weights."""
+        if self.runner.images is None or self.image_encoder is None:
+            return
+        if tenant is None:
+            self.image_encoder.start_over()
+        self.image_encoder.settle()
+        self.runner.images.forget(tenant)
 
     def identity(self, cache_salt: str) -> Identity:
         """Return the identity of a tenant's requests now."""
@@ -471,6 +462,8 @@ class Engine:
         if not self.owner.is_here:
             return
         self.recorder.stop()
+        if self.image_encoder is not None:
+            self.image_encoder.stop()
         if self.tiers is not None:
             self.tiers.close()
         if self.kv_events is not None:
@@ -483,6 +476,8 @@ class Engine:
         for update in updates:
             sequence, request_id = update.sequence, update.sequence.request.request_id
             state = touched[request_id] = self._states[request_id]
+            if state.images and self.image_encoder is not None:
+                self.image_encoder.end(request_id)  # its prompt is computed
             stop = state.take(sequence, update.token, now_s)
             if stop is not None:
                 self.scheduler.finish(sequence, FinishReason.STOP, stop)
@@ -504,6 +499,8 @@ class Engine:
         for request_id, state in touched.items():
             for sequence in self.scheduler.cancel(request_id):
                 self.recorder.record_output(sequence)
+            if self.image_encoder is not None:
+                self.image_encoder.end(request_id)
             state.fail(FinishReason.ERROR, error, now_s)
         return self._collect(touched)
 
@@ -512,21 +509,17 @@ class Engine:
         for request_id, state in touched.items():
             if state.finished:
                 del self._states[request_id]
-                self._note_answers(state)
+                self.prompts.note_answers(state)
                 self.audit.note(state.request, state.num_cached_tokens)
                 self.recorder.on_ended(request_id)
         self._free_adapters()
         return list(touched.values())
 
-    def _note_answers(self, state: RequestState) -> None:
-        """Remember which tokens a prompt's continuations are made of."""
-        if state.known is not None and self.texts is not None:
-            for answer in state.answers():
-                self.texts.known.note_answer(state.request.identity.tenant, state.known, answer)
-
     def _cancel(self, request_id: RequestId) -> list[Sequence]:
         """End all sequences of a request; an unknown id has none."""
         self.recorder.tick()
+        if self.image_encoder is not None:
+            self.image_encoder.end(request_id)
         ended = self.scheduler.cancel(request_id)
         self.recorder.on_cancelled(request_id, ended)
         return ended

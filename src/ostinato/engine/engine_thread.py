@@ -28,8 +28,6 @@ from ostinato.engine.thread_bridge import AnswerT, CommandQueue, Mailbox, post_a
 
 ArgumentT = TypeVar("ArgumentT")
 
-_FINAL_ONLY = RequestOutputKind.FINAL_ONLY
-
 PATIENCE = 1 / 32
 """Share of the last step's time to wait for next turns; each that arrives gains a whole step."""
 
@@ -186,8 +184,8 @@ class EngineThread:
             if state.finished:
                 del self._mailboxes[name]
                 num_ended += 1
-            if state.finished or state.params.output_kind is not _FINAL_ONLY:
-                letters.append((mailbox, state.output()))
+            if (output := state.next_output(self.engine.config.stream_interval)) is not None:
+                letters.append((mailbox, output))
         post_all(letters)
         return num_ended
 

@@ -12,7 +12,7 @@ import asyncio
 from array import array
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import accumulate, groupby
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -111,24 +111,26 @@ class ImagePrompts:
         """
         vision = self._vision_for(len(images))
         decoded = [self._decoder(image, number)() for number, image in enumerate(images, 1)]
-        served = [ServedImage.of(p.pixels, p.digest, vision, tenant) for p in decoded]
-        lengths = [image.grid.num_tokens for image in served]
+        served = tuple(ServedImage.of(p.pixels, p.digest, vision, tenant) for p in decoded)
+        written = [vision.tokens(image.grid) for image in served]
         ids = np.frombuffer(tokens, dtype=np.uint32)
         places = np.flatnonzero(ids == vision.placeholder_id)
-        if len(places) == len(lengths):
-            repeats = np.ones(len(ids), dtype=np.int64)
-            repeats[places] = lengths
-            ids = np.repeat(ids, repeats)
-            starts = places + np.array([0, *accumulate(n - 1 for n in lengths[:-1])])
-        elif len(places) == sum(lengths) and not _gaps(places, lengths):
-            starts = places[[0, *accumulate(lengths[:-1])]]
-        else:
-            raise self._misplaced(vision, len(lengths), len(places))
-        spans = tuple(
-            ImageSpan(image.digest, start, length)
-            for image, start, length in zip(served, starts.tolist(), lengths, strict=True)
-        )
-        return pack_tokens(ids), tuple(served), spans
+        is_whole = len(places) != len(images)
+        pieces: list[Any] = []
+        spans: list[ImageSpan] = []
+        end = length = 0  # of what is placed, among the ids and among the tokens
+        for image, row in zip(served, written, strict=True):
+            start = next(iter(places[places >= end].tolist()), len(ids))
+            taken = ids[start : start + (len(row) if is_whole else 1)]
+            if is_whole and not np.array_equal(taken, row):
+                break
+            length += start - end
+            spans.append(ImageSpan(image.digest, length, len(row)))
+            pieces += [ids[end:start], row]
+            end, length = start + len(taken), length + len(row)
+        if len(spans) < len(images) or np.any(places >= end):
+            raise self._misplaced(vision, len(images), len(places))
+        return pack_tokens(np.concatenate((*pieces, ids[end:]))), served, tuple(spans)
 
     def _decoder(self, image: Any, number: int) -> Callable[[], Picture]:
         return lambda: as_picture(image, self._limits.max_pixels, f"image {number}")
@@ -165,16 +167,8 @@ def decode_prompt(
     if vision is None or vision.placeholder_id not in ids:
         return decode(list(ids))
     texts = []
-    for is_image, run in groupby(ids, lambda token: token == vision.placeholder_id):
+    for is_image, run in groupby(ids, vision.token_ids.__contains__):
         tokens = list(run)
-        texts.append(f"[image: {len(tokens)} tokens]" if is_image else decode(tokens))
+        shown = f"[image: {len(tokens)} token{'s' * (len(tokens) > 1)}]"
+        texts.append(shown if is_image else decode(tokens))
     return "".join(texts)
-
-
-def _gaps(places: Any, lengths: list[int]) -> bool:
-    """Whether a run of placeholders is interrupted."""
-    ends = list(accumulate(lengths))
-    return any(
-        places[end - 1] - places[end - length] != length - 1
-        for end, length in zip(ends, lengths, strict=True)
-    )

@@ -1,4 +1,4 @@
-"""Which texts are known with their tokens, and which of them does a new text begin with?
+"""Texts that are known with their tokens, and which of them a new text begins with.
 
 Apart for each namespace (a tenant's salt, or a public prefix), the texts are kept in order, so the
 one that agrees longest with another text is its neighbour there. Texts are compared, never hashed.

@@ -15,6 +15,7 @@ with the first block of a prompt; the digests cannot be computed without the sal
 Source: vLLM's documentation of KV events (``KVEventBatch``); written anew.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -41,11 +42,12 @@ class BlockStored(WireEvent, frozen=True, array_like=True, omit_defaults=True, g
         token_ids: Of all blocks, shape (num_blocks * block_size,).
         block_size: Tokens per block.
         lora_id: Always None: adapters have no numbers here.
-        medium: ``"CPU"`` or ``"GPU"``.
+        medium: ``"CPU"`` or ``"GPU"`` for the pool; ``"disk"`` or ``"remote"`` for a tier.
         lora_name: Content digest of the adapter in hexadecimal digits; None without one.
-        extra_keys: Per block what images add to its digest, as one byte string, or None; the name
-            of the tenant's salt comes last in the first block of a prompt; None if no block has
-            any.
+        extra_keys: Per block what images add, or None: of each a pair of its digest in hexadecimal
+            digits and its offset from the block's start, as in vLLM, then one byte string that is
+            hashed; the name of the tenant's salt comes last in the first block of a prompt. None
+            if no block has any.
         group_idx: Group of layers; 0 is full attention.
         kv_cache_spec_kind: ``"full_attention"`` or ``"sliding_window"``.
         kv_cache_spec_sliding_window: Tokens that such a layer sees; None for full attention.
@@ -69,7 +71,7 @@ class BlockRemoved(WireEvent, frozen=True, array_like=True, omit_defaults=True, 
 
     Attributes:
         block_hashes: SHA-256 digests.
-        medium: ``"CPU"`` or ``"GPU"``.
+        medium: ``"CPU"``, ``"GPU"``, ``"disk"`` or ``"remote"``.
         group_idx: Group of layers; 0 is full attention.
     """
 
@@ -105,7 +107,7 @@ class BatchEncoder:
         """Set what all events of a cache have in common.
 
         Args:
-            medium: ``"CPU"`` or ``"GPU"``.
+            medium: ``"CPU"`` or ``"GPU"``: where the pool is.
             windows: Tokens that the layers of groups 1, 2, ... see.
             zero_s: Seconds from 1970 to the zero of the cache's clock.
         """
@@ -122,7 +124,7 @@ class BatchEncoder:
         if isinstance(event, events.BlockStored):
             return self._stored(event)
         if isinstance(event, events.BlockRemoved):
-            return BlockRemoved(event.digests, self._medium, event.group)
+            return BlockRemoved(event.digests, event.medium or self._medium, event.group)
         return AllBlocksCleared()
 
     def _stored(self, event: events.BlockStored) -> BlockStored:
@@ -134,7 +136,7 @@ class BatchEncoder:
             token_ids=tuple(event.tokens),
             block_size=event.block_size,
             lora_id=None,
-            medium=self._medium,
+            medium=event.medium or self._medium,
             lora_name=event.identity.adapter.hex() or None,
             extra_keys=extras if any(extras) else None,
             group_idx=event.group,
@@ -143,15 +145,34 @@ class BatchEncoder:
         )
 
 
-def _extra_keys(event: events.BlockStored) -> tuple[tuple[bytes | str, ...] | None, ...]:
-    extras: list[tuple[bytes | str, ...] | None] = [
-        None if extra is None else (extra,) for extra in event.extras
+ExtraKey = tuple[str, int] | bytes | str
+"""An image, what is hashed of a block beside its tokens, or the name of a salt."""
+
+
+def _extra_keys(event: events.BlockStored) -> tuple[tuple[ExtraKey, ...] | None, ...]:
+    extras: list[tuple[ExtraKey, ...] | None] = [
+        None if extra is None else (*_images(extra), extra) for extra in event.extras
     ]
     salt = event.identity.root.tenant
     if event.parent is None and salt:
         extras = extras or [None] * len(event.digests)
         extras[0] = (*(extras[0] or ()), salt_name(salt))
     return tuple(extras)
+
+
+def _images(extra: bytes) -> Iterator[tuple[str, int]]:
+    """Yield digest and offset of each image, as ``PrefixKey.extra`` has written them."""
+    place = 0
+    while place + 4 <= len(extra):
+        if extra[place : place + 4] == b"\xff\xff\xff\xff":  # a boundary, and its SHA-256
+            place += 36
+            continue
+        end = place + 4 + int.from_bytes(extra[place : place + 4], "little")
+        if end + 16 > len(extra):
+            return
+        offset = int.from_bytes(extra[end : end + 8], "little", signed=True)
+        yield extra[place + 4 : end].hex(), offset
+        place = end + 16
 
 
 _DECODER = msgspec.msgpack.Decoder(WireBatch)

@@ -181,7 +181,7 @@ class LLM:
                 tokenizer, m, chat_template, add_generation_prompt, tools, bool(images), **options
             )
             prompt = Prompt(keep_tokens=keep_tokens, sections=sections_of(m), images=images)
-            prompts.append(self.engine.tokenized_chat(prompt, text))
+            prompts.append(self.engine.prompts.tokenized_chat(prompt, text))
         prompts = with_adapters(self.engine, prompts, lora_request)
         return run_batch(self.engine, prompts, sampling_params, use_tqdm, priority)
 

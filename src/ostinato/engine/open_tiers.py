@@ -7,7 +7,7 @@ from ostinato.engine.config import EngineConfig
 from ostinato.runner.model_runner import ModelRunner
 from ostinato.tiers.chain import TierChain
 from ostinato.tiers.disk import DiskOptions, DiskTier
-from ostinato.tiers.port import KVTier
+from ostinato.tiers.port import KVTier, TierListener
 from ostinato.tiers.remote import RemoteOptions, RemoteTier, open_store
 
 LEAST_DISK_BLOCKS = 64
@@ -16,8 +16,13 @@ LEAST_DISK_BLOCKS = 64
 LEAST_SECRET_BYTES = 16
 
 
-def open_tier(config: EngineConfig, runner: ModelRunner) -> KVTier:
+def open_tier(config: EngineConfig, runner: ModelRunner, listener: TierListener) -> KVTier:
     """Open the tiers that are set: the disk, the server, or both in this order.
+
+    Args:
+        config: Settings.
+        runner: Of the model whose prefixes are kept.
+        listener: Is told what tiers store and evict.
 
     Raises:
         ConfigError: The model cannot be kept in tiers, or a tier cannot be opened.
@@ -25,15 +30,20 @@ def open_tier(config: EngineConfig, runner: ModelRunner) -> KVTier:
     _check_model(runner)
     secret, tiers = _secret(config), list[KVTier]()
     if config.kv_disk is not None:
-        tiers.append(_open_disk(config, config.kv_disk, runner, secret))
+        tiers.append(_open_disk(config, config.kv_disk, runner, secret, listener))
     if config.kv_remote is not None:
         options = RemoteOptions(sealed=config.is_sealed, secret=secret)
-        tiers.append(RemoteTier(open_store(config.kv_remote, options.timeout_s), options))
+        store = open_store(config.kv_remote, options.timeout_s)
+        tiers.append(RemoteTier(store, options, listener))
     return tiers[0] if len(tiers) == 1 else TierChain(tiers)
 
 
 def _open_disk(
-    config: EngineConfig, folder: str | Path, runner: ModelRunner, secret: bytes
+    config: EngineConfig,
+    folder: str | Path,
+    runner: ModelRunner,
+    secret: bytes,
+    listener: TierListener,
 ) -> DiskTier:
     block_bytes = runner.kv_stores[0].block_bytes
     least = LEAST_DISK_BLOCKS * block_bytes
@@ -43,7 +53,8 @@ def _open_disk(
             f"bytes: set it to {least:,} or more, or lower block_size"
         )
     per_day = config.kv_disk_bytes_per_day or 0
-    return DiskTier(folder, DiskOptions(config.kv_disk_bytes, per_day, config.is_sealed, secret))
+    options = DiskOptions(config.kv_disk_bytes, per_day, config.is_sealed, secret)
+    return DiskTier(folder, options, listener=listener)
 
 
 def _secret(config: EngineConfig) -> bytes:

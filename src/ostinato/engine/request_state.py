@@ -9,6 +9,7 @@ from ostinato.engine.detokenizer import Detokenizer
 from ostinato.engine.load_note import LoadNote
 from ostinato.engine.outputs import CompletionOutput, Logprob, RequestOutput, RequestTimings
 from ostinato.engine.request_validation import PreparedRequest
+from ostinato.engine.sampling_params import RequestOutputKind
 from ostinato.engine.stop_strings import StopChecker
 from ostinato.engine.token_table import TokenTable
 from ostinato.runner.image_store import ServedImage
@@ -103,11 +104,29 @@ class RequestState:
         self._leader: SchedSequence | None = None
         self._prompt_logprobs: list[dict[int, Logprob] | None] = [None]
         self._completions = [CompletionState(index, made, tokens) for index in range(made.params.n)]
+        self._num_streamed = 0
 
     @property
     def finished(self) -> bool:
         """Whether every continuation has ended."""
         return all(c.finish_reason is not None for c in self._completions)
+
+    def next_output(self, interval: int) -> RequestOutput | None:
+        """Return what there is so far, if a stream is to have it now.
+
+        Args:
+            interval: New tokens that make an output; the request may ask for more of them. The
+                first and the last output are due at once.
+        """
+        params, num_tokens = self.params, sum(len(c.token_ids) for c in self._completions)
+        if not self.finished:
+            if params.output_kind is RequestOutputKind.FINAL_ONLY:
+                return None
+            wanted = max(interval, params.stream_interval or 1) * params.n
+            if self._num_streamed and num_tokens - self._num_streamed < wanted:
+                return None
+        self._num_streamed = num_tokens
+        return self.output()
 
     @property
     def num_cached_tokens(self) -> int:

@@ -36,7 +36,6 @@ UNSUPPORTED_SAMPLING = {
         "set prompt_logprobs and cut the list; every position is computed",
         (None, 0),
     ),
-    "stream_interval": Unsupported("every step's tokens are streamed at once", (None, 1)),
     "skip_clone": Unsupported("parameters are immutable and never copied", (False, True)),
     "thinking_token_budget": Unsupported("limit the whole answer with max_tokens", (None, -1)),
     "repetition_detection": Unsupported("use repetition_penalty or frequency_penalty"),
@@ -79,6 +78,8 @@ class SamplingParams(core.SamplingParams):
         detokenize: Produce text; False gives token ids alone.
         structured_outputs: Constraint on the text, such as a JSON schema.
         output_kind: What each output of a stream of ``AsyncLLM`` holds.
+        stream_interval: New tokens that make an output of a stream, if they are more than the
+            engine's ``stream_interval``; the first and the last output are sent at once.
         skip_reading_prefix_cache: Compute the whole prompt, whatever is cached.
 
     ``top_k=-1`` is accepted for 0 and ``seed=-1`` for None.
@@ -92,6 +93,7 @@ class SamplingParams(core.SamplingParams):
     detokenize: bool = True
     structured_outputs: StructuredOutputs | None = None
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    stream_interval: int | None = None
     skip_reading_prefix_cache: bool | None = None
 
     def __post_init__(self) -> None:
@@ -110,6 +112,7 @@ class SamplingParams(core.SamplingParams):
             ("logprobs", -1, None),
             ("prompt_logprobs", -1, None),
             ("truncate_prompt_tokens", -1, None),
+            ("stream_interval", 1, None),
         ):
             value = getattr(self, name)
             if value is not None:

@@ -1,4 +1,4 @@
-"""How does a text become tokens without tokenizing again what is known?
+"""Tokenizes of a text only what is not known.
 
 ::
 

@@ -18,20 +18,21 @@ Rules:
 """
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.manager import CacheManager
 from ostinato.core.identity import Identity, PrefixKey
-from ostinato.core.ids import RequestId
+from ostinato.core.ids import RequestId, SequenceId
 from ostinato.core.request import RequestContext
 from ostinato.engine.load_note import LoadNote, Rate
-from ostinato.engine.tier_reader import LookUp, Read, TierReader, pieces_of
+from ostinato.engine.tier_prefixes import first_tokens, prefix_of
+from ostinato.engine.tier_reader import Load, LookUp, Read, TierReader, pieces_of
 from ostinato.runner.kv_store import KVStore
 from ostinato.sched.sequence import Sequence
 from ostinato.scheduling.held_requests import HeldRequests
-from ostinato.tiers.port import KVTier, LoadFault, Namespace, Prefix
+from ostinato.tiers.port import KVTier, LoadFault, Namespace, TierListener
 
 LOOK_UP_PATIENCE_S = 0.002
 """How long a step waits for look-ups; those of a disk are done in memory."""
@@ -44,56 +45,6 @@ FIRST_DEADLINE_S = 10.0
 
 TRY_AGAIN = 32
 """Of loads that seem dearer than computing, one in so many is tried: speeds change."""
-
-
-@dataclass(slots=True, eq=False)
-class _Load:
-    """One request's prefix on its way.
-
-    Attributes:
-        sequence: The request's.
-        look_up: What is asked of the tiers.
-        asked_s: When, by ``time.monotonic()``.
-        after: Another request's load that brings the same, and is waited for.
-        table: Blocks to be filled, once they are allocated.
-        read: What fills them.
-        began_s: When that began.
-        note: What became of it, as far as there is something to tell.
-    """
-
-    sequence: Sequence
-    look_up: LookUp
-    asked_s: float
-    after: "_Load | None" = None
-    table: BlockTable | None = None
-    read: Read | None = None
-    began_s: float = 0.0
-    note: LoadNote | None = None
-
-    @property
-    def name(self) -> RequestId:
-        """Of its request."""
-        return self.sequence.request.request_id
-
-    @property
-    def is_unwanted(self) -> bool:
-        """Whether its request has ended, or was admitted while there was no room to load."""
-        return self.sequence.finish_reason is not None or self.sequence.table is not None
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether threads have brought what it waits for."""
-        if self.read is not None:
-            return not self.read.num_left
-        if self.after is not None:
-            return self.after.is_ready
-        return self.look_up.refs is not None
-
-    def stop(self) -> None:
-        """Let threads do no more for it than they have begun."""
-        self.look_up.is_unwanted = True
-        if self.read is not None:
-            self.read.is_stopped = True
 
 
 class TierLoads:
@@ -116,8 +67,10 @@ class TierLoads:
         store: KVStore,
         held: HeldRequests,
         namespace_of: Callable[[Identity], Namespace],
+        listener: TierListener,
     ) -> None:
         """Start without a load."""
+        self._listener = listener
         self.held = held
         self.reading, self.computing = Rate(), Rate()
         self.num_cheaper = 0
@@ -127,8 +80,11 @@ class TierLoads:
         self._manager, self._block_bytes = manager, store.block_bytes
         self._namespace_of = namespace_of
         self._size = manager.block_size
-        self._loads: dict[RequestId, _Load] = {}
+        self._loads: dict[RequestId, Load] = {}
         self._complete: list[tuple[BlockTable, int]] = []  # held until their requests are planned
+        self._returning: dict[
+            tuple[SequenceId, int], int
+        ] = {}  # known tokens, asked for what follows
         self._reader = TierReader(tier, store)
 
     def __len__(self) -> int:
@@ -137,18 +93,37 @@ class TierLoads:
 
     def begin(self, sequence: Sequence) -> None:
         """Hold a request that has just arrived back, while tiers are asked for its prefix."""
-        key, first = sequence.key, sequence.num_known_tokens // self._size
+        self._begin(sequence, sequence.num_known_tokens)
+
+    def begin_again(self, preempted: Iterable[Sequence]) -> None:
+        """Ask tiers for what the pool has lost of preempted requests, each loss once.
+
+        Args:
+            preempted: Those that wait, and may soon be admitted again.
+        """
+        returning: dict[tuple[SequenceId, int], int] = {}
+        for sequence in preempted:
+            name = sequence.sequence_id, sequence.num_preemptions
+            known = self._manager.match(sequence.key).num_shared_tokens
+            asked = self._returning.get(name, len(sequence.key))
+            returning[name] = min(known, asked)
+            if known < asked and sequence.request.request_id not in self._loads:
+                self._begin(sequence, known)
+        self._returning = returning
+
+    def _begin(self, sequence: Sequence, num_known: int) -> None:
+        key, first = sequence.key, num_known // self._size
         num_blocks = (len(key) - 1) // self._size  # the last token is computed (law 4)
-        if sequence.reading_is_off or key.images or num_blocks <= first:
+        if sequence.reading_is_off or num_blocks <= first:
             return
         prefix = prefix_of(key, num_blocks * self._size, self._namespace_of)
-        load = _Load(sequence, LookUp(prefix, first), time.monotonic(), self._leader(key, first))
+        load = Load(sequence, LookUp(prefix, first), time.monotonic(), self._leader(key, first))
         self._loads[load.name] = load
         self.held.add(load.name)
         if load.after is None:
             self._reader.look_up(load.look_up)
 
-    def poll(self, num_seats: int) -> list[tuple[RequestId, LoadNote]]:
+    def poll(self, num_seats: int) -> list[tuple[Sequence, LoadNote]]:
         """Go on with every load, right before a step is planned.
 
         Args:
@@ -166,7 +141,7 @@ class TierLoads:
                 del self._loads[load.name]
                 self.held.discard(load.name)
                 if load.note is not None:
-                    ended.append((load.name, load.note))
+                    ended.append((load.sequence, load.note))
             num_seats -= load.table is not None
         return ended
 
@@ -188,7 +163,7 @@ class TierLoads:
         for load in self._loads.values():
             load.stop()
             reads += [] if load.read is None else [load.read]
-        self._reader.wait_for(lambda: not any(read.num_left for read in reads))
+        self._reader.wait_for(lambda: not any(read.num_running for read in reads))
         for load in self._loads.values():
             if load.table is not None:
                 self._publish(load)
@@ -205,7 +180,7 @@ class TierLoads:
         self.drain()
         self._reader.close()
 
-    def _leader(self, key: PrefixKey, first: int) -> _Load | None:
+    def _leader(self, key: PrefixKey, first: int) -> Load | None:
         """Find a load that will bring more of a sequence than the pool has."""
         for load in self._loads.values():
             common = load.sequence.key.num_common_tokens(key) // self._size
@@ -222,10 +197,10 @@ class TierLoads:
                 lambda: all(look_up.refs is not None for look_up in fresh), LOOK_UP_PATIENCE_S
             )
 
-    def _go_on(self, load: _Load, num_seats: int) -> bool:
+    def _go_on(self, load: Load, num_seats: int) -> bool:
         """Take a load as far as it goes now; returns whether it has ended."""
         if load.read is not None:
-            return not load.read.num_left and self._publish(load)
+            return not load.read.num_running and self._publish(load)
         if load.is_unwanted:
             return True
         if load.after is not None:
@@ -239,13 +214,13 @@ class TierLoads:
         self.held.discard(load.name)  # there is no room: it takes its turn, and may load then
         return False
 
-    def _follow(self, load: _Load) -> bool:
+    def _follow(self, load: Load) -> bool:
         """Go on where the load that this one waited for has ended."""
         leader, load.after = load.after, None
         assert leader is not None
         before = load.look_up.first_block * self._size
         known = self._manager.match(load.sequence.key).num_shared_tokens
-        load.sequence.num_known_tokens = max(load.sequence.num_known_tokens, known)
+        load.knows(known)
         if leader.note is not None:
             load.note = leader.note.between(before, known)
         if load.look_up.prefix.num_blocks * self._size <= known:
@@ -255,10 +230,10 @@ class TierLoads:
         self._reader.look_up(load.look_up)
         return False
 
-    def _is_worth_it(self, load: _Load) -> bool:
+    def _is_worth_it(self, load: Load) -> bool:
         """Whether loading is faster than computing, as far as is known; notes it if not."""
         num_blocks, refs = load.look_up.num_blocks, load.look_up.refs
-        ahead = sum(len(p.blocks) for x in self._loads.values() if x.read for p in x.read.pieces)
+        ahead = sum(len(piece.blocks) for x in self._loads.values() for piece in x.pieces)
         load_s = self.reading.seconds_for((num_blocks + ahead) * self._block_bytes)
         compute_s = self.computing.seconds_for(num_blocks * self._size)
         if load_s is None or compute_s is None or load_s <= compute_s:
@@ -271,12 +246,12 @@ class TierLoads:
         load.note = LoadNote(refs[0].tier, start, end, is_cheaper_to_compute=True)
         return False
 
-    def _allocate(self, load: _Load) -> bool:
+    def _allocate(self, load: Load) -> bool:
         """Allocate blocks and have them filled; False if there is no room."""
         end, first = load.look_up.end_block, load.look_up.first_block
         sequence = load.sequence
-        key = PrefixKey(sequence.key.identity, sequence.key.tokens[: end * self._size])
-        match = replace(self._manager.match_first(key, len(key)), tail=None)
+        key = first_tokens(sequence.key, end * self._size)
+        match = replace(self._manager.match_first(key, end * self._size), tail=None)
         if len(match.blocks) >= end or len(match.blocks) < first:
             return True  # it is there meanwhile, or what it continues is not
         assert load.look_up.refs
@@ -293,22 +268,34 @@ class TierLoads:
         self._reader.read(load.read)
         return True
 
-    def _publish(self, load: _Load) -> bool:
+    def _publish(self, load: Load) -> bool:
         """Publish what was loaded; it stays held until its request is planned."""
         assert load.table is not None and load.read is not None and load.look_up.refs
         start, refs = load.table.num_shared_tokens, load.look_up.refs
         note = LoadNote(refs[0].tier, start, load.look_up.end_block * self._size)
-        for piece in load.read.pieces:
+        for piece in load.pieces:
             note = note.with_part(piece.ref, piece.num_loaded * self._size, piece.fault)
             if piece.fault is not None:
                 break
         self._manager.publish(load.table, note.end)
         self._manager.commit([load.table])
         self._complete.append((load.table, note.end))
-        load.sequence.num_known_tokens = max(load.sequence.num_known_tokens, note.end)
+        load.knows(note.end)
         load.note = note
+        self._report(load, note)
         self._count(note, time.monotonic() - load.began_s, is_wanted=not load.is_unwanted)
         return True
+
+    def _report(self, load: Load, note: LoadNote) -> None:
+        """Tell the listener what tiers have, and what turned out to be bad."""
+        prefix, size = load.look_up.prefix, self._size
+        for tier, start, stop in note.loaded:
+            extent = prefix.extent(start // size, (stop - start) // size)
+            self._listener.on_stored(tier, extent)
+        if note.fault in (LoadFault.CHECKSUM, LoadFault.SHORT, LoadFault.MISSING):
+            bad = next(piece for piece in load.pieces if piece.fault is not None)
+            end = bad.ref.start // size + bad.ref.num_blocks
+            self._listener.on_removed(bad.ref.tier, prefix.digests[note.end // size : end])
 
     def _count(self, note: LoadNote, seconds: float, is_wanted: bool) -> None:
         if note.fault is not None and is_wanted:
@@ -319,12 +306,3 @@ class TierLoads:
         num_blocks = (note.end - note.start) // self._size
         if num_blocks or note.fault is LoadFault.DEADLINE:
             self.reading.add(max(1, num_blocks) * self._block_bytes, seconds)
-
-
-def prefix_of(
-    key: PrefixKey, num_tokens: int, namespace_of: Callable[[Identity], Namespace]
-) -> Prefix:
-    """Name a sequence's first tokens as tiers do."""
-    identity, public = key.identity, key.identity.public_prefix
-    salt = b"" if public is None else public.tenant
-    return Prefix(namespace_of(identity), identity.tenant, key.tokens[:num_tokens], salt)

@@ -6,14 +6,20 @@ in a ``LookUp`` or a ``Read``, which the engine's thread reads between steps.
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections import abc, deque
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
+from ostinato.cache.block_table import BlockTable
+from ostinato.core.ids import RequestId
+from ostinato.engine.load_note import LoadNote
 from ostinato.runner.kv_store import KVStore
+from ostinato.sched.sequence import Sequence
 from ostinato.tiers.port import ExtentRef, KVTier, LoadFault, Prefix
 
 logger = logging.getLogger("ostinato")
@@ -62,7 +68,7 @@ class Piece:
     """
 
     ref: ExtentRef
-    blocks: Sequence[int]
+    blocks: abc.Sequence[int]
     num_skipped: int = 0
     num_loaded: int = 0
     fault: LoadFault | None = None
@@ -75,18 +81,87 @@ class Read:
     Attributes:
         pieces: In token order.
         deadline: By ``time.monotonic()``.
-        num_left: Pieces that no thread is done with.
+        num_running: Threads that have not finished with it.
         is_stopped: Whether the rest is not wanted, or useless after a fault.
+        waiting: Pieces that no thread has begun.
     """
 
     pieces: list[Piece]
     deadline: float
-    num_left: int = field(init=False)
+    num_running: int = NUM_READERS
     is_stopped: bool = False
+    waiting: deque[Piece] = field(init=False)
 
     def __post_init__(self) -> None:
         """Begin with all of them."""
-        self.num_left = len(self.pieces)
+        self.waiting = deque(self.pieces)
+
+    def next_piece(self) -> Piece | None:
+        """Take the next piece; None if there is none left. Called by several threads."""
+        with suppress(IndexError):
+            return self.waiting.popleft()
+        return None
+
+
+@dataclass(slots=True, eq=False)
+class Load:
+    """One request's prefix on its way.
+
+    Attributes:
+        sequence: The request's.
+        look_up: What is asked of the tiers.
+        asked_s: When, by ``time.monotonic()``.
+        after: Another request's load that brings the same, and is waited for.
+        table: Blocks to be filled, once they are allocated.
+        read: What fills them.
+        began_s: When that began.
+        note: What became of it, as far as there is something to tell.
+    """
+
+    sequence: Sequence
+    look_up: LookUp
+    asked_s: float
+    after: "Load | None" = None
+    table: BlockTable | None = None
+    read: Read | None = None
+    began_s: float = 0.0
+    note: LoadNote | None = None
+
+    @property
+    def name(self) -> RequestId:
+        """Of its request."""
+        return self.sequence.request.request_id
+
+    @property
+    def is_unwanted(self) -> bool:
+        """Whether its request has ended, or was admitted while there was no room to load."""
+        return self.sequence.finish_reason is not None or self.sequence.table is not None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether threads have brought what it waits for."""
+        if self.read is not None:
+            return not self.read.num_running
+        if self.after is not None:
+            return self.after.is_ready
+        return self.look_up.refs is not None
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """What is read for it, in token order."""
+        return [] if self.read is None else self.read.pieces
+
+    def knows(self, num_tokens: int) -> None:
+        """Note that so many tokens are there before its request is first admitted."""
+        if self.sequence.first_planned_s is None:
+            known = max(self.sequence.num_known_tokens, num_tokens)
+            self.sequence.num_known_tokens = known
+
+    def stop(self) -> None:
+        """Let threads do no more for it than they have begun."""
+        self.look_up.is_unwanted = True
+        if self.read is not None:
+            self.read.is_stopped = True
 
 
 class TierReader:
@@ -106,9 +181,9 @@ class TierReader:
         self._look_ups.submit(self._look_up, wanted)
 
     def read(self, read: Read) -> None:
-        """Have pieces read, several at a time."""
-        for piece in read.pieces:
-            self._readers.submit(self._read, read, piece)
+        """Have pieces read, by all threads together."""
+        for _ in range(NUM_READERS):
+            self._readers.submit(self._read, read)
 
     def wait_for(self, is_there: Callable[[], bool], seconds: float | None = None) -> None:
         """Wait until threads have brought something."""
@@ -137,22 +212,28 @@ class TierReader:
             wanted.refs = refs
             self._changed.notify_all()
 
-    def _read(self, read: Read, piece: Piece) -> None:
-        try:
+    def _read(self, read: Read) -> None:
+        """Read pieces until none is left; the last thread to finish says so."""
+        while (piece := read.next_piece()) is not None:
             self._fill(read, piece)
-        except Exception:
-            logger.exception("a load from the tiers failed")
-            piece.num_loaded, piece.fault = 0, LoadFault.IO
         with self._changed:
-            read.num_left -= 1
-            read.is_stopped = read.is_stopped or piece.fault is not None
+            read.num_running -= 1
             self._changed.notify_all()
 
     def _fill(self, read: Read, piece: Piece) -> None:
+        try:
+            if read.is_stopped:
+                piece.fault = LoadFault.STALE
+            else:
+                self._load(read, piece)
+        except Exception:
+            logger.exception("a load from the tiers failed")
+            piece.num_loaded, piece.fault = 0, LoadFault.IO
+        if piece.fault is not None:
+            read.is_stopped = True
+
+    def _load(self, read: Read, piece: Piece) -> None:
         """Read one piece, and write what is verified into its blocks."""
-        if read.is_stopped:
-            piece.fault = LoadFault.STALE
-            return
         width, skipped = piece.ref.block_bytes, piece.num_skipped
         num_blocks = skipped + len(piece.blocks)
         buffer = self._buffer(num_blocks * width)
@@ -172,7 +253,7 @@ class TierReader:
         return kept.data[:num_bytes]
 
 
-def pieces_of(found: LookUp, table: Sequence[int], num_known: int) -> Iterator[Piece]:
+def pieces_of(found: LookUp, table: abc.Sequence[int], num_known: int) -> Iterator[Piece]:
     """Cut what was found into pieces, without the blocks that the pool has by now.
 
     Args:

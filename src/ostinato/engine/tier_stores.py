@@ -19,7 +19,6 @@ Rules:
 import logging
 import threading
 import time
-from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -35,8 +34,8 @@ from ostinato.cache.observer import CacheObserver, Eviction
 from ostinato.cache.prefix_index import Removal
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.request import RequestContext
-from ostinato.core.tokens import TOKEN_BYTES
-from ostinato.engine.tier_loads import prefix_of
+from ostinato.engine.tier_events import TierEvents
+from ostinato.engine.tier_prefixes import cached_paths, prefix_of
 from ostinato.runner.kv_store import KVStore
 from ostinato.tiers.port import Extent, KVTier, Namespace, StoreResult, TierStats
 
@@ -51,10 +50,10 @@ EXTENT_BLOCKS = 64
 STAGING_BYTES = 32 << 20
 """Memory for copies on their way."""
 
-SHARE = 0.015
+SHARE = 0.0125
 """Of the processors' time, for storing while requests run."""
 
-MOST_CREDIT_S = 0.25
+MOST_CREDIT_S = 0.1
 """Processor time that may be saved up for it."""
 
 MOST_WAITING = 4096
@@ -101,6 +100,7 @@ class TierStores(CacheObserver):
         copy_s: Time that copying took, in the engine's thread.
         write_s: Processor time that checking and writing took.
         tier_stats: State and counts of the tiers, as last seen by the writer.
+        events: Announces what tiers store and remove.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -109,6 +109,7 @@ class TierStores(CacheObserver):
         self.num_left_out = 0
         self.copied_bytes, self.copy_s, self.write_s = 0, 0.0, 0.0
         self.tier_stats: tuple[TierStats, ...] = ()
+        self.events = TierEvents()
         self._size = block_size
         self._waiting: deque[_Wanted] = deque()
         self._marked: set[int] = set()  # blocks that are stored, or on their way
@@ -117,7 +118,7 @@ class TierStores(CacheObserver):
         self._pressure: Literal["none", "new", "known"] = "none"
         self._paused_until_s = 0.0
         self._changed = threading.Condition()
-        self._is_open = self._is_looking = False
+        self._is_open = self._is_looking = self._has_images = False
 
     def open(
         self,
@@ -145,6 +146,7 @@ class TierStores(CacheObserver):
     def on_admit(self, table: BlockTable, context: RequestContext, preempted: bool) -> None:
         """A prefix is used a second time."""
         num_blocks = table.num_shared_tokens // self._size
+        self._has_images |= bool(table.key.images)
         if num_blocks and table.writes and table.blocks[num_blocks - 1] not in self._marked:
             self._want(_Wanted(table.key, table.num_shared_tokens))
 
@@ -175,13 +177,14 @@ class TierStores(CacheObserver):
         self._waiting.clear()
         if everything:
             self._marked.clear()
+            self.events.clear()
 
     def mark(self, blocks: Iterable[int]) -> None:
         """Note that blocks were loaded, and need not be written."""
         self._marked.update(blocks)
 
     def _want(self, wanted: _Wanted) -> None:
-        if not self._is_open or wanted.key.images:
+        if not self._is_open:
             return
         if len(self._waiting) >= MOST_WAITING:
             self._waiting.popleft()
@@ -196,11 +199,15 @@ class TierStores(CacheObserver):
         return len(self._waiting)
 
     def lease(self, key: PrefixKey, num_tokens: int, keep_until: float) -> None:
-        """Write a leased prefix before all others, and set the end of its lease."""
-        prefix = prefix_of(key, num_tokens, self._namespace_of)
-        self._writer.submit(_logged, self._tier.lease, prefix, keep_until)
+        """Write a leased prefix before all others, with the end of its lease."""
+        self.set_lease_end(key, num_tokens, keep_until)
         if keep_until:
             self._waiting.appendleft(_Wanted(key, num_tokens, keep_until))
+
+    def set_lease_end(self, key: PrefixKey, num_tokens: int, keep_until: float) -> None:
+        """Set the end of the lease of what is written of a prefix; 0 ends it."""
+        prefix = prefix_of(key, num_tokens, self._namespace_of)
+        self._writer.submit(_logged, self._tier.lease, prefix, keep_until)
 
     def look_at_tier(self) -> None:
         """Have the writer look at the tiers: a medium may take its time to answer."""
@@ -265,21 +272,7 @@ class TierStores(CacheObserver):
 
     def want_everything(self) -> None:
         """Have all that is cached written, the most used and the last used first."""
-        paths: list[array[int]] = []
-        leaves: dict[int, tuple[bool, int, Identity]] = {}
-        width = self._size * TOKEN_BYTES
-        for place, run in enumerate(self._manager.index.runs()):
-            entry = run.entries[0]
-            own = entry.run_from(0)[1]
-            own = own[: len(own) // width * width]  # without a partial block
-            before = array("I") if run.parent is None else paths[run.parent]
-            paths.append(before + array("I", own))
-            if own:
-                leaves.pop(-1 if run.parent is None else run.parent, None)
-                leaves[place] = entry.uses > 1, entry.idle_tick, entry.identity
-        ranked = sorted(leaves, key=lambda place: leaves[place][:2], reverse=True)
-        for place in ranked[:MOST_WAITING]:
-            key = PrefixKey(leaves[place][2], paths[place])
+        for key in cached_paths(self._manager, self._has_images)[:MOST_WAITING]:
             self._want(_Wanted(key, len(key)))
 
     def close(self) -> None:

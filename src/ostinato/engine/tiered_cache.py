@@ -14,6 +14,7 @@ import json
 import time
 from collections import OrderedDict
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 
 import torch
 
@@ -22,22 +23,29 @@ from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.ids import RequestId
 from ostinato.engine.load_note import LoadNote
 from ostinato.engine.tier_loads import TierLoads
+from ostinato.engine.tier_prefixes import first_tokens
 from ostinato.engine.tier_stores import TierStores
 from ostinato.runner.compute_path import ComputePath
 from ostinato.runner.model_runner import ModelRunner
 from ostinato.sched.scheduler import Scheduler
 from ostinato.scheduling.held_requests import HeldRequests
-from ostinato.tenants.terms import LeaseTerms
+from ostinato.tenants.terms import LeaseId, LeaseTerms
 from ostinato.tiers.port import KVTier, Namespace, TierReceipt, TierStats
 
 NUMERICS = 1
 """Raised when the same tokens give other keys and values than in the release before."""
 
-WAIT_S = 0.002
-"""How long the engine sleeps at a time while it has nothing to do but to wait for a tier."""
+WAIT_S = 0.005
+"""How long the engine sleeps at most while all it has to do is to wait for a tier."""
 
 FLUSH_S = 20.0
 """How long closing may take to write what is cached; the usual patience after SIGTERM is 30 s."""
+
+LEASES_S = 10.0
+"""How often the ends of leases that requests have moved are written."""
+
+MOST_RETURNING = 8
+"""Preempted requests at the head of the queue whose prefix may be loaded again."""
 
 LEAST_MEASURED = 64
 """Prompt tokens of a step from which the speed of computing is measured."""
@@ -109,14 +117,19 @@ class TieredCache:
             most_extent_bytes: The longest record that the tier takes.
         """
         self._tier, self._cache, self._scheduler, self._runner = tier, cache, scheduler, runner
-        self._compute_path = compute_path
+        self._compute_path, self._held = compute_path, held
         self._namespaces: dict[Identity, Namespace] = {}
         store = runner.kv_stores[0]
-        self.loads = TierLoads(tier, cache.manager, store, held, self.namespace_of)
+        self.loads = TierLoads(tier, cache.manager, store, held, self.namespace_of, stores.events)
         self.stores = stores
+        stores.events.open(cache.events, cache.manager)
         stores.open(tier, cache.manager, store, self.namespace_of, most_extent_bytes)
         self._notes: OrderedDict[RequestId, LoadNote] = OrderedDict()
         self._begun_s, self._begun_tokens = 0.0, 0
+        self._lease_ends: dict[
+            LeaseId, float
+        ] = {}  # as they are on the tiers, by the cache's clock
+        self._leases_due_s = 0.0
         self._is_closed = False
 
     @property
@@ -178,19 +191,35 @@ class TieredCache:
             What became of the loads that have ended.
         """
         ended: list[tuple[RequestId, LoadNote]] = []
+        if self._scheduler.stats.num_preemptions:
+            waiting = islice(self._scheduler.requests.waiting, MOST_RETURNING)
+            self.loads.begin_again(one for one in waiting if one.num_preemptions)
         if self.loads:
             seats = self._scheduler.config.max_num_seqs - self._scheduler.num_running
-            ended = self.loads.poll(seats)
-            for name, note in ended:
-                self._notes[name] = note
-                if note.loaded and name in self._scheduler.requests.live:
-                    self._take_over(self._scheduler.requests.live[name][0].key, note)
-            while len(self._notes) > max(1, self._cache.config.keep_explanations):
-                self._notes.popitem(last=False)
+            for sequence, note in self.loads.poll(seats):
+                if note.loaded and sequence.finish_reason is None:
+                    self._take_over(sequence.key, note)
+                if sequence.first_planned_s is None:  # hits count at first admission
+                    ended.append((sequence.request.request_id, note))
+            self._remember(ended)
         self.stores.pump()
+        self.stores.events.flush()
+        self._write_lease_ends()
         self._begun_s = time.perf_counter()
         self._begun_tokens = self._scheduler.stats.computed_prompt_tokens
         return ended
+
+    def wait_for_loads(self) -> bool:
+        """Wait a moment if no request can run before a load ends; returns whether it was so.
+
+        Planning in vain would take the interpreter from the threads that load.
+        """
+        if not self.loads or self._scheduler.num_running:
+            return False
+        if len(self._held) < self._scheduler.num_waiting:
+            return False
+        self.loads.wait(WAIT_S)
+        return True
 
     def end_step(self) -> None:
         """Note how long a step took; if nothing could run, wait a moment for a tier."""
@@ -206,7 +235,10 @@ class TieredCache:
     def rest(self) -> bool:
         """Write in an idle moment; returns whether there is more to do."""
         self.loads.drain()  # of requests that were cancelled
-        if not self.stores.pump(is_idle=True):
+        self._write_lease_ends()
+        has_more = self.stores.pump(is_idle=True)
+        self.stores.events.flush()
+        if not has_more:
             return False
         self.stores.wait(WAIT_S)
         return True
@@ -231,13 +263,17 @@ class TieredCache:
         self.drain()
         self.loads.wipe()
         self.stores.forget(salt)
-        return tuple(self._tier.erase(salt))
+        receipts = tuple(self._tier.erase(salt))
+        self.stores.events.forget(salt)
+        return receipts
 
     def close(self) -> None:
         """Write what is cached, as far as time allows, and close the tiers."""
         if self._is_closed:
             return
         self.loads.drain()
+        self._leases_due_s = 0.0
+        self._write_lease_ends()
         self.stores.want_everything()
         self.stores.flush(FLUSH_S)
         self.stop()
@@ -250,6 +286,26 @@ class TieredCache:
             self.stores.close()
             self._tier.close()
 
+    def _remember(self, ended: list[tuple[RequestId, LoadNote]]) -> None:
+        self._notes.update(ended)
+        while len(self._notes) > max(1, self._cache.config.keep_explanations):
+            self._notes.popitem(last=False)
+
+    def _write_lease_ends(self) -> None:
+        """Write the ends of leases that requests have moved, now and then."""
+        now_s = self._cache.manager.pool.now()
+        if now_s < self._leases_due_s:
+            return
+        self._leases_due_s = now_s + LEASES_S
+        ends, known = dict[LeaseId, float](), self._lease_ends
+        for lease in self._cache.admin.leases():
+            if lease.terms.refresh_on_hit and lease.expires_s is not None:
+                ends[lease.lease_id] = end_s = lease.expires_s
+                if end_s != known.get(lease.lease_id):
+                    keep_until, table = time.time() + end_s - now_s, lease.table
+                    self.stores.set_lease_end(table.key, table.num_planned, keep_until)
+        self._lease_ends = ends
+
     def _take_over(self, key: PrefixKey, note: LoadNote) -> None:
         """Note that what was loaded is written already, and lease again what was leased."""
         manager = self._cache.manager
@@ -257,8 +313,7 @@ class TieredCache:
         self.stores.mark(match.blocks[note.start // manager.block_size :])
         ttl_s = note.keep_until - time.time()
         if ttl_s > 0:
-            leased = PrefixKey(key.identity, key.tokens[: note.leased])
-            self._cache.admin.lease(leased, LeaseTerms(ttl_s))
+            self._cache.admin.lease(first_tokens(key, note.leased), LeaseTerms(ttl_s))
 
 
 def _config_digest(config: dict[str, object]) -> bytes:

@@ -77,7 +77,7 @@ class TokenizerExecutor:
             with self._making:
                 return self._engine.make_request(known, params, request_id, priority, constraint)
 
-        prompt = self._engine.with_placeholders(prompt)
+        prompt = self._engine.prompts.with_placeholders(prompt)
         if prompt.text is None:
             if _num_ids(prompt) <= SHORT_TOKENS and not prompt.images:
                 return make(prompt)
@@ -179,7 +179,10 @@ class TokenizerExecutor:
         engine, text = self._engine, prompt.text or ""
         if keep is None and engine.texts is not None and engine.texts.takes_prompts:
             return await self._tokenized(
-                prompt, lambda: text, most, lambda known: use(engine.with_ids(prompt, known))
+                prompt,
+                lambda: text,
+                most,
+                lambda known: use(engine.prompts.with_ids(prompt, known)),
             )
 
         def whole(tokenizer: PreTrainedTokenizerBase | None) -> AnswerT:
@@ -202,7 +205,7 @@ class TokenizerExecutor:
         engine.owner.check()
 
         def begin() -> tuple[PartlyTokenized, AnswerT | None]:
-            partly = engine.begin_text(write(), whose)
+            partly = engine.prompts.begin_text(write(), whose)
             is_long = (
                 partly.num_left >= LONG_CHARACTERS and engine.loaded.require_tokenizer().is_fast
             )

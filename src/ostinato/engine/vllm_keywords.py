@@ -122,7 +122,6 @@ _BY_REASON: Mapping[str, Mapping[str, tuple[object, ...]]] = {
     },
     "set order; priority is always respected": {"scheduling_policy": ("fcfs", "priority")},
     "steps are planned one at a time": {"async_scheduling": (False,)},
-    "every step's tokens are streamed at once": {"stream_interval": (1,)},
     "log-probabilities are those of the model's own logits": {
         "logprobs_mode": ("raw_logprobs",),
     },

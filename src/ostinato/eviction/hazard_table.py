@@ -26,7 +26,7 @@ EDGES_S = (
     *(128.0, 160.0, 192.0, 256.0, 320.0, 384.0, 512.0, 768.0, 1024.0, 1536.0, 2048.0, 3072.0),
     1e9,
 )
-"""Ends of the age bins: finer where people and tools answer, coarser where hours go by."""
+"""Ends of the age bins: finer where people and tools answer, coarser over hours."""
 
 NUM_BINS = len(EDGES_S) - 1
 
@@ -38,7 +38,7 @@ _ROW_HASH = np.array([_RNG.uniform(1.0, 2.0) for _ in range(NUM_BINS)])
 """Weights by which rows of hazards are told apart."""
 
 _FADE = 0.995
-"""What counts keep at each fit: those of 10,000 requests ago are a third of what they were."""
+"""What counts keep of their weight every 50 requests: a third after 10,000."""
 
 _PRIOR_TURNS = 10.0
 _LEAN_TURNS = 16.0
@@ -74,12 +74,15 @@ class HazardTable:
         self._index[:] = 1.0 / (np.array(EDGES_S[:-1]) + 1.0)
 
     def fit(self) -> None:
-        """Compute the index from what was counted; older counts fade. Takes half a millisecond."""
+        """Compute the index from what was counted. Takes a millisecond."""
         hazards = np.clip(self._pooled(self._lives, self._reused), 1e-7, 0.999)
         # Classes without counts have the hazards of the wider class: one row for all.
         marks = hazards @ _ROW_HASH
         _, rows, places = np.unique(marks, return_index=True, return_inverse=True)
         self._index[:] = gittins(hazards[rows])[places]
+
+    def fade(self) -> None:
+        """Let what was counted until now weigh less."""
         self._lives *= _FADE
         self._reused *= _FADE
 

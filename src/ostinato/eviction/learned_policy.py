@@ -3,9 +3,8 @@
 from collections.abc import Callable
 from typing import Protocol, cast, runtime_checkable
 
-from ostinato.cache.block_shares import BlockShares
 from ostinato.cache.block_table import BlockTable
-from ostinato.cache.eviction import RequestSummary
+from ostinato.cache.eviction import BlockShares, RequestSummary
 from ostinato.cache.observer import CacheObserver
 from ostinato.core.identity import PrefixKey
 from ostinato.core.request import RequestContext

@@ -24,6 +24,9 @@ from ostinato.eviction.hazard_table import EDGES_S, NUM_BINS, HazardTable
 QUANTUM_S = 0.5
 """The first bin's width: a turn that releases blocks for longer has several batches."""
 
+_TICK_S = QUANTUM_S / 10
+"""How late a cohort may grow older, so that a look at all bins serves those of many requests."""
+
 NO_LEAVES: OrderedDict[CacheEntry, None] = OrderedDict()
 """What most cohorts have, until their first leaf."""
 
@@ -115,7 +118,8 @@ class LifetimeStats:
         if cohort is None:
             cohort = batch.cohorts[feature_class] = Cohort(feature_class, batch)
             self._by_bin[0].append(cohort)
-            self.due_s = min(self.due_s, batch.born_s + EDGES_S[1])
+            if (due_s := batch.born_s + EDGES_S[1]) < self.due_s:
+                self.due_s = due_s
         return cohort
 
     def advance(self, now_s: float) -> None:
@@ -129,6 +133,7 @@ class LifetimeStats:
                 self._outlive(queue.popleft(), self._by_bin[place + 1])
             if queue and due_s < self.due_s:
                 self.due_s = due_s
+        self.due_s = max(self.due_s, now_s + _TICK_S)
 
     def _outlive(self, cohort: Cohort, older: "deque[Cohort]") -> None:
         """Count a bin that a cohort has come to the end of."""

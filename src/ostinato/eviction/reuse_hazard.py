@@ -20,7 +20,7 @@ index is evicted; otherwise the one with the least index among those that LRU ha
             └── leaves  newest first: a conversation is evicted from its tail on
 
 There is nothing to tune: times are those of people and tools, all else is relative to what the
-cache sees. Cost: O(log cells) per eviction, and a fit every 50 requests.
+cache sees. Cost: O(log cells) per eviction, and a fit every 50 requests while there are any.
 """
 
 from bisect import bisect_left, bisect_right
@@ -45,6 +45,10 @@ _NEW_SHARES = (0.08, 0.3, 1.1)
 
 _SHAPE = (len(_USES) + 1, len(_GAPS_S) + 1, len(_OUTPUT_TOKENS) + 1, len(_NEW_SHARES) + 1)
 _CLASSES_PER_USES = _SHAPE[1] * _SHAPE[2] * _SHAPE[3]
+
+_MANY_USES = _USES[-1] + 1
+_FIRST_CLASS = [bisect_left(_USES, uses) * _CLASSES_PER_USES for uses in range(_MANY_USES + 1)]
+"""The first class by number of uses; more than ``_MANY_USES`` are like so many."""
 
 _AGES_S = EDGES_S[1:-1]
 
@@ -80,6 +84,7 @@ class ReuseHazard(EvictionPolicy):
         self._turn: RequestSummary | None = None
         self._request_class = 0  # of the running turn, uses left out
         self._num_turns = 0
+        self._is_fit_due = False
         self._new_per_turn = _Mean()
 
     @property
@@ -94,10 +99,11 @@ class ReuseHazard(EvictionPolicy):
 
     def row_of(self, request_class: int, uses: int) -> int:
         """Return where the index of a block's class begins."""
-        return (bisect_left(_USES, uses) * _CLASSES_PER_USES + request_class) * NUM_BINS
+        return (_FIRST_CLASS[min(uses, _MANY_USES)] + request_class) * NUM_BINS
 
     def worth(self, row: int, age_s: float) -> float:
         """Return the hits per block-second of a class at an age, as fitted last."""
+        self._fit()
         return self._table.index[row + bisect_right(_AGES_S, age_s)]
 
     def request_class(self, summary: RequestSummary) -> int:
@@ -113,16 +119,14 @@ class ReuseHazard(EvictionPolicy):
         """Begin lives of one batch; without a request, of the class that the entry had."""
         if summary is not None and summary is not self._turn:
             self._next_turn(summary)
-        now_s, running, total = entries[0].idle_since_s, -1, 0
         self._queue.extend(entries)
+        now_s, running, total = entries[0].idle_since_s, -1, 0
         for entry in entries:
-            if summary is None:
-                feature_class = (
-                    0 if entry.policy_state is None else entry.policy_state.feature_class
-                )
+            if summary is not None:
+                feature_class = self._request_class + _FIRST_CLASS[min(entry.uses, _MANY_USES)]
             else:
-                feature_class = bisect_left(_USES, entry.uses) * _CLASSES_PER_USES
-                feature_class += self._request_class
+                before: Cohort | None = entry.policy_state
+                feature_class = 0 if before is None else before.feature_class
             if feature_class != running:
                 cohort = self._lives.begin(feature_class, now_s, self._num_turns)
                 running = feature_class
@@ -139,8 +143,8 @@ class ReuseHazard(EvictionPolicy):
     def remove(self, entries: Sequence[CacheEntry]) -> None:
         """End lives: entries are used again; those of one batch are counted at once."""
         self._advance()
-        shadow, batch, count = self.shadow, None, 0
-        shadow.settle(self._num_idle)
+        self.shadow.settle(self._num_idle)
+        batch, count = None, 0
         for entry in entries:
             cohort: Cohort = entry.policy_state
             if cohort.batch is not batch:
@@ -175,7 +179,7 @@ class ReuseHazard(EvictionPolicy):
     def split(self, tail: CacheEntry, head: CacheEntry) -> None:
         """Take the head; it has the same past and is no leaf."""
         head.policy_state = tail.policy_state
-        self._queue.insert_after(tail, head)
+        self._queue.extend((head,))
 
     def expose(self, entry: CacheEntry) -> None:
         """Add an entry to the leaves."""
@@ -185,10 +189,11 @@ class ReuseHazard(EvictionPolicy):
         self, key: PrefixKey, first: int, last: int, block_size: int, summary: RequestSummary
     ) -> None:
         """End lives of blocks that were evicted and are asked for."""
-        self._advance()
         self.shadow.settle(self._num_idle)
         self.shadow.num_looked_up += last
-        while first < last:
+        if self._memory:
+            self._advance()
+        while self._memory and first < last:
             run = self._memory.take(key, first, last - first, block_size)
             if run is None:
                 return
@@ -201,9 +206,10 @@ class ReuseHazard(EvictionPolicy):
         self, key: PrefixKey, first: int, most: int, block_size: int, summary: RequestSummary | None
     ) -> tuple[int, int]:
         """Tell of blocks that were evicted and are published anew."""
-        run = _looked_up(summary, first, most)
+        run = _looked_up(summary, first, most) if summary is not None else None
         if run is None:
-            run = self._memory.take(key, first, most, block_size)
+            if self._memory:
+                run = self._memory.take(key, first, most, block_size)
             if run is None:
                 if summary is not None:
                     summary.num_new_blocks += most
@@ -226,6 +232,7 @@ class ReuseHazard(EvictionPolicy):
         if oldest is None:
             return None
         self._advance()
+        self._fit()
         shadow = self.shadow
         shadow.trim(self._num_idle - num_wanted)
         free, worst = self._least(self._old), None
@@ -252,7 +259,6 @@ class ReuseHazard(EvictionPolicy):
 
     def check(self) -> None:
         """Assert that every evictable leaf is offered, and recount lives."""
-        self._queue.check()
         self._memory.check()
         self.shadow.check()
         self._old.check()
@@ -281,12 +287,19 @@ class ReuseHazard(EvictionPolicy):
         self._advance()
         self._num_turns += 1
         if self._num_turns % self._requests_per_fit == 0:
-            self._table.fit()
-            self._old.reorder()
-            self._recent.reorder()
+            self._table.fade()
+            self._is_fit_due = True
         self._turn = summary
         self._new_per_turn.add(summary.num_new_blocks)
         self._request_class = self.request_class(summary)
+
+    def _fit(self) -> None:
+        """Bring the index up to date, where one is due; while all fits, nothing asks for it."""
+        if self._is_fit_due:
+            self._is_fit_due = False
+            self._table.fit()
+            self._old.reorder()
+            self._recent.reorder()
 
     def _end(self, cohort: Cohort, num_blocks: int) -> None:
         """Note that evicted blocks were asked for."""
@@ -346,9 +359,9 @@ class ReuseHazard(EvictionPolicy):
                 cells.discard(cohort, cohort.cell)
 
 
-def _looked_up(summary: RequestSummary | None, first: int, most: int) -> EvictedRun[Cohort] | None:
+def _looked_up(summary: RequestSummary, first: int, most: int) -> EvictedRun[Cohort] | None:
     """Take what a request's look-up has noted of a block and those after it."""
-    while summary is not None and summary.recalled and summary.recalled[0].start <= first:
+    while summary.recalled and summary.recalled[0].start <= first:
         run: EvictedRun[Cohort] = summary.recalled.pop(0)
         if run.start < first:
             continue  # another request has published it meanwhile

@@ -2,19 +2,19 @@
 
 Files in reading order:
 
-* ``config``: what may be set of it?
-* ``prompts``: which part of a request's body decides where it goes?
-* ``known_texts``, ``tokenizer``, ``tokens``: which tokens will the workers see?
-* ``kv_feed``: which events did a worker publish, and what is fetched where some are missing?
-* ``worker``, ``fleet``: which workers are there, and which of them are well?
-* ``decisions``: which requests went where, and why?
-* ``peek``: what does an answer say of itself?
-* ``admission``: which requests are let in, and how much of a body?
-* ``public_prefixes``: which prefixes do all tenants share, and where?
-* ``headers``: which headers pass on, and which are set here?
-* ``proxy``: which way does a request take, and its answer?
-* ``metrics``, ``admin``: what may operators know and change?
-* ``app``, ``lifecycle``: which routes are there, and how does the process begin and end?
+* ``config``: its settings
+* ``prompts``: the part of a request's body that decides which worker gets it
+* ``known_texts``, ``tokenizer``, ``tokens``: the tokens that the workers will see
+* ``kv_feed``: the events that a worker published, and what is fetched where some are missing
+* ``worker``, ``fleet``: the workers, and which of them are well
+* ``decisions``: where requests went, and why
+* ``peek``: what an answer says of itself
+* ``admission``: limits the requests and the bytes of bodies that are let in
+* ``public_prefixes``: the prefixes that all tenants share
+* ``headers``: which headers are passed on, and which are set here
+* ``proxy``: the way of a request to a worker, and of its answer
+* ``metrics``, ``admin``: what operators may know and change
+* ``app``, ``lifecycle``: the routes, and how the process starts and ends
   (``static`` is the page)
 
 Rules:

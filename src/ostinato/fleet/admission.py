@@ -1,4 +1,4 @@
-"""Which requests are let in, and how much of a body?
+"""Limits the requests and the bytes of bodies that are let in.
 
 Every request has a caller. Each caller has so many at once, and so many bytes of bodies.
 """

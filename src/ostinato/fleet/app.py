@@ -1,4 +1,4 @@
-"""Which routes are there, and what stands before all of them?
+"""The routes, and what is checked before them.
 
 An aiohttp application, since its parser and its client pass a request on in a fraction of a
 millisecond; everything that a request needs is decided in ``proxy``.

@@ -1,4 +1,4 @@
-"""Which headers pass on, and which are set here?"""
+"""Which headers are passed on, and which are set here."""
 
 from collections.abc import Mapping
 

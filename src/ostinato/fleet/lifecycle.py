@@ -1,4 +1,4 @@
-"""How does a router process begin, and how does it end?
+"""Starts and ends a router process.
 
 As the server does: after SIGTERM or Ctrl-C it takes no more requests, and ends with the last one,
 after ``drain_timeout_s``, or when the signal comes again.

@@ -1,4 +1,4 @@
-"""What may Prometheus know of a fleet?"""
+"""Prometheus metrics of a fleet."""
 
 from collections.abc import Mapping
 

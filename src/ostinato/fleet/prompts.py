@@ -1,4 +1,4 @@
-"""Which part of a request's body decides where it goes?
+"""The part of a request's body that decides which worker gets it.
 
 Bodies are handed on as they came, so nothing is refused here: a body that makes no sense has an
 empty prompt, and the worker that gets it says what is wrong with it.

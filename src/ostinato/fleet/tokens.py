@@ -1,4 +1,4 @@
-"""Which tokens will the workers see? Found beside the event loop.
+"""The tokens that the workers will see. Found beside the event loop.
 
 By the tokenizer that the router was given, else by a worker's ``/tokenize``, else not at all: then
 prompts are compared by characters, and events, which speak of tokens, cannot be used.

@@ -4,13 +4,13 @@ Files in reading order:
 
 * ``pool_sizes``: how many blocks and states each group of layers gets of a given memory
 * ``window_content``: what a window keeps of a block, and what a sequence holds of it
-* ``window_group``: the blocks of all layers with one window size
 * ``checkpoint``: saved states, which of them is worth least, and what a sequence holds
 * ``placement``: which few positions of a prompt deserve a checkpoint
 * ``prefill_cuts``: where a prefill is cut so that its state can be kept
+* ``layer_group``: the port of layers that keep something else than full attention
+* ``window_group``: the blocks of all layers with one window size
 * ``state_group``: the states of all layers that keep one
-
-The port that both kinds implement is ``cache.layer_group``.
+* ``manager``: the cache manager, a group of layers after the other
 
 Rules:
 

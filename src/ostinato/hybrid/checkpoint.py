@@ -86,9 +86,7 @@ class LeastSavedWork(LeastRecentlyUsed):
 
     def victim(self, num_wanted: int = 0) -> CacheEntry | None:
         """Return the checkpoint that is worth least; of equals the oldest."""
-        newest = self._sentinel.prev
-        assert newest is not None
-        now = newest.idle_tick + 1
+        now = next((entry.idle_tick + 1 for entry in reversed(self)), 0)
 
         def worth(entry: CacheEntry) -> float:
             assert isinstance(entry, Checkpoint)

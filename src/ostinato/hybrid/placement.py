@@ -1,4 +1,4 @@
-"""Which few positions of a prompt deserve a checkpoint before anyone has parted there?
+"""The few positions of a prompt that deserve a checkpoint before requests part there.
 
 Where later prompts part is learnt from where earlier ones did, in depths of ``unit`` tokens. With
 so many checkpoints to place, the best positions are those from which the least is computed again

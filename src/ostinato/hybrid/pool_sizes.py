@@ -1,4 +1,4 @@
-"""How many blocks and states does each group of layers get of a given memory?
+"""How many blocks and states each group of layers gets of a given memory.
 
 An even share gives every group as many blocks. Of a prefix, full attention keeps all and a window
 only the end, so a window gets what all running sequences could hold at once, or half of the even

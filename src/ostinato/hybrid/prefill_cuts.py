@@ -1,4 +1,4 @@
-"""Where is a prefill cut so that its state can be kept?
+"""Where a prefill is cut so that its state can be kept.
 
 A state exists only at the end of a chunk, so a state that is worth keeping costs a cut::
 

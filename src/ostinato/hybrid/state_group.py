@@ -33,14 +33,14 @@ from sys import maxsize
 
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.block_table import BlockTable, StepCopies
-from ostinato.cache.layer_group import LayerGroup
 from ostinato.cache.observer import CacheObserver, Eviction
 from ostinato.cache.pool import BlockPool
-from ostinato.cache.prefix_index import CachedRun, PrefixMatch, Removal
+from ostinato.cache.prefix_index import CachedRun, Removal
 from ostinato.core.identity import PrefixKey
 from ostinato.core.ids import BlockDigest
 from ostinato.core.plan import StateCopy
 from ostinato.hybrid.checkpoint import Checkpoint, HeldStates
+from ostinato.hybrid.layer_group import HybridMatch, LayerGroup
 from ostinato.hybrid.placement import Placement
 from ostinato.hybrid.prefill_cuts import StateCuts
 from ostinato.indexes.block_copy import BlockContent
@@ -147,7 +147,7 @@ class StateGroup(LayerGroup):
         """Return all: a state does not grow."""
         return num_tokens
 
-    def hold(self, key: PrefixKey, match: PrefixMatch, tail: CacheEntry | None) -> HeldStates:
+    def hold(self, key: PrefixKey, match: HybridMatch, tail: CacheEntry | None) -> HeldStates:
         """Hold the checkpoint of a hit, and decide where the prefill is cut."""
         num_hit, num_seen = match.num_shared_tokens, match.num_seen_tokens
         held = HeldStates(key.identity.owner, source=self._find(key, len(match.blocks)))

@@ -1,4 +1,4 @@
-"""What does a window keep of a block, and what does a sequence hold of it?
+"""What a window keeps of a block, and what a sequence holds of it.
 
 ::
 

@@ -28,11 +28,11 @@ from collections.abc import Iterator
 
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.block_table import BlockTable
-from ostinato.cache.layer_group import LayerGroup
 from ostinato.cache.pool import BlockPool
-from ostinato.cache.prefix_index import CachedRun, PrefixMatch, Removal
+from ostinato.cache.prefix_index import CachedRun, Removal
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.ids import BlockDigest
+from ostinato.hybrid.layer_group import HybridMatch, LayerGroup
 from ostinato.hybrid.window_content import WindowContent, WindowCopy, WindowTable
 from ostinato.indexes.block_hash import BlockHasher
 
@@ -97,7 +97,7 @@ class WindowGroup(LayerGroup):
         """Return how many blocks a fork does not share."""
         return num_blocks - held.num_shared
 
-    def hold(self, key: PrefixKey, match: PrefixMatch, tail: CacheEntry | None) -> WindowTable:
+    def hold(self, key: PrefixKey, match: HybridMatch, tail: CacheEntry | None) -> WindowTable:
         """Hold the window before the end of a hit, and the source of a copy."""
         num_blocks = len(match.blocks)
         copies = self._window(key, num_blocks)

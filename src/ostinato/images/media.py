@@ -1,24 +1,24 @@
 """Fetches the bytes of an image from a data URI, a file or a URL.
 
 A URL in a prompt is a request that a client makes from inside the operator's network. So nothing
-is fetched unless the operator names domains, and then only from public addresses: the resolver
-that checks an address is the one that the connection is made with, for the first URL and for each
-redirect, so that a second DNS answer changes nothing.
+is fetched unless the operator names domains, and then only from public addresses: each is checked
+where its socket is made, so that redirects, other notations and second DNS answers change nothing.
 """
 
 import asyncio
 import base64
 import binascii
+import errno
 import ipaddress
 import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urljoin, urlsplit
+from urllib.parse import unquote, urlsplit
 
 import aiohttp
-from aiohttp.abc import AbstractResolver, ResolveResult
-from aiohttp.resolver import ThreadedResolver
+from aiohttp.abc import AbstractResolver
+from yarl import URL
 
 from ostinato.core.errors import RequestError
 
@@ -97,30 +97,16 @@ def is_public(address: str) -> bool:
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 
-class PublicResolver(AbstractResolver):
-    """Resolves hosts to public addresses only."""
+def _public_socket(address: Any) -> socket.socket:
+    """Make the socket for an address; it is connected to that one and no other.
 
-    def __init__(self, inner: AbstractResolver | None = None) -> None:
-        """Filter another resolver's answers; None is the system's."""
-        self._inner = inner or ThreadedResolver()
-
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
-    ) -> list[ResolveResult]:
-        """Return a host's public addresses.
-
-        Raises:
-            OSError: It has none.
-        """
-        found = await self._inner.resolve(host, port, family)
-        public = [answer for answer in found if is_public(answer["host"])]
-        if not public:
-            raise OSError(f"{host} has no public address, and others are never connected to")
-        return public
-
-    async def close(self) -> None:
-        """Close the other resolver."""
-        await self._inner.close()
+    Raises:
+        OSError: It is not public.
+    """
+    family, kind, protocol, _, (host, *_) = address
+    if not is_public(host):
+        raise OSError(errno.EACCES, f"{host} is no public address")
+    return socket.socket(family, kind, protocol)
 
 
 def _of_data(url: str, limits: MediaLimits) -> bytes:
@@ -169,56 +155,49 @@ def _read_below(root: Path, name: str, most: int) -> bytes | None:
 
 
 async def _of_web(url: str, limits: MediaLimits, resolver: AbstractResolver | None = None) -> bytes:
-    """Get a URL; redirects are followed by hand, so that each target is checked."""
-    connector = aiohttp.TCPConnector(resolver=PublicResolver(resolver), use_dns_cache=False)
-    async with aiohttp.ClientSession(connector=connector, trust_env=False) as session:
+    """Get a URL; redirects are followed by hand, so that the host of each target is checked."""
+    connector = aiohttp.TCPConnector(
+        resolver=resolver, use_dns_cache=False, socket_factory=_public_socket
+    )
+    target = URL(url)
+    # Images are packed already; unpacking a body could fill the memory from a few bytes.
+    async with aiohttp.ClientSession(
+        connector=connector, auto_decompress=False, headers={"Accept-Encoding": "identity"}
+    ) as session:
         for _ in range(MOST_REDIRECTS + 1):
-            _check_target(url, limits)
-            async with session.get(url, allow_redirects=False) as response:
+            _check_host(target, limits)
+            async with session.get(target, allow_redirects=False) as response:
                 if response.status in _REDIRECTS:
-                    target = response.headers.get("Location", "")
-                    url = urljoin(url, target)
+                    target = target.join(URL(response.headers.get("Location", "")))
                     continue
                 if response.status != 200:
                     raise RequestError(
-                        f"image {url!r:.120} cannot be fetched: HTTP status {response.status}"
+                        f"image {target!s:.120} cannot be fetched: HTTP status {response.status}"
                     )
-                return await _body(response, url, limits)
+                return await _body(response, target, limits)
     raise RequestError(f"image {url!r:.120}: more than {MOST_REDIRECTS} redirects")
 
 
-def _check_target(url: str, limits: MediaLimits) -> None:
-    """Refuse a URL whose host the operator did not name, or that is a private address."""
-    parts = urlsplit(url)
-    host = (parts.hostname or "").rstrip(".").lower()
+def _check_host(target: URL, limits: MediaLimits) -> None:
+    """Refuse a URL whose host the operator did not name."""
+    host = (target.raw_host or "").rstrip(".").lower()
     allowed = {domain.rstrip(".").lower() for domain in limits.domains}
-    if parts.scheme not in ("http", "https") or not host:
-        raise RequestError(f"image {url!r:.120}: only http and https are fetched")
+    if target.scheme not in ("http", "https") or not host:
+        raise RequestError(f"image {target!s:.120}: only http and https are fetched")
     if host not in allowed and "*" not in allowed:
         raise RequestError(
-            f"image {url!r:.120}: images are not fetched from {host!r}; start with "
+            f"image {target!s:.120}: images are not fetched from {host!r}; start with "
             "allowed_media_domains (--allowed-media-domains) naming it, or send a data URI"
         )
-    # aiohttp does not resolve what is an address already.
-    if _is_address(host) and not is_public(host):
-        raise RequestError(f"image {url!r:.120}: {host} is no public address")
 
 
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
-
-
-async def _body(response: Any, url: str, limits: MediaLimits) -> bytes:
+async def _body(response: Any, url: URL, limits: MediaLimits) -> bytes:
     """Read a body up to the limit."""
     body = bytearray()
     async for piece in response.content.iter_chunked(2**16):
         body += piece
         if len(body) > limits.max_bytes:
-            raise _too_long(f"{url!r:.120}", limits)
+            raise _too_long(f"{url!s:.120}", limits)
     return bytes(body)
 
 

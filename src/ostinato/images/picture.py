@@ -109,6 +109,9 @@ def _converted(image: Image.Image, max_pixels: int, name: str) -> Picture:
     """Decode the pixels, turned upright as the file says."""
     _check_size(image.width, image.height, max_pixels, name)
     upright = ImageOps.exif_transpose(image) or image
+    if upright.mode.startswith("I"):  # gray of 16 bits, which Pillow would cut off at 255
+        levels = np.asarray(upright).astype(np.int64) >> 8
+        upright = Image.fromarray(levels.clip(0, 255).astype(np.uint8))
     return Picture(np.asarray(upright.convert("RGB")))
 
 

@@ -174,8 +174,8 @@ class HashIndex:
             if content is None:
                 content = self._add(parent, key, index)
                 if self._pool.learns and not left:
-                    size = self.block_size
-                    uses, left = self._pool.recall(key, index, last - index, size, summary)
+                    policy, size = self._pool.shares.policy_of(key.identity.owner), self.block_size
+                    uses, left = policy.recall(key, index, last - index, size, summary)
                 left -= 1
             num_known += is_known
             if is_known and not self._keeps_copies:

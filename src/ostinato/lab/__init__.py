@@ -1,66 +1,63 @@
-"""What would caching save, and what does it cost? No model is loaded, and no engine runs.
+"""Estimates of what caching saves and costs, without a model or an engine.
 
 Files in reading order:
 
-* ``savings``: how many tokens does a shared prefix keep out of the model?
-* ``kv_config``: how does a config spell what we ask for?
-* ``kv_states``: what does a layer without KV keep instead?
-* ``kv_patterns``: of which type is each layer, and how many KV heads does it have?
-* ``kv_families``: what does a family assume where its config is silent?
-* ``kv_layers``: what does each layer keep of a token?
-* ``kv_bytes``: how many bytes is that, per token, per sequence, in all?
-* ``image_tokens``: how many tokens does an image take in a prompt?
-* ``adapter_bytes``: how much memory do LoRA adapters take beside the KV?
-* ``quantities``: how are bytes and counts written for people, and read again?
-* ``lines``: how are the records of a log read: lines of JSON or one JSON array, gzipped or not?
-* ``recording``: what does a recorded trace hold, once it is read?
-* ``replay``: does a recorded run, done again, give the same hits?
-* ``block_trace``: what is known of traffic without its tokens?
-* ``trace_builder``: how do requests with named blocks become compact arrays?
-* ``hash_traces``: how are public traces read, which list the hashes of blocks instead of tokens?
-* ``traces``: how are traces of traffic read?
+* ``savings``: the tokens that a shared prefix keeps out of the model
+* ``kv_config``: reads what is needed from a model's config, however it is spelled
+* ``kv_states``: what a layer without KV keeps instead
+* ``kv_patterns``: the type of each layer, and its number of KV heads
+* ``kv_families``: what a family assumes where its config is silent
+* ``kv_layers``: what each layer keeps of a token
+* ``kv_bytes``: bytes of KV per token, per sequence and in all
+* ``image_tokens``: the tokens that an image takes in a prompt, by a model's config alone
+* ``encoder_weights``: the parameters of an encoder of images
+* ``adapter_bytes``: the memory that LoRA adapters take beside the KV
+* ``quantities``: writes bytes and counts for people, and reads them again
+* ``lines``: reads the records of a log: lines of JSON or one JSON array, gzipped or not
+* ``recording``: a recorded trace, once it is read
+* ``replay``: replays a recorded run and compares its hits
+* ``block_trace``: traffic without its tokens: which blocks each request names
+* ``trace_builder``: packs requests with named blocks into compact arrays
+* ``hash_traces``: reads public traces, which list hashes of blocks instead of tokens
+* ``traces``: reads traces of traffic of any kind
 * ``policies``: eviction policies to compare with, which no engine runs
 * ``tier_model``: a disk behind the pool: what is on it, and when loads are there
-* ``serial_replay``: what would a cache of a given size and policy have found of a trace?
-* ``kv_groups``: how many blocks of a trace does an engine keep in so much memory?
-* ``cost_model``: how long does a step take, by prices that were given or measured?
-* ``weights``: how many parameters does a model have, and through how many does a token go?
-* ``model_work``: what does a token cost a model: multiplications, bytes of weights and bytes of KV?
-* ``gpus``: what can a GPU do?
-* ``roofline``: how long does a step take on given GPUs?
-* ``timed_replay``: how would the load have felt: first tokens, queues, who holds the memory?
-* ``simulation``: what would each policy have found, at each size of the cache, and what could none
-  exceed?
-* ``fleet_replay``: how would the load have felt on several replicas behind a router?
+* ``serial_replay``: the hits of a cache of a given size and policy on a trace
+* ``kv_groups``: the blocks of a trace that an engine keeps in a given memory
+* ``cost_model``: the time of a step, by prices that were given or measured
+* ``weights``: the parameters of a model, and those that one token uses
+* ``model_work``: what a token costs a model: multiplications, bytes of weights and of KV
+* ``gpus``: the figures of GPUs
+* ``roofline``: the time of a step on given GPUs
+* ``timed_replay``: replays a load in time: first tokens, queues, and who holds the memory
+* ``simulation``: the hits of each policy at each size of the cache, and their upper bound
+* ``fleet_replay``: replays a load in time on several replicas behind a router
 * ``routed_fleet``: our router there
-* ``replicas``: what do several replicas find, each with a cache of its own?
-* ``plan``: how many replicas serve this traffic, with how much memory for the cache in each?
-* ``plan_words``: what does a plan advise, in words?
-* ``plots``: how do the figures look?
-* ``report``: how is it all put on one page?
-* ``logged_prompt``: what is a logged prompt, whichever API it was sent to?
-* ``request_fields``: how is an object of a request read, so that no field of it is missed?
-* ``request_parts``: what is a message made of?
-* ``request_formats``: how does the body of a request become a prompt?
-* ``request_envelope``: where in a record of a log are the request, its time, its tenant and
-  its response?
-* ``request_log``: what does a log of requests hold?
-* ``explain_log``: why did each request of a log miss, or each of a recorded run?
-* ``word_tokens``: what is a token if no model is named?
-* ``lint_slots``: what changes in one place of a template: a time, a date, an id, a counter, a name?
-* ``lint_templates``: which requests are made from one template, and what changes in it?
-* ``lint_rewrites``: how is a request rewritten as its sender could have written it?
-* ``lint_tools``: how should tools be listed so that prompts begin alike?
-* ``lint_order``: what comes in changing order, though any order would do?
-* ``lint_history``: which earlier turns are sent back in another form than they had, or no
-  longer at all?
-* ``lint_remedies``: what could the sender do so that requests begin alike?
-* ``lint_messages``: what changes inside messages, before what requests share?
-* ``lint_replay``: how many tokens would the requests of a group have computed?
-* ``lint_drift``: which turns missed because earlier answers came back as other tokens than were
-  generated?
-* ``lint_breakpoints``: is ``cache_control`` where it keeps what requests share?
-* ``lint``: what breaks the prefixes of these requests, and what would fixing it save?
+* ``replicas``: the hits of several replicas, each with a cache of its own
+* ``plan``: how many replicas, with how much memory for the cache, serve a traffic
+* ``plan_words``: a plan's advice in words
+* ``plots``: draws the figures
+* ``report``: puts figures, tables and words on one page
+* ``logged_prompt``: a logged prompt, whichever API it was sent to
+* ``request_fields``: reads an object of a request so that no field of it is missed
+* ``request_parts``: the parts of a message: texts, tool calls and results, reasoning, files
+* ``request_formats``: turns the body of a request into a prompt
+* ``request_envelope``: finds request, time, tenant and response in a record of a log
+* ``request_log``: a log of requests
+* ``explain_log``: explains the misses of each request of a log or of a recorded run
+* ``word_tokens``: tokens for when no model is named
+* ``lint_slots``: names what changes in one place of a template: a time, an id, a counter, a name
+* ``lint_templates``: finds requests made from one template, and what changes in it
+* ``lint_rewrites``: rewrites a request as its sender could have written it
+* ``lint_tools``: finds tools listed so that prompts do not begin alike
+* ``lint_order``: finds what comes in changing order, though any order would do
+* ``lint_history``: finds earlier turns that are sent back changed, or not at all
+* ``lint_remedies``: what the sender could do so that requests begin alike
+* ``lint_messages``: finds what changes inside messages before what requests share
+* ``lint_replay``: the tokens that the requests of a group would have computed
+* ``lint_drift``: finds turns that missed because earlier answers came back as other tokens
+* ``lint_breakpoints``: checks that ``cache_control`` keeps what requests share
+* ``lint``: finds what breaks the prefixes of requests, and what mending it saves
 
 Rules:
 

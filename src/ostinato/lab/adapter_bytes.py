@@ -1,4 +1,4 @@
-"""How much memory do LoRA adapters take beside the KV? Counted from the heads of their files."""
+"""The memory that LoRA adapters take beside the KV. Counted from the heads of their files."""
 
 import json
 import math
@@ -14,16 +14,20 @@ WEIGHT_BYTES = 2
 _MOST_HEAD_BYTES = 100 * 2**20
 
 
-def adapter_bytes(folders: Sequence[str]) -> int:
+def adapter_bytes(folders: Sequence[str], packed: bool = False) -> int:
     """Return the memory of the adapters in some directories, in bfloat16.
+
+    Args:
+        folders: Their directories.
+        packed: Whether as on a CPU, where ranks and widths are rounded up to multiples of 32.
 
     Raises:
         ConfigError: One has no readable ``adapter_model.safetensors``.
     """
-    return sum(map(_bytes_of, folders))
+    return sum(_bytes_of(folder, 32 if packed else 1) for folder in folders)
 
 
-def _bytes_of(folder: str) -> int:
+def _bytes_of(folder: str, unit: int) -> int:
     path = Path(folder) / "adapter_model.safetensors"
     try:
         with path.open("rb") as file:
@@ -32,6 +36,7 @@ def _bytes_of(folder: str) -> int:
                 raise ValueError("its head is too long")
             head = json.loads(file.read(num_bytes))
         shapes = [entry["shape"] for name, entry in head.items() if name != "__metadata__"]
-        return sum(map(math.prod, shapes)) * WEIGHT_BYTES
+        padded = ([-(-size // unit) * unit for size in shape] for shape in shapes)
+        return sum(map(math.prod, padded)) * WEIGHT_BYTES
     except (OSError, ValueError, struct.error, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"--lora {folder!r}: {path} cannot be read: {error}") from error

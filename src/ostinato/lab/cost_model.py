@@ -1,4 +1,4 @@
-"""How long does a step take, by prices that were given or measured?
+"""The time of a step, by prices that were given or measured.
 
 Three prices, each with a cause::
 

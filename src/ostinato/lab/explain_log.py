@@ -1,4 +1,4 @@
-"""Why did each request of a log miss, or each of a recorded run?
+"""Explains the misses of each request of a log or of a recorded run.
 
 Both are served by the real cache; no model runs. A log is served one request at a time, with its
 own times; a recording is replayed on the real scheduler, step by step.

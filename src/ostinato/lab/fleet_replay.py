@@ -1,4 +1,4 @@
-"""How would the load have felt on several replicas behind a router?
+"""Replays a load in time on several replicas behind a router.
 
 Each replica is the real scheduler over the real cache, with a clock of its own; all events of the
 fleet happen in the order of their times::

@@ -1,4 +1,4 @@
-"""What can a GPU do? Peak arithmetic without sparsity, memory bandwidth and memory.
+"""The figures of GPUs. Peak arithmetic without sparsity, memory bandwidth and memory.
 
 Sources: the makers' data sheets (NVIDIA H100, H200, B200, A100, L40S, L4, A10G, RTX 4090; AMD
 MI300X). Memory is what the driver reports as total, which is a little less than the sheet says.

@@ -1,4 +1,4 @@
-"""How are public traces read, which list the hashes of blocks instead of tokens?
+"""Reads public traces, which list hashes of blocks instead of tokens.
 
 JSON lines with ``timestamp``, ``input_length``, ``output_length`` and ``hash_ids``, as Mooncake
 publishes them (blocks of 512 tokens, milliseconds) and Alibaba's Bailian (blocks of 16, seconds)::

@@ -1,15 +1,32 @@
-"""How many tokens does an image take in a prompt, by a model's config alone?"""
+"""The tokens that an image takes in a prompt, by a model's config alone.
 
+Where the image processor's settings matter, those of the published checkpoints are assumed; they
+are in a file of their own, not in the model's config.
+"""
+
+import hashlib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ostinato.core.errors import ConfigError
 
-_QWEN_PIXELS = 56 * 56, 14 * 14 * 4 * 16384
-"""Fewest and most pixels after resizing, in the published checkpoints of Qwen2-VL and Qwen2.5-VL;
-they are in the processor's config, not in the model's."""
+_QWEN_PIXELS = {14: (56 * 56, 14 * 14 * 4 * 16384), 16: (256 * 256, 4096 * 4096)}
+"""Fewest and most pixels after resizing, by the size of a patch: Qwen2-VL and 2.5, and those from
+Qwen3-VL on."""
+
+_LONGEST_EDGE = {14: 1540, 16: 1024}
+"""Of images after resizing, by the size of a patch: Mistral Small 3.1 and later, and Pixtral."""
+
+_GEMMA4_TOKENS = 280
+"""Most tokens of an image, as Gemma 4's processor has it by default."""
+
+_IMAGE = re.compile(r"<(?:image|image_url|input_image) (\{.*?\})>")
+"""How ``request_parts`` writes an image of a logged request."""
+
+
+_QWEN = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"})
 
 
 def read_size(text: str) -> tuple[int, int]:
@@ -43,15 +60,63 @@ def image_tokens(config: Mapping[str, Any], width: int, height: int) -> int:
         has_class_token = vision.get("model_type", "clip_vision_model").startswith("clip")
         is_dropped = config.get("vision_feature_select_strategy", "default") == "default"
         return int(side**2 + has_class_token - is_dropped)
-    if kind in ("qwen2_vl", "qwen2_5_vl"):
-        factor = vision.get("patch_size", 14) * vision.get("spatial_merge_size", 2)
-        return _resized_tokens(width, height, factor)
+    if kind in _QWEN:
+        patch = vision.get("patch_size", 14 if kind.startswith("qwen2") else 16)
+        merged = patch * vision.get("spatial_merge_size", 2)
+        return _resized_tokens(width, height, merged, *_QWEN_PIXELS.get(patch, _QWEN_PIXELS[16]))
+    if kind == "mistral3":
+        patch = vision.get("patch_size", 14)
+        factor, longest = (
+            patch * config.get("spatial_merge_size", 2),
+            _LONGEST_EDGE.get(patch, 1540),
+        )
+        ratio = max(1.0, height / longest, width / longest)
+        rows, columns = (-(-int(side // ratio) // factor) for side in (height, width))
+        return int(rows * (columns + 1))  # a token ends each row
+    if kind == "gemma4":
+        rows, columns = _gemma4_grid(width, height)
+        return min(_GEMMA4_TOKENS, rows * columns)
     raise ConfigError(f"image: models of type {kind!r} take no images here; leave --image out")
 
 
-def _resized_tokens(width: int, height: int, factor: int) -> int:
+def output_values(config: Mapping[str, Any], num_tokens: int) -> int:
+    """Return how many numbers the encoder gives for an image of so many tokens."""
+    later = (config.get("vision_config") or {}).get("deepstack_visual_indexes") or ()
+    width = (config.get("text_config") or config).get("hidden_size", 0)
+    return int(num_tokens * (1 + len(later)) * width)
+
+
+def tokens_of_log(
+    text: str, tokenize: Callable[[str], Sequence[int]], num_tokens: int
+) -> list[int]:
+    """Return the ids of a logged prompt, in which each image has so many.
+
+    Args:
+        text: As ``request_parts`` writes it: of an image, a placeholder with its digest.
+        tokenize: Returns the ids of a text.
+        num_tokens: Of each image; they repeat a number that stands for its content.
+    """
+    ids: list[int] = []
+    for place, piece in enumerate(_IMAGE.split(text)):
+        if place % 2:
+            digest = hashlib.sha256(piece.encode("utf-8", "surrogatepass")).digest()
+            ids += [2**31 + int.from_bytes(digest[:4], "little") // 2] * num_tokens
+        elif piece:
+            ids += tokenize(piece)
+    return ids
+
+
+def _gemma4_grid(width: int, height: int) -> tuple[int, int]:
+    """Return rows and columns of the largest grid of the image's shape that is not too large."""
+    scale = math.sqrt(_GEMMA4_TOKENS / (height * width))
+    rows, columns = int(scale * height), int(scale * width)
+    if not rows:
+        return 1, min(width // height, _GEMMA4_TOKENS)
+    return (rows, columns) if columns else (min(height // width, _GEMMA4_TOKENS), 1)
+
+
+def _resized_tokens(width: int, height: int, factor: int, fewest: int, most: int) -> int:
     """Count squares of ``factor`` pixels after Qwen2-VL's resizing (arXiv 2409.12191)."""
-    fewest, most = _QWEN_PIXELS
     sides = [max(1, round(side / factor)) for side in (height, width)]
     pixels = sides[0] * sides[1] * factor**2
     if pixels > most:

@@ -1,4 +1,4 @@
-"""How many bytes of KV does a model keep: per token, per sequence, in all?
+"""Bytes of KV per token, per sequence and in all.
 
 From a config alone::
 

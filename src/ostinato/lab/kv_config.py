@@ -1,4 +1,4 @@
-"""How does a config spell what we ask for?
+"""Reads what is needed from a model's config, however it is spelled.
 
 Every family of models has its own words for the same thing: GPT-2 says ``n_head``, Llama
 ``num_attention_heads``, MPT ``n_heads``. A ``ConfigReader`` asks once, in our words, and

@@ -1,4 +1,4 @@
-"""What does a family assume where its config is silent?
+"""What a family assumes where its config is silent.
 
 A ``config.json`` need not be complete: Gemma 3's names neither its heads nor their size, and
 LLaVA's language part may be a bare ``{"model_type": "llama"}``. What is missing is a default

@@ -1,4 +1,4 @@
-"""How many blocks of a trace does an engine keep in so much memory?
+"""The blocks of a trace that an engine keeps in a given memory.
 
 As the engine itself shares memory out (``hybrid.pool_sizes``): full attention keeps the KV of every
 cached token, layers with a window have a smaller pool of their own. Gemma 3 27B writes 507,904

@@ -1,4 +1,4 @@
-"""What does each layer keep of a token?
+"""What each layer keeps of a token.
 
 A layer keeps one or several of these::
 

@@ -1,4 +1,4 @@
-"""Of which type is each layer, and how many KV heads does it have?
+"""The type of each layer, and its number of KV heads.
 
 Newer configs list ``layer_types``. Older ones say it in a family's own way, or not at all,
 and leave it to the config class: every second layer of Gemma 2 slides a window, every fourth

@@ -1,4 +1,4 @@
-"""What does a layer without KV keep instead?
+"""What a layer without KV keeps instead.
 
 Linear attention, Mamba and short convolutions fold the whole past into a state of constant
 size, one per sequence. Nothing of it belongs to a single token, so a prefix can be reused

@@ -1,4 +1,4 @@
-"""How are the records of a log read: lines of JSON or one JSON array, gzipped or not?
+"""Reads the records of a log: lines of JSON or one JSON array, gzipped or not.
 
 Records are read one at a time, so memory does not grow with the file. A record that cannot be
 read is named with its number, and refused or skipped as asked: a log of a million requests is

@@ -1,4 +1,4 @@
-"""What breaks the prefixes of these requests, and what would fixing it save?
+"""Finds what breaks the prefixes of requests, and what mending it saves.
 
 Requests are grouped by template. For each group the remedies are tried on the real cache, best
 first, each on top of those before it; what saves nothing is not reported::

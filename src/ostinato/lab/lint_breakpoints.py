@@ -1,4 +1,4 @@
-"""Is ``cache_control`` where it keeps what requests share?
+"""Checks that ``cache_control`` keeps what requests share.
 
 Providers with explicit breakpoints cache a prompt up to each block with ``cache_control``, and
 nothing else. A request reads the longest such prefix that ends at one of its own breakpoints, or

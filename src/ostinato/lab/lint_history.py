@@ -1,4 +1,4 @@
-"""Which earlier turns are sent back in another form than they had, or no longer at all?"""
+"""Finds earlier turns that are sent back changed, or not at all."""
 
 import re
 from collections.abc import Sequence

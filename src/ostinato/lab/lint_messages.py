@@ -1,4 +1,4 @@
-"""What changes inside messages, before what requests share?
+"""Finds what changes inside messages before what requests share.
 
 A time above a document, a result that is stamped anew whenever it is sent: all that follows is
 computed again. Messages of users and tools have no template, so what changes in them is known by

@@ -1,4 +1,4 @@
-"""What comes in changing order, though any order would do? Examples, documents, ids of calls."""
+"""Finds what comes in changing order, though any would do: examples, documents, ids of calls."""
 
 import json
 import re

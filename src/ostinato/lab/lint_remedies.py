@@ -1,4 +1,4 @@
-"""What could the sender do so that requests begin alike?
+"""What the sender could do so that requests begin alike.
 
 The list of remedies, in the order in which they are applied, and those that are about the text
 of prompts. A remedy that changes nothing is skipped, and one that saves nothing is no finding.

@@ -1,4 +1,4 @@
-"""How many tokens would the requests of a group have computed?
+"""The tokens that the requests of a group would have computed.
 
 They are served one after the other by the real cache, large enough that nothing is evicted, so
 that every miss is due to content.

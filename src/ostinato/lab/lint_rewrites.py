@@ -1,4 +1,4 @@
-"""How is a request rewritten as its sender could have written it?
+"""Rewrites a request as its sender could have written it.
 
 A remedy rewrites the requests of a group: what changes moves to the end of the last message, what
 may be in any order is put into one. No content is dropped, so that a replay of the rewritten

@@ -1,4 +1,4 @@
-"""What changes in one place of a template: a time, a date, an id, a counter, a name?"""
+"""Names what changes in one place of a template: a time, an id, a counter, a name."""
 
 import re
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""Which requests are made from one template, and what changes in it?
+"""Finds requests made from one template, and what changes in it.
 
 Templates are found by alignment: the words that all requests of a group agree on stay, and what
 is between them is a slot::

@@ -1,4 +1,4 @@
-"""How should tools be listed so that prompts begin alike?"""
+"""Finds tools listed so that prompts do not begin alike."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What is a logged prompt, whichever API it was sent to? Tools, then messages made of blocks.
+"""A logged prompt, whichever API it was sent to. Tools, then messages made of blocks.
 
 ::
 

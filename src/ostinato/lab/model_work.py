@@ -1,4 +1,4 @@
-"""What does a token cost a model: multiplications, bytes of weights and bytes of KV?
+"""What a token costs a model: multiplications, bytes of weights and of KV.
 
 From a config alone. A token is multiplied with every weight that it goes through, 2 FLOP each, and
 meets every earlier token in attention: per pair of a query and a key 4 FLOP for each value of a

@@ -1,4 +1,4 @@
-"""How many replicas serve this traffic, with how much memory for the cache in each?
+"""How many replicas, with how much memory for the cache, serve a traffic.
 
 Memory saves prefill, so it saves machines, but these are bought whole, and each has a cache of its
 own. For each size of a replica's memory the trace is replayed on as many replicas as its load needs

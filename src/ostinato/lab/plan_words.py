@@ -1,4 +1,4 @@
-"""What does a plan advise, in words?"""
+"""A plan's advice in words."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""How do the figures look?
+"""Draws the figures.
 
 Each function returns a ``matplotlib`` figure of its own, drawn without a display and without any
 state that is shared with other figures.
@@ -274,7 +274,7 @@ def _tick_at(axes: Axes, sizes: Sequence[int], write: Callable[[int], str]) -> N
 
 
 def _shorten(axes: Axes) -> None:
-    """Write the powers of a logarithmic axis as people do, and mark what lies between mutely."""
+    """Write the powers of a logarithmic axis as people do, and label nothing between them."""
     axes.xaxis.set_major_formatter(FuncFormatter(_short))
     low, high = axes.get_xlim()
     if high / low > _LEAST_DECADES:

@@ -1,4 +1,4 @@
-"""How are bytes and counts written for people, and read again?"""
+"""Writes bytes and counts for people, and reads them again."""
 
 import re
 from fractions import Fraction

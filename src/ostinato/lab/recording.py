@@ -1,4 +1,4 @@
-"""What does a recorded trace hold, once it is read?"""
+"""A recorded trace, once it is read."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Does a recorded run, done again, give the same hits?
+"""Replays a recorded run and compares its hits.
 
 The recorded events are put to the real scheduler and the real cache, step by step, at the
 recorded times. In place of the model stands a runner that answers with the recorded tokens::

@@ -1,4 +1,4 @@
-"""What do several replicas find, each with a cache of its own?
+"""The hits of several replicas, each with a cache of its own.
 
 A conversation that moves to another replica finds nothing there, so hits depend on the router:
 

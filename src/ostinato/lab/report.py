@@ -1,4 +1,4 @@
-"""How is it all put on one page?
+"""Puts figures, tables and words on one page.
 
 One HTML file that needs nothing else: figures are inside as SVG, and there is no script.
 """

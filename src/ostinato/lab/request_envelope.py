@@ -1,4 +1,4 @@
-"""Where in a record of a log are the request, its time, its tenant and its response?
+"""Finds request, time, tenant and response in a record of a log.
 
 Gateways wrap the body of a request into objects of their own, sometimes as a string. The body is
 the innermost object with ``messages``, ``input`` or ``prompt``.

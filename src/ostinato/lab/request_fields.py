@@ -1,4 +1,4 @@
-"""How is an object of a request read, so that no field of it is missed?
+"""Reads an object of a request so that no field of it is missed.
 
 A field that was not asked for is refused by its path, unless it is known not to reach the prompt.
 """

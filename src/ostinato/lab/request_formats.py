@@ -1,4 +1,4 @@
-"""How does the body of a request become a prompt? OpenAI's three APIs and Anthropic's messages.
+"""Turns the body of a request into a prompt. OpenAI's three APIs and Anthropic's messages.
 
 A field is read, written into the prompt as a setting, or known not to reach it. Any other field,
 part or role is refused by its name, since leaving it out could make two prompts look alike.

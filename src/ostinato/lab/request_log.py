@@ -1,4 +1,4 @@
-"""What does a log of requests hold?
+"""A log of requests.
 
 JSON lines or a JSON array, gzipped or not. Each record is the body of a request, or an object
 around it, as batch files, gateways and proxies write it, with the response beside it::

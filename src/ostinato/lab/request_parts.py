@@ -1,4 +1,4 @@
-"""What is a message made of? Texts, tool calls and their results, reasoning, images and files.
+"""The parts of a message: texts, tool calls and results, reasoning, files.
 
 Parts of OpenAI's chat completions and responses and of Anthropic's messages have different types,
 so one reader knows them all. An image or a file is written as a placeholder with the digest of

@@ -1,4 +1,4 @@
-"""How long does a step take on given GPUs?
+"""The time of a step on given GPUs.
 
 Every kernel takes as long as its arithmetic or its memory traffic, whichever is longer::
 

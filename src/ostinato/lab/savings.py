@@ -1,4 +1,4 @@
-"""How many tokens does a shared prefix keep out of the model?
+"""The tokens that a shared prefix keeps out of the model.
 
 Many requests begin alike and end differently, and the cache is cold::
 

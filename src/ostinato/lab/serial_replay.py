@@ -1,4 +1,4 @@
-"""What would a cache of a given size and policy have found of a trace?
+"""The hits of a cache of a given size and policy on a trace.
 
 One request after another goes through the real ``CacheManager``: match, admit, publish, release,
 at the recorded arrival, with nothing else running. Blocks of the cache hold one token each, and
@@ -153,9 +153,9 @@ class SerialCache:
         table, _ = admitted
         hits = table.num_shared_tokens
         done = table.num_slots
-        if manager.cuts is not None:  # a step per cut
+        if manager.chunk_unit is not None:  # a step per cut
             done = hits
-            while (end := manager.cuts.end_of_chunk(table, done, length, ())) < length:
+            while (end := manager.end_of_chunk(table, done, length, ())) < length:
                 manager.publish(table, end)
                 manager.commit([table])
                 done = end

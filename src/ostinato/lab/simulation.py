@@ -1,4 +1,4 @@
-"""What would each policy have found, at each size of the cache, and what could none exceed?
+"""The hits of each policy at each size of the cache, and their upper bound.
 
 The bound is Belady's: evict what is wanted furthest in the future. A prefix cache may evict leaves
 only; that costs nothing here, for a block is wanted whenever one behind it is, so one of the

@@ -1,4 +1,4 @@
-"""How would the load have felt: first tokens, queues, and who holds the memory?
+"""Replays a load in time: first tokens, queues, and who holds the memory.
 
 The trace's requests arrive at their times at the real scheduler over the real cache; in place of
 the model stands a clock that a cost model moves on, step by step::
@@ -159,7 +159,7 @@ class TimedReplica:
         written = None if disk is None else SimulatedDisk(disk.num_blocks, cache.block_size)
         more = () if written is None else (written,)
         self.cache = build_cache(cache, lambda: self.now_s, more_observers=more)
-        self.scheduler = build_scheduler(scheduling, self.cache, lambda: self.now_s, held)
+        self.scheduler = build_scheduler(scheduling, self.cache, lambda: self.now_s, [held])
         self._loads: SimulatedLoads | None = None
         if disk is not None and written is not None:
             written.open(self.cache.manager)

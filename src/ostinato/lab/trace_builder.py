@@ -1,4 +1,4 @@
-"""How do requests with named blocks become compact arrays?
+"""Packs requests with named blocks into compact arrays.
 
 A trace of a gigabyte lists a hundred million block names: integers of any size, or strings. They
 are numbered as they are read, so that 4 bytes are kept per name, and per *distinct* name 8 (16 if

@@ -1,4 +1,4 @@
-"""How are traces of traffic read?
+"""Reads traces of traffic of any kind.
 
 =================  ==============================================================
 file               what it is

@@ -1,4 +1,4 @@
-"""How many parameters does a model have, and through how many does a token go?
+"""The parameters of a model, and those that one token uses.
 
 Counted from a config alone, as the sum of its matrices::
 

@@ -1,4 +1,4 @@
-"""What is a token if no model is named?
+"""Tokens for when no model is named.
 
 A piece of text that a tokenizer of today would be likely to make one token: up to six letters
 with the blank before them, up to three digits, a run of blanks, or any other character. Counts

@@ -1,1 +1,1 @@
-"""Which models come inside the package? One folder each, in Hugging Face format."""
+"""The models that come inside the package: one folder each, in Hugging Face format."""

@@ -2,12 +2,13 @@
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.observer import CacheObserver, Eviction
 from ostinato.cache.prefix_index import CachedRun, PublishResult, Removal
+from ostinato.core.identity import PrefixKey
 from ostinato.core.ids import BlockDigest
 from ostinato.core.tokens import TOKEN_BYTES
 from ostinato.indexes.block_hash import BlockHasher
@@ -33,23 +34,8 @@ class EventRecorder(CacheObserver):
         for place in range(first + len(result.duplicates), last):
             self._digests[group, blocks[place]] = digests[place]
             self._copies[group, digests[place]] += 1
-        first += result.num_known
-        while first < last:
-            identity, next_stage = key.identity_of(first, size)
-            end = min(last, next_stage)
-            extras = [key.extra(i * size, (i + 1) * size) for i in range(first, end)]
-            self._log.add(
-                BlockStored(
-                    tuple(digests[first:end]),
-                    digests[first - 1] if first else None,
-                    key.tokens[first * size : end * size],
-                    size,
-                    identity,
-                    tuple(None if extra is None else extra.encoded for extra in extras),
-                    group,
-                )
-            )
-            first = end
+        for event in stored_events(key, digests, first + result.num_known, last, size, group):
+            self._log.add(event)
 
     def on_evict(self, eviction: Eviction) -> None:
         """Log evicted and removed contents."""
@@ -122,3 +108,31 @@ class EventRecorder(CacheObserver):
                 del self._copies[group, digest]
                 gone.append(digest)
         return tuple(gone)
+
+
+def stored_events(
+    key: PrefixKey,
+    digests: Sequence[BlockDigest],
+    first: int,
+    last: int,
+    block_size: int,
+    group: int = 0,
+    medium: str = "",
+) -> Iterator[BlockStored]:
+    """Describe blocks ``first .. last`` of a sequence: one event per identity."""
+    while first < last:
+        identity, next_stage = key.identity_of(first, block_size)
+        end = min(last, next_stage)
+        spans = ((i * block_size, (i + 1) * block_size) for i in range(first, end))
+        extras = [key.extra(*span) for span in spans]
+        yield BlockStored(
+            tuple(digests[first:end]),
+            digests[first - 1] if first else None,
+            key.tokens[first * block_size : end * block_size],
+            block_size,
+            identity,
+            tuple(None if extra is None else extra.encoded for extra in extras),
+            group,
+            medium,
+        )
+        first = end

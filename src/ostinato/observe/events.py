@@ -37,6 +37,7 @@ class BlockStored:
         identity: What the sequence must agree on; its adapter and tenant are in the digests.
         extras: What images add, one entry per block; None where no image touches it.
         group: Which layers; 0 for full attention.
+        medium: Name of the tier that has them; empty for the pool.
     """
 
     digests: tuple[BlockDigest, ...]
@@ -46,6 +47,7 @@ class BlockStored:
     identity: Identity
     extras: tuple[bytes | None, ...] = ()
     group: int = 0
+    medium: str = ""
 
     def without(self, digests: Set[BlockDigest]) -> "BlockStored":
         """Return the event without its last blocks, from the first of those digests on."""
@@ -66,11 +68,13 @@ class BlockRemoved:
         digests: One per block.
         identity: Whose they were.
         group: Which layers; 0 for full attention.
+        medium: Name of the tier that had them; empty for the pool.
     """
 
     digests: tuple[BlockDigest, ...]
     identity: Identity
     group: int = 0
+    medium: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ class Histogram:
         return float(2.0 ** (bucket + _LOWEST_EXPONENT))
 
     def quantile(self, share: float) -> float:
-        """Return the bound below which at least that share of the values lies; 0 if empty."""
+        """Return the bound below which at least that share of the values is; 0 if empty."""
         wanted, seen = share * self.num_values, 0
         for bucket, count in enumerate(self.counts):
             seen += count

@@ -1,45 +1,46 @@
-"""How is a step computed? The only room that holds tensors.
+"""Computes a step: the only room that holds tensors.
 
 Files in reading order:
 
 * ``settings``: the values of its settings
-* ``kv_codes``: how are keys and values kept in 8 bits?
-* ``kv_store``: what does a store of keys and values keep, and what may it be asked?
-* ``plain_store``: where do they live, if torch is to read them?
-* ``native/``: how does Python reach the native library?
-* ``layer_groups``: which layers share block tables?
-* ``inputs``: how does a plan become arrays?
-* ``states/``: how are layers served that carry a state from token to token?
-* ``attention/``: how does a query read scattered blocks?
-* ``lora``: which rows of a step get which low-rank update?
-* ``lora_records``: how is it added to the outputs of a linear layer?
-* ``lora_files``: can an adapter of ``peft`` be served with this model?
-* ``model_call``: how is a model called?
-* ``vision``: how does an image become rows of the model's input?
-* ``image_store``: where are the images of live requests, and what was made of them?
-* ``image_step``: how is a step with images computed?
-* ``forward/``: how is it made fast on a CPU without computing anything else?
-* ``model_runner``: how is one step executed?
-* ``compute_path``: how are steps computed here, and why not faster?
-* ``logit_edits``, ``truncation``, ``randomness``, ``sampler``: which token is next?
-* ``logprobs``: how likely was it?
-* ``device``: which device does a name mean, and is it there?
-* ``fetched_models``: which models are fetched by name, and where are they kept?
-* ``gguf_file``: is a GGUF file one that can be loaded?
-* ``gguf_codes``: which codes does it have for a model's linear layers?
-* ``compressed_codes``: which has a checkpoint of compressed-tensors?
-* ``word_codes``: which has one of GPTQ, AWQ, or compressed-tensors with zero points?
-* ``resolve``: which directory does a model's name mean?
-* ``checkpoint``: are its files whole, and which weights are these?
-* ``model_loader``: how does a checkpoint become a model?
-* ``support``: which models can be served correctly?
-* ``quantization``: may a quantized checkpoint be served, by its config?
-* ``row_watch``: does each layer of a quantized checkpoint compute each row by itself?
-* ``rounding``: how far do logits move by rounding alone?
-* ``probe``: does this one agree with its own attention?
-* ``memory``: how many blocks fit?
-* ``heap``: who keeps the memory of large temporaries?
-* ``huge_pages``: how does memory that every step reads lie in large pages?
+* ``kv_codes``: keys and values in 8 bits
+* ``kv_store``: the interface of a store of keys and values
+* ``plain_store``: a store that torch reads
+* ``native/``: calls into the native library
+* ``layer_groups``: which layers share block tables
+* ``inputs``: turns a plan into arrays
+* ``states/``: layers that carry a state from token to token
+* ``attention/``: attention over scattered blocks, one file per backend
+* ``lora``: which rows of a step get which low-rank update
+* ``lora_records``: adds it to the outputs of a linear layer
+* ``lora_config``: reads the config of an adapter, and refuses what cannot be served
+* ``lora_files``: reads an adapter of ``peft`` and checks that it fits the model
+* ``model_call``: calls a model
+* ``vision_families``, ``vision``: turn an image into rows of the model's input
+* ``image_store``: the images of live requests, and what the encoder made of them
+* ``image_step``: computes a step with images
+* ``forward/``: makes a model fast on a CPU without changing what it computes
+* ``model_runner``: executes one step
+* ``compute_path``: how steps are computed on this machine, and why not faster
+* ``logit_edits``, ``truncation``, ``randomness``, ``sampler``: choose the next token
+* ``logprobs``: log-probabilities of tokens
+* ``device``: finds the device that a name means, and checks that it is there
+* ``fetched_models``: models that are fetched by name, and where they are kept
+* ``gguf_file``: opens a GGUF file and checks that it can be loaded
+* ``gguf_codes``: the codes of a GGUF file for a model's linear layers
+* ``compressed_codes``: the codes of a compressed-tensors checkpoint for a model's linear layers
+* ``word_codes``: those of GPTQ, AWQ, or compressed-tensors with zero points
+* ``resolve``: finds the directory that a model's name means
+* ``checkpoint``: checks that a checkpoint's files are whole, and fingerprints its weights
+* ``model_loader``: loads a checkpoint into a model
+* ``support``: checks that a model can be served correctly
+* ``quantization``: checks that a quantized checkpoint computes each token by itself
+* ``row_watch``: checks that each layer of a quantized checkpoint computes each row by itself
+* ``rounding``: measures how far logits move by rounding alone
+* ``probe``: compares a model with its own attention before it is served
+* ``memory``: how many blocks fit
+* ``heap``: keeps the memory of large temporaries
+* ``huge_pages``: puts memory that every step reads into large pages
 
 Rules:
 

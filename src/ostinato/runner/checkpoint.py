@@ -1,4 +1,4 @@
-"""Are the files of a checkpoint whole, and which weights are these?"""
+"""Checks that a checkpoint's files are whole, and fingerprints its weights."""
 
 import hashlib
 import json

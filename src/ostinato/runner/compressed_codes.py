@@ -1,4 +1,4 @@
-"""Which codes does a checkpoint of compressed-tensors have for a model's linear layers?
+"""The codes of a compressed-tensors checkpoint for a model's linear layers.
 
 Weights in 8 or 4 bits without zero points, by output or in groups of a multiple of 32
 inputs, are codes of ours; activations are plain (W8A16, W4A16) or of 8 bits with a dynamic scale

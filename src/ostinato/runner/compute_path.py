@@ -1,4 +1,4 @@
-"""How are steps computed here, and why not faster?
+"""How steps are computed on this machine, and why not faster.
 
 Made once, when an engine has loaded its model; shown at load, by ``ostinato serve``, in
 ``/admin/stats`` and in the metrics.

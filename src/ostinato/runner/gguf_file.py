@@ -1,4 +1,4 @@
-"""Is a GGUF file one that can be loaded?
+"""Opens a GGUF file and checks that it can be loaded.
 
 A GGUF file holds config, tokenizer, chat template and weights. ``transformers`` reads all of them,
 and turns quantized weights into the dtype that the model computes in.

@@ -1,4 +1,4 @@
-"""Who keeps the memory of large temporaries?
+"""Keeps the memory of large temporaries.
 
 glibc gives a large block back to the kernel when it is freed, and the kernel zeroes each page of it
 when it is asked for again: tens of thousands of page faults in a step of 512 tokens. Told to keep

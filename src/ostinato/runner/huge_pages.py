@@ -1,4 +1,4 @@
-"""How does memory that every step reads lie in large pages?
+"""Puts memory that every step reads into large pages.
 
 The processor looks the place of each page up before it reads it, and reads ahead no further than
 its end. Linux has pages of 2 MiB beside those of 4 KiB, on request (``madvise(2)``): memory
@@ -39,13 +39,13 @@ def expect_block(num_bytes: int) -> None:
 
 
 def into_huge_pages(address: int, num_bytes: int) -> None:
-    """Let memory lie in large pages, as far as it fills them with what is beside it.
+    """Put memory into large pages, as far as it fills them with what is beside it.
 
     Args:
         address: Of memory that is in use, and stays where it is.
         num_bytes: How much; below one page nothing is done.
 
-    Cost: little where it lies so already; else the kernel copies it once.
+    Cost: little where it is there already; else the kernel copies it once.
     """
     calls = _calls()
     if calls is not None and num_bytes >= PAGE_BYTES:

@@ -1,4 +1,4 @@
-"""How is a step with images computed?
+"""Computes a step with images.
 
 As any other, but for three things:
 
@@ -11,7 +11,7 @@ As any other, but for three things:
       row         0  1  2 2 2 3 3 3       5  6
       column      0  1  2 3 4 2 3 4       5  6
 
-* where an image's tokens see each other (Gemma 3), their rows attend a second time, to all keys of
+* where an image's tokens see each other (Gemma), their rows attend a second time, to all keys of
   the image. A chunk may end within an image; the rest of the image is then computed ahead in the
   same step, and its keys and values are kept for this step only::
 
@@ -78,13 +78,19 @@ class ImageStep:
 
     Attributes:
         vectors: What goes into the first layer, shape (num_rows, width); None where ids do.
+        later: What is added behind each of the first layers, shape (num_later, num_rows, width);
+            None for nothing.
         positions: Shape (num_rows,) or (3, num_rows), int64.
         images: Rows of images.
+        only_in_windows: Whether tokens of an image see those of it that follow them only in
+            layers with a sliding window; where ``images`` see ahead at all.
     """
 
     vectors: Tensor | None
+    later: Tensor | None
     positions: Ints
     images: tuple[ImageRows, ...]
+    only_in_windows: bool = False
 
 
 def lay_out(plan: StepPlan, inputs: StepInputs, store: ImageStore) -> ImageStep:
@@ -92,21 +98,26 @@ def lay_out(plan: StepPlan, inputs: StepInputs, store: ImageStore) -> ImageStep:
     vision = store.vision
     images = _image_rows(plan, inputs, vision.sees_ahead)
     positions, ids = inputs.position_ids, inputs.input_ids
-    if vision.has_grid_positions:
+    if vision.family.has_grid_positions:
         shifted = [_grid_positions(sequence, store) for sequence in plan.sequences]
         positions = np.concatenate(shifted, axis=1)
     if not images:
-        return ImageStep(None, positions[0] if positions.ndim == 2 else positions, ())
+        return ImageStep(None, None, positions[0] if positions.ndim == 2 else positions, ())
     for image in images:
         ahead = np.arange(image.last, image.last + image.num_ahead)
         positions = np.concatenate((positions, ahead), axis=-1) if len(ahead) else positions
         ids = np.concatenate((ids, np.full(len(ahead), vision.placeholder_id)))
     vectors = vision.embed(torch.from_numpy(ids).to(inputs.groups[0].device))
+    later = None
     for image in images:
         found = store.vectors(image.span.digest)[image.first - image.span.start :]
-        rows = image.rows()
-        vectors[rows.to(vectors.device)] = found[: len(rows)]
-    return ImageStep(vectors, positions, images)
+        rows = image.rows().to(vectors.device)
+        first, *others = found[: len(rows)].split(vectors.shape[1], dim=1)
+        vectors[rows] = first
+        if others:
+            later = vectors.new_zeros(len(others), *vectors.shape) if later is None else later
+            later[:, rows] = torch.stack(others)
+    return ImageStep(vectors, later, positions, images, vision.family.only_in_windows)
 
 
 def adapted_ahead(
@@ -169,13 +180,13 @@ class SeeingAhead:
     def __init__(
         self,
         inner: LayerAttention,
-        images: tuple[ImageRows, ...],
+        step: ImageStep,
         num_rows: int,
         stores: tuple[KVStore, ...],
         groups: LayerGroups,
     ) -> None:
         """Attend through ``inner`` with the plan's ``num_rows`` rows, then anew for images."""
-        self._inner, self._images, self._num_rows = inner, images, num_rows
+        self._inner, self._step, self._num_rows = inner, step, num_rows
         self._stores, self._groups = stores, groups
         self.states = inner.states
 
@@ -188,14 +199,18 @@ class SeeingAhead:
         attended = seen.new_empty(len(queries), *seen.shape[1:])
         attended[planned] = seen
         group = self._groups.of_layer[layer]
-        for image in self._images:
+        is_causal = self._step.only_in_windows and style.window is None
+        for image in self._step.images:
+            if is_causal and not image.num_ahead:
+                continue
             rows = image.rows().to(queries.device)
             begin = 0 if style.window is None else max(0, image.first - style.window + 1)
             kept = self._stores[group].read(layer, self._slots(image, group, begin))
             ahead = slice(image.ahead, image.ahead + image.num_ahead) if image.num_ahead else None
             if ahead is not None:
                 kept = (torch.cat((kept[0], keys[ahead])), torch.cat((kept[1], values[ahead])))
-            attended[rows] = _attend_both_ways(queries[rows], *kept, image.first - begin, style)
+            places = image.first - begin, is_causal
+            attended[rows] = _attend_both_ways(queries[rows], *kept, *places, style)
         return attended
 
     def _slots(self, image: ImageRows, group: int, begin: int) -> Tensor:
@@ -208,7 +223,12 @@ class SeeingAhead:
 
 
 def _attend_both_ways(
-    queries: Tensor, keys: Tensor, values: Tensor, first: int, style: AttentionStyle
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    first: int,
+    is_causal: bool,
+    style: AttentionStyle,
 ) -> Tensor:
     """Attend to all keys within the window before each query, and to all behind it.
 
@@ -217,6 +237,7 @@ def _attend_both_ways(
         keys: Shape (num_keys, num_kv_heads, key_dim).
         values: Shape (num_keys, num_kv_heads, value_dim).
         first: Which of the keys is that of the first query.
+        is_causal: Whether keys behind a query are left out after all.
         style: How scores are made.
     """
     if style.sinks is not None:
@@ -227,8 +248,10 @@ def _attend_both_ways(
     scores = torch.einsum("qhd,khd->hqk", queries.to(dtype), keys) * style.scale
     if style.soft_cap is not None:
         scores = torch.tanh(scores / style.soft_cap) * style.soft_cap
+    places = torch.arange(len(keys), device=keys.device)
+    own = first + torch.arange(len(queries), device=keys.device)
+    if is_causal:
+        scores.masked_fill_(places > own[:, None], -torch.inf)
     if style.window is not None:
-        places = torch.arange(len(keys), device=keys.device)
-        own = first + torch.arange(len(queries), device=keys.device)
         scores.masked_fill_(places <= own[:, None] - style.window, -torch.inf)
     return torch.einsum("hqk,khd->qhd", scores.softmax(dim=-1), values).to(queries.dtype)

@@ -1,4 +1,4 @@
-"""How does a plan become arrays?
+"""Turns a plan into arrays.
 
 The sequences of a step are laid end to end in one row, as in Orca's selective batching
 (Yu et al., OSDI 2022), and NumPy does everything that is per token::

@@ -1,7 +1,7 @@
-"""What does a store of keys and values keep, and what may it be asked?
+"""The interface of a store of keys and values.
 
 A slot is ``block * block_size + offset``; a block is a run of ``block_size`` slots. One block more
-than may be written is always zero: tables are padded with it. In which order elements lie is known
+than may be written is always zero: tables are padded with it. The order of elements is known
 to each store alone, and to the attention that brings it: see ``plain_store`` and
 ``native/store``.
 """

@@ -1,4 +1,4 @@
-"""Which layers share block tables?
+"""Which layers share block tables.
 
 Layers that keep the same tokens: all with full attention, and all with one window size. Group
 0 is full attention, also if no layer has it: then its blocks have no bytes, and it only says

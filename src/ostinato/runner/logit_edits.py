@@ -1,4 +1,4 @@
-"""What changes the logits before a token is chosen?
+"""Changes the logits before a token is chosen.
 
 In this order, which is that of vLLM and of Hugging Face's logits processors:
 

@@ -1,4 +1,4 @@
-"""How likely did the model hold a token?
+"""Log-probabilities of tokens.
 
 Log-probabilities come from the raw logits, before bias, penalties, temperature and truncation: they
 say what the model thought, not what the sampler made of it.

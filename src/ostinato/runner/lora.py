@@ -18,6 +18,7 @@ import numpy as np
 from torch import Tensor
 
 from ostinato.core.plan import StepPlan
+from ostinato.runner.forward.packed import PackedWeight, allocate_tiles, packed_size
 from ostinato.runner.inputs import Ints
 
 
@@ -27,7 +28,7 @@ class LoraLayer:
 
     Attributes:
         down: Shape (rank, in_features), contiguous; ``lora_A`` of ``peft``.
-        up: Shape (rank, out_features), contiguous; ``lora_B`` of ``peft``, transposed.
+        up: Shape (out_features, rank), contiguous; ``lora_B`` of ``peft``.
         scale: Factor of the update.
     """
 
@@ -35,9 +36,41 @@ class LoraLayer:
     up: Tensor
     scale: float
 
-    def add(self, inputs: Tensor, outputs: Tensor) -> None:
+    @property
+    def num_bytes(self) -> int:
+        """Memory of both factors."""
+        return self.down.nbytes + self.up.nbytes
+
+    def add(self, inputs: Tensor, outputs: Tensor, rows: Tensor) -> None:
         """Add the update of some rows to the layer's outputs, in place, in torch."""
-        outputs += (inputs @ self.down.T) @ self.up * self.scale
+        outputs[rows] += (inputs[rows] @ self.down.T) @ self.up.T * self.scale
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedLoraLayer:
+    """The update of one linear layer in the order in which the native library reads it.
+
+    Ranks are rounded up to multiples of 32: a lower rank takes as much memory.
+    """
+
+    down: PackedWeight
+    up: PackedWeight
+    scale: float
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of both factors."""
+        return self.down.nbytes + self.up.nbytes
+
+
+def pack_layers(layers: Mapping[str, LoraLayer]) -> dict[str, PackedLoraLayer]:
+    """Return updates as the native library computes them, side by side in large pages."""
+    factors = [factor for layer in layers.values() for factor in (layer.down, layer.up)]
+    sizes = [packed_size(*factor.shape) for factor in factors]
+    tiles = allocate_tiles(sum(sizes), factors[0].dtype).split(sizes)
+    packed = [PackedWeight([factor], own) for factor, own in zip(factors, tiles, strict=True)]
+    pairs = zip(layers, packed[::2], packed[1::2], strict=True)
+    return {name: PackedLoraLayer(down, up, layers[name].scale) for name, down, up in pairs}
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +87,7 @@ class LoraAdapter:
 
     digest: bytes
     rank: int
-    layers: Mapping[str, LoraLayer]
+    layers: Mapping[str, LoraLayer | PackedLoraLayer]
     invocation: tuple[int, ...]
     num_bytes: int
 
@@ -95,6 +128,14 @@ class StepAdapters:
             if first < end:
                 segments.append(AdapterSegment(first, end, adapter))
         return cls(tuple(segments)) if segments else None
+
+    def rows_of_each(self) -> dict[LoraAdapter, Ints]:
+        """Return the rows of each adapter, ascending: the library computes them together."""
+        rows: dict[LoraAdapter, list[Ints]] = {}
+        for segment in self.segments:
+            span = np.arange(segment.first, segment.end)
+            rows.setdefault(segment.adapter, []).append(span)
+        return {adapter: np.concatenate(spans) for adapter, spans in rows.items()}
 
     def of_rows(self, rows: Ints) -> "StepAdapters":
         """Return the same for some of the rows, ascending, which are numbered anew."""

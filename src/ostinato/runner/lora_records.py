@@ -10,7 +10,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ostinato.runner.lora import LoraLayer, StepAdapters
+from ostinato.runner.inputs import Ints
+from ostinato.runner.lora import LoraLayer, PackedLoraLayer, StepAdapters
+from ostinato.runner.native.checks import address_of
 from ostinato.runner.native.library import library
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1}
@@ -29,39 +31,55 @@ class Part(ctypes.Structure):
     )
 
     @classmethod
-    def of(cls, layer: LoraLayer, first_output: int = 0) -> "Part":
+    def of(cls, layer: LoraLayer | PackedLoraLayer, first_output: int = 0) -> "Part":
         """Describe an update, which the caller keeps alive."""
-        rank, num_outputs = layer.up.shape
-        assert layer.down.is_contiguous() and layer.up.is_contiguous(), "plain matrices"
-        down, up = layer.down.data_ptr(), layer.up.data_ptr()
-        return cls(down, up, first_output, num_outputs, rank, layer.scale)
+        assert isinstance(layer, PackedLoraLayer), "the library reads packed factors"
+        down, up = layer.down, layer.up
+        assert down.num_rows == up.num_columns, "one rank"
+        return cls(down.address, up.address, first_output, up.num_rows, down.num_rows, layer.scale)
 
 
-class Layer(ctypes.Structure):
+class _Layer(ctypes.Structure):
     """``ost_lora_layer``: an adapter's updates of one product."""
 
     _fields_ = (("parts", ctypes.c_void_p), ("num_parts", ctypes.c_int64))
 
 
-class Segment(ctypes.Structure):
-    """``ost_lora_segment``: rows of one adapter."""
+class UpdateList:
+    """An adapter's updates of some products, each with a part for every linear layer it joins.
+
+    Attributes:
+        address: Of the first ``ost_lora_layer``.
+    """
+
+    def __init__(self, products: Sequence[Sequence[Part]]) -> None:
+        """Lay them down; the caller keeps the adapter alive."""
+        self._parts = [(Part * len(parts))(*parts) for parts in products]
+        layers = [_Layer(ctypes.addressof(parts), len(parts)) for parts in self._parts]
+        self._layers = (_Layer * len(layers))(*layers)
+        self.address = ctypes.addressof(self._layers)
+
+
+class _Group(ctypes.Structure):
+    """``ost_lora_group``: rows of one adapter."""
 
     _fields_ = (
-        ("first_row", ctypes.c_int64),
-        ("end_row", ctypes.c_int64),
+        ("rows", ctypes.c_void_p),
+        ("num_rows", ctypes.c_int64),
         ("layers", ctypes.c_void_p),
     )
 
 
-class Segments(ctypes.Structure):
+class Groups(ctypes.Structure):
     """``ost_lora_step``: the rows of a step that adapters compute."""
 
-    _fields_ = (("segments", ctypes.c_void_p), ("num_segments", ctypes.c_int64))
+    _fields_ = (("groups", ctypes.c_void_p), ("num_groups", ctypes.c_int64))
 
-    def take(self, segments: Sequence[Segment]) -> None:
-        """Take over a step's segments, and keep them alive."""
-        self.kept = (Segment * len(segments))(*segments)
-        self.segments, self.num_segments = ctypes.addressof(self.kept), len(segments)
+    def take(self, groups: Sequence[tuple[Ints, UpdateList]]) -> None:
+        """Take over the rows of a step's adapters and their updates, and keep them alive."""
+        found = [_Group(address_of(rows), len(rows), updates.address) for rows, updates in groups]
+        self.kept = (_Group * len(found))(*found), groups
+        self.groups, self.num_groups = ctypes.addressof(self.kept[0]), len(found)
 
 
 class LoraProduct(ctypes.Structure):
@@ -83,14 +101,14 @@ class LoraProduct(ctypes.Structure):
 
     @classmethod
     def of(
-        cls, inputs: Tensor, outputs: Tensor, step: Segments, layer: int = 0, first_row: int = 0
+        cls, inputs: Tensor, outputs: Tensor, step: Groups, layer: int = 0, first_row: int = 0
     ) -> "LoraProduct":
         """Check and describe.
 
         Args:
             inputs: What the product reads, shape (num_rows, num_inputs).
             outputs: What it wrote, shape (num_rows, num_outputs).
-            step: Segments; the caller keeps them, and what they point to, alive.
+            step: Rows of adapters; the caller keeps them alive.
             layer: Which product of the model.
             first_row: Of the step, that the tensors begin with.
         """
@@ -112,6 +130,11 @@ class LoraProduct(ctypes.Structure):
         )
 
 
+def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether the native library computes the updates of a model."""
+    return library() is not None and device.type == "cpu" and dtype in _DTYPES
+
+
 def add_updates(name: str, inputs: Tensor, outputs: Tensor, adapters: StepAdapters) -> None:
     """Add the updates of one linear layer to its outputs, in place.
 
@@ -121,20 +144,15 @@ def add_updates(name: str, inputs: Tensor, outputs: Tensor, adapters: StepAdapte
         outputs: Shape (num_tokens, out_features).
         adapters: Of the step.
     """
-    found = [(segment, segment.adapter.layers.get(name)) for segment in adapters.segments]
-    updates = [(segment, layer) for segment, layer in found if layer is not None]
+    groups: list[tuple[Ints, UpdateList]] = []
+    for adapter, rows in adapters.rows_of_each().items():
+        layer = adapter.layers.get(name)
+        if isinstance(layer, LoraLayer):
+            layer.add(inputs, outputs, torch.from_numpy(rows).to(inputs.device))
+        elif layer is not None:
+            groups.append((rows, UpdateList([[Part.of(layer)]])))
     native = library()
-    if native is None or inputs.device.type != "cpu" or inputs.dtype not in _DTYPES:
-        for segment, layer in updates:
-            layer.add(inputs[segment.first : segment.end], outputs[segment.first : segment.end])
-        return
-    parts = [Part.of(layer) for _, layer in updates]
-    layers = [Layer(ctypes.addressof(part), 1) for part in parts]
-    step = Segments()
-    step.take(
-        [
-            Segment(segment.first, segment.end, ctypes.addressof(layer))
-            for (segment, _), layer in zip(updates, layers, strict=True)
-        ]
-    )
-    native.ost_ops_lora(ctypes.byref(LoraProduct.of(inputs, outputs, step)))
+    if groups and native is not None:
+        step = Groups()
+        step.take(groups)
+        native.ost_ops_lora(ctypes.byref(LoraProduct.of(inputs, outputs, step)))

@@ -1,4 +1,4 @@
-"""How many blocks fit?
+"""How many blocks fit.
 
 Three ways to say it, the first given wins: a number of blocks, a number of bytes, or a share
 of what the device has free, capped by what the running sequences could ever use.

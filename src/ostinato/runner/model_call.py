@@ -1,4 +1,4 @@
-"""How is a model called?"""
+"""Calls a model."""
 
 import inspect
 from functools import partial
@@ -34,6 +34,8 @@ class ModelCall:
         self._step: LayerAttention | None = None
         self._adapters: StepAdapters | None = None
         self._adapted: set[str] = set()
+        self._later: Tensor | None = None
+        self._num_hooked = 0
         bind_mixers(model, lambda: None if self._step is None else self._step.states)
 
     def __call__(
@@ -44,6 +46,7 @@ class ModelCall:
         rows: Ints | None = None,
         adapters: StepAdapters | None = None,
         vectors: Tensor | None = None,
+        later: Tensor | None = None,
     ) -> Tensor:
         """Return logits, shape (num_rows, vocab_size).
 
@@ -56,8 +59,11 @@ class ModelCall:
             adapters: Rows that adapters compute; None is none.
             vectors: What goes into the first layer in place of the ids' embeddings, shape
                 (num_tokens, width).
+            later: What is added behind each of the first layers, shape (num_later, num_tokens,
+                width); None for nothing.
 
-        Effects: hooks on the linear layers that an adapter is the first to change.
+        Effects: hooks on the linear layers that an adapter is the first to change, and on the
+        layers behind which something is added.
         """
         keywords: dict[str, Any] = {} if step is None else {STEP_KEYWORD: step}
         if position_ids is not None:
@@ -71,11 +77,13 @@ class ModelCall:
             keywords["inputs_embeds"] = vectors[None]
         for segment in () if adapters is None else adapters.segments:
             self._hook_linears(segment.adapter)
-        self._step, self._adapters = step, adapters
+        if later is not None:
+            self._hook_layers(len(later))
+        self._step, self._adapters, self._later = step, adapters, later
         try:
             output = self.model(use_cache=False, **keywords)
         finally:
-            self._step = self._adapters = None
+            self._step = self._adapters = self._later = None
         logits = cast(Tensor, output.logits)[0]
         if kept is not None and not self._keeps_rows:
             logits = logits.index_select(0, kept)
@@ -111,6 +119,18 @@ class ModelCall:
         read = inputs[0].reshape(len(rows), -1)
         add_updates(name, read, rows, self._adapters)
         return rows.view(output.shape)
+
+    def _hook_layers(self, number: int) -> None:
+        """Let each of the first layers add what a call brings for it."""
+        layers = cast(Any, self.model.get_decoder()).layers
+        for index in range(self._num_hooked, number):
+            layers[index].register_forward_hook(partial(self._with_later, index))
+        self._num_hooked = max(self._num_hooked, number)
+
+    def _with_later(
+        self, index: int, _module: nn.Module, _inputs: tuple[Tensor, ...], output: Tensor
+    ) -> Tensor:
+        return output if self._later is None else output + self._later[index]
 
     def _tensor(self, numbers: Ints) -> Tensor:
         """Put numbers where the model is."""

@@ -1,4 +1,4 @@
-"""How does a checkpoint become a model?
+"""Loads a checkpoint into a model.
 
 ``transformers`` builds the model and reads the weights; we check the files before and what
 was loaded after, since it would fill missing weights with random numbers and go on.

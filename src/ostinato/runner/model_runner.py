@@ -1,4 +1,4 @@
-"""How is one step executed?
+"""Executes one step.
 
 One call of the model over one row, then one call of the sampler::
 
@@ -129,9 +129,11 @@ class ModelRunner:
             return self._call(ids, inputs.position_ids, step, rows, adapters)
         attention: LayerAttention = step
         if self.images is not None and self.images.vision.sees_ahead and images.images:
-            num_rows = len(ids)
-            attention = SeeingAhead(step, images.images, num_rows, self.kv_stores, self.groups)
-        return self._call(ids, images.positions, attention, rows, adapters, images.vectors)
+            attention = SeeingAhead(step, images, len(ids), self.kv_stores, self.groups)
+        positions, vectors = images.positions, images.vectors
+        if images.later is None:
+            return self._call(ids, positions, attention, rows, adapters, vectors)
+        return self.loaded.call(ids, positions, attention, rows, adapters, vectors, images.later)
 
     def _result(self, plan: StepPlan, inputs: StepInputs, logits: Tensor) -> StepResult:
         """Sample where asked to, and give prompt tokens their log-probs."""

@@ -1,4 +1,4 @@
-"""Where do keys and values live, if torch is to read them?
+"""A store that torch reads.
 
 Each layer has one tensor of keys and one of values, indexed by slot, so gathering whole blocks
 copies long, contiguous runs::

@@ -1,4 +1,4 @@
-"""Does a model agree with its own attention?
+"""Compares a model with its own attention before it is served.
 
 What a model's config says and what its code does are two things. So each model answers a
 short random prompt twice before it is served: once with the attention that it came with, once

@@ -1,4 +1,4 @@
-"""May a quantized checkpoint be served: does it compute each token by itself?
+"""Checks that a quantized checkpoint computes each token by itself.
 
 Quantized weights are weights. Quantized *activations* are scaled by what they hold, and a scale
 that is taken over several rows makes a token's keys depend on which other requests are in the step:

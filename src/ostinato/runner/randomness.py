@@ -1,4 +1,4 @@
-"""Where do the random numbers come from?
+"""Random numbers for sampling.
 
 A sampler with a generator has a state that every draw moves on, so what one request gets
 depends on how often its neighbours drew, and on whether it was preempted and came back. Here

@@ -1,4 +1,4 @@
-"""Which directory does a model's name mean?
+"""Finds the directory that a model's name means.
 
 In this order: a model embedded in the package, one that ``ostinato models get`` fetches, a
 directory, a GGUF file, a repository of the hub.

@@ -1,4 +1,4 @@
-"""How far do logits move by rounding alone?
+"""Measures how far logits move by rounding alone.
 
 A fixed tolerance is too wide for one model and too narrow for another. So it is measured on the
 model itself, as stochastic arithmetic does (CESTAC; Vignes, 1993): the prompt is answered again

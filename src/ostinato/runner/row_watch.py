@@ -1,4 +1,4 @@
-"""Does each layer of a quantized checkpoint compute each row by itself?
+"""Checks that each layer of a quantized checkpoint computes each row by itself.
 
 What configs say is refused before weights are read (``quantization``). Whatever else a checkpoint
 came quantized with is tried out: each of its layers is called twice, the second time beside other

@@ -1,4 +1,4 @@
-"""Which token is next?
+"""Chooses the next token.
 
 Rows of a batch are grouped by what they need, and each need is one tensor operation::
 

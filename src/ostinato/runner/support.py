@@ -1,4 +1,4 @@
-"""Which models can be served correctly?
+"""Checks that a model can be served correctly.
 
 Two nets. Here are the rules that a config can be held against before gigabytes are read; what
 they let through, the probe tries out. The rules are about prefixes: the keys and values of a
@@ -31,6 +31,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreT
 
 from ostinato.core.errors import UnsupportedModel
 from ostinato.runner.attention.registration import ATTENTION_NAME
+from ostinato.runner.vision_families import FAMILIES
 
 UNLIMITED_TOKENS = 2**31
 """Stands for "no limit of its own" where a config names none."""
@@ -68,7 +69,8 @@ def check_config(config: PreTrainedConfig) -> None:
         raise UnsupportedModel(f"{kind} holds several text models: {error}") from error
     if config.is_encoder_decoder or text_config.is_encoder_decoder:
         raise UnsupportedModel(f"{kind} is an encoder-decoder; only decoders are served")
-    if getattr(text_config, "use_bidirectional_attention", False):
+    # Gemma 4 says "vision" where only the tokens of an image do so.
+    if getattr(text_config, "use_bidirectional_attention", None) not in (None, False, "vision"):
         raise UnsupportedModel(
             f"{kind} lets tokens see later ones (use_bidirectional_attention), so keys change "
             "when tokens follow and no prefix can be shared"
@@ -94,7 +96,10 @@ def auto_class(config: PreTrainedConfig) -> Any:
     Raises:
         UnsupportedModel: There is none.
     """
-    for auto in (AutoModelForCausalLM, AutoModelForImageTextToText):
+    classes: list[Any] = [AutoModelForCausalLM, AutoModelForImageTextToText]
+    if config.model_type in FAMILIES:
+        classes.reverse()  # the first would leave the encoder of images out
+    for auto in classes:
         if type(config) in auto._model_mapping:
             return auto
     raise UnsupportedModel(f"transformers has no causal language model of type {config.model_type}")

@@ -1,4 +1,4 @@
-"""Which tokens may be drawn at all?
+"""Leaves out tokens that may not be drawn.
 
 ``min_p``, then ``top_k``, then ``top_p``, each on what the one before has left, as in vLLM. The
 last two keep the most likely tokens down to some point, so that they are two numbers per row: the

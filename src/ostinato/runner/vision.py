@@ -1,28 +1,22 @@
-"""How does an image become rows of the model's input?
+"""Turns an image into rows of the model's input.
 
 A model for images and text has an encoder, which turns an image into as many vectors as the image
-has placeholder tokens; they take the places of the placeholders' embeddings. The encoder is taken
-out of the model, so that everything else sees a text model::
+has tokens; they take the places of these tokens' embeddings. The encoder is taken out of the
+model, so that everything else sees a text model::
 
     pixels ─► image processor ─► encoder ─► (num_tokens, width)
                                                    │
     ids ─► embedding ─► (num_tokens, width) ◄──────┘  rows of placeholders ─► layers
 
-============== ================================ ============================================
-family         positions of an image's tokens   attention among them
-============== ================================ ============================================
-LLaVA          one after the other              causal
-Qwen2(.5)-VL   time, row and column             causal
-Gemma 3        one after the other              each sees all, in every layer
-============== ================================ ============================================
+Some encoders (Qwen3-VL's) give each token more vectors, which are added behind the first layers
+(deepstack, arXiv 2406.04334); they are kept beside the first::
 
-How many tokens an image has follows from its size, so a prompt is laid out without the encoder.
+    (num_tokens, (1 + num_later) * width)
 """
 
 import copy
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass
+import threading
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,9 +25,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from transformers import AutoImageProcessor, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 from ostinato.core.errors import RequestError, UnsupportedModel
+from ostinato.runner.vision_families import FAMILIES, ImageGrid
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -42,79 +36,15 @@ _TRIED_SIZE = 56
 """Height and width of the image that each encoder is tried with."""
 
 
-@dataclass(frozen=True, slots=True)
-class ImageGrid:
-    """How an image's tokens are laid out: row by row."""
-
-    rows: int
-    columns: int
-
-    @property
-    def num_tokens(self) -> int:
-        """Placeholder tokens."""
-        return self.rows * self.columns
-
-
-@dataclass(frozen=True, slots=True)
-class _Family:
-    """What differs between families.
-
-    Attributes:
-        parts: The encoder's modules beside the language model.
-        grid: From config, image processor, height and width.
-        inputs: What the encoder takes of the processor's output.
-        sees_ahead: Whether an image's tokens see those of it that follow them.
-        has_grid_positions: Whether they have a position in time, row and column.
-    """
-
-    parts: tuple[str, ...]
-    grid: Callable[[Any, Any, int, int], ImageGrid]
-    inputs: tuple[str, ...] = ("pixel_values",)
-    sees_ahead: bool = False
-    has_grid_positions: bool = False
-
-
-def _llava_grid(config: Any, _processor: Any, _height: int, _width: int) -> ImageGrid:
-    vision = config.vision_config
-    num_patches = (vision.image_size // vision.patch_size) ** 2
-    has_class_token = vision.model_type.startswith("clip")
-    is_first_dropped = config.vision_feature_select_strategy == "default"
-    return ImageGrid(1, num_patches + has_class_token - is_first_dropped)
-
-
-def _qwen_grid(_config: Any, processor: Any, height: int, width: int) -> ImageGrid:
-    factor = processor.patch_size * processor.merge_size
-    size = processor.size
-    height, width = smart_resize(height, width, factor, size["shortest_edge"], size["longest_edge"])
-    return ImageGrid(height // factor, width // factor)
-
-
-def _gemma_grid(config: Any, processor: Any, _height: int, _width: int) -> ImageGrid:
-    if processor.do_pan_and_scan:
-        raise UnsupportedModel("its processor cuts images into crops (do_pan_and_scan)")
-    return ImageGrid(1, config.mm_tokens_per_image)
-
-
-_QWEN = _Family(
-    ("visual",), _qwen_grid, ("pixel_values", "image_grid_thw"), has_grid_positions=True
-)
-FAMILIES = {
-    "llava": _Family(("vision_tower", "multi_modal_projector"), _llava_grid),
-    "qwen2_vl": _QWEN,
-    "qwen2_5_vl": _QWEN,
-    "gemma3": _Family(("vision_tower", "multi_modal_projector"), _gemma_grid, sees_ahead=True),
-}
-"""By model type; images of other types are refused, their text is served."""
-
-
 class Vision:
     """A model's encoder, and how its images are laid out.
 
     Attributes:
-        placeholder_id: Token that stands for each vector of an image.
+        family: What differs between families.
+        placeholder_id: Token that stands for a vector of an image.
+        token_ids: All tokens that an image is written with.
         settings: SHA-256 over everything besides pixels and weights that a vector depends on.
         sees_ahead: Whether an image's tokens see those of it that follow them.
-        has_grid_positions: Whether they have a position in time, row and column.
     """
 
     def __init__(
@@ -126,13 +56,21 @@ class Vision:
     ) -> None:
         """Take an encoder as ``take_encoder`` returns it, and the model's embedding."""
         config = cast(Any, encoder.config)
+        self.family = FAMILIES[config.model_type]
+        if self.family.row_ends and tokenizer is None:
+            raise UnsupportedModel("the checkpoint has no tokenizer to write the rows of images")
         self._encoder, self._embedding, self._processor = encoder, embedding, processor
-        self._config, self._family = config, FAMILIES[config.model_type]
-        self.sees_ahead = self._family.sees_ahead
-        self.has_grid_positions = self._family.has_grid_positions
+        self._config = config
+        self._encoding = threading.Lock()
+        self.sees_ahead = self.family.sees_ahead(config.get_text_config())
         self.placeholder_id: int = config.image_token_id
         self.settings = hashlib.sha256(processor.to_json_string().encode()).digest()
-        self._spellings = _spellings(config, tokenizer)
+        self._row_ends: list[int] = []
+        self._spellings: tuple[tuple[str, str], ...] = ()
+        if tokenizer is not None:
+            self._row_ends = list(tokenizer.convert_tokens_to_ids(list(self.family.row_ends)))
+            self._spellings = self.family.spellings(config, tokenizer)
+        self.token_ids = frozenset((self.placeholder_id, *self._row_ends))
 
     def grid(self, height: int, width: int) -> ImageGrid:
         """Return the layout of an image of some size.
@@ -141,7 +79,7 @@ class Vision:
             RequestError: The model takes no image of this shape.
         """
         try:
-            return self._family.grid(self._config, self._processor, height, width)
+            return self.family.grid(self._config, self._processor, height, width)
         except (ValueError, ZeroDivisionError) as error:
             raise RequestError(f"an image of {width} x {height} pixels: {error}") from error
 
@@ -151,28 +89,51 @@ class Vision:
             text = text.replace(name, spelling)
         return text
 
+    def tokens(self, grid: ImageGrid) -> npt.NDArray[np.uint32]:
+        """Return the tokens that an image is written with, shape (grid.num_tokens,)."""
+        written = np.full((grid.rows, grid.columns), self.placeholder_id, dtype=np.uint32)
+        if self._row_ends:
+            written[:, -1], written[-1, -1] = self._row_ends
+        return written.reshape(-1)
+
     @torch.inference_mode()
     def encode(self, pixels: Pixels) -> Tensor:
-        """Return an image's vectors, shape (num_tokens, width).
+        """Return an image's vectors, shape (num_tokens, (1 + num_later) * width).
+
+        One image at a time, in any thread.
 
         Args:
             pixels: RGB, shape (height, width, 3).
         """
+        with self._encoding:
+            vectors = self._encoded(pixels)
+        tokens = self.tokens(self.grid(*pixels.shape[:2]))
+        is_vector = tokens == self.placeholder_id
+        if len(vectors) != is_vector.sum():
+            raise UnsupportedModel(
+                f"the encoder gives {len(vectors)} vectors for {is_vector.sum()} placeholder tokens"
+            )
+        if is_vector.all():
+            return vectors
+        written = self.embed(torch.from_numpy(tokens.astype(np.int64)).to(vectors.device))
+        written[torch.from_numpy(is_vector).to(vectors.device)] = vectors
+        return written
+
+    def _encoded(self, pixels: Pixels) -> Tensor:
+        """Run processor and encoder."""
         processed = self._processor(
-            images=[pixels], return_tensors="pt", input_data_format="channels_last"
+            images=[pixels],
+            return_tensors="pt",
+            input_data_format="channels_last",
+            **self.family.options(self._config),
         )
         weight = next(self._encoder.parameters())
-        inputs = {name: processed[name].to(weight.device) for name in self._family.inputs}
+        inputs = {name: processed[name].to(weight.device) for name in self.family.inputs}
         inputs["pixel_values"] = inputs["pixel_values"].to(weight.dtype)
         output = cast(Any, self._encoder).get_image_features(**inputs, return_dict=True)
-        pooled = output.pooler_output
-        vectors = pooled[0] if isinstance(pooled, (list, tuple)) else pooled.flatten(0, -2)
-        expected = self.grid(*pixels.shape[:2]).num_tokens
-        if vectors.shape[0] != expected:
-            raise UnsupportedModel(
-                f"the encoder gives {vectors.shape[0]} vectors for {expected} placeholder tokens"
-            )
-        return cast(Tensor, vectors)
+        later = getattr(output, "deepstack_features", None) or ()
+        rows = [_one_image(vectors) for vectors in (output.pooler_output, *later)]
+        return torch.cat(rows, dim=-1) if later else rows[0]
 
     def embed(self, ids: Tensor) -> Tensor:
         """Return the embeddings of tokens, fresh, shape (num_tokens, width)."""
@@ -180,7 +141,8 @@ class Vision:
 
     def replace_weights(self, other: "Vision") -> None:
         """Take over the weights of the same model's encoder."""
-        self._encoder.load_state_dict(other._encoder.state_dict())
+        with self._encoding:
+            self._encoder.load_state_dict(other._encoder.state_dict())
 
 
 def take_encoder(model: PreTrainedModel) -> nn.Module | None:
@@ -193,7 +155,7 @@ def take_encoder(model: PreTrainedModel) -> nn.Module | None:
     Effects: the model keeps its language model and head.
     """
     base, family = model.base_model, FAMILIES.get(model.config.model_type)
-    if family is None or base is model:
+    if family is None or any(getattr(base, name, None) is None for name in family.parts):
         return None
     encoder: nn.Module = copy.copy(base)
     encoder._modules = {name: base._modules[name] for name in family.parts}
@@ -232,12 +194,8 @@ def load_vision(
     return vision
 
 
-def _spellings(
-    config: Any, tokenizer: PreTrainedTokenizerBase | None
-) -> tuple[tuple[str, str], ...]:
-    """Return what stands for an image in texts, and how its processor writes it."""
-    if config.model_type != "gemma3" or tokenizer is None:
-        return ()
-    ids = [config.boi_token_index, config.image_token_id, config.eoi_token_index]
-    begin, image, end = tokenizer.convert_ids_to_tokens(ids)
-    return ((begin, f"\n\n{begin}{image}{end}\n\n"),)
+def _one_image(vectors: Any) -> Tensor:
+    """Return an image's vectors, shape (num_vectors, width), however a family groups them."""
+    if isinstance(vectors, (list, tuple)):
+        return cast(Tensor, vectors[0])
+    return cast(Tensor, vectors.flatten(0, -2))

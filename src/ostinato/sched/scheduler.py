@@ -57,7 +57,7 @@ class Scheduler:
         self.cache = cache
         self.stats = SchedulerStats()
         self._clock = clock
-        self.requests = RequestTable(cache, self.stats, make_order(self._num_cached_tokens))
+        self.requests = RequestTable(cache, self.stats, make_order(self.num_cached_tokens))
         self._longest = max_sequence_tokens(config, cache.config)
         self._next_id = 0
         self._chunks: list[ScheduledChunk] = []
@@ -201,6 +201,6 @@ class Scheduler:
         chunks, self._chunks = self._chunks, []
         return chunks
 
-    def _num_cached_tokens(self, sequence: Sequence) -> int:
+    def num_cached_tokens(self, sequence: Sequence) -> int:
         """Look a waiting sequence up; no effects."""
         return 0 if sequence.reading_is_off else self.cache.match(sequence.key).num_tokens

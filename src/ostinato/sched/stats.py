@@ -1,4 +1,4 @@
-"""What did the scheduler do so far?"""
+"""Counters of the scheduler."""
 
 from dataclasses import dataclass
 

@@ -8,7 +8,6 @@ prefill computes their prefix.
 from collections.abc import Callable
 
 from ostinato.cache.block_table import BlockTable
-from ostinato.cache.layer_group import PrefillCuts
 from ostinato.cache.manager import CacheManager
 from ostinato.cache.prefix_index import PrefixMatch
 from ostinato.core.config import SchedulerConfig
@@ -28,18 +27,18 @@ class SingleFlight:
     this step needs no waiting: its blocks are findable once they are planned; its states, after it.
     """
 
-    def __init__(self, block_size: int, cuts: PrefillCuts | None) -> None:
-        """Start a step with no prefill in flight; ``cuts`` are those of a model with states."""
-        self._block_size = block_size
-        self._cuts = cuts
+    def __init__(self, cache: CacheManager) -> None:
+        """Start a step with no prefill in flight."""
+        self._cache = cache
         self._leaders: list[tuple[Sequence, int]] = []
 
     def add(self, sequence: Sequence, num_planned: int) -> None:
         """Note a running sequence that has computed so many tokens after this step."""
         table = sequence.table
         if table is not None and table.writes and num_planned < len(sequence.key):
-            num_planned = num_planned if self._cuts is None else sequence.num_computed
-            self._leaders.append((sequence, num_planned // self._block_size * self._block_size))
+            if self._cache.chunk_unit is not None:  # states are findable after the step
+                num_planned = sequence.num_computed
+            self._leaders.append((sequence, num_planned - num_planned % self._cache.block_size))
 
     def leader(self, sequence: Sequence, match: PrefixMatch) -> Sequence | None:
         """Find a prefill that will publish more of a prompt than is cached now; None if none does.
@@ -54,13 +53,11 @@ class SingleFlight:
 
     def _num_to_hit(self, leader: Sequence, sequence: Sequence) -> int:
         """Count the tokens that a sequence will find once its leader is computed."""
-        published = leader.num_tokens // self._block_size * self._block_size
+        published = leader.num_tokens - leader.num_tokens % self._cache.block_size
         common = leader.key.num_common_tokens(sequence.key)
         most = min(common, published, sequence.num_tokens - 1)
-        if self._cuts is not None and leader.table is not None:
-            return self._cuts.deepest_state(leader.table, most)
-        start = most // self._block_size * self._block_size
-        return start + sequence.key.num_text_tokens(start, most)  # only text is copied
+        assert leader.table is not None
+        return self._cache.deepest_hit(leader.table, sequence.key, most)
 
 
 class StepPlanner:
@@ -91,8 +88,8 @@ class StepPlanner:
         self._clock = clock
         self._budget = config.max_num_batched_tokens
         self._max_chunk = config.max_chunk_tokens or self._budget
-        self._in_flight = SingleFlight(cache.block_size, cache.cuts)
-        self._least = 1 if cache.cuts is None else cache.cuts.unit
+        self._in_flight = SingleFlight(cache)
+        self._least = cache.chunk_unit or 1
         self._copies: list[CopyRun] = []
         self._is_short_of_blocks = False  # a sequence found too few
 
@@ -134,7 +131,7 @@ class StepPlanner:
             New tokens that have slots; 0 if the sequence itself was preempted.
         """
         wanted = sequence.num_computed + min(sequence.num_uncomputed, self._most)
-        if self._cache.cuts is not None:
+        if self._cache.chunk_unit is not None:
             wanted = self._cut(sequence, wanted)
         while sequence.table is not None and wanted > sequence.num_computed:
             room = self._cache.growable(sequence.table, wanted)
@@ -151,11 +148,10 @@ class StepPlanner:
 
     def _cut(self, sequence: Sequence, end: int) -> int:
         """End a chunk of a model with states where its state can be kept."""
-        start, cuts, table = sequence.num_computed, self._cache.cuts, sequence.table
-        if cuts is None or table is None or sequence.num_uncomputed == 1:
+        if sequence.table is None or sequence.num_uncomputed == 1:
             return end
         waiting = (s.key for s in self._requests.waiting if not s.reading_is_off)
-        return cuts.end_of_chunk(table, start, end, waiting)
+        return self._cache.end_of_chunk(sequence.table, sequence.num_computed, end, waiting)
 
     def _publish_running(self) -> None:
         """Make findable what the running will have computed, and note who goes on."""
@@ -221,7 +217,7 @@ class StepPlanner:
             sequence.num_copied_tokens = table.num_copied_tokens
             self._stats.waited_prompt_tokens += sequence.num_waited_tokens
         end = sequence.num_computed + min(sequence.num_uncomputed, self._most)
-        if self._cache.cuts is not None:
+        if self._cache.chunk_unit is not None:
             end = self._cut(sequence, end)
         chunk = self._add_chunk(sequence, min(end, table.num_slots) - sequence.num_computed)
         self._in_flight.add(sequence, chunk.end)

@@ -137,7 +137,7 @@ class RequestTable:
         """Move a waiting sequence to the running, with its blocks."""
         self.waiting.admit(sequence)
         self.run(sequence, table)
-        sequence.num_computed = table.num_cached_tokens
+        sequence.num_computed = table.num_planned  # what hit
 
     def run(self, sequence: Sequence, table: BlockTable) -> None:
         """Let a sequence run that waits for nothing."""

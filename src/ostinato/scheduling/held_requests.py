@@ -3,7 +3,7 @@
 A held request keeps its place in the queue; once released, it is tried in its turn.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from ostinato.core.ids import RequestId
 from ostinato.sched.sequence import Sequence
@@ -16,13 +16,13 @@ HeldRequests = set[RequestId]
 class SkipHeld(WaitingOrder):
     """Another order, without the requests that are held."""
 
-    def __init__(self, order: WaitingOrder, held: HeldRequests) -> None:
-        """Wrap an order."""
-        self._order, self._held = order, held
+    def __init__(self, order: WaitingOrder, held: Iterable[HeldRequests]) -> None:
+        """Wrap an order; a request in any of the sets is passed over."""
+        self._order, self._held = order, tuple(held)
         self.admitted, self.planned = order.admitted, order.planned  # type: ignore[method-assign]
 
     def candidates(self, waiting: list[Sequence]) -> Iterator[Sequence]:
         """Walk the others in their order."""
-        if self._held:
-            waiting = [one for one in waiting if one.request.request_id not in self._held]
+        for held in filter(None, self._held):
+            waiting = [one for one in waiting if one.request.request_id not in held]
         return self._order.candidates(waiting)

@@ -27,7 +27,7 @@ class RankedOrder(WaitingOrder):
         self._has_newly_overdue = False
 
     def rank(self, waiting: list[Sequence]) -> dict[SequenceId, int]:
-        """Rank those who wait: lower goes first, and equals, here all, go by arrival."""
+        """Rank waiting requests: lower goes first, and equals, here all, keep their order."""
         return {sequence.sequence_id: 0 for sequence in waiting}
 
     def candidates(self, waiting: list[Sequence]) -> Iterator[Sequence]:

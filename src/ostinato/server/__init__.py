@@ -1,53 +1,53 @@
-"""How do clients that already exist reach the cache? OpenAI's API over HTTP.
+"""HTTP for existing clients: OpenAI's and Anthropic's APIs.
 
 Files in reading order:
 
-* ``answer_formats``: how do model families write reasoning and calls of tools?
-* ``config``: what may be set of a server?
-* ``keys``: which keys are there, and what does each tenant get for its own?
-* ``callers``: who is calling, and what may they do?
-* ``call``: what is asked of the engine, whichever API it came through?
-* ``errors``: how does an error look to a client, and what is wrong with a body?
-* ``observer``: what may onlookers learn of each request?
-* ``accounts``: what is booked for one tenant?
-* ``tenant_usage``: what did the cache do for whom?
-* ``rate_limit``: has a tenant used up what it may ask for?
-* ``state``: what does one server know while it runs?
-* ``serving``: which way does every completion take?
-* ``guards``: which requests are refused before anything looks at them?
-* ``connections``: which connections are kept open?
-* ``health``: is the server alive, and does it take requests?
-* ``models``: which models are there?
-* ``adapters``: which LoRA adapters are loaded and unloaded over HTTP?
-* ``protocol``: what do bodies look like? (a folder)
-* ``deltas``: what is new since the last look?
-* ``streaming``: how does an answer reach a client that may go away at any moment?
-* ``answer_parser``: where in an answer are reasoning, text and calls of tools?
-* ``tools``: which tools may the model call, and how is it told of them?
-* ``call_grammar``: which grammar holds an answer to its form, and its calls to a tool format?
-* ``prompting``: how does a conversation with tools become a prompt, and how is its answer read?
-* ``completions``: how is a text continued?
-* ``chat``: how is a conversation continued?
-* ``response_store``: which responses does the server remember?
-* ``response_items``: how does an answer become the items of a response?
-* ``responses``: how is a conversation continued that the server may remember?
-* ``held_prefixes``: which prefixes did clients ask to keep, and are they kept already?
-* ``breakpoints``: how much of a prompt do breakpoints cover, and what was kept of it?
-* ``messages``: how do Anthropic's clients speak?
-* ``tokens``: which tokens is a text made of?
-* ``explaining``: why did a request's prompt miss?
-* ``engine_watch``: how is the engine looked at without waiting for it?
-* ``http_meter``: which answers left the server?
-* ``ghost_metrics``, ``tier_metrics``, ``metrics``, ``metrics_page``: what may Prometheus know, and
-  where does it scrape?
-* ``admin``: what may an operator do over HTTP?
-* ``tracing``: where did a request's time go?
-* ``playground``: where did each token come from, and what would such prompts save?
-* ``page_figures``: which figures of the last minutes does the page show?
-* ``page_state``, ``page``: what does the page show, to whom, and where is it? (``static``)
-* ``openapi``: what does the server say of itself?
-* ``app``: which parts make up the application?
-* ``lifecycle``: how does a server begin, and how does it end?
+* ``answer_formats``: how model families write reasoning and tool calls
+* ``config``: settings of a server
+* ``keys``: API keys, and what each tenant gets
+* ``callers``: authenticates callers, and says what they may do
+* ``call``: a request to the engine, whichever API it came through
+* ``errors``: errors as clients see them
+* ``observer``: the port of observers: what they learn of each request
+* ``accounts``: the books of one tenant
+* ``tenant_usage``: what the cache did for each tenant
+* ``rate_limit``: limits of requests and tokens per minute
+* ``state``: what one server knows while it runs
+* ``serving``: the way of every completion through the engine
+* ``guards``: refuses requests before anything looks at them
+* ``connections``: limits and closes connections
+* ``health``: ``/health`` and ``/ready``
+* ``models``: ``/v1/models``
+* ``adapters``: loads and unloads LoRA adapters over HTTP
+* ``protocol``: bodies: of requests as pydantic models, of answers as plain values (a folder)
+* ``deltas``: what is new in an output since the last look
+* ``streaming``: sends an answer to a client that may go away at any moment
+* ``answer_parser``: splits an answer into reasoning, text and tool calls
+* ``tools``: the tools that a model may call, and how it is told of them
+* ``call_grammar``: the grammar for a response format or a tool format
+* ``prompting``: turns a conversation with tools into a prompt, and reads its answer
+* ``completions``: ``/v1/completions``
+* ``chat``: ``/v1/chat/completions``
+* ``response_store``: responses that can be continued
+* ``response_items``: turns an answer into the items of a response and the events of its stream
+* ``responses``: ``/v1/responses``
+* ``held_prefixes``: prefixes that clients asked to keep
+* ``breakpoints``: how much of a prompt breakpoints cover, and what was kept of it
+* ``messages``: Anthropic's ``/v1/messages`` and ``/v1/messages/count_tokens``
+* ``tokens``: ``/tokenize`` and ``/detokenize``, as vLLM has them
+* ``explaining``: explains why a request's prompt missed
+* ``engine_watch``: reads the engine's figures without waiting for it
+* ``http_meter``: counts the answers that left the server
+* ``ghost_metrics``, ``tier_metrics``, ``metrics``, ``metrics_page``: Prometheus metrics, and
+  ``/metrics``
+* ``admin``: routes under ``/admin``, for the administrator alone
+* ``tracing``: spans for OpenTelemetry: where a request's time went
+* ``playground``: where each token of a prompt came from, and what such prompts would save
+* ``page_figures``: the page's figures of the last minutes: tokens, waits, queue and memory
+* ``page_state``, ``page``: what the page shows, and to whom (``static``)
+* ``openapi``: ``/openapi.json`` with every status, and ``/docs``
+* ``app``: puts the application together
+* ``lifecycle``: starts and drains a server
 
 Rules:
 

@@ -1,4 +1,4 @@
-"""What is booked for one tenant? Sums, the last minutes second by second, the latest requests.
+"""The books of one tenant. Sums, the last minutes second by second, the latest requests.
 
 All of it is bounded; accounts can be merged into that of all tenants together.
 """

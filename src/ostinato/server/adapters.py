@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 
 from ostinato.engine.adapters import LoRARequest
-from ostinato.runner.lora_files import CONFIG_FILE, WEIGHTS_FILE
+from ostinato.runner.lora_config import CONFIG_FILE, WEIGHTS_FILE
 from ostinato.server.callers import Administrator
 from ostinato.server.errors import ApiError
 from ostinato.server.protocol.body import Body

@@ -1,4 +1,4 @@
-"""How do model families write reasoning and calls of tools? A row per family.
+"""How model families write reasoning and tool calls. A row per family.
 
 A row says how the parts of an answer begin and end. Expressions are matched as text arrives
 (``answer_parser``); their groups name what begins there: ``call``, ``whole`` (a call that is read

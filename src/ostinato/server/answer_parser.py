@@ -1,4 +1,4 @@
-"""Where in an answer are reasoning, text and calls of tools?
+"""Splits an answer into reasoning, text and tool calls.
 
 The text comes piece by piece, and its parts go out as they come, whatever family wrote them
 (``answer_formats``)::

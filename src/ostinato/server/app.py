@@ -1,6 +1,6 @@
-"""Which parts make up the application?
+"""Puts the application together.
 
-Each API is a router in a file of its own. What they share lies in ``app.state.server``.
+Each API is a router in a file of its own. What they share is in ``app.state.server``.
 """
 
 from fastapi import FastAPI

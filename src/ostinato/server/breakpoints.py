@@ -1,4 +1,4 @@
-"""How much of a prompt do breakpoints cover, and what was kept of it?
+"""How much of a prompt breakpoints cover, and what was kept of it.
 
 The place of a breakpoint in the prompt is found by writing the conversation up to it and looking
 how far the whole prompt agrees: no template needs to be understood for that.

@@ -1,4 +1,4 @@
-"""What is asked of the engine, whichever API it came through?"""
+"""A request to the engine, whichever API it came through."""
 
 import uuid
 from collections.abc import Sequence

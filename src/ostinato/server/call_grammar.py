@@ -1,4 +1,4 @@
-"""Which grammar holds an answer to a response format, and its calls to a tool format?"""
+"""The grammar for a response format or a tool format."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Who is calling, and what may they do?
+"""Authenticates callers, and says what they may do.
 
 A key says so, in ``Authorization: Bearer`` as OpenAI's clients send it or in ``x-api-key`` as
 Anthropic's do. Without keys there is one anonymous caller, and the server listens on loopback

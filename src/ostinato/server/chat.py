@@ -1,4 +1,4 @@
-"""How is a conversation continued? ``/v1/chat/completions``."""
+"""``/v1/chat/completions``."""
 
 import time
 import uuid

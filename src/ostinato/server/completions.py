@@ -1,4 +1,4 @@
-"""How is a text continued? ``/v1/completions``."""
+"""``/v1/completions``."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""What may be set of a server?"""
+"""Settings of a server."""
 
 from dataclasses import dataclass
 from ipaddress import ip_address

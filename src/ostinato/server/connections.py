@@ -1,4 +1,4 @@
-"""Which connections are kept open?
+"""Limits and closes connections.
 
 Opening a connection and never completing a request costs a client nothing and the server a file
 descriptor. So a request's head has to arrive within ``header_timeout_s`` (its body within

@@ -1,4 +1,4 @@
-"""What is new since the last look?
+"""What is new in an output since the last look.
 
 Outputs of the engine are cumulative; streams of every API send what was added.
 """

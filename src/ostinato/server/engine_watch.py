@@ -1,4 +1,4 @@
-"""How is the engine looked at without waiting for it?
+"""Reads the engine's figures without waiting for it.
 
 Counters are copied between two steps, and a step may take long. A reader waits for a moment and
 then takes the last copy, so that a scrape is answered while a long prompt is computed.

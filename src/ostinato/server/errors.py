@@ -1,4 +1,4 @@
-"""How does an error look to a client?
+"""Errors as clients see them.
 
 As in OpenAI's API: a status, and ``{"error": {"message", "type", "param", "code"}}``. Routes
 raise ``ApiError`` or any error of ours; what an API with another shape (see ``SHAPES``) makes of

@@ -1,4 +1,4 @@
-"""Why did a request's prompt miss?
+"""Explains why a request's prompt missed.
 
 By the id of its answer, for the tenant that sent it. Tenants learn nothing of others' requests, not
 even that there were any; administrators are told where another tenant had the same tokens.

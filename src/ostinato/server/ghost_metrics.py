@@ -1,4 +1,4 @@
-"""What may Prometheus and administrators know of other sizes and policies?"""
+"""Estimates for other sizes and policies, as metrics."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Which requests are refused before anything looks at them?
+"""Refuses requests before anything looks at them.
 
 Those of foreign web pages to a server without keys; and bodies of callers that are not known, too
 long or too slow, nested too deeply, with more values than the model could hold, or no UTF-8. They

@@ -1,4 +1,4 @@
-"""Is the server alive, and does it take requests?"""
+"""``/health`` and ``/ready``."""
 
 from typing import Any
 

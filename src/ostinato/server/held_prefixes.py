@@ -1,4 +1,4 @@
-"""Which prefixes did clients ask to keep, and are they kept already?
+"""Prefixes that clients asked to keep.
 
 Anthropic's clients send the same ``cache_control`` with every request of a conversation. The first
 one takes a lease; each later one that hits all of it has refreshed that lease by doing so, and

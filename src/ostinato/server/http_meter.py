@@ -1,4 +1,4 @@
-"""Which answers left the server?
+"""Counts the answers that left the server.
 
 The outermost middleware, so that bodies which no route reads are counted as well. Routes are
 counted by their template, never by what a stranger wrote into the address.

@@ -1,4 +1,4 @@
-"""Which keys are there, and what does each tenant get for its own?
+"""API keys, and what each tenant gets.
 
 A file of JSON. It holds hashes of keys, never a key, so it is of no use to a thief::
 

@@ -1,4 +1,4 @@
-"""How does a server begin, and how does it end?
+"""Starts and drains a server.
 
 ::
 

@@ -1,4 +1,4 @@
-"""How do Anthropic's clients speak? ``/v1/messages`` and ``/v1/messages/count_tokens``.
+"""Anthropic's ``/v1/messages`` and ``/v1/messages/count_tokens``.
 
 Events of a stream::
 

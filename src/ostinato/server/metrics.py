@@ -1,4 +1,4 @@
-"""What may Prometheus know?
+"""Prometheus metrics.
 
 Names and units follow Prometheus's conventions: ``ostinato_`` first, the unit behind it, ``_total``
 last for what only grows. Counters of cache and scheduler are read from a snapshot at each
@@ -372,7 +372,7 @@ def _scheduling(seen: Snapshot) -> Iterable[Metric]:
 
 
 def _histogram(name: str, text: str, seen: Histogram, exponents: range) -> Metric:
-    """Lay a histogram out by powers of two; a bucket says what lies below its bound."""
+    """Return a histogram by powers of two; a bucket counts what is below its bound."""
     buckets: list[tuple[str, float]] = []
     wanted = {2.0**exponent for exponent in exponents}
     below = 0

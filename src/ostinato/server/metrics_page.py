@@ -1,4 +1,4 @@
-"""Where does Prometheus scrape?
+"""``/metrics``.
 
 With keys, the page is for the administrator: the load of other tenants can be read from it.
 """

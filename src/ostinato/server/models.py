@@ -1,4 +1,4 @@
-"""Which models are there?"""
+"""``/v1/models``."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What may onlookers learn of each request?
+"""The port of observers: what they learn of each request.
 
 Metrics, spans, recorders and quotas watch the one path that every completion takes. An observer is
 called in the event loop: it notes and returns, and never waits.
@@ -83,7 +83,7 @@ class Observer(Protocol):
 
 @runtime_checkable
 class ForgetsTenants(Protocol):
-    """An observer that remembers something of tenants, and has to let go of it."""
+    """An observer that remembers something of tenants, and can forget it."""
 
     def forget(self, tenant: str) -> bool:
         """Leave nothing of a tenant; returns whether there was anything."""

@@ -1,4 +1,4 @@
-"""What does the server say of itself? ``/openapi.json`` with every status, and ``/docs``.
+"""``/openapi.json`` with every status, and ``/docs``.
 
 Statuses follow from what stands before a route: the guards of hosts and bodies, who may call it,
 and whether it runs a prompt. ``/docs`` is one page without scripts, so it loads nothing from

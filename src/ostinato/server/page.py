@@ -1,4 +1,4 @@
-"""Where is the page, and what may a browser do with it?
+"""The page, and what a browser may do with it.
 
 Plain files that come with the package: no build, no foreign code, nothing loaded from elsewhere.
 The policy forbids everything that the page does not need, inline scripts and styles first of all.

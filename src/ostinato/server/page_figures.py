@@ -1,4 +1,4 @@
-"""Which figures of the last minutes does the page show? Tokens, waits, queue and memory."""
+"""The page's figures of the last minutes: tokens, waits, queue and memory."""
 
 import asyncio
 import time

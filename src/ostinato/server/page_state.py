@@ -1,4 +1,4 @@
-"""What does the page show, and to whom?
+"""What the page shows, and to whom.
 
 The administrator sees all tenants, everybody else their own lines, blocks and prefixes alone: not
 even how many blocks there are, for load of others could be read from it.

@@ -1,4 +1,4 @@
-"""Where did each token of this prompt come from, and what would such prompts save?
+"""Where each token of a prompt came from, and what such prompts would save.
 
 The playground runs a prompt through the one path of all completions and says of each of its
 tokens whether it was cached, copied or computed. The accountant is the lab's arithmetic.

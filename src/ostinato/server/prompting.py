@@ -1,4 +1,4 @@
-"""How does a conversation with tools become a prompt, and how is its answer read?"""
+"""Turns a conversation with tools into a prompt, and reads its answer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

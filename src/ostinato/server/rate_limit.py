@@ -1,4 +1,4 @@
-"""Has a tenant used up what it may ask for?
+"""Limits of requests and tokens per minute.
 
 Continuations under way are counted. Tokens are a bucket that fills up within a minute: a request
 is let in while there is anything in it, and what it used is taken out when it is known, the prompt

@@ -1,4 +1,4 @@
-"""How does an answer become the items of a response, and the events of its stream?
+"""Turns an answer into the items of a response and the events of its stream.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Which responses does the server remember, so that they can be continued?
+"""Responses that can be continued.
 
 In memory, apart for each tenant, and bounded: of a tenant and of all, in number and in bytes, the
 oldest are evicted first. A client that needs a conversation for longer sends it in full.

@@ -1,9 +1,9 @@
-"""How is a conversation continued that the server may remember? ``/v1/responses``."""
+"""``/v1/responses``."""
 
 import json
 import time
 import uuid
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -19,7 +19,13 @@ from ostinato.server.callers import Caller, CallerOfRequest
 from ostinato.server.deltas import Delta, Deltas
 from ostinato.server.errors import ApiError
 from ostinato.server.models import adapter_of
-from ostinato.server.prompting import AnswerReader, read_with, render_prompt, sender
+from ostinato.server.prompting import (
+    AnswerReader,
+    load_images,
+    read_with,
+    render_prompt,
+    sender,
+)
 from ostinato.server.protocol.answers import DeletedResponse, ItemList, ResponseBody
 from ostinato.server.protocol.logprobs import chat_logprobs
 from ostinato.server.protocol.responses import ResponsesBody
@@ -52,15 +58,19 @@ async def create_response(
     new = body.conversation()
     head = [{"role": "system", "content": body.instructions}] if body.instructions else []
     whose = sender(caller, body.cache_salt, body.keep_tokens)
-    tokens = await render_prompt(state, [*head, *old, *new], use, whose, **body.template())
+    messages: Sequence[Message] = [*head, *old, *new]
+    sections = sections_of(messages)
+    messages, whose = await load_images(state, messages, whose)
+    tokens = await render_prompt(state, messages, use, whose, **body.template())
     reader = await read_with(state, tokens, use)
     call = GenerateCall(
         endpoint=ENDPOINT,
         adapter=adapter,
         params=reader.settle(params),
         token_ids=tokens,
+        images=whose.images,
         user=body.user,
-        sections=sections_of([*head, *old, *new]),
+        sections=sections,
         request_id=f"resp_{uuid.uuid4().hex}",
         **body.cache_settings(),
     )

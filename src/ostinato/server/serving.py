@@ -1,4 +1,4 @@
-"""Which way does every completion take?
+"""The way of every completion through the engine.
 
 One for all APIs: bound the queue, keep the caller to its limits, settle whose cache it is, run,
 keep what was asked to be kept, tell the observers::

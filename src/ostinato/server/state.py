@@ -1,4 +1,4 @@
-"""What does one server know while it runs?"""
+"""What one server knows while it runs."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""How does an answer reach a client that may go away at any moment?
+"""Sends an answer to a client that may go away at any moment.
 
 A route first waits for its first piece, so that whatever fails until then gets its own status;
 after that an error can only be told in the stream.

@@ -1,4 +1,4 @@
-"""What did the cache do for whom?
+"""What the cache did for each tenant.
 
 An observer that books every request of the one path by the name of its caller's tenant: where
 its prompt tokens came from, how long its first token took, and the last minutes second by second.

@@ -1,4 +1,4 @@
-"""What may Prometheus know of the tiers?"""
+"""Metrics of the tiers."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""Which tokens is a text made of? ``/tokenize`` and ``/detokenize``, as vLLM has them."""
+"""``/tokenize`` and ``/detokenize``, as vLLM has them."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Which tools may the model call, and how is it told of them?
+"""The tools that a model may call, and how it is told of them.
 
 A chat template that shows tools, and calls in a format of ``answer_formats``, is handed them. For
 every other template they are described in the system message in Hermes' format, calls of earlier
@@ -166,8 +166,7 @@ def add_reasoning(message: Message, reasoning: str | None) -> None:
 def _without_calls(message: Message) -> Message:
     """Write a message's calls, or the result that it is, as text."""
     if message["role"] == "tool":
-        text = f"<tool_response>\n{text_of(message.get('content'))}\n</tool_response>"
-        return {"role": "user", "content": text}
+        return {"role": "user", "content": _enclosed(message.get("content"))}
     calls = message.get("tool_calls")
     if not calls:
         return message
@@ -176,6 +175,15 @@ def _without_calls(message: Message) -> Message:
     ]
     text = text_of(message.get("content"))
     return {"role": message["role"], "content": "\n".join([text, *written] if text else written)}
+
+
+def _enclosed(content: Any) -> Any:
+    """Write a result between tags; its images keep their places."""
+    opening, closing = "<tool_response>\n", "\n</tool_response>"
+    if not isinstance(content, list) or all(part.get("type") == "text" for part in content):
+        return f"{opening}{text_of(content)}{closing}"
+    tags = ({"type": "text", "text": tag} for tag in (opening, closing))
+    return [next(tags), *content, next(tags)]
 
 
 def _write_call(function: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Where did a request's time go? Spans for OpenTelemetry.
+"""Spans for OpenTelemetry: where a request's time went.
 
 One span per request, and inside it what it went through::
 

@@ -3,7 +3,7 @@
 Files in reading order:
 
 * ``terms``: for how long a prefix is kept, and what was promised
-* ``shares``: ``TenantShares``, the port ``cache.block_shares`` with an account per tenant
+* ``shares``: ``TenantShares``, the port ``BlockShares`` with an account per tenant
 * ``lease_book``: leases, by number and by time of expiry
 * ``lease_limits``: how much leases may hold, and why no more
 * ``public_prefixes``: which prefixes are published, and who may continue them

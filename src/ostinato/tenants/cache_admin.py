@@ -181,7 +181,7 @@ class CacheAdmin:
     def live_slots(self) -> list[dict[int, int]]:
         """Return, group by group, which blocks have content and how many tokens of it."""
         size, slots = self._manager.block_size, list[dict[int, int]]()
-        for _, contents in self._manager.groups:
+        for contents in self._manager.contents:
             live = dict[int, int]()
             for entry in (entry for run in contents.runs() for entry in run.entries):
                 written = len(entry.run_from(0)[1]) // TOKEN_BYTES

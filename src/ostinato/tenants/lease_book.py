@@ -17,7 +17,7 @@ from ostinato.core.tokens import TOKEN_BYTES
 from ostinato.tenants.terms import LeaseId, LeaseTerms
 
 _FEW = 64
-"""Entries of closed leases that may lie in the heap for nothing, besides one per live lease."""
+"""Entries of closed leases that may stay in the heap, besides one per live lease."""
 
 
 @dataclass(slots=True, eq=False)

@@ -48,7 +48,7 @@ class LeaseLimits:
             if left < 0:
                 break
             count += 1
-        if self._manager.layer_groups and count < len(match.blocks):
+        if count < len(match.blocks):  # windows and states end where fewer do
             count = len(self._manager.match_first(key, count * self._manager.block_size).blocks)
         return count if self._windows_bindable(count) and self._is_state_bindable() else 0
 

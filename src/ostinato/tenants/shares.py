@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.block_shares import BlockShares
-from ostinato.cache.eviction import EvictionPolicy, RequestSummary
+from ostinato.cache.eviction import BlockShares, EvictionPolicy, RequestSummary
 from ostinato.settings import TenantShare
 
 

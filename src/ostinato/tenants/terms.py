@@ -1,4 +1,4 @@
-"""How long shall a prefix be kept, and what was promised?
+"""Terms of leases: how long a prefix is kept, and what was promised.
 
 The presets are what callers of hosted APIs know: Anthropic's five minutes and one hour, each
 refreshed whenever the prefix is used, and OpenAI's extended retention of up to 24 hours.

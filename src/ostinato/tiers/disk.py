@@ -24,6 +24,7 @@ from ostinato.tiers.port import (
     LoadResult,
     Prefix,
     StoreResult,
+    TierListener,
     TierReceipt,
     TierStats,
 )
@@ -37,6 +38,8 @@ RETRY_S = 60.0
 """How long the tier stays read-only after a failed write."""
 MAX_READ_ERRORS = 3
 """Consecutive reads that may fail before the tier is off."""
+READ_BYTES = 1 << 20
+"""What a reference names, unless one block is more: read and copied while it is in a cache."""
 _DAY_S = 86_400.0
 
 
@@ -92,6 +95,7 @@ class DiskTier:
         folder: Its path, mode 0700 from now on; or what stands for one in tests.
         options: Settings.
         clock: Wall-clock time, of leases and of the daily budget.
+        listener: Is told what is stored and evicted.
 
     Raises:
         ConfigError: The limit is too small, another process uses the folder, it holds other
@@ -105,11 +109,12 @@ class DiskTier:
         folder: str | Path | Folder,
         options: DiskOptions,
         clock: Callable[[], float] = time.time,
+        listener: TierListener | None = None,
     ) -> None:
         LogLimits(options.limit_bytes, options.segment_bytes).check()
         self._folder = LocalFolder(folder) if isinstance(folder, str | Path) else folder
         self._options, self._clock = options, clock
-        self._index = ExtentIndex()
+        self._index, self._listener = ExtentIndex(), listener or TierListener()
         self._writing, self._counting = threading.RLock(), threading.Lock()
         self._state, self._reason, self._retry_at = "on", "", 0.0
         self._stores, self._loads = Counter[str](), Counter[str]()
@@ -143,10 +148,12 @@ class DiskTier:
             return []
         block, size = start // prefix.namespace.block_size, prefix.namespace.block_bytes
         key, refs = self._key(prefix), list[ExtentRef]()
+        most = max(1, READ_BYTES // size)
         for record, first, count in self._index.matches(prefix, block):
-            where, until = _Locator(record, first, key), record.lease[1]
-            refs.append(ExtentRef(self.name, start, count, size, where, until))
-            start += count * prefix.namespace.block_size
+            for skipped in range(0, count, most):
+                where, part = _Locator(record, first + skipped, key), min(most, count - skipped)
+                refs.append(ExtentRef(self.name, start, part, size, where, record.lease[1]))
+                start += part * prefix.namespace.block_size
         if refs:
             self._index.use(prefix, start // prefix.namespace.block_size)
         return refs
@@ -180,7 +187,16 @@ class DiskTier:
             else:
                 results = self._store_group(extents)
             self._stores.update(results)
+            self._report(extents, results)
             return results
+
+    def _report(
+        self, extents: Sequence[tuple[Extent, Buffer]], results: Sequence[StoreResult]
+    ) -> None:
+        self._listener.on_removed(self.name, self._index.take_gone())
+        for (extent, _), result in zip(extents, results, strict=True):
+            if result in (StoreResult.STORED, StoreResult.PRESENT):
+                self._listener.on_stored(self.name, extent)
 
     def lease(self, prefix: Prefix, keep_until: float) -> int:
         """Set the end of the lease of what is stored of a prefix; see ``KVTier``."""

@@ -78,6 +78,7 @@ class ExtentIndex:
         self._locked = dict[bytes, list[Record]]()
         self._lock = threading.RLock()
         self._uses = 0
+        self._gone = set[bytes]()
 
     def __len__(self) -> int:
         """Blocks that look-ups can find."""
@@ -95,6 +96,7 @@ class ExtentIndex:
                 if (older := self._places.get(digest)) is not None:
                     older[0].num_indexed -= 1
                 self._places[digest] = record, index
+            self._gone.difference_update(record.digests)
             record.num_indexed = len(record.digests)
 
     def remove(self, record: Record, first: int = 0) -> None:
@@ -103,10 +105,17 @@ class ExtentIndex:
             for digest in record.digests[first:]:
                 if (place := self._places.get(digest)) is not None and place[0] is record:
                     del self._places[digest]
+                    self._gone.add(digest)
                     record.num_indexed -= 1
             locked = self._locked.get(record.header.names[0], [])
             if not record.digests and record in locked:
                 locked.remove(record)
+
+    def take_gone(self) -> list[bytes]:
+        """Return the digests of blocks that became unfindable since this was called last."""
+        with self._lock:
+            gone, self._gone = self._gone, set()
+        return list(gone)
 
     def add_locked(self, record: Record) -> None:
         """Keep a sealed record until its tenant's key is seen."""

@@ -95,12 +95,14 @@ class Prefix:
         tokens: Ids from position 0.
         public_prefix: Salt of the public prefix that the sequence begins with, if any: its
             erasure erases what continues it.
+        sequence: What the caller knows it as; tiers leave it alone.
     """
 
     namespace: Namespace
     tenant: bytes
     tokens: "array[int]"
     public_prefix: bytes = b""
+    sequence: object = field(default=None, compare=False, repr=False)
 
     @property
     def num_blocks(self) -> int:
@@ -319,6 +321,19 @@ class TierStats:
     stores: dict[str, int] = field(default_factory=dict)
     loads: dict[str, int] = field(default_factory=dict)
     num_evicted: int = 0
+
+
+class TierListener:
+    """Is told what a tier stores and evicts, in the thread that does so; overrides what it needs.
+
+    An erasure is not reported block by block: who asks for it knows whose blocks are gone.
+    """
+
+    def on_stored(self, tier: str, extent: Extent) -> None:
+        """Look-ups find all blocks of an extent."""
+
+    def on_removed(self, tier: str, digests: Sequence[bytes]) -> None:
+        """Look-ups no longer find blocks, by the digests of their prefix."""
 
 
 class KVTier(Protocol):

@@ -31,6 +31,7 @@ from ostinato.tiers.port import (
     LoadResult,
     Prefix,
     StoreResult,
+    TierListener,
     TierReceipt,
     TierStats,
 )
@@ -93,6 +94,7 @@ class RemoteTier:
     Args:
         store: The server.
         options: Settings.
+        listener: Is told what this engine stores; the server alone knows what it removes.
 
     Raises:
         ConfigError: Sealing without a secret.
@@ -100,7 +102,13 @@ class RemoteTier:
 
     name = "remote"
 
-    def __init__(self, store: ByteStore, options: RemoteOptions | None = None) -> None:
+    def __init__(
+        self,
+        store: ByteStore,
+        options: RemoteOptions | None = None,
+        listener: TierListener | None = None,
+    ) -> None:
+        self._listener = listener or TierListener()
         self._store, self._options = store, options or RemoteOptions()
         keys = StoredKeys(store, KEYS) if self._options.sealed else None
         self._sealing = Sealing(self._options.secret, keys, remember=False)
@@ -151,6 +159,9 @@ class RemoteTier:
         results = [self._store_one(extent, payload) for extent, payload in extents]
         with self._counting:
             self._stores.update(results)
+        for (extent, _), result in zip(extents, results, strict=True):
+            if result in (StoreResult.STORED, StoreResult.PRESENT):
+                self._listener.on_stored(self.name, extent)
         return results
 
     def lease(self, prefix: Prefix, keep_until: float) -> int:

@@ -217,7 +217,7 @@ def test_slots_and_blocks_beyond_the_store_are_refused():
         scene.attend(AttentionStyle(scale=1.0))
 
     scene.tables[0][1] = scene.store.num_blocks + 1
-    with pytest.raises(ValueError, match="slots lie between 0"):
+    with pytest.raises(ValueError, match="slots are between 0"):
         scene.attend(AttentionStyle(scale=1.0))
 
 

@@ -198,4 +198,6 @@ class Steps(RuleBasedStateMachine):
 
 
 TestSteps = needs_library(Steps.TestCase)
-TestSteps.settings = settings(max_examples=12, stateful_step_count=15)
+TestSteps.settings = settings(
+    max_examples=max(6, settings.default.max_examples // 10), stateful_step_count=15
+)

@@ -3,11 +3,12 @@
 Arrays end at pages that may not be touched. By default the tests run against the library that is
 installed; with the address and undefined behaviour sanitizers they are `nightly`, since all kernels
 are compiled anew for that. Where a processor has AVX512_BF16 and no AMX, kernels for AMX run on
-emulated tile instructions, by default those of products, in a library of their own. All are
-compiled once per content of `native/`, in `build/`.
+emulated tile instructions, by default those of products; the rest of their library is what
+`native/compile.py` has compiled. All are compiled once per content of `native/`, in `build/`.
 """
 
 import hashlib
+import runpy
 import shutil
 import subprocess
 from pathlib import Path
@@ -104,27 +105,32 @@ def compile_test(name: str, folder: Path) -> None:
 @pytest.fixture(scope="module")
 def sanitized() -> Path:
     """The folder with the sanitized library and its tests."""
-    return build("sanitized", "all", "-DOSTINATO_SANITIZE=ON")
+    need("cmake", "ninja", "c++")
+    BUILDS.mkdir(parents=True, exist_ok=True)
+    with FileLock(BUILDS / "lock"):
+        folder = folder_of("sanitized")
+        compile_in(folder, "all", "-DOSTINATO_SANITIZE=ON")
+    return folder
 
 
 @pytest.fixture(scope="module")
 def emulated() -> Path:
-    """The folder with a library whose tile instructions are emulated, and tests of it."""
+    """The installation's folder, with a library whose tiles are emulated, and tests of it."""
     if not EMULATES:
         pytest.skip("AMX is emulated where a processor has AVX512_BF16 and no AMX")
-    return build("emulated", "test_product test_program")
-
-
-def build(kind: str, targets: str, *options: str) -> Path:
-    """Compile a library of its own with tests; Ninja goes on where it was stopped."""
     need("cmake", "ninja", "c++")
-    BUILDS.mkdir(parents=True, exist_ok=True)
-    with FileLock(BUILDS / "lock"):
-        folder = folder_of(kind)
-        run("cmake", "-S", NATIVE, "-B", folder, "-G", "Ninja", *WITH_TESTS, *options)
-        said = run("cmake", "--build", folder, "--target", *targets.split())
-    assert "warning:" not in said, said
+    folder: Path = runpy.run_path(str(NATIVE / "compile.py"))["build_folder"]()
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / "lock"):
+        compile_in(folder, "test_product test_program")
     return folder
+
+
+def compile_in(folder: Path, targets: str, *options: str) -> None:
+    """Compile tests and what they need; Ninja goes on where it was stopped."""
+    run("cmake", "-S", NATIVE, "-B", folder, "-G", "Ninja", *WITH_TESTS, *options)
+    said = run("cmake", "--build", folder, "--target", *targets.split())
+    assert "warning:" not in said, said
 
 
 def test_every_test_of_the_kernels_is_run() -> None:

@@ -1,19 +1,19 @@
-"""How does a query read scattered blocks? One file per backend.
+"""Attention over scattered blocks, one file per backend.
 
 Files in reading order:
 
-* ``backend``: what is attention asked to do, and who may answer?
-* ``shared_runs``: which runs of blocks do several sequences share?
-* ``read_plan``: what does it take to read a step?
-* ``reads``: which sequences are read together?
-* ``gathers``: how do scattered blocks become keys and values?
-* ``folding``: how do rows become rectangles, and back?
-* ``softmax``: how is a softmax computed in parts?
-* ``cascade``: how is a shared run read once?
+* ``backend``: the interface of an attention backend
+* ``shared_runs``: finds the runs of blocks that several sequences of a step share
+* ``read_plan``: what a step reads, as values
+* ``reads``: groups sequences that are read together
+* ``gathers``: gathers scattered blocks into keys and values that kernels can read
+* ``folding``: folds the rows of a step into rectangles for kernels, and back
+* ``softmax``: a softmax computed in parts
+* ``cascade``: reads a shared run once for all rows that see it
 * ``torch_backend``: the answer in plain torch, on any device and in any dtype;
-* ``native_plan``: what does the native library need to know to read a step?
+* ``native_plan``: plans how the native library reads a step
 * ``native_backend``: the answer of the native library, on a CPU;
-* ``choice``: the native library, or plain torch?
-* ``registration``: how do the models of ``transformers`` call us?
-* ``mask_request``: which keys would the model's own mask have let a query see?
+* ``choice``: chooses the native library or plain torch
+* ``registration``: registers attention with the models of ``transformers``
+* ``mask_request``: the keys that the model's own mask would let a query see
 """

@@ -1,4 +1,4 @@
-"""What is attention asked to do, and who may answer?"""
+"""The interface of an attention backend."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""How is a shared run read once for all rows that see it?
+"""Reads a shared run once for all rows that see it.
 
 All rows of all sequences that share the run are laid below each other, heads folded in, so
 that each key/value head is one product (Hydragen, Juravsky et al., arXiv 2402.05099)::

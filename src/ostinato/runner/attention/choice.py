@@ -1,4 +1,4 @@
-"""Who computes attention: the native library, or plain torch?
+"""Chooses the native library or plain torch.
 
 The library is several times faster, and knows CPUs, three formats and blocks of a multiple of
 sixteen tokens. Whatever it does not know, torch does.

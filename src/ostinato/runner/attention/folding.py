@@ -1,4 +1,4 @@
-"""How do the rows of a step become the rectangles that kernels want, and back?
+"""Folds the rows of a step into rectangles for kernels, and back.
 
 The query heads that share a key/value head are folded into rows, so that its keys are read
 once for all of them::

@@ -1,4 +1,4 @@
-"""How do scattered blocks become keys and values that kernels can read?"""
+"""Gathers scattered blocks into keys and values that kernels can read."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Which keys would the model's own mask have let a query see?
+"""The keys that the model's own mask would let a query see.
 
 Models ask for masks by describing them as functions of positions. We build none; but while a
 model is probed, the description is evaluated at positions far beyond the probe's prompt, and

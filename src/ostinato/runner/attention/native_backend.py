@@ -1,4 +1,4 @@
-"""How is attention computed by the native library?
+"""Attention by the native library.
 
 Tables are checked once per step, and planned once per kind of layer; a layer then costs a few
 microseconds of Python: it fills in where its keys, values, queries and outputs are, and calls.
@@ -31,10 +31,10 @@ from ostinato.runner.settings import ReadOnce
 
 
 class NativeAttention:
-    """Reads blocks where they lie.
+    """Reads blocks in place.
 
     Attributes:
-        limits: Sizes and costs that plans go by.
+        limits: Sizes and costs for planning.
         read_once: Whether blocks that sequences share are read once for all of them.
     """
 
@@ -50,7 +50,7 @@ class NativeAttention:
             native: The library.
             read_once: Whether blocks that sequences share are read once for all of them: where
                 that is cheaper (``auto``), ``always`` or ``never``.
-            limits: Sizes and costs that plans go by; None is what was measured with the
+            limits: Sizes and costs for planning; None is what was measured with the
                 instruction set in use.
         """
         self.limits = limits or NativeLimits.of(attention_isa(native))

@@ -1,4 +1,4 @@
-"""What does the native library need to know to read a step?
+"""Plans how the native library reads a step.
 
 Segments, items and merges, as ``native/include/ostinato_native.h`` has them: an *item* is some
 neighbouring rows, its *segments* are the runs of keys that they see, cut to these rows. Items that
@@ -169,7 +169,7 @@ class NativePlan:
     def __init__(
         self, laid: Plan, memory: npt.NDArray[np.uint8], block_size: int, section_keys: int
     ) -> None:
-        """Keep what the library laid down, and the memory that it lies in."""
+        """Keep what the library wrote, and the memory that holds it."""
         self.laid = laid
         self.block_size = block_size
         self.section_keys = section_keys
@@ -220,7 +220,7 @@ class NativePlan:
         return counted
 
     def keys_of(self, item: np.void, segment: np.void) -> range:
-        """Return which keys of a segment lie in the sections of an item."""
+        """Return which keys of a segment are in the sections of an item."""
         begin, end = (
             int(item[name]) * self.section_keys - int(segment["first_position"])
             for name in ("first_section", "last_section")

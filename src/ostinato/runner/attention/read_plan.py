@@ -1,4 +1,4 @@
-"""What does it take to read a step? Values only; ``reads`` works them out."""
+"""What a step reads, as values. Values only; ``reads`` works them out."""
 
 from dataclasses import dataclass
 

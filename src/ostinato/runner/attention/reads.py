@@ -1,6 +1,6 @@
-"""Which sequences are read together?
+"""Groups sequences that are read together.
 
-Sequences of a step differ in how many tokens are new and how many lie before. A *read batch*
+Sequences of a step differ in how many tokens are new and how many precede them. A *read batch*
 is a rectangle cut from them: sequences with about as many new tokens and about as long a
 context, each padded to the longest::
 

@@ -1,4 +1,4 @@
-"""How do the models of ``transformers`` call us?
+"""Registers attention with the models of ``transformers``.
 
 ``AttentionInterface`` lets a model's layers call any function that is registered by name.
 Ours takes the step as a keyword, which models hand down to every layer, and says no to

@@ -1,4 +1,4 @@
-"""Which runs of blocks do several sequences of a step share?
+"""Finds the runs of blocks that several sequences of a step share.
 
 Block tables that begin alike form a tree; each edge of it is a *shared run*::
 
@@ -8,7 +8,7 @@ Block tables that begin alike form a tree; each edge of it is a *shared run*::
     C  0 1 4 9                                 C  4 9
     D  0 1 5                                   D  5
 
-Only blocks whose tokens all lie before a sequence's first new token count, so every query of
+Only blocks whose tokens all precede a sequence's first new token count, so every query of
 it sees every key of a run and no mask is needed. Where the backend holds an edge not to be
 worth a reading of its own, its blocks go to the edges below it, and at last to the sequences.
 
@@ -59,7 +59,7 @@ class SharedRun:
 def shared_runs(
     metadata: AttentionMetadata, worth: Worth, among: Bools | None = None
 ) -> tuple[SharedRun, ...]:
-    """Find the runs of a step, each before those that lie below it in the tree.
+    """Find the runs of a step, each before those below it in the tree.
 
     Args:
         metadata: Whose tables.

@@ -1,4 +1,4 @@
-"""How is a softmax computed in parts?
+"""A softmax computed in parts.
 
 Over keys that come tile by tile (Milakov and Gimelshein, arXiv 1805.02867), or over parts that
 were finished each for itself and know the logarithm of their sum of exponentials::

@@ -1,4 +1,4 @@
-"""How is attention computed in plain torch, on any device and in any dtype?
+"""Attention in plain torch, on any device and in any dtype.
 
 Two ways, and the first that can do what a layer asks for is taken:
 

@@ -1,26 +1,26 @@
-"""How is a model made fast on a CPU without computing anything else?
+"""Makes a model fast on a CPU without changing what it computes.
 
 Files in reading order:
 
 * ``packed``: a weight in tiles, and products with it
-* ``codes``: how is a weight written in 8 or 4 bits?
+* ``codes``: weights in 8 or 4 bits
 * ``quantized``: such a weight in tiles, and which layers get one
 * ``packed_linear``: a linear layer whose weight is packed
-* ``plain_layers``: is a layer what its class says, so that it may be computed in another way?
-* ``packing``: which layers of a model get packed weights?
-* ``parts``: what is an operation between products told, besides rows of numbers?
-* ``records``: how does the native library see what an operation works on?
-* ``ops``: how does Python call what lies between products?
+* ``plain_layers``: checks that a layer is what its class says, and may be replaced
+* ``packing``: packs the weights of a model's layers, and unpacks them
+* ``parts``: the arguments of operations between products, besides rows of numbers
+* ``records``: C structures for what an operation works on
+* ``ops``: calls the operations between the products of a layer
 * ``workspace``: buffers for the numbers of a step that is not a program
-* ``decoder``: is a model a decoder that the fused forward knows?
-* ``lora_products``: which low-rank updates does an adapter bring to each product?
-* ``lookups``: where do the vectors and the angles of a step come from?
+* ``decoder``: recognizes decoders that the fused forward can compute
+* ``lora_products``: the low-rank updates that an adapter adds to each product
+* ``lookups``: the embeddings and rotary angles of a step
 * ``arena``: buffers for the numbers that a program works on
-* ``program``: how are the operations of all layers run by one call?
-* ``steps``: how is a step computed without Python between its operations?
-* ``fused``: how is a step computed with as few passes over memory as possible?
-* ``places``: which weights does a model have, packed or plain?
-* ``choose``: which forward does a model get?
+* ``program``: runs the operations of all layers in one call
+* ``steps``: computes a step without Python between its operations
+* ``fused``: computes a step with as few passes over memory as possible
+* ``places``: the weights of a model, packed or plain, and how they are replaced
+* ``choose``: chooses the forward for a model
 
 Rules:
 

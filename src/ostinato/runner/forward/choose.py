@@ -1,4 +1,4 @@
-"""Which forward does a model get?
+"""Chooses the forward for a model.
 
 ::
 
@@ -102,7 +102,7 @@ def _quantized(
     wanted: ForwardName,
     quantization: Quantization,
 ) -> ChosenForward:
-    """Quantize linear layers, and fuse what lies between them if it comes out the same."""
+    """Quantize linear layers, and fuse the operations between them if it comes out the same."""
     _check_quantizable(model, quantization)
     reason = "forward='packed' is set" if wanted == "packed" else _why_unfused(model)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Is a model a decoder as the fused forward computes it?
+"""Recognizes decoders that the fused forward can compute.
 
 Judged by what it is built of, not by its name. Llama, Mistral, Qwen2 and Qwen3 are, and whatever
 else is made like them::

@@ -1,4 +1,4 @@
-"""How is a step computed with as few passes over memory as possible?
+"""Computes a step with as few passes over memory as possible.
 
 The same numbers as the modules of ``transformers`` give, with the roundings where they have them,
 but queries, keys and values in one product, gate and up in one, and each stretch between two
@@ -166,7 +166,7 @@ class FusedForward:
         return self._decoder.norm if index + 1 == len(layers) else layers[index + 1].input_norm
 
     def _heads(self, layer: DecoderLayer, num_tokens: int) -> Heads:
-        """Return where the heads of a step lie; layers of one shape share it."""
+        """Return where the heads of a step are; layers of one shape share it."""
         shape, rows = layer.shape, self._workspace.rows
         width, kv_width = shape.num_heads * shape.dim, shape.num_kv_heads * shape.dim
         return Heads(

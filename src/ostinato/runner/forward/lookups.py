@@ -1,4 +1,4 @@
-"""Where do the vectors and the angles of a step come from?
+"""The embeddings and rotary angles of a step.
 
 From the model's own modules; but where what a module gives is a row of a table, the row is taken
 from the table, and in a program that is no call at all::
@@ -7,8 +7,8 @@ from the table, and in a program that is no call at all::
     positions  ─► cosines │ sines, computed once by the    (num_positions, 2 * dim)
                   model's module for all positions so far
 
-Kinds of RoPE whose angles hang on how long a text is have no such table, and an embedding with a
-hook on it is called, so that the hook sees every token.
+Kinds of RoPE whose angles depend on the length of a text have no such table, and an embedding with
+a hook on it is called, so that the hook sees every token.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""How does Python call what lies between the products of a layer?
+"""Calls the operations between the products of a layer.
 
 A call costs some microseconds, most of which go into checking what is handed over.
 """

@@ -46,6 +46,21 @@ def row_stride(width: int) -> int:
     return padded if padded % _CROWDED else padded + _LINE
 
 
+def packed_size(num_rows: int, num_columns: int) -> int:
+    """Return the numbers of a packed weight, with those that only fill tiles up."""
+    native = library()
+    assert native is not None, "weights are packed where the native library is"
+    return int(native.ost_packed_size(num_rows, num_columns))
+
+
+def allocate_tiles(size: int, dtype: torch.dtype) -> Tensor:
+    """Return that many zeros, in large pages where they fill some."""
+    expect_block(size * dtype.itemsize)
+    tiles = torch.zeros(size, dtype=dtype)
+    into_huge_pages(tiles.data_ptr(), tiles.nbytes)
+    return tiles
+
+
 class PackedWeight:
     """A weight of shape (num_rows, num_columns) in tiles.
 
@@ -55,11 +70,12 @@ class PackedWeight:
         dtype: Format of the weight, of what it is multiplied with and of products.
     """
 
-    def __init__(self, parts: Sequence[Tensor]) -> None:
+    def __init__(self, parts: Sequence[Tensor], tiles: Tensor | None = None) -> None:
         """Pack weights that read one input, the rows of each below those of the one before.
 
         Args:
             parts: Each of shape (its rows, num_columns), of a dtype of the native library.
+            tiles: Where to, zero, of ``packed_size`` numbers; None allocates it.
         """
         native = library()
         assert native is not None, "weights are packed where the native library is"
@@ -67,10 +83,9 @@ class PackedWeight:
         self.num_rows = sum(part.shape[0] for part in parts)
         self.num_columns = parts[0].shape[1]
         self.dtype = parts[0].dtype
-        size = native.ost_packed_size(self.num_rows, self.num_columns)
-        expect_block(size * self.dtype.itemsize)
-        self._tiles = torch.zeros(size, dtype=self.dtype)
-        into_huge_pages(self._tiles.data_ptr(), self._tiles.nbytes)
+        size = packed_size(self.num_rows, self.num_columns)
+        self._tiles = allocate_tiles(size, self.dtype) if tiles is None else tiles
+        assert self._tiles.shape == (size,) and self._tiles.dtype == self.dtype, size
         first = 0
         for part in parts:
             self.replace(first, part.detach())
@@ -80,6 +95,11 @@ class PackedWeight:
     def nbytes(self) -> int:
         """Bytes of memory."""
         return self._tiles.nbytes
+
+    @property
+    def address(self) -> int:
+        """Where its tiles are."""
+        return self._tiles.data_ptr()
 
     def multiply(self, rows: Tensor, bias: Tensor | None = None) -> Tensor:
         """Return ``rows @ weight.T + bias``, a fresh tensor; between its rows there may be gaps.

@@ -1,4 +1,4 @@
-"""Which layers of a model get packed weights, and how are they had back?
+"""Packs the weights of a model's layers, and unpacks them.
 
 Linear layers and nothing else, each of them in place, so that at most one weight is in memory
 twice. A weight that is an embedding as well stays plain there, where rows are looked up, and has a
@@ -50,7 +50,7 @@ def pack_plain(linears: Sequence[nn.Linear], is_head: bool = False) -> PackedWei
 def pack_linears(model: nn.Module, pack: Pack = pack_plain) -> int:
     """Pack every linear layer that is still plain; returns how many there were.
 
-    Effects: replaces the layers in the model, and lets go of their weights.
+    Effects: replaces the layers in the model, and frees their weights.
     """
     shared = _shared_parameters(model)
     embeddings, head = _embeddings(model), _head(model)

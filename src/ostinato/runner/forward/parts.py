@@ -1,4 +1,4 @@
-"""What is an operation between products told, besides rows of numbers?"""
+"""The arguments of operations between products, besides rows of numbers."""
 
 from dataclasses import dataclass
 
@@ -44,7 +44,7 @@ class HeadShape:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Where the heads of a step lie, one row per token.
+    """Where the heads of a step are, one row per token.
 
     Attributes:
         queries: Shape (num_tokens, num_heads * dim).

@@ -1,4 +1,4 @@
-"""Which weights does a model have, packed or plain, and how are they replaced?
+"""The weights of a model, packed or plain, and how they are replaced.
 
 What ``state_dict`` would say of names, shapes and formats, without unpacking anything.
 """

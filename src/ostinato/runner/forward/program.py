@@ -1,7 +1,7 @@
-"""How are the operations of all layers run by one call?
+"""Runs the operations of all layers in one call.
 
 ``native/include/ostinato_program.h`` is the other side. A program is laid down once, on buffers
-that stay: operation after operation, each with a record that says where its numbers lie. To run it
+that stay: operation after operation, each with a record that says where its numbers are. To run it
 takes one call, whatever it is made of; the library's threads go through it together and wait for
 nothing but each other's results. What a step brings of its own, its numbers of rows, where they are
 taken from and how its attention is read, is filled in before the call.
@@ -180,7 +180,7 @@ class Program:
 
         Args:
             library: Runs them.
-            records: Run on all rows of a step. Each says where the first chunk's rows lie, and was
+            records: Run on all rows of a step. Each says where the first chunk's rows are, and was
                 checked when it was made; the caller keeps what they point to alive.
             on_wanted: Run then, likewise, on as many rows as have their logits wanted.
             arena: Where they are.

@@ -1,4 +1,4 @@
-"""How does the native library see what an operation works on?
+"""C structures for what an operation works on.
 
 ``native/include/ostinato_ops.h`` is the other side; the structures here are its structures. C++
 checks nothing, so everything is checked here, when a record is made. A record points into tensors,

@@ -1,4 +1,4 @@
-"""How is a step computed without Python between its operations?
+"""Computes a step without Python between its operations.
 
 A decode step is over in some tens of milliseconds and has some three hundred operations: called one
 by one, Python would take an eighth of it. So they are laid down as one program, from the ids to the
@@ -44,7 +44,7 @@ from ostinato.runner.forward.program import (
 from ostinato.runner.forward.records import AddNorm, Gated, Matrix, Product, TakeApart
 from ostinato.runner.inputs import Ints
 from ostinato.runner.lora import StepAdapters
-from ostinato.runner.lora_records import LoraProduct, Segments
+from ostinato.runner.lora_records import Groups, LoraProduct
 from ostinato.runner.native.checks import address_of, fill_rows, within
 from ostinato.runner.native.face import Attention, Rows
 
@@ -116,7 +116,7 @@ class _LaidDown:
         """Lay it down for so many rows; ``steps`` say which store each layer has."""
         self._decoder = decoder
         self._lora = lora
-        self._on_all, self._on_some = Segments(), Segments()  # of a step, and of its wanted rows
+        self._on_all, self._on_some = Groups(), Groups()  # of a step, and of its wanted rows
         self._stores = tuple(step.store for step in steps)
         dtype = decoder.norm.weight.dtype
         self._arena = Arena(most_rows, ROWS_PER_CHUNK, _width_in_arena(decoder), dtype)
@@ -147,8 +147,8 @@ class _LaidDown:
     ) -> Tensor:
         """Compute a step; see ``Steps``."""
         if adapters is not None and self._lora is not None:
-            self._on_all.take(self._lora.segments_of(adapters))
-            self._on_some.take(self._lora.segments_of(adapters.of_rows(wanted)))
+            self._on_all.take(self._lora.groups_of(adapters))
+            self._on_some.take(self._lora.groups_of(adapters.of_rows(wanted)))
         num_rows, num_wanted = len(vectors), len(wanted)
         assert len(angles) == num_rows, "angles for each row"
         self._takes["stream"].look_up(vectors)

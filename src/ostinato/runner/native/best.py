@@ -1,4 +1,4 @@
-"""Where does each row have its largest number?
+"""The largest number of each row.
 
 ``torch.argmax`` looks at one number at a time on a CPU, and NumPy knows no bfloat16: a megabyte of
 logits took most of a millisecond, and takes some 50 microseconds by the library.

@@ -1,4 +1,4 @@
-"""What is checked before the library sees a pointer?
+"""Checks arguments before the library sees a pointer.
 
 Shapes, strides and formats of each call's tensors, in a microsecond or so; slots and block ids
 once per step. What is wrong here is a mistake of this package, not of its user.
@@ -21,7 +21,7 @@ _FEW = 128
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """Slots that are known to lie in a store.
+    """Slots that are known to be in a store.
 
     Attributes:
         ids: Shape (num_slots,), contiguous.
@@ -41,7 +41,7 @@ class Slots:
         if slots.dtype is not _INT64 or slots.ndim != 1:
             _require(slots.dtype == _INT64 and slots.ndim == 1, "slots are a row of int64")
         ids = slots if slots.flags.c_contiguous else np.ascontiguousarray(slots)
-        _require(within(ids, num_slots), f"slots lie between 0 and {num_slots}")
+        _require(within(ids, num_slots), f"slots are between 0 and {num_slots}")
         return cls(ids, address_of(ids))
 
     def __len__(self) -> int:
@@ -49,7 +49,7 @@ class Slots:
 
 
 def within(numbers: Ints, stop: int) -> bool:
-    """Whether all numbers lie between 0 and ``stop``.
+    """Whether all numbers are between 0 and ``stop``.
 
     Few are looked at in Python: behind a forward, NumPy's code has to be fetched first. Of many,
     those that are negative are large as unsigned ones.

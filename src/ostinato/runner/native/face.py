@@ -1,4 +1,4 @@
-"""How do the library's structures look from Python?
+"""The library's structures and functions as Python sees them.
 
 ``native/include/ostinato_native.h`` and ``ostinato_plan.h`` field by field: what is passed once per
 call is a ``ctypes`` structure, what is passed by the thousand an array of NumPy records.

@@ -26,7 +26,7 @@ COMPILER = Path(__file__).parents[4] / "native/compile.py"
 ISA_VARIABLE = "OSTINATO_ISA"
 """The environment variable that names the instruction set to use, such as ``avx2``."""
 
-ABI_VERSION = 14
+ABI_VERSION = 15
 """The version of the header that these files were written for."""
 
 

@@ -1,4 +1,4 @@
-"""When is memory for keys and values taken from the kernel?
+"""Takes memory for keys and values from the kernel.
 
 A mapping is a promise: the kernel finds and zeroes each page when it is first written, and in a
 virtual machine the host may have to find it first, at seconds per gigabyte. A prompt that

@@ -1,4 +1,4 @@
-"""Where do keys and values live, if the library is to read them?
+"""A store of keys and values that the library reads.
 
 As many bytes as in a plain store, in the order in which kernels read them: sixteen tokens side by
 side for each element of a key, and for bfloat16 two elements of a key, or two tokens of a value,
@@ -22,7 +22,6 @@ from contextlib import suppress
 from ctypes import byref
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -68,8 +67,9 @@ class NativeKVStore(KVStore):
         if block_size % TOKEN_GROUP or dtype not in KV_DTYPES:
             raise ValueError(f"no native store has blocks of {block_size} tokens in {dtype}")
         self._native = native
-        self._memory: list[npt.NDArray[np.uint8]] = []
+        self._memory: dict[int, Bytes] = {}  # by bytes of a row: all heads with rows of that size
         self._areas: list[Area] = []
+        self._heads: list[tuple[int, int, int]] = []  # bytes of a row, first head, end
         self._kv: dict[int, Kv] = {}
         self._rows = Rows(), Rows()
         super().__init__(spec, num_blocks, block_size, dtype, "cpu", layers)
@@ -162,9 +162,12 @@ class NativeKVStore(KVStore):
             self._native.ost_kv_zero(byref(kv), checked.address, len(checked))
 
     def _parts(self) -> list[Bytes]:
-        heads = [self.spec.layers[layer].num_kv_heads for layer in self.layers for _ in "kv"]
-        shapes = [(num_heads, self.num_blocks + 1, -1) for num_heads in heads]
-        return [m.reshape(shape) for m, shape in zip(self._memory, shapes, strict=True)]
+        merged: list[tuple[int, int, int]] = []
+        for size, first, end in self._heads:
+            if merged and (merged[-1][0], merged[-1][2]) == (size, first):
+                first = merged.pop()[1]
+            merged.append((size, first, end))
+        return [self._memory[size][first:end] for size, first, end in merged]
 
     def _allocate(self, layer: int, kept: LayerKV) -> None:
         if kept.key_dim % 2:
@@ -199,16 +202,28 @@ class NativeKVStore(KVStore):
         )
 
     def _zeros(self, num_heads: int, dim: int) -> int:
-        """Return the address of zeroed memory that lives as long as the store.
+        """Return the address of zeroed memory that lives as long as the store."""
+        size = row_bytes(dim, self.dtype)
+        if size not in self._memory:
+            self._memory[size] = self._map(size)
+        first = sum(end - begin for other, begin, end in self._heads if other == size)
+        self._heads.append((size, first, first + num_heads))
+        return self._memory[size][first:].ctypes.data
 
-        The kernel brings zeroed pages when it is asked to, or as they are first written, and where
-        it can, 2 MiB at a time: fewer faults, and fewer entries that the processor has to look up.
+    def _map(self, size: int) -> Bytes:
+        """Map memory for all heads with rows of one size, (num_heads, num_blocks + 1, bytes).
+
+        One mapping for all layers lets a block be copied in and out with a single call. The kernel
+        brings zeroed pages when it is asked to, or as they are first written, and where it can,
+        2 MiB at a time: fewer faults, and fewer entries that the processor has to look up.
 
         Raises:
             MemoryError: The kernel does not promise as many.
         """
-        num_row_bytes = row_bytes(dim, self.dtype)
-        num_bytes = max(1, self.num_slots * num_heads * num_row_bytes)
+        kept = [self.spec.layers[layer] for layer in self.layers]
+        dims = [(one.num_kv_heads, dim) for one in kept for dim in (one.key_dim, one.value_dim)]
+        num_heads = sum(heads for heads, dim in dims if row_bytes(dim, self.dtype) == size)
+        num_bytes = max(1, self.num_slots * num_heads * size)
         try:
             memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError as error:
@@ -216,7 +231,7 @@ class NativeKVStore(KVStore):
         with suppress(OSError):  # a kernel without huge pages has small ones
             memory.madvise(mmap.MADV_HUGEPAGE)
         content = np.frombuffer(memory, dtype=np.uint8)
-        self._memory.append(content)
-        wanted = min(self.num_slots, TOKENS_AT_START) * num_row_bytes
-        self._areas.append(Area(content.ctypes.data, num_bytes, num_heads, wanted))
-        return content.ctypes.data
+        wanted = min(self.num_slots, TOKENS_AT_START) * size
+        self._areas.append(Area(content.ctypes.data, num_bytes, max(1, num_heads), wanted))
+        shape = num_heads, self.num_blocks + 1, size * self.block_size
+        return content[: num_heads * self.num_slots * size].reshape(shape)

@@ -1,10 +1,10 @@
-"""How are layers served that carry a state from token to token?
+"""Layers that carry a state from token to token.
 
 Files in reading order:
 
-* ``store``: where are states kept between steps?
-* ``recurrence``: what is asked of a function that carries one?
-* ``recurrences``: which functions of ``transformers`` do, and how are they called?
-* ``step``: how does one row of tokens become calls per sequence?
-* ``mixers``: how do the layers of a model get there?
+* ``store``: the states of recurrent layers between steps
+* ``recurrence``: the interface of a function that carries a state
+* ``recurrences``: the functions of ``transformers`` that carry a state, and how they are called
+* ``step``: turns one row of tokens into calls per sequence
+* ``mixers``: makes a model's layers with a state compute each sequence by itself
 """

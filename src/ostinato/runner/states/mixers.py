@@ -1,4 +1,4 @@
-"""How do a model's layers with a state get to compute each sequence by itself?
+"""Makes a model's layers with a state compute each sequence by itself.
 
 The code of ``transformers`` stays as it is. A mixer gets a copy of its own ``forward`` in which the
 names of the functions that carry a state stand for ours; with no step under way, ours call theirs.

@@ -1,4 +1,4 @@
-"""What is asked of a function that carries a state, and how is it called?"""
+"""The interface of a function that carries a state."""
 
 import inspect
 from abc import ABC, abstractmethod

@@ -1,4 +1,4 @@
-"""Which functions of ``transformers`` carry a state, and how are they called?
+"""The functions of ``transformers`` that carry a state, and how they are called.
 
 A recurrent layer (a mixer) projects its row of tokens, mixes tokens with one or two functions that
 carry a state along, and projects again. Only those functions must see one sequence at a time, so

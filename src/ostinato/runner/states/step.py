@@ -1,4 +1,4 @@
-"""How does one row of tokens become calls per sequence?
+"""Turns one row of tokens into calls per sequence.
 
 Decodes are stepped together, and so are chunks of the same length that are neighbours::
 

@@ -1,4 +1,4 @@
-"""Where are the states of recurrent layers kept between steps?
+"""The states of recurrent layers between steps.
 
 A state has the same size however long its sequence is. All layers have the same slots, and a plan
 says which slot a sequence uses, and which are copied::

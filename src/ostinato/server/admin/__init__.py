@@ -1,15 +1,15 @@
-"""What may an operator do over HTTP? Routes under ``/admin``, for the administrator alone.
+"""Routes under ``/admin``, for the administrator alone.
 
 Files in reading order:
 
-* ``bodies``: what may be asked?
-* ``statistics``: what did the cache do, and what lies in it?
-* ``leases``: what shall be in the cache, and stay there?
-* ``public_prefixes``: what do tenants share?
-* ``erase``: what shall be gone?
-* ``kv_events``: where are events published, and what is cached now?
-* ``recording``: what is written down of the traffic, without its content?
-* ``prewarming``: what is computed before the first request?
+* ``bodies``: bodies of requests
+* ``statistics``: counters and contents of the cache
+* ``leases``: leases and pins of prefixes
+* ``public_prefixes``: prefixes that tenants share
+* ``erase``: erases tenants
+* ``kv_events``: where KV events are published, and a snapshot of what is cached
+* ``recording``: recordings of the traffic without its content
+* ``prewarming``: computes prefixes before the first request
 
 Rules:
 

@@ -1,4 +1,4 @@
-"""What may be asked of the administration?"""
+"""Bodies of requests."""
 
 from pydantic import Field, model_validator
 
@@ -67,7 +67,7 @@ class LeaseBody(PrefixBody):
     """A prefix that is to stay."""
 
     ttl_s: float | None = Field(
-        default=None, gt=0, description="Seconds; left out, it is pinned until it is let go."
+        default=None, gt=0, description="Seconds; left out, it is pinned until it is released."
     )
     refresh_on_hit: bool = Field(default=False, description="Each use starts the time anew.")
 

@@ -1,4 +1,4 @@
-"""What shall be gone?"""
+"""Erases tenants."""
 
 from dataclasses import asdict
 from typing import Any

@@ -1,4 +1,4 @@
-"""Where are the KV events published, and what is cached now?
+"""Where KV events are published, and a snapshot of what is cached.
 
 For routers: one that missed more events than are kept for replays takes a snapshot instead.
 """

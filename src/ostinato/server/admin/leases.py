@@ -1,4 +1,4 @@
-"""What shall be in the cache, and stay there?"""
+"""Leases and pins of prefixes."""
 
 import time
 from typing import Any
@@ -65,7 +65,7 @@ async def list_leases(request: Request, administrator: Administrator) -> dict[st
 async def end_lease(
     lease_id: int, request: Request, administrator: Administrator
 ) -> dict[str, bool]:
-    """Let go of a lease.
+    """End a lease.
 
     Raises:
         ApiError: There is none of that number, or it was over (404).

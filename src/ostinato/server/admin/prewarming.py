@@ -1,4 +1,4 @@
-"""What is computed before the first request?"""
+"""Computes prefixes before the first request."""
 
 import json
 from contextlib import aclosing

@@ -1,4 +1,4 @@
-"""What do tenants share? Published prefixes; what follows one is each tenant's own."""
+"""Prefixes that tenants share. Published prefixes; what follows one is each tenant's own."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
-"""What is written down of the traffic, without its content?
+"""Recordings of the traffic without its content.
 
-A trace for the lab: salted digests, lengths and times. It lands in a folder of the server's
-machine; what it is named is for the caller to say, where it lies is not.
+A trace for the lab: salted digests, lengths and times. The caller chooses its name; its folder is
+a setting of the server.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What did the cache do, and what lies in it?"""
+"""Counters and contents of the cache."""
 
 from dataclasses import asdict
 from typing import Any

@@ -1,18 +1,18 @@
-"""What do bodies look like? Of requests as pydantic models, of answers as plain values.
+"""Bodies: of requests as pydantic models, of answers as plain values.
 
 Files in reading order:
 
-* ``body``: what holds for every body?
-* ``sampling``: which fields do completions and chats share?
-* ``tools``: how are tools, calls of them and formats of answers written in OpenAI's API?
-* ``completions``: what may be asked of ``/v1/completions``?
-* ``chat``: what may be asked of ``/v1/chat/completions``?
-* ``responses``: what may be asked of ``/v1/responses``?
-* ``messages``: what may be asked of Anthropic's ``/v1/messages``?
-* ``answers``: what do answers look like, for the description of the API?
-* ``logprobs``: how are log-probabilities written?
+* ``body``: what every body has in common
+* ``sampling``: the fields that completions and chats share
+* ``tools``: tools, tool calls and response formats in OpenAI's API
+* ``completions``: the body of ``/v1/completions``
+* ``chat``: the body of ``/v1/chat/completions``
+* ``responses``: the body of ``/v1/responses``: text, streams and tools that are functions
+* ``messages``: the body of Anthropic's ``/v1/messages``
+* ``answers``: bodies of answers, for the description of the API
+* ``logprobs``: log-probabilities as OpenAI writes them
 * ``answers``: the bodies of answers
-* ``usage``: how many tokens was it, and how many of them were cached?
+* ``usage``: how many tokens it was, and how many of them were cached
 
 Rules:
 

@@ -1,4 +1,4 @@
-"""What do answers look like? For the description of the API alone: they are written by hand.
+"""Bodies of answers, for the description of the API alone: they are written by hand.
 
 Fields that every answer has are listed, and those that clients read; others may come on top.
 """

@@ -1,4 +1,4 @@
-"""What holds for every body?"""
+"""What every body has in common."""
 
 from functools import partial
 from typing import Annotated, Any, TypeVar
@@ -49,7 +49,7 @@ _MEDIA = {
 """Parts of messages that are not text, in the words of every API."""
 
 
-def _refuse_media(part: Any, taken: str = "") -> Any:
+def _refuse_media(part: Any, taken: str) -> Any:
     kind = part.get("type") if isinstance(part, dict) else None
     medium = _MEDIA.get(kind) if isinstance(kind, str) else None
     if medium is None or kind == taken:
@@ -61,19 +61,19 @@ def _refuse_media(part: Any, taken: str = "") -> Any:
         {
             "kind": repr(kind),
             "medium": medium,
-            "instead": "; images are taken as image_url by /v1/chat/completions, and as image by "
-            "/v1/messages"
+            "instead": "; images are taken as image_url by /v1/chat/completions, as input_image by "
+            "/v1/responses, and as image by /v1/messages, of users and in the results of tools"
             if medium == "image"
             else "",
         },
     )
 
 
-TextOnly = BeforeValidator(_refuse_media)
-"""Refuses parts that are images, sound, video or files, and says what to do instead."""
-
 TextOrImageUrl = BeforeValidator(partial(_refuse_media, taken="image_url"))
-"""Lets OpenAI's images pass."""
+"""Refuses parts that are neither text nor images of OpenAI's chat, and says what to do instead."""
+
+TextOrInputImage = BeforeValidator(partial(_refuse_media, taken="input_image"))
+"""Lets images of OpenAI's responses pass."""
 
 TextOrImage = BeforeValidator(partial(_refuse_media, taken="image"))
 """Lets Anthropic's images pass."""

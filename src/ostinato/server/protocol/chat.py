@@ -1,4 +1,4 @@
-"""What may be asked of ``/v1/chat/completions``?"""
+"""The body of ``/v1/chat/completions``."""
 
 import inspect
 from dataclasses import replace
@@ -37,16 +37,16 @@ class TextPart(Body):
         return {"type": "text", "text": self.text}
 
 
+ImageDetail = Literal["auto", "low", "high", "original"]
+IMAGE_URL = "A data URI; files and http(s) URLs where the operator allows them."
+IMAGE_DETAIL = "Images are resized as the model's processor says."
+
+
 class ImageUrl(Body):
     """Where an image is."""
 
-    url: str = Field(
-        min_length=1,
-        description="A data URI; files and http(s) URLs where the operator allows them.",
-    )
-    detail: Literal["auto", "low", "high", "original"] | None = Field(
-        default=None, description="Images are resized as the model's processor says."
-    )
+    url: str = Field(min_length=1, description=IMAGE_URL)
+    detail: ImageDetail | None = Field(default=None, description=IMAGE_DETAIL)
 
 
 class ImagePart(Body):
@@ -85,8 +85,11 @@ class ChatMessage(Body):
         if (self.tool_call_id is not None) != (self.role == "tool"):
             raise ValueError("tool_call_id says which call a message of role='tool' answers")
         images = [] if isinstance(self.content, str) else self.content or []
-        if self.role != "user" and any(isinstance(part, ImagePart) for part in images):
-            raise ValueError(f"an image in a message of role={self.role!r}: users send images")
+        is_theirs = self.role in ("user", "tool")
+        if not is_theirs and any(isinstance(part, ImagePart) for part in images):
+            raise ValueError(
+                f"an image in a message of role={self.role!r}: users and tools send images"
+            )
         if self.content is None and not self.tool_calls:
             raise ValueError("content is missing: a message without tool_calls needs one")
         return self

@@ -1,4 +1,4 @@
-"""What may be asked of ``/v1/completions``?"""
+"""The body of ``/v1/completions``."""
 
 from pydantic import Field, model_validator
 

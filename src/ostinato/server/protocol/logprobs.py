@@ -1,4 +1,4 @@
-"""How are log-probabilities written?"""
+"""Log-probabilities as OpenAI writes them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""What may be asked of Anthropic's ``/v1/messages``?
+"""The body of Anthropic's ``/v1/messages``.
 
 A request is a row of blocks: those of the system text, then those of each message. Tools come
 before all of them, as in the prompt, so that a breakpoint is a place in the row.
@@ -18,7 +18,6 @@ from ostinato.server.protocol.body import (
     MOST_MESSAGES,
     Body,
     Items,
-    TextOnly,
     TextOrImage,
     parts_of,
 )
@@ -29,7 +28,6 @@ from ostinato.server.tools import (
     Tool,
     ToolUse,
     add_reasoning,
-    text_of,
     use_tools,
 )
 from ostinato.tenants.terms import ANTHROPIC_1H, ANTHROPIC_5M, LeaseTerms
@@ -98,6 +96,9 @@ class ImageBlock(Body):
         return {"type": "image_url", "image_url": {"url": url}}
 
 
+TextOrImageBlock = Annotated[TextBlock | ImageBlock, Field(discriminator="type")]
+
+
 class ToolUseBlock(Body):
     """A call that the model made earlier."""
 
@@ -113,7 +114,7 @@ class ToolResultBlock(Body):
 
     type: Literal["tool_result"]
     tool_use_id: CallId
-    content: str | Items[Annotated[TextBlock, TextOnly]] = ""
+    content: str | Items[Annotated[TextOrImageBlock, TextOrImage]] = ""
     is_error: bool = False
     cache_control: CacheControl | None = None
 
@@ -399,8 +400,8 @@ def _written(role: str, blocks: list[Block]) -> list[Message]:
 
 
 def _result(block: ToolResultBlock) -> Message:
-    parts = block.content
-    text = parts if isinstance(parts, str) else text_of([part.model_dump() for part in parts])
+    content = parts_of(block.content)
     if block.is_error:
-        text = f"Error: {text}"
-    return {"role": "tool", "tool_call_id": block.tool_use_id, "content": text}
+        parts = [{"type": "text", "text": "Error: "}, *content]
+        content = f"Error: {content}" if isinstance(content, str) else parts
+    return {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}

@@ -1,4 +1,4 @@
-"""What may be asked of ``/v1/responses``: text, streams and tools that are functions?"""
+"""The body of ``/v1/responses``: text, images, streams and tools that are functions."""
 
 import uuid
 from dataclasses import replace
@@ -11,7 +11,8 @@ from ostinato.engine.sampling_params import SamplingParams
 from ostinato.engine.structured_outputs import StructuredOutputs
 from ostinato.server.answer_formats import AnswerFormats
 from ostinato.server.call_grammar import form_of
-from ostinato.server.protocol.body import Body, Items, TextOnly
+from ostinato.server.protocol.body import Body, Items, TextOrInputImage, parts_of
+from ostinato.server.protocol.chat import IMAGE_DETAIL, IMAGE_URL, ImageDetail
 from ostinato.server.protocol.sampling import CacheFields, FormBody, SamplerFields, ShortText
 from ostinato.server.protocol.tools import (
     MOST_TOOLS,
@@ -42,14 +43,44 @@ class ContentText(Body):
     annotations: list[Any] = Field(default_factory=list, max_length=0)
     logprobs: list[Any] = Field(default_factory=list, max_length=0)
 
+    def part(self) -> dict[str, Any]:
+        """Return it as chat templates read it."""
+        return {"type": "text", "text": self.text}
+
+
+class ContentImage(Body):
+    """An image."""
+
+    type: Literal["input_image"]
+    image_url: str = Field(min_length=1, description=IMAGE_URL)
+    detail: ImageDetail | None = Field(default=None, description=IMAGE_DETAIL)
+
+    def part(self) -> dict[str, Any]:
+        """Return it as chat completions have it."""
+        return {"type": "image_url", "image_url": {"url": self.image_url}}
+
+
+Content = Annotated[
+    Annotated[ContentText | ContentImage, Field(discriminator="type")], TextOrInputImage
+]
+
 
 class MessageItem(ItemBody):
     """A message."""
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | Items[Annotated[ContentText, TextOnly]]
+    content: str | Items[Content]
     phase: Literal["commentary", "final_answer"] | None = None
+
+    @model_validator(mode="after")
+    def _fits_its_role(self) -> "MessageItem":
+        parts = [] if isinstance(self.content, str) else self.content
+        if self.role != "user" and any(isinstance(part, ContentImage) for part in parts):
+            raise ValueError(
+                f"an image in a message of role={self.role!r}: users and tools send images"
+            )
+        return self
 
 
 class CallItem(ItemBody):
@@ -66,7 +97,7 @@ class ResultItem(ItemBody):
 
     type: Literal["function_call_output"]
     call_id: CallId
-    output: str | Items[Annotated[ContentText, TextOnly]]
+    output: str | Items[Content]
 
 
 class ReasoningText(Body):
@@ -233,11 +264,11 @@ class ResponsesBody(SamplerFields, CacheFields):
                     continue
                 case MessageItem():
                     role = "system" if item.role == "developer" else item.role
-                    messages.append({"role": role, "content": _text(item.content)})
+                    messages.append({"role": role, "content": parts_of(item.content)})
                 case CallItem():
                     add_call(messages, item.call_id, item.name, item.arguments)
                 case ResultItem():
-                    result = {"tool_call_id": item.call_id, "content": _text(item.output)}
+                    result = {"tool_call_id": item.call_id, "content": parts_of(item.output)}
                     messages.append({"role": "tool", **result})
             if messages[-1]["role"] == "assistant":
                 add_reasoning(messages[-1], thought)
@@ -326,7 +357,3 @@ def _with_id(item: ItemBody) -> dict[str, Any]:
         shown["content"] = [{"type": kind, "text": item.content}]
     prefix = {"message": "msg", "reasoning": "rs"}.get(shown["type"], "fc")
     return {"id": f"{prefix}_{uuid.uuid4().hex}", "status": "completed", **shown}
-
-
-def _text(content: str | Items[ContentText]) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content)

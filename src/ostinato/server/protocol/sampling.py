@@ -1,4 +1,4 @@
-"""Which fields do completions and chats share?
+"""The fields that completions and chats share.
 
 OpenAI's, vLLM's additions under vLLM's names, and ours about the cache. Ranges are checked by
 ``SamplingParams``, which knows them; here are the types alone.
@@ -167,6 +167,9 @@ class SamplingFields(SamplerFields, CacheFields):
     n: int = Field(default=1, ge=1)
     stream: bool = False
     stream_options: StreamOptions | None = None
+    stream_interval: int | None = Field(
+        default=None, ge=1, description="New tokens that make a chunk, if more than the server's."
+    )
     user: ShortText | None = Field(
         default=None, description="Whom the client acts for; kept on record."
     )
@@ -263,4 +266,5 @@ class SamplingFields(SamplerFields, CacheFields):
             include_stop_str_in_output=self.include_stop_str_in_output,
             skip_special_tokens=self.skip_special_tokens,
             structured_outputs=self.form(),
+            stream_interval=self.stream_interval,
         )

@@ -1,4 +1,4 @@
-"""How are tools, calls of them and formats of answers written in OpenAI's API?"""
+"""Tools, tool calls and response formats in OpenAI's API."""
 
 from typing import Annotated, Any, Literal
 

@@ -1,4 +1,4 @@
-"""How many tokens was it, and how many of them were cached?"""
+"""How many tokens it was, and how many of them were cached."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence

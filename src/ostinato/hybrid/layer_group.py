@@ -13,7 +13,8 @@ holds in a group is that group's own record, kept in ``BlockTable.held``; its ``
 group's row, or the slots of its states.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ostinato.cache.block import CacheEntry
@@ -21,31 +22,21 @@ from ostinato.cache.block_table import BlockTable
 from ostinato.cache.pool import BlockPool
 from ostinato.cache.prefix_index import CachedRun, PrefixMatch, Removal
 from ostinato.core.identity import PrefixKey
+from ostinato.hybrid.prefill_cuts import StateCuts
 
 
-class PrefillCuts(Protocol):
-    """Where prefills of a model with states are cut, for the planner.
+@dataclass(slots=True)
+class HybridMatch(PrefixMatch):
+    """A prefix that every group of layers can continue.
 
     Attributes:
-        unit: Chunks end at its multiples, but for the last one of a prompt.
+        group_tails: What to copy the tail from in each group beside full attention.
+        num_seen_tokens: Tokens in whole blocks that full attention has, where a state was missing
+            to use all of them.
     """
 
-    unit: int
-
-    def end_of_chunk(
-        self, table: BlockTable, start: int, end: int, waiting: Iterable[PrefixKey]
-    ) -> int:
-        """Return where a chunk from ``start`` ends, at ``end`` or before; ``start`` if nowhere.
-
-        Args:
-            table: Of the sequence that computes it.
-            start: Tokens that are computed.
-            end: Tokens that could be computed after this step.
-            waiting: Sequences that wait, which may part with this one in the chunk.
-        """
-
-    def deepest_state(self, table: BlockTable, num_tokens: int) -> int:
-        """Return the last position up to ``num_tokens`` of which a state is being computed."""
+    group_tails: Sequence[Any] = ()
+    num_seen_tokens: int = 0
 
 
 class LayerGroup(Protocol):
@@ -60,7 +51,7 @@ class LayerGroup(Protocol):
 
     pool: BlockPool
     has_rows: bool
-    cuts: PrefillCuts | None
+    cuts: StateCuts | None
 
     def evict(self, entry: CacheEntry, most: int) -> Removal:
         """Remove up to ``most`` blocks of an evictable entry."""
@@ -83,7 +74,7 @@ class LayerGroup(Protocol):
     def num_to_fork(self, held: Any, num_blocks: int) -> int:
         """Return how many blocks of its own a fork of a sequence would take."""
 
-    def hold(self, key: PrefixKey, match: PrefixMatch, tail: CacheEntry | None) -> Any:
+    def hold(self, key: PrefixKey, match: HybridMatch, tail: CacheEntry | None) -> Any:
         """Hold what a match needs, and the source of a copy until ``release_tail``."""
 
     def fork(self, held: Any) -> Any:
@@ -116,31 +107,3 @@ class LayerGroup(Protocol):
 
     def check(self, every: list[Any]) -> None:
         """Assert the group's invariants, given all that is held in it."""
-
-
-def shorten(match: PrefixMatch, key: PrefixKey, groups: Sequence[LayerGroup]) -> PrefixMatch:
-    """Shorten a match in group 0 to the longest prefix that every group can continue.
-
-    A group that cannot continue from an end shortens the prefix, which another may then refuse::
-
-        group 0         ABCD EFGH IJKL MNOP     16 tokens
-        window of 6               IJKL          12: MNOP is gone, and what it looks back to is there
-        window of 12    ABCD EFGH IJKL          12 again: that is the hit
-    """
-    num_seen = end = len(match.blocks)
-    before = -1
-    while end != before:
-        before = end
-        for group in groups:
-            end = group.longest_hit(key, end)
-    if end == num_seen and match.tail is not None:
-        name = match.tail.entry.name_of(match.tail.place, match.block_size)
-        tails = [group.find_tail(key, end, name) for group in groups]
-        if None not in tails:
-            match.group_tails = tails
-            return match
-    if end < num_seen or match.tail is not None:
-        match = match.index.match(key, end * match.block_size)
-    if any(group.cuts is not None for group in groups):
-        match.num_seen_tokens = num_seen * match.block_size
-    return match

@@ -1,0 +1,101 @@
+"""Announces what tiers store and remove as KV events, with the tier's name as their medium.
+
+Tiers report from any thread; the log is written by the engine's thread. A block is announced only
+behind one that consumers know, so what a restart finds on a disk is announced when a request
+loads it.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+
+from ostinato.cache.manager import CacheManager
+from ostinato.core.identity import Identity, PrefixKey
+from ostinato.core.ids import BlockDigest
+from ostinato.indexes.block_hash import BlockHasher, sha256
+from ostinato.observe.event_recorder import stored_events
+from ostinato.observe.events import BlockRemoved, EventLog
+from ostinato.tiers.port import Extent, TierListener
+
+
+class TierEvents(TierListener):
+    """Fills an event log with the blocks of tiers; without a log it does nothing."""
+
+    def __init__(self) -> None:
+        """Announce nothing yet."""
+        self._log: EventLog | None = None
+        self._reports: deque[tuple[str, Extent | Sequence[bytes]]] = deque()
+        self._announced: dict[tuple[str, bytes], tuple[BlockDigest, Identity]] = {}
+        self._tiers: set[str] = set()
+
+    def open(self, log: EventLog | None, manager: CacheManager) -> None:
+        """Begin to announce; the manager tells what consumers know of the pool."""
+        self._log, self._manager = log, manager
+        self._hasher = BlockHasher(manager.block_size, sha256)
+
+    def on_stored(self, tier: str, extent: Extent) -> None:
+        """Look-ups of a tier find an extent."""
+        if self._log is not None:
+            self._reports.append((tier, extent))
+
+    def on_removed(self, tier: str, digests: Sequence[bytes]) -> None:
+        """Look-ups of a tier no longer find blocks."""
+        if self._log is not None and digests:
+            self._reports.append((tier, digests))
+
+    def flush(self) -> None:
+        """Log what was reported as a batch of its own, between steps."""
+        if self._log is None or not self._reports:
+            return
+        while self._reports:
+            tier, what = self._reports.popleft()
+            if isinstance(what, Extent):
+                self._store(self._log, tier, what)
+            else:
+                self._remove(self._log, tier, what)
+        self._log.flush()
+
+    def clear(self) -> None:
+        """Consumers were told that nothing is cached any more; what is found is announced anew."""
+        self._reports.clear()
+        self._announced.clear()
+
+    def forget(self, salt: bytes) -> None:
+        """Announce that a tenant was erased from all tiers, and keep no event of it."""
+        self.flush()
+        if self._log is None:
+            return
+        for (tier, digest), (_, identity) in list(self._announced.items()):
+            if identity.belongs_to(salt):
+                self._remove(self._log, tier, [digest])
+        self._log.flush()
+        self._log.forget(salt)
+
+    def _store(self, log: EventLog, tier: str, extent: Extent) -> None:
+        key, names = extent.prefix.sequence, extent.prefix.digests
+        assert isinstance(key, PrefixKey), "the engine's prefixes name their sequence"
+        first, end, size = extent.first_block, extent.end_block, self._hasher.block_size
+        while first < end and (tier, names[first]) in self._announced:
+            first += 1
+        if first == end or not self._is_known(key, first, names[first - 1]):
+            return
+        digests = self._hasher.digests(key, end)
+        for event in stored_events(key, digests, first, end, size, medium=tier):
+            log.add(event)
+        for place in range(first, end):
+            self._tiers.add(tier)
+            identity = key.identity_of(place, size)[0]
+            self._announced[tier, names[place]] = digests[place], identity
+
+    def _is_known(self, key: PrefixKey, first: int, before: bytes) -> bool:
+        """Whether consumers know the block that others are stored behind."""
+        if not first or any((tier, before) in self._announced for tier in self._tiers):
+            return True
+        return len(self._manager.match_first(key, first * self._hasher.block_size).blocks) >= first
+
+    def _remove(self, log: EventLog, tier: str, names: Sequence[bytes]) -> None:
+        gone = [self._announced.pop((tier, name), None) for name in names]
+        by_identity: dict[Identity, list[BlockDigest]] = {}
+        for digest, identity in filter(None, gone):
+            by_identity.setdefault(identity, []).append(digest)
+        for identity, digests in by_identity.items():
+            log.add(BlockRemoved(tuple(digests), identity, medium=tier))

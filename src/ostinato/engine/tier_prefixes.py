@@ -1,0 +1,78 @@
+"""Names the prefixes of sequences as tiers do, and finds all that are cached."""
+
+import hashlib
+from array import array
+from collections.abc import Callable, Iterable
+
+from ostinato.cache.manager import CacheManager
+from ostinato.core.identity import Identity, ImageSpan, PrefixKey, images_of
+from ostinato.core.tokens import TOKEN_BYTES
+from ostinato.tiers.port import Namespace, Prefix
+
+
+def prefix_of(
+    key: PrefixKey, num_tokens: int, namespace_of: Callable[[Identity], Namespace]
+) -> Prefix:
+    """Name a sequence's first tokens as tiers do."""
+    identity, public = key.identity, key.identity.public_prefix
+    namespace, salt = namespace_of(identity), b"" if public is None else public.tenant
+    tokens = key.tokens[:num_tokens]
+    if key.images:
+        _replace_images(tokens, key, namespace.block_size)
+    return Prefix(namespace, identity.tenant, tokens, salt, key)
+
+
+def _replace_images(tokens: "array[int]", key: PrefixKey, size: int) -> None:
+    """Put a digest in place of each block that shows part of an image.
+
+    Tiers compare tokens, and placeholders are the same for every image: such a block is named by
+    SHAKE-256 over its tokens and its images' content and place, as long as its tokens are.
+    """
+    shown = PrefixKey(Identity(), key.tokens, key.images)  # without the identity's boundaries
+    for block in range(len(tokens) // size):
+        start, stop = block * size, (block + 1) * size
+        if shown.extra(start, stop) is not None:
+            name = hashlib.shake_256(shown.block_name(block, size))
+            tokens[start:stop] = array("I", name.digest(size * TOKEN_BYTES))
+
+
+def first_tokens(key: PrefixKey, num_tokens: int) -> PrefixKey:
+    """Return the key of a sequence's first tokens, up to the end of an image that they cut."""
+    images = [image for image in key.images if image.start < num_tokens]
+    end = max([num_tokens, *(image.end for image in images)])
+    return PrefixKey(key.identity, key.tokens[:end], images)
+
+
+def cached_paths(manager: CacheManager, has_images: bool) -> list[PrefixKey]:
+    """List the whole blocks of every cached path, the most used and the last used first.
+
+    Args:
+        manager: Of the cache.
+        has_images: Whether a sequence may show images; to read them back takes a while.
+    """
+    size, width = manager.block_size, manager.block_size * TOKEN_BYTES
+    paths: list[tuple[array[int], tuple[ImageSpan, ...]]] = []
+    leaves: dict[int, tuple[bool, int, Identity]] = {}
+    for place, run in enumerate(manager.index.runs()):
+        entry = run.entries[0]
+        own = entry.run_from(0)[1]
+        own = own[: len(own) // width * width]  # without a partial block
+        before, images = (array("I"), ()) if run.parent is None else paths[run.parent]
+        for block in range(len(own) // width if has_images else 0):
+            shown = images_of(entry.name_of(block, size)[width:], len(before) + block * size)
+            images += tuple(image for image in shown if image not in images)
+        paths.append((before + array("I", own), images))
+        if own:
+            leaves.pop(-1 if run.parent is None else run.parent, None)
+            leaves[place] = entry.uses > 1, entry.idle_tick, entry.identity
+    ranked = sorted(leaves, key=lambda place: leaves[place][:2], reverse=True)
+    return [_whole_images(leaves[place][2], *paths[place]) for place in ranked]
+
+
+def _whole_images(
+    identity: Identity, tokens: "array[int]", images: Iterable[ImageSpan]
+) -> PrefixKey:
+    """Return the key of a cached path, without an image that is cached in part."""
+    cut = [image.start for image in images if image.end > len(tokens)]
+    tokens = tokens[: min([len(tokens), *cut])]
+    return PrefixKey(identity, tokens, [image for image in images if image.end <= len(tokens)])

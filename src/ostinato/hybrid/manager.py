@@ -1,0 +1,202 @@
+"""The cache manager of a model with several groups of layers: windows, states, or both.
+
+Each step of the plain manager is taken in full attention first and then in every group in turn,
+each with what the table holds in it. A hit is the longest prefix that every group can continue.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
+from itertools import zip_longest
+from typing import Any
+
+from ostinato.cache.block import CacheEntry
+from ostinato.cache.block_table import BlockTable, StepCopies
+from ostinato.cache.manager import CacheManager
+from ostinato.cache.observer import Observers
+from ostinato.cache.pool import Contents
+from ostinato.cache.prefix_index import PrefixMatch, PublishResult
+from ostinato.core.identity import PrefixKey
+from ostinato.core.ids import BlockId
+from ostinato.core.plan import CopyRun
+from ostinato.hybrid.layer_group import HybridMatch, LayerGroup
+
+MakeLayerGroups = Callable[[Observers, StepCopies], Sequence[LayerGroup]]
+"""Makes the groups of layers beside full attention; states are copied with the step's copies."""
+
+_NEW, _KNOWN = PublishResult(), PublishResult(1)
+
+
+class HybridCacheManager(CacheManager):
+    """A cache manager with a pool of its own for each group of layers.
+
+    Attributes:
+        layer_groups: Layers beside full attention.
+    """
+
+    def __init__(self, make_groups: MakeLayerGroups, *args: Any, **kwargs: Any) -> None:
+        """Make an empty cache; the other arguments are those of ``CacheManager``."""
+        super().__init__(*args, **kwargs)
+        self.layer_groups = make_groups(self.observers, self.copies)
+        self.pools += [group.pool for group in self.layer_groups]
+        self._cuts = next((g.cuts for g in self.layer_groups if g.cuts is not None), None)
+        self.chunk_unit = None if self._cuts is None else self._cuts.unit
+
+    @property
+    def contents(self) -> list[Contents]:
+        """What knows the content of each pool's blocks."""
+        return [self.index, *self.layer_groups]
+
+    def match_first(self, key: PrefixKey, num_tokens: int) -> HybridMatch:
+        """Find the longest cached prefix that every group can continue; no effects.
+
+        A group that cannot continue from an end shortens the prefix, which another may refuse::
+
+            group 0         ABCD EFGH IJKL MNOP     16 tokens
+            window of 6               IJKL          12: MNOP is gone; IJKL, which is needed, is not
+            window of 12    ABCD EFGH IJKL          12 again: that is the hit
+        """
+        match = super().match_first(key, num_tokens)
+        end, before = len(match.blocks), -1
+        while end != before:
+            before = end
+            for group in self.layer_groups:
+                end = group.longest_hit(key, end)
+        num_seen, tails = len(match.blocks), []
+        if end == num_seen and match.tail is not None:
+            name = match.tail.entry.name_of(match.tail.place, self.block_size)
+            tails = [group.find_tail(key, end, name) for group in self.layer_groups]
+        if end < num_seen or (match.tail is not None and None in tails):
+            match, tails = super().match_first(key, end * self.block_size), []
+        found: dict[str, Any] = {f.name: getattr(match, f.name) for f in fields(PrefixMatch)}
+        if self._cuts is not None:
+            found["num_seen_tokens"] = num_seen * self.block_size
+        return HybridMatch(**found, group_tails=tails)
+
+    def no_match(self) -> HybridMatch:
+        """Return the match of a request that does not read the cache."""
+        return HybridMatch(self.block_size)
+
+    def end_of_chunk(
+        self, table: BlockTable, start: int, end: int, waiting: Iterable[PrefixKey]
+    ) -> int:
+        """Return where a chunk from ``start`` ends, at ``end`` or before; ``start`` if nowhere."""
+        return end if self._cuts is None else self._cuts.end_of_chunk(table, start, end, waiting)
+
+    def deepest_hit(self, table: BlockTable, key: PrefixKey, num_tokens: int) -> int:
+        """Return where a hit of another key ends, once ``num_tokens`` that it shares are computed.
+
+        With states it ends at the last one up to there that is being computed.
+        """
+        if self._cuts is None:
+            return super().deepest_hit(table, key, num_tokens)
+        return self._cuts.deepest_state(table, num_tokens)
+
+    def remove(self, belongs: Callable[[CacheEntry], bool]) -> int:
+        """Free every evictable block whose entry matches; return how many."""
+        pairs = zip(self.pools, self.contents, strict=True)
+        return sum(pool.remove(belongs, contents) for pool, contents in pairs)
+
+    def _pairs(self, table: BlockTable) -> "zip[tuple[LayerGroup, Any]]":
+        """Return each group beside full attention with what a table holds in it."""
+        return zip(self.layer_groups, table.held, strict=True)
+
+    def _room_to_admit(self, key: PrefixKey, match: PrefixMatch, num_tokens: int) -> int:
+        num_tokens = super()._room_to_admit(key, match, num_tokens)
+        for group, tail in self._tails(match) if num_tokens else ():
+            num_tokens = min(num_tokens, group.room(key, len(match.blocks), tail))
+        return num_tokens
+
+    def _room_to_grow(self, table: BlockTable, num_tokens: int) -> int:
+        num_tokens = super()._room_to_grow(table, num_tokens)
+        for group, held in self._pairs(table):
+            num_tokens = min(num_tokens, group.room_to_grow(held, num_tokens))
+        return num_tokens
+
+    def _num_to_fork(self, table: BlockTable, num_tokens: int) -> list[int]:
+        needed = self.blocks_for(num_tokens)
+        more = [group.num_to_fork(held, needed) for group, held in self._pairs(table)]
+        return super()._num_to_fork(table, num_tokens) + more
+
+    def _tails(self, match: PrefixMatch) -> "zip_longest[tuple[LayerGroup, Any]]":
+        """Return each group with what it copies of a match's tail; None without a tail."""
+        assert isinstance(match, HybridMatch)
+        return zip_longest(self.layer_groups, () if match.tail is None else match.group_tails)
+
+    def _hold(self, key: PrefixKey, match: PrefixMatch) -> BlockTable:
+        assert isinstance(match, HybridMatch)
+        held = [group.hold(key, match, tail) for group, tail in self._tails(match)]
+        table = self._with_groups(super()._hold(key, match), held)
+        table.num_seen_tokens = match.num_seen_tokens
+        return table
+
+    def _fork(self, table: BlockTable, num_shared: int) -> BlockTable:
+        held = [group.fork(theirs) for group, theirs in self._pairs(table)]
+        return self._with_groups(super()._fork(table, num_shared), held)
+
+    def _with_groups(self, table: BlockTable, held: list[Any]) -> BlockTable:
+        """Give a new table what it holds in each group."""
+        pairs = zip(self.layer_groups, held, strict=True)
+        table.groups = (table.blocks, *(h.blocks for group, h in pairs if group.has_rows))
+        table.held, table.needs_settling = held, True
+        return table
+
+    def _take(self, table: BlockTable, num_tokens: int, num_window_tokens: int) -> None:
+        super()._take(table, num_tokens, num_window_tokens)
+        for group, held in self._pairs(table):
+            group.take(table, held, num_window_tokens)
+        table.num_slots = min(map(len, table.groups)) * self.block_size
+
+    def _copies_of_tail(self, table: BlockTable, match: PrefixMatch) -> tuple[CopyRun, ...]:
+        runs = super()._copies_of_tail(table, match)
+        assert isinstance(match, HybridMatch) and match.tail is not None
+        for group, tail in enumerate(match.group_tails, 1):
+            target = BlockId(table.groups[group][len(match.blocks)])
+            runs += self.copies.of_block(group, tail.block, target, match.tail.num_tokens)
+        return runs
+
+    def _publish(self, table: BlockTable, num_tokens: int) -> None:
+        super()._publish(table, num_tokens)
+        whole = num_tokens - num_tokens % self.block_size
+        for number, (group, held) in enumerate(self._pairs(table), 1):
+            for place, is_new in group.publish(table, held, whole):
+                for notify in self.observers.on_publish:
+                    notify(table, place, place + 1, _NEW if is_new else _KNOWN, number)
+
+    def _settle(self, table: BlockTable) -> None:
+        super()._settle(table)
+        table.needs_settling = True  # windows slide in every step
+        for group, held in self._pairs(table):
+            group.settle(table, held)
+
+    def _retract(self, table: BlockTable) -> None:
+        super()._retract(table)
+        for number, (group, held) in enumerate(self._pairs(table), 1):
+            removed = group.retract(held)
+            for notify in self.observers.on_retract if removed is not None else ():
+                notify(table, removed, number)
+
+    def _publish_partial(self, table: BlockTable, num_tokens: int) -> bool:
+        is_published = super()._publish_partial(table, num_tokens)
+        if is_published:
+            full = num_tokens // self.block_size
+            text = table.key.packed_range(full * self.block_size, num_tokens)
+            for group, held in self._pairs(table):
+                group.publish_partial(table, held, full, text)
+        return is_published
+
+    def _release_tail(self, table: BlockTable) -> None:
+        super()._release_tail(table)
+        for group, held in self._pairs(table):
+            group.release_tail(held)
+
+    def _release_path(self, table: BlockTable) -> None:
+        for group, held in self._pairs(table):
+            group.release(table, held)
+        super()._release_path(table)
+        for group in self.layer_groups if self.pool.shares.are_limited else ():
+            group.pool.enforce_quota(table, group)
+
+    def _check_state(self, tables: list[BlockTable]) -> None:
+        super()._check_state(tables)
+        for number, group in enumerate(self.layer_groups):
+            group.check([table.held[number] for table in tables])
