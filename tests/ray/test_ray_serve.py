@@ -53,6 +53,9 @@ def served() -> Iterator[Served]:
     from ostinato.ray import app
 
     os.environ |= {"OMP_NUM_THREADS": "1", "RAY_health_check_failure_threshold": "30"}
+    # On a busy machine Ray's proxy is late to answer, and must not be replaced for that.
+    for check in ("HEALTH", "READY"):
+        os.environ[f"RAY_SERVE_PROXY_{check}_CHECK_TIMEOUT_S"] = "120"
     node: dict[str, Any] = {"num_cpus": 1, "num_gpus": 0}
     cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
     cluster.add_node(**node)
