@@ -24,10 +24,10 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from ostinato.runner.forward.packed import PackedWeight
 from ostinato.runner.forward.packing import pack_plain
 from ostinato.runner.forward.quantized import Quantization
 from ostinato.runner.native.library import Isa, best_isa, library, use_isa
+from ostinato.runner.native.packed import PackedWeight
 
 SHAPES = ((6144, 1024), (1024, 3072))
 """Gates and ups, and the way back: outputs and inputs."""

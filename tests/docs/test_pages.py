@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.reading import ROOT, name_of, pages, prose, tracked_files
+from tests.docs.reading import ROOT, code_blocks, name_of, pages, prose, tracked_files
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 # A folder at the root of somebody's machine, unless it ends a longer path or an address.
@@ -41,6 +41,17 @@ def test_every_link_into_a_page_names_one_of_its_headings(page: Path):
         goal = page if not file else page.parent / file
         if anchor and goal.suffix == ".md" and goal.is_file():
             assert anchor in _anchors(goal), f"{name_of(page)} links to {target}"
+
+
+def test_commands_and_code_fit_the_page():
+    """The site's style makes pages as wide as that."""
+    lines = [
+        (name_of(page), line)
+        for page in pages()
+        for block in code_blocks(page, "bash", "python")
+        for line in block.text.splitlines()
+    ]
+    assert not [where for where in lines if len(where[1]) > 100]
 
 
 @pytest.mark.parametrize("path", text_files(), ids=name_of)

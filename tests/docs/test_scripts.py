@@ -64,7 +64,7 @@ def small_copy(tmp_path: Path) -> Path:
         shutil.copy(ROOT / name, root / name)
     base = os.path.realpath(sys._base_executable)  # type: ignore[attr-defined]
     subprocess.run([base, "-m", "venv", "--without-pip", root / ".venv"], check=True)
-    hashed = "find pyproject.toml constraints.txt native -type f -print0 | sort -z"
+    hashed = "find pyproject.toml constraints.txt native -type f ! -name '*.pyc' -print0 | sort -z"
     installed = subprocess.run(
         ["bash", "-c", f"{hashed} | xargs -0 sha256sum | sha256sum"],
         cwd=root, check=True, capture_output=True, text=True,

@@ -96,6 +96,33 @@ def test_an_interval_makes_fewer_outputs_of_a_stream_the_first_and_the_last_at_o
     assert found == lengths
 
 
+def test_a_continuation_is_streamed_at_once_when_another_has_ended(
+    checkpoints: Checkpoints,
+) -> None:
+    """Of two, one ends early; each of the other's tokens is an output of its own from then on."""
+    sampled = replace(GREEDY, temperature=1.0, seed=1, n=2)
+    found: list[tuple[int, ...]] = []
+
+    async def story(llm: AsyncLLM) -> None:
+        first = (await last(llm.generate(STEM, sampled))).outputs[0].token_ids[2]
+        params, steps = replace(sampled, stop_token_ids=[first]), StepByStep(llm)
+
+        async def read() -> None:
+            async for output in llm.generate(STEM, params):
+                found.append(tuple(len(part.token_ids) for part in output.outputs))
+
+        reading = asyncio.ensure_future(read())
+        for _ in range(8):
+            await steps.reached()
+            steps.go_on()
+        await reading
+
+    with async_llm(checkpoints) as llm:
+        run(story(llm))
+
+    assert found == [(min(step, 3), step) for step in range(1, 9)]
+
+
 def test_a_slow_reader_misses_no_token_and_holds_up_no_other(
     checkpoints: Checkpoints, expected: list[list[int]]
 ) -> None:

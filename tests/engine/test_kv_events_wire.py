@@ -6,13 +6,17 @@ from array import array
 import msgspec
 import pytest
 
-from ostinato.core.identity import Identity
+from ostinato.core.identity import Identity, ImageSpan, PrefixKey
 from ostinato.core.ids import BlockDigest
 from ostinato.engine import kv_events_wire as wire
 from ostinato.observe import events
 from tests.engine import kv_events_consumer as theirs
 
 ONE, TWO, THREE = (BlockDigest(bytes([n]) * 32) for n in (1, 2, 3))
+
+
+IMAGE = PrefixKey(Identity(), range(2), [ImageSpan(b"\xca\xfe", 1, 1)]).extra(0, 2).encoded
+"""What an image adds to a block whose second token it is: 22 bytes."""
 
 
 def stored(**changes: object) -> events.BlockStored:
@@ -77,7 +81,7 @@ def test_stored_blocks_of_full_attention_byte_by_byte():
 def test_stored_blocks_of_a_window_with_adapter_and_image_byte_by_byte():
     """At the start of a prompt, so that the parent is nil."""
     event = stored(
-        parent=None, extras=(None, b"image"), group=2, identity=Identity(adapter=b"\xab\xcd")
+        parent=None, extras=(None, IMAGE), group=2, identity=Identity(adapter=b"\xab\xcd")
     )
     assert wire.BatchEncoder("GPU", (16, 8)).encode(batch(event)) == (
         HEAD
@@ -90,7 +94,9 @@ def test_stored_blocks_of_a_window_with_adapter_and_image_byte_by_byte():
         + b"\xc0"
         + word("GPU")
         + word("abcd")
-        + b"\x92\xc0\x91\xc4\x05image"  # nothing for the first block, one key for the second
+        + b"\x92\xc0\x92"  # nothing for the first block, two keys for the second:
+        + b"\x92" + word("cafe") + b"\x01"  # the image and its offset, as vLLM has them,
+        + b"\xc4\x16" + IMAGE  # and what is hashed
         + b"\x02"
         + word("sliding_window")
         + b"\x08"  # the window of group 2
@@ -125,7 +131,7 @@ def test_time_is_counted_from_1970_not_from_the_zero_of_the_cache():
 def test_a_consumer_with_declarations_of_its_own_reads_every_field():
     """Field by field, by the names that vLLM's documentation gives them."""
     told = (
-        stored(group=1, extras=(b"x", None)),
+        stored(group=1, extras=(IMAGE, None)),
         events.BlockRemoved((THREE, TWO), Identity(), 1),
         events.AllCleared(),
     )
@@ -141,7 +147,7 @@ def test_a_consumer_with_declarations_of_its_own_reads_every_field():
                 lora_id=None,
                 medium="GPU",
                 lora_name=None,
-                extra_keys=[(b"x",), None],
+                extra_keys=[(["cafe", 1], IMAGE), None],
                 group_idx=1,
                 kv_cache_spec_kind="sliding_window",
                 kv_cache_spec_sliding_window=5,

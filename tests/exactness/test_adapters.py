@@ -94,7 +94,7 @@ FAMILIES: dict[str, list[str]] = {
     "lfm2": ["in_proj", "out_proj", "q_proj", "w2"],
     "phi3": ["qkv_proj", "gate_up_proj"],
     "deepseek_v3": ["q_a_proj", "q_b_proj", "kv_b_proj"],
-    "qwen3_next": ["q_proj", "in_proj_qkvz", "shared_expert.up_proj"],
+    "qwen3_next": ["q_proj", "in_proj_qkvz", "out_proj"],
     "falcon_h1": ["in_proj", "q_proj", "down_proj"],
 }
 """Linear layers by family: beside experts, joined ones, of transposed weights, before states."""

@@ -35,6 +35,9 @@ def make_image_llm(
     yield make
     for llm in made:
         assert_idle(llm.engine)
+        images, encoder = llm.engine.runner.images, llm.engine.image_encoder
+        if images is not None and encoder is not None:
+            assert not images.num_pinned_bytes and not encoder.held
 
 
 @pytest.fixture(scope="session")

@@ -30,6 +30,7 @@ def test_an_image_is_found_on_the_disk_by_its_pixels(make_image_llm: MakeImageLL
 
     llm = make_image_llm(**settings)
     after = ask(llm, CATS, DOGS)
+    assert llm.engine.runner.images.num_encoded == 0, "what is loaded is not encoded"
     assert after.cached_tokens_from == {"disk": (len(ids) - 1) // 4 * 4}
     assert after.outputs[0].token_ids == before.outputs[0].token_ids
     llm.reset_prefix_cache()

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ostinato.runner.forward.packed import PackedWeight
 from ostinato.runner.huge_pages import PAGE_BYTES, expect_block, into_huge_pages
+from ostinato.runner.native.packed import PackedWeight
 from tests.support.instruction_sets import needs_library
 
 ENABLED = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -19,7 +19,7 @@ has_pages = pytest.mark.skipif(
 HUGE = """
 import sys, torch
 from pathlib import Path
-from ostinato.runner.forward.packed import PackedWeight
+from ostinato.runner.native.packed import PackedWeight
 from ostinato.runner.heap import keep_large_blocks
 keep_large_blocks()
 weights = [PackedWeight([torch.zeros(2048, 1024).bfloat16()]) for _ in range(6)]

@@ -2,6 +2,7 @@
 
 import errno
 import logging
+import shutil
 import stat
 import time
 from dataclasses import replace
@@ -69,6 +70,19 @@ def test_leases_that_fill_the_disk_refuse_stores_until_they_end():
     assert get(tier, conversation(0)) == 8
     clock.now += 11
     assert put(tier, conversation(99))[-1] is StoreResult.STORED
+
+
+def test_a_folder_that_is_removed_makes_the_tier_read_only_and_says_so(tmp_path: Path):
+    """A removed file still takes writes, but no restart would find them."""
+    tier = DiskTier(tmp_path / "kv", SEGMENTS)
+    put(tier, conversation(1))
+    shutil.rmtree(tmp_path / "kv")
+    assert set(put(tier, conversation(2))) == {StoreResult.READ_ONLY}
+    stats = tier.stats()[0]
+    assert (stats.state, stats.reason) == ("read-only", "the folder or its files were removed")
+    assert get(tier, conversation(1)) == 8
+    assert get(tier, conversation(2), start_block=4) == 0
+    tier.close()
 
 
 class Announced(TierListener):

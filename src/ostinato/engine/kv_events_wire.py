@@ -15,12 +15,11 @@ with the first block of a prompt; the digests cannot be computed without the sal
 Source: vLLM's documentation of KV events (``KVEventBatch``); written anew.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
-from ostinato.core.identity import salt_name
+from ostinato.core.identity import images_of, salt_name
 from ostinato.observe import events
 
 FULL_ATTENTION = "full_attention"
@@ -150,9 +149,7 @@ ExtraKey = tuple[str, int] | bytes | str
 
 
 def _extra_keys(event: events.BlockStored) -> tuple[tuple[ExtraKey, ...] | None, ...]:
-    extras: list[tuple[ExtraKey, ...] | None] = [
-        None if extra is None else (*_images(extra), extra) for extra in event.extras
-    ]
+    extras = [None if extra is None else _keys_of(extra) for extra in event.extras]
     salt = event.identity.root.tenant
     if event.parent is None and salt:
         extras = extras or [None] * len(event.digests)
@@ -160,19 +157,9 @@ def _extra_keys(event: events.BlockStored) -> tuple[tuple[ExtraKey, ...] | None,
     return tuple(extras)
 
 
-def _images(extra: bytes) -> Iterator[tuple[str, int]]:
-    """Yield digest and offset of each image, as ``PrefixKey.extra`` has written them."""
-    place = 0
-    while place + 4 <= len(extra):
-        if extra[place : place + 4] == b"\xff\xff\xff\xff":  # a boundary, and its SHA-256
-            place += 36
-            continue
-        end = place + 4 + int.from_bytes(extra[place : place + 4], "little")
-        if end + 16 > len(extra):
-            return
-        offset = int.from_bytes(extra[end : end + 8], "little", signed=True)
-        yield extra[place + 4 : end].hex(), offset
-        place = end + 16
+def _keys_of(extra: bytes) -> tuple[ExtraKey, ...]:
+    """Return digest and offset of each image, and what is hashed."""
+    return (*((image.digest.hex(), image.start) for image in images_of(extra, 0)), extra)
 
 
 _DECODER = msgspec.msgpack.Decoder(WireBatch)

@@ -29,6 +29,7 @@ class CompletionState:
         self.cumulative_logprob = 0.0
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
+        self.num_streamed = 0  # tokens that its stream was given
         self._params = made.params
         self._end_ids = {*made.params.stop_token_ids, *request.eos_token_ids}
         self._tokens = tokens
@@ -43,6 +44,12 @@ class CompletionState:
     def stop_string(self) -> str | None:
         """The stop string that the text has reached, if any."""
         return self._stops.matched
+
+    def is_due(self, interval: int) -> bool:
+        """Whether its stream is to have its new tokens: so many, the first, or the last."""
+        num_new = len(self.token_ids) - self.num_streamed
+        ends = not self.num_streamed or self.finish_reason is not None
+        return num_new >= interval or (num_new > 0 and ends)
 
     def append(self, token: SampledToken, reason: FinishReason | None) -> None:
         """Add a token.
@@ -104,7 +111,6 @@ class RequestState:
         self._leader: SchedSequence | None = None
         self._prompt_logprobs: list[dict[int, Logprob] | None] = [None]
         self._completions = [CompletionState(index, made, tokens) for index in range(made.params.n)]
-        self._num_streamed = 0
 
     @property
     def finished(self) -> bool:
@@ -118,14 +124,12 @@ class RequestState:
             interval: New tokens that make an output; the request may ask for more of them. The
                 first and the last output are due at once.
         """
-        params, num_tokens = self.params, sum(len(c.token_ids) for c in self._completions)
-        if not self.finished:
-            if params.output_kind is RequestOutputKind.FINAL_ONLY:
-                return None
-            wanted = max(interval, params.stream_interval or 1) * params.n
-            if self._num_streamed and num_tokens - self._num_streamed < wanted:
-                return None
-        self._num_streamed = num_tokens
+        wanted = max(interval, self.params.stream_interval or 1)
+        is_due = any(completion.is_due(wanted) for completion in self._completions)
+        if self.params.output_kind is RequestOutputKind.FINAL_ONLY or not is_due:
+            return self.output() if self.finished else None
+        for completion in self._completions:
+            completion.num_streamed = len(completion.token_ids)
         return self.output()
 
     @property

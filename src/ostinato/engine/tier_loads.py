@@ -82,9 +82,8 @@ class TierLoads:
         self._size = manager.block_size
         self._loads: dict[RequestId, Load] = {}
         self._complete: list[tuple[BlockTable, int]] = []  # held until their requests are planned
-        self._returning: dict[
-            tuple[SequenceId, int], int
-        ] = {}  # known tokens, asked for what follows
+        # Tokens that the pool had of preempted sequences when tiers were asked for what follows.
+        self._returning: dict[tuple[SequenceId, int], int] = {}
         self._reader = TierReader(tier, store)
 
     def __len__(self) -> int:

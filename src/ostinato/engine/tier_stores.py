@@ -356,6 +356,8 @@ class TierStores(CacheObserver):
             self.write_s += took_s
             self._credit_s -= took_s
             self._changed.notify_all()
+        if not {StoreResult.STORED, StoreResult.PRESENT}.issuperset(results):
+            self._look()  # the tier may be read-only now
 
 
 def cuts(first: int, last: int, every: int) -> list[int]:

@@ -126,9 +126,8 @@ class TieredCache:
         stores.open(tier, cache.manager, store, self.namespace_of, most_extent_bytes)
         self._notes: OrderedDict[RequestId, LoadNote] = OrderedDict()
         self._begun_s, self._begun_tokens = 0.0, 0
-        self._lease_ends: dict[
-            LeaseId, float
-        ] = {}  # as they are on the tiers, by the cache's clock
+        # As they are on the tiers, by the cache's clock.
+        self._lease_ends: dict[LeaseId, float] = {}
         self._leases_due_s = 0.0
         self._is_closed = False
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from ostinato.core.errors import RequestError
 
@@ -64,9 +64,12 @@ def decode(encoded: bytes, max_pixels: int, name: str = "the image") -> Picture:
     except RequestError:
         raise
     except Exception as error:  # decoders raise whatever they like about broken files
+        reason = f"{type(error).__name__}: {error!s:.120}"
+        if isinstance(error, UnidentifiedImageError):  # its text names an object in memory
+            reason = "its beginning is that of no image"
         raise RequestError(
-            f"{name} cannot be decoded ({type(error).__name__}: {error!s:.120}): it must be a "
-            f"whole file in one of the formats {', '.join(FORMATS)}"
+            f"{name} cannot be decoded ({reason}): it must be a whole file in one of the formats "
+            f"{', '.join(FORMATS)}"
         ) from error
 
 

@@ -68,9 +68,10 @@ class CacheState:
         place = min(range(len(scores)), key=lambda at: (scores[at], recent[at]))
         chosen = fleet.candidates[place]
         self._learn(request, fleet, chosen)
+        work, more = f"{chosen.tokens_to_compute:,}", f"{excess[place]:,.0f}"
         reason = (
             f"{chosen.load_tokens:,} tokens queued + {weights[place]:.1f} * "
-            f"({chosen.tokens_to_compute:,} to compute + {excess[place]:,.0f} above its share lately)"
+            f"({work} to compute + {more} above its share lately)"
         )
         return Choice(place, reason, scores)
 

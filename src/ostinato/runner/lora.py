@@ -18,8 +18,8 @@ import numpy as np
 from torch import Tensor
 
 from ostinato.core.plan import StepPlan
-from ostinato.runner.forward.packed import PackedWeight, allocate_tiles, packed_size
 from ostinato.runner.inputs import Ints
+from ostinato.runner.native.packed import PackedWeight, allocate_tiles, packed_size
 
 
 @dataclass(frozen=True, slots=True, eq=False)

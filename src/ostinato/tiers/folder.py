@@ -72,7 +72,7 @@ class LocalFile:
     """A file of the operating system."""
 
     def __init__(self, path: Path, flags: int) -> None:
-        self._fd = -1
+        self._fd, self._is_read_only = -1, not flags & os.O_RDWR
         self._fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
     def __del__(self) -> None:
@@ -85,6 +85,8 @@ class LocalFile:
 
     def write(self, buffers: Sequence[Buffer], offset: int) -> None:
         """Write buffers one after the other; all of them, or raise OSError."""
+        if self._is_read_only:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         left = [memoryview(buffer).cast("B") for buffer in buffers]
         while left:
             count = os.pwritev(self._fd, left[:_MOST_BUFFERS], offset)
@@ -105,8 +107,10 @@ class LocalFile:
         return done
 
     def sync(self) -> None:
-        """Return when all that was written is durable."""
+        """Return when all that was written is durable; a file without a name never is."""
         os.fdatasync(self._fd)
+        if not os.fstat(self._fd).st_nlink:
+            raise FileNotFoundError(errno.ENOENT, "the folder or its files were removed")
 
     def truncate(self, size: int) -> None:
         """Cut off what follows."""

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from ostinato import LLM, SamplingParams
 from ostinato.runner.forward import packing
-from ostinato.runner.forward.packed import PackedWeight
 from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.model_loader import LoadedModel, load_model
 from ostinato.runner.native.library import library
+from ostinato.runner.native.packed import PackedWeight
 from tests.runner.bench import Bench, own_logits, random_prompt
 from tests.support.checkpoints import Checkpoints
 from tests.support.pairs import pairwise

@@ -9,9 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ostinato.runner.forward.packed import PackedWeight
-from ostinato.runner.forward.records import Packing, Product
 from ostinato.runner.native.library import Isa, library, use_isa
+from ostinato.runner.native.packed import PackedWeight, Packing, Product
 from tests.support.instruction_sets import (
     ISAS,
     isa_in_use,

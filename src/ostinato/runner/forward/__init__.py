@@ -2,7 +2,6 @@
 
 Files in reading order:
 
-* ``packed``: a weight in tiles, and products with it
 * ``codes``: weights in 8 or 4 bits
 * ``quantized``: such a weight in tiles, and which layers get one
 * ``packed_linear``: a linear layer whose weight is packed

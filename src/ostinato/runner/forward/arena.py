@@ -11,7 +11,7 @@ The arena is one block of memory: a program tells by the address what is in it.
 import torch
 from torch import Tensor
 
-from ostinato.runner.forward.packed import row_stride
+from ostinato.runner.native.packed import row_stride
 
 
 class Arena:

@@ -24,11 +24,11 @@ from transformers import PreTrainedModel
 from transformers.activations import SiLUActivation
 
 from ostinato.runner.attention.backend import AttentionStyle
-from ostinato.runner.forward.packed import PackedWeight
 from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.forward.packing import Pack, pack_plain, stack
 from ostinato.runner.forward.parts import HeadShape, Norm
 from ostinato.runner.forward.plain_layers import is_plain_linear, is_unaltered
+from ostinato.runner.native.packed import PackedWeight
 
 _NORMS = frozenset({"q_norm", "k_norm"})
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ostinato.runner.forward.packed import PackedWeight
+from ostinato.runner.native.packed import PackedWeight
 
 
 class PackedLinear(nn.Module):

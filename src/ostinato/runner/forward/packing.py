@@ -13,11 +13,11 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ostinato.runner.forward.packed import PackedWeight
 from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.forward.plain_layers import is_plain_linear
 from ostinato.runner.native.face import DTYPES
 from ostinato.runner.native.library import library
+from ostinato.runner.native.packed import PackedWeight
 
 
 def why_unpacked(dtype: torch.dtype, device: torch.device) -> str | None:

@@ -29,7 +29,6 @@ from ostinato.runner.forward.arena import Arena
 from ostinato.runner.forward.decoder import PRODUCTS, Decoder, DecoderLayer, Projection
 from ostinato.runner.forward.lookups import Lookup
 from ostinato.runner.forward.lora_products import AdapterParts
-from ostinato.runner.forward.packed import row_stride
 from ostinato.runner.forward.parts import Heads, Norm, Turns
 from ostinato.runner.forward.program import (
     Attend,
@@ -41,12 +40,13 @@ from ostinato.runner.forward.program import (
     Take,
     Write,
 )
-from ostinato.runner.forward.records import AddNorm, Gated, Matrix, Product, TakeApart
+from ostinato.runner.forward.records import AddNorm, Gated, TakeApart
 from ostinato.runner.inputs import Ints
 from ostinato.runner.lora import StepAdapters
 from ostinato.runner.lora_records import Groups, LoraProduct
 from ostinato.runner.native.checks import address_of, fill_rows, within
 from ostinato.runner.native.face import Attention, Rows
+from ostinato.runner.native.packed import Matrix, Product, row_stride
 
 ROWS_PER_CHUNK = 384
 """Rows that go from one attention to the next together: what one operation leaves is still in the

@@ -7,6 +7,7 @@ is missing, everything runs in plain torch. Files in reading order:
 * ``library``: loads the library, and asks what this processor can do
 * ``checks``: checks arguments before the library sees a pointer
 * ``pages``: takes memory for keys and values from the kernel
+* ``packed``: a weight in tiles, and products with it
 * ``best``: the largest number of each row
 * ``delta``: the step of a gated delta rule
 * ``store``: a store of keys and values that the library reads

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ostinato.runner.forward.records import Matrix, Packing, Product
 from ostinato.runner.huge_pages import expect_block, into_huge_pages
 from ostinato.runner.native.face import DTYPES
 from ostinato.runner.native.library import library
@@ -59,6 +58,56 @@ def allocate_tiles(size: int, dtype: torch.dtype) -> Tensor:
     tiles = torch.zeros(size, dtype=dtype)
     into_huge_pages(tiles.data_ptr(), tiles.nbytes)
     return tiles
+
+
+class Matrix(ctypes.Structure):
+    """``ost_matrix``: where rows begin, and how far apart they are."""
+
+    _fields_ = (("data", ctypes.c_void_p), ("stride", ctypes.c_int64))
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "Matrix":
+        """Describe a tensor of two dimensions whose rows' numbers are side by side."""
+        return cls(tensor.data_ptr(), tensor.stride(0))
+
+
+class Packing(ctypes.Structure):
+    """``ost_packing``: rows of a weight and their place in a packed one."""
+
+    _fields_ = (
+        ("tiles", ctypes.c_void_p),
+        ("rows", Matrix),
+        ("first_output", ctypes.c_int64),
+        ("num_rows", ctypes.c_int64),
+        ("num_inputs", ctypes.c_int32),
+        ("dtype", ctypes.c_int32),
+        ("num_threads", ctypes.c_int32),
+    )
+
+
+class Product(ctypes.Structure):
+    """``ost_product``: multiply rows with a packed weight; see ``PackedWeight.record``."""
+
+    _fields_ = (
+        ("inputs", Matrix),
+        ("outputs", Matrix),
+        ("tiles", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("num_rows", ctypes.c_int32),
+        ("num_inputs", ctypes.c_int32),
+        ("num_outputs", ctypes.c_int32),
+        ("dtype", ctypes.c_int32),
+        ("num_threads", ctypes.c_int32),
+        ("weight_format", ctypes.c_int32),
+        ("scales", ctypes.c_void_p),
+        ("minima", ctypes.c_void_p),
+        ("zeros", ctypes.c_void_p),
+        ("order", ctypes.c_void_p),
+        ("scale_dtype", ctypes.c_int32),
+        ("group_size", ctypes.c_int32),
+        ("used_inputs", ctypes.c_int32),
+        ("activation_bits", ctypes.c_int32),
+    )
 
 
 class PackedWeight:

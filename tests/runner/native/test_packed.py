@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from ostinato.runner.forward.packed import PackedWeight
 from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.forward.packing import pack_linears, stack, unpack_linears
 from ostinato.runner.forward.places import replace_weights, weight_places
+from ostinato.runner.native.packed import PackedWeight
 from tests.support.instruction_sets import needs_library
 
 pytestmark = needs_library
