@@ -5,8 +5,8 @@ class wait until they are used again, also of blocks that it has evicted, and a 
 holds by that (``ReuseForecast``). With a policy that does not learn, and for what was stored before
 a restart, it ranks by last use.
 
-A tier of segments frees a whole one at a time: the one with the least worth keeping. That is copied
-first: what is leased, and what is worth more than the least 7 % of the tier.
+A tier of segments frees a whole one at a time: of the older half, the one with the least to copy.
+Copied is what is leased, and what is worth more than the least 7 %.
 
 Source: Rosenblum, Ousterhout, The design and implementation of a log-structured file system, 1992;
 the index of worth: ``eviction.hazard_table``.
@@ -20,8 +20,8 @@ from typing import Protocol, TypeVar, runtime_checkable
 from ostinato.cache.eviction import EvictionPolicy, RequestSummary
 
 LEAST_SHARE = 0.07
-"""Of the tier, the share that is worth least and is not copied. With 0.1, a quarter less is copied;
-the traces of docs/tiers.md lose up to 0.1 points of their hits, with 0.2 another point."""
+"""Of the older half, the share that is worth least and is not copied. With 0.15, half as much is
+copied, and the agents of docs/tiers.md lose 0.8 points of their hits."""
 
 MOST_SEGMENTS, MOST_RANKS = 40, 2000
 """Segments that are compared, and ranks that are sorted, of a disk that has more: a terabyte has
