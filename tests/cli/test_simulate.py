@@ -256,7 +256,9 @@ def test_a_plan_prices_each_model_by_its_own_config(terminal: Terminal, trace, t
     head = json.dumps({"lora_A": {"dtype": "F32", "shape": [2**20, 2**20]}}).encode()
     weights.write_bytes(len(head).to_bytes(8, "little") + head)
     more = ("-m", str(tmp_path / "config.json"), "--lora", str(tmp_path))
-    assert "adapters of 2 TiB do not fit" in terminal.refuse("plan", trace, *more)
+    assert "adapters and encoder take 2 TiB, more than the 56.7 GiB" in terminal.refuse(
+        "plan", trace, *more
+    )
     kept = ("--kv-cache-dtype", "int8")
     wide = plan("LLAMA_3_1_70B", "--gpu", "h200", "--gpus", "2", *kept)
     assert (wide["gpus_per_replica"], wide["token_bytes"]) == (2, 80 * 8 * 2 * (128 + 4))

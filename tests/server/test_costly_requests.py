@@ -103,6 +103,8 @@ def _assert_cheap(
     data = json.dumps(body).encode()
     unit_s = min(_cpu_s(lambda: json.loads(data)) for _ in range(3))
     status, cost_s = asyncio.run(_send(state, path, data))
+    for _ in range(2):  # garbage of other tests is collected at any time, which is none of its cost
+        cost_s = min(cost_s, asyncio.run(_send(state, path, data))[1])
     assert status < 500
     assert cost_s < most_ratio * unit_s + FLOOR_S, f"{cost_s / unit_s:.1f} times reading it"
 

@@ -160,7 +160,7 @@ def _gpus(cost: StepCost, num_other_bytes: int) -> tuple[int, int]:
     left_bytes = cost.kv_memory_bytes - num_other_bytes
     if left_bytes < 0:
         raise ConfigError(
-            f"adapters and the encoder of images take {write_bytes(num_other_bytes)}, more than "
+            f"--lora and --image: adapters and encoder take {write_bytes(num_other_bytes)}, more than "
             f"the {write_bytes(cost.kv_memory_bytes)} that the weights leave of "
             f"{count(cost.machine.num_gpus, 'GPU')}: raise --gpus"
         )
