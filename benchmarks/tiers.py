@@ -96,6 +96,9 @@ def load(
     llm = LLM(model, **settings(sizes, folder))
     found: dict[str, Any] = {"disk": [], "pool": [], "open_s": time.perf_counter() - begun_s}
     first_token_s(llm, prompt(sizes, 98, 64, "warm-up"))
+    for path in () if is_cold else folder.rglob("*"):
+        if path.is_file():
+            path.read_bytes()  # a machine may have given up the page cache of files
     for number in range(NUM_PROMPTS if length == sizes["usual"] else 1):
         if is_cold:
             drop_from_page_cache(folder)
