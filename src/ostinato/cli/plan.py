@@ -160,8 +160,8 @@ def _gpus(cost: StepCost, num_other_bytes: int) -> tuple[int, int]:
     left_bytes = cost.kv_memory_bytes - num_other_bytes
     if left_bytes < 0:
         raise ConfigError(
-            f"--lora and --image: adapters and encoder take {write_bytes(num_other_bytes)}, more than "
-            f"the {write_bytes(cost.kv_memory_bytes)} that the weights leave of "
+            f"--lora and --image: adapters and encoder take {write_bytes(num_other_bytes)}, "
+            f"more than the {write_bytes(cost.kv_memory_bytes)} that the weights leave of "
             f"{count(cost.machine.num_gpus, 'GPU')}: raise --gpus"
         )
     return cost.machine.num_gpus, left_bytes
