@@ -130,11 +130,13 @@ class EntryQueue:
         """The first entry, or the next that is a leaf where a copy of it was taken back."""
         return next((entry for entry in self._entries if entry.is_leaf), None)
 
-    def extend(self, entries: Iterable[CacheEntry]) -> None:
+    def extend(self, entries: Sequence[CacheEntry]) -> None:
         """Put entries at the end, one after the other."""
+        queue = self._entries
+        num_before = len(queue)
         for entry in entries:
-            assert entry not in self._entries, "an entry is in a queue once"
-            self._entries[entry] = None
+            queue[entry] = None
+        assert len(queue) == num_before + len(entries), "an entry is in a queue once"
 
     def remove(self, entries: Iterable[CacheEntry]) -> None:
         """Take entries out, wherever each of them is."""

@@ -9,7 +9,8 @@ What a request costs the fleet if a worker serves it, in tokens to compute::
 
 * The more requests *wait there* for their first token, the longer the queue has been full and will
   be, and each token of work delays all that come until it is empty. Where nothing waits, computing
-  a prefix once more delays nobody: a burst of one new prefix is computed wherever there is room.
+  a prefix once more delays no request: a burst of one new prefix is computed wherever there is
+  room.
 * A *hit given up* is a token that another worker has cached. Where waiting for it costs more than
   computing it anew, it is right to give it up, but each such token is cached twice from then on.
   Fleets have one budget for it: ``GIVEN_UP`` of all hits in sight.
