@@ -235,7 +235,7 @@ def test_every_dtype_serves(dtype: str, make_llm: MakeLLM) -> None:
 
 def test_a_closed_engine_says_so(checkpoints: Checkpoints) -> None:
     """Closing twice does nothing; a ``with`` statement closes."""
-    from ostinato.core.errors import EngineStopped
+    from ostinato.errors import EngineStopped
 
     with LLM(checkpoints.path("llama"), num_blocks=4) as llm:
         llm.generate([5], GREEDY, use_tqdm=False)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from ostinato.cli._errors import complain
 from ostinato.cli._streaming import account, follow, note, was_interrupted, write
-from ostinato.core.errors import RequestError, StepFailed
 from ostinato.engine.sampling_params import SamplingParams
+from ostinato.errors import RequestError, StepFailed
 
 if TYPE_CHECKING:
     from ostinato import AsyncLLM, RequestOutput

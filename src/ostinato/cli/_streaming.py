@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from ostinato.cli._quantities import count, write_seconds
-from ostinato.core.errors import StepFailed
+from ostinato.errors import StepFailed
 
 if TYPE_CHECKING:
     from ostinato import AsyncLLM, RequestOutput

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ostinato.core.errors import BrokenCheckpoint, MissingTokenizer, RequestError
+from ostinato.errors import BrokenCheckpoint, MissingTokenizer, RequestError
 from ostinato.lab.explain_log import Tokenizer
 from ostinato.lab.request_log import LoggedRequest, render_plainly
 from ostinato.lab.word_tokens import word_tokenizer

@@ -13,7 +13,6 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
-from ostinato.core.errors import EngineStopped
 from ostinato.engine.adapter_api import load_adapter, remove_adapter, with_adapters
 from ostinato.engine.adapters import LoRARequest
 from ostinato.engine.admin_api import AdminApi
@@ -28,6 +27,7 @@ from ostinato.engine.prompts import Prompt, PromptInput, check_salt, parse_promp
 from ostinato.engine.sampling_params import SamplingParams
 from ostinato.engine.vllm_keywords import refuse_arguments, refuse_call
 from ostinato.engine.weights import WeightSource, read_weights
+from ostinato.errors import EngineStopped
 from ostinato.observe.counters import CacheStats
 from ostinato.observe.explanation import Explanation
 from ostinato.tenants.terms import PINNED, EraseReceipt, LeaseId, LeaseReceipt, LeaseTerms

@@ -16,7 +16,7 @@ model above a billion parameters.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ostinato.core.errors import UnsupportedModel
+from ostinato.errors import UnsupportedModel
 from ostinato.lab.kv_config import Config, ConfigReader, language_part
 from ostinato.lab.kv_families import family_of
 from ostinato.lab.kv_layers import Kind, Layer, layer_plan

@@ -27,7 +27,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from ostinato.core.config import one_of
-from ostinato.core.errors import BrokenCheckpoint, MissingTokenizer, UnsupportedModel
+from ostinato.errors import BrokenCheckpoint, MissingTokenizer, UnsupportedModel
 from ostinato.runner.attention.registration import ATTENTION_NAME, register
 from ostinato.runner.checkpoint import (
     fingerprint,
