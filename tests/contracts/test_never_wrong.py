@@ -58,7 +58,7 @@ def test_the_same_image_at_another_offset_is_another_content(index):
     assert found(cache, "A####BCDE", images=[ImageSpan(b"cat", 1, 3)]) == (0, 1)
 
 
-def test_text_behind_an_image_is_shared_in_whole_blocks_only_with_the_same_image(index):
+def test_text_behind_an_image_is_shared_only_with_the_same_image(index):
     cache = tiny_cache(8, index=index)
     cache.serve("####ABCDEFGH", images=[ImageSpan(b"cat", 0, 4)])
     assert found(cache, "####ABCDEFGHI", images=[ImageSpan(b"cat", 0, 4)]) == (12, 0)
@@ -75,7 +75,16 @@ def test_image_tokens_are_never_copied_one_by_one(index):
     assert found(cache, "ABCDE###", images=[ImageSpan(b"cat", 5, 3)]) == (4, 1)
 
 
-def test_a_tail_is_shared_up_to_the_first_image_of_either_side(index):
+def test_text_behind_an_image_in_its_block_is_shared_token_by_token(index):
+    """Two questions on an image of less than a block."""
+    cache = tiny_cache(num_blocks=8, block_size=8, index=index)
+    cat, dog = [ImageSpan(b"cat", 1, 3)], [ImageSpan(b"dog", 1, 3)]
+    cache.serve("A###WHO?", images=cat)
+    assert found(cache, "A###WHAT?", images=cat) == (0, 6)
+    assert found(cache, "A###WHAT?", images=dog) == (0, 1)
+
+
+def test_a_tail_is_shared_up_to_the_first_image_that_differs(index):
     cache = tiny_cache(8, index=index)
     cache.serve("ABC#EFGH", images=[ImageSpan(b"cat", 3, 1)])
     assert found(cache, "ABC#EFGH") == (0, 3)

@@ -28,7 +28,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.child_index import partial_text, tail_text, walk
+from ostinato.cache.child_index import block_run, child_name, num_shared_tokens, walk
 from ostinato.cache.eviction import RequestSummary
 from ostinato.cache.pool import BlockPool
 from ostinato.cache.prefix_index import (
@@ -41,7 +41,6 @@ from ostinato.cache.prefix_index import (
 from ostinato.cache.radix_node import RadixNode
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.ids import BlockId
-from ostinato.core.tokens import TOKEN_BYTES, num_common_tokens
 
 _ALL_NEW = PublishResult()
 """The usual result of a publication; never changed."""
@@ -75,8 +74,8 @@ class RadixIndex:
         while not unmatched and node.end < most and (child := node.children.newest) is not None:
             # Most nodes have one child, which agrees as a whole: found without its name.
             if key.has_extras or not _agrees(child, view, most, size):
-                child = node.children.get(key.block_name(node.end, size))
-                if child is None:
+                name = child_name(*block_run(key, node.end * size, (node.end + 1) * size))
+                if (child := node.children.get(name)) is None:
                     break
                 used = child.num_common_blocks(key, view.cast("B"), most - node.end, size)
                 unmatched = child.num_blocks - used
@@ -84,7 +83,7 @@ class RadixIndex:
             entries.append(node)
             blocks.extend(node.blocks[:-unmatched] if unmatched else node.blocks)
         tail = None
-        if unmatched or node.children.by_text:
+        if unmatched or not node.is_leaf:
             tail = self._tail(key, num_tokens, node, node.num_blocks - unmatched)
         return PrefixMatch(size, blocks, tail, entries, unmatched, key, self, self.version)
 
@@ -92,15 +91,15 @@ class RadixIndex:
         self, key: PrefixKey, num_tokens: int, node: RadixNode, used: int
     ) -> TailMatch | None:
         """Find the block after a match with the longest common prefix with the sequence."""
-        size = self.block_size
-        text = tail_text(key, (node.start + used) * size, num_tokens, size)
-        if not text:
+        size, start = self.block_size, (node.start + used) * self.block_size
+        run, extra = block_run(key, start, min(num_tokens, start + size))
+        child: RadixNode | None = node
+        if used == node.num_blocks:
+            child, used = node.children.closest(child_name(run, extra)[: len(run)]), 0
+        if child is None:
             return None
-        if used < node.num_blocks:
-            common = num_common_tokens(node.text_of(used, size), text)
-            return TailMatch(BlockId(node.blocks[used]), common, node, used) if common else None
-        best = node.children.longest_common_prefix(text)
-        return None if best is None else TailMatch(BlockId(best[0].blocks[0]), best[1], best[0])
+        common = num_shared_tokens(run, extra, *child.run_of(used, size))
+        return TailMatch(BlockId(child.blocks[used]), common, child, used) if common else None
 
     def acquire(self, key: PrefixKey, match: PrefixMatch) -> tuple[RadixNode, RadixNode | None]:
         """Hold the matched blocks; a node that matches in part is split.
@@ -147,7 +146,7 @@ class RadixIndex:
         first, last = node.end, num_tokens // size
         self.version += 1
         while node.end < last:
-            name = key.block_name(node.end, size)
+            name = child_name(*block_run(key, node.end * size, (node.end + 1) * size))
             child = node.children.get(name)
             if child is None:
                 node = self._add(node, key, blocks[node.end - first :], name, summary)
@@ -172,7 +171,7 @@ class RadixIndex:
             parent = node.parent
             assert parent is not None
             removed.extend(node.blocks[::-1])
-            parent.children.remove(*node.names(self.block_size), node)
+            parent.children.remove(node.child_name(self.block_size))
             node = parent
         return node, Removal(removed, _last_block(node))
 
@@ -182,7 +181,7 @@ class RadixIndex:
         root = nodes.pop()
         self._pool.release(nodes, summary)
         root.ref_count -= 1
-        if not root.ref_count and not root.children.by_text:
+        if not root.ref_count and root.is_leaf:
             del self._roots[root.identity]
 
     def evict(self, entry: CacheEntry, most: int) -> Removal:
@@ -195,7 +194,7 @@ class RadixIndex:
         self._pool.shrink(entry, entry.num_blocks - kept)
         if kept:
             return Removal(entry.cut(kept, size)[::-1], BlockId(entry.blocks[-1]))
-        parent.children.remove(*entry.names(size), entry)
+        parent.children.remove(entry.child_name(size))
         if parent.parent is None:
             if not parent.ref_count and not parent.children:
                 del self._roots[parent.identity]
@@ -254,11 +253,7 @@ class RadixIndex:
         if not extends or node.parent is None or node.identity != identity:
             child = RadixNode(node, identity)
             child.ref_count, child.uses, child.born_s = 1, uses, self._pool.now()
-            start, text = node.end * self.block_size, name
-            if key.has_extras:
-                num_text = key.num_text_tokens(start, start + self.block_size)
-                text = name[: num_text * TOKEN_BYTES]
-            node.add_child(name, text, child)
+            node.add_child(name, child)
             node = child
         node.append(key, blocks, self.block_size)
         return node
@@ -267,15 +262,15 @@ class RadixIndex:
         self, path: RadixNode, key: PrefixKey, blocks: "array[int]", num_tokens: int
     ) -> tuple[RadixNode, PublishResult]:
         """Add a leaf with fewer tokens than a block, unless one begins with the same."""
-        text = partial_text(key, path.end * self.block_size, num_tokens)
-        if text is None or path.children.begins_with(text):
+        run, extra = block_run(key, path.end * self.block_size, num_tokens)
+        if extra is not None or path.children.begins_with(run):
             return path, PublishResult(1)
         self.version += 1
         tail = RadixNode(path, key.identity)
-        tail.tokens += text
+        tail.tokens += run
         tail.add_blocks(blocks)
         tail.ref_count, tail.born_s = 1, self._pool.now()
-        path.add_child(None, text, tail)
+        path.add_child(run, tail)
         return tail, _ALL_NEW
 
     def _split(self, node: RadixNode, num_blocks: int) -> RadixNode:

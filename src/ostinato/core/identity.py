@@ -148,6 +148,12 @@ class ImageSpan:
         """Position after its last placeholder token."""
         return self.start + self.length
 
+    def encoded(self, start: int) -> bytes:
+        """Return its part of the extra of a block that begins at ``start``."""
+        offset = (self.start - start).to_bytes(8, "little", signed=True)
+        size = len(self.digest).to_bytes(4, "little")
+        return size + self.digest + offset + self.length.to_bytes(8, "little")
+
 
 @dataclass(frozen=True, slots=True)
 class BlockExtra:
@@ -156,12 +162,12 @@ class BlockExtra:
     Attributes:
         encoded: The boundaries in it; then content digest, offset relative to the block and length
             of each image.
-        num_text_tokens: Leading tokens that may be shared one by one: those before the first
-            boundary or image token.
+        parts: The same in token order: where in the block each begins and ends, and its bytes; a
+            boundary goes on to the end of the block, whatever its size.
     """
 
     encoded: bytes
-    num_text_tokens: int
+    parts: tuple[tuple[int, int, bytes], ...]
 
 
 def images_of(encoded: bytes, start: int) -> list[ImageSpan]:
@@ -246,19 +252,14 @@ class PrefixKey:
     def extra(self, start: int, stop: int) -> BlockExtra | None:
         """What images and a boundary add to the identity of a block of tokens ``start .. stop``."""
         begun = [stage for stage in self.identity.stages[1:] if start <= stage[0] < stop]
-        touching = [i for i in self.images if i.start < stop and i.end > start]
-        if not touching and not begun:
+        parts = [(first - start, 2**31, identity.boundary) for first, identity in begun]
+        for image in self.images:
+            if image.start < stop and image.end > start:
+                place = max(0, image.start - start)
+                parts.append((place, image.end - start, image.encoded(start)))
+        if not parts:
             return None
-        encoded = b"".join(
-            len(image.digest).to_bytes(4, "little")
-            + image.digest
-            + (image.start - start).to_bytes(8, "little", signed=True)
-            + image.length.to_bytes(8, "little")
-            for image in touching
-        )
-        first = min(*(stage[0] for stage in begun), *(image.start for image in touching), stop)
-        boundaries = b"".join(identity.boundary for _, identity in begun)
-        return BlockExtra(boundaries + encoded, max(0, first - start))
+        return BlockExtra(b"".join(part[2] for part in parts), tuple(sorted(parts)))
 
     def extras(self, first: int, last: int, block_size: int) -> dict[int, BlockExtra]:
         """Return the extras of those blocks among ``first .. last`` that have one."""
@@ -297,11 +298,6 @@ class PrefixKey:
         """List its identities and images, each with the token that it begins at."""
         images = [(image.start, image) for image in self.images]
         return sorted([*self.identity.stages, *images], key=lambda part: part[0])
-
-    def num_text_tokens(self, start: int, stop: int) -> int:
-        """Number of tokens from ``start`` on that may be shared one by one, up to ``stop``."""
-        extra = self.extra(start, stop) if self.has_extras else None
-        return stop - start if extra is None else extra.num_text_tokens
 
 
 def _check_images(images: tuple[ImageSpan, ...], num_tokens: int) -> None:

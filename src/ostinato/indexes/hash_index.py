@@ -28,11 +28,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.child_index import ChildIndex, partial_text, tail_text, walk
+from ostinato.cache.child_index import ChildIndex, block_run, child_name, num_shared_tokens, walk
 from ostinato.cache.eviction import RequestSummary
 from ostinato.cache.pool import BlockPool
 from ostinato.cache.prefix_index import CachedRun, PrefixMatch, PublishResult, Removal, TailMatch
-from ostinato.core.identity import Identity, PrefixKey
+from ostinato.core.identity import BlockExtra, Identity, PrefixKey
 from ostinato.core.ids import BlockDigest, BlockId
 from ostinato.indexes.block_copy import BlockContent, BlockCopy
 from ostinato.indexes.block_hash import BlockHasher
@@ -44,25 +44,25 @@ class CachedContent(BlockContent):
     Attributes:
         parent: The content before it; None for a root, which has no tokens.
         start: Blocks before it.
-        text: Its packed tokens before the first image.
+        run: Its packed tokens.
+        extra: What images and boundaries add to them.
         children: What may follow it.
     """
 
-    __slots__ = ("children", "parent", "start", "text")
+    __slots__ = ("children", "extra", "parent", "run", "start")
 
     def __init__(
         self,
         parent: "CachedContent | None",
         digest: BlockDigest | None,
-        name: bytes,
-        text: bytes,
+        run: bytes,
+        extra: BlockExtra | None,
         identity: Identity,
     ) -> None:
         """Make a content without copies; without a digest it is a partial block."""
-        super().__init__(identity, digest, name)
-        self.parent = parent
+        super().__init__(identity, digest, run if extra is None else run + extra.encoded)
+        self.parent, self.run, self.extra = parent, run, extra
         self.start: int = 0 if parent is None or parent.parent is None else parent.start + 1
-        self.text = text
         self.children: ChildIndex[CachedContent] = ChildIndex()
 
 
@@ -132,12 +132,19 @@ class HashIndex:
             content = child
             copies.append(child.copies[0])
             blocks.append(child.copies[0].block)
-        text, tail = tail_text(key, len(blocks) * size, num_tokens, size), None
-        best = content.children.longest_common_prefix(text) if text else None
-        if best is not None:
-            oldest = best[0].copies[0]
-            tail = TailMatch(oldest.block, best[1], oldest)
+        tail = self._tail(content, key, len(blocks) * size, num_tokens)
         return PrefixMatch(size, blocks, tail, copies, 0, key, self, self.version)
+
+    def _tail(
+        self, content: CachedContent, key: PrefixKey, start: int, num_tokens: int
+    ) -> TailMatch | None:
+        """Find the block after a match with the longest common prefix with the sequence."""
+        run, extra = block_run(key, start, min(num_tokens, start + self.block_size))
+        child = content.children.closest(child_name(run, extra)[: len(run)])
+        if child is None:
+            return None
+        common = num_shared_tokens(run, extra, child.run, child.extra)
+        return TailMatch(child.copies[0].block, common, child.copies[0]) if common else None
 
     def acquire(self, key: PrefixKey, match: PrefixMatch) -> tuple[HashPath, HashCopy | None]:
         """Hold the matched copies, and apart from them a tail's."""
@@ -271,12 +278,11 @@ class HashIndex:
     def _add(self, parent: CachedContent, key: PrefixKey, index: int) -> CachedContent:
         """Add a content that is new."""
         start, stop = index * self.block_size, (index + 1) * self.block_size
-        text = key.packed_range(start, start + key.num_text_tokens(start, stop))
-        name, digest = key.block_name(index, self.block_size), self._hasher.digests(key, index + 1)
+        digest, run = self._hasher.digests(key, index + 1)[index], block_run(key, start, stop)
         identity, _ = key.identity_of(index, self.block_size)
-        content = CachedContent(parent, digest[index], name, text, identity)
-        self._contents.setdefault(digest[index], []).append(content)
-        parent.children.add(name, text, content)
+        content = CachedContent(parent, digest, *run, identity)
+        self._contents.setdefault(digest, []).append(content)
+        parent.children.add(child_name(*run), content)
         return content
 
     def _publish_partial(
@@ -284,12 +290,12 @@ class HashIndex:
     ) -> tuple[HashPath, PublishResult]:
         """Add a content with fewer tokens than a block and no digest."""
         parent = path.last
-        text = partial_text(key, len(path.copies) * self.block_size, num_tokens)
-        if text is None or parent.children.begins_with(text):
+        run, extra = block_run(key, len(path.copies) * self.block_size, num_tokens)
+        if extra is not None or parent.children.begins_with(run):
             return path, PublishResult(1)
         self.version += 1
-        content = CachedContent(parent, None, text, text, key.identity)
-        parent.children.add(None, text, content)
+        content = CachedContent(parent, None, run, None, key.identity)
+        parent.children.add(run, content)
         path.copies.append(HashCopy(block, content, self._pool.now(), 1))
         return path, PublishResult()
 
@@ -316,7 +322,7 @@ class HashIndex:
             return copies[0].block
         parent = content.parent
         assert parent is not None and not content.children
-        parent.children.remove(content.name if content.digest else None, content.text, content)
+        parent.children.remove(child_name(content.run, content.extra))
         if content.digest is not None:
             same_digest = self._contents[content.digest]
             same_digest.remove(content)
@@ -333,7 +339,7 @@ class HashIndex:
         identity = key.identity.root
         root = self._roots.get(identity)
         if root is None:
-            root = CachedContent(None, self._hasher.root(key), b"", b"", identity)
+            root = CachedContent(None, self._hasher.root(key), b"", None, identity)
             self._roots[identity] = root
         return root
 
