@@ -38,13 +38,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from ostinato.core.errors import (
-    CacheInUse,
     CacheMisuse,
     ConfigError,
     DuplicateRequest,
     EmptyPrompt,
     InvalidIdentity,
-    InvalidSamplingParams,
     OstinatoError,
     PromptTooLong,
     ReleasedTable,
@@ -106,6 +104,14 @@ class MissingTokenizer(ModelError):
 
 class UnsupportedModel(ModelError):
     """The model would load, but could not be served correctly."""
+
+
+class InvalidSamplingParams(RequestError):
+    """A sampling parameter is out of range."""
+
+
+class CacheInUse(OstinatoError):
+    """A reset was requested while requests hold blocks."""
 
 
 class BrokenTrace(OstinatoError, ValueError):

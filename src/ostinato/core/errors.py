@@ -32,16 +32,8 @@ class PromptTooLong(RequestError):
     """A prompt can never fit the model's context or the block pool."""
 
 
-class InvalidSamplingParams(RequestError):
-    """A sampling parameter is out of range."""
-
-
 class DuplicateRequest(RequestError):
     """A request id is already in use by a live request."""
-
-
-class CacheInUse(OstinatoError):
-    """A reset was requested while requests hold blocks."""
 
 
 class CacheMisuse(OstinatoError):

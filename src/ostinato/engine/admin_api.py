@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 
-from ostinato.core.errors import CacheInUse, ConfigError, EmptyPrompt, RequestError
 from ostinato.core.identity import PrefixKey
 from ostinato.engine.engine import Engine
 from ostinato.engine.engine_thread import EngineThread
@@ -30,6 +29,7 @@ from ostinato.engine.request_validation import tokenize
 from ostinato.engine.sampling_params import SamplingParams
 from ostinato.engine.tokenizer_executor import TokenizerExecutor
 from ostinato.engine.weights import WeightUpdate
+from ostinato.errors import CacheInUse, ConfigError, EmptyPrompt, RequestError
 from ostinato.tenants.terms import EraseReceipt, LeaseId, LeaseReceipt, LeaseStatus, LeaseTerms
 
 

@@ -20,7 +20,6 @@ from dataclasses import replace
 
 from ostinato.assembly import build_cache, build_scheduler
 from ostinato.cache.observer import CacheObserver
-from ostinato.core.errors import InvalidSamplingParams, RequestError
 from ostinato.core.identity import Identity
 from ostinato.core.ids import RequestId
 from ostinato.core.plan import TokenConstraint
@@ -53,6 +52,7 @@ from ostinato.engine.setup import set_up
 from ostinato.engine.tier_stores import TierStores
 from ostinato.engine.tiered_cache import WAIT_S, TieredCache
 from ostinato.engine.token_table import TokenTable
+from ostinato.errors import InvalidSamplingParams, RequestError
 from ostinato.observe.counters import CacheStats
 from ostinato.runner.image_store import ServedImage
 from ostinato.runner.lora import LoraAdapter
