@@ -10,6 +10,7 @@ import torch
 from ostinato import LLM, AsyncLLM, SamplingParams
 from ostinato.core.errors import ConfigError, PromptTooLong
 from ostinato.engine.config import EngineConfig
+from ostinato.engine.settings import EngineSettings
 from ostinato.runner.attention.native_backend import NativeAttention
 from ostinato.runner.attention.torch_backend import TorchAttention
 from tests.support.checkpoints import Checkpoints
@@ -101,8 +102,8 @@ def test_a_directory_may_be_given_as_a_path(checkpoints: Checkpoints) -> None:
 
 
 def test_every_setting_is_described() -> None:
-    """``LLM`` sends its readers to this docstring."""
-    text = EngineConfig.__doc__ or ""
+    """``LLM`` and ``EngineConfig`` send their readers to this docstring."""
+    text = EngineSettings.__doc__ or ""
 
     assert [f.name for f in fields(EngineConfig) if f"\n        {f.name}: " not in text] == []
 

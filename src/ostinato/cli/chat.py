@@ -15,7 +15,7 @@ from ostinato.cli._option_groups import grouped, option
 from ostinato.cli._quantities import count
 from ostinato.cli._streaming import loaded, note
 from ostinato.core.errors import ConfigError, RequestError
-from ostinato.engine.config import DEFAULT_MODEL
+from ostinato.engine.settings import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from ostinato import AsyncLLM

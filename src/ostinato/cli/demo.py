@@ -24,7 +24,8 @@ from ostinato.cli._demo_waves import OUTPUT_TOKENS, Wave, first_tokens, run_wave
 from ostinato.cli._option_groups import grouped, option
 from ostinato.cli._quantities import count, write_seconds
 from ostinato.core.errors import ConfigError
-from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
+from ostinato.engine.config import EngineConfig
+from ostinato.engine.settings import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from ostinato.engine.engine import Engine

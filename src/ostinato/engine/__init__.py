@@ -3,7 +3,8 @@
 Files in reading order:
 
 * ``keywords``, ``vllm_keywords``: which of vLLM's keywords are accepted, and what replaces others
-* ``config``: the settings of an engine
+* ``settings``, ``setting_checks``: the settings of an engine, and which values are refused
+* ``config``: checked settings, and those of cache and scheduler that derive from them
 * ``structured_outputs``, ``sampling_params``: what a user sets per request
 * ``caller``: refuses calls from a second thread or a forked process
 * ``prompts``, ``chat``: from the caller's prompt or conversation to token ids

@@ -22,7 +22,7 @@ from ostinato.engine.adapter_api import load_adapter_between, remove_adapter
 from ostinato.engine.adapters import LoRARequest
 from ostinato.engine.admin_api import AdminApi, AsyncAdminApi
 from ostinato.engine.chat import Message, sections_of
-from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
+from ostinato.engine.config import EngineConfig
 from ostinato.engine.engine import Engine
 from ostinato.engine.engine_thread import EngineThread, in_thread_of_its_own
 from ostinato.engine.explain_api import explain_request
@@ -30,6 +30,7 @@ from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.prompts import Prompt, PromptInput, TokenIds, parse_prompt
 from ostinato.engine.request_validation import PreparedRequest
 from ostinato.engine.sampling_params import SamplingParams
+from ostinato.engine.settings import DEFAULT_MODEL
 from ostinato.engine.thread_bridge import AnswerT
 from ostinato.engine.tokenized_text import TokenizedText
 from ostinato.engine.tokenizer_executor import TokenizerExecutor
@@ -51,7 +52,7 @@ class AsyncLLM:
 
         Args:
             model: Embedded model, checkpoint directory or hub name.
-            **settings: See ``EngineConfig``.
+            **settings: See ``EngineSettings``.
 
         Raises:
             ConfigError: A setting is out of range.

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, cast, get_args
 
 import torch
 from torch import nn
@@ -49,7 +49,7 @@ from ostinato.runner.probe import probe_model
 from ostinato.runner.quantization import check_quantization
 from ostinato.runner.resolve import resolve_model
 from ostinato.runner.row_watch import quantization_settings
-from ostinato.runner.settings import AttentionName, ForwardName, QuantizationName
+from ostinato.runner.settings import AttentionName, DtypeName, ForwardName, QuantizationName
 from ostinato.runner.states.store import StateSpec
 from ostinato.runner.support import (
     LengthLimit,
@@ -60,8 +60,6 @@ from ostinato.runner.support import (
 )
 from ostinato.runner.vision import Vision, load_vision, take_encoder
 from ostinato.runner.word_codes import WordCheckpoint, is_in_words, read_words
-
-DtypeName = Literal["auto", "float32", "bfloat16", "float16", "float64"]
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
 
