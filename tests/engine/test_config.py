@@ -190,7 +190,7 @@ def test_keys_and_values_may_have_a_format_of_their_own(dtype: str, make_llm: Ma
     first, second = (llm.generate([5] * 9, GREEDY, use_tqdm=False)[0] for _ in range(2))
 
     assert llm.engine.runner.kv_stores[0].dtype == getattr(torch, dtype)
-    assert llm.engine.identity("").kv_dtype == f"torch.{dtype}", "no other format hits"
+    assert llm.engine.identities.of_tenant("").kv_dtype == f"torch.{dtype}", "no other format hits"
     assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 8)
     assert first.outputs[0].token_ids == second.outputs[0].token_ids
 

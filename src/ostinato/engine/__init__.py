@@ -25,6 +25,8 @@ Files in reading order:
 * ``grammar``: which tokens may come next under a grammar
 * ``public_prefixes``: which prefixes are public, and which prompt begins with one
 * ``adapters``: loaded LoRA adapters by name, and which are about to go
+* ``identities``: with whom the KV of a prompt may be shared
+* ``request_factory``: makes requests, checked in full
 * ``trace_writer``, ``recorder``: record what happens to an engine
 * ``audit``: computes a share of the hits again, and compares
 * ``tier_prefixes``: names the prefixes of sequences as tiers do

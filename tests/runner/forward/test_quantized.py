@@ -312,7 +312,7 @@ def test_the_lab_expects_the_bytes_that_weights_take(
 def test_a_cached_prefix_is_never_found_by_another_format(checkpoints: Checkpoints) -> None:
     path = str(checkpoints.path("llama"))
     llms = [LLM(path, num_blocks=8, dtype="float32", quantization=q) for q in (None, *ALL_NAMES)]
-    assert len({llm.engine.identity_of(Prompt(), array("I")).encoded for llm in llms}) == 5
+    assert len({llm.engine.identities.of_prompt(Prompt(), array("I")).encoded for llm in llms}) == 5
 
     llms[1].update_weights(path)
 
