@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class Conversation:
-    """Messages, and the model that answers them.
+    """A conversation's messages, and the model.
 
     Attributes:
-        messages: In order, as the chat template takes them.
+        messages: Messages in order, for the chat template.
     """
 
     def __init__(
@@ -44,11 +44,11 @@ class Conversation:
             self.messages.append({"role": "system", "content": self._system})
 
     def answer(self, line: str) -> bool:
-        """Answer a line on stdout, and print on stderr what it cost.
+        """Answer a line on stdout, and print statistics on stderr.
 
         Returns:
-            Whether the answer came to its end. After Ctrl-C there may be half of one, which stays
-            in the conversation; a line without any answer does not stay.
+            Whether the answer is complete. After Ctrl-C a partial answer stays in the conversation;
+            a line without any answer is removed.
         """
         self.messages.append({"role": "user", "content": line})
         try:
@@ -56,12 +56,12 @@ class Conversation:
         except (RequestError, StepFailed) as error:
             complain(str(error))
             self._drop()
-            note("/reset begins a new one")
+            note("/reset starts a new one")
             return True
         return self._keep(output)
 
     def _ask(self) -> "RequestOutput":
-        """Show the answer while it is made."""
+        """Show the answer while it is generated."""
         self._num_turns += 1
         request_id = f"turn-{self._num_turns}"
         outputs = self._llm.chat(
@@ -84,6 +84,6 @@ class Conversation:
         return not interrupted
 
     def _drop(self) -> None:
-        """Take back the line that was asked last."""
+        """Remove the last line from the conversation."""
         self.messages.pop()
-        note("that line is not part of the conversation")
+        note("that line was removed from the conversation")

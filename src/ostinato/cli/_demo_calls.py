@@ -1,7 +1,7 @@
-"""The calls of the demo: one system prompt of 512 tokens, then 16 tokens that no other call has.
+"""The calls of the demo: a system prompt of 512 tokens, then 16 unique tokens.
 
-A token of the embedded model is a character. Another model gets questions in words on a note of
-one page, counted in its own tokens.
+A token of the bundled model is a character. Other models get questions in words about a note of
+one page, counted in their own tokens.
 """
 
 import re
@@ -63,12 +63,12 @@ _WHO = _words(
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """Calls that are equally long.
+    """Calls of equal length.
 
     Attributes:
         prompts: Texts, all different.
-        system_tokens: Tokens that they begin with, all alike.
-        suffix_tokens: Tokens that each of them adds.
+        system_tokens: Tokens of their common prefix.
+        suffix_tokens: Tokens that each adds.
     """
 
     prompts: list[str]
@@ -91,7 +91,7 @@ def calls(count: int) -> list[str]:
 
 
 def calls_in_words(count: int, tokenize: Callable[[str], list[int]]) -> Calls:
-    """Return questions on one note; of all that there are, those of the commonest length.
+    """Return questions about one note, all of the most common length.
 
     Args:
         count: At most ``MOST_CALLS``; there may be fewer of one length.

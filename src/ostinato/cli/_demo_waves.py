@@ -1,7 +1,6 @@
 """Runs a wave of calls and measures tokens, seconds and the time to the first token.
 
-A wave is many prompts that are submitted at once. Tokens are those that the engine counts;
-seconds are those of a clock on the wall.
+A wave is many prompts submitted at once. The engine counts tokens; seconds are wall-clock time.
 """
 
 import time
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from ostinato.engine.request_validation import PreparedRequest
 
 Watch = Callable[[int, int], None]
-"""Told after each step: calls answered and prompt tokens computed so far."""
+"""Called after each step, with calls answered and prompt tokens computed so far."""
 
 OUTPUT_TOKENS = 4
 
@@ -33,9 +32,9 @@ class Wave:
     Attributes:
         num_calls: Prompts that were submitted.
         prompt_tokens: All their tokens.
-        computed_tokens: Prompt tokens that went through the model.
-        seconds: From the first submission to the last answer, or to giving up.
-        answers: Texts by number of the prompt; not all of them if time was up.
+        computed_tokens: Prompt tokens computed by the model.
+        seconds: From the first submission to the last answer, or to the time limit.
+        answers: Texts by number of the prompt; incomplete if time ran out.
     """
 
     num_calls: int
@@ -55,7 +54,7 @@ class FirstToken:
     """Time to first token of a single call.
 
     Attributes:
-        computed_tokens: Prompt tokens that it sent through the model.
+        computed_tokens: Prompt tokens that it computed.
         seconds: Median over a few trials.
     """
 
@@ -69,10 +68,10 @@ def run_wave(
     """Submit prompts at once and answer them, with four tokens each.
 
     Args:
-        engine: Without other requests.
+        engine: An engine without other requests.
         prompts: Texts.
-        watch: Told how far it is.
-        limit_s: Give up after the first step that ends later; None never gives up.
+        watch: Called with the progress.
+        limit_s: Time limit, checked after each step; None is no limit.
 
     Raises:
         StepFailed: A forward pass raised.
@@ -92,7 +91,7 @@ def run_wave(
         if limit_s is not None and time.perf_counter() - start_s > limit_s:
             break
     seconds = time.perf_counter() - start_s
-    for request in made:  # of those for which time was too short
+    for request in made:  # the unfinished ones
         engine.cancel(request.request.request_id)
     tokens = sum(len(request.request.prompt_token_ids) for request in made)
     return Wave(len(made), tokens, counts.computed_prompt_tokens - before, seconds, answers)
@@ -102,7 +101,7 @@ def first_tokens(engine: "Engine", cold: str, warm: str) -> tuple[FirstToken, Fi
     """Measure two calls one after the other, the first of them on an empty cache.
 
     Args:
-        engine: Without other requests; its cache is emptied.
+        engine: An engine without other requests; its cache is reset.
         cold: Prompt of the first call.
         warm: Prompt of the second one, which may hit what the first one cached.
     """
@@ -115,7 +114,7 @@ def first_tokens(engine: "Engine", cold: str, warm: str) -> tuple[FirstToken, Fi
 
 
 def _submit(engine: "Engine", prompts: list[str], output_tokens: int) -> "list[PreparedRequest]":
-    """Add prompts to the engine, none of which has run when this returns."""
+    """Add prompts to the engine without running them."""
     from ostinato.engine.prompts import Prompt
 
     params = SamplingParams(max_tokens=output_tokens, temperature=0)
@@ -126,7 +125,7 @@ def _submit(engine: "Engine", prompts: list[str], output_tokens: int) -> "list[P
 
 
 def _step(engine: "Engine") -> "list[RequestOutput]":
-    """Run one step and return what has ended with it."""
+    """Run one step and return the finished outputs."""
     ended = [state.output() for state in engine.step() if state.finished]
     for output in ended:
         if output.error is not None:

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 _COMMANDS = {
     "/help": "this list",
-    "/reset": "begin a new conversation; the cache is kept",
+    "/reset": "start a new conversation; the cache is kept",
     "/stats": "counters of the cache",
-    "/quit": "leave, as does Ctrl-D",
+    "/quit": "quit, like Ctrl-D",
 }
-_CTRL_C = "Ctrl-C stops an answer; Ctrl-D or /quit leaves"
+_CTRL_C = "Ctrl-C stops an answer; Ctrl-D or /quit quits"
 _SPEECH_ENDS: dict[str, tuple[str, ...]] = {DEFAULT_MODEL: ("\n\n",)}
-"""Stop strings of models that do not end their answers themselves."""
+"""Stop strings of models that never end their answers."""
 
 
 @grouped
@@ -45,10 +45,10 @@ def run(
     sampling: options.SamplingOptions,
     engine: options.EngineOptions,
 ) -> None:
-    """Talk to a model; every turn prints what it reused.
+    """Chat with a model; every turn prints what it reused.
 
     A turn's prompt is the whole conversation so far; all of it but the newest message is cached.
-    Ctrl-C stops an answer and keeps the conversation, Ctrl-D leaves, /help lists commands.
+    Ctrl-C stops an answer and keeps the conversation, Ctrl-D quits, /help lists commands.
     Lines may also be piped in, one per turn. Try: ostinato chat smollm2
     """
     model = name or model
@@ -74,7 +74,7 @@ def _read(chat_template: Path) -> str:
 
 
 def _hold(conversation: Conversation, llm: "AsyncLLM", model: str) -> None:
-    """Take lines and answer them, to the end of input."""
+    """Read lines and answer them, to the end of input."""
     if _is_interactive():
         note(f"This is {model}. {_CTRL_C}; /help lists commands.")
     for line in _typed_lines("you: ", _CTRL_C):
@@ -82,13 +82,13 @@ def _hold(conversation: Conversation, llm: "AsyncLLM", model: str) -> None:
             if line.strip() == "/quit":
                 return
             _take(line, conversation, llm)
-        except KeyboardInterrupt:  # pressed when the answer had just ended
+        except KeyboardInterrupt:  # just after the end of the answer
             if not _is_interactive():
                 raise
 
 
 def _take(line: str, conversation: Conversation, llm: "AsyncLLM") -> None:
-    """Obey a command or answer a line.
+    """Run a command or answer a line.
 
     Raises:
         KeyboardInterrupt: Ctrl-C stopped the answer.
@@ -127,7 +127,7 @@ def _stats(llm: "AsyncLLM") -> str:
 
 
 def _is_interactive() -> bool:
-    """Whether a person types and reads."""
+    """Return whether input and output are a terminal."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
@@ -140,7 +140,7 @@ def _typed_lines(prompt: str, hint: str) -> Iterator[str]:
 
     Raises:
         KeyboardInterrupt: Ctrl-C without a terminal.
-        RequestError: A line is no text.
+        RequestError: A line is not UTF-8.
     """
     if not _is_interactive():
         yield from _piped_lines()
@@ -174,8 +174,8 @@ def _prompt(text: str) -> str:
         return text
     try:
         import readline
-    except ImportError:  # not on every platform; lines can be typed all the same
+    except ImportError:  # not on every platform; typing works without it
         return f"\x1b[1m{text}\x1b[0m"
     readline.set_auto_history(True)
-    # What is between \x01 and \x02 takes no room on the screen.
+    # Between \x01 and \x02: characters of zero width.
     return f"\x01\x1b[1m\x02{text}\x01\x1b[0m\x02"

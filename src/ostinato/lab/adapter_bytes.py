@@ -1,4 +1,4 @@
-"""The memory that LoRA adapters take beside the KV. Counted from the heads of their files."""
+"""The memory of LoRA adapters, from the headers of their files."""
 
 import json
 import math
@@ -19,7 +19,7 @@ def adapter_bytes(folders: Sequence[str], packed: bool = False) -> int:
 
     Args:
         folders: Their directories.
-        packed: Whether as on a CPU, where ranks and widths are rounded up to multiples of 32.
+        packed: Whether to round ranks and widths up to multiples of 32, as on a CPU.
 
     Raises:
         ConfigError: One has no readable ``adapter_model.safetensors``.
@@ -33,7 +33,7 @@ def _bytes_of(folder: str, unit: int) -> int:
         with path.open("rb") as file:
             (num_bytes,) = struct.unpack("<Q", file.read(8))
             if num_bytes > _MOST_HEAD_BYTES:
-                raise ValueError("its head is too long")
+                raise ValueError("its header is too long")
             head = json.loads(file.read(num_bytes))
         shapes = [entry["shape"] for name, entry in head.items() if name != "__metadata__"]
         padded = ([-(-size // unit) * unit for size in shape] for shape in shapes)

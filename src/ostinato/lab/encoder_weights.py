@@ -1,9 +1,9 @@
-"""The parameters of an encoder of images, by a model's config alone.
+"""The parameters of an image encoder, from a model's config alone.
 
 ::
 
     patches     3 channels x patch^2 x width
-    positions   as many vectors as the encoder knows places
+    positions   one vector per position
     each layer  attention 4 x width^2, an MLP of 2 or 3 x width x inner width
     projector   from the encoder's width to that of the language model
 
@@ -23,10 +23,10 @@ def encoder_weights(config: Mapping[str, Any]) -> int:
     """Count an encoder's parameters.
 
     Args:
-        config: Of the model, as in its ``config.json``.
+        config: The model's ``config.json``, parsed.
 
     Raises:
-        ConfigError: The config does not say enough, or its encoder is not known here.
+        ConfigError: The config is incomplete, or its encoder is unknown.
     """
     kind = str(config.get("model_type"))
     vision = dict(config.get("vision_config") or {})
@@ -40,7 +40,7 @@ def encoder_weights(config: Mapping[str, Any]) -> int:
         return int(layers + patches + _around(kind, config, vision, text["hidden_size"]))
     except KeyError as error:
         raise ConfigError(
-            f"image: the config does not say {error} of the encoder, so its memory is not known"
+            f"image: the config lacks {error} of the encoder, so its memory is unknown"
         ) from error
 
 
@@ -62,7 +62,7 @@ def _around(kind: str, config: Mapping[str, Any], vision: Mapping[str, Any], hid
             return int(merged * width + width * hidden + hidden**2)
         case "gemma4":
             return int(2 * vision.get("position_embedding_size", 10240) * width + width * hidden)
-    raise ConfigError(f"image: the encoder of {kind!r} is not known, nor what memory it takes")
+    raise ConfigError(f"image: the encoder of {kind!r} is unknown, and so is its memory")
 
 
 def _qwen(kind: str, vision: Mapping[str, Any]) -> int:

@@ -1,11 +1,11 @@
-r"""Which turns missed because earlier answers came back as other tokens than were generated?
+r"""Finds answers that are resent as other tokens than generated.
 
-Only logs that carry token ids can tell: responses with ``prompt_token_ids`` and, for their choice,
+This needs logs with token ids: responses with ``prompt_token_ids`` and, for their choice,
 ``token_ids``, as vLLM and Ostinato return them for ``return_token_ids``::
 
     turn 1   prompt_token_ids 5 6 7 8    token_ids 11 12 13 14      "\n\n1."
     turn 2   prompt_token_ids 5 6 7 8              11 31 32 14      the same text, other tokens
-                                                      └ all from here on misses
+                                                      └ everything from here on misses
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ _Turn = tuple[str, str, tuple[tuple[str, str], ...]]
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """What was lost to answers that came back as other tokens.
+    """The loss by answers that were resent as other tokens.
 
     Attributes:
         answers: Texts of such answers, in order.

@@ -1,4 +1,4 @@
-"""Finds earlier turns that are sent back changed, or not at all."""
+"""Finds earlier turns that are resent changed, or dropped."""
 
 import re
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ from ostinato.lab.request_log import LoggedRequest
 _THINKING = re.compile(r"<think>.*?</think>\s*", re.DOTALL)
 
 MAX_PINNED = 2
-"""Messages at the beginning of a history that may be kept while those after them are dropped."""
+"""Maximum messages kept at the beginning of a history while later ones are dropped."""
 
 GROWTH = 0.5
-"""By how much of its size a history may grow before its oldest messages are dropped at once."""
+"""Growth of a history, relative to its size, before its oldest messages are dropped."""
 
 
 def keep_reasoning(requests: Sequence[LoggedRequest]) -> list[LoggedRequest]:
@@ -60,7 +60,7 @@ class _Conversation:
 
 
 def keep_window(requests: Sequence[LoggedRequest]) -> list[LoggedRequest]:
-    """Drop the oldest messages of a history seldom and many at once, instead of one each turn.
+    """Drop the oldest messages of a history many at a time, instead of one per turn.
 
     No request gets less history than it had, and none more than ``GROWTH`` beyond it.
     """

@@ -1,4 +1,4 @@
-"""Finds what comes in changing order, though any would do: examples, documents, ids of calls."""
+"""Finds shuffled examples, documents and call ids."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from ostinato.lab.logged_prompt import Block, Message
 from ostinato.lab.request_log import LoggedRequest
 
 LEAST_LETTERS = 30
-"""Letters of a document; shorter pieces recur by chance."""
+"""Minimum characters of a document; shorter pieces recur by chance."""
 
 _TAG = re.compile(r"<(\w+)\b[^<>]*>")
 _GAPS = re.compile(r"\n\s*\n|\n-{3,}\n")
@@ -43,7 +43,7 @@ class _Piece:
 
 
 def sort_examples(requests: Sequence[LoggedRequest]) -> list[LoggedRequest]:
-    """Put pairs of question and answer that recur into the order in which they came first."""
+    """Sort recurring pairs of question and answer by first appearance."""
     orders: dict[tuple[str, ...], tuple[str, ...]] = {}
     fixed = []
     for request in requests:
@@ -73,7 +73,7 @@ def _pairs(messages: Sequence[Message]) -> list[Sequence[Message]]:
 
 
 def sort_documents(requests: Sequence[LoggedRequest]) -> list[LoggedRequest]:
-    """Put documents that recur in contradicting orders into one order, message by message."""
+    """Sort recurring documents with contradicting orders into one, message by message."""
     cut = [_pieces(message) for request in requests for message in request.prompt.messages]
     keys = [[piece.key for piece in pieces] for pieces in dict.fromkeys(map(tuple, cut))]
     counts = Counter(key for mine in keys for key in set(mine))

@@ -1,7 +1,7 @@
-"""What the sender could do so that requests begin alike.
+"""The list of fixes that a sender could apply.
 
-The list of remedies, in the order in which they are applied, and those that are about the text
-of prompts. A remedy that changes nothing is skipped, and one that saves nothing is no finding.
+In the order in which they are applied, with those that concern the text of prompts. A fix that
+changes nothing is skipped; one that saves nothing is not reported.
 """
 
 import re
@@ -42,7 +42,7 @@ _SLOT_ADVICE: dict[SlotKind, str] = {
 
 
 def remedies_for(group: Group) -> list[Remedy]:
-    """List what could be done for a group, in the order in which it would be applied."""
+    """List the fixes for a group, in the order of application."""
     fixed = [Remedy(kind, advice, rewrite, where) for kind, where, advice, rewrite in _REMEDIES]
     seam = Remedy("seam", _SEAM_ADVICE, None)
     return [*fixed, *_parameter_remedies(group), *_slot_remedies(group), seam]

@@ -1,4 +1,4 @@
-"""Finds tools listed so that prompts do not begin alike."""
+"""Finds tool lists that break prefixes."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -35,7 +35,7 @@ def unite_tools(requests: Sequence[LoggedRequest]) -> list[LoggedRequest]:
 
 
 def settle_tools(requests: Sequence[LoggedRequest]) -> list[LoggedRequest]:
-    """Send each tool as it came first; its words of now go to the end of the last message."""
+    """Send each tool as first seen; its current text goes to the end of the last message."""
     first: dict[str, Tool] = {}
     fixed = []
     for request in requests:

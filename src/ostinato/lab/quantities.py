@@ -1,4 +1,4 @@
-"""Writes bytes and counts for people, and reads them again."""
+"""Formats and parses amounts of memory and counts."""
 
 import re
 from fractions import Fraction

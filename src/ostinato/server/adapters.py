@@ -21,24 +21,24 @@ router = APIRouter(prefix="/v1", tags=["models"])
 
 
 class LoadAdapterBody(Body):
-    """Which adapter is loaded, as in vLLM."""
+    """Body of a request to load an adapter, as in vLLM."""
 
     lora_name: str = Field(min_length=1, max_length=200, description="Its model name.")
     lora_path: str = Field(min_length=1, description="Its directory, below an allowed folder.")
 
 
 class UnloadAdapterBody(Body):
-    """Which adapter is unloaded."""
+    """Body of a request to unload an adapter, as in vLLM."""
 
     lora_name: str = Field(min_length=1, max_length=200)
-    lora_int_id: int | None = Field(default=None, description="Its number, if it is to be checked.")
+    lora_int_id: int | None = Field(default=None, description="Its number; checked if given.")
 
 
 @router.post("/load_lora_adapter")
 async def load_adapter(
     body: LoadAdapterBody, request: Request, administrator: Administrator
 ) -> dict[str, Any]:
-    """Load an adapter under a name, or other content under the name of a loaded one."""
+    """Load an adapter, or replace the loaded one of the same name."""
     state: ServerState = request.app.state.server
     path = _allowed(body.lora_path, state.config.lora_folders)
     return await load_named(state, body.lora_name, path)
@@ -48,10 +48,10 @@ async def load_adapter(
 async def unload_adapter(
     body: UnloadAdapterBody, request: Request, administrator: Administrator
 ) -> dict[str, Any]:
-    """Unload an adapter: its requests finish and publish nothing more, no new one starts.
+    """Unload an adapter; its running requests finish without publishing blocks.
 
     Raises:
-        ApiError: None of that name and number is loaded (404).
+        ApiError: No adapter of that name and number is loaded (404).
     """
     state: ServerState = request.app.state.server
     named = state.llm.engine.adapters.by_name.get(body.lora_name)
@@ -68,11 +68,11 @@ async def unload_adapter(
 
 
 async def load_named(state: ServerState, name: str, path: str | Path) -> dict[str, Any]:
-    """Load an adapter as a model of its own name.
+    """Load an adapter and serve it under its own model name.
 
     Raises:
         RequestError: It cannot be served, or is above a limit.
-        ApiError: The name is the base model's (400).
+        ApiError: The name belongs to the base model (400).
     """
     if name in state.config.model_names:
         raise ApiError(
@@ -94,7 +94,7 @@ def _allowed(path: str, folders: tuple[str, ...]) -> Path:
     """Return an adapter's real directory.
 
     Raises:
-        ApiError: It is in no folder that the operator allows (403).
+        ApiError: It is outside the folders that the operator allows (403).
     """
     found = Path(path).resolve()
     real = [(found / name).resolve() for name in (CONFIG_FILE, WEIGHTS_FILE)]

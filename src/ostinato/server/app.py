@@ -1,7 +1,4 @@
-"""Puts the application together.
-
-Each API is a router in a file of its own. What they share is in ``app.state.server``.
-"""
+"""Builds the application: one router per API; shared state is in ``app.state.server``."""
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
@@ -47,15 +44,15 @@ ROUTERS = (
     recording.router,
     playground.router,
     page_state.router,
-    page.router,  # last: it takes every name below /ui
+    page.router,  # last: it matches every name below /ui
 )
 
 
 def create_app(state: ServerState) -> FastAPI:
-    """Put an application together.
+    """Build an application.
 
     Args:
-        state: Of the server; its engine runs already, and the caller shuts it down.
+        state: Server state; its engine is running, and the caller shuts it down.
     """
     app = FastAPI(title="Ostinato", version=ostinato.__version__, docs_url=None, redoc_url=None)
     app.state.server = state
@@ -74,5 +71,5 @@ def create_app(state: ServerState) -> FastAPI:
             allow_methods=["*"],
             allow_headers=["*"],
         )
-    metrics_page.install(app, state)  # last, so that it stands before all others
+    metrics_page.install(app, state)  # last, so that it is the outermost middleware
     return app

@@ -1,6 +1,6 @@
-"""What is new in an output since the last look.
+"""The new part of a cumulative output.
 
-Outputs of the engine are cumulative; streams of every API send what was added.
+The engine's outputs are cumulative; the streams of every API send only what was added.
 """
 
 from collections.abc import Iterator
@@ -11,16 +11,16 @@ from ostinato.engine.outputs import CompletionOutput, Logprob, RequestOutput
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What was added to one continuation.
+    """The new part of one continuation.
 
     Attributes:
-        index: Which of the request's continuations.
-        text: New text; may be empty, since text is held back until it is certain.
+        index: Index of the continuation.
+        text: New text; may be empty, since uncertain text is held back.
         token_ids: New ids.
-        logprobs: Of the new ids; None unless asked for.
-        offset: Characters of text before this.
-        finish_reason: Why it ended; None while it goes on.
-        is_later: Whether something of it was sent before.
+        logprobs: Log-probabilities of the new ids; None unless requested.
+        offset: Characters of text before it.
+        finish_reason: Why it ended; None while it continues.
+        is_later: Whether an earlier part was sent.
         stop_reason: The stop string or stop id that ended it.
     """
 
@@ -35,15 +35,15 @@ class Delta:
 
 
 class Deltas:
-    """Remembers how much of each continuation was sent."""
+    """Tracks how much of each continuation was sent."""
 
     def __init__(self) -> None:
-        """Begin with nothing sent."""
+        """Start with nothing sent."""
         self._sent: dict[int, tuple[int, int]] = {}  # index: characters, tokens
         self._ended: set[int] = set()
 
     def take(self, output: RequestOutput) -> Iterator[Delta]:
-        """Yield what each continuation got since the last call; nothing twice."""
+        """Yield what each continuation gained since the last call."""
         for part in output.outputs:
             if part.index in self._ended:
                 continue

@@ -1,4 +1,4 @@
-"""Estimates for other sizes and policies, as metrics."""
+"""Metrics of the ghost: estimates for other cache sizes and policies."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -9,31 +9,31 @@ from ostinato.observe.counters import GhostEstimate
 
 
 def ghost_metrics(ghosts: Sequence[GhostEstimate]) -> Iterable[Metric]:
-    """Lay estimates out: gauges per multiple of the memory and policy; none before the first."""
+    """Yield gauges per multiple of the memory and per policy, once there are estimates."""
     ratios = GaugeMetricFamily(
         "ostinato_ghost_hit_ratio",
-        "Estimated share of looked-up tokens that a cache of so many times the memory, or of "
-        "another policy, would have found since the start.",
+        "Estimated hit rate, in looked-up tokens, of a cache of so many times the memory, or of "
+        "another policy, since the start.",
         labels=["memory", "policy"],
     )
     ends = GaugeMetricFamily(
         "ostinato_ghost_interval_hit_ratio",
-        "Ends of the interval that the estimate is within, in 95 % of all samples.",
+        "Bounds of the estimate's 95 % confidence interval.",
         labels=["memory", "policy", "end"],
     )
     sampled = GaugeMetricFamily(
         "ostinato_ghost_sampled_blocks",
-        "Sampled blocks that the estimate rests on.",
+        "Sampled blocks behind the estimate.",
         labels=["memory", "policy"],
     )
     requests = GaugeMetricFamily(
         "ostinato_ghost_requests",
-        "Requests of the traffic that the estimate rests on.",
+        "Requests behind the estimate.",
         labels=["memory", "policy"],
     )
     later = GaugeMetricFamily(
         "ostinato_ghost_later_requests",
-        "Requests that came since the last that the estimate rests on.",
+        "Requests since the last one behind the estimate.",
         labels=["memory", "policy"],
     )
     for ghost in ghosts:
@@ -48,7 +48,7 @@ def ghost_metrics(ghosts: Sequence[GhostEstimate]) -> Iterable[Metric]:
 
 
 def ghost_rows(ghosts: Sequence[GhostEstimate]) -> list[dict[str, Any]]:
-    """Lay estimates out for an answer in JSON."""
+    """Return estimates as JSON."""
     return [
         {
             "memory": ghost.memory,

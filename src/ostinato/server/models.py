@@ -29,7 +29,7 @@ async def get_model(name: str, request: Request, caller: CallerOfRequest) -> dic
 
 
 def adapter_of(state: ServerState, name: str) -> str:
-    """Return the adapter that a model's name means; empty for the base model.
+    """Return the adapter of a model name; empty for the base model.
 
     Raises:
         ApiError: This server has no such model (404).

@@ -8,31 +8,39 @@ from ostinato.engine.tiered_cache import TierCounts
 
 
 def tier_metrics(seen: TierCounts | None) -> Iterable[Metric]:
-    """Lay the counts out; nothing without tiers."""
+    """Yield the tiers' metrics; none without tiers."""
     if seen is None:
         return
     yield _counter("tier_loaded_tokens", "Prompt tokens loaded from a tier.", "tier",
                    seen.loaded_tokens)  # fmt: skip
     yield _counter("tier_load_faults", "Loads that ended early, by reason.", "reason",
                    seen.load_faults)  # fmt: skip
-    yield _counter("tier_stores", "Extents that were to be written, by result.", "result",
+    yield _counter("tier_stores", "Extents to write, by result.", "result",
                    seen.stores)  # fmt: skip
     for name, text, value in (
-        ("tier_load_seconds", "Time that loads took, all together.", seen.load_seconds),
-        ("tier_cheaper_to_compute", "Loads not begun: computing was faster.", seen.num_cheaper),
-        ("tier_left_out", "Prefixes not written: too many waited.", seen.num_left_out),
+        ("tier_load_seconds", "Total time of loads.", seen.load_seconds),
+        (
+            "tier_cheaper_to_compute",
+            "Loads skipped: computing was faster.",
+            seen.num_cheaper,
+        ),
+        (
+            "tier_left_out",
+            "Prefixes not written: too many waited.",
+            seen.num_left_out,
+        ),
     ):
         yield CounterMetricFamily(f"ostinato_{name}", text, value=value)
     for name, text, value in (
-        ("tier_loading_requests", "Requests that wait for a load.", seen.num_loading),
-        ("tier_waiting_stores", "Prefixes that wait to be written.", seen.num_waiting),
+        ("tier_loading_requests", "Requests waiting for a load.", seen.num_loading),
+        ("tier_waiting_stores", "Prefixes waiting to be written.", seen.num_waiting),
     ):
         yield GaugeMetricFamily(f"ostinato_{name}", text, value=value)
     state = GaugeMetricFamily(
         "ostinato_tier_on", "1 if a tier is on, 0 if it is read-only or off.", labels=["tier"]
     )
     size = GaugeMetricFamily(
-        "ostinato_tier_bytes", "What a tier occupies, may occupy, and has under leases.",
+        "ostinato_tier_bytes", "Bytes a tier uses, may use, and has under leases.",
         labels=["tier", "kind"],
     )  # fmt: skip
     written = CounterMetricFamily(

@@ -23,7 +23,7 @@ router = APIRouter(prefix="/admin", tags=["administration"])
 async def prewarm_prompt(
     body: PrefixBody, request: Request, administrator: Administrator
 ) -> dict[str, int]:
-    """Compute a prompt, so that the first who sends it finds it."""
+    """Compute a prompt, so that the first request with it hits."""
     state: ServerState = request.app.state.server
     return await prewarm(state, body)
 
@@ -32,7 +32,7 @@ async def prewarm_prompt(
 async def open_lease(
     body: LeaseBody, request: Request, administrator: Administrator
 ) -> dict[str, Any]:
-    """Keep what is cached of a prefix, and say how much of it: all, a part or nothing, and why."""
+    """Lease the cached part of a prefix; the receipt says how much that is, and why."""
     state: ServerState = request.app.state.server
     receipt = await state.llm.lease(await body.as_prompt(state), body.terms())
     return as_json(receipt, body.ttl_s)
@@ -40,7 +40,7 @@ async def open_lease(
 
 @router.get("/leases")
 async def list_leases(request: Request, administrator: Administrator) -> dict[str, Any]:
-    """List what is kept; public prefixes have a page of their own."""
+    """List leases; public prefixes are listed under ``/admin/public``."""
     state: ServerState = request.app.state.server
 
     def look(engine: Engine) -> list[Lease]:
@@ -65,10 +65,10 @@ async def list_leases(request: Request, administrator: Administrator) -> dict[st
 async def end_lease(
     lease_id: int, request: Request, administrator: Administrator
 ) -> dict[str, bool]:
-    """End a lease.
+    """Release a lease.
 
     Raises:
-        ApiError: There is none of that number, or it was over (404).
+        ApiError: There is no such lease, or it has expired (404).
     """
     state: ServerState = request.app.state.server
     if not await state.llm.end_lease(LeaseId(lease_id)):
@@ -82,7 +82,7 @@ async def end_lease(
 
 
 def as_json(receipt: LeaseReceipt, ttl_s: float | None) -> dict[str, Any]:
-    """Lay out what became of a wish."""
+    """Return a receipt as JSON."""
     return {
         "status": str(receipt.status),
         "reason": receipt.reason,

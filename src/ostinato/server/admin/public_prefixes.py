@@ -1,4 +1,4 @@
-"""Prefixes that tenants share. Published prefixes; what follows one is each tenant's own."""
+"""Public prefixes: shared by tenants; what follows one belongs to each tenant alone."""
 
 from typing import Any
 
@@ -20,10 +20,10 @@ router = APIRouter(prefix="/admin", tags=["administration"])
 async def publish(
     name: str, body: PrefixBody, request: Request, administrator: Administrator
 ) -> dict[str, Any]:
-    """Compute a prefix, and hold it for all tenants that may read it.
+    """Compute and publish a prefix for all tenants that may read it.
 
     Raises:
-        ApiError: It cannot be held in full (409); then nothing of it is kept.
+        ApiError: It cannot be held in full (409); then no part of it is.
     """
     state: ServerState = request.app.state.server
     if body.tenant or body.cache_salt:
@@ -39,7 +39,7 @@ async def publish(
 
 @router.get("/public")
 async def list_public(request: Request, administrator: Administrator) -> dict[str, Any]:
-    """List public prefixes; one that is not held was ended by a reset or new weights."""
+    """List public prefixes; one that is not held was ended by a reset or by new weights."""
     state: ServerState = request.app.state.server
 
     def look(engine: Engine) -> list[PublishedPrefix]:
@@ -57,7 +57,7 @@ async def list_public(request: Request, administrator: Administrator) -> dict[st
 async def unpublish(
     name: str, body: UnpublishBody, request: Request, administrator: Administrator
 ) -> dict[str, int]:
-    """Forget a public prefix, and what all tenants computed behind it."""
+    """Unpublish a prefix, and evict what tenants computed after it."""
     state: ServerState = request.app.state.server
     receipt = await state.llm.unpublish(name, body.cancel_running)
     return {"num_requests": receipt.num_requests, "num_blocks": receipt.num_blocks}

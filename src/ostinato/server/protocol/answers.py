@@ -1,6 +1,6 @@
-"""Bodies of answers, for the description of the API alone: they are written by hand.
+"""Response bodies, for the API's description only: responses are built by hand.
 
-Fields that every answer has are listed, and those that clients read; others may come on top.
+Only the fields that clients read are listed; responses may have more.
 """
 
 from typing import Any, Literal
@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 
 class ErrorDetail(BaseModel):
-    """What went wrong: for people, by family, by parameter and for programs."""
+    """An error's message, type, parameter and code."""
 
     message: str
     type: str
@@ -121,7 +121,7 @@ class ItemList(BaseModel):
 
 
 class DeletedResponse(BaseModel):
-    """A response that is forgotten."""
+    """A deleted response."""
 
     id: str
     object: Literal["response.deleted"]
@@ -160,14 +160,14 @@ class ModelCard(BaseModel):
 
 
 class ModelList(BaseModel):
-    """All names."""
+    """All models."""
 
     object: Literal["list"]
     data: list[ModelCard]
 
 
 class Tokenized(BaseModel):
-    """Ids of a text, and the text of each if it was asked for."""
+    """Token ids of a text, with the text of each on request."""
 
     tokens: list[int]
     count: int

@@ -1,7 +1,7 @@
 """The body of Anthropic's ``/v1/messages``.
 
-A request is a row of blocks: those of the system text, then those of each message. Tools come
-before all of them, as in the prompt, so that a breakpoint is a place in the row.
+A request is a sequence of blocks: those of the system text, then those of each message. Tools
+precede all of them, as in the prompt, so a breakpoint is a position in the sequence.
 """
 
 from dataclasses import dataclass
@@ -40,12 +40,12 @@ class CacheControl(Body):
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] = Field(
-        default="5m", description="How long; starts anew whenever it is used."
+        default="5m", description="How long; each use restarts the time."
     )
 
     @property
     def terms(self) -> LeaseTerms:
-        """For how long, in the words of the cache."""
+        """The terms of the lease."""
         return ANTHROPIC_1H if self.ttl == "1h" else ANTHROPIC_5M
 
 
@@ -63,7 +63,7 @@ class TextBlock(Body):
 
 
 class ImageSource(Body):
-    """An image's file, or where it is."""
+    """An image's file or URL."""
 
     type: Literal["base64", "url"]
     media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"] | None = None
@@ -90,7 +90,7 @@ class ImageBlock(Body):
     cache_control: CacheControl | None = None
 
     def part(self) -> dict[str, Any]:
-        """Return it as OpenAI has it."""
+        """Return it in OpenAI's format."""
         source = self.source
         url = source.url or f"data:{source.media_type or 'image/png'};base64,{source.data}"
         return {"type": "image_url", "image_url": {"url": url}}
@@ -110,7 +110,7 @@ class ToolUseBlock(Body):
 
 
 class ToolResultBlock(Body):
-    """What a call brought."""
+    """The result of a call."""
 
     type: Literal["tool_result"]
     tool_use_id: CallId
@@ -120,16 +120,16 @@ class ToolResultBlock(Body):
 
 
 class ThinkingBlock(Body):
-    """What the model thought earlier."""
+    """The reasoning of an earlier turn."""
 
     type: Literal["thinking"]
     thinking: str
-    signature: str = Field(default="", description="Nothing is signed here.")
+    signature: str = Field(default="", description="Not verified.")
     cache_control: None = None
 
 
 class RedactedThinkingBlock(Body):
-    """Encrypted reasoning of another model; it is left out of the prompt."""
+    """Encrypted reasoning of another model; left out of the prompt."""
 
     type: Literal["redacted_thinking"]
     data: str
@@ -154,9 +154,8 @@ class AnthropicMessage(Body):
         kinds = (ToolResultBlock, ImageBlock) if self.role == "assistant" else others
         if any(isinstance(block, kinds) for block in self.blocks):
             raise ValueError(
-                f"a message of role={self.role!r} holds a block that only the other side writes: "
-                "the assistant thinks and calls with tool_use, the user sends images and answers "
-                "with tool_result"
+                f"a message of role={self.role!r} has a block of the other role: "
+                "thinking and tool_use are the assistant's, images and tool_result are the user's"
             )
         return self
 
@@ -180,7 +179,7 @@ class AnthropicTool(Body):
 
 
 class AnthropicChoice(Body):
-    """What the model may do with the tools."""
+    """Which tools the model may or must call."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: ToolName | None = None
@@ -194,7 +193,7 @@ class AnthropicChoice(Body):
 
 
 class Metadata(Body):
-    """Whom the client acts for."""
+    """The client's end user."""
 
     user_id: ShortText | None = None
 
@@ -207,29 +206,29 @@ class SchemaFormat(Body):
 
 
 class OutputConfig(Body):
-    """How the answer is to look."""
+    """The format of the answer."""
 
     format: SchemaFormat | None = None
 
 
 class Thinking(Body):
-    """Whether the model thinks before it answers: a variable of the chat template."""
+    """Whether the model reasons before it answers: a variable of the chat template."""
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: int | None = Field(
-        default=None, ge=1024, description="Taken as a wish: max_tokens is what bounds thinking."
+        default=None, ge=1024, description="A hint: only max_tokens bounds thinking."
     )
     display: Literal["summarized", "omitted"] | None = Field(
-        default=None, description="omitted leaves the text out of the blocks."
+        default=None, description="omitted: blocks without text."
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Breakpoint:
-    """A place up to which the prompt is to be kept.
+    """A position up to which the prompt is kept.
 
     Attributes:
-        num_blocks: Blocks of system and messages before it; 0 for a place among the tools.
+        num_blocks: Blocks of system and messages before it; 0 is after the tools.
         terms: For how long.
     """
 
@@ -250,7 +249,7 @@ class CountBody(Body):
     cache_control: CacheControl | None = Field(
         default=None, description="Keep the prompt up to its last block."
     )
-    cache_salt: ShortText = Field(default="", description="Ours: as in chat completions.")
+    cache_salt: ShortText = Field(default="", description="Extension: as in chat completions.")
     keep_tokens: bool = KEEP_TOKENS
 
     @model_validator(mode="after")
@@ -282,10 +281,10 @@ class CountBody(Body):
         return use_tools(offered, kind, choice.name, not choice.disable_parallel_tool_use)
 
     def conversation(self, num_blocks: int | None = None) -> list[Message]:
-        """Return messages as chat templates read them.
+        """Return messages for chat templates.
 
         Args:
-            num_blocks: Only the first so many blocks; None for all.
+            num_blocks: Number of leading blocks to include; None for all.
         """
         system = self.system
         head = [TextBlock(type="text", text=system)] if isinstance(system, str) else system
@@ -301,7 +300,7 @@ class CountBody(Body):
         return messages
 
     def breakpoints(self) -> list[Breakpoint]:
-        """Return where the prompt is to be kept up to, in order."""
+        """Return the breakpoints, in order."""
         marked = [Breakpoint(0, t.cache_control.terms) for t in self.tools if t.cache_control]
         system = self.system
         blocks: list[Any] = [None] if isinstance(system, str) else list(system)
@@ -328,9 +327,9 @@ class MessagesBody(CountBody):
     service_tier: Literal["auto", "standard_only"] = Field(
         default="auto", description="There is one tier."
     )
-    seed: int | None = Field(default=None, description="Ours: the same seed gives the same text.")
+    seed: int | None = Field(default=None, description="Extension: makes sampling repeatable.")
     structured_outputs: FormBody | None = Field(default=None, description="Ours, from vLLM.")
-    cache: CacheUse = Field(default=CacheUse(), description="Ours: as in chat completions.")
+    cache: CacheUse = Field(default=CacheUse(), description="Extension: as in chat completions.")
 
     @model_validator(mode="after")
     def _keep_what_is_written(self) -> "MessagesBody":
@@ -341,7 +340,7 @@ class MessagesBody(CountBody):
                 "follows the thinking, so max_tokens must be larger"
             )
         if self.breakpoints() and not self.cache.write:
-            raise ValueError("cache_control keeps what cache.write=false does not write")
+            raise ValueError("cache_control needs cache.write=true")
         return self
 
     def params(self, formats: AnswerFormats) -> SamplingParams:
@@ -369,14 +368,14 @@ class MessagesBody(CountBody):
             return form_of(answer, use, formats)
         if answer is not None or use.choice != "auto":
             raise InvalidSamplingParams(
-                "structured_outputs is the form of the whole answer: leave out output_config, and "
-                "let tool_choice be auto"
+                "structured_outputs constrains the whole answer: leave out output_config, and "
+                "leave tool_choice at auto"
             )
         return self.structured_outputs.form()
 
 
 def _written(role: str, blocks: list[Block]) -> list[Message]:
-    """Write the blocks of one message in the form that chat templates read."""
+    """Return the blocks of one message for chat templates."""
     messages: list[Message] = []
     content: list[TextBlock | ImageBlock] = []
     thoughts: list[str] = []

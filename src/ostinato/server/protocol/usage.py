@@ -1,4 +1,4 @@
-"""How many tokens it was, and how many of them were cached."""
+"""Token counts of a response."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -10,14 +10,14 @@ from ostinato.engine.outputs import RequestOutput
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of an answer.
+    """Token counts of a response.
 
     Attributes:
-        num_prompt_tokens: Of all prompts; a prompt with n continuations counts once.
-        num_cached_tokens: Those of them whose KV came from the cache.
-        num_completion_tokens: Of all continuations.
-        num_kept_tokens: Prompt tokens of earlier answers that stand as they were generated.
-        cached_tokens_from: The cached ones by where their KV came from.
+        num_prompt_tokens: Tokens of all prompts; a prompt with n continuations counts once.
+        num_cached_tokens: Prompt tokens that hit the cache.
+        num_completion_tokens: Tokens of all continuations.
+        num_kept_tokens: Prompt tokens of earlier answers, kept as generated.
+        cached_tokens_from: Cached tokens by the place their KV came from.
     """
 
     num_prompt_tokens: int
@@ -40,17 +40,17 @@ class Usage:
 
     @property
     def loaded_tokens(self) -> dict[str, int]:
-        """Cached tokens that a tier had, as ``disk_tokens`` and ``remote_tokens``."""
+        """Cached tokens from tiers, as ``disk_tokens`` and ``remote_tokens``."""
         return {f"{k}_tokens": n for k, n in self.cached_tokens_from.items() if k != "pool"}
 
     def as_openai(
         self, retained: Sequence[int] = (), num_reasoning_tokens: int | None = None
     ) -> dict[str, Any]:
-        """Lay the counts out as OpenAI's API does.
+        """Return OpenAI's ``usage``.
 
         Args:
-            retained: Of each prompt that was to be kept, how many tokens are.
-            num_reasoning_tokens: Generated tokens that were reasoning; None if none is looked for.
+            retained: Leased tokens of each prompt for which a lease was requested.
+            num_reasoning_tokens: Generated reasoning tokens; None if reasoning is not parsed.
         """
         details = {"cached_tokens": self.num_cached_tokens, **self.loaded_tokens}
         if self.num_kept_tokens:
