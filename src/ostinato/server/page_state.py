@@ -222,8 +222,10 @@ def _name(state: ServerState, salt: bytes) -> str:
 
 async def _prefixes(state: ServerState, prefixes: list[CachedPrefix]) -> list[dict[str, Any]]:
     """List prefixes with their texts, which are decoded in another thread."""
-    heads = await state.llm.decode_each([prefix.head.tolist() for prefix in prefixes])
-    branches = await state.llm.decode_each([prefix.branch.tolist() for prefix in prefixes])
+    heads = await state.llm.tokenizing.decode_each([prefix.head.tolist() for prefix in prefixes])
+    branches = await state.llm.tokenizing.decode_each(
+        [prefix.branch.tolist() for prefix in prefixes]
+    )
     return [
         {
             "head": head,
