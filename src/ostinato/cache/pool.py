@@ -71,7 +71,6 @@ class BlockPool:
     Attributes:
         num_blocks: All blocks.
         shares: Keeps the evictable ones.
-        learns: Whether the eviction policy is asked what it remembers of what is published.
         num_allocated: Blocks given away so far.
         now: The clock.
     """
@@ -90,7 +89,6 @@ class BlockPool:
         """
         self.num_blocks = len(unused)
         self.shares = shares
-        self.learns = any(policy.remembers for policy in shares.policies())
         self.num_allocated = 0
         self.now = clock
         self._on_reuse = () if group else observers.on_reuse

@@ -241,14 +241,10 @@ class RadixIndex:
         It may be less than all: blocks that were used differently often, as far as the policy
         remembers, are different nodes, since some are worth more than others.
         """
-        uses = 1
-        if self._pool.learns:
-            policy = self._pool.shares.policy_of(key.identity.owner)
-            recalled = policy.recall(key, node.end, len(blocks), self.block_size, summary)
-            uses, blocks = recalled[0] + 1, blocks[: recalled[1]]
+        policy = self._pool.shares.policy_of(key.identity.owner)
+        recalled = policy.recall(key, node.end, len(blocks), self.block_size, summary)
         identity, next_stage = key.identity_of(node.end, self.block_size)
-        if next_stage - node.end < len(blocks):
-            blocks = blocks[: next_stage - node.end]
+        uses, blocks = recalled[0] + 1, blocks[: min(recalled[1], next_stage - node.end)]
         extends = node.ref_count == 1 and node.uses == uses and node.is_leaf
         if not extends or node.parent is None or node.identity != identity:
             child = RadixNode(node, identity)

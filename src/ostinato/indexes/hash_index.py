@@ -180,7 +180,7 @@ class HashIndex:
             is_known = content is not None
             if content is None:
                 content = self._add(parent, key, index)
-                if self._pool.learns and not left:
+                if not left:
                     policy, size = self._pool.shares.policy_of(key.identity.owner), self.block_size
                     uses, left = policy.recall(key, index, last - index, size, summary)
                 left -= 1
