@@ -29,7 +29,7 @@ from ostinato.cache.block_table import BlockTable, StepCopies
 from ostinato.cache.eviction import BlockShares, LeastRecentlyUsed
 from ostinato.cache.live_tables import LiveTables
 from ostinato.cache.observer import CacheObserver, Observers
-from ostinato.cache.pool import BlockPool, Contents, FreeBlocks
+from ostinato.cache.pool import BlockPool, Contents
 from ostinato.cache.prefix_index import PrefixIndex, PrefixMatch
 from ostinato.cache.radix_index import RadixIndex
 from ostinato.core.config import CacheConfig
@@ -74,7 +74,7 @@ class CacheManager:
         observers: Iterable[CacheObserver] = (),
         may_publish: Callable[[PrefixKey, int], bool] = lambda key, num_hit: True,
         epoch: int = 0,
-        make_unused: Callable[[int], FreeBlocks] = FreeBlocks,
+        make_pool: type[BlockPool] = BlockPool,
     ) -> None:
         """Make an empty cache.
 
@@ -87,12 +87,12 @@ class CacheManager:
             may_publish: Whether a sequence that begins with a public prefix and hit so many
                 tokens may publish what it computes.
             epoch: Of the weights.
-            make_unused: Makes so many blocks without content.
+            make_pool: Makes the pool, which says in which order free blocks are given away.
         """
         self.config, self.block_size, self.epoch = config, config.block_size, epoch
         self.observers = Observers(observers)
         shares = BlockShares(LeastRecentlyUsed()) if shares is None else shares
-        self.pool = BlockPool(make_unused(config.num_blocks), shares, clock, self.observers)
+        self.pool = make_pool(config.num_blocks, shares, clock, self.observers)
         self.pools = [self.pool]
         self.index = make_index(self.pool, config.block_size)
         self.copies = StepCopies(config.block_size)
