@@ -374,17 +374,11 @@ class CacheManager:
     # --- the steps of these, which HybridCacheManager extends ---
 
     def _room_to_admit(self, key: PrefixKey, match: PrefixMatch, num_tokens: int) -> int:
-        """Return how many tokens could have slots if a match were held; 0 if not all blocks fit.
-
-        Blocks that would be held, and an idle source of a copy, are free until they are.
-        """
+        """Return how many tokens could have slots if a match were held; 0 if not all blocks fit."""
         missing = self.blocks_for(len(key.tokens)) - len(match.blocks)
         if missing > self.pool.num_unused or self.pool.shares.are_limited:
             free = self.pool.num_free_for(key.identity.owner) - match.num_idle_blocks
-            if match.tail is not None and not match.tail.entry.ref_count:
-                free -= 1
-            if missing > free:
-                return 0
+            return num_tokens if missing <= free else 0
         return num_tokens
 
     def _room_to_grow(self, table: BlockTable, num_tokens: int) -> int:
@@ -433,15 +427,13 @@ class CacheManager:
     def _publish(self, table: BlockTable, num_tokens: int) -> None:
         """Make a table's full blocks among its first tokens findable; there are new ones."""
         first, last = table.num_published, num_tokens // self.block_size
-        blocks, num_tokens = table.blocks[first:last], last * self.block_size
-        published = self.index.publish(table.path, table.key, blocks, num_tokens, table.summary)
-        table.path, result = published
+        blocks, end = table.blocks[first:last], last * self.block_size
+        table.path, result = self.index.publish(table.path, table.key, blocks, end, table.summary)
         table.num_published, table.needs_settling = last, True
         table.duplicates.extend(result.duplicates)
         fresh = first + len(result.duplicates)  # they come before new content
         if fresh < last and table.first_published is None:
             table.first_published = fresh
-            self._tables.publishing[table.table_id] = table
         for notify in self.observers.on_publish:
             notify(table, first, last, result)
 
@@ -519,7 +511,6 @@ class CacheManager:
 
     def _end_step(self) -> None:
         """Tell observers that a step has ended."""
-        self._tables.publishing.clear()
         for notify in self.observers.on_commit:
             notify()
         self.settle()

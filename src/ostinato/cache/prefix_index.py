@@ -80,11 +80,11 @@ class PrefixMatch:
 
     @property
     def num_idle_blocks(self) -> int:
-        """Matched whole blocks that no request holds; they count as free until acquired."""
+        """Matched blocks, a tail's too, that no request holds: free until they are acquired."""
         idle: int = sum(entry.num_blocks for entry in self.entries if not entry.ref_count)
         if self.num_unmatched and not self.entries[-1].ref_count:
             idle -= self.num_unmatched
-        return idle
+        return idle + (self.tail is not None and not self.tail.entry.ref_count)
 
 
 @dataclass(slots=True)

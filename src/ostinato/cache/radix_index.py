@@ -41,6 +41,7 @@ from ostinato.cache.prefix_index import (
 from ostinato.cache.radix_node import RadixNode
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.ids import BlockId
+from ostinato.core.tokens import TOKEN_BYTES
 
 _ALL_NEW = PublishResult()
 """The usual result of a publication; never changed."""
@@ -113,14 +114,12 @@ class RadixIndex:
             path = self._roots[identity] = RadixNode(None, identity)
         if match.num_unmatched:
             path = self._split(path, path.num_blocks - match.num_unmatched)
-        nodes = path.up()
-        nodes.pop().ref_count += 1  # the root
+        self.fork(path)
         source: RadixNode | None = None if match.tail is None else match.tail.entry
         if source is not None:
             if source.num_blocks > 1:
                 source = self._split(source, 1)
-            nodes.append(source)
-        self._pool.hold(nodes)
+            self._pool.hold((source,))
         return path, source
 
     def fork(self, path: RadixNode) -> RadixNode:
@@ -181,8 +180,7 @@ class RadixIndex:
         root = nodes.pop()
         self._pool.release(nodes, summary)
         root.ref_count -= 1
-        if not root.ref_count and root.is_leaf:
-            del self._roots[root.identity]
+        self._drop_empty(root)
 
     def evict(self, entry: CacheEntry, most: int) -> Removal:
         """Remove the last blocks of an idle leaf."""
@@ -192,15 +190,13 @@ class RadixIndex:
         self.version += 1
         kept = max(0, entry.num_blocks - most)
         self._pool.shrink(entry, entry.num_blocks - kept)
-        if kept:
-            return Removal(entry.cut(kept, size)[::-1], BlockId(entry.blocks[-1]))
-        parent.children.remove(entry.child_name(size))
-        if parent.parent is None:
-            if not parent.ref_count and not parent.children:
-                del self._roots[parent.identity]
-        elif parent.is_leaf:
-            self._pool.expose(parent)
-        return Removal(entry.cut(0, size)[::-1], _last_block(parent))
+        if not kept:
+            parent.children.remove(entry.child_name(size))
+            if parent.parent is None:
+                self._drop_empty(parent)
+            elif parent.is_leaf:
+                self._pool.expose(parent)
+        return Removal(entry.cut(kept, size)[::-1], _last_block(entry if kept else parent))
 
     def runs(self) -> Iterator[CachedRun]:
         """Walk all nodes but the roots; each is one run."""
@@ -213,7 +209,7 @@ class RadixIndex:
         counted.update(map(id, sources))
         nodes = [node for _, node in walk(self._roots.values())]
         for node in nodes:
-            parent, partial = node.parent, node.is_partial(self.block_size)
+            parent, size = node.parent, self.block_size * TOKEN_BYTES
             assert node.ref_count == counted.pop(id(node), 0), "a node's references are miscounted"
             assert node.blocks and node.tokens, "a node has no blocks"
             assert node.num_blocks == len(node.blocks) == node.end - node.start, "miscounted blocks"
@@ -221,7 +217,8 @@ class RadixIndex:
             assert (id(node) in idle) == (node.ref_count == 0), "idle nodes alone are evictable"
             parted = node.identity.tenant != parent.identity.tenant and parent.parent is not None
             assert not parted or parent.ref_count, "content after a public prefix that may go"
-            assert not partial or (node.num_blocks == 1 and not node.children)
+            is_whole = len(node.tokens) == node.num_blocks * size
+            assert is_whole or (node.num_blocks == 1 and node.is_leaf), "a partial block goes on"
         assert len(idle) == sum(not node.ref_count for node in nodes), "a lost node is evictable"
         for root in self._roots.values():
             assert root.ref_count == counted.pop(id(root), 0), "a root's references"
@@ -241,9 +238,9 @@ class RadixIndex:
         It may be less than all: blocks that were used differently often, as far as the policy
         remembers, are different nodes, since some are worth more than others.
         """
-        policy = self._pool.shares.policy_of(key.identity.owner)
-        recalled = policy.recall(key, node.end, len(blocks), self.block_size, summary)
-        identity, next_stage = key.identity_of(node.end, self.block_size)
+        policy, size = self._pool.shares.policy_of(key.identity.owner), self.block_size
+        recalled = policy.recall(key, node.end, len(blocks), size, summary)
+        identity, next_stage = key.identity_of(node.end, size)
         uses, blocks = recalled[0] + 1, blocks[: min(recalled[1], next_stage - node.end)]
         extends = node.ref_count == 1 and node.uses == uses and node.is_leaf
         if not extends or node.parent is None or node.identity != identity:
@@ -251,7 +248,10 @@ class RadixIndex:
             child.ref_count, child.uses, child.born_s = 1, uses, self._pool.now()
             node.add_child(name, child)
             node = child
-        node.append(key, blocks, self.block_size)
+        if key.has_extras:
+            node.extras = {**node.extras, **key.extras(node.end, node.end + len(blocks), size)}
+        tokens = memoryview(key.tokens)[node.end * size : (node.end + len(blocks)) * size]
+        node.append(tokens, blocks)
         return node
 
     def _publish_partial(
@@ -263,11 +263,14 @@ class RadixIndex:
             return path, PublishResult(1)
         self.version += 1
         tail = RadixNode(path, key.identity)
-        tail.tokens += run
-        tail.add_blocks(blocks)
+        tail.append(run, blocks)
         tail.ref_count, tail.born_s = 1, self._pool.now()
         path.add_child(run, tail)
         return tail, _ALL_NEW
+
+    def _drop_empty(self, root: RadixNode) -> None:
+        if not root.ref_count and root.is_leaf:
+            del self._roots[root.identity]
 
     def _split(self, node: RadixNode, num_blocks: int) -> RadixNode:
         """Make the first blocks of a node a node of their own, which is returned."""
