@@ -195,12 +195,11 @@ class BlockShares:
         """Return how many evictable blocks a tenant may take."""
         return self.num_evictable
 
-    def num_over_quota(self, tenant: bytes) -> int:
-        """Return how many blocks a tenant has above its quota."""
-        return 0
+    def quota_victim(self, tenant: bytes, num_more: int) -> CacheEntry | None:
+        """Return what a tenant's quota has it evict to have so many more blocks; None if nothing.
 
-    def quota_victim(self, tenant: bytes) -> CacheEntry | None:
-        """Return what a tenant at its quota must evict of its own; None if it may take others'."""
+        None as well if nothing of its own is evictable.
+        """
         return None
 
     def victim(self, tenant: bytes, num_wanted: int) -> CacheEntry | None:

@@ -449,14 +449,9 @@ class CacheManager:
 
     def _retract(self, table: BlockTable) -> None:
         """Take back what a table published in this step."""
-
-        def evict(entry: CacheEntry) -> None:
-            self.pool.evict(entry, "space", table, self.index)
-
         if table.first_published is not None:
-            first, table.first_published = table.first_published, None
-            table.path, removal = self.index.retract(table.path, first, evict)
-            table.num_published = first
+            table.num_published, table.first_published = table.first_published, None
+            table.path, removal = self.index.retract(table.path, table.num_published)
             for notify in self.observers.on_retract:
                 notify(table, removal)
 

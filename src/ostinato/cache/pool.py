@@ -122,11 +122,8 @@ class BlockPool:
 
     def enforce_quota(self, table: BlockTable, contents: Contents) -> None:
         """Evict a tenant's own blocks while it keeps more than its quota."""
-        while excess := self.shares.num_over_quota(table.tenant):
-            victim = self.shares.policy_of(table.tenant).victim()
-            if victim is None:
-                return
-            self.free(self._evict(victim, excess, "quota", table, contents), None)
+        while (victim := self.shares.quota_victim(table.tenant, 0)) is not None:
+            self.free(self._evict(victim, 1, "quota", table, contents), None)
 
     def remove(self, belongs: Callable[[CacheEntry], bool], contents: Contents) -> int:
         """Free every evictable block whose entry matches, and forget it; return how many."""
@@ -148,7 +145,7 @@ class BlockPool:
         self, tenant: bytes, num_wanted: int
     ) -> tuple[CacheEntry | None, EvictionCause]:
         """Choose the entry to evict for a tenant's next blocks; None if unused ones come first."""
-        own = self.shares.quota_victim(tenant) if self.shares.are_limited else None
+        own = self.shares.quota_victim(tenant, 1) if self.shares.are_limited else None
         if own is not None:
             return own, "quota"
         return None if self._unused else self.shares.victim(tenant, num_wanted), "space"

@@ -25,7 +25,7 @@ Source: RadixAttention, arXiv 2312.07104; SGLang's radix cache.
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.child_index import block_run, child_name, num_shared_tokens, walk
@@ -157,9 +157,7 @@ class RadixIndex:
             duplicates += [(place, BlockId(b)) for place, b in enumerate(node.blocks, node.start)]
         return node, PublishResult(len(duplicates), tuple(duplicates)) if duplicates else _ALL_NEW
 
-    def retract(
-        self, path: RadixNode, num_blocks: int, evict: Callable[[CacheEntry], None]
-    ) -> tuple[RadixNode, Removal]:
+    def retract(self, path: RadixNode, num_blocks: int) -> tuple[RadixNode, Removal]:
         """Remove what a path published last; rule 1 makes it whole nodes after one split."""
         node, removed = path, array("i")
         self.version += 1

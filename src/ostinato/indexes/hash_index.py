@@ -24,7 +24,7 @@ Source: vLLM's automatic prefix caching design.
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ostinato.cache.block import CacheEntry
@@ -196,9 +196,7 @@ class HashIndex:
                 self._pool.expose(content.copies[0])  # what builds on it has another one
         return path, PublishResult(num_known, tuple(duplicates))
 
-    def retract(
-        self, path: HashPath, num_blocks: int, evict: Callable[[CacheEntry], None]
-    ) -> tuple[HashPath, Removal]:
+    def retract(self, path: HashPath, num_blocks: int) -> tuple[HashPath, Removal]:
         """Remove the copies that a path published last.
 
         Where one of them is the last copy of known content, because the first was evicted in the
@@ -206,7 +204,7 @@ class HashIndex:
         """
         removed = path.copies[num_blocks:]
         for orphan in self._orphans(removed):
-            evict(orphan)
+            self._pool.evict(orphan, "space", None, self)
         del path.copies[num_blocks:]
         self.version += 1
         before: BlockId | None = None
