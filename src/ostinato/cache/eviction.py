@@ -188,6 +188,12 @@ class BlockShares:
         self.num_evictable -= num_blocks
         self._policy.evict(entry, num_blocks)
 
+    def recall(
+        self, key: PrefixKey, first: int, most: int, block_size: int, summary: RequestSummary | None
+    ) -> tuple[int, int]:
+        """Tell what the policy of a sequence's tenant remembers, as ``EvictionPolicy.recall``."""
+        return self.policy_of(key.identity.owner).recall(key, first, most, block_size, summary)
+
     def charge(self, tenant: bytes, num_blocks: int) -> None:
         """Note that a tenant was given blocks, or gave some back if that is negative."""
 

@@ -28,7 +28,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.child_index import block_run, child_name, num_shared_tokens, walk
+from ostinato.cache.child_index import child_name, num_shared_tokens, walk
 from ostinato.cache.eviction import RequestSummary
 from ostinato.cache.pool import BlockPool
 from ostinato.cache.prefix_index import (
@@ -41,7 +41,7 @@ from ostinato.cache.prefix_index import (
 from ostinato.cache.radix_node import RadixNode
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.ids import BlockId
-from ostinato.core.tokens import TOKEN_BYTES
+from ostinato.core.tokens import TOKEN_BYTES, num_common_tokens
 
 _ALL_NEW = PublishResult()
 """The usual result of a publication; never changed."""
@@ -75,8 +75,8 @@ class RadixIndex:
         while not unmatched and node.end < most and (child := node.children.newest) is not None:
             # Most nodes have one child, which agrees as a whole: found without its name.
             if key.has_extras or not _agrees(child, view, most, size):
-                name = child_name(*block_run(key, node.end * size, (node.end + 1) * size))
-                if (child := node.children.get(name)) is None:
+                child = node.children.get(_name(key, node.end, size))
+                if child is None:
                     break
                 used = child.num_common_blocks(key, view.cast("B"), most - node.end, size)
                 unmatched = child.num_blocks - used
@@ -84,7 +84,7 @@ class RadixIndex:
             entries.append(node)
             blocks.extend(node.blocks[:-unmatched] if unmatched else node.blocks)
         tail = None
-        if unmatched or not node.is_leaf:
+        if unmatched or node.children.newest is not None:
             tail = self._tail(key, num_tokens, node, node.num_blocks - unmatched)
         return PrefixMatch(size, blocks, tail, entries, unmatched, key, self, self.version)
 
@@ -93,13 +93,17 @@ class RadixIndex:
     ) -> TailMatch | None:
         """Find the block after a match with the longest common prefix with the sequence."""
         size, start = self.block_size, (node.start + used) * self.block_size
-        run, extra = block_run(key, start, min(num_tokens, start + size))
+        run, extra = key.block_run(start, min(num_tokens, start + size))
         child: RadixNode | None = node
         if used == node.num_blocks:
-            child, used = node.children.closest(child_name(run, extra)[: len(run)]), 0
+            name = run if extra is None else child_name(run, extra)[: len(run)]
+            child, used = node.children.closest(name), 0
         if child is None:
             return None
-        common = num_shared_tokens(run, extra, *child.run_of(used, size))
+        other, other_extra = child.run_of(used, size)
+        common = num_common_tokens(run, other)
+        if extra is not None or other_extra is not None:
+            common = num_shared_tokens(extra, other_extra, common)
         return TailMatch(BlockId(child.blocks[used]), common, child, used) if common else None
 
     def acquire(self, key: PrefixKey, match: PrefixMatch) -> tuple[RadixNode, RadixNode | None]:
@@ -114,12 +118,14 @@ class RadixIndex:
             path = self._roots[identity] = RadixNode(None, identity)
         if match.num_unmatched:
             path = self._split(path, path.num_blocks - match.num_unmatched)
-        self.fork(path)
+        nodes = path.up()
+        nodes.pop().ref_count += 1  # the root
         source: RadixNode | None = None if match.tail is None else match.tail.entry
         if source is not None:
             if source.num_blocks > 1:
                 source = self._split(source, 1)
-            self._pool.hold((source,))
+            nodes.append(source)
+        self._pool.hold(nodes)
         return path, source
 
     def fork(self, path: RadixNode) -> RadixNode:
@@ -145,7 +151,7 @@ class RadixIndex:
         first, last = node.end, num_tokens // size
         self.version += 1
         while node.end < last:
-            name = child_name(*block_run(key, node.end * size, (node.end + 1) * size))
+            name = _name(key, node.end, size)
             child = node.children.get(name)
             if child is None:
                 node = self._add(node, key, blocks[node.end - first :], name, summary)
@@ -236,8 +242,8 @@ class RadixIndex:
         It may be less than all: blocks that were used differently often, as far as the policy
         remembers, are different nodes, since some are worth more than others.
         """
-        policy, size = self._pool.shares.policy_of(key.identity.owner), self.block_size
-        recalled = policy.recall(key, node.end, len(blocks), size, summary)
+        size, shares = self.block_size, self._pool.shares
+        recalled = shares.recall(key, node.end, len(blocks), size, summary)
         identity, next_stage = key.identity_of(node.end, size)
         uses, blocks = recalled[0] + 1, blocks[: min(recalled[1], next_stage - node.end)]
         extends = node.ref_count == 1 and node.uses == uses and node.is_leaf
@@ -256,7 +262,7 @@ class RadixIndex:
         self, path: RadixNode, key: PrefixKey, blocks: "array[int]", num_tokens: int
     ) -> tuple[RadixNode, PublishResult]:
         """Add a leaf with fewer tokens than a block, unless one begins with the same."""
-        run, extra = block_run(key, path.end * self.block_size, num_tokens)
+        run, extra = key.block_run(path.end * self.block_size, num_tokens)
         if extra is not None or path.children.begins_with(run):
             return path, PublishResult(1)
         self.version += 1
@@ -284,6 +290,12 @@ def _agrees(node: RadixNode, view: memoryview, most: int, block_size: int) -> bo
     if end > most or node.extras:
         return False
     return node.tokens.startswith(view[start * block_size : end * block_size])
+
+
+def _name(key: PrefixKey, place: int, block_size: int) -> bytes:
+    """Return the name of a sequence's block among the children of what is before it."""
+    run, extra = key.block_run(place * block_size, (place + 1) * block_size)
+    return run if extra is None else child_name(run, extra)
 
 
 def _last_block(node: RadixNode) -> BlockId | None:

@@ -84,7 +84,8 @@ class RadixNode(CacheEntry):
 
     def child_name(self, block_size: int) -> bytes:
         """Return the name that its parent finds it by."""
-        return child_name(*self.run_of(0, block_size))
+        run, extra = self.run_of(0, block_size)
+        return run if extra is None else child_name(run, extra)
 
     def append(self, tokens: bytes | memoryview, blocks: "array[int]") -> None:
         """Add blocks and their packed tokens."""
