@@ -5,7 +5,7 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.cache.child_index import ChildIndex, block_run, child_name, num_shared_tokens
+from ostinato.cache.child_index import ChildIndex, child_name, num_shared_tokens
 from ostinato.core.identity import BlockExtra, Identity, ImageSpan, PrefixKey
 
 runs = st.lists(st.sampled_from([0, 1, 255, 256, 2**32 - 1]), max_size=5).map(tuple)
@@ -51,8 +51,9 @@ def test_a_name_is_as_alike_as_the_tokens_and_images_before_it():
     """One cat and one dog at the same place: alike up to there, and another name."""
     tokens = array("I", [1, 9, 9, 2])
     cat, dog = (PrefixKey(Identity(), tokens, [ImageSpan(x, 1, 2)]) for x in (b"cat", b"dog"))
-    names = [child_name(*block_run(key, 0, 4)) for key in (cat, dog)]
-    text = child_name(*block_run(PrefixKey(Identity(), tokens), 0, 4))
+    runs = [key.block_run(0, 4) for key in (cat, dog)]
+    names = [child_name(run, extra) for run, extra in runs if extra is not None]
+    text, _ = PrefixKey(Identity(), tokens).block_run(0, 4)
 
     assert [name[:4] == packed((1,)) for name in names] == [True, True]
     assert len({text[4:8], *(name[4:8] for name in names)}) == 3
@@ -62,10 +63,9 @@ def test_a_name_is_as_alike_as_the_tokens_and_images_before_it():
 def test_words_that_collide_share_what_is_before_them():
     """A name has four bytes of an image's digest: what is shared is counted by all of it."""
     cat, dog = BlockExtra(b"cat", ((1, 3, b"cat"),)), BlockExtra(b"dog", ((1, 3, b"dog"),))
-    run = packed((1, 9, 9, 2))
-    assert num_shared_tokens(run, cat, run, dog) == num_shared_tokens(run, cat, run, None) == 1
-    assert num_shared_tokens(run[:12], cat, run, cat) == 3
-    assert num_shared_tokens(run[:8], cat, run, cat) == 1, "half an image is not shared"
+    assert num_shared_tokens(cat, dog, 4) == num_shared_tokens(cat, None, 4) == 1
+    assert num_shared_tokens(cat, cat, 3) == 3
+    assert num_shared_tokens(cat, cat, 2) == 1, "half an image is not shared"
 
 
 def test_a_sibling_that_takes_anothers_place_is_found_both_ways():

@@ -1,9 +1,10 @@
 """The children of one prefix, the cached blocks that may follow it; both indexes keep them.
 
-Blocks are found by name: their packed tokens. Names that begin alike are neighbours in sorted
-order, so the block with the longest common prefix is found by bisection, among 100,000 children
-too. Where several share the longest prefix, the newest is taken: which of them is the neighbour
-depends on the numbers of the tokens, and a replay with other numbers must find the same one.
+Blocks are found by name: their packed tokens, and what images add. Names that begin alike are
+neighbours in sorted order, so the block with the longest common prefix is found by bisection, among
+100,000 children too. Where several share the longest prefix, the newest is taken: which of them is
+the neighbour depends on the numbers of the tokens, and a replay with other numbers must find the
+same one.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -12,7 +13,7 @@ from hashlib import sha256
 from itertools import zip_longest
 from typing import Any, Generic, Protocol, TypeVar
 
-from ostinato.core.identity import BlockExtra, PrefixKey
+from ostinato.core.identity import BlockExtra
 from ostinato.core.tokens import TOKEN_BYTES, num_common_tokens
 
 ChildT = TypeVar("ChildT")
@@ -116,22 +117,13 @@ def walk(roots: Iterable[NodeT]) -> Iterator[tuple[int | None, NodeT]]:
         number += 1
 
 
-def block_run(key: PrefixKey, start: int, stop: int) -> tuple[bytes, BlockExtra | None]:
-    """Return the packed tokens of a block of a sequence, or of its beginning, and its extra."""
-    extra = key.extra(start, stop) if key.has_extras else None
-    return key.tokens[start:stop].tobytes(), extra
-
-
-def child_name(run: bytes, extra: BlockExtra | None) -> bytes:
-    """Return the name of a block: as long as others begin with the same name, they are the same.
+def child_name(run: bytes, extra: BlockExtra) -> bytes:
+    """Return the name of a block with an extra: names begin alike as far as blocks do.
 
     Where an image or a boundary begins, part of its digest stands for the token. All of it comes
     after the tokens, so that different blocks have different names.
     """
-    if extra is None:
-        return run
-    words = bytearray(run)
-    rest = b""
+    words, rest = bytearray(run), b""
     for start, _, part in extra.parts:
         word = slice(start * TOKEN_BYTES, (start + 1) * TOKEN_BYTES)
         rest += part + run[word]
@@ -139,15 +131,11 @@ def child_name(run: bytes, extra: BlockExtra | None) -> bytes:
     return bytes(words) + rest
 
 
-def num_shared_tokens(
-    run: bytes, extra: BlockExtra | None, other: bytes, other_extra: BlockExtra | None
-) -> int:
-    """Count the leading tokens that two blocks share; of an image all, or none."""
-    common = num_common_tokens(run, other)
-    parts = () if extra is None else extra.parts
-    others = () if other_extra is None else other_extra.parts
-    for pair in zip_longest(parts, others) if parts or others else ():
+def num_shared_tokens(left: BlockExtra | None, right: BlockExtra | None, most: int) -> int:
+    """Count the leading tokens that two blocks share, of those alike: of an image all, or none."""
+    pairs = zip_longest(left.parts if left else (), right.parts if right else ())
+    for pair in pairs:
         start, end, _ = min(part for part in pair if part is not None)
-        if start < common and (pair[0] != pair[1] or end > common):
+        if start < most and (pair[0] != pair[1] or end > most):
             return start
-    return common
+    return most

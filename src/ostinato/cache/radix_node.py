@@ -68,10 +68,6 @@ class RadixNode(CacheEntry):
         size = len(self.tokens) // len(self.blocks)
         return self.start + first, bytes(self.tokens[first * size :])
 
-    def is_partial(self, block_size: int) -> bool:
-        """Whether it is the partial last block of a sequence that ended."""
-        return len(self.tokens) < len(self.blocks) * block_size * TOKEN_BYTES
-
     def up(self) -> "list[RadixNode]":
         """List the nodes from this one to its root, both included."""
         nodes, node = [self], self.parent
@@ -88,18 +84,12 @@ class RadixNode(CacheEntry):
 
     def child_name(self, block_size: int) -> bytes:
         """Return the name that its parent finds it by."""
-        return child_name(*self.run_of(0, block_size))
+        run, extra = self.run_of(0, block_size)
+        return run if extra is None else child_name(run, extra)
 
-    def append(self, key: PrefixKey, blocks: "array[int]", block_size: int) -> None:
-        """Add blocks of a sequence that continue this node."""
-        first, last = self.end, self.end + len(blocks)
-        if key.has_extras:
-            self.extras = {**self.extras, **key.extras(first, last, block_size)}
-        self.tokens += memoryview(key.tokens)[first * block_size : last * block_size]
-        self.add_blocks(blocks)
-
-    def add_blocks(self, blocks: "array[int]") -> None:
-        """Add block ids; their tokens are added with them."""
+    def append(self, tokens: bytes | memoryview, blocks: "array[int]") -> None:
+        """Add blocks and their packed tokens."""
+        self.tokens += tokens
         self.blocks.extend(blocks)
         self.num_blocks += len(blocks)
         self.end += len(blocks)
@@ -151,8 +141,7 @@ class RadixNode(CacheEntry):
         assert parent is not None and 0 < num_blocks < self.num_blocks
         name, size = self.child_name(block_size), num_blocks * block_size * TOKEN_BYTES
         head = RadixNode(parent, self.identity)
-        head.tokens += memoryview(self.tokens)[:size]
-        head.add_blocks(self.blocks[:num_blocks])
+        head.append(memoryview(self.tokens)[:size], self.blocks[:num_blocks])
         head.ref_count, head.born_s = self.ref_count, self.born_s
         if self.extras:
             head.extras = {i: extra for i, extra in self.extras.items() if i < head.end}

@@ -216,11 +216,13 @@ class PrefixKey:
 
     def block_name(self, index: int, block_size: int) -> bytes:
         """Packed tokens and extras of one full block, which tell it from its siblings."""
-        start, stop = index * block_size, (index + 1) * block_size
-        packed = self.tokens[start:stop].tobytes()
-        if self.has_extras and (extra := self.extra(start, stop)) is not None:
-            return packed + extra.encoded
-        return packed
+        packed, extra = self.block_run(index * block_size, (index + 1) * block_size)
+        return packed if extra is None else packed + extra.encoded
+
+    def block_run(self, start: int, stop: int) -> tuple[bytes, BlockExtra | None]:
+        """Packed tokens and extras of a block, or of its beginning."""
+        extra = self.extra(start, stop) if self.has_extras else None
+        return self.tokens[start:stop].tobytes(), extra
 
     def extra(self, start: int, stop: int) -> BlockExtra | None:
         """What images and a boundary add to the identity of a block of tokens ``start .. stop``."""

@@ -24,16 +24,17 @@ Source: vLLM's automatic prefix caching design.
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.child_index import ChildIndex, block_run, child_name, num_shared_tokens, walk
+from ostinato.cache.child_index import ChildIndex, child_name, num_shared_tokens, walk
 from ostinato.cache.eviction import RequestSummary
 from ostinato.cache.pool import BlockPool
 from ostinato.cache.prefix_index import CachedRun, PrefixMatch, PublishResult, Removal, TailMatch
 from ostinato.core.identity import BlockExtra, Identity, PrefixKey
 from ostinato.core.ids import BlockDigest, BlockId
+from ostinato.core.tokens import num_common_tokens
 from ostinato.indexes.block_copy import BlockContent, BlockCopy
 from ostinato.indexes.block_hash import BlockHasher
 
@@ -64,6 +65,11 @@ class CachedContent(BlockContent):
         self.parent, self.run, self.extra = parent, run, extra
         self.start: int = 0 if parent is None or parent.parent is None else parent.start + 1
         self.children: ChildIndex[CachedContent] = ChildIndex()
+
+    @property
+    def child_name(self) -> bytes:
+        """The name that its parent finds it by."""
+        return self.run if self.extra is None else child_name(self.run, self.extra)
 
 
 class HashCopy(BlockCopy):
@@ -139,11 +145,14 @@ class HashIndex:
         self, content: CachedContent, key: PrefixKey, start: int, num_tokens: int
     ) -> TailMatch | None:
         """Find the block after a match with the longest common prefix with the sequence."""
-        run, extra = block_run(key, start, min(num_tokens, start + self.block_size))
-        child = content.children.closest(child_name(run, extra)[: len(run)])
+        run, extra = key.block_run(start, min(num_tokens, start + self.block_size))
+        name = run if extra is None else child_name(run, extra)[: len(run)]
+        child = content.children.closest(name)
         if child is None:
             return None
-        common = num_shared_tokens(run, extra, child.run, child.extra)
+        common = num_common_tokens(run, child.run)
+        if extra is not None or child.extra is not None:
+            common = num_shared_tokens(extra, child.extra, common)
         return TailMatch(child.copies[0].block, common, child.copies[0]) if common else None
 
     def acquire(self, key: PrefixKey, match: PrefixMatch) -> tuple[HashPath, HashCopy | None]:
@@ -180,9 +189,9 @@ class HashIndex:
             is_known = content is not None
             if content is None:
                 content = self._add(parent, key, index)
-                if self._pool.learns and not left:
-                    policy, size = self._pool.shares.policy_of(key.identity.owner), self.block_size
-                    uses, left = policy.recall(key, index, last - index, size, summary)
+                if not left:
+                    shares, size = self._pool.shares, self.block_size
+                    uses, left = shares.recall(key, index, last - index, size, summary)
                 left -= 1
             num_known += is_known
             if is_known and not self._keeps_copies:
@@ -196,9 +205,7 @@ class HashIndex:
                 self._pool.expose(content.copies[0])  # what builds on it has another one
         return path, PublishResult(num_known, tuple(duplicates))
 
-    def retract(
-        self, path: HashPath, num_blocks: int, evict: Callable[[CacheEntry], None]
-    ) -> tuple[HashPath, Removal]:
+    def retract(self, path: HashPath, num_blocks: int) -> tuple[HashPath, Removal]:
         """Remove the copies that a path published last.
 
         Where one of them is the last copy of known content, because the first was evicted in the
@@ -206,7 +213,7 @@ class HashIndex:
         """
         removed = path.copies[num_blocks:]
         for orphan in self._orphans(removed):
-            evict(orphan)
+            self._pool.evict(orphan, "space", None, self)
         del path.copies[num_blocks:]
         self.version += 1
         before: BlockId | None = None
@@ -278,11 +285,12 @@ class HashIndex:
     def _add(self, parent: CachedContent, key: PrefixKey, index: int) -> CachedContent:
         """Add a content that is new."""
         start, stop = index * self.block_size, (index + 1) * self.block_size
-        digest, run = self._hasher.digests(key, index + 1)[index], block_run(key, start, stop)
+        run, extra = key.block_run(start, stop)
+        digest = self._hasher.digests(key, index + 1)[index]
         identity, _ = key.identity_of(index, self.block_size)
-        content = CachedContent(parent, digest, *run, identity)
+        content = CachedContent(parent, digest, run, extra, identity)
         self._contents.setdefault(digest, []).append(content)
-        parent.children.add(child_name(*run), content)
+        parent.children.add(content.child_name, content)
         return content
 
     def _publish_partial(
@@ -290,7 +298,7 @@ class HashIndex:
     ) -> tuple[HashPath, PublishResult]:
         """Add a content with fewer tokens than a block and no digest."""
         parent = path.last
-        run, extra = block_run(key, len(path.copies) * self.block_size, num_tokens)
+        run, extra = key.block_run(len(path.copies) * self.block_size, num_tokens)
         if extra is not None or parent.children.begins_with(run):
             return path, PublishResult(1)
         self.version += 1
@@ -322,7 +330,7 @@ class HashIndex:
             return copies[0].block
         parent = content.parent
         assert parent is not None and not content.children
-        parent.children.remove(child_name(content.run, content.extra))
+        parent.children.remove(content.child_name)
         if content.digest is not None:
             same_digest = self._contents[content.digest]
             same_digest.remove(content)

@@ -88,7 +88,7 @@ class CacheAdmin:
         Raises:
             StepInProgress: Blocks are published and not computed.
         """
-        self._manager.check_between_steps()
+        self._manager.tables.check_between_steps()
         self.expire()
         match, size = self._manager.match_first(key, len(key)), self._manager.block_size
         wanted, cached = len(key) // size, len(match.blocks)
