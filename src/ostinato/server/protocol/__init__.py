@@ -10,8 +10,7 @@ Files in reading order:
 * ``responses``: the body of ``/v1/responses``: text, streams and tools that are functions
 * ``messages``: the body of Anthropic's ``/v1/messages``
 * ``logprobs``: log-probabilities as OpenAI writes them
-* ``answers``: response bodies, for the API's description
-* ``usage``: token counts
+* ``answers``: response bodies and token counts
 
 Rules:
 
