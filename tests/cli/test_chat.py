@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ostinato import AsyncLLM, SamplingParams
-from ostinato.cli._conversation import Conversation
+from ostinato.cli.chat import Conversation
 from ostinato.core.plan import StepPlan, StepResult
 from ostinato.runner.model_runner import ModelRunner
 

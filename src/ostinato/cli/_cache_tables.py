@@ -7,8 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ostinato.cli._quantities import write_seconds
-from ostinato.lab.quantities import write_bytes
+from ostinato.lab.quantities import write_bytes, write_seconds
 
 
 def draw_stats(console: Console, answer: dict[str, Any]) -> None:

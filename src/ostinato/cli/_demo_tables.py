@@ -7,10 +7,9 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from ostinato.cli._demo_calls import Calls
 from ostinato.cli._demo_examples import EXAMPLES, Outcome
-from ostinato.cli._demo_waves import FirstToken, Wave
-from ostinato.cli._quantities import count, write_seconds
+from ostinato.cli._demo_waves import Calls, FirstToken, Wave
+from ostinato.lab.quantities import count, write_seconds
 from ostinato.lab.savings import Reuse, Workload, by_token
 
 

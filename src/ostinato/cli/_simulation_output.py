@@ -9,10 +9,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ostinato.cli._quantities import count, write_seconds
 from ostinato.cli._report_folder import say_written, unwritable
 from ostinato.cli._trace_source import describe
-from ostinato.lab.quantities import write_bytes, write_count
+from ostinato.lab.quantities import count, write_bytes, write_count, write_seconds
 from ostinato.lab.replay import ReplayedRequest
 from ostinato.lab.serial_replay import USUAL_POLICY
 from ostinato.lab.simulation import Simulation

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from ostinato.cli._quantities import count, write_seconds
 from ostinato.errors import StepFailed
+from ostinato.lab.quantities import count, write_seconds
 
 if TYPE_CHECKING:
     from ostinato import AsyncLLM, RequestOutput

@@ -19,13 +19,13 @@ from rich.progress import (
 
 from ostinato.cli._config_source import load_config
 from ostinato.cli._option_groups import option
-from ostinato.cli._quantities import count, write_span
 from ostinato.core.config import at_least, one_of
 from ostinato.core.errors import ConfigError
 from ostinato.lab.block_trace import BlockTrace
 from ostinato.lab.hash_traces import TimeUnit
 from ostinato.lab.image_tokens import image_tokens, read_size, tokens_of_log
 from ostinato.lab.lines import BrokenLine, OnBroken
+from ostinato.lab.quantities import count, write_span
 from ostinato.lab.recording import Recording, read_recording
 from ostinato.lab.traces import ReadOptions, Tokenizer, is_recording, read_trace
 

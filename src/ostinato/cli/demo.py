@@ -17,15 +17,23 @@ from rich.table import Table
 from rich.text import Text
 
 from ostinato.cli import _engine_options as options
-from ostinato.cli._demo_calls import MOST_CALLS, Calls, calls, calls_in_words
 from ostinato.cli._demo_examples import Outcome, draw_examples, run_examples
 from ostinato.cli._demo_tables import Figures, as_json, calls_table, first_token_table, notes
-from ostinato.cli._demo_waves import OUTPUT_TOKENS, Wave, first_tokens, run_wave
+from ostinato.cli._demo_waves import (
+    MOST_CALLS,
+    OUTPUT_TOKENS,
+    Calls,
+    Wave,
+    calls,
+    calls_in_words,
+    first_tokens,
+    run_wave,
+)
 from ostinato.cli._option_groups import grouped, option
-from ostinato.cli._quantities import count, write_seconds
 from ostinato.core.errors import ConfigError
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.settings import DEFAULT_MODEL
+from ostinato.lab.quantities import count, write_seconds
 
 if TYPE_CHECKING:
     from ostinato.engine.engine import Engine

@@ -13,13 +13,13 @@ from rich.text import Text
 from ostinato.cli import _engine_options as options
 from ostinato.cli._admin_client import AdminClient, AdministrationFailed
 from ostinato.cli._option_groups import grouped, option
-from ostinato.cli._quantities import count
 from ostinato.cli._tokenizer import IgnoredFields, ModelOfTokens, load_tokenizer
 from ostinato.cli._trace_source import SkipBroken, name_broken
 from ostinato.cli.cache import URL
 from ostinato.core.errors import ConfigError, RequestError
 from ostinato.engine.settings import DEFAULT_MODEL
 from ostinato.lab.explain_log import explain_log, explain_recording, is_recording
+from ostinato.lab.quantities import count
 from ostinato.lab.recording import read_recording
 from ostinato.lab.request_log import LogOptions, iter_requests
 from ostinato.observe.explanation import Explanation, SpanOutcome

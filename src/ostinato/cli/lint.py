@@ -10,12 +10,11 @@ from rich.text import Text
 
 from ostinato.cli import _engine_options as options
 from ostinato.cli._option_groups import grouped, option
-from ostinato.cli._quantities import count
 from ostinato.cli._tokenizer import IgnoredFields, ModelOfTokens, load_tokenizer
 from ostinato.cli._trace_source import SkipBroken, name_broken, progress_bar
 from ostinato.lab.lint import Finding, LintReport, lint
 from ostinato.lab.lint_slots import SlotKind, shortened
-from ostinato.lab.quantities import read_bytes
+from ostinato.lab.quantities import count, read_bytes
 from ostinato.lab.request_log import LogOptions, read_request_log
 
 

@@ -17,24 +17,23 @@ from ostinato.cli import _trace_source as source
 from ostinato.cli._config_source import load_config
 from ostinato.cli._cost_options import CostOptions, MachineOptions
 from ostinato.cli._option_groups import grouped, option
-from ostinato.cli._quantities import count
 from ostinato.cli._report_folder import open_folder, say_written, unwritable
 from ostinato.core.config import one_of
 from ostinato.core.errors import ConfigError
 from ostinato.hybrid.pool_sizes import TOKENS_PER_CHECKPOINT
-from ostinato.lab.adapter_bytes import WEIGHT_BYTES, adapter_bytes
 from ostinato.lab.block_trace import BlockTrace
 from ostinato.lab.cost_model import StepCost
-from ostinato.lab.encoder_weights import encoder_weights
+from ostinato.lab.image_tokens import encoder_weights
 from ostinato.lab.kv_bytes import kv_bytes
 from ostinato.lab.kv_config import Config
 from ostinato.lab.kv_groups import KVGroups, kv_groups
 from ostinato.lab.plan import Fleet, Option, Plan, Prices, Setup, make_plan
 from ostinato.lab.plan_words import in_words, money
 from ostinato.lab.policies import ENGINE_POLICIES
-from ostinato.lab.quantities import write_bytes
+from ostinato.lab.quantities import count, write_bytes
 from ostinato.lab.roofline import RooflineCost
 from ostinato.lab.serial_replay import USUAL_POLICY
+from ostinato.lab.weights import WEIGHT_BYTES, adapter_bytes
 from ostinato.settings import PolicyName
 
 _MONEY = "What things cost"

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ostinato.cli._option_groups import grouped, option
-from ostinato.cli._quantities import count
+from ostinato.lab.quantities import count
 from ostinato.lab.savings import Reuse, Workload, by_token, by_whole_blocks, without_cache
 
 

@@ -13,16 +13,14 @@ from rich.text import Text
 
 from ostinato.cli._config_source import load_config
 from ostinato.cli._option_groups import grouped, option
-from ostinato.cli._quantities import count
 from ostinato.core.config import SchedulerConfig, at_least
 from ostinato.hybrid.pool_sizes import split_states
-from ostinato.lab.adapter_bytes import WEIGHT_BYTES, adapter_bytes
-from ostinato.lab.encoder_weights import encoder_weights
-from ostinato.lab.image_tokens import image_tokens, output_values, read_size
+from ostinato.lab.image_tokens import encoder_weights, image_tokens, output_values, read_size
 from ostinato.lab.kv_bytes import DTYPE_BITS, Footprint, KVBytes, LayerGroup, kv_bytes
 from ostinato.lab.kv_config import Config
 from ostinato.lab.kv_layers import Kind
-from ostinato.lab.quantities import read_bytes, write_bytes
+from ostinato.lab.quantities import count, read_bytes, write_bytes
+from ostinato.lab.weights import WEIGHT_BYTES, adapter_bytes
 
 _ENGINE_BLOCK = 16
 _DTYPES = ", ".join(["auto", *DTYPE_BITS])

@@ -9,10 +9,8 @@ Files in reading order:
 * ``kv_families``: default values of each model family
 * ``kv_layers``: the KV of each layer, per token
 * ``kv_bytes``: bytes of KV per token, per sequence and in all
-* ``image_tokens``: the prompt tokens of an image, from a model's config alone
-* ``encoder_weights``: the parameters of an image encoder
-* ``adapter_bytes``: the memory of LoRA adapters
-* ``quantities``: formats and parses amounts of memory and counts
+* ``image_tokens``: the prompt tokens of an image, and its encoder's parameters
+* ``quantities``: formats and parses amounts of memory, counts and durations
 * ``lines``: reads the records of a log: lines of JSON or one JSON array, gzipped or not
 * ``recording``: a recorded run
 * ``replay``: replays a recorded run and compares its hits
@@ -25,7 +23,7 @@ Files in reading order:
 * ``serial_replay``: the hits of a cache of a given size and policy on a trace
 * ``kv_groups``: the blocks that fit a given memory, per group of layers
 * ``cost_model``: the time of a step, from given or measured costs
-* ``weights``: the parameters of a model, and those that one token uses
+* ``weights``: the parameters of a model, and of LoRA adapters
 * ``model_work``: the work per token: FLOP, bytes of weights and of KV
 * ``gpus``: data sheets of GPUs
 * ``roofline``: the time of a step on given GPUs
@@ -49,13 +47,11 @@ Files in reading order:
 * ``lint_slots``: classifies what varies in a template: a time, an id, a counter, a name
 * ``lint_templates``: groups requests by template, and finds what varies in it
 * ``lint_rewrites``: rewrites of requests that a sender could make
-* ``lint_tools``: finds tool lists that break prefixes
-* ``lint_order``: finds shuffled examples, documents and call ids
-* ``lint_history``: finds earlier turns that are resent changed, or dropped
+* ``lint_order``: finds shuffled tools, examples, documents and call ids
+* ``lint_history``: finds earlier turns that are resent changed, retokenized, or dropped
 * ``lint_remedies``: the list of fixes that a sender could apply
 * ``lint_messages``: finds varying text before shared text inside messages
 * ``lint_replay``: replays a group of requests, and counts computed tokens
-* ``lint_drift``: finds answers that are resent as other tokens than generated
 * ``lint_breakpoints``: checks that ``cache_control`` keeps what requests share
 * ``lint``: finds what breaks prefixes, and what each fix saves
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from ostinato.lab.explain_log import Tokenizer
 from ostinato.lab.lint_breakpoints import compare_breakpoints
-from ostinato.lab.lint_drift import DRIFT_ADVICE, find_drift
+from ostinato.lab.lint_history import DRIFT_ADVICE, find_drift
 from ostinato.lab.lint_messages import message_remedies
 from ostinato.lab.lint_remedies import remedies_for
 from ostinato.lab.lint_replay import Replayed, replay

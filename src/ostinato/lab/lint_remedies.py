@@ -9,7 +9,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ostinato.lab.lint_history import keep_reasoning, keep_window
-from ostinato.lab.lint_order import keep_call_ids, sort_documents, sort_examples
+from ostinato.lab.lint_order import (
+    keep_call_ids,
+    settle_tools,
+    sort_documents,
+    sort_examples,
+    sort_tools,
+    unite_tools,
+)
 from ostinato.lab.lint_rewrites import (
     Remedy,
     Rewrite,
@@ -20,7 +27,6 @@ from ostinato.lab.lint_rewrites import (
 )
 from ostinato.lab.lint_slots import SlotKind, shortened
 from ostinato.lab.lint_templates import Group, slot_spans, sort_json
-from ostinato.lab.lint_tools import settle_tools, sort_tools, unite_tools
 from ostinato.lab.request_log import LoggedRequest
 
 _BLANKS, _LINE_ENDS, _GAPS = (

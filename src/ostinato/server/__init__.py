@@ -17,11 +17,9 @@ Files in reading order:
 * ``guards``: middleware that refuses requests before they are parsed
 * ``connections``: limits and closes connections
 * ``health``: ``/health`` and ``/ready``
-* ``models``: ``/v1/models``
-* ``adapters``: loads and unloads LoRA adapters over HTTP
+* ``models``: ``/v1/models``, and LoRA adapters loaded over HTTP
 * ``protocol``: bodies: of requests as pydantic models, of answers as plain values (a folder)
-* ``deltas``: the new part of a cumulative output
-* ``streaming``: server-sent events, and client disconnects
+* ``streaming``: server-sent events, client disconnects, new parts of outputs
 * ``answer_parser``: splits an answer into reasoning, text and tool calls
 * ``tools``: the tools of a request, and how the prompt describes them
 * ``call_grammar``: the grammar for a response format or a tool format
@@ -38,7 +36,7 @@ Files in reading order:
 * ``explaining``: ``/v1/explain``: why a request's prompt missed
 * ``engine_watch``: reads engine counters without waiting for a long step
 * ``http_meter``: middleware that counts HTTP responses
-* ``ghost_metrics``, ``tier_metrics``, ``metrics``, ``metrics_page``: Prometheus metrics, and
+* ``tier_metrics``, ``metrics``, ``metrics_page``: Prometheus metrics, and
   ``/metrics``
 * ``admin``: routes under ``/admin``, for the administrator alone
 * ``tracing``: OpenTelemetry spans

@@ -5,7 +5,6 @@ from fastapi.middleware.cors import CORSMiddleware
 
 import ostinato
 from ostinato.server import (
-    adapters,
     chat,
     completions,
     explaining,
@@ -20,7 +19,7 @@ from ostinato.server import (
     responses,
     tokens,
 )
-from ostinato.server.admin import erase, kv_events, leases, public_prefixes, recording, statistics
+from ostinato.server.admin import erase, kv_events, leases, recording, statistics
 from ostinato.server.errors import install_error_handlers
 from ostinato.server.guards import BodyGuard, HostGuard
 from ostinato.server.state import ServerState
@@ -28,7 +27,6 @@ from ostinato.server.state import ServerState
 ROUTERS = (
     health.router,
     models.router,
-    adapters.router,
     completions.router,
     chat.router,
     responses.router,
@@ -38,7 +36,6 @@ ROUTERS = (
     metrics_page.router,
     statistics.router,
     leases.router,
-    public_prefixes.router,
     erase.router,
     kv_events.router,
     recording.router,

@@ -25,7 +25,6 @@ from ostinato.server.answer_parser import (
 )
 from ostinato.server.call import GenerateCall
 from ostinato.server.callers import Caller, CallerOfRequest
-from ostinato.server.deltas import Delta, Deltas
 from ostinato.server.models import adapter_of
 from ostinato.server.prompting import (
     AnswerReader,
@@ -34,13 +33,12 @@ from ostinato.server.prompting import (
     render_prompt,
     sender,
 )
-from ostinato.server.protocol.answers import ChatCompletion
+from ostinato.server.protocol.answers import ChatCompletion, Usage
 from ostinato.server.protocol.chat import ChatBody
 from ostinato.server.protocol.logprobs import chat_logprobs, prompt_logprobs
-from ostinato.server.protocol.usage import Usage
 from ostinato.server.serving import check_room, serve
 from ostinato.server.state import ServerState
-from ostinato.server.streaming import DONE, begin, event, until_gone
+from ostinato.server.streaming import DONE, Delta, Deltas, begin, event, until_gone
 from ostinato.server.tools import Message
 
 ENDPOINT = "/v1/chat/completions"

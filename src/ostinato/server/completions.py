@@ -15,19 +15,17 @@ from ostinato.engine.async_llm import AsyncLLM
 from ostinato.engine.outputs import RequestOutput
 from ostinato.server.call import GenerateCall
 from ostinato.server.callers import Caller, CallerOfRequest
-from ostinato.server.deltas import Delta, Deltas
 from ostinato.server.models import adapter_of
-from ostinato.server.protocol.answers import Completion
+from ostinato.server.protocol.answers import Completion, Usage
 from ostinato.server.protocol.completions import CompletionBody
 from ostinato.server.protocol.logprobs import (
     Positions,
     completion_logprobs,
     prompt_logprobs,
 )
-from ostinato.server.protocol.usage import Usage
 from ostinato.server.serving import check_room, serve
 from ostinato.server.state import ServerState
-from ostinato.server.streaming import DONE, begin, event, until_gone
+from ostinato.server.streaming import DONE, Delta, Deltas, begin, event, until_gone
 
 ENDPOINT = "/v1/completions"
 

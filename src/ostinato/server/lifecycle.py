@@ -22,13 +22,13 @@ import uvicorn
 from ostinato.core.errors import ConfigError
 from ostinato.engine.async_llm import AsyncLLM
 from ostinato.engine.engine import logger
-from ostinato.server.adapters import load_named
 from ostinato.server.admin.bodies import PrewarmLine
 from ostinato.server.admin.prewarming import prewarm_all
 from ostinato.server.app import create_app
 from ostinato.server.callers import KeyedCallers
 from ostinato.server.config import ServerConfig
 from ostinato.server.connections import Connections, LogLimit, raise_file_limit
+from ostinato.server.models import load_named
 from ostinato.server.state import ServerState
 from ostinato.server.tracing import make_tracer
 

@@ -34,7 +34,6 @@ from ostinato.server.answer_parser import (
 from ostinato.server.breakpoints import Covered, Kept, keep, measure
 from ostinato.server.call import GenerateCall
 from ostinato.server.callers import Caller, CallerOfRequest
-from ostinato.server.deltas import Delta, Deltas
 from ostinato.server.models import adapter_of
 from ostinato.server.prompting import (
     AnswerReader,
@@ -47,7 +46,7 @@ from ostinato.server.protocol.answers import Counted, MessageBody
 from ostinato.server.protocol.messages import CountBody, MessagesBody
 from ostinato.server.serving import serve
 from ostinato.server.state import ServerState
-from ostinato.server.streaming import begin, named_event, until_gone
+from ostinato.server.streaming import Delta, Deltas, begin, named_event, until_gone
 
 ENDPOINT = "/v1/messages"
 

@@ -31,11 +31,10 @@ from ostinato.server.accounts import PromptTokens
 from ostinato.server.call import GenerateCall
 from ostinato.server.callers import Caller
 from ostinato.server.errors import ApiError
-from ostinato.server.ghost_metrics import ghost_metrics
 from ostinato.server.http_meter import Answer
-from ostinato.server.observer import ServedRequest
+from ostinato.server.observer import Observer, ServedRequest
 from ostinato.server.tenant_usage import TenantUsage
-from ostinato.server.tier_metrics import tier_metrics
+from ostinato.server.tier_metrics import ghost_metrics, tier_metrics
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 """Histogram bounds of latencies."""
@@ -53,7 +52,7 @@ def hit_share_label(share: float) -> str:
     return "half_or_more" if share < 0.9 else "nearly_all"
 
 
-class ServerMetrics:
+class ServerMetrics(Observer):
     """An observer that counts requests, and the text of ``/metrics``.
 
     Attributes:
@@ -144,9 +143,6 @@ class ServerMetrics:
         """Count an HTTP response."""
         self._http.labels(answer.method, answer.route, str(answer.status)).inc()
         self._http_time.labels(answer.route).observe(answer.seconds)
-
-    def accepted(self, record: ServedRequest) -> None:
-        """Do nothing: requests are counted when they end."""
 
     def first_token(self, record: ServedRequest) -> None:
         """Observe the time to first token."""

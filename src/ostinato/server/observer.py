@@ -62,7 +62,10 @@ class ServedRequest:
 
 
 class Observer(Protocol):
-    """Observes requests: one call of ``accepted`` and one of ``finished`` for each."""
+    """Observes requests: one call of ``accepted`` and one of ``finished`` for each.
+
+    A subclass overrides the methods it needs; the others do nothing.
+    """
 
     def accepted(self, record: ServedRequest) -> None:
         """A request was accepted."""

@@ -12,10 +12,7 @@ from ostinato.engine.snapshot import Snapshot
 from ostinato.errors import EngineStopped
 from ostinato.observe.introspection import BlockState
 from ostinato.server.accounts import HISTORY_S, Account, FirstToken, PromptTokens
-from ostinato.server.call import GenerateCall
-from ostinato.server.callers import Caller
-from ostinato.server.errors import ApiError
-from ostinato.server.observer import ServedRequest
+from ostinato.server.observer import Observer, ServedRequest
 
 MAX_DOTS = 400
 """Requests in the chart of first tokens."""
@@ -31,7 +28,7 @@ PERCENTILES = (0.5, 0.95, 0.99)
 _IN_ROWS = (BlockState.PRIVATE, BlockState.HELD, BlockState.EVICTABLE, BlockState.UNUSED)
 
 
-class LoadHistory:
+class LoadHistory(Observer):
     """Queue and memory per second: an observer that samples while there are requests."""
 
     def __init__(
@@ -54,9 +51,6 @@ class LoadHistory:
     def finished(self, record: ServedRequest) -> None:
         """Sample."""
         self._look_soon()
-
-    def refused(self, caller: Caller, call: GenerateCall, error: ApiError) -> None:
-        """Do nothing: no block was touched."""
 
     def note(self, snapshot: Snapshot) -> None:
         """Keep the last sample of a second."""

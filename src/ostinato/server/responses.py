@@ -16,7 +16,6 @@ from ostinato.engine.outputs import RequestOutput
 from ostinato.server.answer_parser import AnswerParser, ParsedAnswer, TextPiece
 from ostinato.server.call import GenerateCall
 from ostinato.server.callers import Caller, CallerOfRequest
-from ostinato.server.deltas import Delta, Deltas
 from ostinato.server.errors import ApiError
 from ostinato.server.models import adapter_of
 from ostinato.server.prompting import (
@@ -26,15 +25,14 @@ from ostinato.server.prompting import (
     render_prompt,
     sender,
 )
-from ostinato.server.protocol.answers import DeletedResponse, ItemList, ResponseBody
+from ostinato.server.protocol.answers import DeletedResponse, ItemList, ResponseBody, Usage
 from ostinato.server.protocol.logprobs import chat_logprobs
 from ostinato.server.protocol.responses import ResponsesBody
-from ostinato.server.protocol.usage import Usage
 from ostinato.server.response_items import Event, ItemWriter
 from ostinato.server.response_store import StoredResponse
 from ostinato.server.serving import serve
 from ostinato.server.state import ServerState
-from ostinato.server.streaming import begin, named_event, until_gone
+from ostinato.server.streaming import Delta, Deltas, begin, named_event, until_gone
 from ostinato.server.tools import Message
 
 ENDPOINT = "/v1/responses"

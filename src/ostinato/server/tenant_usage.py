@@ -14,10 +14,7 @@ from dataclasses import dataclass
 from ostinato.core.identity import tenant_of
 from ostinato.engine.outputs import RequestOutput
 from ostinato.server.accounts import Account, EndedRequest, FirstToken, PromptTokens
-from ostinato.server.call import GenerateCall
-from ostinato.server.callers import Caller
-from ostinato.server.errors import ApiError
-from ostinato.server.observer import ServedRequest
+from ostinato.server.observer import Observer, ServedRequest
 
 MAX_TENANTS = 64
 """Tenants with counters of their own."""
@@ -46,7 +43,7 @@ class Progress:
     num_tokens: int = 0
 
 
-class TenantUsage:
+class TenantUsage(Observer):
     """An observer that keeps accounts per tenant.
 
     Attributes:
@@ -119,9 +116,6 @@ class TenantUsage:
         if outputs:
             progress.num_tokens += new_tokens
         progress.num_gaps += len(gaps)
-
-    def refused(self, caller: Caller, call: GenerateCall, error: ApiError) -> None:
-        """Do nothing: no token was looked up."""
 
     def when_forgetting(self, also: Callable[[], None]) -> None:
         """Register a callback for when a tenant is erased."""

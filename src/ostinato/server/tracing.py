@@ -18,11 +18,8 @@ from typing import Any
 from ostinato.core.errors import ConfigError
 from ostinato.engine.outputs import RequestTimings
 from ostinato.server.accounts import PromptTokens
-from ostinato.server.call import GenerateCall
-from ostinato.server.callers import Caller
 from ostinato.server.config import ServerConfig
-from ostinato.server.errors import ApiError
-from ostinato.server.observer import ServedRequest
+from ostinato.server.observer import Observer, ServedRequest
 
 NANOSECONDS = 1_000_000_000
 
@@ -49,7 +46,7 @@ def make_tracer(config: ServerConfig) -> "RequestTracer | None":
     return RequestTracer(provider, config)
 
 
-class RequestTracer:
+class RequestTracer(Observer):
     """An observer that writes a request's spans when it has ended."""
 
     def __init__(self, provider: Any, config: ServerConfig) -> None:
@@ -57,15 +54,6 @@ class RequestTracer:
         self._provider = provider
         self._tracer = provider.get_tracer("ostinato")
         self._config = config
-
-    def accepted(self, record: ServedRequest) -> None:
-        """Do nothing yet."""
-
-    def first_token(self, record: ServedRequest) -> None:
-        """Do nothing yet."""
-
-    def refused(self, caller: Caller, call: GenerateCall, error: ApiError) -> None:
-        """Do nothing: it took no time."""
 
     def finished(self, record: ServedRequest) -> None:
         """Write the spans of a request."""

@@ -4,8 +4,7 @@ Files in reading order:
 
 * ``bodies``: request bodies
 * ``statistics``: counters and contents of the cache
-* ``leases``: leases and pins of prefixes
-* ``public_prefixes``: prefixes that tenants share
+* ``leases``: leases, pins and public prefixes
 * ``erase``: erases tenants
 * ``kv_events``: endpoints of KV events, and snapshots of the cache
 * ``recording``: records traffic without its content

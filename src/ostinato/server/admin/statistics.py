@@ -12,8 +12,8 @@ from ostinato.engine.snapshot import Snapshot, take_snapshot
 from ostinato.observe.counters import LookupCounts
 from ostinato.observe.introspection import CachedPrefix, top_prefixes
 from ostinato.server.callers import Administrator
-from ostinato.server.ghost_metrics import ghost_rows
 from ostinato.server.state import ServerState
+from ostinato.server.tier_metrics import ghost_rows
 
 router = APIRouter(prefix="/admin", tags=["administration"])
 

@@ -11,8 +11,7 @@ Files in reading order:
 * ``message_blocks``: the blocks of messages of Anthropic's API
 * ``messages``: the body of Anthropic's ``/v1/messages``
 * ``logprobs``: log-probabilities as OpenAI writes them
-* ``answers``: response bodies, for the API's description
-* ``usage``: token counts
+* ``answers``: response bodies and token counts
 
 Rules:
 
