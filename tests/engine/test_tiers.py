@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import valkey
@@ -19,6 +20,7 @@ from ostinato.engine import engine as engine_module
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.kv_events_wire import BatchEncoder, decode
 from ostinato.engine.open_tiers import open_tier
+from ostinato.engine.tier_stores import PAUSES_S
 from ostinato.observe.events import BlockRemoved, BlockStored, EventBatch
 from ostinato.tiers.port import LoadFault, StoreResult, TierListener
 from tests.support.memory_tier import MemoryTier
@@ -287,14 +289,17 @@ def test_what_may_soon_be_evicted_is_written_before(new_llm: NewLLM, tier: Memor
     assert len(tier.blocks) == 7 * 8
 
 
-def test_refused_stores_are_tried_again_later(new_llm: NewLLM, tier: MemoryTier):
+def test_refused_stores_are_tried_again_later(
+    new_llm: NewLLM, tier: MemoryTier, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(PAUSES_S, StoreResult.READ_ONLY, 0.0)
     llm = new_llm()
     tier.refusal = StoreResult.READ_ONLY
     for _ in range(2):
         ask(llm)
     stores = llm.engine.tiers.stores
     stores.flush(0.05)
-    tier.refusal, stores._paused_until_s = None, 0.0
+    tier.refusal = None
     ask(llm)
     stores.flush(10)
     assert len(tier.blocks) == 8
@@ -400,7 +405,9 @@ def test_a_byte_search_of_pool_files_and_server_finds_nothing_erased(tmp_path: P
             files = b"".join(path.read_bytes() for path in sorted(folder.iterdir()))
             return {
                 "pool": bytes(pool),
-                "copies": bytes(stores._staging),
+                "copies": b"".join(
+                    bytes(held) for held in vars(stores).values() if isinstance(held, np.ndarray)
+                ),
                 "files": files,
                 "server": b"".join(client.get(key) for key in client.scan_iter()),
             }

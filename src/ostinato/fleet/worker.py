@@ -17,7 +17,7 @@ from ostinato.fleet.kv_feed import Endpoints, KVFeed, Snapshot
 logger = logging.getLogger("ostinato")
 
 _PROBE_TIMEOUT_S = 5.0
-_TOKENIZE_TIMEOUT_S = 5.0
+TOKENIZE_TIMEOUT_S = 5.0
 _TOKENIZE_PAUSE_S = 60.0
 """For which a worker is not asked for tokens after it failed to give them."""
 
@@ -170,7 +170,7 @@ class Worker:
                 f"{self.spec.url}/tokenize",
                 data=msgspec.json.encode(body),
                 headers={**headers, "Content-Type": "application/json"},
-                timeout=aiohttp.ClientTimeout(_TOKENIZE_TIMEOUT_S),
+                timeout=aiohttp.ClientTimeout(TOKENIZE_TIMEOUT_S),
                 allow_redirects=False,
             ) as answer:
                 if answer.status in (404, 405, 501):

@@ -146,7 +146,7 @@ class Segment:
 
         Effects: cuts off or overwrites what is torn; OSError if that fails.
         """
-        found = list(self._headers())
+        found = list(self.headers())
         self.durable = max([ALIGNMENT, *(header.durable for _, header in found)])
         intact = [x for x in found if self._is_durable(*x)]
         self.records = [
@@ -156,7 +156,8 @@ class Segment:
         ]
         self._heal([(offset, header.total_bytes) for offset, header in intact])
 
-    def _headers(self) -> Iterator[tuple[int, Header]]:
+    def headers(self) -> Iterator[tuple[int, Header]]:
+        """Read the headers that can be read, in order of their offsets."""
         size, offset = self.file.size(), ALIGNMENT
         while offset + FIXED_BYTES <= size:
             header = self._header(offset)
