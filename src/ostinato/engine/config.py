@@ -112,6 +112,8 @@ class EngineConfig:
         kv_events_replay_endpoint: Where consumers request batches that they missed; None
             answers none.
         kv_events_topic: First frame of every message with KV events.
+        kv_host_bytes: Most bytes of host memory for prefixes that the pool of a ``device`` evicts;
+            None keeps none there.
         kv_disk: Folder of a disk tier: prefixes that outlive the pool and the process; None keeps
             none.
         kv_disk_bytes: Most bytes that it may occupy.
@@ -184,6 +186,7 @@ class EngineConfig:
     kv_events_endpoint: str | None = None
     kv_events_replay_endpoint: str | None = None
     kv_events_topic: str = ""
+    kv_host_bytes: int | None = None
     kv_disk: str | Path | None = None
     kv_disk_bytes: int = 16 * 2**30
     kv_disk_bytes_per_day: int | None = None
@@ -422,6 +425,14 @@ class EngineConfig:
 
     def _check_tiers(self) -> None:
         """Check the settings of tiers, each and together."""
+        if self.kv_host_bytes is not None:
+            at_least("kv_host_bytes", self.kv_host_bytes, 1)
+            if self.device.partition(":")[0] == "cpu":
+                raise ConfigError(
+                    f"kv_host_bytes={self.kv_host_bytes:,} with device={self.device!r}: the pool "
+                    "is host memory already; leave it out, and raise num_blocks or "
+                    "kv_cache_memory, or set kv_cache_dtype='int8' for 1.9 times as many tokens"
+                )
         at_least("kv_disk_bytes", self.kv_disk_bytes, 1)
         if self.kv_disk is not None and not isinstance(self.kv_disk, (str, Path)):
             raise ConfigError(f"kv_disk={self.kv_disk!r}: must be the path of a folder")
@@ -450,9 +461,9 @@ class EngineConfig:
             )
         if self.has_tiers and not self.enable_prefix_caching:
             raise ConfigError(
-                f"kv_disk={self.kv_disk!r}, kv_remote={self.kv_remote!r} and "
-                "enable_prefix_caching=False: nothing is cached, so there is nothing to keep; "
-                "change one of them"
+                f"kv_host_bytes={self.kv_host_bytes}, kv_disk={self.kv_disk!r}, "
+                f"kv_remote={self.kv_remote!r} and enable_prefix_caching=False: nothing is cached, "
+                "so there is nothing to keep; change one of them"
             )
 
     @property
@@ -463,7 +474,7 @@ class EngineConfig:
     @property
     def has_tiers(self) -> bool:
         """Whether prefixes are kept outside the pool."""
-        return self.kv_disk is not None or self.kv_remote is not None
+        return any(x is not None for x in (self.kv_host_bytes, self.kv_disk, self.kv_remote))
 
     def _check_kv_events(self) -> None:
         """Check the settings of KV events, each and together."""
