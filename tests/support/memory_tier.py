@@ -4,6 +4,9 @@ import threading
 import time
 from collections.abc import Sequence
 
+from ostinato.engine.open_tiers import OpenTiers
+from ostinato.runner.block_copies import block_copies
+from ostinato.runner.model_runner import ModelRunner
 from ostinato.tiers.port import (
     Buffer,
     Extent,
@@ -26,6 +29,7 @@ class MemoryTier:
         blocks: Payloads.
         salts: Whose each is.
         keep_until: Leases.
+        refresh_s: How long each use keeps what is leased.
         faults: Digests whose load ends with a fault.
         refusal: What stores are answered, if they are refused.
         gate: Loads wait for it.
@@ -39,6 +43,7 @@ class MemoryTier:
         self.blocks: dict[bytes, bytes] = {}
         self.salts: dict[bytes, tuple[bytes, ...]] = {}
         self.keep_until: dict[bytes, float] = {}
+        self.refresh_s: dict[bytes, float] = {}
         self.faults: dict[bytes, LoadFault] = {}
         self.refusal: StoreResult | None = None
         self.gate = threading.Event()
@@ -48,10 +53,10 @@ class MemoryTier:
         self.num_loads = 0
         self.listener = TierListener()
 
-    def opened(self, config: object, runner: object, listener: TierListener) -> "MemoryTier":
+    def opened(self, config: object, runner: ModelRunner, listener: TierListener) -> OpenTiers:
         """Stand in for the tiers that settings name."""
         self.listener = listener
-        return self
+        return OpenTiers(self, block_copies(runner.kv_stores[0]), 2**28)
 
     def look_up(self, prefix: Prefix, start: int) -> list[ExtentRef]:
         self.num_looked_up += 1
@@ -68,6 +73,7 @@ class MemoryTier:
                 prefix.namespace.block_bytes,
                 part,
                 min(self.keep_until[digest] for digest in part),
+                self.refresh_s.get(part[0], 0.0),
             )
             for place in range(0, len(found), 2)
             if (part := found[place : place + 2])
@@ -96,12 +102,14 @@ class MemoryTier:
                 self.blocks[digest] = bytes(payload[place * width : (place + 1) * width])
                 self.salts[digest] = extent.prefix.salts
                 self.keep_until[digest] = extent.keep_until
+                self.refresh_s[digest] = extent.refresh_s
             self.listener.on_stored("disk", extent)
         return [StoreResult.STORED] * len(extents)
 
-    def lease(self, prefix: Prefix, keep_until: float) -> int:
+    def lease(self, prefix: Prefix, keep_until: float, refresh_s: float = 0.0) -> int:
         known = [digest for digest in prefix.digests if digest in self.blocks]
         self.keep_until.update(dict.fromkeys(known, keep_until))
+        self.refresh_s.update(dict.fromkeys(known, refresh_s))
         return len(known) * prefix.namespace.block_size
 
     def use(self, prefix: Prefix, reuse: ReuseClass) -> None:

@@ -1,4 +1,4 @@
-"""``DiskTier``: extents in append-only segments of one folder.
+"""``DiskTier``: extents in append-only segments of one folder, on a disk or in host memory.
 
 Writers take turns, readers do not wait for them: an evicted segment is removed while a reader
 still has its file open. A medium that fails never raises: reads miss, and after a failed write the
@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 
@@ -63,6 +63,11 @@ class DiskOptions:
     secret: bytes = b""
     segment_bytes: int = 0
 
+    @property
+    def limits(self) -> LogLimits:
+        """How large its log may grow."""
+        return LogLimits(self.limit_bytes, self.segment_bytes)
+
 
 class DailyBudget:
     """Bytes that may still be written; what is spent comes back in the course of a day."""
@@ -102,13 +107,12 @@ class DiskTier:
         options: Settings.
         clock: Wall-clock time, of leases and of the daily budget.
         listener: Is told what is stored and evicted.
+        name: ``disk``, or ``host`` where the folder is in memory.
 
     Raises:
         ConfigError: The limit is too small, another process uses the folder, it holds other
             files, or it cannot be read.
     """
-
-    name = "disk"
 
     def __init__(
         self,
@@ -116,8 +120,10 @@ class DiskTier:
         options: DiskOptions,
         clock: Callable[[], float] = time.time,
         listener: TierListener | None = None,
+        name: str = "disk",
     ) -> None:
-        LogLimits(options.limit_bytes, options.segment_bytes).check()
+        self.name = name
+        options.limits.check()
         self._folder = LocalFolder(folder) if isinstance(folder, str | Path) else folder
         self._options, self._clock = options, clock
         self._index, self._listener = ExtentIndex(), listener or TierListener()
@@ -127,20 +133,32 @@ class DiskTier:
         self._loaded_bytes = self._read_errors = 0
         try:
             self._sealing = self._open_sealing()
-            limits = LogLimits(options.limit_bytes, options.segment_bytes)
-            self._log = SegmentLog(self._folder, limits, self._index, clock)
+            self._log = SegmentLog(self._folder, options.limits, self._index, clock)
             self._log.fit()
         except OSError as error:
             self._folder.close()
             raise ConfigError(
-                f"kv_disk={self._folder.path!r}: {error.strerror}: make it readable and "
+                f"{self._setting}: {error.strerror}: make it readable and "
                 "writable, or leave kv_disk out"
             ) from error
         except ConfigError:
             self._folder.close()
             raise
+        self._warn_of_damage()
         today = [x.end for x in self._log.segments if x.created > clock() - _DAY_S]
         self._budget = DailyBudget(options.bytes_per_day, clock, sum(today))
+
+    def _warn_of_damage(self) -> None:
+        """Tell what was durable and is not whole; a torn end, as a crash leaves it, is not told."""
+        if not self._log.damage:
+            return
+        name, offset, size = self._log.damage[0]
+        more = len(self._log.damage) - 1
+        logger.warning(
+            "%s: %s is damaged, %d bytes from byte %d on%s: they are cut off or overwritten, and "
+            "computed again when wanted; check the disk, unless an erasure was interrupted",
+            self._setting, name, size, offset, f", and {more} more places" if more else "",
+        )  # fmt: skip
 
     def _open_sealing(self) -> Sealing:
         if not self._options.sealed:
@@ -158,7 +176,7 @@ class DiskTier:
         for record, first, count in self._index.matches(prefix, block):
             for skipped in range(0, count, most):
                 where, part = _Locator(record, first + skipped, key), min(most, count - skipped)
-                refs.append(ExtentRef(self.name, start, part, size, where, record.lease[1]))
+                refs.append(ExtentRef(self.name, start, part, size, where, *record.lease[1:]))
                 start += part * prefix.namespace.block_size
         if refs:
             self._index.use(prefix, start // prefix.namespace.block_size, self._clock())
@@ -204,7 +222,7 @@ class DiskTier:
             if result in (StoreResult.STORED, StoreResult.PRESENT):
                 self._listener.on_stored(self.name, extent)
 
-    def lease(self, prefix: Prefix, keep_until: float) -> int:
+    def lease(self, prefix: Prefix, keep_until: float, refresh_s: float = 0.0) -> int:
         """Set the end of the lease of what is stored of a prefix; see ``KVTier``."""
         with self._writing:
             self._key(prefix)
@@ -212,7 +230,7 @@ class DiskTier:
             if not self._may_write():
                 return 0
             try:
-                self._log.lease([record for record, _, _ in found], keep_until)
+                self._log.lease([record for record, _, _ in found], keep_until, refresh_s)
             except OSError as error:
                 self._write_failed(error)
                 return 0
@@ -253,6 +271,7 @@ class DiskTier:
                 stores=dict(self._stores),
                 loads=dict(self._loads),
                 num_evicted=self._log.num_evicted,
+                num_damaged=len(self._log.damage),
             )
         ]
 
@@ -261,6 +280,11 @@ class DiskTier:
         with self._writing:
             self._state, self._reason = "off", "closed"
             self._folder.close()
+
+    @property
+    def _setting(self) -> str:
+        """How errors and warnings name it."""
+        return f"kv_disk={self._folder.path!r}" if self.name == "disk" else "kv_host_bytes"
 
     def _key(self, prefix: Prefix) -> bytes | None:
         """Return the tenant's key, and open its records that were read before it was seen."""
@@ -314,13 +338,13 @@ class DiskTier:
         key = self._key(extent.prefix)
         present = self._present(extent)
         if skipped := sum(count for *_, count in present):
-            self._extend_leases([record for record, *_ in present], extent.keep_until)
+            self._extend_leases([record for record, *_ in present], extent)
             if skipped >= extent.num_blocks:
                 return StoreResult.PRESENT
             size = extent.prefix.namespace.block_bytes
             payload = memoryview(payload)[skipped * size :]
             first, count = extent.first_block + skipped, extent.num_blocks - skipped
-            extent = extent.prefix.extent(first, count, extent.keep_until)
+            extent = replace(extent, first_block=first, num_blocks=count)
         size = record_bytes(extent, sealed=self._sealing.on)
         if size > self._log.limits.segment - ALIGNMENT:
             return StoreResult.TOO_LARGE
@@ -346,9 +370,9 @@ class DiskTier:
         """Return what is stored of an extent's leading blocks."""
         return self._index.matches(extent.prefix, extent.first_block, extent.end_block)
 
-    def _extend_leases(self, records: Sequence[Record], keep_until: float) -> None:
-        shorter = [record for record in records if record.lease[1] < keep_until]
-        self._log.lease(shorter, keep_until)
+    def _extend_leases(self, records: Sequence[Record], extent: Extent) -> None:
+        shorter = [record for record in records if record.keep_until < extent.keep_until]
+        self._log.lease(shorter, extent.keep_until, extent.refresh_s)
 
     def _may_write(self) -> bool:
         if self._state == "read-only" and time.monotonic() >= self._retry_at:
@@ -367,22 +391,19 @@ class DiskTier:
         reason = error.strerror or str(error)
         if self._state == "on":
             logger.warning(
-                "kv_disk=%r is read-only: %s; serving goes on, and a store is tried again every "
-                "%d seconds",
-                self._folder.path, reason, RETRY_S,
+                "%s is read-only: %s; serving goes on, and a store is tried again every %d seconds",
+                self._setting, reason, RETRY_S,
             )  # fmt: skip
             self._state = "read-only"
         self._reason = reason
 
     def _write_succeeded(self) -> None:
         if self._state == "read-only":
-            logger.info("kv_disk=%r takes writes again", self._folder.path)
+            logger.info("%s takes writes again", self._setting)
             self._state, self._reason = "on", ""
 
     def _read_failed(self, error: OSError) -> None:
         self._read_errors += 1
         if self._read_errors >= MAX_READ_ERRORS and self._state != "off":
             self._state, self._reason = "off", error.strerror or str(error)
-            logger.warning(
-                "kv_disk=%r is off: %s; serving goes on without it", self._folder.path, self._reason
-            )
+            logger.warning("%s is off: %s; serving goes on without it", self._setting, self._reason)
