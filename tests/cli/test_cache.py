@@ -118,7 +118,7 @@ def test_a_prefix_is_published_listed_and_taken_back(cache, keyed: Keyed):
     assert "80 tokens are public as 'manual'" in cache("publish", "manual", PROMPT)
     assert "manual" in cache("public") and "yes" in cache("public")
     assert keyed.num_cached("bob", PROMPT) == 80
-    assert "'manual' is public no more" in cache("unpublish", "manual")
+    assert "'manual' is no longer public" in cache("unpublish", "manual")
     assert "Nothing is public." in cache("public")
 
 
@@ -127,7 +127,7 @@ def test_erasing_and_resetting_say_what_is_gone(cache, keyed: Keyed):
     receipt = cache("erase", "ann")
     assert "blocks" in receipt and "zeroed slots" in receipt
     assert keyed.num_cached("ann", PROMPT) == 0
-    assert "Nothing is cached any more." in cache("reset")
+    assert "The cache is empty." in cache("reset")
 
 
 def test_a_recording_is_started_and_stopped(cache, keyed: Keyed):

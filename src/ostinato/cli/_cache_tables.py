@@ -1,4 +1,4 @@
-"""Tables for the answers of a server's administration."""
+"""Tables for the responses of ``/admin`` routes."""
 
 from typing import Any
 
@@ -7,12 +7,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ostinato.cli._quantities import write_seconds
-from ostinato.lab.quantities import write_bytes
+from ostinato.lab.quantities import write_bytes, write_seconds
 
 
 def draw_stats(console: Console, answer: dict[str, Any]) -> None:
-    """Draw blocks by state, and look-ups of all and of each tenant."""
+    """Print blocks by state, and look-ups in total and per tenant."""
     blocks = answer["blocks"]
     parts = ", ".join(f"{count:,} {name}" for name, count in blocks.items())
     console.print(f"{sum(blocks.values()):,} blocks: {parts}", highlight=False)
@@ -46,7 +45,7 @@ def draw_stats(console: Console, answer: dict[str, Any]) -> None:
 
 
 def _ghosts(rows: list[dict[str, Any]]) -> Table:
-    """Draw what other sizes and policies would have found, and what came since that was seen."""
+    """Print the hit rates of other sizes and policies, and how old these estimates are."""
     table = _table("Memory", ("Policy", "Blocks", "Would hit", "Between", "Requests", "Since"))
     for row in sorted(rows, key=lambda row: (row["memory"] == 1.0, row["memory"], row["policy"])):
         table.add_row(
@@ -62,7 +61,7 @@ def _ghosts(rows: list[dict[str, Any]]) -> Table:
 
 
 def draw_audit(console: Console, answer: dict[str, Any]) -> None:
-    """Draw how many hits were compared, and where wrong ones were."""
+    """Print the numbers of hits compared, and of wrong ones."""
     if not answer["share"]:
         return console.print("No hits are audited: start the server with --audit-share.")
     console.print(
@@ -87,7 +86,7 @@ def draw_audit(console: Console, answer: dict[str, Any]) -> None:
 
 
 def draw_tiers(console: Console, answer: dict[str, Any]) -> None:
-    """Draw each tier, then what was loaded and written."""
+    """Print each tier, and what was loaded and written."""
     if not answer["tiers"]:
         return console.print("There are no tiers: start the server with --kv-disk FOLDER.")
     table = _table("Tier", ("Where", "State", "Extents", "Used", "Limit", "Leased", "Written"))
@@ -117,7 +116,7 @@ def draw_tiers(console: Console, answer: dict[str, Any]) -> None:
 
 
 def draw_heaviest(console: Console, answer: dict[str, Any]) -> None:
-    """Draw prefixes, the one that saved most first."""
+    """Print prefixes, most saved tokens first."""
     table = _table("Prefix", ("Tenant", "Tokens", "Hits", "Saved", "Age"))
     for prefix in answer["prefixes"]:
         head, branch = _line(prefix["head"]), _line(prefix["branch"])
@@ -135,7 +134,7 @@ def draw_heaviest(console: Console, answer: dict[str, Any]) -> None:
 
 
 def draw_prewarmed(console: Console, answer: dict[str, Any]) -> None:
-    """Return how much was computed."""
+    """Describe how much was computed."""
     console.print(
         f"{answer['num_tokens']:,} tokens are cached; {answer['num_computed_tokens']:,} of them "
         "were computed for it",
@@ -144,7 +143,7 @@ def draw_prewarmed(console: Console, answer: dict[str, Any]) -> None:
 
 
 def draw_lease(console: Console, answer: dict[str, Any]) -> None:
-    """Return what is kept, and why not all of it."""
+    """Describe what is leased, and why not all of it."""
     colour = {"accepted": "green", "clipped": "yellow"}.get(answer["status"], "red")
     line = Text(answer["status"], style=f"bold {colour}")
     if answer["lease_id"] is not None:
@@ -155,7 +154,7 @@ def draw_lease(console: Console, answer: dict[str, Any]) -> None:
 
 
 def draw_leases(console: Console, answer: dict[str, Any]) -> None:
-    """Draw all leases."""
+    """Print all leases."""
     table = _table("Tenant", ("Lease", "Tokens", "Expires in"))
     for lease in answer["leases"]:
         left = lease["expires_in_s"]
@@ -169,7 +168,7 @@ def draw_leases(console: Console, answer: dict[str, Any]) -> None:
 
 
 def draw_public(console: Console, answer: dict[str, Any]) -> None:
-    """Draw all public prefixes."""
+    """Print all public prefixes."""
     table = _table("Name", ("Tokens", "Held"))
     for known in answer["public"]:
         table.add_row(
@@ -181,7 +180,7 @@ def draw_public(console: Console, answer: dict[str, Any]) -> None:
 
 
 def draw_receipt(console: Console, answer: dict[str, Any]) -> None:
-    """Draw what was erased, by place."""
+    """Print what was erased, and where."""
     table = _table("Erased", ("Count",))
     for place, count in answer.items():
         if place == "tiers":
