@@ -26,7 +26,7 @@ from ostinato.engine.config import EngineConfig
 from ostinato.engine.identities import Identities
 from ostinato.engine.image_encoder import ImageEncoder
 from ostinato.engine.kv_events_publisher import publish_kv_events
-from ostinato.engine.open_tiers import LEAST_DISK_BLOCKS, open_tier
+from ostinato.engine.open_tiers import open_tiers
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.prompt_tokenizer import PromptTokenizer
 from ostinato.engine.public_prefixes import PublicPrefixes
@@ -69,7 +69,7 @@ class Engine:
         grammars: Compiles structured outputs; safe in any thread.
         is_computing: Whether a forward pass is running: an exception now only ends the step.
         recorder: Records traces, where one was started.
-        tiers: Where prefixes outlive the pool; None unless ``kv_disk`` or ``kv_remote`` is set.
+        tiers: Where prefixes outlive the pool; None unless one is set.
         kv_events: Publishes KV events; None unless ``kv_events_endpoint`` is set.
         prompts: Turns the texts and images of prompts into token ids.
         texts: Tokenizes texts, and remembers them; None if the checkpoint has no tokenizer.
@@ -131,10 +131,9 @@ class Engine:
             weakref.finalize(self, self.owner.only_here(self.kv_events.close))
         self.tiers: TieredCache | None = None
         if config.has_tiers:
-            tier = open_tier(config, self.runner, stores.events)
-            most = config.kv_disk_bytes // LEAST_DISK_BLOCKS
+            opened = open_tiers(config, self.runner, stores.events)
             parts = self.cache, self.scheduler, self.runner, self.compute_path
-            self.tiers = TieredCache(tier, stores, held, *parts, most)
+            self.tiers = TieredCache(opened, stores, held, *parts)
             weakref.finalize(self, self.owner.only_here(self.tiers.stop))
         self._blocked: list[bytes] = []  # tenants that are being erased
         weakref.finalize(self, self.owner.only_here(self.recorder.stop))

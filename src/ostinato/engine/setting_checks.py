@@ -41,7 +41,13 @@ _LEAST = {
     "kv_disk_bytes": 1,
 }
 
-_LEAST_IF_GIVEN = ("num_blocks", "num_state_slots", "kv_cache_memory", "max_model_len")
+_LEAST_IF_GIVEN = (
+    "num_blocks",
+    "num_state_slots",
+    "kv_cache_memory",
+    "max_model_len",
+    "kv_host_bytes",
+)
 
 _SWITCHES = (
     "enable_prefix_caching",
@@ -175,7 +181,14 @@ def _check_tenant_shares(settings: EngineSettings) -> None:
 
 
 def _check_tiers(settings: EngineSettings) -> None:
-    remote, per_day = settings.kv_remote, settings.kv_disk_bytes_per_day
+    host, remote = settings.kv_host_bytes, settings.kv_remote
+    per_day = settings.kv_disk_bytes_per_day
+    if host is not None and settings.device.partition(":")[0] == "cpu":
+        raise ConfigError(
+            f"kv_host_bytes={host:,} with device={settings.device!r}: the pool is host memory "
+            "already; leave it out, and raise num_blocks or kv_cache_memory, or set "
+            "kv_cache_dtype='int8' for 1.9 times as many tokens"
+        )
     if per_day is not None:
         at_least("kv_disk_bytes_per_day", per_day, 1)
         if settings.kv_disk is None:
@@ -194,7 +207,7 @@ def _check_tiers(settings: EngineSettings) -> None:
     _check_address("kv_remote", remote, "redis://127.0.0.1:6379/0")
     if settings.has_tiers and not settings.enable_prefix_caching:
         raise ConfigError(
-            f"kv_disk={settings.kv_disk!r}, kv_remote={remote!r} and "
+            f"kv_host_bytes={host}, kv_disk={settings.kv_disk!r}, kv_remote={remote!r} and "
             "enable_prefix_caching=False: nothing is cached, so there is nothing to keep; "
             "change one of them"
         )

@@ -90,6 +90,8 @@ class EngineSettings:
         kv_events_replay_endpoint: Where consumers request batches that they missed; None
             answers none.
         kv_events_topic: First frame of every message with KV events.
+        kv_host_bytes: Most bytes of host memory for prefixes that the pool of a ``device`` evicts;
+            None keeps none there.
         kv_disk: Folder of a disk tier: prefixes that outlive the pool and the process; None keeps
             none.
         kv_disk_bytes: Most bytes that it may occupy.
@@ -162,6 +164,7 @@ class EngineSettings:
     kv_events_endpoint: str | None = None
     kv_events_replay_endpoint: str | None = None
     kv_events_topic: str = ""
+    kv_host_bytes: int | None = None
     kv_disk: str | Path | None = None
     kv_disk_bytes: int = 16 * 2**30
     kv_disk_bytes_per_day: int | None = None
@@ -204,4 +207,4 @@ class EngineSettings:
     @property
     def has_tiers(self) -> bool:
         """Whether prefixes are kept outside the pool."""
-        return self.kv_disk is not None or self.kv_remote is not None
+        return any(x is not None for x in (self.kv_host_bytes, self.kv_disk, self.kv_remote))

@@ -6,6 +6,7 @@ Files in reading order:
 * ``kv_codes``: keys and values in 8 bits
 * ``kv_store``: the interface of a store of keys and values
 * ``plain_store``: a store that torch reads
+* ``block_copies``: copies of blocks between a store and host memory
 * ``native/``: calls into the native library
 * ``layer_groups``: which layers share block tables
 * ``inputs``: turns a plan into arrays
