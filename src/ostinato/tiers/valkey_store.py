@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from ostinato.core.errors import ConfigError
-from ostinato.tiers.byte_store import StoreError
+from ostinato.tiers.byte_store import CommandRefused, StoreError
 
 T = TypeVar("T")
 _BATCH = 256
@@ -30,6 +30,7 @@ class ValkeyStore:
                 f"kv_remote={url!r} needs the client: pip install 'ostinato[remote]'"
             ) from error
         self._error: type[Exception] = valkey.ValkeyError
+        self._refusal: type[Exception] = valkey.ResponseError
         try:
             self._client: Any = valkey.Valkey.from_url(
                 url,
@@ -52,8 +53,12 @@ class ValkeyStore:
             with self._client.pipeline(transaction=False) as pipe:
                 for key in keys:
                     pipe.getrange(key, 0, size - 1)
-                answers: list[bytes] = pipe.execute()
-                return answers
+                answers: list[bytes | Exception] = pipe.execute(raise_on_error=False)
+            refused = [answer for answer in answers if isinstance(answer, Exception)]
+            if refused and len(refused) == len(answers):
+                raise refused[0]
+            # A value of another type is refused alone, and none of ours.
+            return [b"" if isinstance(answer, Exception) else answer for answer in answers]
 
         return self._call(call)
 
@@ -100,5 +105,7 @@ class ValkeyStore:
     def _call(self, call: Callable[[], T]) -> T:
         try:
             return call()
+        except self._refusal as error:
+            raise CommandRefused(str(error)) from error
         except (self._error, OSError) as error:
             raise StoreError(str(error)) from error
