@@ -53,12 +53,7 @@ class ValkeyStore:
             with self._client.pipeline(transaction=False) as pipe:
                 for key in keys:
                     pipe.getrange(key, 0, size - 1)
-                answers: list[bytes | Exception] = pipe.execute(raise_on_error=False)
-            refused = [answer for answer in answers if isinstance(answer, Exception)]
-            if refused and len(refused) == len(answers):
-                raise refused[0]
-            # A value of another type is refused alone, and none of ours.
-            return [b"" if isinstance(answer, Exception) else answer for answer in answers]
+                return [_bytes_of(answer) for answer in pipe.execute(raise_on_error=False)]
 
         return self._call(call)
 
@@ -67,9 +62,16 @@ class ValkeyStore:
         return self._call(lambda: bytes(self._client.getrange(key, start, start + size - 1)))
 
     def put(self, key: str, value: bytes, ttl_s: float, only_new: bool = False) -> bool:
-        """Set a value as a whole."""
+        """Set a value as a whole; ``CommandRefused`` if the server takes none."""
         ttl_ms = int(ttl_s * 1000) or None
-        return self._call(lambda: bool(self._client.set(key, value, px=ttl_ms, nx=only_new)))
+
+        def call() -> bool:
+            try:
+                return bool(self._client.set(key, value, px=ttl_ms, nx=only_new))
+            except self._refusal as error:
+                raise CommandRefused(str(error)) from error
+
+        return self._call(call)
 
     def expire(self, keys: Sequence[str], ttl_s: float) -> None:
         """Let values live for so many seconds from now."""
@@ -105,7 +107,16 @@ class ValkeyStore:
     def _call(self, call: Callable[[], T]) -> T:
         try:
             return call()
-        except self._refusal as error:
-            raise CommandRefused(str(error)) from error
+        except StoreError:
+            raise
         except (self._error, OSError) as error:
             raise StoreError(str(error)) from error
+
+
+def _bytes_of(answer: bytes | Exception) -> bytes:
+    """Return a value; empty if it is of another type than ours are."""
+    if isinstance(answer, bytes):
+        return answer
+    if str(answer).startswith("WRONGTYPE"):
+        return b""
+    raise answer
