@@ -28,6 +28,7 @@ from ostinato.settings import IndexName, PrefixCacheConfig
 _COLOURS = {
     SpanOutcome.HIT: "green",
     SpanOutcome.WAITED: "green",
+    SpanOutcome.LOADED: "green",
     SpanOutcome.COPIED: "cyan",
     SpanOutcome.COMPUTED: "red",
 }
