@@ -14,8 +14,9 @@ import torch
 from ostinato import LLM, SamplingParams
 from ostinato.lab.kv_bytes import kv_bytes
 from ostinato.settings import window_blocks
-from tests.support.checkpoints import FAMILIES, WINDOW, Checkpoints
+from tests.support.checkpoints import Checkpoints
 from tests.support.engines import MakeLLM
+from tests.support.model_families import FAMILIES, WINDOW
 from tests.support.tiny_cache import windows_of
 
 SIZE = 4
