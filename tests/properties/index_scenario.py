@@ -19,7 +19,7 @@ from ostinato.indexes.block_hash import DigestFunction
 from ostinato.settings import FreeOrder, IndexName, PolicyName, PrefixCacheConfig
 from tests.properties.draw import Choices, Draw, Event, draw_event, rarely, weighted
 from tests.properties.drawn_cache import DrawnCache, Waiting
-from tests.support.tiny_cache import letters
+from tests.support.cache_views import letters
 from tests.support.wrong_calls import make_wrong_call
 
 PLACEHOLDER = "B"
