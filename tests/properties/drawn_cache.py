@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from ostinato.core.errors import CacheInUse
 from ostinato.core.identity import PrefixKey
+from ostinato.errors import CacheInUse
 from ostinato.indexes.block_hash import DigestFunction
 from ostinato.observe.counters import CacheStats
 from ostinato.observe.histogram import Histogram

@@ -249,7 +249,7 @@ class IndexScenario:
             for cache in self.caches:
                 cache.preempt_all_and_reset()
             mine, other = (
-                {name: key.packed for name, key in cache.keys().items()} for cache in self.caches
+                {name: key.tokens for name, key in cache.keys().items()} for cache in self.caches
             )
             self.alike = mine == other and self.settings.policy == "lru"
             self._num_duplicates = self.radix.prefix_cache.stats.duplicate_blocks
@@ -296,7 +296,7 @@ class IndexScenario:
         waiting = [cache for cache in self.caches if name in cache.waiting]
         if len(waiting) == 2 and self.hash.contents() == self.radix.contents():
             one, other = (cache.waiting[name].key for cache in waiting)
-            if one.packed == other.packed:
+            if one.tokens == other.tokens:
                 found = [c.look_up(c.waiting[name].key).num_tokens for c in waiting]
                 assert found[0] == found[1], "equal content, equal hits"
         for cache in waiting:

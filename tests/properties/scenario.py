@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from ostinato.cache.block_table import BlockTable
-from ostinato.core.errors import CacheInUse, DuplicateRequest, PromptTooLong
 from ostinato.core.identity import Identity, ImageSpan, PrefixKey, PublicPrefix
 from ostinato.core.ids import RequestId
 from ostinato.core.request import FinishReason, Request
-from ostinato.sched.admission import max_sequence_tokens
+from ostinato.errors import CacheInUse, DuplicateRequest, PromptTooLong
+from ostinato.sched.scheduler import max_sequence_tokens
 from ostinato.sched.sequence import Sequence
 from ostinato.tenants.terms import LeaseStatus, LeaseTerms
 from tests.properties.scenario_checks import PUBLIC, ScenarioChecks

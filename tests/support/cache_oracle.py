@@ -21,10 +21,10 @@ MAX_SLOTS = 600
 """A larger cache is not predicted: the oracle compares with everything there is."""
 
 
-def num_text_tokens(key: PrefixKey, start: int, stop: int) -> int:
-    """Count the tokens from ``start`` on before the first image token or ``stop``."""
-    images = [image for image in key.images if image.start < stop and image.end > start]
-    return max(0, min([stop, *(image.start for image in images)]) - start)
+def whole_images(key: PrefixKey, start: int, stop: int) -> int:
+    """Return the last end in ``start .. stop`` that no image of the sequence is cut at."""
+    cut = [image.start for image in key.images if image.start < stop < image.end]
+    return max(start, min([stop, *cut]))
 
 
 @dataclass
@@ -34,12 +34,10 @@ class Cached:
     Attributes:
         before: Text before its first token.
         texts: Texts of its tokens; fewer than a block for a sealed tail.
-        num_text: How many of them come before its first image token.
     """
 
     before: str
     texts: tuple[str, ...]
-    num_text: int
 
 
 @dataclass(eq=False)
@@ -136,15 +134,13 @@ class CacheOracle:
         """Return how many tokens can be copied behind the hits, and out of which blocks."""
         start = num_hits * self.size
         stop = min(len(key) - 1, start + self.size)
-        wanted = texts[start : start + num_text_tokens(key, start, stop)]
+        wanted = texts[start:stop]
         best: dict[int, list[int]] = {}
-        for block, cached in self._children(
-            texts[start - 1] if start else spell_identity(key.identity.root)
-        ):
+        before = texts[start - 1] if start else spell_identity(key.identity.root)
+        for block, cached in self._children(before):
             if block == self._with_content(cached.texts)[0]:
-                best.setdefault(_num_common(wanted, cached.texts[: cached.num_text]), []).append(
-                    block
-                )
+                end = whole_images(key, start, start + _num_common(wanted, cached.texts))
+                best.setdefault(end - start, []).append(block)
         most = max(best, default=0)
         return (most, best[most]) if most else (0, [])
 
@@ -228,10 +224,12 @@ class CacheOracle:
         full, rest = divmod(num_tokens, self.size)
         sealed = None
         sealable = self.config.seal_tails and table.writes and table.num_published == full
-        if sealable and rest and num_text_tokens(table.key, full * self.size, num_tokens) == rest:
+        start = full * self.size
+        has_images = any(i.start < num_tokens and i.end > start for i in table.key.images)
+        if sealable and rest and not has_images:
             content = self._content(table, full, rest)
             siblings = [cached for _, cached in self._children(content.before)]
-            if not any(c.texts[: c.num_text][:rest] == content.texts for c in siblings):
+            if not any(cached.texts[:rest] == content.texts for cached in siblings):
                 sealed = table.blocks.pop(full)
                 self.cached[sealed] = content
         self._release_blocks(table, sealed)
@@ -286,17 +284,16 @@ class CacheOracle:
 
     def _evict_unreachable(self) -> None:
         """Law 8: what only the failed step's copy of a block led to is found no longer."""
-        ends = {cached.texts[-1] for cached in self.cached.values()}
-        unreachable = [
-            block
-            for block, cached in self.cached.items()
-            if cached.before not in ends and not cached.before.endswith(":")
-        ]
-        for block in unreachable:
-            evicted = self.cached.pop(block)
-            for child, _ in self._children(evicted.texts[-1]):
-                assert child in self.evictable, "a sequence holds it"
-            self._evict_unreachable()
+        gone: list[int] = []
+        while True:
+            ends = {cached.texts[-1] for cached in self.cached.values()}
+            starts = {block: cached.before for block, cached in self.cached.items()}
+            lost = [b for b, start in starts.items() if not (start in ends or start.endswith(":"))]
+            if not lost:
+                break
+            del self.cached[lost[0]]
+            gone.append(lost[0])
+        for block in reversed(gone):
             self.evictable.remove(block)
             self._free_blocks([block])
 
@@ -304,8 +301,7 @@ class CacheOracle:
         start = position * self.size
         table.texts = spell(table.key, table.texts)
         before = table.texts[start - 1] if start else spell_identity(table.key.identity.root)
-        texts = tuple(table.texts[start : start + num_tokens])
-        return Cached(before, texts, num_text_tokens(table.key, start, start + num_tokens))
+        return Cached(before, tuple(table.texts[start : start + num_tokens]))
 
     def _add(self, table: Table) -> None:
         self.tables.append(table)

@@ -6,13 +6,14 @@ from array import array
 
 from playwright.sync_api import expect
 
+from ostinato import AsyncLLM
 from ostinato.observe.introspection import BlockMap, BlockState
 from ostinato.server.callers import Caller
 from ostinato.server.page_state import lay_out_blocks
 from ostinato.server.state import ServerState
 from ostinato.server.tenant_usage import salt_label
 from tests.server.page.calls import complete
-from tests.support.servers import serving
+from tests.support.servers import await_idle, serving
 
 
 def test_figures_follow_the_traffic_without_a_reload(open_url, view) -> None:
@@ -116,3 +117,25 @@ def test_a_cell_of_a_large_pool_says_how_its_blocks_are_divided(state) -> None:
     assert found["mixes"][0] == [64, 0, 0, 64] and found["mixes"][1] == [128, 0, 0, 0]
     assert found["owners"][:2] == [0, -1] and found["states"][:2] == "30"
     assert found["counts"] == {"unused": 2**17 - 64, "private": 0, "held": 0, "evictable": 64}
+
+
+def test_tiers_are_shown_with_what_they_hold(view, tmp_path) -> None:
+    disk = {"kv_disk": tmp_path / "kv", "kv_disk_bytes": 2**26}
+    llm = AsyncLLM("tiny-shakespeare", dtype="float32", num_blocks=64, **disk)
+    prompt = "ROMEO:\nBut, soft! what light through yonder window breaks?"
+    with serving(ServerState(llm)) as url:
+        for _ in range(2):
+            complete(url, prompt)
+        view.goto(url)
+        row = view.locator("#tiers tbody tr")
+        expect(row).to_contain_text("disk")
+        expect(row).to_contain_text("of 64 MiB")
+        expect(row.locator(".pill")).to_have_attribute("data-kind", "live")
+        await_idle(llm)
+    llm.shutdown()
+
+
+def test_a_pool_alone_shows_no_tiers(open_url, view) -> None:
+    view.goto(open_url)
+    expect(view.locator("#status")).to_have_text("live")
+    expect(view.locator("#tiers-card")).to_be_hidden()
