@@ -16,7 +16,8 @@ from ostinato.core.errors import (
 )
 from ostinato.core.identity import Identity
 from ostinato.tenants.terms import PINNED
-from tests.support.tiny_cache import TinyCache, on_both_indexes, prefix_key, tiny_cache
+from tests.support.cache_views import prefix_key
+from tests.support.tiny_cache import TinyCache, on_both_indexes, tiny_cache
 
 pytestmark = on_both_indexes
 

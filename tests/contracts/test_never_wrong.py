@@ -4,7 +4,8 @@ import pytest
 
 from ostinato.core.identity import ImageSpan
 from ostinato.observe.introspection import cached_blocks
-from tests.support.tiny_cache import on_both_indexes, prefix_key, tiny_cache
+from tests.support.cache_views import prefix_key
+from tests.support.tiny_cache import on_both_indexes, tiny_cache
 
 pytestmark = on_both_indexes
 

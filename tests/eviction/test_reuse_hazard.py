@@ -64,7 +64,7 @@ def test_the_index_is_fitted_when_a_victim_is_asked_for_and_not_while_all_fits(
     policy = ReuseHazard(num_blocks=8, clock=lambda: 0.0, requests_per_fit=2)
     for number in range(4):
         entry = RadixNode(None, Identity())
-        entry.add_blocks(array("i", [number]))
+        entry.append(b"", array("i", [number]))
         policy.add([entry], RequestSummary())
     assert not fits
 

@@ -19,7 +19,7 @@ from ostinato.indexes.block_hash import DigestFunction
 from ostinato.settings import FreeOrder, IndexName, PolicyName, PrefixCacheConfig
 from tests.properties.draw import Choices, Draw, Event, draw_event, rarely, weighted
 from tests.properties.drawn_cache import DrawnCache, Waiting
-from tests.support.tiny_cache import letters
+from tests.support.cache_views import letters
 from tests.support.wrong_calls import make_wrong_call
 
 PLACEHOLDER = "B"
@@ -249,8 +249,7 @@ class IndexScenario:
             for cache in self.caches:
                 cache.preempt_all_and_reset()
             mine, other = (
-                {name: key.tokens.tobytes() for name, key in cache.keys().items()}
-                for cache in self.caches
+                {name: key.tokens for name, key in cache.keys().items()} for cache in self.caches
             )
             self.alike = mine == other and self.settings.policy == "lru"
             self._num_duplicates = self.radix.prefix_cache.stats.duplicate_blocks
@@ -297,7 +296,7 @@ class IndexScenario:
         waiting = [cache for cache in self.caches if name in cache.waiting]
         if len(waiting) == 2 and self.hash.contents() == self.radix.contents():
             one, other = (cache.waiting[name].key for cache in waiting)
-            if one.tokens.tobytes() == other.tokens.tobytes():
+            if one.tokens == other.tokens:
                 found = [c.look_up(c.waiting[name].key).num_tokens for c in waiting]
                 assert found[0] == found[1], "equal content, equal hits"
         for cache in waiting:

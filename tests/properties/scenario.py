@@ -17,8 +17,6 @@ from ostinato.core.identity import Identity, ImageSpan, PrefixKey, PublicPrefix
 from ostinato.core.ids import RequestId
 from ostinato.core.request import FinishReason, Request
 from ostinato.errors import CacheInUse, DuplicateRequest, PromptTooLong
-from ostinato.observe.explain import Viewer, explain
-from ostinato.observe.explanation import SpanOutcome
 from ostinato.sched.scheduler import max_sequence_tokens
 from ostinato.sched.sequence import Sequence
 from ostinato.tenants.terms import LeaseStatus, LeaseTerms
@@ -94,7 +92,7 @@ class Scenario:
     def step(self) -> None:
         """Run a step; without requests nothing is planned."""
         self.counts["steps"] += bool(self.tiny.step())
-        self._check_explanations()
+        self.checks.check_explanations(self.tiny.sequences)
         self._compare()
 
     def fail(self) -> None:
@@ -255,30 +253,6 @@ class Scenario:
             found = [(t[0].token_id, -t[0].logprob) for t in logprobs]
             assert found == [(t, p) for p, t in enumerate(request.prompt_token_ids)][1:]
             self.counts["prompt log-probs"] += 1
-
-    def _check_explanations(self) -> None:
-        """Law 10: an explanation covers its prompt, and agrees with what was counted."""
-        history = self.cache.history
-        assert history is not None
-        history.check()
-        for record in [
-            r for r in history.records() if r.is_first and r.name in self.tiny.sequences
-        ]:
-            sequence = self.tiny.sequences[record.name]
-            tenant = record.identity.tenant
-            others = {r.name for r in history.records() if r.identity.tenant != tenant}
-            for administrator in (False, True):
-                told = explain(history, record.name, Viewer(administrator, str))
-                edges = [0, *(span.stop for span in told.spans)]
-                assert [span.start for span in told.spans] == edges[:-1]
-                assert edges == sorted(set(edges)) and edges[-1] == sequence.num_prompt_tokens
-                num_cached = sequence.num_shared_tokens + sequence.num_copied_tokens
-                assert told.num_cached_tokens == num_cached
-                assert told.num_copied_tokens == sequence.num_copied_tokens
-                for span in told.spans:
-                    assert (span.reason is None) == (span.outcome is not SpanOutcome.COMPUTED)
-                assert not others & {span.request for span in told.spans}
-            self.counts["explained"] += 1
 
     def _check_refused(self, request: Request) -> None:
         """Law 6: too long for the model or the pool."""

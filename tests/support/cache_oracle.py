@@ -224,8 +224,8 @@ class CacheOracle:
         full, rest = divmod(num_tokens, self.size)
         sealed = None
         sealable = self.config.seal_tails and table.writes and table.num_published == full
-        images = table.key.images
-        has_images = any(i.start < num_tokens and i.end > full * self.size for i in images)
+        start = full * self.size
+        has_images = any(i.start < num_tokens and i.end > start for i in table.key.images)
         if sealable and rest and not has_images:
             content = self._content(table, full, rest)
             siblings = [cached for _, cached in self._children(content.before)]
@@ -284,17 +284,16 @@ class CacheOracle:
 
     def _evict_unreachable(self) -> None:
         """Law 8: what only the failed step's copy of a block led to is found no longer."""
-        ends = {cached.texts[-1] for cached in self.cached.values()}
-        unreachable = [
-            block
-            for block, cached in self.cached.items()
-            if cached.before not in ends and not cached.before.endswith(":")
-        ]
-        for block in unreachable:
-            evicted = self.cached.pop(block)
-            for child, _ in self._children(evicted.texts[-1]):
-                assert child in self.evictable, "a sequence holds it"
-            self._evict_unreachable()
+        gone: list[int] = []
+        while True:
+            ends = {cached.texts[-1] for cached in self.cached.values()}
+            starts = {block: cached.before for block, cached in self.cached.items()}
+            lost = [b for b, start in starts.items() if not (start in ends or start.endswith(":"))]
+            if not lost:
+                break
+            del self.cached[lost[0]]
+            gone.append(lost[0])
+        for block in reversed(gone):
             self.evictable.remove(block)
             self._free_blocks([block])
 

@@ -15,7 +15,6 @@ After each of these calls the cache checks itself, what sequences read and what 
 compared with slots of text (``FakeKV``), and a plain cache with what ``CacheOracle`` predicts.
 """
 
-from array import array
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -25,19 +24,13 @@ import pytest
 
 from ostinato.assembly import build_cache
 from ostinato.cache.block_table import BlockTable
-from ostinato.cache.eviction import LeastRecentlyUsed
-from ostinato.cache.manager import CacheManager
-from ostinato.cache.pool import BlockPool
 from ostinato.cache.prefix_index import PrefixMatch
-from ostinato.core.identity import Identity, ImageSpan, PrefixKey
+from ostinato.core.identity import ImageSpan, PrefixKey
 from ostinato.core.plan import CopyRun
-from ostinato.hybrid.manager import HybridCacheManager
-from ostinato.hybrid.window_content import WindowTable
-from ostinato.hybrid.window_group import WindowGroup
 from ostinato.indexes.block_hash import DigestFunction
 from ostinato.observe.introspection import cached_blocks
 from ostinato.settings import DigestName, IndexName, PrefixCacheConfig
-from ostinato.tenants.shares import TenantShares
+from tests.support.cache_views import held_windows, letters, prefix_key, windows_of
 from tests.support.fake_kv import Chunk, FakeKV, spell
 from tests.support.predicted_manager import PredictedManager
 
@@ -59,34 +52,6 @@ def tiny_cache(
         num_blocks=num_blocks, block_size=block_size, index=index, **settings
     )
     return TinyCache(config, digest)
-
-
-def prefix_key(prompt: str, images: Iterable[ImageSpan] = (), **identity: Any) -> PrefixKey:
-    """Return the key of a prompt, a letter per token; ``identity`` as in ``Identity``."""
-    return PrefixKey(Identity(**identity), [ord(letter) for letter in prompt], images)
-
-
-def windows_of(manager: CacheManager) -> list[WindowGroup]:
-    """Return a manager's sliding windows; none of a plain one."""
-    groups = manager.layer_groups if isinstance(manager, HybridCacheManager) else ()
-    return [group for group in groups if isinstance(group, WindowGroup)]
-
-
-def held_windows(table: BlockTable) -> list[WindowTable]:
-    """Return what a table holds in windows."""
-    return [held for held in table.held if isinstance(held, WindowTable)]
-
-
-def shares_of(pool: BlockPool) -> TenantShares:
-    """Return the accounts of a pool; empty ones where all blocks are everyone's."""
-    shares = pool.shares
-    return shares if isinstance(shares, TenantShares) else TenantShares({}, LeastRecentlyUsed)
-
-
-def letters(packed: "bytes | array[int]") -> str:
-    """Return packed tokens as the letters they stand for."""
-    tokens = packed if isinstance(packed, array) else array("I", packed)
-    return "".join(map(chr, tokens))
 
 
 @dataclass(eq=False)
