@@ -147,12 +147,11 @@ class HashIndex:
         """Find the block after a match with the longest common prefix with the sequence."""
         run, extra = key.block_run(start, min(num_tokens, start + self.block_size))
         name = run if extra is None else child_name(run, extra)[: len(run)]
-        child = content.children.closest(name)
+        child, common = content.children.closest(name)
         if child is None:
             return None
-        common = num_common_tokens(run, child.run)
         if extra is not None or child.extra is not None:
-            common = num_shared_tokens(extra, child.extra, common)
+            common = num_shared_tokens(extra, child.extra, num_common_tokens(run, child.run))
         return TailMatch(child.copies[0].block, common, child.copies[0]) if common else None
 
     def acquire(self, key: PrefixKey, match: PrefixMatch) -> tuple[HashPath, HashCopy | None]:
