@@ -61,7 +61,7 @@ def test_the_index_is_fitted_when_a_victim_is_asked_for_and_not_while_all_fits()
     before = policy._table.index[:]
     for number in range(4):
         entry = RadixNode(None, Identity())
-        entry.add_blocks(array("i", [number]))
+        entry.append(b"", array("i", [number]))
         policy.add([entry], RequestSummary())
     policy._table.lives[0], policy._table.reused[0] = 100.0, 50.0
     assert policy._table.index == before

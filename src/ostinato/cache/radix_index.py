@@ -31,13 +31,7 @@ from ostinato.cache.block import CacheEntry
 from ostinato.cache.child_index import child_name, num_shared_tokens, walk
 from ostinato.cache.eviction import RequestSummary
 from ostinato.cache.pool import BlockPool
-from ostinato.cache.prefix_index import (
-    CachedRun,
-    PrefixMatch,
-    PublishResult,
-    Removal,
-    TailMatch,
-)
+from ostinato.cache.prefix_index import CachedRun, PrefixMatch, PublishResult, Removal, TailMatch
 from ostinato.cache.radix_node import RadixNode
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.ids import BlockId
