@@ -62,6 +62,16 @@ def test_what_another_cache_has_pinned_is_not_unpinned_here(index):
     refused(ours, ReleasedTable, lambda: ours.manager.unpin(table))
 
 
+def test_what_is_pinned_in_part_is_released_in_full(index):
+    """ABCD is held; EF, which could be copied, is not, for a pin copies nothing."""
+    cache = tiny_cache(8, index=index)
+    cache.serve("ABCDEFGH")
+    table = cache.manager.pin(prefix_key("ABCDEFXY"), 8)
+    assert len(table.blocks) == 1
+    cache.manager.unpin(table)
+    cache.prefix_cache.check()
+
+
 def test_a_failed_step_has_released_its_tables(index):
     """As the example of the README invites: ``fail`` in ``except``, ``release`` in ``finally``."""
     cache = tiny_cache(8, index=index)

@@ -85,6 +85,13 @@ def test_text_behind_an_image_in_its_block_is_shared_token_by_token(index):
     assert found(cache, "A###WHAT?", images=dog) == (0, 1)
 
 
+def test_tokens_of_a_block_with_an_image_are_its_tokens_alone(index):
+    cache = tiny_cache(8, index=index)
+    cache.serve("AB####CD", images=[ImageSpan(b"cat", 2, 4)])
+    entries = [entry for run in cache.manager.index.runs() for entry in run.entries]
+    assert b"".join(entry.run_from(0)[1] for entry in entries) == prefix_key("AB####CD").packed
+
+
 def test_it_is_known_where_a_hit_of_shared_tokens_will_end(index):
     """Behind a whole image, before half of one, and where a block ends within one."""
     cache, cat = tiny_cache(8, index=index), [ImageSpan(b"cat", 5, 9)]
