@@ -6,7 +6,7 @@ import tracemalloc
 
 import pytest
 
-from ostinato.core.errors import BrokenTrace, ConfigError
+from ostinato.errors import BrokenTrace, ConfigError
 from ostinato.lab import trace_builder
 from ostinato.lab.hash_traces import read_hash_trace
 from ostinato.lab.traces import ReadOptions, read_trace

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ostinato.core.config import SchedulerConfig
-from ostinato.core.errors import BrokenTrace, ConfigError
+from ostinato.errors import BrokenTrace, ConfigError
 from ostinato.lab.block_trace import BlockRequest
 from ostinato.lab.trace_builder import make_block_trace
 from ostinato.lab.traces import ReadOptions, read_trace

@@ -7,13 +7,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ostinato.lab.quantities import write_bytes, write_seconds
+from ostinato.lab.quantities import count, write_bytes, write_seconds
 
 
 def draw_stats(console: Console, answer: dict[str, Any]) -> None:
     """Print blocks by state, and look-ups in total and per tenant."""
     blocks = answer["blocks"]
-    parts = ", ".join(f"{count:,} {name}" for name, count in blocks.items())
+    parts = ", ".join(f"{number:,} {name}" for name, number in blocks.items())
     console.print(f"{sum(blocks.values()):,} blocks: {parts}", highlight=False)
     console.print(
         f"{answer['num_leased_blocks']:,} of them leased; {answer['num_running']:,} sequences run, "
@@ -89,29 +89,27 @@ def draw_tiers(console: Console, answer: dict[str, Any]) -> None:
     """Print each tier, and what was loaded and written."""
     if not answer["tiers"]:
         return console.print("There are no tiers: start the server with --kv-disk FOLDER.")
-    table = _table("Tier", ("Where", "State", "Extents", "Used", "Limit", "Leased", "Written"))
+    table = _table("Tier", ("Extents", "Used", "Limit", "Leased", "Written", "Tokens loaded"))
     for tier in answer["tiers"]:
         state = f"{tier['state']}: {tier['reason']}" if tier["reason"] else tier["state"]
-        sizes = [write_bytes(tier[f"{name}_bytes"]) for name in ("num", "limit", "leased")]
-        table.add_row(
-            Text(tier["tier"]),
-            Text(tier["where"]),
-            Text(state),
-            f"{tier['num_extents']:,}",
-            *sizes,
-            write_bytes(tier["written_bytes"]),
-        )
+        _print_line(console, f"{tier['tier']} is {state} ({tier['where']})")
+        amounts = [tier[f"{name}_bytes"] for name in ("num", "limit", "leased")]
+        loaded = answer["loaded_tokens"].get(tier["tier"], 0)
+        # A server knows what it has, and would have to be asked.
+        shown = map(write_bytes, amounts) if tier["limit_bytes"] else "–––"
+        extents = f"{tier['num_extents']:,}" if tier["limit_bytes"] else "–"
+        written = write_bytes(tier["written_bytes"])
+        table.add_row(Text(tier["tier"]), extents, *shown, written, f"{loaded:,}")
     console.print(table)
-    loaded = ", ".join(f"{n:,} tokens from {k}" for k, n in answer["loaded_tokens"].items())
-    console.print(
-        f"Loaded: {loaded or 'nothing'}, in {write_seconds(answer['load_seconds'])}; "
-        f"{answer['num_cheaper']:,} times it was cheaper to compute",
-        highlight=False,
+    _print_line(
+        console,
+        f"Loading took {write_seconds(answer['load_seconds'])}; "
+        f"computing was cheaper {count(answer['num_cheaper'], 'time')}",
     )
-    for title, name in (("Ended early", "load_faults"), ("Stores", "stores")):
+    for title, name in (("Loads that ended early", "load_faults"), ("Stores", "stores")):
         if answer[name]:
-            counts = ", ".join(f"{count:,} {what}" for what, count in answer[name].items())
-            console.print(f"{title}: {counts}", highlight=False)
+            counts = ", ".join(f"{what} {number:,}" for what, number in answer[name].items())
+            _print_line(console, f"{title}: {counts}")
     return None
 
 
@@ -182,16 +180,18 @@ def draw_public(console: Console, answer: dict[str, Any]) -> None:
 def draw_receipt(console: Console, answer: dict[str, Any]) -> None:
     """Print what was erased, and where."""
     table = _table("Erased", ("Count",))
-    for place, count in answer.items():
-        if place == "tiers":
-            for tier in count:
-                left = "" if tier["complete"] else ", not all: erase it again"
-                shown = f"{tier['num_extents']:,} extents, {write_bytes(tier['num_bytes'])}{left}"
-                table.add_row(Text(f"{tier['tier']} {tier['where']}"), shown)
-            continue
-        shown = ", ".join(count) or "-" if isinstance(count, list) else f"{count:,}"
-        table.add_row(place.removeprefix("num_").replace("_", " "), shown)
+    for place, number in answer.items():
+        if place != "tiers":
+            shown = ", ".join(number) or "–" if isinstance(number, list) else f"{number:,}"
+            table.add_row(place.removeprefix("num_").replace("_", " "), shown)
     console.print(table)
+    for tier in answer.get("tiers", []):
+        parts = [count(tier["num_extents"], "extent"), write_bytes(tier["num_bytes"])]
+        if tier["num_keys"]:
+            parts.append(count(tier["num_keys"], "key"))
+        if not tier["complete"]:
+            parts.append("and there is more: erase again")
+        _print_line(console, f"{tier['tier']} ({tier['where']}): {', '.join(parts)}")
 
 
 def _table(first: str, others: tuple[str, ...]) -> Table:
@@ -200,6 +200,11 @@ def _table(first: str, others: tuple[str, ...]) -> Table:
     for name in others:
         table.add_column(name, justify="right")
     return table
+
+
+def _print_line(console: Console, line: str) -> None:
+    """Print a line that may hold a path, which is not to be broken."""
+    console.print(Text(line), soft_wrap=True)
 
 
 def _line(text: str | list[int]) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ostinato.core.errors import BrokenCheckpoint, ModelNotFound
+from ostinato.errors import BrokenCheckpoint, ModelNotFound
 from ostinato.lab.kv_config import Config
 from ostinato.runner.fetched_models import FETCHED_MODELS
 

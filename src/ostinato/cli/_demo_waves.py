@@ -14,8 +14,8 @@ from itertools import islice, product
 from statistics import median
 from typing import TYPE_CHECKING
 
-from ostinato.core.errors import StepFailed
 from ostinato.engine.sampling_params import SamplingParams
+from ostinato.errors import StepFailed
 
 if TYPE_CHECKING:
     from ostinato import RequestOutput

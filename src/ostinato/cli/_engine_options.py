@@ -133,7 +133,7 @@ class EngineOptions:
         if (limits := settings.get("limit_mm_per_prompt")) is not None:
             settings["limit_mm_per_prompt"] = _read_json("limit_mm_per_prompt", limits)
             settings["allowed_media_domains"] = settings["allowed_media_domains"] or ()
-        for name in ("kv_cache_memory", "kv_disk_bytes", "kv_disk_bytes_per_day"):
+        for name in ("kv_cache_memory", "kv_host_bytes", "kv_disk_bytes", "kv_disk_bytes_per_day"):
             if isinstance(text := settings.get(name), str):
                 settings[name] = read_bytes(name, text)
         if self.kv_cache_memory is None:
@@ -189,6 +189,9 @@ class ServedEngineOptions(EngineOptions):
         True,
         "Remove a prefix from the cache if an audit finds it wrong.",
         "--audit-quarantine/--no-quarantine",
+    )
+    kv_host_bytes: str | None = _tiers(
+        None, "Host memory for prefixes that the pool of a GPU evicts, such as 32GiB."
     )
     kv_disk: str | None = _tiers(
         None, "Folder for prefixes on disk, which survive eviction and restarts."

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from ostinato.core.errors import StepFailed
+from ostinato.errors import StepFailed
 from ostinato.lab.quantities import count, write_seconds
 
 if TYPE_CHECKING:

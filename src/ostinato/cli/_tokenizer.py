@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ostinato.core.errors import BrokenCheckpoint, MissingTokenizer, RequestError
+from ostinato.errors import BrokenCheckpoint, MissingTokenizer, RequestError
 from ostinato.lab.explain_log import Tokenizer
 from ostinato.lab.request_log import LoggedRequest, render_plainly
 from ostinato.lab.word_tokens import word_tokenizer
@@ -78,7 +78,7 @@ def model_tokenizer(model: str) -> Any:
         ModelNotFound: There is no such model.
         MissingTokenizer: It has no tokenizer, or a damaged one.
     """
-    from ostinato.runner.model_loader import load_tokenizer
+    from ostinato.runner.pretrained import load_tokenizer
     from ostinato.runner.resolve import resolve_model
 
     path = resolve_model(model)

@@ -13,9 +13,9 @@ from ostinato.cli import _engine_options as options
 from ostinato.cli._errors import complain
 from ostinato.cli._option_groups import grouped, option
 from ostinato.cli._streaming import account, follow, loaded, note, was_interrupted, write
-from ostinato.core.errors import ConfigError, RequestError, StepFailed
-from ostinato.engine.config import DEFAULT_MODEL
 from ostinato.engine.sampling_params import SamplingParams
+from ostinato.engine.settings import DEFAULT_MODEL
+from ostinato.errors import ConfigError, RequestError, StepFailed
 from ostinato.lab.quantities import count
 
 if TYPE_CHECKING:

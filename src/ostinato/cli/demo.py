@@ -31,7 +31,8 @@ from ostinato.cli._demo_waves import (
 )
 from ostinato.cli._option_groups import grouped, option
 from ostinato.core.errors import ConfigError
-from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
+from ostinato.engine.config import EngineConfig
+from ostinato.engine.settings import DEFAULT_MODEL
 from ostinato.lab.quantities import count, write_seconds
 
 if TYPE_CHECKING:

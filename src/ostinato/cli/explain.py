@@ -17,7 +17,7 @@ from ostinato.cli._tokenizer import IgnoredFields, ModelOfTokens, load_tokenizer
 from ostinato.cli._trace_source import SkipBroken, name_broken
 from ostinato.cli.cache import URL
 from ostinato.core.errors import ConfigError, RequestError
-from ostinato.engine.config import DEFAULT_MODEL
+from ostinato.engine.settings import DEFAULT_MODEL
 from ostinato.lab.explain_log import explain_log, explain_recording, is_recording
 from ostinato.lab.quantities import count
 from ostinato.lab.recording import read_recording
@@ -28,6 +28,7 @@ from ostinato.settings import IndexName, PrefixCacheConfig
 _COLOURS = {
     SpanOutcome.HIT: "green",
     SpanOutcome.WAITED: "green",
+    SpanOutcome.LOADED: "green",
     SpanOutcome.COPIED: "cyan",
     SpanOutcome.COMPUTED: "red",
 }

@@ -20,8 +20,8 @@ from ostinato.cli._streaming import (
     write_prompt,
 )
 from ostinato.core.errors import ConfigError, EmptyPrompt, RequestError
-from ostinato.engine.config import DEFAULT_MODEL
 from ostinato.engine.sampling_params import SamplingParams
+from ostinato.engine.settings import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from ostinato import AsyncLLM, CompletionOutput, RequestOutput

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from ostinato.cli import _engine_options as options
 from ostinato.cli._option_groups import grouped, option
-from ostinato.engine.config import DEFAULT_MODEL
+from ostinato.engine.settings import DEFAULT_MODEL
 from ostinato.lab.quantities import read_bytes
 
 _server = partial(option, panel="Server")

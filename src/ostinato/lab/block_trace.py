@@ -20,7 +20,7 @@ from math import isfinite
 import numpy as np
 import numpy.typing as npt
 
-from ostinato.core.errors import BrokenTrace
+from ostinato.errors import BrokenTrace
 from ostinato.lab.lines import BrokenLine
 
 Numbers = npt.NDArray[np.int64]

@@ -12,9 +12,9 @@ from pathlib import Path
 import msgspec
 
 from ostinato.assembly import build_cache
-from ostinato.core.errors import BrokenTrace, PromptTooLong
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.request import RequestContext
+from ostinato.errors import BrokenTrace, PromptTooLong
 from ostinato.lab.lines import iter_lines
 from ostinato.lab.recording import Recording
 from ostinato.lab.replay import Replay

@@ -22,7 +22,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from ostinato.core.errors import BrokenTrace, ConfigError
+from ostinato.errors import BrokenTrace, ConfigError
 from ostinato.lab.block_trace import BlockRequest, BlockTrace
 from ostinato.lab.lines import BrokenLine, OnBroken, iter_lines
 from ostinato.lab.trace_builder import TraceBuilder

@@ -11,7 +11,7 @@ own key. Three cases are kept apart:
 
 from collections.abc import Mapping
 
-from ostinato.core.errors import ConfigError, UnsupportedModel
+from ostinato.errors import ConfigError, UnsupportedModel
 
 Config = Mapping[str, object]
 """A config, or a part of one, as parsed from ``config.json``."""

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ostinato.core.errors import UnsupportedModel
+from ostinato.errors import UnsupportedModel
 from ostinato.lab import kv_patterns as patterns
 from ostinato.lab import kv_states as states
 from ostinato.lab.kv_config import Config, ConfigReader

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from ostinato.core.errors import ConfigError, UnsupportedModel
+from ostinato.errors import ConfigError, UnsupportedModel
 from ostinato.lab.kv_config import Config, ConfigReader, language_part
 from ostinato.lab.kv_families import Family, family_of
 from ostinato.lab.kv_patterns import CHUNKED, CONV, FULL, HYBRID, LINEAR, NONE, OTHER_NAMES, SLIDING

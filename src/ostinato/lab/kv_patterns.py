@@ -10,7 +10,7 @@ the end are for those that say it otherwise.
 
 from collections.abc import Callable
 
-from ostinato.core.errors import ConfigError, UnsupportedModel
+from ostinato.errors import ConfigError, UnsupportedModel
 from ostinato.lab.kv_config import ConfigReader
 
 FULL = "full_attention"

@@ -14,7 +14,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
-from ostinato.core.errors import BrokenTrace
+from ostinato.errors import BrokenTrace
 
 OnBroken = Literal["refuse", "skip"]
 

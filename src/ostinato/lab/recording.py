@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from ostinato.core.errors import BrokenTrace
+from ostinato.errors import BrokenTrace
 from ostinato.lab.lines import BrokenLine, OnBroken, read_lines
 from ostinato.traces.format import Added, AnyEvent, Ended, Header, Stopped, read_event, read_header
 

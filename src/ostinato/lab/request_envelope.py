@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from math import isfinite
 from typing import Any
 
-from ostinato.core.errors import BrokenTrace
+from ostinato.errors import BrokenTrace
 from ostinato.lab.request_formats import is_request
 
 _BODIES = (

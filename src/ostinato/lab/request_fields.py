@@ -6,7 +6,7 @@ A field that was not read is refused by its path, unless it is known not to affe
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
-from ostinato.core.errors import BrokenTrace
+from ostinato.errors import BrokenTrace
 
 ValueT = TypeVar("ValueT")
 

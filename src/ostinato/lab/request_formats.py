@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ostinato.core.errors import BrokenTrace
+from ostinato.errors import BrokenTrace
 from ostinato.lab.logged_prompt import Block, Message, Prompt, Tool
 from ostinato.lab.request_fields import IN_BLOCK, NOT_IN_PROMPT, OPAQUE_ITEMS, SETTINGS, Fields
 from ostinato.lab.request_parts import (

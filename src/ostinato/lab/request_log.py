@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ostinato.core.errors import BrokenTrace, TokenOutOfRange
 from ostinato.core.tokens import pack_tokens
+from ostinato.errors import BrokenTrace, TokenOutOfRange
 from ostinato.lab.lines import BrokenLine, OnBroken, iter_lines
 from ostinato.lab.logged_prompt import Block, Message, Prompt
 from ostinato.lab.request_envelope import (

@@ -23,7 +23,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from ostinato.core.errors import BrokenTrace, ConfigError
+from ostinato.errors import BrokenTrace, ConfigError
 from ostinato.lab.block_trace import BlockRequest, BlockTrace
 from ostinato.lab.hash_traces import TimeUnit, read_hash_trace
 from ostinato.lab.lines import BrokenLine, OnBroken, iter_lines

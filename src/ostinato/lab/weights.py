@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ostinato.core.errors import ConfigError, UnsupportedModel
+from ostinato.errors import ConfigError, UnsupportedModel
 from ostinato.lab.kv_config import Config, ConfigReader, language_part
 from ostinato.lab.kv_families import family_of
 from ostinato.lab.kv_layers import Kind, Layer, layer_plan

@@ -6,6 +6,7 @@ Files in reading order:
 * ``kv_codes``: keys and values in 8 bits
 * ``kv_store``: the interface of KV stores
 * ``plain_store``: a KV store in plain tensors
+* ``block_copies``: copies of blocks between a store and host memory
 * ``native/``: calls into the native library
 * ``layer_groups``: which layers share block tables
 * ``inputs``: turns a plan into input tensors
@@ -32,7 +33,8 @@ Files in reading order:
 * ``word_codes``: the codes of GPTQ, AWQ, or compressed-tensors with zero points
 * ``resolve``: resolves a model's name to a directory
 * ``checkpoint``: checks that a checkpoint is complete, and fingerprints its weights
-* ``model_loader``: loads a checkpoint into a model
+* ``pretrained``: reads config, weights and tokenizer with ``transformers``
+* ``model_loader``: loads a model, and checks that it can be served correctly
 * ``support``: checks that a model can be served correctly
 * ``quantization``: checks that a quantized checkpoint computes each token by itself
 * ``row_watch``: checks that each layer of a quantized checkpoint computes each row by itself

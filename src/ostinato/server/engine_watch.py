@@ -10,9 +10,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Generic, TypeVar
 
-from ostinato.core.errors import EngineStopped
 from ostinato.engine.async_llm import AsyncLLM
 from ostinato.engine.engine import Engine
+from ostinato.errors import EngineStopped
 
 SeenT = TypeVar("SeenT")
 

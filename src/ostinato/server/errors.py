@@ -17,7 +17,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-from ostinato.core.errors import (
+from ostinato.errors import (
     CacheInUse,
     ConfigError,
     EngineStopped,

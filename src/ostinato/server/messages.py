@@ -95,7 +95,7 @@ async def count_tokens(
     whose = sender(caller, body.cache_salt, body.keep_tokens)
     conversation, whose = await load_images(state, body.conversation(), whose)
     tokens = await render_prompt(state, conversation, body.tool_use(), whose, **body.template())
-    return {"input_tokens": state.llm.num_tokens(whose.images, tokens.tokens)}
+    return {"input_tokens": state.llm.tokenizing.num_tokens(whose.images, tokens.tokens)}
 
 
 @dataclass(slots=True)

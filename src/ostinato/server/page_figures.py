@@ -8,8 +8,8 @@ from contextlib import suppress
 from statistics import median
 from typing import Any
 
-from ostinato.core.errors import EngineStopped
 from ostinato.engine.snapshot import Snapshot
+from ostinato.errors import EngineStopped
 from ostinato.observe.introspection import BlockState
 from ostinato.server.accounts import HISTORY_S, Account, FirstToken, PromptTokens
 from ostinato.server.observer import Observer, ServedRequest

@@ -15,6 +15,7 @@ import ostinato
 from ostinato.core.identity import Identity
 from ostinato.engine.engine import Engine
 from ostinato.engine.snapshot import Snapshot
+from ostinato.engine.tiered_cache import TierCounts
 from ostinato.observe.introspection import (
     BlockMap,
     BlockState,
@@ -162,17 +163,27 @@ def _load(state: ServerState, snapshot: Snapshot) -> dict[str, Any]:
         "compute_path": str(snapshot.compute_path),
         "audited_hits": snapshot.audit.num_same + snapshot.audit.num_different,
         "different_hits": snapshot.audit.num_different,
-        "tiers": []
-        if snapshot.tiers is None
-        else [
-            {
-                "tier": tier.tier,
-                "state": tier.state,
-                "loaded": snapshot.tiers.loaded_tokens.get(tier.tier, 0),
-            }
-            for tier in snapshot.tiers.tiers
-        ],
+        "tiers": _tiers(snapshot.tiers),
     }
+
+
+def _tiers(counts: TierCounts | None) -> dict[str, Any]:
+    """Lay out what each tier holds, and how its loads ended."""
+    if counts is None:
+        return {"rows": []}
+    rows = [
+        {
+            "tier": tier.tier,
+            "state": tier.state,
+            "reason": tier.reason,
+            "used": tier.num_bytes,
+            "limit": tier.limit_bytes,
+            "written": tier.written_bytes,
+            "loaded": counts.loaded_tokens.get(tier.tier, 0),
+        }
+        for tier in counts.tiers
+    ]
+    return {"rows": rows, "faults": counts.load_faults, "cheaper": counts.num_cheaper}
 
 
 def lay_out_blocks(state: ServerState, drawn: BlockMap, caller: Caller) -> dict[str, Any]:
@@ -222,8 +233,10 @@ def _name(state: ServerState, salt: bytes) -> str:
 
 async def _prefixes(state: ServerState, prefixes: list[CachedPrefix]) -> list[dict[str, Any]]:
     """List prefixes with their texts, which are decoded in another thread."""
-    heads = await state.llm.decode_each([prefix.head.tolist() for prefix in prefixes])
-    branches = await state.llm.decode_each([prefix.branch.tolist() for prefix in prefixes])
+    heads = await state.llm.tokenizing.decode_each([prefix.head.tolist() for prefix in prefixes])
+    branches = await state.llm.tokenizing.decode_each(
+        [prefix.branch.tolist() for prefix in prefixes]
+    )
     return [
         {
             "head": head,

@@ -56,7 +56,7 @@ async def play(body: PlayBody, request: Request, caller: CallerOfRequest) -> dic
         return newest
 
     output = await until_gone(request, whole())
-    pieces = await state.llm.pieces(output.prompt_token_ids)
+    pieces = await state.llm.tokenizing.pieces(output.prompt_token_ids)
     return {
         "id": call.request_id,
         "tokens": list(zip(pieces, origins(output), strict=True)),

@@ -106,7 +106,7 @@ async def load_images(
     Raises:
         RequestError: The model accepts no images or fewer, or one cannot be loaded.
     """
-    loaded, images = await state.llm.load_images(messages, whose.cache_salt)
+    loaded, images = await state.llm.tokenizing.load_images(messages, whose.cache_salt)
     return loaded, replace(whose, images=images)
 
 
@@ -140,7 +140,9 @@ async def render_prompt(
         described = [tool.describe() for tool in use.tools]
     else:
         messages = describe_tools(messages, use)
-    return await state.llm.render(messages, None, opens_turn, described, whose=whose, **options)
+    return await state.llm.tokenizing.render(
+        whose, messages, add_generation_prompt=opens_turn, tools=described, **options
+    )
 
 
 def sender(caller: Caller, cache_salt: str = "", keep_tokens: bool = True) -> Prompt:

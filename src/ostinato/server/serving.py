@@ -11,10 +11,10 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
-from ostinato.core.errors import StepFailed
 from ostinato.core.request import FinishReason
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.prompts import PromptDict
+from ostinato.errors import StepFailed
 from ostinato.server.call import GenerateCall
 from ostinato.server.callers import Caller
 from ostinato.server.errors import ApiError, api_error

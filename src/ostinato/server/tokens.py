@@ -62,11 +62,11 @@ async def tokenize(body: TokenizeBody, request: Request, caller: CallerOfRequest
         rendered = await render_prompt(
             state, messages, use, whose, body.add_generation_prompt, **body.template()
         )
-        tokens = await state.llm.with_images(rendered, whose.images)
+        tokens = await state.llm.tokenizing.with_images(rendered, whose.images)
     else:
         adds = body.add_special_tokens is not False
         tokens = await state.llm.encode(body.prompt or "", whose=whose, add_special_tokens=adds)
-    texts = await state.llm.pieces(tokens) if body.return_token_strs else None
+    texts = await state.llm.tokenizing.pieces(tokens) if body.return_token_strs else None
     most = state.llm.max_model_len
     return {"tokens": tokens, "count": len(tokens), "max_model_len": most, "token_strs": texts}
 

@@ -48,7 +48,9 @@ class PrefixBody(TenantBody):
         if self.messages is not None:
             messages = [message.rendered() for message in self.messages]
             opens_turn = self.add_generation_prompt
-            return await state.llm.render(messages, None, opens_turn, whose=whose or Prompt())
+            return await state.llm.tokenizing.render(
+                whose or Prompt(), messages, add_generation_prompt=opens_turn
+            )
         if isinstance(self.prompt, str):
             return await state.llm.encode(self.prompt, whose=whose or Prompt())
         return self.prompt or []

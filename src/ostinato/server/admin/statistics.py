@@ -1,6 +1,7 @@
 """Counters and contents of the cache."""
 
-from dataclasses import asdict
+from asyncio import to_thread
+from dataclasses import asdict, replace
 from typing import Any
 
 from fastapi import APIRouter, Query, Request
@@ -47,8 +48,10 @@ async def audits(request: Request, administrator: Administrator) -> dict[str, An
 async def tiers(request: Request, administrator: Administrator) -> dict[str, Any]:
     """Return the tiers: their contents, loads and stores."""
     state: ServerState = request.app.state.server
-    counts = (await state.llm.look(take_snapshot)).tiers
-    return {"tiers": []} if counts is None else counts.as_dict()
+    counts, cache = (await state.llm.look(take_snapshot)).tiers, state.llm.engine.tiers
+    if counts is None or cache is None:
+        return {"tiers": []}
+    return replace(counts, tiers=await to_thread(cache.read_stats)).as_dict()
 
 
 @router.get("/heaviest")

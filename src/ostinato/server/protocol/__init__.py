@@ -8,6 +8,7 @@ Files in reading order:
 * ``completions``: the body of ``/v1/completions``
 * ``chat``: the body of ``/v1/chat/completions``
 * ``responses``: the body of ``/v1/responses``: text, streams and tools that are functions
+* ``message_blocks``: the blocks of messages of Anthropic's API
 * ``messages``: the body of Anthropic's ``/v1/messages``
 * ``logprobs``: log-probabilities as OpenAI writes them
 * ``answers``: response bodies and token counts

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 from transformers import PreTrainedTokenizerBase
 
-from ostinato.core.errors import InvalidSamplingParams
 from ostinato.engine.sampling_params import SamplingParams
+from ostinato.errors import InvalidSamplingParams
 from ostinato.server.answer_formats import AnswerFormats
 from ostinato.server.call_grammar import form_of
 from ostinato.server.protocol.body import MOST_MESSAGES, Body, Items, TextOrImageUrl, parts_of

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from ostinato.core.errors import InvalidSamplingParams
 from ostinato.engine.sampling_params import SamplingParams
 from ostinato.engine.structured_outputs import StructuredOutputs
+from ostinato.errors import InvalidSamplingParams
 from ostinato.server.answer_formats import AnswerFormats
 from ostinato.server.call_grammar import form_of
 from ostinato.server.protocol.body import Body, Items, TextOrInputImage, parts_of
