@@ -49,7 +49,7 @@ def test_status_and_explain_ask_a_running_router(
     assert "no such decision" in terminal.refuse("route", "explain", "999", "--url", router.url)
     refused = terminal.refuse("route", "--worker", "ftp://x")
     assert "must be http://host:port" in refused
-    assert "can be reached from elsewhere" in terminal.refuse("route", "--host", "0.0.0.0")
+    assert "can be reached from other machines" in terminal.refuse("route", "--host", "0.0.0.0")
 
 
 def test_a_router_process_says_whether_it_is_ready_and_ends_on_sigterm():

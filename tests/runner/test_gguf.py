@@ -138,7 +138,7 @@ def test_a_truncated_file_is_refused(kept: float, plain_file: Path, tmp_path: Pa
     path = tmp_path / "torn.gguf"
     path.write_bytes(content[: int(len(content) * kept)])
 
-    with pytest.raises(BrokenCheckpoint, match=r"torn\.gguf .*no whole GGUF file"):
+    with pytest.raises(BrokenCheckpoint, match=r"torn\.gguf .*not a complete GGUF file"):
         load_model(path)
 
 

@@ -148,14 +148,14 @@ def test_a_name_is_fetched_from_the_hub_without_pickles_and_code(
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        ("truncated", r"model\.safetensors .* is no whole safetensors file"),
+        ("truncated", r"model\.safetensors .* is not a complete safetensors file"),
         ("missing shard", r"1 of \d+ weight files are missing: model-00002-of"),
         ("no weights", r"neither model\.safetensors nor"),
         ("missing weights", r"1 missing keys .* model\.layers\.1\.mlp\.up_proj\.weight"),
         ("unexpected weights", r"1 unexpected keys .* stranger"),
         ("mismatched weights", r"model\.norm\.weight|do not load"),
         ("no config", r"config\.json is missing"),
-        ("corrupt config", r"config\.json is no readable JSON"),
+        ("corrupt config", r"config\.json is not valid JSON"),
         ("config without type", r"config\.json: has no model_type"),
         ("impossible config", r"config\.json is not understood.*hidden_size"),
         ("corrupt tokenizer", r"the tokenizer does not load"),

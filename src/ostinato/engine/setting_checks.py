@@ -119,13 +119,13 @@ def _check_native_attention(settings: EngineSettings) -> None:
         f"device={settings.device!r}, and the library computes on a CPU": settings.device != "cpu",
     }
     for name, int8 in (("dtype", ""), ("kv_cache_dtype", ", int8")):
-        known = f"the library knows float32, bfloat16, float16{int8}"
+        known = f"the library supports float32, bfloat16, float16{int8}"
         is_float64 = getattr(settings, name) == "float64"
         hindrances[f"{name} is float64, and {known}: set {name}"] = is_float64
     for hindrance, holds in hindrances.items():
         if holds:
             raise ConfigError(
-                f"attention='native' cannot be had: {hindrance}; or set attention='auto'"
+                f"attention='native' is unavailable: {hindrance}; or set attention='auto'"
             )
 
 

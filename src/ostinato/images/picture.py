@@ -55,8 +55,8 @@ def decode(encoded: bytes, max_pixels: int, name: str = "the image") -> Picture:
         name: Of the image, for the error.
 
     Raises:
-        RequestError: It is no image, is broken, or has too many pixels; those are counted before
-            anything is decoded.
+        RequestError: It is not an image, is broken, or has too many pixels; those are counted
+            before anything is decoded.
     """
     try:
         with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:

@@ -53,7 +53,7 @@ class EventRecorder(CacheObserver):
         self._log.flush()
 
     def on_clear(self, everything: bool) -> None:
-        """Log that nothing is cached any more."""
+        """Log that the cache is empty."""
         if everything:
             self._log.add(AllCleared())
             self._log.flush()

@@ -1,4 +1,4 @@
-"""What is cached now, and which prefixes save most.
+"""The current content of the cache, and the prefixes that save most.
 
 Two reports, taken between two steps and equal for both indexes: a map of all blocks with their
 states and owners, and the prefixes that save most.

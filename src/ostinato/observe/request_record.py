@@ -1,4 +1,4 @@
-"""What is remembered of one sequence that was served.
+"""The record of one served sequence.
 
 A record begins at admission and ends when the blocks are released. While the sequence lives, its
 tokens are the live ones; afterwards they are kept beside the blocks that held them, so that it can

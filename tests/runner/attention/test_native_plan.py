@@ -327,7 +327,7 @@ def test_tables_that_point_beyond_what_is_there_are_refused(
     wrong = getattr(metadata, array).copy()
     wrong[index] = value
 
-    with pytest.raises(ValueError, match=rf"^{said} of a step point beyond"):
+    with pytest.raises(ValueError, match=rf"^{said} of a step are out of range"):
         plan_tables(replace(metadata, **{array: wrong}), kind, sizes, "auto")
 
 

@@ -6,7 +6,7 @@ that each key/value head is one product (Hydragen, Juravsky et al., arXiv 2402.0
     rows of A, B, C, ...   (1, num_kv_heads, heads per kv head * rows, key_dim)
     keys of the run        (1, num_kv_heads, num_keys, key_dim)
 
-Every row sees every key, so there is no mask. Long runs come in tiles.
+Every row sees every key, so there is no mask. Long runs are read in tiles.
 """
 
 from collections.abc import Iterator
@@ -47,7 +47,7 @@ def read_run(
     style: AttentionStyle,
     tile: Tile,
 ) -> Iterator[Part]:
-    """Let rows look at a run.
+    """Attend from rows to a run.
 
     Args:
         step: Whose store.
@@ -58,7 +58,7 @@ def read_run(
         tile: How much to read at a time.
 
     Yields:
-        Parts of shape (1, num_heads, num_rows, ...), to be put together.
+        Partial results of shape (1, num_heads, num_rows, ...), to be merged.
     """
     num_heads = queries.shape[1]
     rows = queries.index_select(0, read.rows).transpose(0, 1)[None]
@@ -80,7 +80,7 @@ def read_run(
 
 
 def knows_log_sums(queries: Tensor, layer: LayerKV, style: AttentionStyle) -> bool:
-    """Whether the fused kernel that also returns log-sum-exps can do a layer."""
+    """Return whether the fused kernel that also returns log-sum-exps supports a layer."""
     return queries.device.type == "cpu" and style.plain and layer.key_dim == layer.value_dim
 
 
@@ -92,13 +92,13 @@ def flash(
     num_heads: int,
     mask: Tensor | None = None,
 ) -> Part:
-    """Attend in one call of torch's FlashAttention for the CPU, which says its log-sum-exps.
+    """Attend in one call of torch's FlashAttention for CPUs, which returns log-sum-exps.
 
     Args:
         folded: Shape (sequences, num_kv_heads, rows, dim).
         keys: Shape (sequences, num_kv_heads, keys, dim).
         values: Likewise.
-        style: How scores are made.
+        style: Parameters of attention.
         num_heads: Query heads, to unfold by.
         mask: Added to the scores, shape (sequences, 1, rows, keys).
     """
@@ -116,8 +116,8 @@ def scores_of(
     Args:
         folded: Queries, shape (sequences, num_kv_heads, rows, dim).
         keys: Shape (sequences, num_kv_heads, keys, dim).
-        style: How scores are made.
-        seen: Which keys each query sees, shape (sequences, queries, keys); None is all.
+        style: Parameters of attention.
+        seen: Mask of the keys that each query sees, shape (sequences, queries, keys); None is all.
     """
     scores = (folded @ keys.transpose(2, 3)).mul_(style.scale)
     if style.soft_cap is not None:

@@ -13,14 +13,14 @@ from ostinato.runner.attention.read_plan import ReadBatch
 
 
 def pick(tensor: Tensor, batch: ReadBatch) -> Tensor:
-    """Take a batch's rows, (num_tokens, heads, dim) to (sequences, heads, queries, dim)."""
+    """Gather a batch's rows, (num_tokens, heads, dim) to (sequences, heads, queries, dim)."""
     picked = tensor.index_select(0, batch.rows)
     shape = (batch.num_sequences, batch.num_queries, *tensor.shape[1:])
     return picked.view(shape).transpose(1, 2)
 
 
 def put(output: Tensor, attended: Tensor, batch: ReadBatch) -> None:
-    """Put a batch's result, (sequences, heads, queries, ...), into its rows; drop the padding."""
+    """Scatter a batch's result, (sequences, heads, queries, ...), into its rows; drop padding."""
     rows, content = batch.rows, attended.transpose(1, 2).flatten(0, 1)
     if batch.real is not None:
         rows, content = rows[batch.real], content[batch.real]
@@ -28,7 +28,7 @@ def put(output: Tensor, attended: Tensor, batch: ReadBatch) -> None:
 
 
 def fold(queries: Tensor, num_kv_heads: int) -> Tensor:
-    """Turn query heads that share a key head into rows of it."""
+    """Fold query heads that share a key head into its rows."""
     num_sequences, _, _, dim = queries.shape
     return queries.reshape(num_sequences, num_kv_heads, -1, dim)
 

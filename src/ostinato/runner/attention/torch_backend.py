@@ -1,6 +1,6 @@
 """Attention in plain torch, on any device and in any dtype.
 
-Two ways, and the first that can do what a layer asks for is taken:
+Two ways; the first that supports a layer is used:
 
 * *fused*: ``scaled_dot_product_attention``, FlashAttention's tiling (Dao et al., arXiv
   2205.14135) without its scores ever in memory;
@@ -34,7 +34,7 @@ from ostinato.runner.settings import ReadOnce
 
 @dataclass(frozen=True, slots=True)
 class ScratchLimits:
-    """How much memory the backend may use for itself, in bytes.
+    """Limits of the backend's scratch memory, in bytes.
 
     Attributes:
         gather_bytes: Keys and values of one batch; small enough that they stay in cache.
@@ -51,7 +51,7 @@ class ScratchLimits:
 
 @dataclass(frozen=True, slots=True)
 class SharingBytes:
-    """What reading once costs, in bytes of keys and values that could be read instead.
+    """The cost of reading once, in bytes of keys and values that could be read instead.
 
     Attributes:
         per_run: For a reading of its own: some calls, whatever its length.
@@ -67,7 +67,7 @@ SHARING: dict[ReadOnce, SharingBytes | None] = {
     "always": SharingBytes(per_run=0, per_value=0),
     "never": None,
 }
-"""What the setting of that name means."""
+"""The cost for a value of the setting ``read_once``."""
 
 
 class TorchAttention:
@@ -78,7 +78,7 @@ class TorchAttention:
         scratch: ScratchLimits | None = None,
         sharing: SharingBytes | None = SHARING["auto"],
     ) -> None:
-        """Say what may be used.
+        """Create the backend.
 
         Args:
             scratch: Memory for itself.
@@ -113,10 +113,10 @@ class TorchAttention:
         values: Tensor,
         style: AttentionStyle,
     ) -> Tensor:
-        """Let each query attend to its sequence up to itself; see ``AttentionStep``."""
+        """Attend; see ``AttentionStep``."""
         num_tokens, num_heads, _ = queries.shape
         output = queries.new_empty(num_tokens, num_heads, values.shape[2])
-        # Fused kernels want keys and values of one size; else all scores would be in memory.
+        # Fused kernels need keys and values of one size; otherwise all scores would be in memory.
         unrounded = keys.dtype == values.dtype == step.store.dtype
         fresh = style.plain and unrounded and keys.shape[2] == values.shape[2]
         limits = self._limits(queries, keys, values, style)
@@ -139,7 +139,7 @@ class TorchAttention:
     def _limits(
         self, queries: Tensor, keys: Tensor, values: Tensor, style: AttentionStyle
     ) -> ReadLimits:
-        """Say how large a batch may be, given what one key and one score weigh.
+        """Return the limits of a batch, from the bytes of one key and one score.
 
         An explicit layer holds about three score matrices of its softmax at a time.
         """
@@ -157,7 +157,7 @@ class TorchAttention:
         )
 
     def _sharing_cost(self, bytes_per_key: int, values_per_row: int) -> SharingCost | None:
-        """Say what reading once costs, in keys."""
+        """Return the cost of reading once, in keys."""
         if self.sharing is None:
             return None
         return SharingCost(
@@ -262,7 +262,7 @@ class TorchAttention:
         style: AttentionStyle,
         limits: ReadLimits,
     ) -> Part:
-        """Attend to what sequences do not share."""
+        """Attend to the parts that sequences do not share."""
         spec = step.store.spec.layers[layer]
         if not knows_log_sums(queries, spec, style) or batch.num_keys > limits.max_width:
             return self._explicit(step, layer, batch, queries, style, limits)
@@ -282,7 +282,7 @@ class TorchStep(AttentionStep):
     def __init__(
         self, metadata: AttentionMetadata, store: KVStore, attention: TorchAttention
     ) -> None:
-        """Say which step, and who reads; nothing is worked out yet."""
+        """Bind a step; plans are computed lazily."""
         super().__init__(metadata, store)
         self.reads = ReadPlans(metadata, store.zero_block)
         self._attention = attention
@@ -290,7 +290,7 @@ class TorchStep(AttentionStep):
     def read(
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, style: AttentionStyle
     ) -> Tensor:
-        """Let each query attend to its sequence up to itself; see ``AttentionStep``."""
+        """Attend; see ``AttentionStep``."""
         return self._attention.read(self, layer, queries, keys, values, style)
 
 

@@ -1,11 +1,11 @@
-"""Buffers for the numbers that a program works on.
+"""Buffers of a program.
 
-They stay from step to step, some with room for every row of a step and some for a chunk's alone::
+They are kept from step to step, some with room for all rows of a step, some for those of a chunk::
 
     for all rows    residual stream, angles, queries, keys, values, what they attended to
-    in the arena    everything else: what a chunk leaves there is overwritten by the next
+    in the arena    everything else: overwritten by the next chunk
 
-The arena is one block of memory: a program tells by the address what is in it.
+The arena is one block of memory: a program recognizes its buffers by address.
 """
 
 import torch
