@@ -112,6 +112,12 @@ def test_damage_is_told_once_and_a_torn_end_is_not(kind: str, caplog: pytest.Log
     assert get(tier, conversation(2)) == {"tail": 8, "segment": 0}.get(kind, 2)
 
 
+def test_a_segment_that_was_torn_in_its_first_bytes_is_removed():
+    folder = SimulatedFolder({"000000000001.segment": bytearray(b"OSTKVSG")})
+    assert put(DiskTier(folder, SMALL), conversation(1))[0] is StoreResult.STORED
+    assert folder.num_bytes() > 512
+
+
 def test_leases_that_fill_the_disk_refuse_stores_until_they_end():
     clock = Clock()
     tier = DiskTier(SimulatedFolder(), SMALL, clock)

@@ -114,12 +114,14 @@ class Segment:
         """
         file = folder.open(name)
         header = _read(file, 0, _HEADER.size)
+        if file.size() < ALIGNMENT:
+            raise UnreadableSegment(name, file)
         if header[:7] == _MAGIC[:7] and header[:8] != _MAGIC:
             raise ConfigError(
                 f"{folder.path}/{name}: format {header[7:8]!r}, where this version reads "
                 f"{_MAGIC[7:]!r}: give it another folder, or remove this one"
             )
-        if file.size() < ALIGNMENT or xxhash.xxh3_128_digest(header[:-16]) != header[-16:]:
+        if xxhash.xxh3_128_digest(header[:-16]) != header[-16:]:
             raise UnreadableSegment(name, file)
         _, sequence, seed, created, _ = _HEADER.unpack(header)
         if name != _name(sequence):
