@@ -11,6 +11,7 @@ extra of the block, as an image does::
 """
 
 import hashlib
+import struct
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -28,16 +29,6 @@ SALT_SEPARATOR = "\x1f"
 def tenant_of(salt: bytes) -> bytes:
     """Return a tenant's salt without what its client added to it, which gets no share more."""
     return salt.partition(SALT_SEPARATOR.encode())[0]
-
-
-_SALT_NAME = b"salt-sha256:"
-
-
-def salt_name(salt: bytes) -> str:
-    """Return how KV events tell a tenant's blocks apart without its salt; a name stays as it is."""
-    if salt.startswith(_SALT_NAME):
-        return salt.decode()
-    return (_SALT_NAME + hashlib.sha256(salt).hexdigest()[:32].encode()).decode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +109,12 @@ class Identity:
     @cached_property
     def boundary(self) -> bytes:
         """Keeps what follows apart from other identities, without telling salts."""
-        return _BOUNDARY + hashlib.sha256(self.encoded).digest()
+        return BOUNDARY + hashlib.sha256(self.encoded).digest()
 
     @property
     def owner(self) -> bytes:
         """The tenant's salt, without what its client added."""
-        return tenant_of(self.tenant) if self.tenant else b""
+        return tenant_of(self.tenant)
 
     def belongs_to(self, tenant: bytes) -> bool:
         """Whether content of this identity is a tenant's own, or continues its public prefix."""
@@ -131,8 +122,11 @@ class Identity:
         return tenant in (self.tenant, self.owner) or continues
 
 
-_BOUNDARY = b"\xff\xff\xff\xff"
+BOUNDARY = b"\xff\xff\xff\xff"
 """No image's extra begins with it: it would be the length of a digest of 4 GiB."""
+
+IMAGE_PLACE = struct.Struct("<qQ")
+"""Where an image begins, relative to the block, and its length, in tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +144,8 @@ class ImageSpan:
 
     def encoded(self, start: int) -> bytes:
         """Return its part of the extra of a block that begins at ``start``."""
-        offset = (self.start - start).to_bytes(8, "little", signed=True)
         size = len(self.digest).to_bytes(4, "little")
-        return size + self.digest + offset + self.length.to_bytes(8, "little")
+        return size + self.digest + IMAGE_PLACE.pack(self.start - start, self.length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,21 +161,6 @@ class BlockExtra:
 
     encoded: bytes
     parts: tuple[tuple[int, int, bytes], ...]
-
-
-def images_of(encoded: bytes, start: int) -> list[ImageSpan]:
-    """Read the images back from the extra of a block that begins at a token."""
-    images, place = list[ImageSpan](), 0
-    while place < len(encoded):
-        if encoded[place : place + 4] == _BOUNDARY:
-            place += len(_BOUNDARY) + hashlib.sha256().digest_size
-            continue
-        end = place + 4 + int.from_bytes(encoded[place : place + 4], "little")
-        offset = int.from_bytes(encoded[end : end + 8], "little", signed=True)
-        length = int.from_bytes(encoded[end + 8 : end + 16], "little")
-        images.append(ImageSpan(encoded[place + 4 : end], start + offset, length))
-        place = end + 16
-    return images
 
 
 class PrefixKey:
@@ -210,8 +188,7 @@ class PrefixKey:
         self.tokens: array[int] = tokens if self._is_shared else pack_tokens(tokens)  # type: ignore[assignment]
         self.images = tuple(sorted(images, key=lambda image: image.start)) if images else ()
         self.digests: dict[object, list[BlockDigest]] = {}
-        # Whether any of its blocks has an extra.
-        self.has_extras = bool(self.images) or len(identity.stages) > 1
+        self.has_extras = bool(self.images) or len(identity.stages) > 1  # of any block
         if self.images:
             _check_images(self.images, len(self.tokens))
 
@@ -231,11 +208,6 @@ class PrefixKey:
         twin = PrefixKey(self.identity, self.tokens, self.images)
         twin.digests = {hasher: memo[:] for hasher, memo in self.digests.items()}
         return twin
-
-    @property
-    def packed(self) -> bytes:
-        """All tokens as little-endian ``uint32``, shape (num_tokens * 4,)."""
-        return self.tokens.tobytes()
 
     def packed_range(self, start: int, stop: int) -> bytes:
         """Tokens ``start .. stop`` as little-endian ``uint32``."""
@@ -268,12 +240,12 @@ class PrefixKey:
         places = {start // block_size for start, _ in self.identity.stages[1:]}
         for image in self.images:
             places.update(range(image.start // block_size, (image.end - 1) // block_size + 1))
-        found = {
-            index: self.extra(index * block_size, (index + 1) * block_size)
+        return {
+            index: extra
             for index in places
             if first <= index < last
+            and (extra := self.extra(index * block_size, (index + 1) * block_size)) is not None
         }
-        return {index: extra for index, extra in found.items() if extra is not None}
 
     def identity_of(self, index: int, block_size: int) -> tuple[Identity, int]:
         """Return the identity of a block, and which block the next one begins at, if any."""

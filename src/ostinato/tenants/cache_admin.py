@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from ostinato.cache.manager import CacheManager
-from ostinato.core.errors import CacheInUse
 from ostinato.core.identity import PrefixKey
 from ostinato.core.tokens import TOKEN_BYTES
+from ostinato.errors import CacheInUse
 from ostinato.settings import PrefixCacheConfig
 from ostinato.tenants.lease_book import Lease, LeaseBook
 from ostinato.tenants.lease_limits import LeaseLimits
