@@ -19,8 +19,8 @@ from typing import Any
 
 import msgspec
 
-from ostinato.core.identity import images_of, salt_name
 from ostinato.observe import events
+from ostinato.observe.events import images_of, salt_name
 
 FULL_ATTENTION = "full_attention"
 SLIDING_WINDOW = "sliding_window"

@@ -149,6 +149,10 @@ class TieredCache:
             loads.computing.per_s,
         )
 
+    def read_stats(self) -> tuple[TierStats, ...]:
+        """Return state and counts of each tier, as they are now; may block, in any thread."""
+        return tuple(self._tier.stats())
+
     def namespace_of(self, identity: Identity) -> Namespace:
         """Return all that bytes of an identity depend on, besides tenant and tokens."""
         adapter, start = identity.adapter, identity.adapter_start

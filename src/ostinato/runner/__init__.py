@@ -33,7 +33,8 @@ Files in reading order:
 * ``word_codes``: those of GPTQ, AWQ, or compressed-tensors with zero points
 * ``resolve``: finds the directory that a model's name means
 * ``checkpoint``: checks that a checkpoint's files are whole, and fingerprints its weights
-* ``model_loader``: loads a checkpoint into a model
+* ``pretrained``: reads config, weights and tokenizer with ``transformers``
+* ``model_loader``: loads a model, and makes sure that it can be served correctly
 * ``support``: checks that a model can be served correctly
 * ``quantization``: checks that a quantized checkpoint computes each token by itself
 * ``row_watch``: checks that each layer of a quantized checkpoint computes each row by itself
