@@ -27,7 +27,7 @@ from benchmarks.peers.machine import available_gib, stamp, touch_memory
 from benchmarks.peers.measures import Measure, named
 from benchmarks.peers.samples import FULL, QUICK
 from benchmarks.peers.session import NEEDED_GIB, Found, Plan, Session
-from ostinato.core.errors import ModelError
+from ostinato.errors import ModelError
 
 KV_GIB = 3
 

@@ -9,12 +9,12 @@ from ostinato.cache.block_table import StepCopies
 from ostinato.cache.eviction import BlockShares, EvictionPolicy, PolicyFactory
 from ostinato.cache.manager import CacheManager
 from ostinato.cache.observer import CacheObserver, Observers
-from ostinato.cache.pool import BlockPool, FreeBlocks
+from ostinato.cache.pool import BlockPool
 from ostinato.cache.radix_index import RadixIndex
 from ostinato.core.config import SchedulerConfig
 from ostinato.core.errors import ConfigError
 from ostinato.eviction import make_policy
-from ostinato.eviction.classic_order import ClassicFreeBlocks
+from ostinato.eviction.classic_order import ClassicPool
 from ostinato.eviction.learned_policy import LearnsFromMisses, MissObserver
 from ostinato.ghost.ghost import Ghost
 from ostinato.hybrid.checkpoint import LeastSavedWork
@@ -46,10 +46,7 @@ from ostinato.tenants.shares import TenantShares
 
 Clock = Callable[[], float]
 
-_FREE_BLOCKS: dict[FreeOrder, Callable[[int], FreeBlocks]] = {
-    "unused_first": FreeBlocks,
-    "classic": ClassicFreeBlocks,
-}
+_POOLS: dict[FreeOrder, type[BlockPool]] = {"unused_first": BlockPool, "classic": ClassicPool}
 
 
 @dataclass(slots=True)
@@ -195,9 +192,9 @@ def make_manager(
         return groups
 
     make_index = RadixIndex if config.index == "radix" else make_hash_index
-    make_unused = _FREE_BLOCKS[config.free_order]
+    make_pool = _POOLS[config.free_order]
     arguments = (
-        config, clock, shares, make_index, observers, public.may_continue, epoch, make_unused,
+        config, clock, shares, make_index, observers, public.may_continue, epoch, make_pool,
     )  # fmt: skip
     if config.windows or has_states:
         return HybridCacheManager(make_groups, *arguments)
@@ -258,7 +255,7 @@ def make_group_pool(
     if states is not None and states.placement == "where_prompts_part":
         make = _least_saved_work
     shares = make_shares(tenant_shares, make, num_blocks, clock)
-    return BlockPool(_FREE_BLOCKS[config.free_order](num_blocks), shares, clock, observers, group)
+    return _POOLS[config.free_order](num_blocks, shares, clock, observers, group)
 
 
 def _least_saved_work(num_blocks: int, clock: Clock) -> EvictionPolicy:

@@ -5,7 +5,8 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.cache.child_index import ChildIndex
+from ostinato.cache.child_index import ChildIndex, child_name, num_shared_tokens
+from ostinato.core.identity import BlockExtra, Identity, ImageSpan, PrefixKey
 
 runs = st.lists(st.sampled_from([0, 1, 255, 256, 2**32 - 1]), max_size=5).map(tuple)
 
@@ -25,47 +26,54 @@ def num_common(left: tuple[int, ...], right: tuple[int, ...]) -> int:
 def test_the_most_alike_is_the_longest_common_beginning_of_all(family, query):
     siblings: ChildIndex[tuple[int, ...]] = ChildIndex()
     for run in family:
-        siblings.add(None, packed(run), run)
-    best = siblings.longest_common_prefix(packed(query))
+        siblings.add(packed(run), run)
+    best = siblings.closest(packed(query))
     most = max((num_common(run, query) for run in family), default=0)
-    if most == 0:
-        assert best is None
-    else:
-        assert best is not None and best[1] == most == num_common(best[0], query)
+    assert (0 if best is None else num_common(best, query)) == most
 
 
 @given(st.data(), st.lists(runs, unique=True, min_size=1, max_size=8))
 def test_what_is_taken_out_is_found_no_more(data, family):
     siblings: ChildIndex[tuple[int, ...]] = ChildIndex()
     for run in family:
-        siblings.add(packed(run), packed(run), run)
+        siblings.add(packed(run), run)
     gone = data.draw(st.sampled_from(family))
-    siblings.remove(packed(gone), packed(gone), gone)
+    siblings.remove(packed(gone))
 
     assert siblings.get(packed(gone)) is None
     assert sorted(siblings) == sorted(run for run in family if run != gone)
     assert len(siblings) == len(family) - 1 and bool(siblings) == (len(family) > 1)
     for run in family:
-        found = siblings.longest_common_prefix(packed(run))
-        assert found is None or found[0] != gone
+        assert siblings.closest(packed(run)) != gone
 
 
-def test_variants_of_an_image_share_a_text_and_keep_their_names():
-    siblings: ChildIndex[str] = ChildIndex()
-    siblings.add(b"text+cat", packed((1,)), "cat")
-    siblings.add(b"text+dog", packed((1,)), "dog")
-    assert siblings.get(b"text+dog") == "dog"
-    assert siblings.longest_common_prefix(packed((1, 2))) == ("cat", 1)
-    siblings.remove(b"text+cat", packed((1,)), "cat")
-    assert siblings.longest_common_prefix(packed((1, 2))) == ("dog", 1)
+def test_a_name_is_as_alike_as_the_tokens_and_images_before_it():
+    """One cat and one dog at the same place: alike up to there, and another name."""
+    tokens = array("I", [1, 9, 9, 2])
+    cat, dog = (PrefixKey(Identity(), tokens, [ImageSpan(x, 1, 2)]) for x in (b"cat", b"dog"))
+    runs = [key.block_run(0, 4) for key in (cat, dog)]
+    names = [child_name(run, extra) for run, extra in runs if extra is not None]
+    text, _ = PrefixKey(Identity(), tokens).block_run(0, 4)
+
+    assert [name[:4] == packed((1,)) for name in names] == [True, True]
+    assert len({text[4:8], *(name[4:8] for name in names)}) == 3
+    assert all(name[8:16] == text[8:] for name in names)
+
+
+def test_words_that_collide_share_what_is_before_them():
+    """A name has four bytes of an image's digest: what is shared is counted by all of it."""
+    cat, dog = BlockExtra(b"cat", ((1, 3, b"cat"),)), BlockExtra(b"dog", ((1, 3, b"dog"),))
+    assert num_shared_tokens(cat, dog, 4) == num_shared_tokens(cat, None, 4) == 1
+    assert num_shared_tokens(cat, cat, 3) == 3
+    assert num_shared_tokens(cat, cat, 2) == 1, "half an image is not shared"
 
 
 def test_a_sibling_that_takes_anothers_place_is_found_both_ways():
     siblings: ChildIndex[str] = ChildIndex()
-    siblings.add(b"block", packed((1, 2)), "whole")
-    siblings.replace(b"block", packed((1, 2)), "whole", "head")
-    assert siblings.get(b"block") == "head"
-    assert siblings.longest_common_prefix(packed((1, 3))) == ("head", 1)
+    siblings.add(packed((1, 2)), "whole")
+    siblings.replace(packed((1, 2)), "head")
+    assert siblings.get(packed((1, 2))) == "head"
+    assert siblings.closest(packed((1, 3))) == "head"
     assert list(siblings) == ["head"]
 
 
@@ -80,14 +88,14 @@ def test_of_equals_the_last_one_is_taken_whatever_numbers_the_tokens_have(family
     plain: ChildIndex[int] = ChildIndex()
     renamed: ChildIndex[int] = ChildIndex()
     for place, run in enumerate(family):
-        plain.add(None, packed(run), place)
-        renamed.add(None, packed(tuple(other[token] for token in run)), place)
+        plain.add(packed(run), place)
+        renamed.add(packed(tuple(other[token] for token in run)), place)
 
-    best = plain.longest_common_prefix(packed(query))
-    assert best == renamed.longest_common_prefix(packed(tuple(other[token] for token in query)))
+    best = plain.closest(packed(query))
+    assert best == renamed.closest(packed(tuple(other[token] for token in query)))
     if best is not None:
-        equals = [p for p, run in enumerate(family) if num_common(run, query) == best[1]]
-        assert best[0] == equals[-1]
+        most = num_common(family[best], query)
+        assert best == max(p for p, run in enumerate(family) if num_common(run, query) == most)
 
 
 def test_among_many_that_begin_alike_the_last_one_is_taken_as_well():
@@ -96,5 +104,5 @@ def test_among_many_that_begin_alike_the_last_one_is_taken_as_well():
         siblings: ChildIndex[int] = ChildIndex()
         for place in range(1000):
             begins_alike = (place % 100 == 0) == few
-            siblings.add(None, packed((7 if begins_alike else 8, place)), place)
-        assert siblings.longest_common_prefix(packed((7, 2000))) == (900 if few else 999, 1)
+            siblings.add(packed((7 if begins_alike else 8, place)), place)
+        assert siblings.closest(packed((7, 2000))) == (900 if few else 999)

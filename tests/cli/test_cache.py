@@ -70,14 +70,15 @@ def test_tiers_are_drawn_with_what_was_loaded_and_written(cache):
     assert "There are no tiers" in cache("tiers")
     console = Console(record=True, width=120, file=io.StringIO())
     counts = TierCounts(
-        (TierStats("disk", "/var/kv", "read-only", "no space", 12, num_bytes=5 * 2**30),),
+        (TierStats("disk", "/var/kv", "read-only", "no space", 12, 0, 5 * 2**30, 2**34),),
         {"disk": 4096}, 0.25, {"checksum": 1}, num_cheaper=3, stores={"stored": 12},
     )  # fmt: skip
     draw_tiers(console, counts.as_dict())
     drawn = console.export_text()
-    assert "/var/kv" in drawn and "read-only: no space" in drawn and "5 GiB" in drawn
-    assert "4,096 tokens from disk, in 250 ms; 3 times it was cheaper" in drawn
-    assert "1 checksum" in drawn and "12 stored" in drawn
+    assert drawn.startswith("disk is read-only: no space (/var/kv)\n")
+    assert "5 GiB" in drawn and "4,096" in drawn
+    assert "Loading took 250 ms; computing was cheaper 3 times" in drawn
+    assert "checksum 1\n" in drawn and "stored 12\n" in drawn
 
 
 def test_estimates_are_drawn_when_there_are_some(cache):
@@ -118,7 +119,7 @@ def test_a_prefix_is_published_listed_and_taken_back(cache, keyed: Keyed):
     assert "80 tokens are public as 'manual'" in cache("publish", "manual", PROMPT)
     assert "manual" in cache("public") and "yes" in cache("public")
     assert keyed.num_cached("bob", PROMPT) == 80
-    assert "'manual' is public no more" in cache("unpublish", "manual")
+    assert "'manual' is no longer public" in cache("unpublish", "manual")
     assert "Nothing is public." in cache("public")
 
 
@@ -127,7 +128,7 @@ def test_erasing_and_resetting_say_what_is_gone(cache, keyed: Keyed):
     receipt = cache("erase", "ann")
     assert "blocks" in receipt and "zeroed slots" in receipt
     assert keyed.num_cached("ann", PROMPT) == 0
-    assert "Nothing is cached any more." in cache("reset")
+    assert "The cache is empty." in cache("reset")
 
 
 def test_a_recording_is_started_and_stopped(cache, keyed: Keyed):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ostinato import AsyncLLM, SamplingParams
-from ostinato.cli._conversation import Conversation
+from ostinato.cli.chat import Conversation
 from ostinato.core.plan import StepPlan, StepResult
 from ostinato.runner.model_runner import ModelRunner
 
@@ -80,7 +80,7 @@ def test_a_conversation_that_outgrows_the_context_gives_our_error_and_goes_on(te
 
     assert result.exit_code == 0
     assert f"error: the prompt has {refused} tokens, and max_model_len=100" in result.stderr
-    assert "/reset begins a new one" in result.stderr
+    assert "/reset starts a new one" in result.stderr
     assert [prompt for prompt, _, _ in costs(result.stderr)] == [len(play("What news?")), third]
 
 
@@ -141,7 +141,7 @@ class TestConversation:
         assert not conversation.answer("What news?")
         assert watch.embedded_tokens == [2 * 64]
         assert [message["role"] for message in conversation.messages] == ["system"]
-        assert "that line is not part of the conversation" in capsys.readouterr().err
+        assert "that line was removed from the conversation" in capsys.readouterr().err
 
     def test_a_failing_forward_pass_is_told_and_the_conversation_goes_on(
         self,
@@ -230,7 +230,7 @@ def test_a_conversation_at_a_terminal():
 
         terminal.type("nonsense")
         terminal.read_to("nonsense")
-        assert "Ctrl-D or /quit leaves" in terminal.press(CTRL_C, "you: ")
+        assert "Ctrl-D or /quit quits" in terminal.press(CTRL_C, "you: ")
         terminal.type(UP)
         terminal.read_to(r"What news\?")
         terminal.type(RETURN)

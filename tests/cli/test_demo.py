@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ostinato.cli._demo_calls import MOST_CALLS, calls, calls_in_words
-from ostinato.cli._quantities import write_seconds
+from ostinato.cli._demo_waves import MOST_CALLS, calls, calls_in_words
+from ostinato.lab.quantities import write_seconds
 
 from .engine_watch import EngineWatch, watching
 from .terminal import Terminal

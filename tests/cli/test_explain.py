@@ -135,7 +135,7 @@ def test_a_request_of_a_running_server_is_explained_to_its_sender(
         assert f"request '{names[1]}' is not remembered" in terminal.refuse(*theirs)
         assert "give --key" in terminal.refuse("explain", "-r", names[1])
     assert "no server answers" in terminal.refuse("explain", "-r", names[1])
-    assert "leave prompts out" in terminal.refuse("explain", "-r", names[1], "-p", "One")
+    assert "do not give prompts" in terminal.refuse("explain", "-r", names[1], "-p", "One")
 
 
 def test_causes_are_named_for_requests_of_a_running_server(

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ostinato.core.errors import ModelNotFound
+from ostinato.errors import ModelNotFound
 from ostinato.runner import fetched_models
 from ostinato.runner.fetched_models import FETCHED_MODELS, fetch
 from ostinato.runner.resolve import resolve_model

@@ -47,7 +47,7 @@ def test_an_option_of_two_groups_is_a_mistake_of_ours():
     def sail(wind: int = 1, *, weather: Weather) -> None:
         raise AssertionError
 
-    with pytest.raises(AssertionError, match="wind stands in two groups"):
+    with pytest.raises(AssertionError, match="wind is in two groups"):
         grouped(sail)
 
 

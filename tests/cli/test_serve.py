@@ -51,7 +51,7 @@ def test_it_serves_this_machine_alone_and_drains_when_it_is_told_to_end(tmp_path
 def test_another_host_is_refused_without_keys(terminal: Terminal) -> None:
     line = terminal.refuse("serve", "--host", "0.0.0.0")
 
-    assert "host='0.0.0.0' can be reached from elsewhere" in line
+    assert "host='0.0.0.0' can be reached from other machines" in line
 
 
 def test_an_address_in_use_is_refused_before_a_model_is_loaded(terminal: Terminal) -> None:

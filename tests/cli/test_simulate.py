@@ -83,7 +83,7 @@ def test_out_holds_plots_and_a_page_that_needs_nothing_else(terminal: Terminal, 
 
 
 def test_memory_needs_a_model(terminal: Terminal, trace):
-    assert "what a token takes is not known: add --model" in terminal.refuse(
+    assert "the size of a token is unknown: add --model" in terminal.refuse(
         "simulate", trace, "-c", "1GiB"
     )
     text = terminal.show(
@@ -229,7 +229,7 @@ def test_a_plan_says_in_words_what_to_buy(terminal: Terminal, trace, tmp_path):
     dear = terminal.show(*how, *slow, "--memory-price", "1e9")
     assert "Buy no memory for this cache alone" in " ".join(dear.split())
     assert "…" not in dear and "memory would pay below" in dear
-    assert "does not tell the size of a token: add --model" in terminal.refuse("plan", trace)
+    assert "does not have the size of a token: add --model" in terminal.refuse("plan", trace)
     assert "points=1000000000: 200 at most" in terminal.refuse(*how, "--points", "1000000000")
     assert "utilisation=2.0: must be above 0" in terminal.refuse(*how, "--utilisation", "2")
     assert "choose another folder" in terminal.refuse(*how, "--out", __file__)

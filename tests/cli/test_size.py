@@ -11,8 +11,8 @@ from huggingface_hub import errors
 from safetensors.numpy import save_file
 
 from ostinato.core.errors import ConfigError
-from ostinato.lab.adapter_bytes import adapter_bytes
 from ostinato.lab.quantities import read_bytes, write_bytes
+from ostinato.lab.weights import adapter_bytes
 
 from .terminal import Terminal
 
@@ -88,7 +88,7 @@ def test_windows_get_their_own_column(terminal: Terminal, tmp_path: Path):
     assert "Window" in text
     assert row(text, "1 sequence of 8,192 tokens").split("  ")[0] == "832 MiB"
     assert row(text, "1 sequence of 8,192 tokens").endswith("480 MiB")
-    assert "engines that free what slid out of a window" in text
+    assert "engines that free tokens outside the window" in text
 
 
 def test_latents_are_shown_beside_the_heads_that_they_expand_to(terminal: Terminal, tmp_path: Path):
@@ -204,7 +204,7 @@ class TestHub:
         assert "the hub cannot be reached" in line
 
     def test_a_name_that_no_repository_can_have(self, terminal: Terminal):
-        assert "nor can it be the name" in terminal.refuse("size", "not a name")
+        assert "not a valid name" in terminal.refuse("size", "not a name")
 
     @pytest.mark.parametrize(
         ("error", "named"),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ostinato.core.errors import CacheInUse
+from ostinato.errors import CacheInUse
 from ostinato.observe.introspection import cached_blocks
 from tests.support.tiny_cache import on_both_indexes, tiny_cache
 

@@ -4,7 +4,7 @@ import pytest
 
 from ostinato.core.identity import ImageSpan
 from ostinato.observe.introspection import cached_blocks
-from tests.support.tiny_cache import on_both_indexes, tiny_cache
+from tests.support.tiny_cache import on_both_indexes, prefix_key, tiny_cache
 
 pytestmark = on_both_indexes
 
@@ -58,7 +58,7 @@ def test_the_same_image_at_another_offset_is_another_content(index):
     assert found(cache, "A####BCDE", images=[ImageSpan(b"cat", 1, 3)]) == (0, 1)
 
 
-def test_text_behind_an_image_is_shared_in_whole_blocks_only_with_the_same_image(index):
+def test_text_behind_an_image_is_shared_only_with_the_same_image(index):
     cache = tiny_cache(8, index=index)
     cache.serve("####ABCDEFGH", images=[ImageSpan(b"cat", 0, 4)])
     assert found(cache, "####ABCDEFGHI", images=[ImageSpan(b"cat", 0, 4)]) == (12, 0)
@@ -75,7 +75,27 @@ def test_image_tokens_are_never_copied_one_by_one(index):
     assert found(cache, "ABCDE###", images=[ImageSpan(b"cat", 5, 3)]) == (4, 1)
 
 
-def test_a_tail_is_shared_up_to_the_first_image_of_either_side(index):
+def test_text_behind_an_image_in_its_block_is_shared_token_by_token(index):
+    """Two questions on an image of less than a block."""
+    cache = tiny_cache(num_blocks=8, block_size=8, index=index)
+    cat, dog = [ImageSpan(b"cat", 1, 3)], [ImageSpan(b"dog", 1, 3)]
+    cache.serve("A###WHO?", images=cat)
+    assert found(cache, "A###WHAT?", images=cat) == (0, 6)
+    assert found(cache, "A###WHAT?", images=dog) == (0, 1)
+
+
+def test_it_is_known_where_a_hit_of_shared_tokens_will_end(index):
+    """Behind a whole image, before half of one, and where a block ends within one."""
+    cache, cat = tiny_cache(8, index=index), [ImageSpan(b"cat", 5, 9)]
+    leader = cache.serve("ABCDE#########FGHIJK", images=cat).table
+    for num_tokens, deepest in ((4, 4), (5, 5), (6, 5), (8, 8), (11, 8), (14, 14), (15, 15)):
+        shared = prefix_key("ABCDE#########FGHIJK"[:num_tokens] + "xyzxyzxyzxyz", cat)
+        assert cache.manager.deepest_hit(leader, shared, num_tokens) == deepest
+        if num_tokens > 13 or num_tokens == 5:
+            assert cache.manager.match(shared).num_tokens == deepest
+
+
+def test_a_tail_is_shared_up_to_the_first_image_that_differs(index):
     cache = tiny_cache(8, index=index)
     cache.serve("ABC#EFGH", images=[ImageSpan(b"cat", 3, 1)])
     assert found(cache, "ABC#EFGH") == (0, 3)

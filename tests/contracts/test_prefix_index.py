@@ -215,7 +215,7 @@ def test_a_cancelled_prefill_leaves_what_it_computed_token_by_token(index):
 # --- the index on its own -------------------------------------------------------------------
 
 
-def test_publishing_extends_the_path_and_retracting_shortens_it(index):
+def test_publishing_extends_the_path_and_retracting_shortens_it(index, monkeypatch):
     """Without a manager: acquire nothing, publish three blocks, take two back, release."""
     cache = tiny_cache(4, index=index)
     pool, prefixes = cache.manager.pool, cache.manager.index
@@ -227,7 +227,8 @@ def test_publishing_extends_the_path_and_retracting_shortens_it(index):
     assert publication.duplicates == ()
     prefixes.check([path])
 
-    path, forgotten = prefixes.retract(path, 1, pytest.fail)
+    monkeypatch.setattr(pool, "evict", pytest.fail)
+    path, forgotten = prefixes.retract(path, 1)
     prefixes.check([path])
     assert list(forgotten.blocks) == list(blocks[:0:-1])
     assert [letters(cached.tokens) for cached in cached_blocks(prefixes)] == ["ABCD"]

@@ -6,8 +6,8 @@ go on behind it. Copies, erasure, accounts, events and windows are met at the na
 
 import pytest
 
-from ostinato.core.errors import CacheInUse
 from ostinato.core.identity import ImageSpan, PublicPrefix
+from ostinato.errors import CacheInUse
 from ostinato.indexes.block_hash import BlockHasher, sha256
 from ostinato.observe.introspection import cached_blocks
 from ostinato.settings import TenantShare, WindowConfig

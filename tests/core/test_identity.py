@@ -75,12 +75,12 @@ def test_images_that_overlap_or_leave_the_prompt_are_refused(images):
         PrefixKey(Identity(), [1, 2, 3, 4], images)
 
 
-def test_text_tokens_are_counted_up_to_the_first_image():
+def test_the_parts_of_an_extra_say_which_tokens_an_image_covers():
     key = PrefixKey(Identity(), range(12), [CAT])
-    assert key.num_text_tokens(0, 4) == 2
-    assert key.num_text_tokens(0, 2) == 2
-    assert key.num_text_tokens(4, 8) == 0, "the image reaches into it"
-    assert key.num_text_tokens(5, 8) == 3
+    assert key.extra(0, 2) is None and key.extra(5, 8) is None
+    for start, span in ((0, (2, 5)), (4, (0, 1))):  # the image reaches into the second block
+        extra = key.extra(start, start + 4)
+        assert extra is not None and extra.parts == ((*span, extra.encoded),)
 
 
 def test_a_copy_goes_its_own_way():
@@ -89,16 +89,16 @@ def test_a_copy_goes_its_own_way():
     twin.append(3)
     assert (list(key.tokens), list(twin.tokens)) == ([1, 2], [1, 2, 3])
     key.append(4)
-    assert key.packed[8:] == (4).to_bytes(4, "little")
+    assert key.tokens.tobytes()[8:] == (4).to_bytes(4, "little")
     assert twin.packed_range(2, 3) == (3).to_bytes(4, "little")
 
 
 def test_the_packed_view_keeps_up_with_appended_tokens():
     key = PrefixKey(Identity(), [1])
-    assert len(key.packed) == 4
+    assert 4 * len(key.tokens) == 4
     key.append(2)
-    assert len(key.packed) == 8
-    assert key.packed_range(1, 2) == key.packed[4:]
+    assert 4 * len(key.tokens) == 8
+    assert key.packed_range(1, 2) == key.tokens[1:].tobytes()
 
 
 def test_a_packed_prompt_is_shared_until_the_first_token_comes():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ostinato.core.errors import BrokenTrace
+from ostinato.errors import BrokenTrace
 from ostinato.traces.format import Added, Steps, read_event, read_header, write_line
 
 

@@ -111,7 +111,7 @@ def test_snippets_keep_the_house_style(page: Path):
     for snippet in snippets(page):
         if snippet.language == "python":
             done = subprocess.run(
-                [sys.executable, "-m", "ruff", "format", "--diff", "--line-length=100", "-"],
+                [sys.executable, "-m", "ruff", "format", "--diff", "--line-length=80", "-"],
                 input=snippet.text,
                 capture_output=True,
                 text=True,

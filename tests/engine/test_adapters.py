@@ -24,6 +24,7 @@ from ostinato import (
     StructuredOutputs,
 )
 from ostinato.core.errors import ConfigError, RequestError
+from ostinato.engine.adapter_api import remove_adapter
 from ostinato.engine.kv_events_wire import BatchEncoder, BlockStored, decode
 from ostinato.engine.prompts import parse_prompt
 from ostinato.runner.resolve import resolve_model
@@ -109,8 +110,8 @@ def test_an_activated_adapter_starts_at_the_last_invocation(llm: LLM, adapters: 
     llm.add_lora(LoRARequest("judge", 1, adapters / "judge"))
     prompt = parse_prompt({"prompt_token_ids": [1], "adapter": "judge"})
     tokens = array("I", [*INVOCATION, 20, 21, *INVOCATION, 7, 8])
-    assert llm.engine.identity_of(prompt, tokens).adapter_start == 5
-    assert llm.engine.identity_of(prompt, tokens[-2:]).adapter == b""
+    assert llm.engine.identities.of_prompt(prompt, tokens).adapter_start == 5
+    assert llm.engine.identities.of_prompt(prompt, tokens[-2:]).adapter == b""
 
 
 def test_in_a_chat_the_turns_before_the_last_invocation_are_the_base_model_s(
@@ -141,7 +142,7 @@ def test_requests_of_an_unloaded_adapter_finish_and_publish_nothing_more(llm: LL
     [adapter] = engine.runner.adapters.values()
     weights = weakref.ref(adapter)
     del adapter
-    engine.remove_adapter("sql")
+    assert remove_adapter(engine, "sql")
     with pytest.raises(RequestError, match="was unloaded"):
         engine.add(late)
     with pytest.raises(RequestError, match="'sql' is not loaded"):

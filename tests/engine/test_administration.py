@@ -15,12 +15,12 @@ from ostinato import (
     SamplingParams,
     TenantShare,
 )
-from ostinato.core.errors import CacheInUse, ConfigError, EngineStopped, RequestError
 from ostinato.core.identity import PrefixKey
 from ostinato.engine.admin_api import AdminApi
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.engine import Engine
 from ostinato.engine.prompts import Prompt, parse_prompt
+from ostinato.errors import CacheInUse, ConfigError, EngineStopped, RequestError
 from tests.engine.stepping import StepByStep, async_llm, last
 from tests.support.checkpoints import Checkpoints
 from tests.support.engines import MakeLLM, assert_idle

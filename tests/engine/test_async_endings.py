@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ostinato import AsyncLLM, RequestOutput, SamplingParams
-from ostinato.core.errors import CacheInUse, EngineStopped
 from ostinato.engine.request_validation import PreparedRequest
+from ostinato.errors import CacheInUse, EngineStopped
 from tests.engine.async_calls import GREEDY, PROMPTS, STEM, all_begun, ends, run, tokens_of
 from tests.engine.faults import Sabotage
 from tests.engine.stepping import StepByStep, async_llm, last

@@ -13,7 +13,13 @@ import pytest
 
 import ostinato
 from ostinato import LLM, AsyncLLM, RequestOutput, SamplingParams
-from ostinato.core.errors import (
+from ostinato.core.plan import StepPlan, StepResult
+from ostinato.engine import engine_thread, thread_bridge
+from ostinato.engine.config import EngineConfig
+from ostinato.engine.request_validation import PreparedRequest
+from ostinato.engine.setup import Setup, set_up
+from ostinato.engine.thread_bridge import CommandQueue
+from ostinato.errors import (
     CacheInUse,
     ConfigError,
     DuplicateRequest,
@@ -23,12 +29,6 @@ from ostinato.core.errors import (
     RequestError,
     TokenOutOfRange,
 )
-from ostinato.core.plan import StepPlan, StepResult
-from ostinato.engine import engine_thread, thread_bridge
-from ostinato.engine.config import EngineConfig
-from ostinato.engine.request_validation import PreparedRequest
-from ostinato.engine.setup import Setup, set_up
-from ostinato.engine.thread_bridge import CommandQueue
 from tests.engine.async_calls import GREEDY, PROMPTS, STEM, all_begun, ends, run, tokens_of
 from tests.engine.stepping import StepByStep, async_llm, last
 from tests.support.checkpoints import Checkpoints

@@ -37,7 +37,9 @@ def send(llm: LLM, prompt: list[int] = PROMPT, salt: str = "") -> int:
 def flip_a_bit(llm: LLM, group: int, place: int, layer: int) -> None:
     """Change the last bit of one number of one key of a cached block of ``PROMPT``."""
     engine = llm.engine
-    table = engine.cache.manager.pin(PrefixKey(engine.identity(""), PROMPT), len(PROMPT))
+    table = engine.cache.manager.pin(
+        PrefixKey(engine.identities.of_tenant(""), PROMPT), len(PROMPT)
+    )
     slot = torch.tensor([table.groups[group][place] * 16 + 5])
     engine.cache.manager.unpin(table)
     store = engine.runner.kv_stores[group]

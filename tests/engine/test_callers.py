@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ostinato import LLM, SamplingParams
-from ostinato.core.errors import ConcurrentCall
+from ostinato.errors import ConcurrentCall
 from tests.engine.faults import sabotage
 from tests.support.checkpoints import Checkpoints
 
@@ -119,7 +119,7 @@ def test_another_thread_may_call_when_the_first_has_returned(llm: LLM) -> None:
 FORK = """
 import asyncio, os, sys, threading, torch
 from ostinato import LLM, AsyncLLM, SamplingParams
-from ostinato.core.errors import ForkedProcess
+from ostinato.errors import ForkedProcess
 
 torch.set_num_threads(2)
 SAY = SamplingParams(max_tokens=2, temperature=0)

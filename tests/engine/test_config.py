@@ -10,6 +10,7 @@ import torch
 from ostinato import LLM, AsyncLLM, SamplingParams
 from ostinato.core.errors import ConfigError, PromptTooLong
 from ostinato.engine.config import EngineConfig
+from ostinato.engine.settings import EngineSettings
 from ostinato.runner.attention.native_backend import NativeAttention
 from ostinato.runner.attention.torch_backend import TorchAttention
 from tests.support.checkpoints import Checkpoints
@@ -101,8 +102,8 @@ def test_a_directory_may_be_given_as_a_path(checkpoints: Checkpoints) -> None:
 
 
 def test_every_setting_is_described() -> None:
-    """``LLM`` sends its readers to this docstring."""
-    text = EngineConfig.__doc__ or ""
+    """``LLM`` and ``EngineConfig`` send their readers to this docstring."""
+    text = EngineSettings.__doc__ or ""
 
     assert [f.name for f in fields(EngineConfig) if f"\n        {f.name}: " not in text] == []
 
@@ -189,7 +190,7 @@ def test_keys_and_values_may_have_a_format_of_their_own(dtype: str, make_llm: Ma
     first, second = (llm.generate([5] * 9, GREEDY, use_tqdm=False)[0] for _ in range(2))
 
     assert llm.engine.runner.kv_stores[0].dtype == getattr(torch, dtype)
-    assert llm.engine.identity("").kv_dtype == f"torch.{dtype}", "no other format hits"
+    assert llm.engine.identities.of_tenant("").kv_dtype == f"torch.{dtype}", "no other format hits"
     assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 8)
     assert first.outputs[0].token_ids == second.outputs[0].token_ids
 
@@ -235,7 +236,7 @@ def test_every_dtype_serves(dtype: str, make_llm: MakeLLM) -> None:
 
 def test_a_closed_engine_says_so(checkpoints: Checkpoints) -> None:
     """Closing twice does nothing; a ``with`` statement closes."""
-    from ostinato.core.errors import EngineStopped
+    from ostinato.errors import EngineStopped
 
     with LLM(checkpoints.path("llama"), num_blocks=4) as llm:
         llm.generate([5], GREEDY, use_tqdm=False)

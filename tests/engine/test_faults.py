@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from ostinato import LLM, RequestOutput, SamplingParams
-from ostinato.core.errors import CacheInUse, DuplicateRequest, RequestError, StepFailed
 from ostinato.engine.engine import Engine
 from ostinato.engine.prompts import Prompt
 from ostinato.engine.request_state import RequestState
+from ostinato.errors import CacheInUse, DuplicateRequest, RequestError, StepFailed
 from ostinato.observe.introspection import cached_blocks
 from tests.engine.faults import Sabotage, sabotage
 from tests.support.engines import MakeLLM, assert_idle

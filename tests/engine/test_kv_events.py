@@ -11,11 +11,11 @@ import pytest
 import zmq
 
 from ostinato import SamplingParams
-from ostinato.core.errors import CacheInUse
 from ostinato.core.identity import ImageSpan
 from ostinato.engine.kv_events_publisher import KVEventsPublisher
 from ostinato.engine.kv_events_wire import BatchEncoder
 from ostinato.engine.prompts import Prompt
+from ostinato.errors import CacheInUse
 from ostinato.indexes.block_hash import BlockHasher, sha256
 from ostinato.settings import IndexName, WindowConfig
 from ostinato.tenants.terms import PINNED

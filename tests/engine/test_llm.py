@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from ostinato import LLM, RequestOutput, SamplingParams
-from ostinato.core.errors import (
-    InvalidSamplingParams,
-    RequestError,
-)
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.engine import Engine
 from ostinato.engine.prompts import Prompt
+from ostinato.errors import (
+    InvalidSamplingParams,
+    RequestError,
+)
 from tests.support.checkpoints import EOS_ID, VOCAB_SIZE, Checkpoints
 from tests.support.engines import MakeLLM
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ostinato import LLM, SamplingParams
-from ostinato.core.errors import (
+from ostinato.errors import (
     InvalidSamplingParams,
     MissingTokenizer,
     ModelNotFound,

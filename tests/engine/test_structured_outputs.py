@@ -12,11 +12,11 @@ import pytest
 from llguidance import LLMatcher
 
 from ostinato import LLM, SamplingParams, StructuredOutputs
-from ostinato.core.errors import InvalidSamplingParams, MissingTokenizer, StepFailed
 from ostinato.engine.grammar import GrammarCompiler
 from ostinato.engine.grammar_check import GrammarChecker
 from ostinato.engine.grammar_vocabulary import grammar_vocabulary
 from ostinato.engine.token_table import TokenTable
+from ostinato.errors import InvalidSamplingParams, MissingTokenizer, StepFailed
 from tests.engine.small_tokenizers import ALL
 from tests.engine.stepping import async_llm
 from tests.support.checkpoints import EOS_ID, Checkpoints, without_tokenizer

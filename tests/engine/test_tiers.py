@@ -5,12 +5,12 @@ import sys
 import time
 from array import array
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 import valkey
 
 from ostinato import ANTHROPIC_1H, LLM, OPENAI_24H, RequestOutput, SamplingParams
@@ -18,8 +18,9 @@ from ostinato.core.errors import ConfigError
 from ostinato.engine import engine as engine_module
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.kv_events_wire import BatchEncoder, decode
-from ostinato.engine.open_tiers import open_tier
+from ostinato.engine.open_tiers import OpenTiers, open_tiers
 from ostinato.observe.events import BlockRemoved, BlockStored, EventBatch
+from ostinato.runner.block_copies import DeviceCopies
 from ostinato.tiers.port import LoadFault, StoreResult, TierListener
 from tests.support.memory_tier import MemoryTier
 from tests.support.redis_server import redis_server
@@ -40,7 +41,7 @@ def tier() -> MemoryTier:
 @pytest.fixture
 def new_llm(tier: MemoryTier, monkeypatch: pytest.MonkeyPatch) -> Iterator[NewLLM]:
     """Makes engines over one tier, one after another: each is a restart of the one before."""
-    monkeypatch.setattr(engine_module, "open_tier", tier.opened)
+    monkeypatch.setattr(engine_module, "open_tiers", tier.opened)
     made: list[LLM] = []
 
     def make(**settings: Any) -> LLM:
@@ -305,16 +306,17 @@ def test_settings_of_tiers_that_cannot_be_met_are_refused():
         LLM(kv_disk_bytes_per_day=5)
     with pytest.raises(ConfigError, match="must be like 'redis://"):
         LLM(kv_remote="localhost")
+    with pytest.raises(ConfigError, match=r"the pool is host memory already.*raise num_blocks"):
+        LLM(kv_host_bytes=2**30)
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
         ({"windows": (512,)}, r"sliding windows \(512 tokens\).*set max_model_len to 512"),
-        ({"states": (0, 2)}, "carry a state, which is not kept; leave both out"),
-        ({"device": "cuda"}, "device='cuda'.*set device='cpu'"),
+        ({"states": (0, 2)}, "carry a state, which is not kept; leave kv_host_bytes, kv_disk"),
     ],
-    ids=["windows", "states", "device"],
+    ids=["windows", "states"],
 )
 def test_models_whose_prefixes_tiers_cannot_keep_are_refused_before_a_folder_is_made(
     tmp_path: Path, changes: dict[str, Any], reason: str
@@ -323,7 +325,6 @@ def test_models_whose_prefixes_tiers_cannot_keep_are_refused_before_a_folder_is_
     loaded = SimpleNamespace(
         name="model",
         state_spec=SimpleNamespace(layers=changes.get("states", ())),
-        device=torch.device(changes.get("device", "cpu")),
     )
     runner: Any = SimpleNamespace(
         kv_stores=[None] * (1 + len(windows)),
@@ -332,7 +333,7 @@ def test_models_whose_prefixes_tiers_cannot_keep_are_refused_before_a_folder_is_
     )
     config = EngineConfig(model="model", kv_disk=tmp_path / "kv")
     with pytest.raises(ConfigError, match=reason):
-        open_tier(config, runner, TierListener())
+        open_tiers(config, runner, TierListener())
     assert not (tmp_path / "kv").exists()
 
 
@@ -340,6 +341,42 @@ def engine_prompt(tokens: list[int], salt: str = "") -> Any:
     from ostinato.engine.prompts import parse_prompt
 
     return parse_prompt({"prompt_token_ids": tokens, "cache_salt": salt})
+
+
+def host_memory(config: EngineConfig, runner: Any, listener: TierListener) -> OpenTiers:
+    """Open host memory as behind a GPU: torch copies the blocks, here of a pool on a CPU."""
+    settings = EngineConfig(model="model", device="cuda", kv_host_bytes=2**26)
+    opened = open_tiers(settings, runner, listener)
+    return replace(opened, copies=DeviceCopies(runner.kv_stores[0]))
+
+
+def test_host_memory_behind_a_device_has_what_the_pool_evicts(monkeypatch: pytest.MonkeyPatch):
+    """Seven conversations of nine blocks fill 64; the first returns from host memory, as it was."""
+    monkeypatch.setattr(engine_module, "open_tiers", host_memory)
+    llm = LLM(num_blocks=64, attention="torch", kv_disk="unused", keep_event_batches=100)
+    events: list[Any] = []
+    llm.engine.cache.events.subscribe(lambda batch: events.extend(batch.events))
+    texts = [[first, *TEXT] for first in range(9)]
+    outputs = []
+    for text in texts:
+        outputs.append(ask(llm, text, salt="acme"))
+        llm.engine.tiers.stores.flush(10)
+    llm.engine.tiers.rest()
+    again = ask(llm, texts[0], salt="acme")
+    assert again.cached_tokens_from == {"host": 128}
+    assert again.outputs[0].token_ids == outputs[0].outputs[0].token_ids
+    assert "loaded from the host" in str(llm.explain(again))
+    stored = {event.medium for event in events if isinstance(event, BlockStored)}
+    assert stored == {"", "CPU"}, "as vLLM names it"
+
+    (receipt,) = llm.erase("acme").tiers
+    assert (receipt.tier, receipt.complete) == ("host", True) and receipt.num_extents > 0
+    assert ask(llm, texts[0], salt="acme").cached_tokens_from == {}
+    tier = llm.engine.tiers.counts.tiers[0]
+    assert (tier.tier, tier.where, tier.limit_bytes) == ("host", "memory", 2**26)
+    stores, before = llm.engine.tiers.stores, dict(llm.engine.tiers.stores.results)
+    llm.close()
+    assert stores.results == before, "what ends with the process is not written"
 
 
 def test_a_disk_is_read_by_the_next_process(tmp_path: Path):

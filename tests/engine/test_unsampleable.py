@@ -3,7 +3,7 @@
 import pytest
 
 from ostinato import LLM, SamplingParams
-from ostinato.core.errors import StepFailed
+from ostinato.errors import StepFailed
 
 
 def test_a_request_from_which_nothing_can_be_sampled_ends_alone():

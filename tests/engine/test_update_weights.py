@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ostinato import LLM, LeaseStatus, SamplingParams
-from ostinato.core.errors import BrokenCheckpoint, ConfigError, ModelError
+from ostinato.errors import BrokenCheckpoint, ConfigError, ModelError
 from tests.engine.stepping import StepByStep, async_llm, last
 from tests.support.checkpoints import Checkpoints
 from tests.support.engines import MakeLLM

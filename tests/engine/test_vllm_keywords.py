@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from ostinato import LLM, AsyncLLM, SamplingParams
-from ostinato.core.errors import ConfigError, InvalidSamplingParams, RequestError, UnsupportedCall
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.prompts import Prompt
 from ostinato.engine.sampling_params import UNSUPPORTED_SAMPLING, RequestOutputKind
 from ostinato.engine.vllm_keywords import ALIASES, UNSUPPORTED_CALLS, UNSUPPORTED_SETTINGS
+from ostinato.errors import ConfigError, InvalidSamplingParams, RequestError, UnsupportedCall
 from tests.engine.stepping import async_llm, last
 from tests.support.checkpoints import VOCAB_SIZE, Checkpoints
 from tests.support.engines import MakeLLM

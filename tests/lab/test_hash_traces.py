@@ -6,7 +6,7 @@ import tracemalloc
 
 import pytest
 
-from ostinato.core.errors import BrokenTrace, ConfigError
+from ostinato.errors import BrokenTrace, ConfigError
 from ostinato.lab import trace_builder
 from ostinato.lab.hash_traces import read_hash_trace
 from ostinato.lab.traces import ReadOptions, read_trace
@@ -96,7 +96,7 @@ def test_the_block_size_is_derived_from_lengths_and_numbers_of_hashes(
 def test_a_block_size_is_said_where_it_is_no_power_of_two_and_checked_where_it_is(tmp_path):
     odd = [{**MOONCAKE[0], "input_length": 48 * n, "hash_ids": [*range(n)]} for n in (9, 20, 33)]
     path = write(tmp_path / "odd.jsonl", odd)
-    with pytest.raises(ConfigError, match=r"not a power of two.*say it with --block-size"):
+    with pytest.raises(ConfigError, match=r"not a power of two.*give --block-size"):
         read_trace(path)
     assert read_trace(path, ReadOptions(block_tokens=48)).block_tokens == 48
     path = write(tmp_path / "t.jsonl", MOONCAKE)

@@ -9,8 +9,7 @@ from transformers.models.pixtral.image_processing_pil_pixtral import get_resize_
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 from ostinato.core.errors import ConfigError
-from ostinato.lab.encoder_weights import encoder_weights
-from ostinato.lab.image_tokens import image_tokens, read_size, tokens_of_log
+from ostinato.lab.image_tokens import encoder_weights, image_tokens, read_size, tokens_of_log
 from ostinato.runner.vision_families import FAMILIES
 
 QWEN = {"model_type": "qwen2_5_vl"}
@@ -73,5 +72,5 @@ def test_images_of_one_size_have_as_many_tokens_as_the_config_says():
 def test_what_is_no_size_or_takes_no_images_is_refused():
     with pytest.raises(ConfigError, match="such as 1024x768"):
         read_size("1024")
-    with pytest.raises(ConfigError, match="'llama' take no images"):
+    with pytest.raises(ConfigError, match="'llama' accept no images"):
         image_tokens({"model_type": "llama"}, 9, 9)

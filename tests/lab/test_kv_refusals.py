@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ostinato.core.errors import ConfigError, OstinatoError, UnsupportedModel
+from ostinato.errors import ConfigError, OstinatoError, UnsupportedModel
 from ostinato.lab.kv_bytes import kv_bytes
 
 from .known_configs import DEEPSEEK_V3, GEMMA_2_2B, GEMMA_3_1B, LLAMA_3_8B, MISTRAL_7B, UNKNOWN

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ostinato.core.errors import BrokenTrace
+from ostinato.errors import BrokenTrace
 from ostinato.lab import lines
 from ostinato.lab.explain_log import explain_log
 from ostinato.lab.request_log import (

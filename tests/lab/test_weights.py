@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from ostinato.core.errors import UnsupportedModel
+from ostinato.errors import UnsupportedModel
 from ostinato.lab.kv_families import FAMILIES
 from ostinato.lab.weights import count_weights
 from tests.lab import known_configs as known

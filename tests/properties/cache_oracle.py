@@ -46,10 +46,10 @@ def _image_at(key: PrefixKey, position: int) -> tuple[bytes, int, int] | None:
     return None
 
 
-def num_text_tokens(key: PrefixKey, start: int, stop: int) -> int:
-    """Count the tokens from ``start`` on before the first image token or ``stop``."""
-    positions = range(start, stop)
-    return next((p for p in positions if _image_at(key, p) is not None), stop) - start
+def whole_images(key: PrefixKey, start: int, stop: int) -> int:
+    """Return the last end in ``start .. stop`` that no image of the sequence is cut at."""
+    cut = [image.start for image in key.images if image.start < stop < image.end]
+    return max(start, min([stop, *cut]))
 
 
 @dataclass
@@ -59,12 +59,10 @@ class Cached:
     Attributes:
         before: Value of the token before its first one.
         values: Values of its tokens; fewer than a block for a sealed tail.
-        num_text: How many of them come before its first image token.
     """
 
     before: int
     values: tuple[int, ...]
-    num_text: int
 
 
 @dataclass(eq=False)
@@ -140,13 +138,12 @@ class CacheOracle:
         """Return how many tokens can be copied behind the hits, and out of which blocks."""
         start = num_hits * self.size
         stop = min(len(key) - 1, start + self.size)
-        wanted = values[start : start + num_text_tokens(key, start, stop)]
+        wanted = values[start:stop]
         best: dict[int, list[int]] = {}
         for block, cached in self._children(values[start - 1] if start else self.values.root(key)):
             if block == self._with_content(cached.values)[0]:
-                best.setdefault(_num_common(wanted, cached.values[: cached.num_text]), []).append(
-                    block
-                )
+                end = whole_images(key, start, start + _num_common(wanted, cached.values))
+                best.setdefault(end - start, []).append(block)
         most = max(best, default=0)
         return (most, best[most]) if most else (0, [])
 
@@ -230,10 +227,12 @@ class CacheOracle:
         full, rest = divmod(num_tokens, self.size)
         sealed = None
         sealable = self.config.seal_tails and table.writes and table.num_published == full
-        if sealable and rest and num_text_tokens(table.key, full * self.size, num_tokens) == rest:
+        positions = range(full * self.size, num_tokens)
+        has_images = any(_image_at(table.key, place) is not None for place in positions)
+        if sealable and rest and not has_images:
             content = self._content(table, full, rest)
             siblings = [cached for _, cached in self._children(content.before)]
-            if not any(c.values[: c.num_text][:rest] == content.values for c in siblings):
+            if not any(cached.values[:rest] == content.values for cached in siblings):
                 sealed = table.blocks.pop(full)
                 self.cached[sealed] = content
         self._release_blocks(table, sealed)
@@ -278,8 +277,7 @@ class CacheOracle:
     def _content(self, table: Table, position: int, num_tokens: int) -> Cached:
         start = position * self.size
         before = table.values[start - 1] if start else self.values.root(table.key)
-        values = tuple(table.values[start : start + num_tokens])
-        return Cached(before, values, num_text_tokens(table.key, start, start + num_tokens))
+        return Cached(before, tuple(table.values[start : start + num_tokens]))
 
     def _add(self, table: Table) -> None:
         self.tables.append(table)

@@ -15,9 +15,9 @@ import pytest
 from ostinato.assembly import build_cache
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.prefix_index import PrefixMatch
-from ostinato.core.errors import CacheInUse, CacheMisuse, PromptTooLong
 from ostinato.core.identity import Identity, ImageSpan, PrefixKey
 from ostinato.core.plan import CopyRun
+from ostinato.errors import CacheInUse, CacheMisuse, PromptTooLong
 from ostinato.indexes.block_hash import DigestFunction
 from ostinato.observe.introspection import CachedBlock, cached_blocks
 from ostinato.settings import PrefixCacheConfig

@@ -233,7 +233,7 @@ class IndexScenario:
             for cache in self.caches:
                 cache.reset()
             mine, other = (
-                {number: live.key.packed for number, live in cache.sequences.items()}
+                {number: live.key.tokens.tobytes() for number, live in cache.sequences.items()}
                 for cache in self.caches
             )
             self.alike = mine == other and self.settings.policy == "lru"
@@ -280,7 +280,7 @@ class IndexScenario:
         waiting = [(cache, live) for cache, live in self._in_caches(number) if live.table is None]
         matches = [cache.look_up(live) for cache, live in waiting]
         if len(matches) == 2 and self.hash.contents() == self.radix.contents():
-            keys = [live.key.packed for _, live in waiting]
+            keys = [live.key.tokens.tobytes() for _, live in waiting]
             if keys[0] == keys[1]:
                 assert matches[0].num_tokens == matches[1].num_tokens, "equal content, equal hits"
         for (cache, live), match in zip(waiting, matches, strict=True):

@@ -10,11 +10,11 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ostinato.core.errors import CacheInUse, PromptTooLong
 from ostinato.core.identity import Identity, ImageSpan, PrefixKey, PublicPrefix
 from ostinato.core.ids import RequestId
 from ostinato.core.request import FinishReason, Request
-from ostinato.sched.admission import max_sequence_tokens
+from ostinato.errors import CacheInUse, PromptTooLong
+from ostinato.sched.scheduler import max_sequence_tokens
 from ostinato.sched.sequence import Sequence
 from ostinato.tenants.terms import LeaseStatus, LeaseTerms
 from tests.properties.scenario_checks import PUBLIC, ScenarioChecks

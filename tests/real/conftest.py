@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, GgufConfig, PreTrainedModel
 
 from ostinato import AsyncLLM
-from ostinato.core.errors import ModelError
+from ostinato.errors import ModelError
 from ostinato.runner.fetched_models import fetch
 from ostinato.runner.gguf_file import open_gguf
 from ostinato.server.config import ServerConfig

@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from ostinato.runner.model_loader import DtypeName, LoadedModel, load_model
+from ostinato.runner.model_loader import LoadedModel, load_model
+from ostinato.runner.settings import DtypeName
 from tests.support.checkpoints import Checkpoints, checkpoints
 from tests.support.instruction_sets import isa
 

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, GgufConfig
 
 from ostinato import LLM, SamplingParams
-from ostinato.core.errors import BrokenCheckpoint, ModelNotFound, UnsupportedModel
+from ostinato.errors import BrokenCheckpoint, ModelNotFound, UnsupportedModel
 from ostinato.runner.model_loader import load_model
 from tests.runner.bench import random_prompt
 from tests.support.checkpoints import EOS_ID, MAX_LENGTH, VOCAB_SIZE, Checkpoints

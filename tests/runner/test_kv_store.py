@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ostinato.core.errors import ConfigError
+from ostinato.runner.block_copies import DeviceCopies
 from ostinato.runner.kv_codes import decode, encode
 from ostinato.runner.kv_store import KVSpec, KVStore, LayerKV
 from ostinato.runner.native.library import library
@@ -121,6 +122,28 @@ def test_exported_blocks_hold_the_same_wherever_they_are_imported(
         full = content(store, layer)
         expected = full[SIZE : 2 * SIZE] + full[3 * SIZE :] + full[:SIZE] + [0.0] * SIZE
         assert content(other, layer) == expected, base
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_blocks_are_copied_to_and_from_a_device_as_by_the_store_itself(dtype: torch.dtype):
+    """The path of other devices, on a CPU: the same bytes, in the same order."""
+    store, other = (PlainKVStore(SPEC, 4, SIZE, dtype) for _ in range(2))
+    for layer, kept_of in enumerate(SPEC.layers):
+        keys, values = (
+            torch.randn(NUM_SLOTS, kept_of.num_kv_heads, dim)
+            for dim in (kept_of.key_dim, kept_of.value_dim)
+        )
+        store.write(layer, keys, values, torch.arange(NUM_SLOTS))
+    by_store = store.new_buffer(3 * store.block_bytes)
+    store.export_blocks([3, 0, 1], by_store)
+
+    by_torch = DeviceCopies(store).new_buffer(3 * store.block_bytes)
+    DeviceCopies(store).export_blocks([3, 0, 1], by_torch)
+    DeviceCopies(other).import_blocks([1, 2, 0], by_torch)
+
+    assert by_torch == by_store
+    other.export_blocks([1, 2, 0], by_torch)
+    assert by_torch == by_store
 
 
 def test_keys_come_in_the_strides_that_models_give_them(new_store: NewStore):

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.core.errors import EngineError
 from ostinato.core.plan import TokenLogprob
+from ostinato.errors import EngineError
 from ostinato.runner.logprobs import prompt_logprobs, rows_at_once, token_logprobs
 from ostinato.runner.sampler import Sampler
 from tests.runner.sampling_reference import task

@@ -9,7 +9,7 @@ import pytest
 import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from ostinato.core.errors import BrokenCheckpoint, ConfigError, MissingTokenizer, ModelNotFound
+from ostinato.errors import BrokenCheckpoint, ConfigError, MissingTokenizer, ModelNotFound
 from ostinato.runner.checkpoint import fingerprint, weight_files
 from ostinato.runner.model_loader import LoadedModel, load_model
 from ostinato.runner.resolve import EMBEDDED_MODELS, resolve_model

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ostinato import LLM, SamplingParams
-from ostinato.core.errors import UnsupportedModel
+from ostinato.errors import UnsupportedModel
 from ostinato.runner.forward.decoder import unlike
 from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.forward.packing import pack_linears

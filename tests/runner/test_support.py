@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import BloomConfig
 
-from ostinato.core.errors import UnsupportedModel
+from ostinato.errors import UnsupportedModel
 from ostinato.runner.model_call import ModelCall
 from ostinato.runner.model_loader import LoadedModel, load_model
 from ostinato.runner.probe import probe_model

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ostinato import LLM, SamplingParams
-from ostinato.core.errors import BrokenCheckpoint, UnsupportedModel
+from ostinato.errors import BrokenCheckpoint, UnsupportedModel
 from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.forward.quantized import QuantizedWeight
 from ostinato.runner.model_loader import load_model

@@ -4,7 +4,7 @@ import pytest
 
 from ostinato.core.config import SchedulerConfig
 from ostinato.core.errors import ConfigError, DuplicateRequest, EmptyPrompt, PromptTooLong
-from ostinato.sched.admission import max_sequence_tokens
+from ostinato.sched.scheduler import max_sequence_tokens
 from ostinato.settings import PrefixCacheConfig
 from tests.support.tiny_scheduler import TinyScheduler, tiny_scheduler
 

@@ -2,11 +2,15 @@
 
 import pytest
 
+from ostinato.cache.manager import CacheManager
 from ostinato.core.identity import PrefixKey
 from ostinato.core.ids import SequenceId
+from ostinato.core.request import FinishReason
 from ostinato.sched.sequence import Sequence
-from ostinato.sched.waiting_queue import FirstComeFirstServed, WaitingQueue
+from ostinato.sched.stats import SchedulerStats
+from ostinato.sched.waiting_queue import FirstComeFirstServed, RequestTable
 from ostinato.scheduling.longest_prefix import MAX_RANKED, LongestPrefixFirst
+from tests.support.tiny_cache import tiny_cache
 from tests.support.tiny_scheduler import TinyScheduler, make_request, tiny_scheduler
 
 # --- first come, first served ---------------------------------------------------------------
@@ -156,7 +160,7 @@ def test_longest_prefix_first_looks_at_the_first_that_came_only():
     assert [list(map(chr, s.tokens)) for s in plan.sequences] == [["x", "y", "z"]]
 
 
-# --- the queue itself -----------------------------------------------------------------------
+# --- the table of live sequences ------------------------------------------------------------
 
 
 def make_sequence(number: int, priority: int = 0) -> Sequence:
@@ -166,34 +170,43 @@ def make_sequence(number: int, priority: int = 0) -> Sequence:
     return Sequence(SequenceId(number), request, 0, key, seed=0)
 
 
+def admit(requests: RequestTable, cache: CacheManager, sequence: Sequence) -> None:
+    """Give a waiting sequence blocks."""
+    admitted = cache.admit(sequence.key, cache.match(sequence.key))
+    assert admitted is not None
+    requests.admit(sequence, admitted[0])
+
+
 def test_a_sequence_that_comes_back_has_its_old_place():
-    """Whatever came in between; walking the queue goes by priority and number."""
-    queue = WaitingQueue(FirstComeFirstServed())
+    """Whatever came in between; the waiting stand by priority and number."""
+    cache = tiny_cache(num_blocks=4).manager
+    requests = RequestTable(cache, SchedulerStats(), FirstComeFirstServed())
     one, two, three, urgent = (make_sequence(n, p) for n, p in ((1, 0), (2, 0), (3, 0), (9, -1)))
     for sequence in (three, one, urgent, two):
-        queue.add(sequence)
-    assert list(queue) == list(queue.in_order()) == [urgent, one, two, three]
-    queue.admit(one)
-    assert one not in queue and two in queue
-    queue.add(one)
-    assert list(queue) == [urgent, one, two, three]
+        requests.enter(sequence)
+    assert requests.waiting == [urgent, one, two, three]
+    admit(requests, cache, one)
+    assert (requests.waiting, requests.running) == ([urgent, two, three], [one])
+    requests.preempt(one)
+    assert (requests.waiting, requests.running) == ([urgent, one, two, three], [])
 
 
-def test_a_sequence_that_leaves_unadmitted_has_overtaken_none():
-
-    queue = WaitingQueue(LongestPrefixFirst(64, lambda sequence: 0))
-    early, late = make_sequence(1), make_sequence(2)
-    queue.add(early)
-    queue.add(late)
-    queue.remove(late)
+def test_a_sequence_that_ends_unadmitted_has_overtaken_none():
+    cache = tiny_cache(num_blocks=4).manager
+    order = LongestPrefixFirst(64, lambda sequence: 0)
+    requests = RequestTable(cache, SchedulerStats(), order)
+    early, late, later = (make_sequence(number) for number in (1, 2, 3))
+    for sequence in (early, late, later):
+        requests.enter(sequence)
+    requests.finish(late, FinishReason.ABORT)
     assert early.num_overtakes == 0
-    queue.add(late)
-    queue.admit(late)
+    admit(requests, cache, later)
     assert early.num_overtakes == 1
 
 
-def test_to_remove_who_does_not_wait_is_a_mistake():
-    queue = WaitingQueue(FirstComeFirstServed())
-    queue.add(make_sequence(1))
+def test_to_admit_a_sequence_that_does_not_wait_is_a_mistake():
+    cache = tiny_cache(num_blocks=4).manager
+    requests = RequestTable(cache, SchedulerStats(), FirstComeFirstServed())
+    requests.enter(make_sequence(1))
     with pytest.raises(AssertionError, match="does not wait"):
-        queue.remove(make_sequence(1))
+        admit(requests, cache, make_sequence(1))

@@ -118,4 +118,4 @@ def test_a_message_is_logged_ten_times_a_minute() -> None:
     records = [logging.LogRecord("x", 30, "", 0, "Invalid request", (), None) for _ in range(25)]
     shown = [record.getMessage() for record in records if limit.filter(record)]
     assert len(shown) == 10
-    assert "left out" in shown[-1]
+    assert "suppressed" in shown[-1]

@@ -53,7 +53,7 @@ HASH = hash_key("x")
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("{", "is no JSON"),
+        ("{", "is not JSON"),
         ("[]", "valid dictionary"),
         ({}, "secret: Field required"),
         ({"secret": "short"}, "secret: String should have at least 32"),

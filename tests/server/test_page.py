@@ -109,6 +109,28 @@ def tab_to(view: Page, selector: str) -> None:
     raise AssertionError(f"{selector} cannot be reached with Tab")
 
 
+def test_tiers_are_shown_with_what_they_hold(view, tmp_path) -> None:
+    disk = {"kv_disk": tmp_path / "kv", "kv_disk_bytes": 2**26}
+    llm = AsyncLLM("tiny-shakespeare", dtype="float32", num_blocks=64, **disk)
+    prompt = "ROMEO:\nBut, soft! what light through yonder window breaks?"
+    with serving(ServerState(llm)) as url:
+        for _ in range(2):
+            complete(url, prompt)
+        view.goto(url)
+        row = view.locator("#tiers tbody tr")
+        expect(row).to_contain_text("disk")
+        expect(row).to_contain_text("of 64 MiB")
+        expect(row.locator(".pill")).to_have_attribute("data-kind", "live")
+        await_idle(llm)
+    llm.shutdown()
+
+
+def test_a_pool_alone_shows_no_tiers(open_url, view) -> None:
+    view.goto(open_url)
+    expect(view.locator("#status")).to_have_text("live")
+    expect(view.locator("#tiers-card")).to_be_hidden()
+
+
 # --- live -----------------------------------------------------------------------------------
 
 

@@ -170,7 +170,7 @@ def test_a_look_that_took_long_is_not_repeated_at_once(state: ServerState) -> No
 
 
 def test_the_first_look_at_an_engine_that_has_ended_says_so() -> None:
-    from ostinato.core.errors import EngineStopped
+    from ostinato.errors import EngineStopped
 
     llm = AsyncLLM("tiny-shakespeare", num_blocks=130)
     watch = EngineWatch(llm, lambda engine: "seen")

@@ -129,7 +129,7 @@ def test_the_chat_template_reads_variables(http: httpx.Client) -> None:
     assert told["choices"][0]["message"] == plain["choices"][0]["message"]
     asked = {**CHAT, "chat_template_kwargs": {"tokenize": False}}
     error = http.post("/v1/chat/completions", json=asked).json()["error"]
-    assert "'tokenize' is no variable" in error["message"]
+    assert "'tokenize' is not a variable" in error["message"]
 
 
 def test_the_last_message_is_continued_on_request(http: httpx.Client) -> None:

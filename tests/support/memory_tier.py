@@ -4,6 +4,9 @@ import threading
 import time
 from collections.abc import Sequence
 
+from ostinato.engine.open_tiers import OpenTiers
+from ostinato.runner.block_copies import block_copies
+from ostinato.runner.model_runner import ModelRunner
 from ostinato.tiers.port import (
     Buffer,
     Extent,
@@ -48,10 +51,10 @@ class MemoryTier:
         self.num_loads = 0
         self.listener = TierListener()
 
-    def opened(self, config: object, runner: object, listener: TierListener) -> "MemoryTier":
+    def opened(self, config: object, runner: ModelRunner, listener: TierListener) -> OpenTiers:
         """Stand in for the tiers that settings name."""
         self.listener = listener
-        return self
+        return OpenTiers(self, block_copies(runner.kv_stores[0]), 2**28)
 
     def look_up(self, prefix: Prefix, start: int) -> list[ExtentRef]:
         self.num_looked_up += 1

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ostinato.core.errors import CacheInUse
+from ostinato.errors import CacheInUse
 from ostinato.observe.events import AllCleared, EventBatch
 from ostinato.settings import TenantShare, WindowConfig
 from ostinato.tenants.terms import ANTHROPIC_1H, PINNED, EraseReceipt

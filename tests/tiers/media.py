@@ -8,6 +8,7 @@ from typing import Any
 from ostinato.tiers.byte_store import ByteStore, StoreError
 from ostinato.tiers.disk import DiskOptions, DiskTier
 from ostinato.tiers.folder import LocalFolder
+from ostinato.tiers.host_memory import MemoryFolder
 from ostinato.tiers.object_store import BucketStore
 from ostinato.tiers.port import KVTier
 from ostinato.tiers.remote import RemoteOptions, RemoteTier
@@ -44,17 +45,22 @@ class SimulatedDisk:
         self.folder.faults.read_seconds = seconds
 
 
-class FaultyFolder(LocalFolder):
+class FaultyFolder:
     """A real folder whose writes fail, or whose reads take long, when they are told to."""
 
     left: int | None = None
     read_seconds = 0.0
 
+    def __init__(self, folder: LocalFolder | MemoryFolder) -> None:
+        self._folder = folder
+        self.path, self.names, self.remove = folder.path, folder.names, folder.remove
+        self.close = folder.close
+
     def create(self, name):
-        return FaultyFile(self, super().create(name))
+        return FaultyFile(self, self._folder.create(name))
 
     def open(self, name):
-        return FaultyFile(self, super().open(name))
+        return FaultyFile(self, self._folder.open(name))
 
 
 class FaultyFile:
@@ -84,7 +90,7 @@ class LocalDisk:
         self.folder: FaultyFolder
 
     def open(self) -> KVTier:
-        self.folder = FaultyFolder(self.path)
+        self.folder = FaultyFolder(LocalFolder(self.path))
         return DiskTier(self.folder, SEGMENTS)
 
     def kill(self) -> None:
@@ -104,6 +110,38 @@ class LocalDisk:
 
     def slow_reads(self, seconds: float) -> None:
         self.folder.read_seconds = seconds
+
+
+class HostMemory(LocalDisk):
+    """Host memory that outlives its tier, as no process keeps it: so that restarts are tried."""
+
+    def __init__(self, options: DiskOptions = SEGMENTS) -> None:
+        self.memory, self.options = MemoryFolder(options.segment_bytes), options
+
+    def open(self) -> KVTier:
+        self.folder = FaultyFolder(self.memory)
+        self.folder.close = lambda: None
+        return DiskTier(self.folder, self.options, name="host")
+
+    def kill(self) -> None:
+        pass
+
+    def values(self) -> dict[str, bytes]:
+        return {name: self._content(name) for name in self.memory.names()}
+
+    def put(self, name: str, value: bytes | None) -> None:
+        if value is None:
+            self.memory.remove(name)
+            return
+        file = self.memory.open(name) if name in self.memory.names() else self.memory.create(name)
+        file.truncate(0)
+        file.write([value], 0)
+
+    def _content(self, name: str) -> bytes:
+        file = self.memory.open(name)
+        content = bytearray(file.size())
+        file.read(memoryview(content), 0)
+        return bytes(content)
 
 
 class ServerInMemory:

@@ -4,13 +4,23 @@ import pytest
 
 from ostinato.tiers import conformance
 from ostinato.tiers.remote import RemoteOptions
-from tests.tiers.media import SEALED, SECRET, FaultyBucket, LocalDisk, Server, SimulatedDisk
+from tests.tiers.media import (
+    SEALED,
+    SECRET,
+    FaultyBucket,
+    HostMemory,
+    LocalDisk,
+    Server,
+    SimulatedDisk,
+)
 
 SEALED_REMOTE = RemoteOptions(sealed=True, secret=SECRET)
 MEDIA = {
     "simulated disk": lambda path: SimulatedDisk(),
     "sealed disk": lambda path: SimulatedDisk(SEALED),
     "disk": LocalDisk,
+    "host memory": lambda path: HostMemory(),
+    "sealed host memory": lambda path: HostMemory(SEALED),
     "server": lambda path: Server(),
     "sealed server": lambda path: Server(options=SEALED_REMOTE),
     "object store": lambda path: Server(FaultyBucket("memory:///", 5)),
@@ -23,7 +33,7 @@ def test_every_tier_passes(check, medium, tmp_path):
     check(MEDIA[medium](tmp_path / "tier"))
 
 
-@pytest.mark.parametrize("medium", ["simulated disk", "sealed disk", "server", "sealed server"])
+@pytest.mark.parametrize("medium", ["simulated disk", "sealed disk", "host memory", "server"])
 def test_a_storm_of_faults_brings_no_wrong_byte(medium, tmp_path):
     report = conformance.storm(MEDIA[medium](tmp_path), num_faults=100)
     assert report.num_blocks > 300 and len(report.by_fault) == 6

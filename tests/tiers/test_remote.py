@@ -16,6 +16,7 @@ from ostinato.tiers.byte_store import StoreError
 from ostinato.tiers.conformance import NAMESPACE, assert_nowhere, conversation, get, payload, put
 from ostinato.tiers.port import LoadFault, StoreResult
 from ostinato.tiers.remote import RemoteOptions, RemoteTier, open_store
+from ostinato.tiers.remote_search import FoundExtent
 from ostinato.tiers.valkey_store import ValkeyStore
 from tests.support.redis_server import redis_server
 from tests.tiers.media import SECRET, RealServer, Server, ServerInMemory
@@ -97,6 +98,34 @@ def test_a_server_that_hangs_costs_a_deadline_and_is_then_left_alone(caplog):
     assert tier.look_up(conversation(1), 0) == []
     assert put(tier, conversation(2)) == [StoreResult.OFF] * 2
     assert tier.stats()[0].state == "off"
+
+
+def test_a_server_that_takes_no_writes_is_read_only_with_one_warning(server, caplog):
+    """What it has is loaded, and it is not asked to write again for a while."""
+    medium = RealServer(server)
+    tier = medium.open()
+    put(tier, conversation(1))
+    medium.fail_writes(0)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert put(tier, conversation(2)) == [StoreResult.READ_ONLY] * 2
+    assert len(caplog.records) == 1 and "takes no writes for now: " in caplog.text
+    [stats] = tier.stats()
+    assert stats.state == "read-only" and "maxmemory" in stats.reason
+    assert get(tier, conversation(1)) == 8
+    medium.fail_writes(None)
+
+
+def test_a_value_of_another_type_is_a_miss_and_nothing_more(server):
+    """A server that answers one key with an error has the others all the same."""
+    medium = RealServer(server)
+    tier = medium.open()
+    put(tier, conversation(1))
+    [found] = [ref.locator for ref in tier.look_up(conversation(1), 16)]
+    assert isinstance(found, FoundExtent)
+    medium.client.delete(found.place)
+    medium.client.lpush(found.place, b"x")
+    assert [get(tier, conversation(1)) for _ in range(4)] == [4] * 4
 
 
 def test_a_breaker_tries_again_after_a_time_that_doubles():

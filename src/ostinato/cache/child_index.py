@@ -1,142 +1,100 @@
 """The children of one prefix, the cached blocks that may follow it; both indexes keep them.
 
-They are found by the whole block, or by its first tokens: the text with the longest common prefix
-is a neighbour of the query in sorted order, so the best of 100,000 children is found by bisection.
-Where several share the longest prefix, the newest is taken: which of them is the neighbour depends
-on the numbers of the tokens, and a replay with other numbers must find the same one. A partial
-block, the last one of a sequence that ended, is found the second way only.
+Blocks are found by name: their packed tokens, and what images add. Names that begin alike are
+neighbours in sorted order, so the block with the longest common prefix is found by bisection, among
+100,000 children too. Where several share the longest prefix, the newest is taken: which of them is
+the neighbour depends on the numbers of the tokens, and a replay with other numbers must find the
+same one.
 """
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator
+from hashlib import sha256
+from itertools import zip_longest
 from typing import Any, Generic, Protocol, TypeVar
 
-from ostinato.core.identity import PrefixKey
+from ostinato.core.identity import BlockExtra
 from ostinato.core.tokens import TOKEN_BYTES, num_common_tokens
 
 ChildT = TypeVar("ChildT")
-
-
-class _Bucket(list[ChildT]):
-    """Children of one text; ``number`` counts the texts in order of arrival."""
-
-    __slots__ = ("number",)
-    number: int
 
 
 class ChildIndex(Generic[ChildT]):
     """The children of one prefix.
 
     Attributes:
-        get: Finds the child whose first full block has these packed tokens and extras, or None.
-        newest: The newest child with a full block, or None; most prefixes have one child.
-        by_text: All children by their first text, in order of arrival; read-only.
+        get: Finds the child whose first block has a name; None if there is none.
+        newest: The newest child, or None; most prefixes have one.
     """
 
-    __slots__ = ("_by_block", "_num_texts", "_texts", "by_text", "get", "newest")
+    __slots__ = ("_by_name", "_names", "_num_added", "_numbers", "get", "newest")
 
     def __init__(self) -> None:
         """Make an index without children."""
-        self._by_block: dict[bytes, ChildT] = {}
-        self.get = self._by_block.get
+        self._by_name: dict[bytes, ChildT] = {}
+        self.get = self._by_name.get
         self.newest: ChildT | None = None
-        self.by_text: dict[bytes, _Bucket[ChildT]] = {}
-        self._texts: list[bytes] = []
-        self._num_texts = 0  # that were ever added
+        self._names: list[bytes] = []
+        self._numbers: dict[bytes, int] = {}  # in order of arrival
+        self._num_added = 0
 
     def __len__(self) -> int:
-        """Number of children, partial blocks included."""
-        return sum(map(len, self.by_text.values()))
-
-    def __bool__(self) -> bool:
-        """Whether there is any child."""
-        return bool(self.by_text)
+        """Number of children."""
+        return len(self._names)
 
     def __iter__(self) -> Iterator[ChildT]:
-        """Walk all children, partial blocks included."""
-        for children in self.by_text.values():
-            yield from children
+        """Walk all children, in order of arrival."""
+        return iter(self._by_name.values())
 
-    def add(self, block: bytes | None, text: bytes, child: ChildT) -> None:
-        """Add a child, in O(log n) comparisons and a memmove of n pointers.
+    def add(self, name: bytes, child: ChildT) -> None:
+        """Add a child, in O(log n) comparisons and a memmove of n pointers."""
+        assert name not in self._by_name, "a block has one place among its siblings"
+        self._by_name[name] = self.newest = child
+        insort(self._names, name)
+        self._numbers[name] = self._num_added
+        self._num_added += 1
 
-        Args:
-            block: Packed tokens and extras of its first block; None for a partial block.
-            text: The packed tokens of that block before its first image token.
-            child: The child.
+    def remove(self, name: bytes) -> None:
+        """Remove a child."""
+        child = self._by_name.pop(name)
+        if child is self.newest:
+            self.newest = next(reversed(self._by_name.values()), None)
+        del self._numbers[name], self._names[bisect_left(self._names, name)]
+
+    def replace(self, name: bytes, child: ChildT) -> None:
+        """Replace a child by one that begins with it."""
+        if self._by_name[name] is self.newest:
+            self.newest = child
+        self._by_name[name] = child
+
+    def closest(self, run: bytes) -> ChildT | None:
+        """Find the child whose name has the longest common prefix with a packed run, if any.
+
+        Cost: O(log n) comparisons, and as a rule O(sqrt(n)) where many share that prefix.
         """
-        if block is not None:
-            assert block not in self._by_block, "a block has one place among its siblings"
-            self._by_block[block] = self.newest = child
-        bucket = self.by_text.get(text)
-        if bucket is None:
-            insort(self._texts, text)
-            bucket = self.by_text[text] = _Bucket()
-            bucket.number = self._num_texts
-            self._num_texts += 1
-        bucket.append(child)
+        names = self._names
+        if len(names) < 2:
+            return self.newest
+        place = bisect_left(names, run)
+        most = max(num_common_tokens(name, run) for name in names[max(0, place - 1) : place + 1])
+        return self._by_name[self._newest(run[: most * TOKEN_BYTES])] if most else None
 
-    def remove(self, block: bytes | None, text: bytes, child: ChildT) -> None:
-        """Remove what was added with these arguments."""
-        if block is not None:
-            del self._by_block[block]
-            if child is self.newest:
-                self.newest = next(reversed(self._by_block.values()), None)
-        bucket = self.by_text[text]
-        bucket.remove(child)
-        if not bucket:
-            del self.by_text[text]
-            del self._texts[bisect_left(self._texts, text)]
-
-    def replace(self, block: bytes | None, text: bytes, old: ChildT, new: ChildT) -> None:
-        """Replace one child, which is no partial block, by another that begins with it."""
-        assert block is not None
-        self._by_block[block] = new
-        if old is self.newest:
-            self.newest = new
-        bucket = self.by_text[text]
-        bucket[bucket.index(old)] = new
-
-    def longest_common_prefix(self, text: bytes) -> tuple[ChildT, int] | None:
-        """Find the child with the longest common prefix with a packed run.
-
-        Returns:
-            The child and the shared tokens, at least 1; None if no child begins with the first.
-
-        Cost: O(log n) comparisons, and as a rule O(sqrt(n)) where many share that beginning.
-        """
-        texts = self._texts
-        if not texts:
-            return None
-        if len(texts) == 1:  # the common case
-            only = texts[0]
-            is_begun = only.startswith(text)
-            most = len(text) // TOKEN_BYTES if is_begun else num_common_tokens(only, text)
-            return (self.by_text[only][0], most) if most else None
-        place = bisect_left(texts, text)
-        most = num_common_tokens(texts[place], text) if place < len(texts) else 0
-        if place:
-            most = max(most, num_common_tokens(texts[place - 1], text))
-        if not most:
-            return None
-        return self.by_text[self._newest(text[: most * TOKEN_BYTES])][0], most
-
-    def begins_with(self, text: bytes) -> bool:
-        """Whether any child begins with a packed run."""
-        best = self.longest_common_prefix(text) if self.by_text else None
-        return best is not None and best[1] * TOKEN_BYTES == len(text)
+    def begins_with(self, run: bytes) -> bool:
+        """Whether any child's name begins with a packed run."""
+        place = bisect_left(self._names, run)
+        return place < len(self._names) and self._names[place].startswith(run)
 
     def _newest(self, beginning: bytes) -> bytes:
-        """Return the newest text that starts with ``beginning``; there is one."""
-        texts, size = self._texts, len(beginning)
-        first = bisect_left(texts, beginning)
-        if first + 1 == len(texts) or not texts[first + 1].startswith(beginning):
-            return texts[first]
-        last = bisect_right(texts, beginning, first, key=lambda text: text[:size])
-        if (last - first) ** 2 <= len(texts):  # few: look at each
-            return max(texts[first:last], key=lambda text: self.by_text[text].number)
+        """Return the newest name that starts with ``beginning``; there is one."""
+        names, size = self._names, len(beginning)
+        first = bisect_left(names, beginning)
+        if first + 1 == len(names) or not names[first + 1].startswith(beginning):
+            return names[first]
+        last = bisect_right(names, beginning, first, key=lambda name: name[:size])
+        if (last - first) ** 2 <= len(names):  # few: look at each
+            return max(names[first:last], key=self._numbers.__getitem__)
         # Many: one of them is found soon, searching back from the newest of all.
-        return next(text for text in reversed(self.by_text) if text.startswith(beginning))
+        return next(name for name in reversed(self._by_name) if name.startswith(beginning))
 
 
 class _Node(Protocol):
@@ -159,19 +117,25 @@ def walk(roots: Iterable[NodeT]) -> Iterator[tuple[int | None, NodeT]]:
         number += 1
 
 
-def tail_text(key: PrefixKey, start: int, num_tokens: int, block_size: int) -> bytes:
-    """Return the packed tokens after a match that may be copied out of the next block.
+def child_name(run: bytes, extra: BlockExtra) -> bytes:
+    """Return the name of a block with an extra: names begin alike as far as blocks do.
 
-    Of ``num_tokens`` that may hit, ``start`` hit in whole blocks.
+    Where an image or a boundary begins, part of its digest stands for the token. All of it comes
+    after the tokens, so that different blocks have different names.
     """
-    stop = min(num_tokens, start + block_size)
-    if key.has_extras:
-        stop = start + key.num_text_tokens(start, stop)
-    return key.tokens[start:stop].tobytes() if stop > start and block_size > 1 else b""
+    words, rest = bytearray(run), b""
+    for start, _, part in extra.parts:
+        word = slice(start * TOKEN_BYTES, (start + 1) * TOKEN_BYTES)
+        rest += part + run[word]
+        words[word] = sha256(words[word] + part).digest()[:TOKEN_BYTES]
+    return bytes(words) + rest
 
 
-def partial_text(key: PrefixKey, start: int, num_tokens: int) -> bytes | None:
-    """Return the packed tokens of a partial block; None if some of them are an image's."""
-    if key.has_extras and key.num_text_tokens(start, num_tokens) < num_tokens - start:
-        return None  # only text is shared token by token
-    return key.packed_range(start, num_tokens)
+def num_shared_tokens(left: BlockExtra | None, right: BlockExtra | None, most: int) -> int:
+    """Count the leading tokens that two blocks share, of those alike: of an image all, or none."""
+    pairs = zip_longest(left.parts if left else (), right.parts if right else ())
+    for pair in pairs:
+        start, end, _ = min(part for part in pair if part is not None)
+        if start < most and (pair[0] != pair[1] or end > most):
+            return start
+    return most

@@ -9,14 +9,12 @@ again, and asks it for a victim when free blocks have run out::
                  ▼
              evicted ──recall──► published anew: it was wanted after all
 
-Policies that learn from what was evicted set ``remembers``; the others pay nothing for it.
-
 Source: the free block queue of vLLM's automatic prefix caching design.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ostinato.cache.block import CacheEntry
@@ -29,16 +27,11 @@ class RequestSummary:
 
     Attributes:
         num_output_tokens: Tokens that were generated for it.
-        gap_s: The policy's own: seconds since what it found was last released, which is the time
-            since its conversation's previous turn; None if it found nothing, or what many share.
-        num_new_blocks: The policy's own: blocks it published that were never cached before.
-        recalled: The policy's own: what is remembered of what it asked for and did not find.
+        policy_state: The policy's own.
     """
 
     num_output_tokens: int = 0
-    gap_s: float | None = None
-    num_new_blocks: int = 0
-    recalled: list[Any] = field(default_factory=list)
+    policy_state: Any = None
 
 
 class EvictionPolicy(Protocol):
@@ -46,12 +39,7 @@ class EvictionPolicy(Protocol):
 
     Entries of one request arrive tail first. The victim is always a leaf: nothing cached
     builds on it (law 8).
-
-    Attributes:
-        remembers: Whether it is asked what it remembers of what is published.
     """
-
-    remembers: bool = False
 
     def add(self, entries: Sequence[CacheEntry], summary: RequestSummary | None) -> None:
         """Take all entries that a request releases, tail first; None if it was no request."""
@@ -76,14 +64,6 @@ class EvictionPolicy(Protocol):
         """Return how many of its victim's blocks may go before it names another."""
         return victim.num_blocks
 
-    def __iter__(self) -> Iterator[CacheEntry]:
-        """Walk all entries, those released longest ago first."""
-
-    def check(self) -> None:
-        """Assert the policy's invariants."""
-
-    # --- for policies that remember ---
-
     def recall(
         self, key: PrefixKey, first: int, most: int, block_size: int, summary: RequestSummary | None
     ) -> tuple[int, int]:
@@ -99,76 +79,65 @@ class EvictionPolicy(Protocol):
         """Erase what is remembered of evicted entries that match."""
         return None
 
+    def __iter__(self) -> Iterator[CacheEntry]:
+        """Walk all entries, those released longest ago first."""
+
+    def check(self) -> None:
+        """Assert the policy's invariants."""
+
 
 PolicyFactory = Callable[[int, Callable[[], float]], EvictionPolicy]
 """Makes a policy for a pool of so many blocks, with a clock whose seconds never fall."""
 
 
-class EntryQueue:
-    """Entries in order of release; any of them leaves in O(1)."""
+class LeastRecentlyUsed(EvictionPolicy):
+    """Evict what was released longest ago, and of one request the deepest first.
 
-    __slots__ = ("_entries",)
+    A request that holds an entry holds all before it, so ancestors are released with it or later
+    and come after it in the queue: the first is a leaf. Each operation is O(1) per entry.
+    """
 
     def __init__(self) -> None:
-        """Make an empty queue."""
-        self._entries: OrderedDict[CacheEntry, None] = OrderedDict()
+        """Start without an entry."""
+        self._queue: OrderedDict[CacheEntry, None] = OrderedDict()
 
     def __len__(self) -> int:
         """Number of entries."""
-        return len(self._entries)
+        return len(self._queue)
 
     def __iter__(self) -> Iterator[CacheEntry]:
         """Walk from the one released longest ago; the queue must not change meanwhile."""
-        return iter(self._entries)
+        return iter(self._queue)
 
     def __reversed__(self) -> Iterator[CacheEntry]:
         """Walk from the one released last."""
-        return reversed(self._entries)
+        return reversed(self._queue)
 
-    @property
-    def oldest_leaf(self) -> CacheEntry | None:
-        """The first entry, or the next that is a leaf where a copy of it was taken back."""
-        return next((entry for entry in self._entries if entry.is_leaf), None)
-
-    def extend(self, entries: Sequence[CacheEntry]) -> None:
+    def add(self, entries: Sequence[CacheEntry], summary: RequestSummary | None) -> None:
         """Put entries at the end, one after the other."""
-        queue = self._entries
+        queue = self._queue
         num_before = len(queue)
         for entry in entries:
             queue[entry] = None
         assert len(queue) == num_before + len(entries), "an entry is in a queue once"
 
-    def remove(self, entries: Iterable[CacheEntry]) -> None:
+    def remove(self, entries: Sequence[CacheEntry]) -> None:
         """Take entries out, wherever each of them is."""
         for entry in entries:
-            del self._entries[entry]
-
-
-class LeastRecentlyUsed(EntryQueue, EvictionPolicy):
-    """Evict what was released longest ago, and of one request the deepest first.
-
-    A request that holds an entry holds all before it, so ancestors are released with it or later
-    and come after it in the queue: the first is always a leaf. Each operation is O(1) per entry.
-    """
-
-    __slots__ = ()
-
-    def add(self, entries: Sequence[CacheEntry], summary: RequestSummary | None) -> None:
-        """Append them."""
-        self.extend(entries)
+            del self._queue[entry]
 
     def evict(self, entry: CacheEntry, num_blocks: int) -> None:
         """Remove it if all its blocks are evicted."""
         if num_blocks == entry.num_blocks:
-            self.remove((entry,))
+            del self._queue[entry]
 
     def split(self, tail: CacheEntry, head: CacheEntry) -> None:
         """Append the head; a request that splits an entry holds the head at once."""
-        self.extend((head,))
+        self._queue[head] = None
 
     def victim(self, num_wanted: int = 0) -> CacheEntry | None:
-        """Return the oldest leaf."""
-        return self.oldest_leaf
+        """Return the first entry, or the next that is a leaf where a copy of it was taken back."""
+        return next((entry for entry in self._queue if entry.is_leaf), None)
 
     def check(self) -> None:
         """Assert that ticks never fall."""
@@ -219,6 +188,12 @@ class BlockShares:
         self.num_evictable -= num_blocks
         self._policy.evict(entry, num_blocks)
 
+    def recall(
+        self, key: PrefixKey, first: int, most: int, block_size: int, summary: RequestSummary | None
+    ) -> tuple[int, int]:
+        """Tell what the policy of a sequence's tenant remembers, as ``EvictionPolicy.recall``."""
+        return self.policy_of(key.identity.owner).recall(key, first, most, block_size, summary)
+
     def charge(self, tenant: bytes, num_blocks: int) -> None:
         """Note that a tenant was given blocks, or gave some back if that is negative."""
 
@@ -226,12 +201,11 @@ class BlockShares:
         """Return how many evictable blocks a tenant may take."""
         return self.num_evictable
 
-    def num_over_quota(self, tenant: bytes) -> int:
-        """Return how many blocks a tenant has above its quota."""
-        return 0
+    def quota_victim(self, tenant: bytes, num_more: int) -> CacheEntry | None:
+        """Return what a tenant's quota has it evict to have so many more blocks; None if nothing.
 
-    def quota_victim(self, tenant: bytes) -> CacheEntry | None:
-        """Return what a tenant at its quota must evict of its own; None if it may take others'."""
+        None as well if nothing of its own is evictable.
+        """
         return None
 
     def victim(self, tenant: bytes, num_wanted: int) -> CacheEntry | None:

@@ -15,14 +15,12 @@ class LiveTables:
     Attributes:
         live: Those that sequences hold.
         pinned: Those that are held for no sequence.
-        publishing: Live ones that have published blocks in the running step.
     """
 
     def __init__(self) -> None:
         """Begin without a table, for the thread that is running."""
         self.live: dict[int, BlockTable] = {}
         self.pinned: dict[int, BlockTable] = {}
-        self.publishing: dict[int, BlockTable] = {}
         self._last_number = 0
         self._thread = get_ident()
 
@@ -82,12 +80,18 @@ class LiveTables:
         """Raise if these are not all live tables that have published in the step, each once."""
         for table in failed:
             self.check_live(table)
-        if len({table.table_id for table in failed}) < len(failed):
+        given = {table.table_id for table in failed}
+        if len(given) < len(failed):
             raise ReleasedTable("a table is listed twice: a step fails each of its tables once")
-        if self.publishing.keys() - {table.table_id for table in failed}:
+        if not self._publishing <= given:
             raise StepInProgress("a table that published in this step is missing: fail all of them")
 
     def check_between_steps(self) -> None:
         """Raise StepInProgress while blocks are published and not computed."""
-        if self.publishing:
+        if self._publishing:
             raise StepInProgress("a step is under way: commit or fail it first")
+
+    @property
+    def _publishing(self) -> set[int]:
+        """The numbers of tables that have published blocks in the running step."""
+        return {number for number, t in self.live.items() if t.first_published is not None}

@@ -26,10 +26,11 @@ from typing import Any
 
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.block_table import BlockTable, StepCopies
+from ostinato.cache.child_index import num_shared_tokens
 from ostinato.cache.eviction import BlockShares, LeastRecentlyUsed
 from ostinato.cache.live_tables import LiveTables
 from ostinato.cache.observer import CacheObserver, Observers
-from ostinato.cache.pool import BlockPool, Contents, FreeBlocks
+from ostinato.cache.pool import BlockPool, Contents
 from ostinato.cache.prefix_index import PrefixIndex, PrefixMatch
 from ostinato.cache.radix_index import RadixIndex
 from ostinato.core.config import CacheConfig
@@ -59,6 +60,7 @@ class CacheManager:
         index: What is findable in them.
         copies: What is copied in the step that is planned.
         observers: As given.
+        tables: Which block tables are live.
         epoch: Raised with each update of the weights; part of every new identity.
         chunk_unit: Chunks of a prefill end at its multiples, but for the last; None if anywhere.
     """
@@ -74,7 +76,7 @@ class CacheManager:
         observers: Iterable[CacheObserver] = (),
         may_publish: Callable[[PrefixKey, int], bool] = lambda key, num_hit: True,
         epoch: int = 0,
-        make_unused: Callable[[int], FreeBlocks] = FreeBlocks,
+        make_pool: type[BlockPool] = BlockPool,
     ) -> None:
         """Make an empty cache.
 
@@ -87,18 +89,18 @@ class CacheManager:
             may_publish: Whether a sequence that begins with a public prefix and hit so many
                 tokens may publish what it computes.
             epoch: Of the weights.
-            make_unused: Makes so many blocks without content.
+            make_pool: Makes the pool, which says in which order free blocks are given away.
         """
         self.config, self.block_size, self.epoch = config, config.block_size, epoch
         self.observers = Observers(observers)
         shares = BlockShares(LeastRecentlyUsed()) if shares is None else shares
-        self.pool = BlockPool(make_unused(config.num_blocks), shares, clock, self.observers)
+        self.pool = make_pool(config.num_blocks, shares, clock, self.observers)
         self.pools = [self.pool]
         self.index = make_index(self.pool, config.block_size)
         self.copies = StepCopies(config.block_size)
         self._may_publish = may_publish
         self._weights: bytes | None = None
-        self._tables = LiveTables()
+        self.tables = LiveTables()
 
     @property
     def contents(self) -> list[Contents]:
@@ -108,17 +110,17 @@ class CacheManager:
     @property
     def num_live_tables(self) -> int:
         """Sequences that hold blocks."""
-        return len(self._tables.live)
+        return len(self.tables.live)
 
     @property
     def live_tables(self) -> list[BlockTable]:
         """What sequences hold; what is pinned for no sequence is not among them."""
-        return list(self._tables.live.values())
+        return list(self.tables.live.values())
 
     @property
     def pinned_tables(self) -> list[BlockTable]:
         """What is held for no sequence."""
-        return list(self._tables.pinned.values())
+        return list(self.tables.pinned.values())
 
     # --- one sequence ---
 
@@ -165,7 +167,7 @@ class CacheManager:
             StaleMatch: The match is of another key or cache, or the index has changed since.
             WrongThread: Another thread's tables are live.
         """
-        self._tables.check_thread()
+        self.tables.check_thread()
         self._check_match(key, match)
         num_tokens, hit = len(key.tokens), match.num_tokens
         wanted = num_tokens if most_new is None else min(num_tokens, hit + most_new)
@@ -180,7 +182,7 @@ class CacheManager:
         table = self._hold(key, match)
         may_publish = key.identity.public_prefix is None or self._may_publish(key, hit)
         table.writes = writes and may_publish and self.config.enable_prefix_caching
-        self._tables.enter(table, hit)
+        self.tables.enter(table, hit)
         for notify in self.observers.on_admit:
             notify(table, context, preempted)
         self._take(table, num_tokens, room)
@@ -190,7 +192,7 @@ class CacheManager:
         """Return how many tokens ``grow`` could give slots to, at most ``num_tokens``."""
         if num_tokens <= table.num_slots:
             return num_tokens
-        self._tables.check_live(table)
+        self.tables.check_live(table)
         return self._room_to_grow(table, num_tokens)
 
     def grow(self, table: BlockTable, num_tokens: int) -> bool:
@@ -202,34 +204,24 @@ class CacheManager:
         return True
 
     def publish(self, table: BlockTable, num_tokens: int) -> None:
-        """Make the full blocks among the first tokens findable, before they are computed.
-
-        Args:
-            table: Whose blocks.
-            num_tokens: Tokens that will have been computed after this step.
-        """
+        """Make the full blocks among the tokens that this step will have computed findable."""
         last = num_tokens // self.block_size
         if num_tokens > table.num_slots or (last > table.num_published and table.writes):
-            self._tables.check_range(table, num_tokens, "publish")
+            self.tables.check_range(table, num_tokens, "publish")
             self._publish(table, num_tokens)
         table.num_planned = num_tokens
 
     def end_of_chunk(
         self, table: BlockTable, start: int, end: int, waiting: Iterable[PrefixKey]
     ) -> int:
-        """Return where a chunk from ``start`` ends, at ``end`` or before; ``start`` if nowhere.
-
-        Those that wait may part with the table's sequence within it.
-        """
+        """Return where a chunk ends, at ``end`` or before, given what waits, or ``start``."""
         return end
 
     def deepest_hit(self, table: BlockTable, key: PrefixKey, num_tokens: int) -> int:
-        """Return where a hit of another key ends, once ``num_tokens`` that it shares are computed.
-
-        At most so many, and all of them where the next block can be copied in part.
-        """
+        """Return where a hit of another key ends, once the tokens that it shares are computed."""
         start = num_tokens - num_tokens % self.block_size
-        return start + key.num_text_tokens(start, num_tokens)  # only text is copied
+        _, extra = key.block_run(start, num_tokens)
+        return start + num_shared_tokens(extra, extra, num_tokens - start)
 
     def commit(self, tables: Iterable[BlockTable]) -> None:
         """Note that the step that these tables took part in has run."""
@@ -237,21 +229,18 @@ class CacheManager:
         for table in tables:
             # Most decodes have nothing to settle, and there is one per sequence and step.
             if table.needs_settling:
-                self._tables.check_live(table)
+                self.tables.check_live(table)
                 self._settle(table)
         self._end_step()
 
     def fail(self, tables: Iterable[BlockTable]) -> None:
-        """Take back what a failed step published, and release all its tables.
-
-        Args:
-            tables: Every table of the step, once, in the order of the plan.
+        """Take back what a failed step published, and release all its tables, in the plan's order.
 
         Raises:
             StepInProgress: A table that published in this step is missing.
         """
         failed = list(tables)
-        self._tables.check_failed(failed)
+        self.tables.check_failed(failed)
         self.copies.clear()
         for table in failed:
             self._release_tail(table)
@@ -271,8 +260,8 @@ class CacheManager:
         Raises:
             StepInProgress: It has published in this step: ``commit`` or ``fail`` comes first.
         """
-        self._tables.check_range(table, num_tokens, "release")
-        self._tables.check_computed(table)
+        self.tables.check_range(table, num_tokens, "release")
+        self.tables.check_computed(table)
         table.summary.num_output_tokens = num_output_tokens
         self._release_tail(table)
         self._leave(table, num_tokens, self._publish_partial(table, num_tokens))
@@ -286,20 +275,20 @@ class CacheManager:
         Published blocks are shared; private ones are copied, in this step, after its writes.
 
         Args:
-            table: The parent's; its tokens are computed in this step or before.
-            num_tokens: Tokens that both continue.
+            table: The parent's.
+            num_tokens: Tokens that both continue, computed in this step or before.
 
         Returns:
             The child's table and the slots to copy; None, with no effect, if it does not fit.
         """
-        self._tables.check_range(table, num_tokens, "fork")
+        self.tables.check_range(table, num_tokens, "fork")
         needed = self.blocks_for(num_tokens)
         missing = self._num_to_fork(table, num_tokens)
         pairs = zip(self.pools, missing, strict=True)
         if any(count > pool.num_free_for(table.tenant) for pool, count in pairs):
             return None
         child = self._fork(table, needed - missing[0])
-        self._tables.enter(child, num_tokens)
+        self.tables.enter(child, num_tokens)
         for notify in self.observers.on_fork:
             notify(table, child)
         self._take(child, num_tokens, num_tokens)
@@ -324,18 +313,18 @@ class CacheManager:
         Raises:
             StepInProgress: A step is under way.
         """
-        self.check_between_steps()
+        self.tables.check_between_steps()
         num_tokens -= num_tokens % self.block_size
         table = self._hold(key, self.match_first(key, num_tokens))
         table.writes = False
-        self._tables.enter(table, num_tokens, is_pinned=True)
+        self.tables.enter(table, num_tokens, is_pinned=True)
         return table
 
     def unpin(self, table: BlockTable) -> None:
         """Release what ``pin`` returned."""
-        self._tables.check_pinned(table)
+        self.tables.check_pinned(table)
         self._release_path(table)
-        self._tables.leave(table)
+        self.tables.leave(table)
 
     def remove(self, belongs: Callable[[CacheEntry], bool]) -> int:
         """Free every evictable block whose entry matches; return how many."""
@@ -344,8 +333,7 @@ class CacheManager:
     def new_epoch(self, weights: bytes | None = None) -> None:
         """Note that the weights have changed: nothing computed before may hit.
 
-        Args:
-            weights: Their fingerprint, for requests that wait; None leaves them theirs.
+        The fingerprint of the new ones is for ``rekey``; None keeps that of each key.
 
         Effects: evictable blocks are removed; live tables publish nothing more, and what they
         hold is removed when they are released.
@@ -364,10 +352,6 @@ class CacheManager:
         identity = replace(key.identity, epoch=self.epoch, weights=weights)
         return PrefixKey(identity, key.tokens, key.images)
 
-    def check_between_steps(self) -> None:
-        """Raise StepInProgress while blocks are published and not computed."""
-        self._tables.check_between_steps()
-
     def blocks_for(self, num_tokens: int) -> int:
         """Number of blocks that so many tokens fill or begin."""
         return -(-num_tokens // self.block_size)
@@ -375,17 +359,11 @@ class CacheManager:
     # --- the steps of these, which HybridCacheManager extends ---
 
     def _room_to_admit(self, key: PrefixKey, match: PrefixMatch, num_tokens: int) -> int:
-        """Return how many tokens could have slots if a match were held; 0 if not all blocks fit.
-
-        Blocks that would be held, and an idle source of a copy, are free until they are.
-        """
+        """Return how many tokens could have slots if a match were held; 0 if not all blocks fit."""
         missing = self.blocks_for(len(key.tokens)) - len(match.blocks)
         if missing > self.pool.num_unused or self.pool.shares.are_limited:
             free = self.pool.num_free_for(key.identity.owner) - match.num_idle_blocks
-            if match.tail is not None and not match.tail.entry.ref_count:
-                free -= 1
-            if missing > free:
-                return 0
+            return num_tokens if missing <= free else 0
         return num_tokens
 
     def _room_to_grow(self, table: BlockTable, num_tokens: int) -> int:
@@ -434,15 +412,13 @@ class CacheManager:
     def _publish(self, table: BlockTable, num_tokens: int) -> None:
         """Make a table's full blocks among its first tokens findable; there are new ones."""
         first, last = table.num_published, num_tokens // self.block_size
-        blocks, num_tokens = table.blocks[first:last], last * self.block_size
-        published = self.index.publish(table.path, table.key, blocks, num_tokens, table.summary)
-        table.path, result = published
+        blocks, end = table.blocks[first:last], last * self.block_size
+        table.path, result = self.index.publish(table.path, table.key, blocks, end, table.summary)
         table.num_published, table.needs_settling = last, True
         table.duplicates.extend(result.duplicates)
         fresh = first + len(result.duplicates)  # they come before new content
         if fresh < last and table.first_published is None:
             table.first_published = fresh
-            self._tables.publishing[table.table_id] = table
         for notify in self.observers.on_publish:
             notify(table, first, last, result)
 
@@ -458,14 +434,9 @@ class CacheManager:
 
     def _retract(self, table: BlockTable) -> None:
         """Take back what a table published in this step."""
-
-        def evict(entry: CacheEntry) -> None:
-            self.pool.evict(entry, "space", table, self.index)
-
         if table.first_published is not None:
-            first, table.first_published = table.first_published, None
-            table.path, removal = self.index.retract(table.path, first, evict)
-            table.num_published = first
+            table.num_published, table.first_published = table.first_published, None
+            table.path, removal = self.index.retract(table.path, table.num_published)
             for notify in self.observers.on_retract:
                 notify(table, removal)
 
@@ -514,13 +485,12 @@ class CacheManager:
         for notify in self.observers.on_release:
             notify(table, num_tokens, findable, sealed)
         self._release_path(table)
-        self._tables.leave(table)
+        self.tables.leave(table)
         if table.key.identity.epoch < self.epoch:
             self._remove_stale()
 
     def _end_step(self) -> None:
         """Tell observers that a step has ended."""
-        self._tables.publishing.clear()
         for notify in self.observers.on_commit:
             notify()
         self.settle()

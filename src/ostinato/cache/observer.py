@@ -45,10 +45,7 @@ class CacheObserver:
     def on_admit(self, table: BlockTable, context: RequestContext, preempted: bool) -> None:
         """A request holds what it found; its new blocks are allocated next.
 
-        Args:
-            table: Its blocks.
-            context: What the scheduler knows of it.
-            preempted: Whether its prompt was admitted before: it comes back, or is a sibling.
+        It is called preempted if its prompt was admitted before, for itself or for a sibling.
         """
 
     def on_fork(self, parent: BlockTable, child: BlockTable) -> None:

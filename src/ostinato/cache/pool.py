@@ -4,14 +4,12 @@
 
     all blocks = unused + evictable + held + private
 
-Unused blocks, which are without content, wait in ``FreeBlocks``; cached entries that no request
-holds wait in the eviction policy; both are free to be given away. Every cached block is spared
-while an unused one is left, unless other ``FreeBlocks`` say when theirs came back. ``shares``
-says who may take from whom. The pool counts; what content is, its index knows.
+Unused blocks have no content; cached entries that no request holds are in the eviction policy;
+both are free to be given away, unused blocks first. ``shares`` says who may take from whom. The
+pool counts; what content is, its index knows.
 """
 
 from array import array
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
@@ -33,52 +31,19 @@ class Contents(Protocol):
         """Walk everything published; for inspection."""
 
 
-class FreeBlocks:
-    """Blocks without content; given away before every cached one, what came back last first."""
-
-    def __init__(self, num_blocks: int) -> None:
-        """Have all blocks of a pool; block 0 is given away first."""
-        self._blocks = array("i", range(num_blocks - 1, -1, -1))
-
-    def __len__(self) -> int:
-        """Number of blocks."""
-        return len(self._blocks)
-
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        """Walk in the order in which they would be given away, each with its ``first_tick``."""
-        return ((0, block) for block in reversed(self._blocks))
-
-    @property
-    def first_tick(self) -> int | None:
-        """When the next one came back; 0 if before every cached block, None if there is none."""
-        return 0 if self._blocks else None
-
-    def take(self, most: int) -> "array[int]":
-        """Take up to ``most`` blocks, at least one; there are some."""
-        taken = self._blocks[-most:]
-        del self._blocks[-most:]
-        taken.reverse()
-        return taken
-
-    def give(self, blocks: "array[int]", tick: int) -> None:
-        """Take blocks back, in token order, later than all before; the tail is given away first."""
-        self._blocks.extend(blocks)
-
-
 class BlockPool:
     """A fixed number of blocks.
 
     Attributes:
         num_blocks: All blocks.
         shares: Keeps the evictable ones.
-        learns: Whether the eviction policy is asked what it remembers of what is published.
         num_allocated: Blocks given away so far.
         now: The clock.
     """
 
     def __init__(
         self,
-        unused: FreeBlocks,
+        num_blocks: int,
         shares: BlockShares,
         clock: Callable[[], float],
         observers: Observers,
@@ -88,16 +53,15 @@ class BlockPool:
 
         Observers are told of evictions, and in group 0 of reuse. The clock's seconds never fall.
         """
-        self.num_blocks = len(unused)
+        self.num_blocks = num_blocks
         self.shares = shares
-        self.learns = any(policy.remembers for policy in shares.policies())
         self.num_allocated = 0
         self.now = clock
         self._on_reuse = () if group else observers.on_reuse
         self._on_evict = observers.on_evict
         self._group = group
         self._tick = 0
-        self._unused = unused
+        self._unused = array("i", range(num_blocks - 1, -1, -1))  # given away from the end on
 
     @property
     def num_unused(self) -> int:
@@ -116,7 +80,7 @@ class BlockPool:
 
     def num_free_for(self, tenant: bytes) -> int:
         """Blocks that a tenant could be given now."""
-        return len(self._unused) + self.shares.num_takeable(tenant)
+        return self.num_unused + self.shares.num_takeable(tenant)
 
     # --- blocks of tables ---
 
@@ -127,7 +91,9 @@ class BlockPool:
             most = num_blocks - len(taken)
             victim, cause = self._next_victim(tenant, most)
             if victim is None:
-                blocks = self._unused.take(most)
+                blocks = self._unused[: -most - 1 : -1]
+                assert blocks, "more is taken than num_free_for tells"
+                del self._unused[-len(blocks) :]
             else:
                 most = min(most, self.shares.takeable(victim, tenant))
                 blocks = self._evict(victim, most, cause, table, contents)
@@ -141,11 +107,9 @@ class BlockPool:
 
         The tenant is the one they were charged to; None if they are charged no more.
         """
-        if blocks:
-            self._tick += 1
-            self._unused.give(blocks, self._tick)
-            if tenant is not None:
-                self.shares.charge(tenant, -len(blocks))
+        self._unused.extend(blocks)
+        if tenant is not None:
+            self.shares.charge(tenant, -len(blocks))
 
     def evict(
         self, entry: CacheEntry, cause: EvictionCause, table: BlockTable | None, contents: Contents
@@ -158,11 +122,8 @@ class BlockPool:
 
     def enforce_quota(self, table: BlockTable, contents: Contents) -> None:
         """Evict a tenant's own blocks while it keeps more than its quota."""
-        while excess := self.shares.num_over_quota(table.tenant):
-            victim = self.shares.policy_of(table.tenant).victim()
-            if victim is None:
-                return
-            self.free(self._evict(victim, excess, "quota", table, contents), None)
+        while (victim := self.shares.quota_victim(table.tenant, 0)) is not None:
+            self.free(self._evict(victim, 1, "quota", table, contents), None)
 
     def remove(self, belongs: Callable[[CacheEntry], bool], contents: Contents) -> int:
         """Free every evictable block whose entry matches, and forget it; return how many."""
@@ -184,15 +145,10 @@ class BlockPool:
         self, tenant: bytes, num_wanted: int
     ) -> tuple[CacheEntry | None, EvictionCause]:
         """Choose the entry to evict for a tenant's next blocks; None if unused ones come first."""
-        own = self.shares.quota_victim(tenant) if self.shares.are_limited else None
+        own = self.shares.quota_victim(tenant, 1) if self.shares.are_limited else None
         if own is not None:
             return own, "quota"
-        tick = self._unused.first_tick
-        victim = None if tick == 0 else self.shares.victim(tenant, num_wanted)
-        if tick is not None and victim is not None and victim.idle_tick > tick:
-            victim = None
-        assert tick is not None or victim is not None, "more is taken than num_free_for tells"
-        return victim, "space"
+        return None if self._unused else self.shares.victim(tenant, num_wanted), "space"
 
     def _evict(
         self,
@@ -269,18 +225,14 @@ class BlockPool:
 
     def free_order(self) -> Iterator[BlockId]:
         """Walk all free blocks in the order in which they would be given away under LRU."""
-        unused = deque(self._unused)
+        yield from map(BlockId, reversed(self._unused))
         for entry in self.entries():
-            while unused and unused[0][0] < entry.idle_tick:
-                yield BlockId(unused.popleft()[1])
             yield from map(BlockId, reversed(entry.blocks))
-        yield from (BlockId(block) for _, block in unused)
 
     def check(self, owned: Sequence[int]) -> None:
         """Assert that counts and lists agree, and that each block is unused or owned, once."""
         self.shares.check(self.num_blocks - self.num_unused)
-        unused, free = [block for _, block in self._unused], list(self.free_order())
-        everything = sorted([*owned, *unused])
+        everything, free = sorted([*owned, *self._unused]), list(self.free_order())
         assert everything == list(range(self.num_blocks)), "a block has two owners or none"
         assert len(free) == len(set(free)), f"a block is free twice: {free}"
         assert len(free) == self.num_free, f"{len(free)} free blocks, {self.num_free} counted"

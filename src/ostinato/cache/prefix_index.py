@@ -9,7 +9,7 @@ would take three times as long; they are never changed.
 """
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -80,11 +80,11 @@ class PrefixMatch:
 
     @property
     def num_idle_blocks(self) -> int:
-        """Matched whole blocks that no request holds; they count as free until acquired."""
+        """Matched blocks, a tail's too, that no request holds: free until they are acquired."""
         idle: int = sum(entry.num_blocks for entry in self.entries if not entry.ref_count)
         if self.num_unmatched and not self.entries[-1].ref_count:
             idle -= self.num_unmatched
-        return idle
+        return idle + (self.tail is not None and not self.tail.entry.ref_count)
 
 
 @dataclass(slots=True)
@@ -181,18 +181,10 @@ class PrefixIndex(Protocol[PathT]):
             The longer path, and which content was there before.
         """
 
-    def retract(
-        self, path: PathT, num_blocks: int, evict: Callable[[CacheEntry], None]
-    ) -> tuple[PathT, Removal]:
+    def retract(self, path: PathT, num_blocks: int) -> tuple[PathT, Removal]:
         """Take back what a path published last, down to ``num_blocks``; no other request holds it.
 
-        Args:
-            path: Of the sequence.
-            num_blocks: Blocks that stay.
-            evict: Evicts an entry: called, descendants first, for what nothing would lead to.
-
-        Returns:
-            The shorter path, and what was taken back.
+        Effects: what nothing would lead to any more is evicted.
         """
 
     def release(self, path: PathT, summary: RequestSummary | None = None) -> None:

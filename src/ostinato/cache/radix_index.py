@@ -25,10 +25,10 @@ Source: RadixAttention, arXiv 2312.07104; SGLang's radix cache.
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.child_index import partial_text, tail_text, walk
+from ostinato.cache.child_index import child_name, num_shared_tokens, walk
 from ostinato.cache.eviction import RequestSummary
 from ostinato.cache.pool import BlockPool
 from ostinato.cache.prefix_index import (
@@ -75,7 +75,7 @@ class RadixIndex:
         while not unmatched and node.end < most and (child := node.children.newest) is not None:
             # Most nodes have one child, which agrees as a whole: found without its name.
             if key.has_extras or not _agrees(child, view, most, size):
-                child = node.children.get(key.block_name(node.end, size))
+                child = node.children.get(_name(key, node.end, size))
                 if child is None:
                     break
                 used = child.num_common_blocks(key, view.cast("B"), most - node.end, size)
@@ -84,7 +84,7 @@ class RadixIndex:
             entries.append(node)
             blocks.extend(node.blocks[:-unmatched] if unmatched else node.blocks)
         tail = None
-        if unmatched or node.children.by_text:
+        if unmatched or node.children.newest is not None:
             tail = self._tail(key, num_tokens, node, node.num_blocks - unmatched)
         return PrefixMatch(size, blocks, tail, entries, unmatched, key, self, self.version)
 
@@ -92,15 +92,19 @@ class RadixIndex:
         self, key: PrefixKey, num_tokens: int, node: RadixNode, used: int
     ) -> TailMatch | None:
         """Find the block after a match with the longest common prefix with the sequence."""
-        size = self.block_size
-        text = tail_text(key, (node.start + used) * size, num_tokens, size)
-        if not text:
+        size, start = self.block_size, (node.start + used) * self.block_size
+        run, extra = key.block_run(start, min(num_tokens, start + size))
+        child: RadixNode | None = node
+        if used == node.num_blocks:
+            name = run if extra is None else child_name(run, extra)[: len(run)]
+            child, used = node.children.closest(name), 0
+        if child is None:
             return None
-        if used < node.num_blocks:
-            common = num_common_tokens(node.text_of(used, size), text)
-            return TailMatch(BlockId(node.blocks[used]), common, node, used) if common else None
-        best = node.children.longest_common_prefix(text)
-        return None if best is None else TailMatch(BlockId(best[0].blocks[0]), best[1], best[0])
+        other, other_extra = child.run_of(used, size)
+        common = num_common_tokens(run, other)
+        if extra is not None or other_extra is not None:
+            common = num_shared_tokens(extra, other_extra, common)
+        return TailMatch(BlockId(child.blocks[used]), common, child, used) if common else None
 
     def acquire(self, key: PrefixKey, match: PrefixMatch) -> tuple[RadixNode, RadixNode | None]:
         """Hold the matched blocks; a node that matches in part is split.
@@ -147,7 +151,7 @@ class RadixIndex:
         first, last = node.end, num_tokens // size
         self.version += 1
         while node.end < last:
-            name = key.block_name(node.end, size)
+            name = _name(key, node.end, size)
             child = node.children.get(name)
             if child is None:
                 node = self._add(node, key, blocks[node.end - first :], name, summary)
@@ -159,9 +163,7 @@ class RadixIndex:
             duplicates += [(place, BlockId(b)) for place, b in enumerate(node.blocks, node.start)]
         return node, PublishResult(len(duplicates), tuple(duplicates)) if duplicates else _ALL_NEW
 
-    def retract(
-        self, path: RadixNode, num_blocks: int, evict: Callable[[CacheEntry], None]
-    ) -> tuple[RadixNode, Removal]:
+    def retract(self, path: RadixNode, num_blocks: int) -> tuple[RadixNode, Removal]:
         """Remove what a path published last; rule 1 makes it whole nodes after one split."""
         node, removed = path, array("i")
         self.version += 1
@@ -172,7 +174,7 @@ class RadixIndex:
             parent = node.parent
             assert parent is not None
             removed.extend(node.blocks[::-1])
-            parent.children.remove(*node.names(self.block_size), node)
+            parent.children.remove(node.child_name(self.block_size))
             node = parent
         return node, Removal(removed, _last_block(node))
 
@@ -182,8 +184,7 @@ class RadixIndex:
         root = nodes.pop()
         self._pool.release(nodes, summary)
         root.ref_count -= 1
-        if not root.ref_count and not root.children.by_text:
-            del self._roots[root.identity]
+        self._drop_empty(root)
 
     def evict(self, entry: CacheEntry, most: int) -> Removal:
         """Remove the last blocks of an idle leaf."""
@@ -193,15 +194,13 @@ class RadixIndex:
         self.version += 1
         kept = max(0, entry.num_blocks - most)
         self._pool.shrink(entry, entry.num_blocks - kept)
-        if kept:
-            return Removal(entry.cut(kept, size)[::-1], BlockId(entry.blocks[-1]))
-        parent.children.remove(*entry.names(size), entry)
-        if parent.parent is None:
-            if not parent.ref_count and not parent.children:
-                del self._roots[parent.identity]
-        elif parent.is_leaf:
-            self._pool.expose(parent)
-        return Removal(entry.cut(0, size)[::-1], _last_block(parent))
+        if not kept:
+            parent.children.remove(entry.child_name(size))
+            if parent.parent is None:
+                self._drop_empty(parent)
+            elif parent.is_leaf:
+                self._pool.expose(parent)
+        return Removal(entry.cut(kept, size)[::-1], _last_block(entry if kept else parent))
 
     def runs(self) -> Iterator[CachedRun]:
         """Walk all nodes but the roots; each is one run."""
@@ -214,7 +213,7 @@ class RadixIndex:
         counted.update(map(id, sources))
         nodes = [node for _, node in walk(self._roots.values())]
         for node in nodes:
-            parent, partial = node.parent, node.is_partial(self.block_size)
+            parent, size = node.parent, self.block_size * TOKEN_BYTES
             assert node.ref_count == counted.pop(id(node), 0), "a node's references are miscounted"
             assert node.blocks and node.tokens, "a node has no blocks"
             assert node.num_blocks == len(node.blocks) == node.end - node.start, "miscounted blocks"
@@ -222,7 +221,8 @@ class RadixIndex:
             assert (id(node) in idle) == (node.ref_count == 0), "idle nodes alone are evictable"
             parted = node.identity.tenant != parent.identity.tenant and parent.parent is not None
             assert not parted or parent.ref_count, "content after a public prefix that may go"
-            assert not partial or (node.num_blocks == 1 and not node.children)
+            is_whole = len(node.tokens) == node.num_blocks * size
+            assert is_whole or (node.num_blocks == 1 and node.is_leaf), "a partial block goes on"
         assert len(idle) == sum(not node.ref_count for node in nodes), "a lost node is evictable"
         for root in self._roots.values():
             assert root.ref_count == counted.pop(id(root), 0), "a root's references"
@@ -242,41 +242,39 @@ class RadixIndex:
         It may be less than all: blocks that were used differently often, as far as the policy
         remembers, are different nodes, since some are worth more than others.
         """
-        uses = 1
-        if self._pool.learns:
-            policy = self._pool.shares.policy_of(key.identity.owner)
-            recalled = policy.recall(key, node.end, len(blocks), self.block_size, summary)
-            uses, blocks = recalled[0] + 1, blocks[: recalled[1]]
-        identity, next_stage = key.identity_of(node.end, self.block_size)
-        if next_stage - node.end < len(blocks):
-            blocks = blocks[: next_stage - node.end]
+        size, shares = self.block_size, self._pool.shares
+        recalled = shares.recall(key, node.end, len(blocks), size, summary)
+        identity, next_stage = key.identity_of(node.end, size)
+        uses, blocks = recalled[0] + 1, blocks[: min(recalled[1], next_stage - node.end)]
         extends = node.ref_count == 1 and node.uses == uses and node.is_leaf
         if not extends or node.parent is None or node.identity != identity:
             child = RadixNode(node, identity)
             child.ref_count, child.uses, child.born_s = 1, uses, self._pool.now()
-            start, text = node.end * self.block_size, name
-            if key.has_extras:
-                num_text = key.num_text_tokens(start, start + self.block_size)
-                text = name[: num_text * TOKEN_BYTES]
-            node.add_child(name, text, child)
+            node.add_child(name, child)
             node = child
-        node.append(key, blocks, self.block_size)
+        if key.has_extras:
+            node.extras = {**node.extras, **key.extras(node.end, node.end + len(blocks), size)}
+        tokens = memoryview(key.tokens)[node.end * size : (node.end + len(blocks)) * size]
+        node.append(tokens, blocks)
         return node
 
     def _publish_partial(
         self, path: RadixNode, key: PrefixKey, blocks: "array[int]", num_tokens: int
     ) -> tuple[RadixNode, PublishResult]:
         """Add a leaf with fewer tokens than a block, unless one begins with the same."""
-        text = partial_text(key, path.end * self.block_size, num_tokens)
-        if text is None or path.children.begins_with(text):
+        run, extra = key.block_run(path.end * self.block_size, num_tokens)
+        if extra is not None or path.children.begins_with(run):
             return path, PublishResult(1)
         self.version += 1
         tail = RadixNode(path, key.identity)
-        tail.tokens += text
-        tail.add_blocks(blocks)
+        tail.append(run, blocks)
         tail.ref_count, tail.born_s = 1, self._pool.now()
-        path.add_child(None, text, tail)
+        path.add_child(run, tail)
         return tail, _ALL_NEW
+
+    def _drop_empty(self, root: RadixNode) -> None:
+        if not root.ref_count and root.is_leaf:
+            del self._roots[root.identity]
 
     def _split(self, node: RadixNode, num_blocks: int) -> RadixNode:
         """Make the first blocks of a node a node of their own, which is returned."""
@@ -292,6 +290,12 @@ def _agrees(node: RadixNode, view: memoryview, most: int, block_size: int) -> bo
     if end > most or node.extras:
         return False
     return node.tokens.startswith(view[start * block_size : end * block_size])
+
+
+def _name(key: PrefixKey, place: int, block_size: int) -> bytes:
+    """Return the name of a sequence's block among the children of what is before it."""
+    run, extra = key.block_run(place * block_size, (place + 1) * block_size)
+    return run if extra is None else child_name(run, extra)
 
 
 def _last_block(node: RadixNode) -> BlockId | None:

@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.child_index import ChildIndex
+from ostinato.cache.child_index import ChildIndex, child_name
 from ostinato.core.identity import BlockExtra, Identity, PrefixKey
 from ostinato.core.tokens import TOKEN_BYTES, num_common_tokens
 
@@ -61,16 +61,12 @@ class RadixNode(CacheEntry):
     @property
     def is_leaf(self) -> bool:
         """Whether no cached content builds on it."""
-        return not self.children.by_text
+        return self.children.newest is None
 
     def run_from(self, first: int) -> tuple[int, bytes]:
         """Return the position and the packed tokens of its blocks from its ``first``-th on."""
         size = len(self.tokens) // len(self.blocks)
         return self.start + first, bytes(self.tokens[first * size :])
-
-    def is_partial(self, block_size: int) -> bool:
-        """Whether it is the partial last block of a sequence that ended."""
-        return len(self.tokens) < len(self.blocks) * block_size * TOKEN_BYTES
 
     def up(self) -> "list[RadixNode]":
         """List the nodes from this one to its root, both included."""
@@ -80,31 +76,29 @@ class RadixNode(CacheEntry):
             node = node.parent
         return nodes
 
-    def names(self, block_size: int) -> tuple[bytes | None, bytes]:
-        """Return what its parent finds it by: first block with extras, and first text."""
-        name = self.name_of(0, block_size)
-        text = self.text_of(0, block_size) if self.extras else name
-        return None if self.is_partial(block_size) else name, text
+    def run_of(self, index: int, block_size: int) -> tuple[bytes, BlockExtra | None]:
+        """Return the packed tokens and the extra of its ``index``-th block."""
+        size = block_size * TOKEN_BYTES
+        tokens = bytes(self.tokens[index * size : (index + 1) * size])
+        return tokens, self.extras.get(self.start + index)
 
-    def append(self, key: PrefixKey, blocks: "array[int]", block_size: int) -> None:
-        """Add blocks of a sequence that continue this node."""
-        first, last = self.end, self.end + len(blocks)
-        if key.has_extras:
-            self.extras = {**self.extras, **key.extras(first, last, block_size)}
-        self.tokens += memoryview(key.tokens)[first * block_size : last * block_size]
-        self.add_blocks(blocks)
+    def child_name(self, block_size: int) -> bytes:
+        """Return the name that its parent finds it by."""
+        run, extra = self.run_of(0, block_size)
+        return run if extra is None else child_name(run, extra)
 
-    def add_blocks(self, blocks: "array[int]") -> None:
-        """Add block ids; their tokens are added with them."""
+    def append(self, tokens: bytes | memoryview, blocks: "array[int]") -> None:
+        """Add blocks and their packed tokens."""
+        self.tokens += tokens
         self.blocks.extend(blocks)
         self.num_blocks += len(blocks)
         self.end += len(blocks)
 
-    def add_child(self, block: bytes | None, text: bytes, child: "RadixNode") -> None:
+    def add_child(self, name: bytes, child: "RadixNode") -> None:
         """Add a child, as ``ChildIndex.add`` does."""
         if self.children is _NO_CHILDREN:
             self.children = ChildIndex()
-        self.children.add(block, text, child)
+        self.children.add(name, child)
 
     def num_common_blocks(
         self, key: PrefixKey, packed: memoryview, most: int, block_size: int
@@ -125,17 +119,8 @@ class RadixNode(CacheEntry):
 
     def name_of(self, index: int, block_size: int) -> bytes:
         """Return the packed tokens and extras of its ``index``-th block."""
-        size = block_size * TOKEN_BYTES
-        extra = self.extras.get(self.start + index)
-        tokens = bytes(self.tokens[index * size : (index + 1) * size])
+        tokens, extra = self.run_of(index, block_size)
         return tokens if extra is None else tokens + extra.encoded
-
-    def text_of(self, index: int, block_size: int) -> bytes:
-        """Return the packed tokens of its ``index``-th block before the first image."""
-        size = block_size * TOKEN_BYTES
-        extra = self.extras.get(self.start + index)
-        text_tokens = block_size if extra is None else extra.num_text_tokens
-        return bytes(self.tokens[index * size : index * size + text_tokens * TOKEN_BYTES])
 
     def cut(self, num_blocks: int, block_size: int) -> "array[int]":
         """Remove all blocks but the first ``num_blocks``; return the removed ids."""
@@ -154,17 +139,16 @@ class RadixNode(CacheEntry):
         """
         parent = self.parent
         assert parent is not None and 0 < num_blocks < self.num_blocks
-        names, size = self.names(block_size), num_blocks * block_size * TOKEN_BYTES
+        name, size = self.child_name(block_size), num_blocks * block_size * TOKEN_BYTES
         head = RadixNode(parent, self.identity)
-        head.tokens += memoryview(self.tokens)[:size]
-        head.add_blocks(self.blocks[:num_blocks])
+        head.append(memoryview(self.tokens)[:size], self.blocks[:num_blocks])
         head.ref_count, head.born_s = self.ref_count, self.born_s
         if self.extras:
             head.extras = {i: extra for i, extra in self.extras.items() if i < head.end}
             self.extras = {i: extra for i, extra in self.extras.items() if i >= head.end}
-        parent.children.replace(*names, self, head)
+        parent.children.replace(name, head)
         del self.tokens[:size]
         del self.blocks[:num_blocks]
         self.parent, self.start, self.num_blocks = head, head.end, self.num_blocks - num_blocks
-        head.add_child(*self.names(block_size), self)
+        head.add_child(self.child_name(block_size), self)
         return head

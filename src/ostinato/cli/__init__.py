@@ -1,4 +1,4 @@
-"""The command line: one file per subcommand, put together here.
+"""The command line: one file per subcommand, assembled here.
 
 A subcommand is a module with a function ``run``: its docstring is the help text, its
 parameters are the arguments and options. It is added to ``_COMMANDS``, in the order of the
@@ -7,7 +7,7 @@ help text.
 Files in reading order:
 
 * ``demo``, ``generate``, ``chat``: run a model in the shell
-* ``serve``: serves it over HTTP
+* ``serve``: serves a model over HTTP
 * ``route``: routes requests to many engines
 * ``explain``, ``lint``: why prompts miss, and how to fix it
 * ``size``, ``savings``, ``simulate``, ``plan``: what caching costs and saves
@@ -67,7 +67,7 @@ _GROUPS: dict[str, typer.Typer] = {
     "cache": cache.app,
     "keys": keys.app,
 }
-"""Commands that have commands of their own."""
+"""Groups of commands."""
 
 app = typer.Typer(
     cls=_errors.CommandGroup,
@@ -100,7 +100,7 @@ def _root(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", help="Print the version and leave.", callback=_print_version, is_eager=True
+            "--version", help="Print the version and exit.", callback=_print_version, is_eager=True
         ),
     ] = False,
 ) -> None:

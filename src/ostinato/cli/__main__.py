@@ -1,4 +1,4 @@
-"""``python -m ostinato.cli``, for where the ``ostinato`` script is not on the path."""
+"""``python -m ostinato.cli``, for when the ``ostinato`` script is not on the path."""
 
 from ostinato.cli import main
 

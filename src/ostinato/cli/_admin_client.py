@@ -1,4 +1,4 @@
-"""A client for a server's administration, with the standard library only."""
+"""A client for ``/admin`` routes, with the standard library only."""
 
 import json
 import urllib.error
@@ -18,19 +18,19 @@ class AdministrationFailed(OstinatoError):
 
 @dataclass(frozen=True, slots=True)
 class AdminClient:
-    """Calls a server's administration.
+    """Calls the ``/admin`` routes of a server.
 
     Attributes:
-        url: Of the server, such as ``http://127.0.0.1:8000``.
-        key: An administrator's, or that of the tenant whose request is asked about; None where
-            the server has no keys.
+        url: URL of the server, such as ``http://127.0.0.1:8000``.
+        key: An administrator's key, or that of the tenant whose request is explained; None for a
+            server without keys.
     """
 
     url: str
     key: str | None = None
 
     def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Call a route under ``/admin``, and return the answer.
+        """Call a route under ``/admin``, and return its JSON.
 
         Raises:
             AdministrationFailed: The server refused, or could not be reached.
@@ -38,7 +38,7 @@ class AdminClient:
         return self.ask(method, f"admin/{path}", body)
 
     def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Call any route, and return the answer.
+        """Call any route, and return its JSON.
 
         Raises:
             AdministrationFailed: The server refused, or could not be reached.

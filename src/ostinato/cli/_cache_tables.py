@@ -1,4 +1,4 @@
-"""Tables for the answers of a server's administration."""
+"""Tables for the responses of ``/admin`` routes."""
 
 from typing import Any
 
@@ -7,14 +7,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ostinato.cli._quantities import write_seconds
-from ostinato.lab.quantities import write_bytes
+from ostinato.lab.quantities import count, write_bytes, write_seconds
 
 
 def draw_stats(console: Console, answer: dict[str, Any]) -> None:
-    """Draw blocks by state, and look-ups of all and of each tenant."""
+    """Print blocks by state, and look-ups in total and per tenant."""
     blocks = answer["blocks"]
-    parts = ", ".join(f"{count:,} {name}" for name, count in blocks.items())
+    parts = ", ".join(f"{number:,} {name}" for name, number in blocks.items())
     console.print(f"{sum(blocks.values()):,} blocks: {parts}", highlight=False)
     console.print(
         f"{answer['num_leased_blocks']:,} of them leased; {answer['num_running']:,} sequences run, "
@@ -46,7 +45,7 @@ def draw_stats(console: Console, answer: dict[str, Any]) -> None:
 
 
 def _ghosts(rows: list[dict[str, Any]]) -> Table:
-    """Draw what other sizes and policies would have found, and what came since that was seen."""
+    """Print the hit rates of other sizes and policies, and how old these estimates are."""
     table = _table("Memory", ("Policy", "Blocks", "Would hit", "Between", "Requests", "Since"))
     for row in sorted(rows, key=lambda row: (row["memory"] == 1.0, row["memory"], row["policy"])):
         table.add_row(
@@ -62,7 +61,7 @@ def _ghosts(rows: list[dict[str, Any]]) -> Table:
 
 
 def draw_audit(console: Console, answer: dict[str, Any]) -> None:
-    """Draw how many hits were compared, and where wrong ones were."""
+    """Print the numbers of hits compared, and of wrong ones."""
     if not answer["share"]:
         return console.print("No hits are audited: start the server with --audit-share.")
     console.print(
@@ -87,37 +86,35 @@ def draw_audit(console: Console, answer: dict[str, Any]) -> None:
 
 
 def draw_tiers(console: Console, answer: dict[str, Any]) -> None:
-    """Draw each tier, then what was loaded and written."""
+    """Print each tier, and what was loaded and written."""
     if not answer["tiers"]:
         return console.print("There are no tiers: start the server with --kv-disk FOLDER.")
-    table = _table("Tier", ("Where", "State", "Extents", "Used", "Limit", "Leased", "Written"))
+    table = _table("Tier", ("Extents", "Used", "Limit", "Leased", "Written", "Tokens loaded"))
     for tier in answer["tiers"]:
         state = f"{tier['state']}: {tier['reason']}" if tier["reason"] else tier["state"]
-        sizes = [write_bytes(tier[f"{name}_bytes"]) for name in ("num", "limit", "leased")]
-        table.add_row(
-            Text(tier["tier"]),
-            Text(tier["where"]),
-            Text(state),
-            f"{tier['num_extents']:,}",
-            *sizes,
-            write_bytes(tier["written_bytes"]),
-        )
+        _print_line(console, f"{tier['tier']} is {state} ({tier['where']})")
+        amounts = [tier[f"{name}_bytes"] for name in ("num", "limit", "leased")]
+        loaded = answer["loaded_tokens"].get(tier["tier"], 0)
+        # A server knows what it has, and would have to be asked.
+        shown = map(write_bytes, amounts) if tier["limit_bytes"] else "–––"
+        extents = f"{tier['num_extents']:,}" if tier["limit_bytes"] else "–"
+        written = write_bytes(tier["written_bytes"])
+        table.add_row(Text(tier["tier"]), extents, *shown, written, f"{loaded:,}")
     console.print(table)
-    loaded = ", ".join(f"{n:,} tokens from {k}" for k, n in answer["loaded_tokens"].items())
-    console.print(
-        f"Loaded: {loaded or 'nothing'}, in {write_seconds(answer['load_seconds'])}; "
-        f"{answer['num_cheaper']:,} times it was cheaper to compute",
-        highlight=False,
+    _print_line(
+        console,
+        f"Loading took {write_seconds(answer['load_seconds'])}; "
+        f"computing was cheaper {count(answer['num_cheaper'], 'time')}",
     )
-    for title, name in (("Ended early", "load_faults"), ("Stores", "stores")):
+    for title, name in (("Loads that ended early", "load_faults"), ("Stores", "stores")):
         if answer[name]:
-            counts = ", ".join(f"{count:,} {what}" for what, count in answer[name].items())
-            console.print(f"{title}: {counts}", highlight=False)
+            counts = ", ".join(f"{what} {number:,}" for what, number in answer[name].items())
+            _print_line(console, f"{title}: {counts}")
     return None
 
 
 def draw_heaviest(console: Console, answer: dict[str, Any]) -> None:
-    """Draw prefixes, the one that saved most first."""
+    """Print prefixes, most saved tokens first."""
     table = _table("Prefix", ("Tenant", "Tokens", "Hits", "Saved", "Age"))
     for prefix in answer["prefixes"]:
         head, branch = _line(prefix["head"]), _line(prefix["branch"])
@@ -135,7 +132,7 @@ def draw_heaviest(console: Console, answer: dict[str, Any]) -> None:
 
 
 def draw_prewarmed(console: Console, answer: dict[str, Any]) -> None:
-    """Return how much was computed."""
+    """Describe how much was computed."""
     console.print(
         f"{answer['num_tokens']:,} tokens are cached; {answer['num_computed_tokens']:,} of them "
         "were computed for it",
@@ -144,7 +141,7 @@ def draw_prewarmed(console: Console, answer: dict[str, Any]) -> None:
 
 
 def draw_lease(console: Console, answer: dict[str, Any]) -> None:
-    """Return what is kept, and why not all of it."""
+    """Describe what is leased, and why not all of it."""
     colour = {"accepted": "green", "clipped": "yellow"}.get(answer["status"], "red")
     line = Text(answer["status"], style=f"bold {colour}")
     if answer["lease_id"] is not None:
@@ -155,7 +152,7 @@ def draw_lease(console: Console, answer: dict[str, Any]) -> None:
 
 
 def draw_leases(console: Console, answer: dict[str, Any]) -> None:
-    """Draw all leases."""
+    """Print all leases."""
     table = _table("Tenant", ("Lease", "Tokens", "Expires in"))
     for lease in answer["leases"]:
         left = lease["expires_in_s"]
@@ -169,7 +166,7 @@ def draw_leases(console: Console, answer: dict[str, Any]) -> None:
 
 
 def draw_public(console: Console, answer: dict[str, Any]) -> None:
-    """Draw all public prefixes."""
+    """Print all public prefixes."""
     table = _table("Name", ("Tokens", "Held"))
     for known in answer["public"]:
         table.add_row(
@@ -181,18 +178,20 @@ def draw_public(console: Console, answer: dict[str, Any]) -> None:
 
 
 def draw_receipt(console: Console, answer: dict[str, Any]) -> None:
-    """Draw what was erased, by place."""
+    """Print what was erased, and where."""
     table = _table("Erased", ("Count",))
-    for place, count in answer.items():
-        if place == "tiers":
-            for tier in count:
-                left = "" if tier["complete"] else ", not all: erase it again"
-                shown = f"{tier['num_extents']:,} extents, {write_bytes(tier['num_bytes'])}{left}"
-                table.add_row(Text(f"{tier['tier']} {tier['where']}"), shown)
-            continue
-        shown = ", ".join(count) or "-" if isinstance(count, list) else f"{count:,}"
-        table.add_row(place.removeprefix("num_").replace("_", " "), shown)
+    for place, number in answer.items():
+        if place != "tiers":
+            shown = ", ".join(number) or "–" if isinstance(number, list) else f"{number:,}"
+            table.add_row(place.removeprefix("num_").replace("_", " "), shown)
     console.print(table)
+    for tier in answer.get("tiers", []):
+        parts = [count(tier["num_extents"], "extent"), write_bytes(tier["num_bytes"])]
+        if tier["num_keys"]:
+            parts.append(count(tier["num_keys"], "key"))
+        if not tier["complete"]:
+            parts.append("and there is more: erase again")
+        _print_line(console, f"{tier['tier']} ({tier['where']}): {', '.join(parts)}")
 
 
 def _table(first: str, others: tuple[str, ...]) -> Table:
@@ -201,6 +200,11 @@ def _table(first: str, others: tuple[str, ...]) -> Table:
     for name in others:
         table.add_column(name, justify="right")
     return table
+
+
+def _print_line(console: Console, line: str) -> None:
+    """Print a line that may hold a path, which is not to be broken."""
+    console.print(Text(line), soft_wrap=True)
 
 
 def _line(text: str | list[int]) -> str:

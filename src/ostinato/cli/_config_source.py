@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ostinato.core.errors import BrokenCheckpoint, ModelNotFound
+from ostinato.errors import BrokenCheckpoint, ModelNotFound
 from ostinato.lab.kv_config import Config
 from ostinato.runner.fetched_models import FETCHED_MODELS
 
@@ -23,12 +23,12 @@ def load_config(model: str) -> Config:
     """Return a model's parsed ``config.json``.
 
     Args:
-        model: A ``config.json``, a directory with one, the name of a known model, or that of a
+        model: A ``config.json``, a directory with one, or the name of a known model or of a
             repository on the hub.
 
     Raises:
-        ModelNotFound: There is none of these, or the hub cannot be reached.
-        BrokenCheckpoint: The file is no JSON object.
+        ModelNotFound: There is no such model, or the hub cannot be reached.
+        BrokenCheckpoint: The file is not a JSON object.
 
     Effects: a hub name is fetched into the hub's own cache.
     """
@@ -45,7 +45,7 @@ def load_config(model: str) -> Config:
 
 
 def _find(model: str) -> Traversable:
-    """Return the file that is meant."""
+    """Return the path of the config."""
     path = Path(model).expanduser()
     if path.is_dir():
         if not (path / _NAME).is_file():
@@ -62,7 +62,7 @@ def _find(model: str) -> Traversable:
 
 
 def embedded_folder(model: str) -> Path:
-    """Return where a model inside the package is."""
+    """Return the directory of a bundled model."""
     return Path(str(resources.files("ostinato.models").joinpath(model)))
 
 
@@ -78,23 +78,23 @@ def _fetch(model: str) -> Path:
     # Imported here: most calls need no network, and start faster without its libraries.
     from huggingface_hub import errors, hf_hub_download
 
-    # A line for each of its retries would bury ours.
+    # Its log line for each retry would hide our message.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     try:
         with Console(stderr=True).status(f"Asking the Hugging Face hub for {model} ..."):
             return Path(hf_hub_download(model, _NAME))
     except errors.HFValidationError:
-        cause = "nor can it be the name of a repository on the hub"
+        cause = "and not a valid name of a repository on the hub"
     except errors.LocalEntryNotFoundError:
         cause = "and the hub cannot be reached"
     except errors.GatedRepoError:
         cause = "and on the hub it is gated: accept its terms there and run `hf auth login`"
     except errors.RepositoryNotFoundError:
-        cause = "and the hub shows no such repository; if it is private, run `hf auth login`"
+        cause = "and there is no such repository on the hub; if it is private, run `hf auth login`"
     except errors.EntryNotFoundError:
         cause = f"and its repository on the hub has no {_NAME}"
     except OSError as error:
-        cause = f"and the hub did not answer as it should: {error}"
+        cause = f"and the hub's response was invalid: {error}"
     raise ModelNotFound(
-        f"{model!r} is no file, directory or embedded model ({', '.join(_embedded())}), {cause}"
+        f"{model!r} is not a file, directory or bundled model ({', '.join(_embedded())}), {cause}"
     )

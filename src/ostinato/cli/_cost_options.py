@@ -1,4 +1,4 @@
-"""Options for the machine of a replica, and for the cost of a step.
+"""Options for a replica's machine and the cost of a step.
 
 The cost is derived from a model and a GPU, given, measured here, or assumed.
 """
@@ -38,7 +38,7 @@ from ostinato.lab.roofline import Machine, RooflineCost, choose_machine
 if TYPE_CHECKING:
     from ostinato import LLM
 
-_cost = partial(option, panel="What a step costs, where it is not derived from model and GPU")
+_cost = partial(option, panel="Cost of a step, if not derived from model and GPU")
 _machine = partial(option, panel="The machine")
 
 _LENGTHS = (32, 128, 512)
@@ -56,7 +56,7 @@ class MachineOptions:
     gpu: str | None = _machine(None, f"{', '.join(GPUS)}; h100 by default.", "--gpu")
     gpus: int | None = _machine(
         None,
-        "Of one replica, by tensor parallelism; by default as few as hold the weights.",
+        "GPUs of one replica (tensor parallelism); by default as few as hold the weights.",
         "--gpus",
     )
     weights: str | None = _machine(
@@ -80,11 +80,11 @@ class MachineOptions:
 
     @property
     def given(self) -> list[str]:
-        """Names of the options that were given."""
+        """The names of the options given."""
         return [field.name for field in fields(self) if getattr(self, field.name) is not None]
 
     def machine(self) -> Machine:
-        """Return the machine; 0 GPUs are as few as hold the weights.
+        """Return the machine; 0 GPUs stand for as few as hold the weights.
 
         Raises:
             ConfigError: An option is out of range.
@@ -100,19 +100,19 @@ class MachineOptions:
 
 @dataclass(frozen=True)
 class CostOptions:
-    """What a step costs: derived, given, measured here, or assumed."""
+    """The cost of a step: derived, given, measured here, or assumed."""
 
-    step_ms: float | None = _cost(None, "Milliseconds per step, however little it computes.")
-    prefill_rate: float | None = _cost(None, "Prompt tokens per second, attention aside.")
+    step_ms: float | None = _cost(None, "Fixed milliseconds per step.")
+    prefill_rate: float | None = _cost(None, "Prompt tokens per second, without attention.")
     attention_doubles: float | None = _cost(
-        None, "Context, in tokens, at which attention costs as much as all else."
+        None, "Context, in tokens, at which attention costs as much as everything else."
     )
     measure: str | None = _cost(
-        None, "A model to measure on this machine instead: some seconds of work."
+        None, "Measure this model on this machine instead; takes some seconds."
     )
 
     def check(self, machine: MachineOptions) -> None:
-        """Check the options, before anything is read.
+        """Check the options before anything is read.
 
         Raises:
             ConfigError: A figure is not above 0, or figures are given in two ways.
@@ -135,12 +135,12 @@ class CostOptions:
     ) -> StepCost:
         """Return the cost of steps; by default derived from the model's config.
 
-        Without options, a complete recording has its own. Without a model, the cost of a common
-        one is assumed.
+        Without options, a complete recording provides it. Without a model, that of a common model
+        is assumed.
 
         Raises:
             ConfigError: The model's weights do not fit, or a machine is described without a model.
-            UnsupportedModel: The work of the model cannot be derived.
+            UnsupportedModel: The model's work cannot be derived.
         """
         if self.measure is not None:
             return measure_cost(self.measure)
@@ -150,7 +150,7 @@ class CostOptions:
             names = ", ".join(machine.given)
             raise ConfigError(f"{names}: needs the model that runs there; add --model")
         if recording is not None and recording.is_whole and not machine.given:
-            with suppress(ConfigError):  # too few steps to tell
+            with suppress(ConfigError):  # too few steps to fit
                 return cost_of(recording)
         if config is None:
             return ASSUMED
@@ -176,11 +176,11 @@ def measure_cost(model: str, **settings: int) -> CostModel:
     """Serve some prompts with a model on this machine, and fit the cost to the steps' times.
 
     Args:
-        model: As ``LLM`` takes it.
-        **settings: Of ``LLM``.
+        model: The model, as in ``LLM``.
+        **settings: Keywords of ``LLM``.
 
-    Effects: the model is loaded and runs for some seconds; a line on stderr says how well the
-    cost fits the measured steps.
+    Effects: the model is loaded and runs for some seconds; a line on stderr gives the error of the
+    fit.
     """
     # Imported here: only this needs tensors.
     from ostinato import LLM
@@ -193,7 +193,7 @@ def measure_cost(model: str, **settings: int) -> CostModel:
         LLM(model, **({"max_num_seqs": _CROWD} | settings)) as llm,
     ):
         waves = list(_waves(llm.engine.scheduler.config.max_model_len))
-        _serve(llm, waves)  # first steps are slower
+        _serve(llm, waves)  # warm-up
         paths = [Path(folder) / f"{number}.jsonl" for number in range(_REPEATS)]
         measured = of_repeats([_recorded(llm, waves, path) for path in paths])
     cost = fit(measured, f"measured: {model} on this machine")
@@ -208,7 +208,7 @@ def measure_cost(model: str, **settings: int) -> CostModel:
 
 @dataclass(frozen=True, slots=True)
 class _Wave:
-    """Prompts that are sent together, and how many tokens each generates."""
+    """Prompts sent together, and the number of tokens each generates."""
 
     prompts: list[list[int]]
     num_new: list[int]

@@ -1,8 +1,8 @@
-"""Four small tests.
+"""Four small examples.
 
 Those of the article "Adding Prefix Caching to NanoGPT", with its prompts and its blocks of four
-tokens, on the embedded model, whose tokens are letters. The numbers differ from the
-article's where that errs: its log says "16/1 tokens cached, -15 to prefill" of the first test
+tokens, on the bundled model, whose tokens are letters. The numbers differ from the article's where
+it is wrong: its log says "16/1 tokens cached, -15 to prefill" of the first test
 (16 of 18 by whole blocks, 17 by token), it computes nothing at all for a prompt that is cached
 in full, and its fourth test evicts the root, which makes all other blocks unreachable.
 """
@@ -27,12 +27,12 @@ _PLENTY_BLOCKS = 64
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """Prompts that are sent one after another, beginning with an empty cache.
+    """Prompts that are sent one after another, starting with an empty cache.
 
     Attributes:
-        title: What is tried.
-        lesson: What the numbers say.
-        prompts: In order.
+        title: Its title.
+        lesson: What the numbers show.
+        prompts: The prompts, in order.
         num_blocks: Blocks in the pool.
     """
 
@@ -50,7 +50,7 @@ class Outcome:
         prompt: Its text.
         prompt_tokens: Its length.
         found_tokens: Tokens found in whole blocks.
-        copied_tokens: Tokens copied out of a block that the prompt leaves in its middle.
+        copied_tokens: Tokens copied from a block that matches only at its beginning.
     """
 
     prompt: str
@@ -60,7 +60,7 @@ class Outcome:
 
     @property
     def computed_tokens(self) -> int:
-        """Tokens that went through the model."""
+        """Tokens computed by the model."""
         return self.prompt_tokens - self.found_tokens - self.copied_tokens
 
 
@@ -127,7 +127,7 @@ def _run(llm: "LLM", example: Example) -> list[Outcome]:
 
 
 def draw_examples(results: list[list[Outcome]]) -> Group:
-    """Draw the tests one below the other, their numbers in line."""
+    """Print the examples, with their numbers aligned."""
     parts: list[RenderableType] = [_header()]
     for number, (example, outcomes) in enumerate(zip(EXAMPLES, results, strict=True), start=1):
         table = _columns()
@@ -140,7 +140,7 @@ def draw_examples(results: list[list[Outcome]]) -> Group:
 
 
 def _header() -> Table:
-    """Name the columns."""
+    """Print the column headings."""
     table = _columns(offset=3)
     names = ("tokens", "found", "copied", "computed")
     table.add_row(
@@ -151,7 +151,7 @@ def _header() -> Table:
 
 
 def _columns(offset: int = 0) -> Table:
-    """Make columns as wide as the longest prompt and name need."""
+    """Fit the columns to the longest prompt and name."""
     table = Table.grid()
     table.add_column(width=max(len(prompt) for e in EXAMPLES for prompt in e.prompts) + offset)
     for width in (9, 8, 8, 10):
@@ -160,7 +160,7 @@ def _columns(offset: int = 0) -> Table:
 
 
 def _row(outcome: Outcome) -> Iterator[RenderableType]:
-    """Draw the result of one prompt, with reused tokens in green."""
+    """Print the result of one prompt, with reused tokens in green."""
     yield Text(outcome.prompt)
     yield str(outcome.prompt_tokens)
     for reused in (outcome.found_tokens, outcome.copied_tokens):

@@ -1,4 +1,4 @@
-"""Tables of the demo's figures."""
+"""Tables of the demo's results."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -7,21 +7,20 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from ostinato.cli._demo_calls import Calls
 from ostinato.cli._demo_examples import EXAMPLES, Outcome
-from ostinato.cli._demo_waves import FirstToken, Wave
-from ostinato.cli._quantities import count, write_seconds
+from ostinato.cli._demo_waves import Calls, FirstToken, Wave
+from ostinato.lab.quantities import count, write_seconds
 from ostinato.lab.savings import Reuse, Workload, by_token
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """All that the demo measures of many calls.
+    """The demo's measurements of many calls.
 
     Attributes:
         block_size: Tokens per block.
-        calls: What was asked.
-        no_cache: The calls without a cache; perhaps not all of them.
+        calls: The calls.
+        no_cache: The calls without a cache; possibly only some of them.
         cold: The calls on an empty cache.
         warm: The same calls again.
         cold_call: A single call on an empty cache.
@@ -38,13 +37,13 @@ class Figures:
 
     @property
     def no_cache_seconds(self) -> float:
-        """Seconds that all calls take without a cache, scaled by tokens if time was up."""
+        """Seconds of all calls without a cache, extrapolated by tokens if time ran out."""
         wave = self.no_cache
         return wave.seconds * wave.prompt_tokens / wave.computed_tokens
 
     @property
     def workload(self) -> Workload:
-        """The calls as arithmetic sees them."""
+        """The calls as a workload."""
         system, suffix = self.calls.system_tokens, self.calls.suffix_tokens
         return Workload(system, suffix, self.cold.num_calls, self.block_size)
 
@@ -55,7 +54,7 @@ class Figures:
 
     @property
     def num_equal(self) -> int:
-        """Those of them whose answers are the same in all three waves."""
+        """Those of them with equal answers in all three waves."""
         cold, warm = self.cold.answers, self.warm.answers
         return sum(
             answer == cold[call] == warm[call] for call, answer in self.no_cache.answers.items()
@@ -63,7 +62,7 @@ class Figures:
 
 
 def calls_table(figures: Figures) -> Table:
-    """Put the three waves side by side."""
+    """Return a table of the three waves."""
     table = _table(
         f"{count(figures.cold.num_calls, 'call')}", "no cache", "cold cache", "same again"
     )
@@ -88,7 +87,7 @@ def calls_table(figures: Figures) -> Table:
 
 
 def first_token_table(figures: Figures) -> Table:
-    """Compare a cold call with a warm one."""
+    """Return a table of a cold and a warm call."""
     table = _table("A single call", "computed", "first token", "sooner")
     cold, warm = figures.cold_call, figures.warm_call
     table.add_row(
@@ -104,7 +103,7 @@ def first_token_table(figures: Figures) -> Table:
 
 
 def notes(figures: Figures) -> Iterator[str]:
-    """Return notes on the figures."""
+    """Return notes on the results."""
     wave = figures.no_cache
     question = figures.calls.prompts[0].rpartition("\n\n")[2]
     yield f"One of the calls: {question!r} goes on {figures.cold.answers[0]!r}."
@@ -125,7 +124,7 @@ def notes(figures: Figures) -> Iterator[str]:
 
 
 def _difference(computed: int, expected: Reuse) -> str:
-    """Return why a wave computed less or more than expected."""
+    """Explain why a wave computed less or more than expected."""
     more = computed - expected.computed_tokens
     if more < 0:
         return (
@@ -157,7 +156,7 @@ def _all(compared: int) -> str:
 
 
 def as_json(results: list[list[Outcome]], figures: Figures) -> dict[str, object]:
-    """Return all figures as plain values."""
+    """Return all results as plain values."""
     waves = {"no_cache": figures.no_cache, "cold": figures.cold, "warm": figures.warm}
     return {
         "calls": figures.cold.num_calls,
@@ -190,7 +189,7 @@ def _wave_as_json(wave: Wave) -> dict[str, object]:
 
 
 def _table(*columns: str) -> Table:
-    """Make a table whose first column is words, and whose other columns are numbers."""
+    """Create a table: a column of words, then columns of numbers."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
     table.add_column(columns[0], min_width=17)
     for column in columns[1:]:

@@ -40,7 +40,7 @@ Model = Annotated[
 Index = Annotated[
     str,
     typer.Option(
-        help="How prefixes are found: radix walks a tree, hash looks up chained digests.",
+        help="Prefix index: radix (a tree) or hash (chained digests).",
         rich_help_panel=_CACHE,
     ),
 ]
@@ -75,19 +75,19 @@ class EngineOptions:
 
     revision: str | None = _cache(None, "Branch, tag or commit of a model on the hub.")
     tokenizer: str | None = _cache(
-        None, "Directory or hub name of another tokenizer than the model's own."
+        None, "Directory or hub name of a tokenizer other than the model's own."
     )
     dtype: str = _computing(
-        "auto", "Computes in float32, bfloat16, float16 or float64; auto is the model's own."
+        "auto", "float32, bfloat16, float16 or float64; auto is the model's own."
     )
     kv_cache_dtype: str = _computing(
         "auto",
         "Format of cached keys and values: one of --dtype, or int8, which keeps about 1.9 times "
         "as many tokens as bfloat16 in the same memory; auto is the model's own.",
     )
-    device: str = _computing("cpu", "Where to compute, as torch names it.")
+    device: str = _computing("cpu", "Device to compute on, as in torch.")
     attention: str = _computing(
-        "auto", "Attention by native, torch, or auto: the native library where it can."
+        "auto", "Attention backend: native, torch, or auto, which prefers the native library."
     )
     forward: str = _computing("auto", "How steps are computed on a CPU: auto, packed or plain.")
     quantization: str | None = _computing(
@@ -95,23 +95,23 @@ class EngineOptions:
     )
     read_once: str = _computing(
         "auto",
-        "Whether a step reads blocks that its sequences share once for all of them: auto, "
+        "Whether a step reads blocks shared by its sequences only once: auto, "
         "where that is cheaper, always or never.",
     )
     index: Index = "radix"
     block_size: BlockSize = 16
     num_blocks: NumBlocks = None
     num_state_slots: int | None = _cache(
-        None, "States in the pool, for models with layers that carry one; else by memory."
+        None, "State slots, for models with Mamba or linear attention; else by memory."
     )
     kv_cache_memory: str | None = _cache(None, "Memory for the pool, such as 512MiB or 4GB.")
     max_model_len: int | None = _cache(
-        None, "Most tokens of prompt and answer together; else the model's own limit."
+        None, "Maximum tokens of prompt and answer together; else the model's own limit."
     )
-    enable_prefix_caching: bool = _cache(True, "Keep and reuse prefixes.", "--cache/--no-cache")
-    enable_lora: bool = _lora(False, "Let LoRA adapters be loaded.", "--enable-lora")
-    max_loras: int = _lora(16, "Most adapters that are loaded at once.")
-    max_lora_rank: int = _lora(64, "Highest rank of an adapter, at most 512.")
+    enable_prefix_caching: bool = _cache(True, "Cache and reuse prefixes.", "--cache/--no-cache")
+    enable_lora: bool = _lora(False, "Allow LoRA adapters.", "--enable-lora")
+    max_loras: int = _lora(16, "Maximum number of loaded adapters.")
+    max_lora_rank: int = _lora(64, "Maximum rank of an adapter, at most 512.")
     max_lora_bytes: int = _lora(2**30, "Memory for the weights of all adapters.")
     keep_tokens: bool = _cache(
         True,
@@ -133,7 +133,7 @@ class EngineOptions:
         if (limits := settings.get("limit_mm_per_prompt")) is not None:
             settings["limit_mm_per_prompt"] = _read_json("limit_mm_per_prompt", limits)
             settings["allowed_media_domains"] = settings["allowed_media_domains"] or ()
-        for name in ("kv_cache_memory", "kv_disk_bytes", "kv_disk_bytes_per_day"):
+        for name in ("kv_cache_memory", "kv_host_bytes", "kv_disk_bytes", "kv_disk_bytes_per_day"):
             if isinstance(text := settings.get(name), str):
                 settings[name] = read_bytes(name, text)
         if self.kv_cache_memory is None:
@@ -144,20 +144,20 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class ServedEngineOptions(EngineOptions):
-    """Settings of an engine that serves many."""
+    """Settings of an engine that serves concurrent requests."""
 
     max_num_batched_tokens: int = _scheduling(
-        2048, "Most tokens that one step computes; longer prompts are computed in chunks."
+        2048, "Maximum tokens computed per step; longer prompts are chunked."
     )
     max_chunk_tokens: int | None = _scheduling(
-        None, "Most tokens of one prompt in a step; else it may take all of them."
+        None, "Maximum tokens of one prompt per step; else all of them."
     )
-    max_num_seqs: int = _scheduling(256, "Most sequences that run at once.")
+    max_num_seqs: int = _scheduling(256, "Maximum number of running sequences.")
     max_logprobs: int = _scheduling(
-        20, "Most alternatives per token in log-probabilities; -1 allows the whole vocabulary."
+        20, "Maximum alternatives per token in log-probabilities; -1 is the whole vocabulary."
     )
     stream_interval: int = _scheduling(
-        1, "New tokens that make a piece of a stream; more cost less time around the model."
+        1, "Tokens per chunk of a stream; more cost less time around the model."
     )
     order: str = _scheduling(
         "fcfs", "Waiting order: fcfs, longest_prefix, depth_first or fair_share."
@@ -166,41 +166,43 @@ class ServedEngineOptions(EngineOptions):
     free_order: str = _caching(
         "unused_first", "Which free block is taken first: unused_first or classic."
     )
-    eviction_policy: str = _caching("reuse_hazard", "Which cached block is worth least.")
+    eviction_policy: str = _caching("reuse_hazard", "Eviction policy.")
     digest: str = _caching("sha256", "Digest of the hash index: sha256 or xxh3_128.")
     seal_tails: bool = _caching(
         True,
         "Keep the last, partial block of an ended sequence.",
         "--seal-tails/--no-seal-tails",
     )
-    keep_explanations: int = _caching(
-        1000, "Sequences that are remembered so that misses can be explained; 0 is none."
-    )
+    keep_explanations: int = _caching(1000, "Sequences remembered to explain misses; 0 is none.")
     keep_texts_bytes: int = _caching(
-        64 * 2**20, "Memory for texts with their tokens, of all tenants together."
+        64 * 2**20, "Memory for known texts and their tokens, for all tenants."
     )
     ghost_blocks: int | None = _caching(
-        None, "Most blocks of the small caches that estimate other sizes and policies; 0 is none."
+        None,
+        "Maximum blocks of the caches that estimate other sizes and policies; 0 is none.",
     )
     ghost_share: float = _caching(0.01, "Processor time for them, as a share of the cache's.")
     audit_share: float = _caching(
-        0.0, "Share of hits that are computed again in idle moments and compared bit by bit."
+        0.0, "Share of hits that are recomputed when idle and compared bit by bit."
     )
     audit_quarantine: bool = _caching(
         True,
         "Remove a prefix from the cache if an audit finds it wrong.",
         "--audit-quarantine/--no-quarantine",
     )
-    kv_disk: str | None = _tiers(
-        None, "Folder for prefixes that outlive the pool and the process; else none is kept."
+    kv_host_bytes: str | None = _tiers(
+        None, "Host memory for prefixes that the pool of a GPU evicts, such as 32GiB."
     )
-    kv_disk_bytes: str = _tiers("16GiB", "Most that it may occupy.")
+    kv_disk: str | None = _tiers(
+        None, "Folder for prefixes on disk, which survive eviction and restarts."
+    )
+    kv_disk_bytes: str = _tiers("16GiB", "Maximum size of that folder.")
     kv_disk_bytes_per_day: str | None = _tiers(
         None,
-        "Most that may be written to it in a day, such as 200GiB; else there is no bound.",
+        "Maximum written to it per day, such as 200GiB; else unlimited.",
     )
     kv_remote: str | None = _tiers(
-        None, "Server of prefixes that several engines share, such as redis://HOST:6379/0."
+        None, "Server for prefixes shared by several engines, such as redis://HOST:6379/0."
     )
     kv_sealed: bool | None = _tiers(
         None,
@@ -214,24 +216,24 @@ class ServedEngineOptions(EngineOptions):
         None, "Batches of KV events kept for consumers that missed some."
     )
     kv_events_endpoint: str | None = _events(
-        None, "Publish KV events there, such as tcp://127.0.0.1:5557; they carry token ids."
+        None, "Publish KV events there, such as tcp://127.0.0.1:5557; they contain token ids."
     )
     kv_events_replay_endpoint: str | None = _events(None, "Replay missed KV events there.")
     kv_events_topic: str = _events("", "First frame of every message with KV events.")
     limit_mm_per_prompt: str = _images(
-        "{}", """Most images of a prompt, as '{"image": 4}'; 0 serves text alone."""
+        "{}", """Maximum images per prompt, as '{"image": 4}'; 0 serves only text."""
     )
     mm_encoder_cache_bytes: int = _images(
-        256 * 2**20, "Memory for what the encoder has made of images."
+        256 * 2**20, "Memory for cached outputs of the image encoder."
     )
-    max_image_pixels: int = _images(2**25, "Most pixels of an image.")
-    max_image_bytes: int = _images(20 * 2**20, "Longest file of an image.")
+    max_image_pixels: int = _images(2**25, "Maximum pixels of an image.")
+    max_image_bytes: int = _images(20 * 2**20, "Maximum bytes of an image file.")
     media_timeout_s: float = _images(5.0, "Seconds to fetch an image, redirects included.")
     allowed_local_media_path: str = _images(
-        "", "Directory below which file:// URLs are read; else none are."
+        "", "Directory below which file:// URLs may be read; else none."
     )
     allowed_media_domains: list[str] | None = _images(
-        None, "Host that images are fetched from; may be repeated, * is every public one."
+        None, "Host that images may be fetched from; may be repeated, * is every public one."
     )
     seed: int = _scheduling(0, "Seed of the generator of seeds, for requests without one.")
 
@@ -247,9 +249,9 @@ def _read_json(name: str, text: str) -> Any:
 class SamplingOptions:
     """How the next token is chosen, as ``SamplingParams`` names it."""
 
-    max_tokens: int = _sampling(200, "Most tokens to generate.")
+    max_tokens: int = _sampling(200, "Maximum tokens to generate.")
     temperature: float = _sampling(
-        0.8, "0 always takes the likeliest token; higher is bolder.", "--temperature", "-t"
+        0.8, "0 is greedy; higher is more random.", "--temperature", "-t"
     )
     top_p: float = _sampling(
         1.0, "Sample from the likeliest tokens that together have this probability; 1 is off."

@@ -3,7 +3,7 @@
 ====  ==============================================================
 code  meaning
 ====  ==============================================================
-1     a bug of ours
+1     a bug in Ostinato
 2     the user can fix it: an ``OstinatoError``, or a wrong option
 130   interrupted with Ctrl-C
 ====  ==============================================================
@@ -28,7 +28,7 @@ INTERRUPTED = 130
 
 
 class CommandGroup(TyperGroup):
-    """Commands whose errors end in one line."""
+    """Commands that print errors as one line."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the chosen command."""
@@ -48,13 +48,13 @@ class CommandGroup(TyperGroup):
 
 
 def run(app: typer.Typer) -> None:
-    """Run the command line and leave the process, whatever happens in it."""
+    """Run the command line and exit the process."""
     try:
         app(prog_name="ostinato")
     except Exception as error:
         _raise_if_wanted(error)
         complain(
-            f"this is a bug of ours: {type(error).__name__}: {error} "
+            f"this is a bug in Ostinato: {type(error).__name__}: {error} "
             "(OSTINATO_TRACEBACK=1 shows where)"
         )
         sys.exit(OUR_BUG)

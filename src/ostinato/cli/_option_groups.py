@@ -4,7 +4,7 @@ A parameter that is annotated with a dataclass is replaced by an option for each
 
     @dataclass(frozen=True)
     class Sampling:
-        max_tokens: int = option(200, "Most tokens to generate.")
+        max_tokens: int = option(200, "Maximum tokens to generate.")
         temperature: Temperature = 0.8          # or an annotated type, as in Typer
 
     @grouped
@@ -28,18 +28,18 @@ def option(default: Any, help: str, *names: str, panel: str | None = None, **mor
     """Return the default of an option: a parameter of a command, or a field of a group.
 
     Args:
-        default: Of the option.
-        help: Of the option.
-        *names: Such as ``--cache/--no-cache``; without any, the parameter's name.
+        default: Default value.
+        help: Help text.
+        *names: Flags, such as ``--cache/--no-cache``; by default the parameter's name.
         panel: Heading in the command's help.
-        **more: Of ``typer.Option``.
+        **more: Keywords of ``typer.Option``.
     """
     info = typer.Option(*names, help=help, rich_help_panel=panel, **more)
     return field(default=default, metadata={"option": info})
 
 
 def grouped(run: Callable[..., None]) -> Callable[..., None]:
-    """Return a command with the fields of its groups as options, as Typer wants them."""
+    """Return a command with the fields of its groups as Typer options."""
     parameters: dict[str, Parameter] = {}
     groups: dict[str, type] = {}
     for parameter in inspect.signature(run).parameters.values():
@@ -50,7 +50,7 @@ def grouped(run: Callable[..., None]) -> Callable[..., None]:
         else:
             spread = [_parameter(parameter.name, kind, parameter.default)]
         for each in spread:
-            assert each.name not in parameters, f"{each.name} stands in two groups"
+            assert each.name not in parameters, f"{each.name} is in two groups"
             parameters[each.name] = each
 
     @wraps(run)
@@ -71,7 +71,7 @@ def _options(kind: type) -> list[Parameter]:
 
 
 def _parameter(name: str, hint: Any, default: Any) -> Parameter:
-    """Return a parameter as Typer wants it; its default may be a field of ``option``."""
+    """Return a parameter for Typer; its default may be a field of ``option``."""
     if isinstance(default, Field):
         if "option" in default.metadata:
             hint = Annotated[hint, default.metadata["option"]]

@@ -28,7 +28,7 @@ def open_folder(out: Path | None) -> None:
 
 
 def unwritable(out: Path, error: OSError) -> ConfigError:
-    """Return the error of a folder that cannot be written to."""
+    """Return the error for a folder that is not writable."""
     reason = "is no folder" if isinstance(error, FileExistsError) else error.strerror or error
     return ConfigError(f"out={str(out)!r}: {reason}; choose another folder")
 

@@ -1,4 +1,4 @@
-"""Prints a simulation's figures: on a terminal, as JSON, as plots and a page."""
+"""Prints a simulation's results: on a terminal, as JSON, as plots and a page."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,10 +9,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ostinato.cli._quantities import count, write_seconds
 from ostinato.cli._report_folder import say_written, unwritable
 from ostinato.cli._trace_source import describe
-from ostinato.lab.quantities import write_bytes, write_count
+from ostinato.lab.quantities import count, write_bytes, write_count, write_seconds
 from ostinato.lab.replay import ReplayedRequest
 from ostinato.lab.serial_replay import USUAL_POLICY
 from ostinato.lab.simulation import Simulation
@@ -39,7 +38,7 @@ def show(found: Simulation) -> None:
 
 
 def _hits_table(found: Simulation) -> Table:
-    """Draw one row per policy and bound, one column per size; the best policy is bold."""
+    """Print one row per policy and bound, one column per size; the best policy is bold."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
     table.add_column("", no_wrap=True)
     for heading in _sizes(found):
@@ -56,7 +55,7 @@ def _hits_table(found: Simulation) -> Table:
 
 
 def _sizes(found: Simulation) -> list[str]:
-    """Name the sizes, with their memory where it is known what a token takes."""
+    """Return the sizes as headings, with their memory if the size of a token is known."""
     names = [write_count(size) for size in found.capacities]
     memory = found.memory()
     if memory is None:
@@ -77,7 +76,7 @@ def _sentence(found: Simulation) -> str:
 
 
 def _disk(found: Simulation) -> str:
-    """Say of a disk behind the caches what it had, and what was written to it."""
+    """Describe the hits of a disk behind the caches, and the writes to it."""
     if found.disk is None:
         return ""
     first = found.tiered[0]
@@ -89,7 +88,7 @@ def _disk(found: Simulation) -> str:
 
 
 def _about_states(found: Simulation) -> str:
-    """Say what the rows of a model with states are."""
+    """Explain the rows of a model with states."""
     if found.kv is None or not found.kv.state_bytes:
         return ""
     return (
@@ -100,7 +99,7 @@ def _about_states(found: Simulation) -> str:
 
 
 def _replayed(requests: list[ReplayedRequest]) -> str:
-    """Return whether a replay of a recorded run with its own settings hit the same."""
+    """Describe whether a replay of a recorded run with its settings hit the same."""
     agreeing = sum(request.agrees for request in requests)
     tokens = sum(request.replayed.cached for request in requests if request.replayed)
     if agreeing == len(requests):
@@ -115,7 +114,7 @@ def _replayed(requests: list[ReplayedRequest]) -> str:
 
 
 def _cut(found: Simulation) -> str:
-    """Return of how many prompts the smallest cache could only hold the beginning."""
+    """Describe how many prompts exceed the smallest cache."""
     num_cut = max((results[0].num_cut for results in found.results.values()), default=0)
     if not num_cut:
         return ""
@@ -128,7 +127,7 @@ _TIMES_HEADINGS = ("", "hits", "first token, half", "9 of 10", "99 of 100", "pre
 
 
 def _times_table(found: Simulation) -> Table:
-    """Draw one row per timed run."""
+    """Print one row per timed run."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
     table.add_column("")
     for heading in _TIMES_HEADINGS[1:]:
@@ -166,7 +165,7 @@ def _times_note(found: Simulation) -> str:
 
 
 def write(found: Simulation, out: Path) -> None:
-    """Write plots and the report, and say where they are.
+    """Write plots and the report, and print their paths.
 
     Raises:
         ConfigError: They cannot be written there.
@@ -197,7 +196,7 @@ def _plots(found: Simulation) -> Iterator[tuple[str, Any]]:
 
 
 def _with_usual_policy(timed: dict[str, TimedResult]) -> tuple[str, TimedResult]:
-    """Return the run of the policy that an engine has unless told otherwise; else the last."""
+    """Return the run of the default policy; else the last."""
     name = USUAL_POLICY if USUAL_POLICY in timed else list(timed)[-1]
     return name, timed[name]
 
@@ -219,7 +218,7 @@ def _sections(found: Simulation, plots: dict[str, Any]) -> "Iterator[Section]":
 
 
 def as_json(found: Simulation) -> dict[str, object]:
-    """Return all figures as plain values."""
+    """Return all results as plain values."""
     trace = found.trace
     return {
         "trace": trace.name,

@@ -1,6 +1,6 @@
-"""Streams an answer to the terminal, and sums it up in a line.
+"""Streams an answer to the terminal, with a line of statistics.
 
-Ctrl-C ends the answer and not the program: the engine cancels the request between two steps and
+Ctrl-C stops the answer, not the program: the engine cancels the request between two steps and
 releases its blocks, and the text so far is kept.
 """
 
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from ostinato.cli._quantities import count, write_seconds
-from ostinato.core.errors import StepFailed
+from ostinato.errors import StepFailed
+from ostinato.lab.quantities import count, write_seconds
 
 if TYPE_CHECKING:
     from ostinato import AsyncLLM, RequestOutput
@@ -25,16 +25,16 @@ _CONTROLS |= {code: 0xFFFD for code in range(0x7F, 0xA0)}
 
 
 def write(text: str) -> None:
-    """Write text to stdout as it is, at once: no line breaks, tabs or symbols of ours.
+    """Write text to stdout unchanged and unbuffered.
 
-    On a terminal, control characters are made visible: a model must not move the cursor.
+    On a terminal, control characters are escaped: a model must not move the cursor.
     """
     sys.stdout.write(text.translate(_CONTROLS) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 
 
 def write_prompt(text: str) -> None:
-    """Write as ``write`` does, in bold where the terminal can."""
+    """Write like ``write``, in bold on a terminal."""
     bold = sys.stdout.isatty() and not Console().is_dumb_terminal
     sys.stdout.write("\x1b[1m" if bold else "")
     write(text)
@@ -58,10 +58,10 @@ def follow(
     """Wait for the end of a request, showing its first continuation as it grows.
 
     Args:
-        llm: Whose request it is.
+        llm: The engine.
         outputs: Its outputs.
-        request_id: Its name.
-        show: Takes the text in pieces.
+        request_id: Its id.
+        show: Called with each new piece of text.
 
     Returns:
         The last output; after Ctrl-C with ``finish_reason="abort"``.
@@ -86,7 +86,7 @@ def follow(
             _show_more(output, shown, show)
             shown = output.outputs[0].text
             if pressed.is_set() and not output.finished:
-                llm.abort(request_id)  # the first time, the engine did not have the request yet
+                llm.abort(request_id)  # an earlier call may precede the request
         assert output is not None, "a request has at least one output"
         return output
 
@@ -103,12 +103,12 @@ def _show_more(output: "RequestOutput", shown: str, show: Callable[[str], None])
 
 
 def was_interrupted(output: "RequestOutput") -> bool:
-    """Whether Ctrl-C ended any continuation."""
+    """Return whether Ctrl-C stopped any continuation."""
     return any(completion.finish_reason == "abort" for completion in output.outputs)
 
 
 def account(output: "RequestOutput") -> str:
-    """Return in one line what was reused, what was generated, and how fast."""
+    """Return one line: tokens reused and generated, and speed."""
     made = sum(len(completion.token_ids) for completion in output.outputs)
     words = [
         f"{count(len(output.prompt_token_ids), 'prompt token')}, "
@@ -132,7 +132,7 @@ def account(output: "RequestOutput") -> str:
 
 @contextmanager
 def loaded(model: str, settings: dict[str, Any]) -> "Iterator[AsyncLLM]":
-    """Load a model, and end the engine's thread afterwards.
+    """Load a model, and stop the engine's thread afterwards.
 
     Args:
         model: Embedded model, checkpoint directory or hub name.
@@ -153,9 +153,9 @@ def loaded(model: str, settings: dict[str, Any]) -> "Iterator[AsyncLLM]":
 
 @contextmanager
 def _on_ctrl_c(action: Callable[[], None]) -> Iterator[None]:
-    """Do something else than raise ``KeyboardInterrupt``, for a while.
+    """Handle Ctrl-C by a function instead of ``KeyboardInterrupt``, for a while.
 
-    The running event loop does it: a signal wakes the loop, also if it is just about to wait.
+    The running event loop calls it: a signal wakes the loop even if it is about to block.
     """
     loop, before = asyncio.get_running_loop(), signal.getsignal(signal.SIGINT)
     loop.add_signal_handler(signal.SIGINT, action)

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ostinato.core.errors import BrokenCheckpoint, MissingTokenizer, RequestError
+from ostinato.errors import BrokenCheckpoint, MissingTokenizer, RequestError
 from ostinato.lab.explain_log import Tokenizer
 from ostinato.lab.request_log import LoggedRequest, render_plainly
 from ostinato.lab.word_tokens import word_tokenizer
@@ -14,7 +14,7 @@ ModelOfTokens = Annotated[
     typer.Option(
         "--model",
         "-m",
-        help="Model whose tokenizer and chat template to use: the embedded one, a checkpoint "
+        help="Model whose tokenizer and chat template to use: the bundled one, a checkpoint "
         "directory, or a name on the Hugging Face hub. Without it, tokens are words.",
     ),
 ]
@@ -52,7 +52,7 @@ def load_tokenizer(model: str | None) -> Tokenizer:
         if "messages" not in body or not template:
             return render_plainly(request)
         prompt, before = request.prompt, [request.prompt.settings]
-        if "tools" not in template or "tool_calls" not in template:  # it would leave them out
+        if "tools" not in template or "tool_calls" not in template:  # it would drop them
             before += [tool.text for tool in prompt.tools]
             body = {"messages": [{"role": m.role, "content": m.text} for m in prompt.messages]}
         try:
@@ -62,7 +62,7 @@ def load_tokenizer(model: str | None) -> Tokenizer:
                 add_generation_prompt=True,
                 tokenize=False,
             )
-        except Exception as error:  # a template may raise anything
+        except Exception as error:  # a template may raise any exception
             raise RequestError(
                 f"line {request.line}: the chat template of {model} refuses it: {error}"
             ) from error
@@ -78,14 +78,16 @@ def model_tokenizer(model: str) -> Any:
         ModelNotFound: There is no such model.
         MissingTokenizer: It has no tokenizer, or a damaged one.
     """
-    from ostinato.runner.model_loader import load_tokenizer
+    from ostinato.runner.pretrained import load_tokenizer
     from ostinato.runner.resolve import resolve_model
 
     path = resolve_model(model)
     try:
         tokenizer = load_tokenizer(path)
     except BrokenCheckpoint as error:
-        raise MissingTokenizer(f"{model}: no tokenizer loads from {path}: {error}") from error
+        raise MissingTokenizer(
+            f"{model}: the tokenizer in {path} cannot be loaded: {error}"
+        ) from error
     if tokenizer is None:
-        raise MissingTokenizer(f"{model}: there are no files of a tokenizer in {path}")
+        raise MissingTokenizer(f"{model}: there are no tokenizer files in {path}")
     return tokenizer

@@ -19,13 +19,13 @@ from rich.progress import (
 
 from ostinato.cli._config_source import load_config
 from ostinato.cli._option_groups import option
-from ostinato.cli._quantities import count, write_span
 from ostinato.core.config import at_least, one_of
 from ostinato.core.errors import ConfigError
 from ostinato.lab.block_trace import BlockTrace
 from ostinato.lab.hash_traces import TimeUnit
 from ostinato.lab.image_tokens import image_tokens, read_size, tokens_of_log
 from ostinato.lab.lines import BrokenLine, OnBroken
+from ostinato.lab.quantities import count, write_span
 from ostinato.lab.recording import Recording, read_recording
 from ostinato.lab.traces import ReadOptions, Tokenizer, is_recording, read_trace
 
@@ -42,7 +42,7 @@ SkipBroken = Annotated[
     bool,
     typer.Option(
         "--skip-broken/--refuse-broken",
-        help="Leave out lines that cannot be read, and name them; or stop at the first.",
+        help="Skip lines that cannot be read, and list them; or stop at the first.",
     ),
 ]
 
@@ -66,13 +66,13 @@ class TraceOptions:
         "Of a trace with hash_ids: s, ms, us or ns; auto derives it from the rate of requests.",
     )
 
-    first: int | None = option(None, "Only the first so many requests of the trace.")
+    first: int | None = option(None, "Use only this many requests, from the start of the trace.")
     image: str = option(
         "", "For logs of requests with images: their size, such as 1024x768; needs --model."
     )
 
     def open(self, path: Path, model: str | None) -> BlockTrace:
-        """Read a trace, and name the lines that were left out on stderr.
+        """Read a trace, and list skipped lines on stderr.
 
         Args:
             path: The file.
@@ -99,10 +99,10 @@ class TraceOptions:
         return trace if self.first is None else trace.first(self.first)
 
     def image_tokens(self, model: str | None) -> int | None:
-        """Return how many tokens each image of a log has; None if that was not asked for.
+        """Return the number of tokens per image of a log; None if not requested.
 
         Raises:
-            ConfigError: The model takes none, or is not named.
+            ConfigError: The model accepts no images, or is not named.
         """
         if not self.image:
             return None
@@ -122,7 +122,7 @@ class TraceOptions:
 
 
 def name_broken(broken: Sequence[BrokenLine]) -> None:
-    """Name the lines that were left out on stderr; of many, the first."""
+    """List skipped lines on stderr, at most the first few."""
     console = Console(stderr=True)
     for line in broken[:_SHOWN_BROKEN]:
         console.print(f"line {line.number} left out: {line.reason}", style="yellow", markup=False)
@@ -131,7 +131,7 @@ def name_broken(broken: Sequence[BrokenLine]) -> None:
 
 
 def describe(trace: BlockTrace) -> str:
-    """Describe a trace in a line."""
+    """Describe a trace in one line."""
     return (
         f"{count(len(trace), 'request')} in {write_span(trace.duration_s)}, "
         f"{count(trace.total_input_tokens, 'prompt token')}, "
@@ -142,7 +142,7 @@ def describe(trace: BlockTrace) -> str:
 
 @contextmanager
 def progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Show a bar on stderr; yields what moves it on."""
+    """Show a progress bar on stderr; yields the function that advances it."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -157,7 +157,7 @@ def progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
 
 
 def _tokenizer(model: str, num_image_tokens: int | None = None) -> Tokenizer:
-    """Return what turns texts and conversations into a model's ids; loaded when it is needed."""
+    """Return a function that tokenizes texts and conversations; the tokenizer loads lazily."""
 
     @cache
     def load() -> Any:

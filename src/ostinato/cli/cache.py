@@ -22,9 +22,9 @@ Key = Annotated[
     str | None,
     typer.Option("--key", envvar="OSTINATO_ADMIN_KEY", help="Of an administrator."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the response as JSON.")]
 PromptText = Annotated[str, typer.Argument(help="A text, or @FILE for the content of a file.")]
-Tenant = Annotated[str, typer.Option(help="Whose, where the server has keys.")]
+Tenant = Annotated[str, typer.Option(help="Tenant, on a server with keys.")]
 Salt = Annotated[str, typer.Option(help="The cache_salt that its client sends.")]
 
 
@@ -43,7 +43,7 @@ class Server:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Look into a running server's cache, and say what shall stay in it.",
+    help="Inspect and administer a running server's cache.",
 )
 record = typer.Typer(no_args_is_help=True, help="Record a trace of the traffic, without content.")
 app.add_typer(record, name="record")
@@ -59,21 +59,21 @@ def stats(server: Server, as_json: AsJson = False) -> None:
 @app.command("audit")
 @grouped
 def audit(server: Server, as_json: AsJson = False) -> None:
-    """Show what audits of hits have found."""
+    """Show the results of audits of hits."""
     _show(server.client.call("GET", "audit"), as_json, tables.draw_audit)
 
 
 @app.command("tiers")
 @grouped
 def tiers(server: Server, as_json: AsJson = False) -> None:
-    """Show what is kept on disk and on servers, and what was loaded and written."""
+    """Show the tiers: their contents, loads and stores."""
     _show(server.client.call("GET", "tiers"), as_json, tables.draw_tiers)
 
 
 @app.command("heaviest")
 @grouped
 def heaviest(
-    most: int = option(20, "How many at most."),
+    most: int = option(20, "Maximum number."),
     tenant: str | None = option(None, "Only this tenant's."),
     as_json: AsJson = False,
     *,
@@ -97,7 +97,7 @@ def prewarm(
     *,
     server: Server,
 ) -> None:
-    """Compute a prompt, so that the first who sends it finds it."""
+    """Compute a prompt, so that the first request with it hits."""
     body = _prefix(prompt, tenant, salt)
     _show(server.client.call("POST", "prewarm", body), as_json, tables.draw_prewarmed)
 
@@ -121,15 +121,15 @@ def pin(
 @grouped
 def lease(
     prompt: PromptText,
-    ttl: str = option("5m", "For how long, such as 300, 5m or 24h."),
-    refresh: bool = option(False, "Each use starts the time anew."),
+    ttl: str = option("5m", "Duration, such as 300, 5m or 24h."),
+    refresh: bool = option(False, "Each hit restarts the time."),
     tenant: Tenant = "",
     salt: Salt = "",
     as_json: AsJson = False,
     *,
     server: Server,
 ) -> None:
-    """Keep the cached part of a prompt for a time."""
+    """Keep the cached part of a prompt for some time."""
     terms = {"ttl_s": read_seconds("ttl", ttl), "refresh_on_hit": refresh}
     body = {**_prefix(prompt, tenant, salt), **terms}
     _show(server.client.call("POST", "leases", body), as_json, tables.draw_lease)
@@ -138,7 +138,7 @@ def lease(
 @app.command("leases")
 @grouped
 def leases(server: Server, as_json: AsJson = False) -> None:
-    """List leases, and when they end."""
+    """List leases and their ends."""
     _show(server.client.call("GET", "leases"), as_json, tables.draw_leases)
 
 
@@ -149,7 +149,7 @@ def release(
     *,
     server: Server,
 ) -> None:
-    """End a lease; what it kept may be evicted from now on."""
+    """Release a lease; its blocks may be evicted from now on."""
     server.client.call("DELETE", f"leases/{lease_id}")
     typer.echo(f"Lease {lease_id} is released.")
 
@@ -162,7 +162,7 @@ def publish(
     *,
     server: Server,
 ) -> None:
-    """Compute a prefix once, for all tenants that may begin with it."""
+    """Compute a prefix once for all tenants that may use it."""
     from urllib.parse import quote
 
     path = f"public/{quote(name, safe='')}"
@@ -185,37 +185,37 @@ def unpublish(
     *,
     server: Server,
 ) -> None:
-    """Remove a public prefix, and what all tenants computed after it."""
+    """Unpublish a public prefix, and evict what tenants computed after it."""
     from urllib.parse import quote
 
     path = f"public/{quote(name, safe='')}/unpublish"
     answer = server.client.call("POST", path, {"cancel_running": cancel})
-    typer.echo(f"{name!r} is public no more: {answer['num_blocks']:,} blocks are forgotten.")
+    typer.echo(f"{name!r} is no longer public: {answer['num_blocks']:,} blocks evicted.")
 
 
 @app.command("reset")
 @grouped
 def reset(
-    preempt: bool = option(False, "Running requests give their blocks back and start again."),
+    preempt: bool = option(False, "Preempt running requests; they restart."),
     *,
     server: Server,
 ) -> None:
-    """Forget everything that is cached, of everybody."""
+    """Evict all cached prefixes, of all tenants."""
     server.client.call("POST", "reset", {"preempt_running": preempt})
-    typer.echo("Nothing is cached any more.")
+    typer.echo("The cache is empty.")
 
 
 @app.command("erase")
 @grouped
 def erase(
-    tenant: Annotated[str, typer.Argument(help="Whose; '' where the server has no keys.")],
-    salt: str = option("", "Only what its client sent with this salt."),
-    cancel: bool = option(False, "Cancel its requests; else wait for them."),
+    tenant: Annotated[str, typer.Argument(help="The tenant; '' on a server without keys.")],
+    salt: str = option("", "Only requests with this salt."),
+    cancel: bool = option(False, "Cancel its requests instead of waiting for them."),
     as_json: AsJson = False,
     *,
     server: Server,
 ) -> None:
-    """Remove everything of a tenant, and print what was erased."""
+    """Erase all data of a tenant, and print what was erased."""
     body = {"tenant": tenant, "cache_salt": salt, "cancel_running": cancel}
     _show(server.client.call("POST", "erase", body), as_json, tables.draw_receipt)
 
@@ -243,7 +243,7 @@ def read_seconds(name: str, text: str) -> float:
     """Read a duration such as ``300``, ``90s``, ``5m``, ``24h`` or ``2d``.
 
     Raises:
-        ConfigError: It is none above 0.
+        ConfigError: It is not a duration above 0.
     """
     number, unit = text.strip(), "s"
     if number[-1:] in _UNITS_S:

@@ -10,25 +10,105 @@ from rich.console import Console
 from rich.table import Table
 
 from ostinato.cli import _engine_options as options
-from ostinato.cli._conversation import Conversation
+from ostinato.cli._errors import complain
 from ostinato.cli._option_groups import grouped, option
-from ostinato.cli._quantities import count
-from ostinato.cli._streaming import loaded, note
-from ostinato.core.errors import ConfigError, RequestError
-from ostinato.engine.config import DEFAULT_MODEL
+from ostinato.cli._streaming import account, follow, loaded, note, was_interrupted, write
+from ostinato.engine.sampling_params import SamplingParams
+from ostinato.engine.settings import DEFAULT_MODEL
+from ostinato.errors import ConfigError, RequestError, StepFailed
+from ostinato.lab.quantities import count
+
+if TYPE_CHECKING:
+    from ostinato import AsyncLLM, RequestOutput
+
+
+class Conversation:
+    """A conversation's messages, and the model.
+
+    Attributes:
+        messages: Messages in order, for the chat template.
+    """
+
+    def __init__(
+        self,
+        llm: "AsyncLLM",
+        params: SamplingParams,
+        system: str | None = None,
+        chat_template: str | None = None,
+    ) -> None:
+        """Start with the system prompt, if there is one."""
+        self._llm = llm
+        self._params = params
+        self._system = system
+        self._chat_template = chat_template
+        self._num_turns = 0
+        self.messages: list[dict[str, str]]
+        self.reset()
+
+    def reset(self) -> None:
+        """Start again; the cache is kept."""
+        self.messages = []
+        if self._system is not None:
+            self.messages.append({"role": "system", "content": self._system})
+
+    def answer(self, line: str) -> bool:
+        """Answer a line on stdout, and print statistics on stderr.
+
+        Returns:
+            Whether the answer is complete. After Ctrl-C a partial answer stays in the conversation;
+            a line without any answer is removed.
+        """
+        self.messages.append({"role": "user", "content": line})
+        try:
+            output = self._ask()
+        except (RequestError, StepFailed) as error:
+            complain(str(error))
+            self._drop()
+            note("/reset starts a new one")
+            return True
+        return self._keep(output)
+
+    def _ask(self) -> "RequestOutput":
+        """Show the answer while it is generated."""
+        self._num_turns += 1
+        request_id = f"turn-{self._num_turns}"
+        outputs = self._llm.chat(
+            self.messages,
+            self._params,
+            chat_template=self._chat_template,
+            request_id=request_id,
+        )
+        return follow(self._llm, outputs, request_id, write)
+
+    def _keep(self, output: "RequestOutput") -> bool:
+        """Add an answer to the conversation."""
+        write("\n")
+        interrupted, text = was_interrupted(output), output.outputs[0].text
+        if text or not interrupted:
+            self.messages.append({"role": "assistant", "content": text})
+        note(account(output) + (" | stopped" if interrupted else ""))
+        if interrupted and not text:
+            self._drop()
+        return not interrupted
+
+    def _drop(self) -> None:
+        """Remove the last line from the conversation."""
+        self.messages.pop()
+        note("that line was removed from the conversation")
+
 
 if TYPE_CHECKING:
     from ostinato import AsyncLLM
 
 _COMMANDS = {
     "/help": "this list",
-    "/reset": "begin a new conversation; the cache is kept",
+    "/reset": "start a new conversation; the cache is kept",
     "/stats": "counters of the cache",
-    "/quit": "leave, as does Ctrl-D",
+    "/quit": "quit, like Ctrl-D",
 }
-_CTRL_C = "Ctrl-C stops an answer; Ctrl-D or /quit leaves"
+_CTRL_C = "Ctrl-C stops an answer; Ctrl-D or /quit quits"
 _SPEECH_ENDS: dict[str, tuple[str, ...]] = {DEFAULT_MODEL: ("\n\n",)}
-"""Stop strings of models that do not end their answers themselves."""
+"""Stop strings of models that never end their answers."""
 
 
 @grouped
@@ -45,10 +125,10 @@ def run(
     sampling: options.SamplingOptions,
     engine: options.EngineOptions,
 ) -> None:
-    """Talk to a model; every turn prints what it reused.
+    """Chat with a model; every turn prints what it reused.
 
     A turn's prompt is the whole conversation so far; all of it but the newest message is cached.
-    Ctrl-C stops an answer and keeps the conversation, Ctrl-D leaves, /help lists commands.
+    Ctrl-C stops an answer and keeps the conversation, Ctrl-D quits, /help lists commands.
     Lines may also be piped in, one per turn. Try: ostinato chat smollm2
     """
     model = name or model
@@ -74,7 +154,7 @@ def _read(chat_template: Path) -> str:
 
 
 def _hold(conversation: Conversation, llm: "AsyncLLM", model: str) -> None:
-    """Take lines and answer them, to the end of input."""
+    """Read lines and answer them, to the end of input."""
     if _is_interactive():
         note(f"This is {model}. {_CTRL_C}; /help lists commands.")
     for line in _typed_lines("you: ", _CTRL_C):
@@ -82,13 +162,13 @@ def _hold(conversation: Conversation, llm: "AsyncLLM", model: str) -> None:
             if line.strip() == "/quit":
                 return
             _take(line, conversation, llm)
-        except KeyboardInterrupt:  # pressed when the answer had just ended
+        except KeyboardInterrupt:  # just after the end of the answer
             if not _is_interactive():
                 raise
 
 
 def _take(line: str, conversation: Conversation, llm: "AsyncLLM") -> None:
-    """Obey a command or answer a line.
+    """Run a command or answer a line.
 
     Raises:
         KeyboardInterrupt: Ctrl-C stopped the answer.
@@ -127,7 +207,7 @@ def _stats(llm: "AsyncLLM") -> str:
 
 
 def _is_interactive() -> bool:
-    """Whether a person types and reads."""
+    """Return whether input and output are a terminal."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
@@ -140,7 +220,7 @@ def _typed_lines(prompt: str, hint: str) -> Iterator[str]:
 
     Raises:
         KeyboardInterrupt: Ctrl-C without a terminal.
-        RequestError: A line is no text.
+        RequestError: A line is not UTF-8.
     """
     if not _is_interactive():
         yield from _piped_lines()
@@ -174,8 +254,8 @@ def _prompt(text: str) -> str:
         return text
     try:
         import readline
-    except ImportError:  # not on every platform; lines can be typed all the same
+    except ImportError:  # not on every platform; typing works without it
         return f"\x1b[1m{text}\x1b[0m"
     readline.set_auto_history(True)
-    # What is between \x01 and \x02 takes no room on the screen.
+    # Between \x01 and \x02: characters of zero width.
     return f"\x01\x1b[1m\x02{text}\x01\x1b[0m\x02"

@@ -17,20 +17,29 @@ from rich.table import Table
 from rich.text import Text
 
 from ostinato.cli import _engine_options as options
-from ostinato.cli._demo_calls import MOST_CALLS, Calls, calls, calls_in_words
 from ostinato.cli._demo_examples import Outcome, draw_examples, run_examples
 from ostinato.cli._demo_tables import Figures, as_json, calls_table, first_token_table, notes
-from ostinato.cli._demo_waves import OUTPUT_TOKENS, Wave, first_tokens, run_wave
+from ostinato.cli._demo_waves import (
+    MOST_CALLS,
+    OUTPUT_TOKENS,
+    Calls,
+    Wave,
+    calls,
+    calls_in_words,
+    first_tokens,
+    run_wave,
+)
 from ostinato.cli._option_groups import grouped, option
-from ostinato.cli._quantities import count, write_seconds
 from ostinato.core.errors import ConfigError
-from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
+from ostinato.engine.config import EngineConfig
+from ostinato.engine.settings import DEFAULT_MODEL
+from ostinato.lab.quantities import count, write_seconds
 
 if TYPE_CHECKING:
     from ostinato.engine.engine import Engine
 
 _WIDEST = 100
-"""Maximal width of prose, in columns."""
+"""Maximum width of prose, in columns."""
 
 _OPENING = (
     "\nA prefix that prompts share need not be computed twice: the keys and values of its tokens "
@@ -40,7 +49,7 @@ _OPENING = (
 )
 _NEXT = {
     "ostinato models get smollm2": "fetch a real model, for ostinato chat smollm2",
-    "ostinato chat": "talk to it; each turn prints what it reused",
+    "ostinato chat": "chat with it; each turn prints what it reused",
     'ostinato generate "ROMEO:"': "continue a text, with any model",
     "ostinato savings --help": "the same calculation for your own prompts",
     f"ostinato size {DEFAULT_MODEL}": "the size of a model's cache in bytes",
@@ -55,15 +64,15 @@ def run(
     block_size: options.BlockSize = 16,
     index: options.Index = "radix",
     patience: float = option(
-        20.0, "Seconds until the run without a cache is stopped and its time scaled."
+        20.0, "Time limit of the run without a cache, whose time is then extrapolated."
     ),
     record: Path | None = option(
         None,
-        "A new file to record the calls with a cache to, for 'ostinato simulate': times, "
+        "New file to record the cached calls to, for 'ostinato simulate': times, "
         "lengths and pseudonyms, no content.",
         dir_okay=False,
     ),
-    as_json_: bool = option(False, "Print the figures as JSON and nothing else.", "--json"),
+    as_json_: bool = option(False, "Print the results as JSON only.", "--json"),
 ) -> None:
     """Show in a minute what prefix caching does: start here.
 
@@ -125,7 +134,7 @@ def _small_tests(console: Console, index: str) -> list[list[Outcome]]:
 
 @contextmanager
 def _recording(console: Console, engine: "Engine", path: Path | None) -> Iterator[None]:
-    """Record a trace of the engine meanwhile, if a path is given."""
+    """Record a trace of the engine, if a path is given."""
     if path is None:
         yield
         return
@@ -151,7 +160,7 @@ def _calls(model: str, num_calls: int, engine: "Engine") -> Calls:
 def _many_calls(
     console: Console, plain: "Engine", cached: "Engine", asked: Calls, patience: float
 ) -> Figures:
-    """Run the calls in all three ways, with progress and results."""
+    """Run the three waves of calls, with progress and results."""
     console.print(
         f"[bold]{count(len(asked.prompts), 'call')} at once[/]: {asked.system_tokens} tokens of "
         f"system prompt, {asked.suffix_tokens} of their own, {OUTPUT_TOKENS} of answer"
@@ -170,7 +179,7 @@ def _many_calls(
 
 
 def _engines(console: Console, model: str, block_size: int, index: str) -> "tuple[Engine, Engine]":
-    """Load the model without a cache and with one; in float32, fast on most machines."""
+    """Load the model without and with a cache, in float32, which is fast on most machines."""
     from ostinato.engine.engine import Engine
 
     settings = {"dtype": "float32", "block_size": block_size, "index": index}
@@ -188,7 +197,7 @@ def _show_wave(
     prompts: list[str],
     limit_s: float | None = None,
 ) -> Wave:
-    """Run a wave under a progress bar, and print one line at its end."""
+    """Run a wave with a progress bar, and print one line at its end."""
     columns = (
         TextColumn("   {task.description:<10}"),
         BarColumn(bar_width=20),
@@ -208,7 +217,7 @@ def _show_wave(
 
 
 def _wave_line(name: str, wave: Wave) -> str:
-    """Return the line of a wave."""
+    """Return a wave's line."""
     line = (
         f"   {name:<10}{write_seconds(wave.seconds):>9}{wave.computed_tokens:>12,} tokens computed"
     )
@@ -218,7 +227,7 @@ def _wave_line(name: str, wave: Wave) -> str:
 
 
 def _show_next(console: Console) -> None:
-    """List what to try."""
+    """List the next commands to try."""
     table = Table.grid(padding=(0, 2))
     for command, purpose in _NEXT.items():
         table.add_row(Text(f"   {command}", style="cyan", overflow="fold"), purpose)

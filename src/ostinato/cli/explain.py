@@ -13,13 +13,13 @@ from rich.text import Text
 from ostinato.cli import _engine_options as options
 from ostinato.cli._admin_client import AdminClient, AdministrationFailed
 from ostinato.cli._option_groups import grouped, option
-from ostinato.cli._quantities import count
 from ostinato.cli._tokenizer import IgnoredFields, ModelOfTokens, load_tokenizer
 from ostinato.cli._trace_source import SkipBroken, name_broken
 from ostinato.cli.cache import URL
 from ostinato.core.errors import ConfigError, RequestError
-from ostinato.engine.config import DEFAULT_MODEL
+from ostinato.engine.settings import DEFAULT_MODEL
 from ostinato.lab.explain_log import explain_log, explain_recording, is_recording
+from ostinato.lab.quantities import count
 from ostinato.lab.recording import read_recording
 from ostinato.lab.request_log import LogOptions, iter_requests
 from ostinato.observe.explanation import Explanation, SpanOutcome
@@ -28,23 +28,24 @@ from ostinato.settings import IndexName, PrefixCacheConfig
 _COLOURS = {
     SpanOutcome.HIT: "green",
     SpanOutcome.WAITED: "green",
+    SpanOutcome.LOADED: "green",
     SpanOutcome.COPIED: "cyan",
     SpanOutcome.COMPUTED: "red",
 }
 
 _BLOCKS_OF_A_LOG = 65_536
-"""Blocks of the cache that serves a log, unless another number is given: a million tokens."""
+"""Default number of blocks of the cache for a log: a million tokens."""
 
 _LOGS = (".jsonl", ".ndjson", ".json", ".gz")
-"""Suffixes of logs; other files are prompts."""
+"""Suffixes of log files; other files are prompts."""
 
 _SERVER = "A running server"
 
 _LAST: list[str] = []
-"""Explain the last request of a log only."""
+"""Explain only the last request of a log."""
 
 _PSEUDONYMS = (
-    "A recorded trace holds pseudonyms instead of tokens, so it shows where prompts differ and no "
+    "A recorded trace has pseudonyms instead of tokens, so it shows where prompts differ, but no "
     "text. Explain the requests themselves to see both sides."
 )
 
@@ -101,7 +102,9 @@ def run(
     if logs and (len(files) > 1 or texts):
         raise ConfigError(f"{logs[0]} is a log: explain it without other files and prompts")
     if names and not logs and (files or texts):
-        raise ConfigError(f"request={names[0]!r} is in a log or on a server; leave prompts out")
+        raise ConfigError(
+            f"request={names[0]!r} is in a log or on a server: do not give prompts as well"
+        )
     if logs:
         cache = PrefixCacheConfig(
             num_blocks or _BLOCKS_OF_A_LOG, block_size, index=cast(IndexName, index)
@@ -148,7 +151,7 @@ def _ask(name: str, server: AdminClient) -> Explanation:
     """Ask a running server.
 
     Raises:
-        AdministrationFailed: The request is not remembered, or another tenant sent it.
+        AdministrationFailed: The request is unknown, or another tenant's.
     """
     answer = server.ask("GET", f"v1/explain/{quote(name, safe='')}")
     try:
@@ -166,13 +169,13 @@ def _explain_log(
     wanted: list[str] | None,
     read: LogOptions,
 ) -> tuple[list[Explanation], str]:
-    """Serve a log from the cache, or replay a recording; a log is read once per pass.
+    """Run a log through the cache, or replay a recording.
 
     Args:
         path: The log.
         model: The model whose tokenizer to use.
-        cache: Its settings.
-        wanted: Lines or numbers of the requests to explain; an empty list is the last, None all.
+        cache: The cache's settings.
+        wanted: Lines or numbers of the requests to explain; empty for the last, None for all.
         read: How to read it.
 
     Returns:
@@ -196,11 +199,13 @@ def _explain_log(
     )
     with Console(stderr=True).status(f"Serving {count(len(lines), 'request')} ..."):
         found = {explanation.request_id: explanation for explanation in asked}
-    return [found[name] for name in chosen if name in found], ""  # an empty prompt has none
+    return [
+        found[name] for name in chosen if name in found
+    ], ""  # an empty prompt has no explanation
 
 
 def _chosen(wanted: list[str] | None, known: list[str], kind: str, path: Path) -> list[str]:
-    """Return the names of the requests to explain; the last if none is wanted by name.
+    """Return the names of the requests to explain; by default the last.
 
     Raises:
         RequestError: There is no such request.

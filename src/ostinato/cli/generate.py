@@ -20,8 +20,8 @@ from ostinato.cli._streaming import (
     write_prompt,
 )
 from ostinato.core.errors import ConfigError, EmptyPrompt, RequestError
-from ostinato.engine.config import DEFAULT_MODEL
 from ostinato.engine.sampling_params import SamplingParams
+from ostinato.engine.settings import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from ostinato import AsyncLLM, CompletionOutput, RequestOutput
@@ -38,9 +38,9 @@ def run(
     ] = None,
     model: options.Model = DEFAULT_MODEL,
     ignore_eos: bool = option(
-        False, "Continue after the model ends the text.", "--ignore-eos", panel="Sampling"
+        False, "Continue beyond the end-of-sequence token.", "--ignore-eos", panel="Sampling"
     ),
-    n: int = option(1, "Continuations of the one prompt.", "-n", panel=_OUTPUT),
+    n: int = option(1, "Number of continuations.", "-n", panel=_OUTPUT),
     echo: bool = option(
         True, "Print the prompt before its continuation.", "--echo/--no-echo", panel=_OUTPUT
     ),
@@ -53,20 +53,18 @@ def run(
         panel=_OUTPUT,
     ),
     prompt_logprobs: int | None = option(
-        None, "With --json: the same of the prompt.", panel=_OUTPUT
+        None, "With --json: the same for prompt tokens.", panel=_OUTPUT
     ),
-    lora: str | None = option(
-        None, "Directory of a LoRA adapter to continue with.", panel="LoRA adapters"
-    ),
+    lora: str | None = option(None, "Directory of a LoRA adapter to use.", panel="LoRA adapters"),
     *,
     sampling: options.SamplingOptions,
     engine: options.EngineOptions,
 ) -> None:
-    """Continue a text, and print what it cost.
+    """Continue a text, and print statistics.
 
     The text is streamed to standard output, and one line about tokens and times goes to standard
-    error. Of piped text, one line break at the end is not part of the prompt. Ctrl-C stops early
-    and keeps the text so far.
+    error. One line break at the end of piped text is dropped. Ctrl-C stops early and keeps the text
+    so far.
 
     Try: ostinato generate "ROMEO:" --seed 1
     """
@@ -93,7 +91,7 @@ def _read(prompt: str | None) -> str:
 
     Raises:
         EmptyPrompt: There is none.
-        RequestError: It is no text.
+        RequestError: It is not UTF-8.
     """
     try:
         text = _read_stdin() if prompt in (None, "-") else prompt
@@ -106,14 +104,14 @@ def _read(prompt: str | None) -> str:
 
 
 def _read_stdin() -> str:
-    """Read standard input to its end, and drop one line break there, as shells do."""
+    """Read standard input to its end, without its last line break."""
     if sys.stdin.isatty():
         note("Type a text; Ctrl-D on a new line ends it.")
     return sys.stdin.buffer.read().decode().removesuffix("\n").removesuffix("\r")
 
 
 def _check_shown(params: SamplingParams, as_json: bool) -> None:
-    """Refuse options whose results would not be shown."""
+    """Refuse options whose results would not be printed."""
     for name in ("logprobs", "prompt_logprobs"):
         value = getattr(params, name)
         if value is not None and not as_json:
@@ -121,7 +119,7 @@ def _check_shown(params: SamplingParams, as_json: bool) -> None:
 
 
 def _page(prompt: str, echo: bool) -> Callable[[str], None]:
-    """Return what shows the continuation, with the prompt before its first piece."""
+    """Return a function that prints the continuation, after the prompt."""
     waiting = [prompt] if echo else []
 
     def show(piece: str) -> None:
@@ -139,7 +137,7 @@ def _generate(
     show: Callable[[str], None] | None,
     lora: str | None,
 ) -> "RequestOutput":
-    """Run the request, showing it live if wanted."""
+    """Run the request, streaming it if requested."""
     from ostinato import LoRARequest
 
     adapter = None if lora is None else LoRARequest(lora, 1, lora)
@@ -151,7 +149,7 @@ def _generate(
 
 
 def _finish(output: "RequestOutput", echo: bool) -> None:
-    """End the text, or print all of several, and print what it cost."""
+    """End the text, or print several continuations, then print statistics."""
     if len(output.outputs) == 1:
         write("\n")
     else:
@@ -164,7 +162,7 @@ def _finish(output: "RequestOutput", echo: bool) -> None:
 
 
 def _as_json(model: str, output: "RequestOutput") -> dict[str, object]:
-    """Return a result as plain values; seconds are durations, null where nothing happened."""
+    """Return a result as plain values; durations in seconds, or null."""
     timings = output.timings
     return {
         "model": model,
@@ -200,7 +198,7 @@ def _completion(completion: "CompletionOutput") -> dict[str, object]:
 def _logprobs(
     positions: "Sequence[dict[int, Logprob] | None] | None",
 ) -> list[list[dict[str, object]] | None] | None:
-    """Return one list per position, the token itself first."""
+    """Return one list per position, with the token itself first."""
     if positions is None:
         return None
     return [

@@ -12,7 +12,7 @@ from ostinato.cli._option_groups import grouped, option
 _FILE = Annotated[str, typer.Option("--file", "-f", help="The keys file.")]
 
 app = typer.Typer(
-    no_args_is_help=True, help="Make API keys for tenants of a server, and list the tenants."
+    no_args_is_help=True, help="Create API keys for tenants of a server, and list the tenants."
 )
 
 
@@ -24,19 +24,18 @@ def new(
     quota: int | None = option(None, "Blocks that it may keep."),
     guaranteed: int | None = option(None, "Blocks that others cannot evict."),
     priority: int | None = option(None, "Lower goes first."),
-    max_requests: int | None = option(None, "Continuations that it may run at once."),
-    tokens_per_minute: int | None = option(None, "Prompt and generated tokens that it may use."),
+    max_requests: int | None = option(None, "Maximum number of concurrent continuations."),
+    tokens_per_minute: int | None = option(None, "Maximum prompt and generated tokens per minute."),
     public: list[str] | None = option(
-        None, "Public prefix that it may begin with; may be repeated, '*' is all."
+        None, "Public prefix that it may use; may be repeated, '*' is all."
     ),
     administers: bool | None = option(
         None, "Whether it may administer.", "--administers/--no-administers"
     ),
 ) -> None:
-    """Make a key, print it once, and keep its hash.
+    """Create a key, print it once, and store its hash.
 
-    A tenant may have several keys. Options that are given change the tenant's settings; the others
-    stay as they are.
+    A tenant may have several keys. Options change the tenant's settings; other settings are kept.
     """
     from ostinato.server.keys import add_key
 

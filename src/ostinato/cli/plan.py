@@ -1,4 +1,4 @@
-"""``ostinato plan``: how many replicas serve some traffic, and how much cache memory pays."""
+"""``ostinato plan``: the replicas and the cache memory that some traffic needs."""
 
 import json
 from collections.abc import Iterator
@@ -17,24 +17,23 @@ from ostinato.cli import _trace_source as source
 from ostinato.cli._config_source import load_config
 from ostinato.cli._cost_options import CostOptions, MachineOptions
 from ostinato.cli._option_groups import grouped, option
-from ostinato.cli._quantities import count
 from ostinato.cli._report_folder import open_folder, say_written, unwritable
 from ostinato.core.config import one_of
 from ostinato.core.errors import ConfigError
 from ostinato.hybrid.pool_sizes import TOKENS_PER_CHECKPOINT
-from ostinato.lab.adapter_bytes import WEIGHT_BYTES, adapter_bytes
 from ostinato.lab.block_trace import BlockTrace
 from ostinato.lab.cost_model import StepCost
-from ostinato.lab.encoder_weights import encoder_weights
+from ostinato.lab.image_tokens import encoder_weights
 from ostinato.lab.kv_bytes import kv_bytes
 from ostinato.lab.kv_config import Config
 from ostinato.lab.kv_groups import KVGroups, kv_groups
 from ostinato.lab.plan import Fleet, Option, Plan, Prices, Setup, make_plan
 from ostinato.lab.plan_words import in_words, money
 from ostinato.lab.policies import ENGINE_POLICIES
-from ostinato.lab.quantities import write_bytes
+from ostinato.lab.quantities import count, write_bytes
 from ostinato.lab.roofline import RooflineCost
 from ostinato.lab.serial_replay import USUAL_POLICY
+from ostinato.lab.weights import WEIGHT_BYTES, adapter_bytes
 from ostinato.settings import PolicyName
 
 _MONEY = "What things cost"
@@ -46,8 +45,8 @@ class Paper:
 
     Attributes:
         trace: The traffic.
-        plan: The curve.
-        currency: Of all prices.
+        plan: The plan.
+        currency: Currency of all prices.
     """
 
     trace: BlockTrace
@@ -68,18 +67,18 @@ def run(
     trace: source.TracePath,
     model: str | None = option(
         None,
-        "What is served: a config.json, a directory, an embedded model, or a name on the hub. A "
+        "The model: a config.json, a directory, a bundled model, or a name on the hub. A "
         "recorded trace knows what a token takes.",
         "--model",
         "-m",
     ),
-    policy: str = option(USUAL_POLICY, "Which cached block is worth least.", "--policy", "-p"),
+    policy: str = option(USUAL_POLICY, "Eviction policy.", "--policy", "-p"),
     points: int = option(8, "Number of cache sizes."),
-    utilisation: float = option(0.7, "Share of the time that replicas may be busy on average."),
-    compute_price: float = option(2.5, "Of an hour of one GPU.", panel=_MONEY),
+    utilisation: float = option(0.7, "Maximum average utilisation of replicas."),
+    compute_price: float = option(2.5, "Price of an hour of one GPU.", panel=_MONEY),
     memory_price: float = option(
         0.005,
-        "Of a GiB for an hour, beyond what the weights leave of the GPUs' memory.",
+        "Price of an hour of one GiB, beyond the GPU memory that the weights leave.",
         panel=_MONEY,
     ),
     lora: list[str] | None = option(
@@ -89,7 +88,7 @@ def run(
     out: Path | None = option(
         None, "A directory for the plot (PNG, SVG) and report.html.", "--out", "-o"
     ),
-    as_json: bool = option(False, "Print the figures as JSON.", "--json"),
+    as_json: bool = option(False, "Print the results as JSON.", "--json"),
     *,
     reading: source.TraceOptions,
     machine: MachineOptions,
@@ -97,8 +96,8 @@ def run(
 ) -> None:
     """Find how many replicas serve this traffic, and how much memory for the cache pays.
 
-    For each size the trace is replayed on the engine's own caches, one per replica, with a router
-    that follows prefixes and with one that takes replicas in turn.
+    For each size the trace is replayed on the engine's own caches, one per replica, with
+    prefix-aware and with round-robin routing.
 
     Try: ostinato plan trace.jsonl --model tiny-shakespeare
     """
@@ -129,10 +128,10 @@ def run(
 
 
 def _groups(trace: BlockTrace, cost: StepCost, config: Config | None) -> KVGroups:
-    """Return what is kept of a token.
+    """Return the KV of a token.
 
     Raises:
-        ConfigError: Neither the trace nor a model tells.
+        ConfigError: Neither the trace nor a model defines it.
     """
     if isinstance(cost, RooflineCost):
         context = float(np.mean(trace.input_tokens + trace.output_tokens / 2))
@@ -140,20 +139,20 @@ def _groups(trace: BlockTrace, cost: StepCost, config: Config | None) -> KVGroup
     if config is not None:
         return kv_groups(kv_bytes(config))
     if trace.token_bytes is None:
-        raise ConfigError(f"{trace.name} does not tell the size of a token: add --model")
+        raise ConfigError(f"{trace.name} does not have the size of a token: add --model")
     return KVGroups(trace.token_bytes)
 
 
 def _encoder_bytes(config: Config | None, image: str) -> int:
-    """Return what the encoder of images takes in bfloat16, where there are images."""
+    """Return the bytes of the image encoder in bfloat16, if there are images."""
     return WEIGHT_BYTES * encoder_weights(config) if image and config is not None else 0
 
 
 def _gpus(cost: StepCost, num_other_bytes: int) -> tuple[int, int]:
-    """Return the GPUs of a replica, and the memory that all weights leave of theirs.
+    """Return the GPUs of a replica, and their memory beyond all weights.
 
     Raises:
-        ConfigError: Adapters and encoder do not fit beside the weights.
+        ConfigError: Adapters and encoder do not fit next to the weights.
     """
     if not isinstance(cost, RooflineCost):
         return 1, 0
@@ -191,7 +190,7 @@ def _headings(paper: Paper) -> tuple[str, ...]:
 
 
 def _rows(paper: Paper) -> Iterator[tuple[str, ...]]:
-    """Write the figures without a cache, then those of each size."""
+    """Print the row without a cache, then one per size."""
     plan = paper.plan
     yield _row("no cache", plan.without, plan.without, "")
     for choice in plan.options:
@@ -227,7 +226,7 @@ def _evicts_nothing(plan: Plan) -> str:
 
 
 def _notes(setup: Setup, currency: str) -> Iterator[str]:
-    """Return the assumptions of the figures."""
+    """Return the plan's assumptions."""
     yield f"Steps: {setup.cost.origin}."
     if setup.own_bytes:
         yield (
@@ -256,7 +255,7 @@ def _notes(setup: Setup, currency: str) -> Iterator[str]:
 
 
 def _write(paper: Paper, out: Path) -> None:
-    """Write the plot and the page, and say where they are.
+    """Write the plot and the page, and print their paths.
 
     Raises:
         ConfigError: They cannot be written there.
@@ -286,7 +285,7 @@ def _write(paper: Paper, out: Path) -> None:
 
 
 def _as_json(paper: Paper) -> dict[str, object]:
-    """Return all figures as plain values; money is per hour of the trace."""
+    """Return all results as plain values; prices are per hour of the trace."""
     plan, setup = paper.plan, paper.plan.setup
     return {
         "trace": paper.trace.name,

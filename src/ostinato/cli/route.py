@@ -1,4 +1,4 @@
-"""``ostinato route``: one address for many engines, each request where its prefix is."""
+"""``ostinato route``: one address for many engines, with prefix-aware routing."""
 
 import json
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class RouteOptions:
         "URL of an engine; ,name= ,events= ,replay= ,topic= may follow; repeated.",
     )
     host: str = option("127.0.0.1", "Where to listen.")
-    port: int = option(8080, "Where to listen; 0 takes any free port.")
+    port: int = option(8080, "Port to listen on; 0 takes any free one.")
     policy: str = option(
         "cache_state", "cache_state, prefix_hash, session, least_loaded or round_robin."
     )
@@ -46,17 +46,19 @@ class RouteOptions:
     replace_keys: bool = option(
         False, "Send the worker key in place of callers' keys.", "--replace-keys"
     )
-    retries: int = option(2, "Other workers to try while no byte of an answer was sent.")
-    max_requests: int = option(4096, "Requests at once; more are answered with 429.")
-    max_body: str = option("8MiB", "Longest body of a request.")
-    max_tenant_bodies: str = option("256MiB", "Bodies of one tenant's running requests, together.")
-    max_tracked_tokens: int = option(16_000_000, "Tokens of known prefixes, over all workers.")
-    body_timeout: float = option(60.0, "Seconds for the body of a request.")
-    connect_timeout: float = option(10.0, "Seconds for a connection to a worker.")
-    silence_timeout: float = option(
-        600.0, "Seconds that a worker may send, or a client take, nothing of an answer."
+    retries: int = option(2, "Other workers to try, as long as no byte was sent.")
+    max_requests: int = option(4096, "Maximum concurrent requests; beyond that, 429.")
+    max_body: str = option("8MiB", "Maximum length of a request's body.")
+    max_tenant_bodies: str = option(
+        "256MiB", "Maximum total bodies of one tenant's unfinished requests."
     )
-    health_interval: float = option(2.0, "Seconds between two looks at a worker's health.")
+    max_tracked_tokens: int = option(16_000_000, "Tokens of known prefixes, over all workers.")
+    body_timeout: float = option(60.0, "Time limit for a request's body, in seconds.")
+    connect_timeout: float = option(10.0, "Time limit to connect to a worker, in seconds.")
+    silence_timeout: float = option(
+        600.0, "Seconds without progress after which a worker or client is given up."
+    )
+    health_interval: float = option(2.0, "Seconds between health checks of a worker.")
     drain_timeout: float = option(30.0, "Seconds that running requests may continue after SIGTERM.")
 
 
@@ -117,7 +119,7 @@ app.callback(invoke_without_command=True)(run)
 @app.command("status")
 @grouped
 def status(
-    as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the response as JSON.")] = False,
     *,
     router: RouterAddress,
 ) -> None:
@@ -148,11 +150,11 @@ def explain(
         typer.Argument(help="A decision's number, a prompt, or @FILE with a request's body."),
     ],
     model: str = option("", "Model that a prompt is for."),
-    as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the response as JSON.")] = False,
     *,
     router: RouterAddress,
 ) -> None:
-    """Explain where a running router sent a request, or would send one, and why."""
+    """Explain where a running router sent a request, or would send it, and why."""
     if what.isdigit():
         answer = router.client.ask("GET", f"route/{what}")
     else:
@@ -164,10 +166,10 @@ def explain(
 
 
 def _body_of(what: str, model: str) -> dict[str, Any]:
-    """Return the body of a request to be explained.
+    """Return the body of a request to explain.
 
     Raises:
-        ConfigError: The file cannot be read, or holds no JSON object.
+        ConfigError: The file cannot be read, or has no JSON object.
     """
     if not what.startswith("@"):
         return {"prompt": what, "model": model} if model else {"prompt": what}
@@ -181,7 +183,7 @@ def _body_of(what: str, model: str) -> dict[str, Any]:
 
 
 def _announce(address: str, config: Any) -> None:
-    """Print where the router is, and to which workers it routes."""
+    """Print the router's address and its workers."""
     console = Console(stderr=True, soft_wrap=True)
     workers = len(config.workers)
     line = Text(f"Routing to {workers} worker{'' if workers == 1 else 's'} by ")

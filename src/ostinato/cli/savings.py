@@ -1,4 +1,4 @@
-"""``ostinato savings``: the tokens that a shared prefix keeps out of the model."""
+"""``ostinato savings``: the tokens that a shared prefix saves."""
 
 import json
 from collections.abc import Iterator
@@ -10,19 +10,19 @@ from rich.table import Table
 from rich.text import Text
 
 from ostinato.cli._option_groups import grouped, option
-from ostinato.cli._quantities import count
+from ostinato.lab.quantities import count
 from ostinato.lab.savings import Reuse, Workload, by_token, by_whole_blocks, without_cache
 
 
 @grouped
 def run(
-    shared: int = option(512, "Tokens that all prompts begin with.", "--shared", "-s"),
-    suffix: int = option(16, "Tokens that only this prompt has.", "--suffix", "-x"),
+    shared: int = option(512, "Tokens of the shared prefix.", "--shared", "-s"),
+    suffix: int = option(16, "Tokens after it in each prompt.", "--suffix", "-x"),
     requests: int = option(1000, "Number of requests.", "--requests", "-n"),
     block_size: int = option(16, "Tokens per block of the cache.", "--block-size", "-b"),
-    as_json: bool = option(False, "Print the figures as JSON.", "--json"),
+    as_json: bool = option(False, "Print the results as JSON.", "--json"),
 ) -> None:
-    """Count the tokens that a shared prefix keeps out of the model.
+    """Count the tokens that a shared prefix saves.
 
     Without a cache, by whole blocks, and by token: the last two differ where the prefix ends
     inside a block. Try: ostinato savings -s 4097 -x 100 -n 50
@@ -46,7 +46,7 @@ def _title(workload: Workload) -> Text:
 
 
 def _table(workload: Workload) -> Table:
-    """Draw one row per kind of cache."""
+    """Print one row per kind of cache."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, header_style="bold")
     table.add_column("", no_wrap=True)
     for column in (
@@ -114,7 +114,7 @@ def _notes(workload: Workload) -> Iterator[str]:
 
 
 def _as_json(workload: Workload) -> dict[str, object]:
-    """Return all figures as plain values."""
+    """Return all results as plain values."""
     return {
         "shared_tokens": workload.shared_tokens,
         "suffix_tokens": workload.suffix_tokens,

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from ostinato.cli import _engine_options as options
 from ostinato.cli._option_groups import grouped, option
-from ostinato.engine.config import DEFAULT_MODEL
+from ostinato.engine.settings import DEFAULT_MODEL
 from ostinato.lab.quantities import read_bytes
 
 _server = partial(option, panel="Server")
@@ -21,32 +21,34 @@ class ServerOptions:
     """Settings of the server."""
 
     host: str = _server("127.0.0.1", "Where to listen.")
-    port: int = _server(8000, "Where to listen; 0 takes any free port.")
+    port: int = _server(8000, "Port to listen on; 0 takes any free one.")
     name: list[str] | None = _server(
-        None, "What clients call the model; may be repeated. Else as it is loaded."
+        None, "Name of the model for clients; may be repeated; by default the model argument."
     )
     max_requests: int = _server(
-        1024, "Continuations at once, running and waiting; more are answered with 429."
+        1024, "Maximum continuations, running and waiting; beyond that, 429."
     )
-    max_n: int = _server(128, "Most continuations of one prompt.")
-    max_body: str = _server("8MiB", "Longest body of a request.")
-    max_tenant_bodies: str = _server("64MiB", "Bodies of one tenant's running requests, together.")
+    max_n: int = _server(128, "Maximum continuations of one prompt.")
+    max_body: str = _server("8MiB", "Maximum length of a request's body.")
+    max_tenant_bodies: str = _server(
+        "64MiB", "Maximum total bodies of one tenant's unfinished requests."
+    )
     max_json_items: int | None = _server(
-        None, "Most values in a body; else 8 per token of the model."
+        None, "Maximum JSON values in a body; by default 8 per token of the model."
     )
     max_connections: int = _server(8192, "Most open connections.")
-    max_per_address: int = _server(2048, "Most open connections of one address.")
-    header_timeout: float = _server(10.0, "Seconds for the head of a request.")
-    body_timeout: float = _server(60.0, "Seconds for the body of a request.")
+    max_per_address: int = _server(2048, "Maximum connections of one address.")
+    header_timeout: float = _server(10.0, "Time limit for a request's head, in seconds.")
+    body_timeout: float = _server(60.0, "Time limit for a request's body, in seconds.")
     allowed_origin: list[str] | None = _server(
-        None, "Origin of web pages that may call from browsers; may be repeated, '*' is all."
+        None, "Origin of web pages that may send requests (CORS); may be repeated, '*' is all."
     )
     tls_key: str | None = _server(None, "File of a private key, for TLS.")
-    tls_certificate: str | None = _server(None, "File of its certificates.")
+    tls_certificate: str | None = _server(None, "File of its certificate chain.")
     tool_call_parser: str = _server(
         "auto",
-        "Format of calls: hermes, llama3_json, mistral, deepseek_v3 or openai; else as the chat "
-        "template shows.",
+        "Format of tool calls: hermes, llama3_json, mistral, deepseek_v3 or openai; by default "
+        "from the chat template.",
     )
     reasoning_parser: str | None = _server(
         None,
@@ -55,7 +57,7 @@ class ServerOptions:
     )
     metrics_tenant_names: bool = _server(
         False,
-        "Metrics and spans may name tenants; else metrics number them.",
+        "Name tenants in metrics and spans; by default metrics number them.",
         "--metrics-tenant-names",
     )
     otel_traces: bool = _server(
@@ -70,10 +72,10 @@ class ServerOptions:
         None, "File of keys, see 'ostinato keys'; without it only this machine can call."
     )
     prewarm: str | None = _server(
-        None, "File of prompts to compute before the first request, one JSON object a line."
+        None, "File of prompts to compute before the first request, one JSON object per line."
     )
     lora_modules: list[str] | None = _server(
-        None, "Load a LoRA adapter as a model of its own: NAME=DIRECTORY; may be repeated."
+        None, "Serve a LoRA adapter under its own model name: NAME=DIRECTORY; may be repeated."
     )
     lora_folder: list[str] | None = _server(
         None, "Folder that adapters may be loaded from over HTTP; may be repeated."
@@ -93,8 +95,8 @@ def run(
 ) -> None:
     """Serve a model over HTTP, to clients of OpenAI's API.
 
-    Without keys it only serves this machine. SIGTERM or Ctrl-C lets running requests end; a second
-    one ends them.
+    Without keys it only serves this machine. SIGTERM or Ctrl-C lets running requests finish; a
+    second one stops them.
 
     Try: ostinato serve tiny-shakespeare
     """
@@ -150,7 +152,7 @@ def run(
 
 
 def _announce(model: str, address: str, keys_file: str | None, compute_path: str) -> None:
-    """Print where the model is served, to whom, and how it is computed."""
+    """Print the address, the keys file, and the compute path."""
     console = Console(stderr=True, soft_wrap=True)
     line = Text("Serving ").append(model, style="bold").append(" on ")
     console.print(line.append(f"{address}/v1", style="bold"))

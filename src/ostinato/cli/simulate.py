@@ -64,26 +64,24 @@ def run(
     ),
     bounds: bool = option(
         True,
-        "Add what could have been found with knowledge of the future.",
+        "Add the upper bound: hits with knowledge of the future.",
         "--bounds/--no-bounds",
         panel=_CACHE,
     ),
     tiers: str | None = option(
-        None, "Put a disk of so many blocks behind each cache, such as 20k.", panel=_CACHE
+        None, "Add a disk of this many blocks behind each cache, such as 20k.", panel=_CACHE
     ),
-    tier_speed: str = option(
-        "20k", "Tokens whose keys and values it delivers in a second, for times.", panel=_TIMED
-    ),
+    tier_speed: str = option("20k", "Tokens per second that it loads, for times.", panel=_TIMED),
     model: str | None = option(
         None,
-        "A config.json, a directory, an embedded model, or a name on the hub.",
+        "A config.json, a directory, a bundled model, or a name on the hub.",
         "--model",
         "-m",
         panel=_CACHE,
     ),
     timed_requests: int = option(
         200,
-        "First requests to serve with the scheduler as well, for times; 0 is none.",
+        "Number of requests to run with the scheduler as well, for times; 0 is none.",
         panel=_TIMED,
     ),
     timed_capacity: int | None = option(
@@ -94,13 +92,13 @@ def run(
     ),
     slowdown: float | None = option(
         None,
-        "Stretch the gaps between arrivals by this; else until one engine can serve them.",
+        "Factor on the gaps between arrivals; by default so that one engine can serve them.",
         panel=_TIMED,
     ),
     out: Path | None = option(
         None, "A directory for plots (PNG, SVG) and report.html.", "--out", "-o"
     ),
-    as_json: bool = option(False, "Print the figures as JSON.", "--json"),
+    as_json: bool = option(False, "Print the results as JSON.", "--json"),
     *,
     reading: source.TraceOptions,
     machine: MachineOptions,
@@ -108,8 +106,8 @@ def run(
 ) -> None:
     """Replay traffic on the engine's own cache and scheduler: hits, first tokens, occupancy.
 
-    Hits are of a serial replay: every policy, every size, beside what no policy can beat. Times
-    are of a second replay, of the first requests, with a cost model in place of the model.
+    Hits are from a serial replay of every policy and size, with their upper bound. Times are from a
+    second replay of the first requests, with a cost model in place of the model.
 
     Try: ostinato simulate trace.jsonl --out report
     """
@@ -151,23 +149,23 @@ def run(
 
 
 def _disk(tiers: str | None, tier_speed: str, kv: KVGroups | None) -> DiskModel | None:
-    """Return the disk behind the caches, if one is asked for.
+    """Return the disk behind the caches, if any.
 
     Raises:
-        ConfigError: A figure is none, or the model has windows, which no tier keeps.
+        ConfigError: A value is invalid, or the model has windows, which tiers do not support.
     """
     if tiers is None:
         return None
     if kv is not None and (kv.windows or kv.state_bytes):
         raise ConfigError(
-            f"tiers={tiers!r} with a model of sliding windows or states: no engine keeps their "
-            "prefixes in tiers; leave out --tiers, or --model"
+            f"tiers={tiers!r} with a model with sliding windows or states: tiers do not keep their "
+            "prefixes; leave out --tiers, or --model"
         )
     return DiskModel(read_count("tiers", tiers), float(read_count("tier_speed", tier_speed)))
 
 
 def _groups(trace: BlockTrace, config: Config | None) -> KVGroups | None:
-    """Return what is kept of a token, if a model or the trace tells."""
+    """Return the KV of a token, if a model or the trace defines it."""
     if config is not None:
         return kv_groups(kv_bytes(config))
     return None if trace.token_bytes is None else KVGroups(trace.token_bytes)
@@ -177,7 +175,7 @@ def _sizes(trace: BlockTrace, capacity: str | None, kv: KVGroups | None) -> tupl
     """Read the sizes of caches, in blocks of the trace.
 
     Raises:
-        ConfigError: One is no size, or memory of which no model says how many blocks it holds.
+        ConfigError: One is invalid, or is memory without a model to convert it to blocks.
     """
     if capacity is None:
         return usual_capacities(trace)
@@ -196,10 +194,10 @@ def _size(text: str, trace: BlockTrace, kv: KVGroups | None) -> int:
     memory = read_bytes("capacity", text)
     if kv is None:
         raise ConfigError(
-            f"capacity={text!r} is memory, and what a token takes is not known: add --model, or "
+            f"capacity={text!r} is memory, and the size of a token is unknown: add --model, or "
             "give blocks"
         )
-    if kv.state_bytes:  # rows share this memory between blocks and states
+    if kv.state_bytes:  # each row shares this memory between blocks and states
         return max(1, kv.blocks(memory, trace.block_tokens)[0])
     return kv.pools(memory, trace.block_tokens).full
 
@@ -218,7 +216,7 @@ def _add_times(
     num_blocks: int | None,
     slowdown: float | None,
 ) -> None:
-    """Serve the first requests with the scheduler, with and without the cache."""
+    """Run the first requests with the scheduler, with and without the cache."""
     trace = found.trace.first(num_requests)
     found.is_slowed_to_fit = slowdown is None
     found.slowdown = slowed_to_fit(found.trace, cost) if slowdown is None else slowdown
@@ -227,7 +225,7 @@ def _add_times(
     lengths = trace.input_tokens + trace.output_tokens
     least = int(lengths.max()) // trace.block_tokens + 1
     most = int((lengths // trace.block_tokens + 1).sum())
-    # Less, and the longest request could not run at all; more could never be filled.
+    # With less, the longest request could not run; more could never be filled.
     blocks = min(max(blocks, least), most)
     windows: tuple[WindowConfig, ...] = ()
     if found.kv is not None and found.kv.windows:

@@ -1,4 +1,4 @@
-"""``ostinato size``: the bytes of KV that a model keeps."""
+"""``ostinato size``: the size of a model's KV cache."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -13,16 +13,14 @@ from rich.text import Text
 
 from ostinato.cli._config_source import load_config
 from ostinato.cli._option_groups import grouped, option
-from ostinato.cli._quantities import count
 from ostinato.core.config import SchedulerConfig, at_least
 from ostinato.hybrid.pool_sizes import split_states
-from ostinato.lab.adapter_bytes import WEIGHT_BYTES, adapter_bytes
-from ostinato.lab.encoder_weights import encoder_weights
-from ostinato.lab.image_tokens import image_tokens, output_values, read_size
+from ostinato.lab.image_tokens import encoder_weights, image_tokens, output_values, read_size
 from ostinato.lab.kv_bytes import DTYPE_BITS, Footprint, KVBytes, LayerGroup, kv_bytes
 from ostinato.lab.kv_config import Config
 from ostinato.lab.kv_layers import Kind
-from ostinato.lab.quantities import read_bytes, write_bytes
+from ostinato.lab.quantities import count, read_bytes, write_bytes
+from ostinato.lab.weights import WEIGHT_BYTES, adapter_bytes
 
 _ENGINE_BLOCK = 16
 _DTYPES = ", ".join(["auto", *DTYPE_BITS])
@@ -35,13 +33,13 @@ class Question:
     Attributes:
         model: The model as the user named it.
         num_tokens: Length of a sequence.
-        num_requests: Sequences at once, which share nothing.
+        num_requests: Concurrent sequences, which share nothing.
         memory: Memory for KV, as the user wrote it.
-        adapter_bytes: What LoRA adapters take of it.
+        adapter_bytes: Bytes of it for LoRA adapters.
         image: Size of an image, such as ``1024x768``; empty for none.
-        image_tokens: How many tokens it takes.
-        output_bytes: What the encoder makes of it, which is kept apart from the KV.
-        encoder_bytes: What the encoder's weights take.
+        image_tokens: Tokens of the image.
+        output_bytes: Bytes of the encoder's output, which is not part of the KV.
+        encoder_bytes: Bytes of the encoder's weights.
     """
 
     model: str
@@ -56,7 +54,7 @@ class Question:
 
     @property
     def memory_bytes(self) -> int:
-        """Memory for KV in bytes, beside adapters."""
+        """Memory for KV in bytes, without adapters."""
         return max(0, read_bytes("memory", self.memory) - self.adapter_bytes)
 
 
@@ -64,11 +62,11 @@ class Question:
 def run(
     model: Annotated[
         str,
-        typer.Argument(help="A config.json, a directory, an embedded model, or a name on the hub."),
+        typer.Argument(help="A config.json, a directory, a bundled model, or a name on the hub."),
     ],
     dtype: str = option("auto", f"Format of the KV: {_DTYPES}. auto takes the model's own."),
     tokens: int = option(1000, "Length of a sequence."),
-    requests: int = option(100, "Sequences at once, sharing nothing."),
+    requests: int = option(100, "Concurrent sequences, which share nothing."),
     memory: str = option("24GiB", "Memory for KV, such as 24GiB or 80GB."),
     image: str = option("", "Size of an image in the prompt, such as 1024x768."),
     lora: list[str] | None = option(
@@ -99,7 +97,7 @@ def run(
 
 
 def _with_image(question: Question, config: Config, image: str) -> Question:
-    """Add what an image takes; in bfloat16, as KV that is ``auto``."""
+    """Add the size of an image, in bfloat16."""
     num_tokens = image_tokens(config, *read_size(image))
     return replace(
         question,
@@ -117,7 +115,7 @@ def _title(question: Question, size: KVBytes) -> Text:
 
 
 def _layers_table(size: KVBytes) -> Table:
-    """Draw one row per kind of layer, with the columns that this model needs."""
+    """Print one row per kind of layer, with the columns that this model needs."""
     columns: dict[str, tuple[Callable[[LayerGroup], str], str]] = {
         "Layers": (lambda group: str(group.num_layers), str(size.num_layers)),
         "Kind": (_kind, "all"),
@@ -149,7 +147,7 @@ def _kind(group: LayerGroup) -> str:
 
 
 def _heads(group: LayerGroup) -> str:
-    """Write the number of KV heads and their size, or that of the latent vector."""
+    """Format the number and size of KV heads, or the size of the latent vector."""
     layer = group.layer
     if not layer.values_per_token:
         return "-"
@@ -175,7 +173,7 @@ def _bytes_or_dash(num_bytes: int | None) -> str:
 
 
 def _sum_table(question: Question, size: KVBytes) -> Table:
-    """Draw one column per way of keeping KV."""
+    """Print one column per way of keeping KV."""
     ways = list(_ways(size))
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
     table.add_column("")
@@ -198,7 +196,7 @@ def _ways(size: KVBytes) -> Iterator[tuple[str, Footprint]]:
 
 
 def _sums(question: Question, size: KVBytes) -> Iterator[tuple[str, Callable[[Footprint], str]]]:
-    """List the rows: a name, and what to write for each way of keeping KV."""
+    """List the rows: a name, and a value for each way of keeping KV."""
     tokens, requests, memory = question.num_tokens, question.num_requests, question.memory_bytes
     yield "1 token", lambda way: write_bytes(way.token_bytes)
     if tokens != 1000 or size.state_bytes:
@@ -230,7 +228,7 @@ def _number(value: int | None, noun: str | None = None) -> str:
 
 
 def _notes(question: Question, size: KVBytes) -> Iterator[str]:
-    """Return notes on the figures."""
+    """Return notes on the results."""
     yield from size.notes
     if question.adapter_bytes:
         adapters = write_bytes(question.adapter_bytes)
@@ -239,7 +237,7 @@ def _notes(question: Question, size: KVBytes) -> Iterator[str]:
             "ranks count as multiples of 32."
         )
     if size.windowed is not None:
-        yield "Windows kept: for engines that free what slid out of a window."
+        yield "Windows kept: for engines that free tokens outside the window."
     if size.expanded is not None:
         yield "Heads kept: for engines that store the K and V which a latent expands to."
     if size.state_bytes:
@@ -265,7 +263,7 @@ def _notes(question: Question, size: KVBytes) -> Iterator[str]:
 
 
 def _about_checkpoints(question: Question, size: KVBytes) -> Iterator[str]:
-    """Say what a saved state weighs, and how the engine shares memory with blocks."""
+    """Describe the size of a saved state, and the split of memory between states and blocks."""
     saved = f"A checkpoint, one saved state, takes {write_bytes(size.state_bytes)}"
     if size.token_bytes:
         saved += f", as much as the KV of {count(size.state_bytes // size.token_bytes, 'token')}"

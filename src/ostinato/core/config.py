@@ -26,11 +26,7 @@ class CacheConfig:
     seal_tails: bool = True
 
     def __post_init__(self) -> None:
-        """Check the values.
-
-        Raises:
-            ConfigError: A value is out of range.
-        """
+        """Raise ConfigError where a value is out of range."""
         at_least("num_blocks", self.num_blocks, 1)
         at_least("block_size", self.block_size, 1)
 
@@ -50,9 +46,7 @@ class SchedulerConfig:
             that decodes leave of the budget, and no request is admitted until it is computed.
         max_num_seqs: Most sequences that run at once.
         max_model_len: Most tokens of a sequence, prompt and output together.
-        order: Within a priority, ``fcfs`` is first come, first served; ``longest_prefix`` prefers
-            requests whose prefix is cached; ``depth_first`` serves those that share a prefix
-            one after another; ``fair_share`` prefers the tenant that was served least.
+        order: Within a priority, first come, first served, or an order of ``ostinato.scheduling``.
         max_overtakes: Except with ``fcfs``, how many later requests may be admitted before a
             waiting one; then it goes first. With ``fair_share``, before the first of a tenant.
     """
@@ -65,11 +59,7 @@ class SchedulerConfig:
     max_overtakes: int = 64
 
     def __post_init__(self) -> None:
-        """Check the values.
-
-        Raises:
-            ConfigError: A value is out of range, or decodes alone could exceed the budget.
-        """
+        """Raise ConfigError where a value is out of range, or the budget too small for decodes."""
         at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1)
         if self.max_chunk_tokens is not None:
             at_least("max_chunk_tokens", self.max_chunk_tokens, 1)
@@ -86,20 +76,12 @@ class SchedulerConfig:
 
 
 def at_least(name: str, value: object, least: int) -> None:
-    """Check that a setting is an integer and not below its minimum.
-
-    Raises:
-        ConfigError: Naming the setting, its value and the limit.
-    """
+    """Raise ConfigError unless a setting is an integer, and not below its minimum."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ConfigError(f"{name}={value!r}: must be an integer, at least {least}")
 
 
 def one_of(name: str, value: object, choices: tuple[str, ...]) -> None:
-    """Check that a setting is one of its choices.
-
-    Raises:
-        ConfigError: Naming the setting, its value and the choices.
-    """
+    """Raise ConfigError unless a setting is one of its choices."""
     if value not in choices:
         raise ConfigError(f"{name}={value!r}: must be one of {', '.join(choices)}")

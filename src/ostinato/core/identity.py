@@ -11,6 +11,7 @@ extra of the block, as an image does::
 """
 
 import hashlib
+import struct
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -28,16 +29,6 @@ SALT_SEPARATOR = "\x1f"
 def tenant_of(salt: bytes) -> bytes:
     """Return a tenant's salt without what its client added to it, which gets no share more."""
     return salt.partition(SALT_SEPARATOR.encode())[0]
-
-
-_SALT_NAME = b"salt-sha256:"
-
-
-def salt_name(salt: bytes) -> str:
-    """Return how KV events tell a tenant's blocks apart without its salt; a name stays as it is."""
-    if salt.startswith(_SALT_NAME):
-        return salt.decode()
-    return (_SALT_NAME + hashlib.sha256(salt).hexdigest()[:32].encode()).decode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +109,12 @@ class Identity:
     @cached_property
     def boundary(self) -> bytes:
         """Keeps what follows apart from other identities, without telling salts."""
-        return _BOUNDARY + hashlib.sha256(self.encoded).digest()
+        return BOUNDARY + hashlib.sha256(self.encoded).digest()
 
     @property
     def owner(self) -> bytes:
         """The tenant's salt, without what its client added."""
-        return tenant_of(self.tenant) if self.tenant else b""
+        return tenant_of(self.tenant)
 
     def belongs_to(self, tenant: bytes) -> bool:
         """Whether content of this identity is a tenant's own, or continues its public prefix."""
@@ -131,8 +122,11 @@ class Identity:
         return tenant in (self.tenant, self.owner) or continues
 
 
-_BOUNDARY = b"\xff\xff\xff\xff"
+BOUNDARY = b"\xff\xff\xff\xff"
 """No image's extra begins with it: it would be the length of a digest of 4 GiB."""
+
+IMAGE_PLACE = struct.Struct("<qQ")
+"""Where an image begins, relative to the block, and its length, in tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +142,11 @@ class ImageSpan:
         """Position after its last placeholder token."""
         return self.start + self.length
 
+    def encoded(self, start: int) -> bytes:
+        """Return its part of the extra of a block that begins at ``start``."""
+        size = len(self.digest).to_bytes(4, "little")
+        return size + self.digest + IMAGE_PLACE.pack(self.start - start, self.length)
+
 
 @dataclass(frozen=True, slots=True)
 class BlockExtra:
@@ -156,27 +155,12 @@ class BlockExtra:
     Attributes:
         encoded: The boundaries in it; then content digest, offset relative to the block and length
             of each image.
-        num_text_tokens: Leading tokens that may be shared one by one: those before the first
-            boundary or image token.
+        parts: The same in token order: where in the block each begins and ends, and its bytes; a
+            boundary goes on to the end of the block, whatever its size.
     """
 
     encoded: bytes
-    num_text_tokens: int
-
-
-def images_of(encoded: bytes, start: int) -> list[ImageSpan]:
-    """Read the images back from the extra of a block that begins at a token."""
-    images, place = list[ImageSpan](), 0
-    while place < len(encoded):
-        if encoded[place : place + 4] == _BOUNDARY:
-            place += len(_BOUNDARY) + hashlib.sha256().digest_size
-            continue
-        end = place + 4 + int.from_bytes(encoded[place : place + 4], "little")
-        offset = int.from_bytes(encoded[end : end + 8], "little", signed=True)
-        length = int.from_bytes(encoded[end + 8 : end + 16], "little")
-        images.append(ImageSpan(encoded[place + 4 : end], start + offset, length))
-        place = end + 16
-    return images
+    parts: tuple[tuple[int, int, bytes], ...]
 
 
 class PrefixKey:
@@ -226,51 +210,43 @@ class PrefixKey:
         twin.digests = {hasher: memo[:] for hasher, memo in self.digests.items()}
         return twin
 
-    @property
-    def packed(self) -> bytes:
-        """All tokens as little-endian ``uint32``, shape (num_tokens * 4,)."""
-        return self.tokens.tobytes()
-
     def packed_range(self, start: int, stop: int) -> bytes:
         """Tokens ``start .. stop`` as little-endian ``uint32``."""
         return self.tokens[start:stop].tobytes()
 
     def block_name(self, index: int, block_size: int) -> bytes:
         """Packed tokens and extras of one full block, which tell it from its siblings."""
-        start, stop = index * block_size, (index + 1) * block_size
-        packed = self.tokens[start:stop].tobytes()
-        if self.has_extras and (extra := self.extra(start, stop)) is not None:
-            return packed + extra.encoded
-        return packed
+        packed, extra = self.block_run(index * block_size, (index + 1) * block_size)
+        return packed if extra is None else packed + extra.encoded
+
+    def block_run(self, start: int, stop: int) -> tuple[bytes, BlockExtra | None]:
+        """Packed tokens and extras of a block, or of its beginning."""
+        extra = self.extra(start, stop) if self.has_extras else None
+        return self.tokens[start:stop].tobytes(), extra
 
     def extra(self, start: int, stop: int) -> BlockExtra | None:
         """What images and a boundary add to the identity of a block of tokens ``start .. stop``."""
         begun = [stage for stage in self.identity.stages[1:] if start <= stage[0] < stop]
-        touching = [i for i in self.images if i.start < stop and i.end > start]
-        if not touching and not begun:
+        parts = [(first - start, 2**31, identity.boundary) for first, identity in begun]
+        for image in self.images:
+            if image.start < stop and image.end > start:
+                place = max(0, image.start - start)
+                parts.append((place, image.end - start, image.encoded(start)))
+        if not parts:
             return None
-        encoded = b"".join(
-            len(image.digest).to_bytes(4, "little")
-            + image.digest
-            + (image.start - start).to_bytes(8, "little", signed=True)
-            + image.length.to_bytes(8, "little")
-            for image in touching
-        )
-        first = min(*(stage[0] for stage in begun), *(image.start for image in touching), stop)
-        boundaries = b"".join(identity.boundary for _, identity in begun)
-        return BlockExtra(boundaries + encoded, max(0, first - start))
+        return BlockExtra(b"".join(part[2] for part in parts), tuple(sorted(parts)))
 
     def extras(self, first: int, last: int, block_size: int) -> dict[int, BlockExtra]:
         """Return the extras of those blocks among ``first .. last`` that have one."""
         places = {start // block_size for start, _ in self.identity.stages[1:]}
         for image in self.images:
             places.update(range(image.start // block_size, (image.end - 1) // block_size + 1))
-        found = {
-            index: self.extra(index * block_size, (index + 1) * block_size)
+        return {
+            index: extra
             for index in places
             if first <= index < last
+            and (extra := self.extra(index * block_size, (index + 1) * block_size)) is not None
         }
-        return {index: extra for index, extra in found.items() if extra is not None}
 
     def identity_of(self, index: int, block_size: int) -> tuple[Identity, int]:
         """Return the identity of a block, and which block the next one begins at, if any."""
@@ -297,11 +273,6 @@ class PrefixKey:
         """List its identities and images, each with the token that it begins at."""
         images = [(image.start, image) for image in self.images]
         return sorted([*self.identity.stages, *images], key=lambda part: part[0])
-
-    def num_text_tokens(self, start: int, stop: int) -> int:
-        """Number of tokens from ``start`` on that may be shared one by one, up to ``stop``."""
-        extra = self.extra(start, stop) if self.has_extras else None
-        return stop - start if extra is None else extra.num_text_tokens
 
 
 def _check_images(images: tuple[ImageSpan, ...], num_tokens: int) -> None:

@@ -39,11 +39,9 @@ class TokenConstraint(Protocol):
         """Return an independent constraint in the same state."""
 
     def mask(self) -> NDArray[np.uint8]:
-        """Return the ids that may come next.
+        """Return the ids that may come next: one bit each, the lowest of a byte first.
 
-        Returns:
-            One bit per id, the lowest bit of a byte first, shape (>= ceil(vocab_size / 8),);
-            all clear after a failure.
+        Shape (>= ceil(vocab_size / 8),); all clear after a failure.
         """
 
     def advance(self, token_id: int) -> None:
@@ -85,7 +83,6 @@ class SampleTask:
     """How to choose the token after a sequence's last new token.
 
     Attributes:
-        params: The request's sampling parameters.
         seeds: One per sample wanted; more than one where a prompt is forked (``n > 1``).
         prompt: Prompt ids, shape (num_prompt_tokens,), for the repetition penalty.
         output: Ids generated so far, shape (num_output_tokens,).
@@ -106,7 +103,6 @@ class ScheduledSequence:
     """One sequence's part of a step.
 
     Attributes:
-        sequence_id: The sequence.
         tokens: Ids to compute, shape (num_new_tokens,), at least one.
         start: Position of the first of them; all before it are in the KV store.
         tables: One block table per group of layers, each of shape
@@ -165,7 +161,6 @@ class TokenLogprob:
     """A token and its log-probability.
 
     Attributes:
-        token_id: The token.
         logprob: Natural logarithm of its probability, before temperature and truncation.
         rank: 1 for the most likely token.
     """
@@ -180,7 +175,6 @@ class SampledToken:
     """One sampled token.
 
     Attributes:
-        token_id: The token.
         logprobs: If requested, its own log-probability first, then those of the alternatives
             from the most likely one on.
         error: Why nothing could be sampled, which ends this sequence alone; else empty.

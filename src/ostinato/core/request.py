@@ -30,8 +30,6 @@ class Request:
     Attributes:
         request_id: Unique among live requests.
         prompt_token_ids: Packed ids, shape (num_prompt_tokens,), at least one.
-        params: How to sample.
-        identity: What must be equal before KV may be shared.
         images: Images among the prompt's tokens.
         priority: Lower goes first, as in nice(1).
         cache_read: Whether cached KV may be used; with prompt log-probs, once they are computed.
@@ -64,8 +62,6 @@ class RequestContext:
     Attributes:
         name: The request's id.
         off: The setting that keeps it from reading the cache; empty if it reads.
-        prompt_sections: As of the request.
-        num_kept_tokens: As of the request.
         num_known_tokens: Tokens in whole blocks that were cached when it arrived; None if no
             lookup was made.
         waits_for: Name of the request that it waited for, if any.

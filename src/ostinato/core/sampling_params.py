@@ -60,12 +60,3 @@ class SamplingParams:
     def greedy(self) -> bool:
         """Whether the most likely token is always taken."""
         return self.temperature == 0.0
-
-    @property
-    def has_penalties(self) -> bool:
-        """Whether logits depend on the tokens so far."""
-        return (
-            self.presence_penalty != 0.0
-            or self.frequency_penalty != 0.0
-            or self.repetition_penalty != 1.0
-        )

@@ -23,13 +23,7 @@ assert array("I").itemsize == TOKEN_BYTES and sys.byteorder == "little", "needs 
 
 
 def pack_tokens(tokens: Iterable[int]) -> "array[int]":
-    """Pack token ids into four bytes each.
-
-    Args:
-        tokens: Python or NumPy integers, shape (num_tokens,).
-
-    Returns:
-        A new ``array("I")`` of the same length.
+    """Pack token ids, Python or NumPy integers, into a new array of four bytes each.
 
     Raises:
         TokenOutOfRange: An id is no integer, or not in ``0 .. 2**32 - 1``.
@@ -52,10 +46,6 @@ def pack_tokens(tokens: Iterable[int]) -> "array[int]":
 def num_common_tokens(left: bytes | memoryview, right: bytes | memoryview) -> int:
     """Return the length of the longest common prefix of two packed runs, in tokens.
 
-    Args:
-        left: Little-endian ``uint32``, shape (num_left * 4,); bytes or a view of some.
-        right: The same, shape (num_right * 4,).
-
     Cost: O(common bytes) in C, one step in Python per doubling.
     """
     if left[:TOKEN_BYTES] != right[:TOKEN_BYTES]:
@@ -63,15 +53,13 @@ def num_common_tokens(left: bytes | memoryview, right: bytes | memoryview) -> in
     least = min(len(left), len(right))
     start, width = 0, 256
     while start < least:
-        a, b = bytes(left[start : start + width]), bytes(right[start : start + width])
+        stop = min(least, start + width)
+        a, b = bytes(left[start:stop]), bytes(right[start:stop])
         if a != b:
-            stop = min(len(a), len(b))
-            differing = int.from_bytes(a[:stop], "little") ^ int.from_bytes(b[:stop], "little")
-            if differing:
-                low_bit = (differing & -differing).bit_length() - 1
-                return (start + low_bit // 8) // TOKEN_BYTES
-            return (start + stop) // TOKEN_BYTES
-        start, width = start + width, width * 2
+            differing = int.from_bytes(a, "little") ^ int.from_bytes(b, "little")
+            low_bit = (differing & -differing).bit_length() - 1
+            return (start + low_bit // 8) // TOKEN_BYTES
+        start, width = stop, width * 2
     return least // TOKEN_BYTES
 
 
@@ -83,9 +71,7 @@ def _pack_numpy(tokens: "np.ndarray[tuple[int, ...], np.dtype[np.generic]]") -> 
         )
     if tokens.size and (int(tokens.min()) < 0 or int(tokens.max()) > MAX_TOKEN_ID):
         raise TokenOutOfRange(_blame(tokens.tolist()))
-    packed = array("I")
-    packed.frombytes(np.ascontiguousarray(tokens, dtype="<u4").tobytes())
-    return packed
+    return array("I", np.asarray(tokens, dtype="<u4").tobytes())
 
 
 def _blame(tokens: Sequence[object]) -> str:

@@ -3,7 +3,8 @@
 Files in reading order:
 
 * ``keywords``, ``vllm_keywords``: which of vLLM's keywords are accepted, and what replaces others
-* ``config``: the settings of an engine
+* ``settings``, ``setting_checks``: the settings of an engine, and which values are refused
+* ``config``: checked settings, and those of cache and scheduler that derive from them
 * ``structured_outputs``, ``sampling_params``: what a user sets per request
 * ``caller``: refuses calls from a second thread or a forked process
 * ``prompts``, ``chat``: from the caller's prompt or conversation to token ids
@@ -24,6 +25,8 @@ Files in reading order:
 * ``grammar``: which tokens may come next under a grammar
 * ``public_prefixes``: which prefixes are public, and which prompt begins with one
 * ``adapters``: loaded LoRA adapters by name, and which are about to go
+* ``identities``: with whom the KV of a prompt may be shared
+* ``request_factory``: makes requests, checked in full
 * ``trace_writer``, ``recorder``: record what happens to an engine
 * ``audit``: computes a share of the hits again, and compares
 * ``tier_prefixes``: names the prefixes of sequences as tiers do

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ostinato.core.errors import RequestError
-from ostinato.engine.adapters import LoRARequest
+from ostinato.engine.adapters import LoRARequest, NamedAdapter
 from ostinato.engine.engine import Engine
 from ostinato.engine.engine_thread import EngineThread
 from ostinato.engine.prompts import Prompt
+from ostinato.runner.lora import LoraAdapter
 
 
 def load_adapter(engine: Engine, request: LoRARequest) -> bool:
@@ -23,15 +24,19 @@ def load_adapter(engine: Engine, request: LoRARequest) -> bool:
     check_adapter_request(request)
     if engine.adapters.is_current(request):
         return False
-    engine.add_adapter(engine.adapters.read(request, engine.loaded))
+    _add(engine, engine.adapters.read(request, engine.loaded))
     return True
 
 
 def remove_adapter(engine: Engine, lora_id: int | str) -> bool:
-    """Unload an adapter by its number or name; returns whether there was one."""
+    """Unload an adapter by its number or name, between steps; returns whether there was one.
+
+    Effects: requests that have it finish, and publish nothing more; then its weights are freed.
+    What it has cached stays, for when the same content is loaded again.
+    """
     for name, named in engine.adapters.by_name.items():
         if lora_id in (name, named.request.lora_int_id):
-            engine.remove_adapter(name)
+            _end(engine, engine.adapters.remove(name))
             return True
     return False
 
@@ -77,5 +82,18 @@ async def load_adapter_between(thread: EngineThread, request: LoRARequest) -> bo
     if await asyncio.to_thread(engine.adapters.is_current, request):
         return False
     named = await asyncio.to_thread(engine.adapters.read, request, engine.loaded)
-    await thread.call(lambda: engine.add_adapter(named))
+    await thread.call(lambda: _add(engine, named))
     return True
+
+
+def _add(engine: Engine, named: NamedAdapter) -> None:
+    """Let requests use an adapter; one of the same name is unloaded."""
+    replaced = engine.adapters.add(named)
+    if replaced is not None:
+        _end(engine, replaced)
+
+
+def _end(engine: Engine, adapter: LoraAdapter) -> None:
+    if engine.adapters.end(adapter, engine.cache.manager.live_tables):
+        engine.audit.forget_adapter(adapter.digest)
+    engine.free_adapters()

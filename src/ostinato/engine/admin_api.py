@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 
-from ostinato.core.errors import CacheInUse, ConfigError, EmptyPrompt, RequestError
 from ostinato.core.identity import PrefixKey
 from ostinato.engine.engine import Engine
 from ostinato.engine.engine_thread import EngineThread
@@ -30,6 +29,7 @@ from ostinato.engine.request_validation import tokenize
 from ostinato.engine.sampling_params import SamplingParams
 from ostinato.engine.tokenizer_executor import TokenizerExecutor
 from ostinato.engine.weights import WeightUpdate
+from ostinato.errors import CacheInUse, ConfigError, EmptyPrompt, RequestError
 from ostinato.tenants.terms import EraseReceipt, LeaseId, LeaseReceipt, LeaseStatus, LeaseTerms
 
 
@@ -58,7 +58,7 @@ class AdminApi:
         if not tokens:
             raise EmptyPrompt("a lease needs at least one token: the prompt is empty")
         text = tokens[: images[0].start] if images else tokens
-        identity = self._engine.identity_of(prompt, text)
+        identity = self._engine.identities.of_prompt(prompt, text)
         key, recorder = PrefixKey(identity, tokens, images), self._engine.recorder
         recorder.tick()
         receipt = self._engine.cache.admin.lease(key, terms)
@@ -109,7 +109,7 @@ class AdminApi:
         name, engine = prompt.publishes, self._engine
         assert name is not None, "a prompt to be published has a name"
         tokens = engine.public_prefixes.whole_blocks(name, self._tokens(prompt))
-        key = PrefixKey(engine.identity_of(prompt, tokens), tokens)
+        key = PrefixKey(engine.identities.of_prompt(prompt, tokens), tokens)
         engine.recorder.tick()
         receipt = engine.cache.admin.publish(key)
         engine.recorder.on_published(key)
@@ -161,7 +161,8 @@ class AdminApi:
         self._engine.grammars.forget(salt.decode(errors="replace"))
         num_texts = self._engine.prompts.forget_texts(salt)
         self._engine.audit.forget(salt)
-        self._engine.forget_images(salt)
+        if self._engine.image_encoder is not None:
+            self._engine.image_encoder.forget(salt)
         self._engine.recorder.on_erased(salt)
         tiers = self._engine.tiers
         return EraseReceipt(
@@ -186,11 +187,13 @@ class AdminApi:
         engine = self._engine
         engine.drain_tiers()
         engine.loaded = update.apply(engine.loaded)
+        engine.identities.renew(engine.loaded)
         engine.recorder.tick()
         epoch = engine.cache.admin.new_epoch(engine.loaded.fingerprint)
         engine.recorder.on_new_epoch()
         engine.prompts.forget_texts()
-        engine.forget_images()
+        if engine.image_encoder is not None:
+            engine.image_encoder.forget(None)
         return epoch
 
     def start_recording(self, path: str | Path) -> Path:

@@ -12,8 +12,7 @@ delays no other. The reader's side takes the new part of it, if ``output_kind`` 
 """
 
 import asyncio
-from array import array
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -22,7 +21,7 @@ from ostinato.engine.adapter_api import load_adapter_between, remove_adapter
 from ostinato.engine.adapters import LoRARequest
 from ostinato.engine.admin_api import AdminApi, AsyncAdminApi
 from ostinato.engine.chat import Message, sections_of
-from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
+from ostinato.engine.config import EngineConfig
 from ostinato.engine.engine import Engine
 from ostinato.engine.engine_thread import EngineThread, in_thread_of_its_own
 from ostinato.engine.explain_api import explain_request
@@ -30,12 +29,11 @@ from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.prompts import Prompt, PromptInput, TokenIds, parse_prompt
 from ostinato.engine.request_validation import PreparedRequest
 from ostinato.engine.sampling_params import SamplingParams
+from ostinato.engine.settings import DEFAULT_MODEL
 from ostinato.engine.thread_bridge import AnswerT
-from ostinato.engine.tokenized_text import TokenizedText
 from ostinato.engine.tokenizer_executor import TokenizerExecutor
 from ostinato.engine.vllm_keywords import refuse_arguments, refuse_call
 from ostinato.engine.weights import WeightSource, read_weights
-from ostinato.images.picture import Picture
 from ostinato.observe.counters import CacheStats
 from ostinato.observe.explanation import Explanation
 from ostinato.tenants.terms import PINNED, EraseReceipt, LeaseId, LeaseReceipt, LeaseTerms
@@ -44,14 +42,18 @@ _ANYONE = Prompt()
 
 
 class AsyncLLM:
-    """A model with a prefix cache, for many callers at once, with streaming and cancel."""
+    """A model with a prefix cache, for many callers at once, with streaming and cancel.
+
+    Attributes:
+        tokenizing: Tokenizes, renders conversations and loads images, off the event loop.
+    """
 
     def __init__(self, model: str | Path = DEFAULT_MODEL, **settings: Any) -> None:
         """Load a model and start the engine's thread.
 
         Args:
             model: Embedded model, checkpoint directory or hub name.
-            **settings: See ``EngineConfig``.
+            **settings: See ``EngineSettings``.
 
         Raises:
             ConfigError: A setting is out of range.
@@ -60,9 +62,9 @@ class AsyncLLM:
         self._engine = in_thread_of_its_own(Engine, EngineConfig.of(model, settings))
         self._admin = AdminApi(self._engine)
         self._admin.start_recording_if_set()
-        self._tokenizing = TokenizerExecutor(self._engine)
+        self.tokenizing = TokenizerExecutor(self._engine)
         self._thread = EngineThread(self._engine)
-        self._waiting_admin = AsyncAdminApi(self._admin, self._thread, self._tokenizing)
+        self._waiting_admin = AsyncAdminApi(self._admin, self._thread, self.tokenizing)
 
     if not TYPE_CHECKING:  # hidden from type checkers, which report missing methods
 
@@ -111,7 +113,7 @@ class AsyncLLM:
 
         Args:
             text: What to tokenize.
-            whose: A prompt of the sender, as of ``render``.
+            whose: A prompt of the sender, as of ``TokenizerExecutor.render``.
             add_special_tokens: Whether the tokenizer adds what begins or ends a text.
 
         Raises:
@@ -119,7 +121,7 @@ class AsyncLLM:
             RequestError: It is no text.
         """
         prompt = replace(whose, text=parse_prompt(text).text)
-        return await self._tokenizing.encode(prompt, add_special_tokens)
+        return await self.tokenizing.encode(prompt, add_special_tokens)
 
     async def decode(self, token_ids: TokenIds) -> str:
         """Return the text of token ids, special ones included.
@@ -128,76 +130,7 @@ class AsyncLLM:
             MissingTokenizer: The checkpoint has none.
             TokenOutOfRange: The model does not have such an id.
         """
-        return await self._tokenizing.decode(parse_prompt(token_ids))
-
-    async def decode_each(self, rows: Sequence[list[int]]) -> list[str]:
-        """Return the texts of several rows of the model's own ids; numbers without a tokenizer.
-
-        An image is shown as one, with its number of tokens.
-        """
-        return await self._tokenizing.decode_each(rows)
-
-    async def pieces(self, token_ids: TokenIds) -> list[str]:
-        """Return the text of each token by itself; part of a character shows as U+FFFD.
-
-        Raises:
-            MissingTokenizer: The checkpoint has none.
-            TokenOutOfRange: The model does not have such an id.
-        """
-        return await self._tokenizing.pieces(parse_prompt(token_ids))
-
-    async def render(
-        self,
-        messages: Sequence[Message],
-        chat_template: str | None = None,
-        add_generation_prompt: bool = True,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        *,
-        whose: Prompt = _ANYONE,
-        **options: Any,
-    ) -> TokenizedText:
-        """Return a conversation's token ids, as ``chat`` makes them, off the event loop.
-
-        ``whose`` says by its salt, its public prefixes and ``keep_tokens`` which texts are known
-        already; tenants take turns. ``options`` are those of ``render_text``. What is returned is a
-        row of ids that may be passed to ``generate`` as ``prompt_token_ids``.
-
-        Raises:
-            MissingTokenizer: The checkpoint has none.
-            RequestError: There is no message or no template, or the template refuses.
-        """
-        return await self._tokenizing.render(
-            whose,
-            messages,
-            chat_template=chat_template,
-            add_generation_prompt=add_generation_prompt,
-            tools=tools,
-            **options,
-        )
-
-    async def load_images(
-        self, messages: Sequence[Message], cache_salt: str = ""
-    ) -> tuple[Sequence[Any], tuple[Picture, ...]]:
-        """Fetch and decode the images of a conversation, off the event loop.
-
-        Returns:
-            The conversation as ``render`` takes it, with ``whose.images`` set, and its images.
-
-        Raises:
-            RequestError: The model takes none or not as many, or one cannot be had.
-        """
-        return await self._tokenizing.load_images(messages, cache_salt)
-
-    async def with_images(self, tokens: TokenizedText, images: Sequence[Picture]) -> list[int]:
-        """Return a rendered conversation's token ids, with all placeholders of its images."""
-        place = self._engine.image_prompts.place
-        if not images:
-            return tokens.tokens.tolist()
-        return await self._tokenizing.do(lambda: place(images, tokens.tokens, b"")[0].tolist())
-
-    def num_tokens(self, images: Sequence[Picture], tokens: "array[int]") -> int:
-        """Return how many tokens the beginning of a rendered conversation has with its images."""
-        return self._engine.image_prompts.num_tokens(images, tokens)
+        return await self.tokenizing.decode(token_ids)
 
     def generate(
         self,
@@ -255,9 +188,11 @@ class AsyncLLM:
         self._engine.loaded.require_tokenizer()
 
         async def prompt() -> Prompt:
-            loaded, images = await self.load_images(messages)
+            loaded, images = await self.tokenizing.load_images(messages)
             whose = Prompt(keep_tokens=keep_tokens, sections=sections_of(messages), images=images)
-            ids = await self.render(loaded, chat_template, add_generation_prompt, whose=whose)
+            ids = await self.tokenizing.render(
+                whose, loaded, chat_template, add_generation_prompt=add_generation_prompt
+            )
             return replace(whose, token_ids=ids, known=ids)
 
         return self._stream(prompt, sampling_params, request_id, priority, lora_request)
@@ -399,6 +334,6 @@ class AsyncLLM:
             if lora_request is not None:
                 await self.add_lora(lora_request)
                 made = replace(made, adapter=lora_request.lora_name)
-            return await self._tokenizing.request(made, wanted, request_id, priority)
+            return await self.tokenizing.request(made, wanted, request_id, priority)
 
         return self._thread.stream(make)

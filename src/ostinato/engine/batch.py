@@ -11,13 +11,13 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from ostinato.core.errors import RequestError, StepFailed
 from ostinato.engine.engine import Engine
 from ostinato.engine.interrupts import DeferredSigint
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.prompts import Prompt
 from ostinato.engine.request_validation import PreparedRequest
 from ostinato.engine.sampling_params import SamplingParams
+from ostinato.errors import RequestError, StepFailed
 
 ShowProgress = bool | Callable[..., Any]
 """Whether to show progress, or what makes the bar, such as ``partial(tqdm, leave=False)``."""

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 
 import torch
 
-from ostinato.core.errors import ConcurrentCall, ForkedProcess
+from ostinato.errors import ConcurrentCall, ForkedProcess
 
 _SPAWN = "start workers with multiprocessing.get_context('spawn') and make the engine in the worker"
 

@@ -9,53 +9,39 @@ Requests are added, ``step`` is called while there is work, and returns what cha
 A step that raises ends the requests that took part in it and no others.
 """
 
-import itertools
 import logging
-import random
 import time
 import weakref
-from array import array
 from collections.abc import Callable
-from dataclasses import replace
+from functools import partial
 
 from ostinato.assembly import build_cache, build_scheduler
 from ostinato.cache.observer import CacheObserver
-from ostinato.core.errors import InvalidSamplingParams, RequestError
-from ostinato.core.identity import Identity
 from ostinato.core.ids import RequestId
-from ostinato.core.plan import TokenConstraint
-from ostinato.core.request import FinishReason, Request
-from ostinato.engine.adapters import Adapters, NamedAdapter
+from ostinato.core.request import FinishReason
+from ostinato.engine.adapters import Adapters
 from ostinato.engine.audit import HitAudit
 from ostinato.engine.caller import Owner
 from ostinato.engine.config import EngineConfig
-from ostinato.engine.grammar import GrammarCompiler
+from ostinato.engine.identities import Identities
 from ostinato.engine.image_encoder import ImageEncoder
 from ostinato.engine.kv_events_publisher import publish_kv_events
-from ostinato.engine.open_tiers import LEAST_DISK_BLOCKS, open_tier
+from ostinato.engine.open_tiers import open_tiers
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.prompt_tokenizer import PromptTokenizer
-from ostinato.engine.prompts import Prompt
-from ostinato.engine.public_prefixes import PublicPrefixes, salt_of_public
+from ostinato.engine.public_prefixes import PublicPrefixes
 from ostinato.engine.recorder import Recorder
+from ostinato.engine.request_factory import RequestFactory
 from ostinato.engine.request_state import RequestState
 from ostinato.engine.request_validation import (
     PreparedRequest,
-    check_priority,
-    check_request_id,
-    draw_seeds,
-    kept_prompt_tokens,
-    settle_params,
-    tokenize,
 )
-from ostinato.engine.sampling_params import SamplingParams
 from ostinato.engine.setup import set_up
 from ostinato.engine.tier_stores import TierStores
 from ostinato.engine.tiered_cache import WAIT_S, TieredCache
 from ostinato.engine.token_table import TokenTable
+from ostinato.errors import RequestError
 from ostinato.observe.counters import CacheStats
-from ostinato.runner.image_store import ServedImage
-from ostinato.runner.lora import LoraAdapter
 from ostinato.runner.model_loader import LoadedModel
 from ostinato.sched.sequence import Sequence, SequenceUpdate
 from ostinato.sched.stats import SchedulerStats
@@ -76,12 +62,14 @@ class Engine:
         adapters: LoRA adapters by name.
         cache: The prefix cache.
         public_prefixes: The prefixes that several tenants share.
+        identities: Says what the KV of a prompt may be shared with.
+        make_request: Checks a request that may be added: ``RequestFactory.make``.
         scheduler: Plans steps.
         audit: Computes hits again in idle moments, and compares.
         grammars: Compiles structured outputs; safe in any thread.
         is_computing: Whether a forward pass is running: an exception now only ends the step.
         recorder: Records traces, where one was started.
-        tiers: Where prefixes outlive the pool; None unless ``kv_disk`` or ``kv_remote`` is set.
+        tiers: Where prefixes outlive the pool; None unless one is set.
         kv_events: Publishes KV events; None unless ``kv_events_endpoint`` is set.
         prompts: Turns the texts and images of prompts into token ids.
         texts: Tokenizes texts, and remembers them; None if the checkpoint has no tokenizer.
@@ -129,19 +117,23 @@ class Engine:
         self._tokens = None if tokenizer is None else TokenTable(tokenizer)
         self.prompts = PromptTokenizer(self.loaded, config, self.public_prefixes)
         self.texts, self.image_prompts = self.prompts.texts, self.prompts.images
-        self.grammars = GrammarCompiler(self.loaded)
+        kv_dtype = self.runner.kv_stores[0].dtype
+        self.identities = Identities(
+            self.loaded, kv_dtype, self.cache.manager, self.adapters, self.public_prefixes
+        )
+        requests = RequestFactory(
+            self.loaded, config, self.scheduler, self.prompts, self.identities, clock
+        )
+        self.make_request, self.grammars = requests.make, requests.grammars
         self._states: dict[RequestId, RequestState] = {}
-        self._random = random.Random(config.seed)
-        self._numbers = itertools.count()
         self.kv_events = publish_kv_events(config, self.cache, self.loaded.device.type, clock)
         if self.kv_events is not None:  # also without a call of close()
             weakref.finalize(self, self.owner.only_here(self.kv_events.close))
         self.tiers: TieredCache | None = None
         if config.has_tiers:
-            tier = open_tier(config, self.runner, stores.events)
-            most = config.kv_disk_bytes // LEAST_DISK_BLOCKS
+            opened = open_tiers(config, self.runner, stores.events)
             parts = self.cache, self.scheduler, self.runner, self.compute_path
-            self.tiers = TieredCache(tier, stores, held, *parts, most)
+            self.tiers = TieredCache(opened, stores, held, *parts)
             weakref.finalize(self, self.owner.only_here(self.tiers.stop))
         self._blocked: list[bytes] = []  # tenants that are being erased
         weakref.finalize(self, self.owner.only_here(self.recorder.stop))
@@ -166,71 +158,6 @@ class Engine:
         """Counters of the scheduler."""
         return self.scheduler.stats
 
-    def make_request(
-        self,
-        prompt: Prompt,
-        params: SamplingParams,
-        request_id: str | None = None,
-        priority: int = 0,
-        constraint: TokenConstraint | None = None,
-    ) -> PreparedRequest:
-        """Tokenize a prompt and check everything about the request; nothing is added yet.
-
-        Args:
-            prompt: With a text or token ids; of both, the ids are taken.
-            params: How to sample.
-            request_id: None generates one.
-            priority: Lower goes first.
-            constraint: Compiled from ``params.structured_outputs``; None compiles it here.
-
-        Raises:
-            RequestError: The request can never be served; the message says why.
-            MissingTokenizer: Text is involved and the checkpoint has no tokenizer.
-        """
-        arrival_s = self._clock()
-        params = settle_params(params, self.loaded, self.config.max_logprobs)
-        if params.detokenize or prompt.text is not None:
-            self.loaded.require_tokenizer()
-        name = self._new_id() if request_id is None else check_request_id(request_id)
-        wanted = params.structured_outputs
-        keep = kept_prompt_tokens(params, self.max_model_len)
-        if prompt.images and keep is not None:
-            raise InvalidSamplingParams(
-                f"truncate_prompt_tokens={params.truncate_prompt_tokens}: a prompt with images is "
-                "not cut; leave it out"
-            )
-        if keep is None:
-            prompt = self.prompts.tokenized(
-                self.prompts.with_placeholders(prompt), self.max_model_len
-            )
-        tokens = tokenize(prompt, self.loaded, self.max_model_len, keep=keep)
-        tokens, images, spans = self.prompts.placed(prompt, tokens)
-        known = prompt.known if keep is None else None
-        if wanted is not None and constraint is None:
-            constraint = self.grammars.compile(wanted, prompt.cache_salt)
-        cache_read = prompt.cache_read and not params.skip_reading_prefix_cache
-        reads = cache_read and params.prompt_logprobs is None
-        request = Request(
-            RequestId(name),
-            tokens,
-            params,
-            identity=self.identity_of(prompt, tokens[: spans[0].start] if spans else tokens, reads),
-            images=spans,
-            priority=check_priority(priority),
-            cache_read=cache_read,
-            cache_write=prompt.cache_write,
-            eos_token_ids=self.loaded.eos_token_ids,
-            constraint=constraint,
-            prompt_sections=prompt.sections,
-            num_kept_tokens=0 if known is None else known.num_generated_tokens,
-        )
-        self.scheduler.check(request)
-        seeds = draw_seeds(params, self._random)
-        is_noted = prompt.cache_write and prompt.keep_tokens and prompt.publishes is None
-        if known is not None and not (is_noted and known.boundaries.ends):
-            known = None
-        return PreparedRequest(request, params, prompt.text, seeds, arrival_s, known, images)
-
     def add(self, made: PreparedRequest) -> None:
         """Add a request.
 
@@ -251,8 +178,10 @@ class Engine:
         self.recorder.on_added(made.request, made.arrival_s)
         state = RequestState(made, self._tokens)
         self._states[made.request.request_id] = state
-        if made.images:
-            self._begin_images(state, made.images)
+        if self.image_encoder is not None and made.images:
+            [sequence] = self.scheduler.requests.live[made.request.request_id]
+            num_cached = partial(self.scheduler.num_cached_tokens, sequence)
+            state.images = self.image_encoder.begin(made.request, made.images, num_cached)
         if self.tiers is not None:
             self.tiers.begin(made.request.request_id)
         self.prompts.note(made)
@@ -306,21 +235,6 @@ class Engine:
         self.recorder.on_committed()
         return self._take(updates)
 
-    def _begin_images(self, state: RequestState, images: tuple[ServedImage, ...]) -> None:
-        """Hold a request back until those of its images that miss are encoded."""
-        store, encoder = self.runner.images, self.image_encoder
-        assert store is not None and encoder is not None, "prompts with images were checked"
-        state.images = store.add(images)
-        request_id = state.request.request_id
-        [sequence] = self.scheduler.requests.live[request_id]
-
-        def look_up() -> list[ServedImage]:
-            hit = self.scheduler.num_cached_tokens(sequence)
-            spans = zip(state.images, state.request.images, strict=True)
-            return [image for image, span in spans if span.end > hit]
-
-        encoder.begin(request_id, look_up)
-
     def _begin_image_step(self) -> list[RequestState]:
         """Take what was encoded; returns requests that ended because an image cannot be."""
         if self.image_encoder is None:
@@ -347,14 +261,14 @@ class Engine:
             state.take(sequence, None, now_s)
         state.fail(FinishReason.ABORT, None, now_s)
         self.prompts.note_answers(state)
-        self._free_adapters()
+        self.free_adapters()
         return state.output()
 
     def discard(self, request_id: str) -> None:
         """End a request without an output; unknown ids are ignored."""
         self._cancel(RequestId(request_id))
         self._states.pop(RequestId(request_id), None)
-        self._free_adapters()
+        self.free_adapters()
 
     def reset_cache(self, preempt_running: bool = False) -> None:
         """Remove every cached prefix, between steps.
@@ -388,35 +302,7 @@ class Engine:
         """Accept a tenant's requests again."""
         self._blocked.remove(_packed(salt))
 
-    def add_adapter(self, named: NamedAdapter) -> None:
-        """Let requests use an adapter from now on, between steps.
-
-        Raises:
-            RequestError: There are too many, or its number is another one's.
-
-        Effects: one of the same name is unloaded, as ``remove_adapter`` does.
-        """
-        replaced = self.adapters.add(named)
-        if replaced is not None:
-            self._end_adapter(replaced)
-
-    def remove_adapter(self, name: str) -> None:
-        """Let no new request use an adapter, between steps.
-
-        Raises:
-            RequestError: None of that name is loaded.
-
-        Effects: requests that have it finish, and publish nothing more; then its weights are
-        freed. What it has cached stays, for when the same content is loaded again.
-        """
-        self._end_adapter(self.adapters.remove(name))
-
-    def _end_adapter(self, adapter: LoraAdapter) -> None:
-        if self.adapters.end(adapter, self.cache.manager.live_tables):
-            self.audit.forget_adapter(adapter.digest)
-        self._free_adapters()
-
-    def _free_adapters(self) -> None:
+    def free_adapters(self) -> None:
         """Free the weights of unloaded adapters that no live request has."""
         if self.adapters.num_ending:
             self.adapters.free({s.request.identity.adapter for s in self._states.values()})
@@ -425,37 +311,6 @@ class Engine:
         """End all loads from tiers; their requests compute what is missing."""
         if self.tiers is not None:
             self.tiers.drain()
-
-    def forget_images(self, tenant: bytes | None = None) -> None:
-        """Forget what the encoder made of a tenant's images; of all, after new weights."""
-        if self.runner.images is None or self.image_encoder is None:
-            return
-        if tenant is None:
-            self.image_encoder.start_over()
-        self.image_encoder.settle()
-        self.runner.images.forget(tenant)
-
-    def identity(self, cache_salt: str) -> Identity:
-        """Return the identity of a tenant's requests now."""
-        return Identity(
-            weights=self.loaded.fingerprint,
-            epoch=self.cache.manager.epoch,
-            kv_dtype=str(self.runner.kv_stores[0].dtype),
-            tenant=cache_salt.encode(),
-        )
-
-    def identity_of(self, prompt: Prompt, tokens: "array[int]", reads: bool = True) -> Identity:
-        """Return the identity of a prompt now; unless it reads, it uses no public prefix."""
-        own = self.identity(prompt.cache_salt)
-        if prompt.publishes is not None:
-            return replace(own, tenant=salt_of_public(prompt.publishes))
-        if prompt.adapter:
-            own = self.adapters.identity_of(own, prompt.adapter, tokens)
-        prefixes = prompt.public_prefixes if reads else ()
-        public = self.public_prefixes.longest_of(tokens, prefixes)
-        if public is not None and 0 < own.adapter_start < public.num_tokens:
-            public = None  # the adapter computes the end of it
-        return replace(own, public_prefix=public)
 
     def close(self) -> None:
         """Stop recording and publishing; a second call does nothing, nor does one in a fork."""
@@ -512,7 +367,7 @@ class Engine:
                 self.prompts.note_answers(state)
                 self.audit.note(state.request, state.num_cached_tokens)
                 self.recorder.on_ended(request_id)
-        self._free_adapters()
+        self.free_adapters()
         return list(touched.values())
 
     def _cancel(self, request_id: RequestId) -> list[Sequence]:
@@ -523,11 +378,6 @@ class Engine:
         ended = self.scheduler.cancel(request_id)
         self.recorder.on_cancelled(request_id, ended)
         return ended
-
-    def _new_id(self) -> str:
-        """Return a name that no live request has."""
-        names = map("request-{}".format, self._numbers)
-        return next(name for name in names if name not in self._states)
 
 
 def _packed(salt: str | bytes) -> bytes:

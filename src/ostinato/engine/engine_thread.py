@@ -18,13 +18,13 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import TypeVar
 
-from ostinato.core.errors import EngineStopped, OstinatoError
 from ostinato.engine.engine import Engine, logger
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.request_state import RequestState
 from ostinato.engine.request_validation import PreparedRequest
 from ostinato.engine.sampling_params import RequestOutputKind
 from ostinato.engine.thread_bridge import AnswerT, CommandQueue, Mailbox, post_all
+from ostinato.errors import EngineStopped, OstinatoError
 
 ArgumentT = TypeVar("ArgumentT")
 

@@ -29,12 +29,12 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 from numpy.typing import NDArray
 
-from ostinato.core.errors import InvalidSamplingParams, MissingTokenizer
 from ostinato.core.plan import TokenConstraint
 from ostinato.engine.grammar_check import GrammarChecker
 from ostinato.engine.grammar_vocabulary import grammar_vocabulary
 from ostinato.engine.structured_outputs import StructuredOutputs
 from ostinato.engine.token_table import TokenTable
+from ostinato.errors import InvalidSamplingParams, MissingTokenizer
 from ostinato.runner.model_loader import LoadedModel
 from ostinato.tenants.terms import is_salt_of
 

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from ostinato.core.ids import RequestId
+from ostinato.core.request import Request
 from ostinato.runner.image_store import ImageStore, ServedImage
 from ostinato.runner.vision import Pixels
 from ostinato.scheduling.held_requests import HeldRequests
@@ -60,10 +61,19 @@ class ImageEncoder:
         self._begun: dict[RequestId, _Waiting] = {}
         self._thread = _EncoderThread(store.vision.encode)
 
-    def begin(self, request_id: RequestId, look_up: LookUp) -> None:
-        """Hold a request back that was just added."""
-        self._new.append(_Waiting(request_id, look_up))
-        self.held.add(request_id)
+    def begin(
+        self, request: Request, images: Sequence[ServedImage], num_cached_tokens: Callable[[], int]
+    ) -> tuple[ServedImage, ...]:
+        """Hold a request back that was just added; return its images, each content once for all."""
+        stored = self._store.add(images)
+
+        def look_up() -> list[ServedImage]:
+            hit, spans = num_cached_tokens(), request.images
+            return [image for image, span in zip(stored, spans, strict=True) if span.end > hit]
+
+        self._new.append(_Waiting(request.request_id, look_up))
+        self.held.add(request.request_id)
+        return stored
 
     def begin_step(self, loading: HeldRequests, num_running: int) -> dict[RequestId, str]:
         """Take what was encoded, and give the thread more to do.
@@ -100,13 +110,16 @@ class ImageEncoder:
         if self._begun:
             self._thread.wait_for(lambda: bool(self._thread.done), seconds)
 
-    def settle(self) -> None:
-        """Wait until nothing is encoded that no request wants, and drop it."""
+    def forget(self, tenant: bytes | None) -> None:
+        """Forget what was made of a tenant's images; with None of all, after new weights."""
+        if tenant is None:
+            self._start_over()
         wanted = self._wanted()
         self._thread.wait_for(lambda: self._thread.now is None or self._thread.now in wanted)
         self._thread.drop_done(wanted)
+        self._store.forget(tenant)
 
-    def start_over(self) -> None:
+    def _start_over(self) -> None:
         """Encode everything anew that waits, with weights that were just replaced."""
         self._thread.keep(())
         self._thread.wait_for(lambda: self._thread.now is None)

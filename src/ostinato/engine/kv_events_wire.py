@@ -19,8 +19,8 @@ from typing import Any
 
 import msgspec
 
-from ostinato.core.identity import images_of, salt_name
 from ostinato.observe import events
+from ostinato.observe.events import images_of, salt_name
 
 FULL_ATTENTION = "full_attention"
 SLIDING_WINDOW = "sliding_window"
@@ -41,7 +41,8 @@ class BlockStored(WireEvent, frozen=True, array_like=True, omit_defaults=True, g
         token_ids: Of all blocks, shape (num_blocks * block_size,).
         block_size: Tokens per block.
         lora_id: Always None: adapters have no numbers here.
-        medium: ``"CPU"`` or ``"GPU"`` for the pool; ``"disk"`` or ``"remote"`` for a tier.
+        medium: ``"CPU"`` or ``"GPU"`` for the pool; ``"CPU"`` for host memory behind a GPU;
+            ``"disk"`` or ``"remote"`` for other tiers.
         lora_name: Content digest of the adapter in hexadecimal digits; None without one.
         extra_keys: Per block what images add, or None: of each a pair of its digest in hexadecimal
             digits and its offset from the block's start, as in vLLM, then one byte string that is

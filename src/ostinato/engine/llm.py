@@ -13,21 +13,22 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
-from ostinato.core.errors import EngineStopped
 from ostinato.engine.adapter_api import load_adapter, remove_adapter, with_adapters
 from ostinato.engine.adapters import LoRARequest
 from ostinato.engine.admin_api import AdminApi
 from ostinato.engine.batch import ShowProgress, run_batch
 from ostinato.engine.caller import CallGate
 from ostinato.engine.chat import Message, is_conversation, render_text, sections_of
-from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
+from ostinato.engine.config import EngineConfig
 from ostinato.engine.engine import Engine
 from ostinato.engine.explain_api import explain_request
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.prompts import Prompt, PromptInput, check_salt, parse_prompt, parse_prompts
 from ostinato.engine.sampling_params import SamplingParams
+from ostinato.engine.settings import DEFAULT_MODEL
 from ostinato.engine.vllm_keywords import refuse_arguments, refuse_call
 from ostinato.engine.weights import WeightSource, read_weights
+from ostinato.errors import EngineStopped
 from ostinato.observe.counters import CacheStats
 from ostinato.observe.explanation import Explanation
 from ostinato.tenants.terms import PINNED, EraseReceipt, LeaseId, LeaseReceipt, LeaseTerms
@@ -59,7 +60,7 @@ class LLM:
 
         Args:
             model: Embedded model, checkpoint directory or hub name.
-            **settings: See ``EngineConfig``.
+            **settings: See ``EngineSettings``.
 
         Raises:
             ConfigError: A setting is out of range.

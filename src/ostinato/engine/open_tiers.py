@@ -1,23 +1,43 @@
 """Opens the tiers that are set, or says why they cannot be."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from ostinato.core.errors import ConfigError
 from ostinato.engine.config import EngineConfig
+from ostinato.runner.block_copies import BlockCopies, block_copies
+from ostinato.runner.memory import available_bytes
 from ostinato.runner.model_runner import ModelRunner
 from ostinato.tiers.chain import TierChain
 from ostinato.tiers.disk import DiskOptions, DiskTier
+from ostinato.tiers.host_memory import MemoryFolder
 from ostinato.tiers.port import KVTier, TierListener
 from ostinato.tiers.remote import RemoteOptions, RemoteTier, open_store
 
-LEAST_DISK_BLOCKS = 64
-"""Blocks that a disk must hold: it is divided into 32 segments, and a segment keeps some."""
+LEAST_BLOCKS = 64
+"""Blocks that host memory or a disk must hold: it is divided into 32 segments, and a segment keeps
+some."""
 
 LEAST_SECRET_BYTES = 16
 
 
-def open_tier(config: EngineConfig, runner: ModelRunner, listener: TierListener) -> KVTier:
-    """Open the tiers that are set: the disk, the server, or both in this order.
+@dataclass(frozen=True, slots=True)
+class OpenTiers:
+    """The tiers of an engine, and how blocks get there.
+
+    Attributes:
+        tier: The one that is set, or several in the order of their speed.
+        copies: Between the pool and host memory.
+        most_extent_bytes: The longest record that all of them take.
+    """
+
+    tier: KVTier
+    copies: BlockCopies
+    most_extent_bytes: int
+
+
+def open_tiers(config: EngineConfig, runner: ModelRunner, listener: TierListener) -> OpenTiers:
+    """Open the tiers that are set: host memory, the disk and the server, in this order.
 
     Args:
         config: Settings.
@@ -28,33 +48,48 @@ def open_tier(config: EngineConfig, runner: ModelRunner, listener: TierListener)
         ConfigError: The model cannot be kept in tiers, or a tier cannot be opened.
     """
     _check_model(runner)
-    secret, tiers = _secret(config), list[KVTier]()
+    copies, secret, tiers = block_copies(runner.kv_stores[0]), _secret(config), list[KVTier]()
+    least = _least_limit(config, copies.block_bytes)
+    if config.kv_host_bytes is not None:
+        options = DiskOptions(config.kv_host_bytes, 0, config.is_sealed, secret)
+        folder = MemoryFolder(options.limits.segment)
+        tiers.append(DiskTier(folder, options, listener=listener, name="host"))
     if config.kv_disk is not None:
-        tiers.append(_open_disk(config, config.kv_disk, runner, secret, listener))
+        per_day = config.kv_disk_bytes_per_day or 0
+        options = DiskOptions(config.kv_disk_bytes, per_day, config.is_sealed, secret)
+        tiers.append(DiskTier(config.kv_disk, options, listener=listener))
     if config.kv_remote is not None:
-        options = RemoteOptions(sealed=config.is_sealed, secret=secret)
-        store = open_store(config.kv_remote, options.timeout_s)
-        tiers.append(RemoteTier(store, options, listener))
-    return tiers[0] if len(tiers) == 1 else TierChain(tiers)
+        remote = RemoteOptions(sealed=config.is_sealed, secret=secret)
+        store = open_store(config.kv_remote, remote.timeout_s)
+        tiers.append(RemoteTier(store, remote, listener))
+    tier = tiers[0] if len(tiers) == 1 else TierChain(tiers)
+    return OpenTiers(tier, copies, least // LEAST_BLOCKS)
 
 
-def _open_disk(
-    config: EngineConfig,
-    folder: str | Path,
-    runner: ModelRunner,
-    secret: bytes,
-    listener: TierListener,
-) -> DiskTier:
-    block_bytes = runner.kv_stores[0].block_bytes
-    least = LEAST_DISK_BLOCKS * block_bytes
-    if config.kv_disk_bytes < least:
-        raise ConfigError(
-            f"kv_disk_bytes={config.kv_disk_bytes:,} is too little for blocks of {block_bytes:,} "
-            f"bytes: set it to {least:,} or more, or lower block_size"
-        )
-    per_day = config.kv_disk_bytes_per_day or 0
-    options = DiskOptions(config.kv_disk_bytes, per_day, config.is_sealed, secret)
-    return DiskTier(folder, options, listener=listener)
+def _least_limit(config: EngineConfig, block_bytes: int) -> int:
+    """Return the size of the smallest tier; a server has no size, and counts as a disk.
+
+    Raises:
+        ConfigError: One is too small for the model's blocks, or larger than the memory.
+    """
+    limits = dict[str, int]()
+    if config.kv_disk is not None:
+        limits["kv_disk_bytes"] = config.kv_disk_bytes
+    if config.kv_host_bytes is not None:
+        limits["kv_host_bytes"] = config.kv_host_bytes
+        available = available_bytes()
+        if available is not None and config.kv_host_bytes > available:
+            raise ConfigError(
+                f"kv_host_bytes={config.kv_host_bytes:,} exceeds the {available:,} bytes of host "
+                "memory that are available: lower it"
+            )
+    for name, limit in limits.items():
+        if limit < (least := LEAST_BLOCKS * block_bytes):
+            raise ConfigError(
+                f"{name}={limit:,} is too little for blocks of {block_bytes:,} bytes: set it to "
+                f"{least:,} or more, or lower block_size"
+            )
+    return min(limits.values(), default=config.kv_disk_bytes)
 
 
 def _secret(config: EngineConfig) -> bytes:
@@ -80,22 +115,18 @@ def _check_model(runner: ModelRunner) -> None:
     """Refuse a model whose blocks are not all that a prefix needs.
 
     Raises:
-        ConfigError: It has sliding windows, or does not compute on a CPU.
+        ConfigError: It has sliding windows, or layers that carry a state.
     """
+    refused = f"tiers keep no prefixes of {runner.loaded.name}"
+    advice = "leave kv_host_bytes, kv_disk and kv_remote out"
     if len(runner.kv_stores) > 1:
         windows = ", ".join(map(str, runner.groups.windows))
         raise ConfigError(
-            f"kv_disk and kv_remote keep no prefixes of {runner.loaded.name}: it has sliding "
-            f"windows ({windows} tokens), whose blocks are not kept; leave both out, or set "
-            f"max_model_len to {min(runner.groups.windows)}, so that no window hides anything"
+            f"{refused}: it has sliding windows ({windows} tokens), whose blocks are not kept; "
+            f"{advice}, or set max_model_len to {min(runner.groups.windows)}, so that no window "
+            "hides anything"
         )
     if runner.loaded.state_spec.layers:
         raise ConfigError(
-            f"kv_disk and kv_remote keep no prefixes of {runner.loaded.name}: some of its layers "
-            "carry a state, which is not kept; leave both out"
-        )
-    if runner.loaded.device.type != "cpu":
-        raise ConfigError(
-            f"kv_disk and kv_remote with device={runner.loaded.device.type!r}: tiers copy blocks "
-            "of a pool in the CPU's memory; leave both out, or set device='cpu'"
+            f"{refused}: some of its layers carry a state, which is not kept; {advice}"
         )

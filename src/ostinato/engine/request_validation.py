@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from ostinato.core.errors import InvalidSamplingParams, PromptTooLong, RequestError, TokenOutOfRange
 from ostinato.core.request import Request
 from ostinato.core.tokens import pack_tokens
 from ostinato.engine.prompts import Prompt
 from ostinato.engine.sampling_params import SamplingParams
 from ostinato.engine.tokenized_text import TokenizedText
+from ostinato.errors import InvalidSamplingParams, PromptTooLong, RequestError, TokenOutOfRange
 from ostinato.runner.image_store import ServedImage
 from ostinato.runner.model_loader import LoadedModel
 

@@ -7,9 +7,9 @@ from enum import Enum
 from typing import Any
 
 from ostinato.core import sampling_params as core
-from ostinato.core.errors import InvalidSamplingParams
 from ostinato.engine.keywords import Unsupported, accepts_vllm_keywords
 from ostinato.engine.structured_outputs import StructuredOutputs
+from ostinato.errors import InvalidSamplingParams
 
 _STRUCTURED = "use structured_outputs=StructuredOutputs(...)"
 

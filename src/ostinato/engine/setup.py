@@ -21,8 +21,9 @@ from ostinato.runner.heap import keep_large_blocks
 from ostinato.runner.image_store import ImageStore
 from ostinato.runner.layer_groups import LayerGroups, group_layers
 from ostinato.runner.memory import memory_for, num_blocks_for
-from ostinato.runner.model_loader import LoadedModel, load_model, load_tokenizer
+from ostinato.runner.model_loader import LoadedModel, load_model
 from ostinato.runner.model_runner import ModelRunner
+from ostinato.runner.pretrained import load_tokenizer
 from ostinato.runner.resolve import resolve_model
 from ostinato.settings import StateConfig, WindowConfig, window_blocks
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ostinato.core.errors import InvalidSamplingParams
+from ostinato.errors import InvalidSamplingParams
 
 _KINDS = ("json", "json_object", "regex", "choice", "grammar")
 

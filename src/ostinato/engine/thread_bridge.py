@@ -16,10 +16,10 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TypeVar, cast
 
-from ostinato.core.errors import EngineStopped, OstinatoError
 from ostinato.engine.caller import Owner
 from ostinato.engine.engine import logger
 from ostinato.engine.outputs import RequestOutput
+from ostinato.errors import EngineStopped, OstinatoError
 
 AnswerT = TypeVar("AnswerT")
 Command = Callable[[], None]

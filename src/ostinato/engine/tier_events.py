@@ -16,6 +16,9 @@ from ostinato.observe.event_recorder import stored_events
 from ostinato.observe.events import BlockRemoved, EventLog
 from ostinato.tiers.port import Extent, TierListener
 
+_MEDIA = {"host": "CPU"}
+"""Media that vLLM names; those of other tiers are their names."""
+
 
 class TierEvents(TierListener):
     """Fills an event log with the blocks of tiers; without a log it does nothing."""
@@ -79,7 +82,7 @@ class TierEvents(TierListener):
         if first == end or not self._is_known(key, first, names[first - 1]):
             return
         digests = self._hasher.digests(key, end)
-        for event in stored_events(key, digests, first, end, size, medium=tier):
+        for event in stored_events(key, digests, first, end, size, medium=_MEDIA.get(tier, tier)):
             log.add(event)
         for place in range(first, end):
             self._tiers.add(tier)
@@ -98,4 +101,4 @@ class TierEvents(TierListener):
         for digest, identity in filter(None, gone):
             by_identity.setdefault(identity, []).append(digest)
         for identity, digests in by_identity.items():
-            log.add(BlockRemoved(tuple(digests), identity, medium=tier))
+            log.add(BlockRemoved(tuple(digests), identity, medium=_MEDIA.get(tier, tier)))

@@ -27,12 +27,12 @@ from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.ids import RequestId, SequenceId
 from ostinato.core.request import RequestContext
 from ostinato.engine.load_note import LoadNote, Rate
+from ostinato.engine.open_tiers import OpenTiers
 from ostinato.engine.tier_prefixes import first_tokens, prefix_of
 from ostinato.engine.tier_reader import Load, LookUp, Read, TierReader, pieces_of
-from ostinato.runner.kv_store import KVStore
 from ostinato.sched.sequence import Sequence
 from ostinato.scheduling.held_requests import HeldRequests
-from ostinato.tiers.port import KVTier, LoadFault, Namespace, TierListener
+from ostinato.tiers.port import LoadFault, Namespace, TierListener
 
 LOOK_UP_PATIENCE_S = 0.002
 """How long a step waits for look-ups; those of a disk are done in memory."""
@@ -62,9 +62,8 @@ class TierLoads:
 
     def __init__(
         self,
-        tier: KVTier,
+        opened: OpenTiers,
         manager: CacheManager,
-        store: KVStore,
         held: HeldRequests,
         namespace_of: Callable[[Identity], Namespace],
         listener: TierListener,
@@ -77,14 +76,14 @@ class TierLoads:
         self.loaded_tokens: dict[str, int] = {}
         self.load_seconds = 0.0
         self.num_faults: dict[str, int] = {}
-        self._manager, self._block_bytes = manager, store.block_bytes
+        self._manager, self._block_bytes = manager, opened.copies.block_bytes
         self._namespace_of = namespace_of
         self._size = manager.block_size
         self._loads: dict[RequestId, Load] = {}
         self._complete: list[tuple[BlockTable, int]] = []  # held until their requests are planned
         # Tokens that the pool had of preempted sequences when tiers were asked for what follows.
         self._returning: dict[tuple[SequenceId, int], int] = {}
-        self._reader = TierReader(tier, store)
+        self._reader = TierReader(opened.tier, opened.copies)
 
     def __len__(self) -> int:
         """Loads in flight."""

@@ -5,8 +5,9 @@ from array import array
 from collections.abc import Callable, Iterable
 
 from ostinato.cache.manager import CacheManager
-from ostinato.core.identity import Identity, ImageSpan, PrefixKey, images_of
+from ostinato.core.identity import Identity, ImageSpan, PrefixKey
 from ostinato.core.tokens import TOKEN_BYTES
+from ostinato.observe.events import images_of
 from ostinato.tiers.port import Namespace, Prefix
 
 

@@ -12,13 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-import numpy as np
-import numpy.typing as npt
-
 from ostinato.cache.block_table import BlockTable
 from ostinato.core.ids import RequestId
 from ostinato.engine.load_note import LoadNote
-from ostinato.runner.kv_store import KVStore
+from ostinato.runner.block_copies import BlockCopies
 from ostinato.sched.sequence import Sequence
 from ostinato.tiers.port import ExtentRef, KVTier, LoadFault, Prefix
 
@@ -167,12 +164,12 @@ class Load:
 class TierReader:
     """The threads that look up and read."""
 
-    def __init__(self, tier: KVTier, store: KVStore) -> None:
+    def __init__(self, tier: KVTier, copies: BlockCopies) -> None:
         """Start without work."""
-        self._tier, self._store = tier, store
+        self._tier, self._copies = tier, copies
         self._changed = threading.Condition()
         self._local = threading.local()
-        self._buffers: list[npt.NDArray[np.uint8]] = []
+        self._buffers: list[memoryview] = []
         self._look_ups = ThreadPoolExecutor(1, "ostinato-tier-look-up")
         self._readers = ThreadPoolExecutor(NUM_READERS, "ostinato-tier-read")
 
@@ -193,7 +190,7 @@ class TierReader:
     def wipe(self) -> None:
         """Overwrite what threads have read last; none of them may be reading."""
         for buffer in self._buffers:
-            buffer.fill(0)
+            buffer[:] = bytes(len(buffer))
 
     def close(self) -> None:
         """End the threads."""
@@ -241,16 +238,16 @@ class TierReader:
         num_loaded = max(0, result.num_blocks - skipped)
         if num_loaded:
             wanted = buffer[skipped * width : result.num_blocks * width]
-            self._store.import_blocks(piece.blocks[:num_loaded], wanted)
+            self._copies.import_blocks(piece.blocks[:num_loaded], wanted)
         piece.num_loaded, piece.fault = num_loaded, result.fault
 
     def _buffer(self, num_bytes: int) -> memoryview:
         """Return memory of the running thread's own, kept for its next piece."""
-        kept: npt.NDArray[np.uint8] | None = getattr(self._local, "buffer", None)
+        kept: memoryview | None = getattr(self._local, "buffer", None)
         if kept is None or len(kept) < num_bytes:
-            kept = self._local.buffer = np.empty(num_bytes, np.uint8)
+            kept = self._local.buffer = self._copies.new_buffer(num_bytes)
             self._buffers.append(kept)
-        return kept.data[:num_bytes]
+        return kept[:num_bytes]
 
 
 def pieces_of(found: LookUp, table: abc.Sequence[int], num_known: int) -> Iterator[Piece]:

@@ -26,18 +26,16 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
-import numpy as np
-
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.manager import CacheManager
 from ostinato.cache.observer import CacheObserver, Eviction
 from ostinato.cache.prefix_index import Removal
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.request import RequestContext
+from ostinato.engine.open_tiers import OpenTiers
 from ostinato.engine.tier_events import TierEvents
 from ostinato.engine.tier_prefixes import cached_paths, prefix_of
-from ostinato.runner.kv_store import KVStore
-from ostinato.tiers.port import Extent, KVTier, Namespace, StoreResult, TierStats
+from ostinato.tiers.port import Extent, Namespace, StoreResult, TierStats
 from ostinato.tiers.retention import ReuseClass, remember_for_tier, reuse_class
 
 logger = logging.getLogger("ostinato")
@@ -102,6 +100,8 @@ class TierStores(CacheObserver):
         write_s: Processor time that checking and writing took.
         tier_stats: State and counts of the tiers, as last seen by the writer.
         events: Announces what tiers store and remove.
+        fastest: Name of the tier that is asked first.
+        outlives_process: Whether one of them is found again after a restart.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -124,25 +124,25 @@ class TierStores(CacheObserver):
 
     def open(
         self,
-        tier: KVTier,
+        opened: OpenTiers,
         manager: CacheManager,
-        store: KVStore,
         namespace_of: Callable[[Identity], Namespace],
-        most_extent_bytes: int = EXTENT_BYTES,
     ) -> None:
-        """Begin to write the content of a store's blocks to a tier."""
-        self._tier, self._manager, self._store = tier, manager, store
+        """Begin to write the content of the pool's blocks to a tier."""
+        self._tier, self._copies, self._manager = opened.tier, opened.copies, manager
         self._namespace_of = namespace_of
-        self._extent_blocks = max(
-            1, min(EXTENT_BLOCKS, min(EXTENT_BYTES, most_extent_bytes) // store.block_bytes)
-        )
-        room = max(STAGING_BYTES, self._extent_blocks * store.block_bytes)
-        self._group_blocks = room // store.block_bytes
-        self._staging = np.empty(self._group_blocks * store.block_bytes, np.uint8)
+        self._block_bytes = width = self._copies.block_bytes
+        longest = min(EXTENT_BYTES, opened.most_extent_bytes)
+        self._extent_blocks = max(1, min(EXTENT_BLOCKS, longest // width))
+        self._group_blocks = max(STAGING_BYTES // width, self._extent_blocks)
+        self._staging = self._copies.new_buffer(self._group_blocks * width)
         self._writer = ThreadPoolExecutor(1, "ostinato-tier-write")
         self._is_open = True
-        limit = max((stats.limit_bytes for stats in tier.stats()), default=0)
-        remember_for_tier(manager.pool.shares.policies(), limit // store.block_bytes)
+        seen = self._tier.stats()
+        self.fastest = seen[0].tier
+        self.outlives_process = any(stats.tier != "host" for stats in seen)
+        limit = max(stats.limit_bytes for stats in seen)
+        remember_for_tier(manager.pool.shares.policies(), limit // width)
         self.look_at_tier()
 
     # --- what the cache does ---
@@ -281,7 +281,7 @@ class TierStores(CacheObserver):
         self._waiting = deque(kept)
         self._used.clear()
         self.settle()
-        self._staging.fill(0)
+        self._staging[:] = bytes(len(self._staging))
 
     def want_everything(self) -> None:
         """Have all that is cached written, the most used and the last used first."""
@@ -327,8 +327,8 @@ class TierStores(CacheObserver):
             for one, other in pairwise(cuts(first, last, self._extent_blocks))
         ]
         chosen = blocks[first:last].tolist()
-        payload = self._staging.data[: len(chosen) * self._store.block_bytes]
-        self._store.export_blocks(chosen, payload)
+        payload = self._staging[: len(chosen) * self._block_bytes]
+        self._copies.export_blocks(chosen, payload)
         self._marked.update(chosen)
         took_s = time.perf_counter() - begun_s
         self.copied_bytes, self.copy_s = self.copied_bytes + len(payload), self.copy_s + took_s

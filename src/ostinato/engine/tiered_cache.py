@@ -22,6 +22,7 @@ from ostinato.assembly import PrefixCache
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.ids import RequestId
 from ostinato.engine.load_note import LoadNote
+from ostinato.engine.open_tiers import OpenTiers
 from ostinato.engine.tier_loads import TierLoads
 from ostinato.engine.tier_prefixes import first_tokens
 from ostinato.engine.tier_stores import TierStores
@@ -30,7 +31,7 @@ from ostinato.runner.model_runner import ModelRunner
 from ostinato.sched.scheduler import Scheduler
 from ostinato.scheduling.held_requests import HeldRequests
 from ostinato.tenants.terms import LeaseId, LeaseTerms
-from ostinato.tiers.port import KVTier, Namespace, TierReceipt, TierStats
+from ostinato.tiers.port import Namespace, TierReceipt, TierStats
 
 NUMERICS = 1
 """Raised when the same tokens give other keys and values than in the release before."""
@@ -95,35 +96,33 @@ class TieredCache:
 
     def __init__(
         self,
-        tier: KVTier,
+        opened: OpenTiers,
         stores: TierStores,
         held: HeldRequests,
         cache: PrefixCache,
         scheduler: Scheduler,
         runner: ModelRunner,
         compute_path: ComputePath,
-        most_extent_bytes: int,
     ) -> None:
         """Put a tier behind a cache.
 
         Args:
-            tier: Where KV outlives the pool.
+            opened: Where KV outlives the pool, and how it gets there.
             stores: An observer of the cache.
             held: Requests that the scheduler passes over.
             cache: In front of it.
             scheduler: Over the cache.
             runner: Has the pool's memory.
             compute_path: How keys and values are computed.
-            most_extent_bytes: The longest record that the tier takes.
         """
-        self._tier, self._cache, self._scheduler, self._runner = tier, cache, scheduler, runner
+        self._tier = opened.tier
+        self._cache, self._scheduler, self._runner = cache, scheduler, runner
         self._compute_path, self._held = compute_path, held
         self._namespaces: dict[Identity, Namespace] = {}
-        store = runner.kv_stores[0]
-        self.loads = TierLoads(tier, cache.manager, store, held, self.namespace_of, stores.events)
+        self.loads = TierLoads(opened, cache.manager, held, self.namespace_of, stores.events)
         self.stores = stores
         stores.events.open(cache.events, cache.manager)
-        stores.open(tier, cache.manager, store, self.namespace_of, most_extent_bytes)
+        stores.open(opened, cache.manager, self.namespace_of)
         self._notes: OrderedDict[RequestId, LoadNote] = OrderedDict()
         self._begun_s, self._begun_tokens = 0.0, 0
         # As they are on the tiers, by the cache's clock.
@@ -150,6 +149,10 @@ class TieredCache:
             loads.computing.per_s,
         )
 
+    def read_stats(self) -> tuple[TierStats, ...]:
+        """Return state and counts of each tier, as they are now; may block, in any thread."""
+        return tuple(self._tier.stats())
+
     def namespace_of(self, identity: Identity) -> Namespace:
         """Return all that bytes of an identity depend on, besides tenant and tokens."""
         adapter, start = identity.adapter, identity.adapter_start
@@ -158,6 +161,8 @@ class TieredCache:
         if known is None:
             loaded, store, path = self._runner.loaded, self._runner.kv_stores[0], self._compute_path
             arithmetic = f"{path.instruction_set}/{path.attention}/{path.forward}"
+            if store.device.type != "cpu":
+                arithmetic += f"/{_device_name(store.device)}"
             known = self._namespaces[shared] = Namespace(
                 weights=identity.weights,
                 model_config=_config_digest(loaded.config.to_dict()),
@@ -273,8 +278,9 @@ class TieredCache:
         self.loads.drain()
         self._leases_due_s = 0.0
         self._write_lease_ends()
-        self.stores.want_everything()
-        self.stores.flush(FLUSH_S)
+        if self.stores.outlives_process:
+            self.stores.want_everything()
+            self.stores.flush(FLUSH_S)
         self.stop()
 
     def stop(self) -> None:
@@ -309,7 +315,10 @@ class TieredCache:
         """Note that what was loaded is written already, and lease again what was leased."""
         manager = self._cache.manager
         match = manager.match_first(key, note.end)
-        self.stores.mark(match.blocks[note.start // manager.block_size :])
+        for tier, start, stop in note.loaded:
+            if tier == self.stores.fastest:  # what a slower one had is to be written there
+                size = manager.block_size
+                self.stores.mark(match.blocks[start // size : stop // size])
         ttl_s = note.keep_until - time.time()
         if ttl_s > 0:
             self._cache.admin.lease(first_tokens(key, note.leased), LeaseTerms(ttl_s))
@@ -318,3 +327,8 @@ class TieredCache:
 def _config_digest(config: dict[str, object]) -> bytes:
     kept = {name: value for name, value in config.items() if name not in _OWN_WORDS}
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).digest()
+
+
+def _device_name(device: torch.device) -> str:
+    """Return the model of a device: another one may round otherwise."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

@@ -7,6 +7,7 @@ loop itself, since a change of threads costs more than the check.
 
 import copy
 import threading
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -21,7 +22,7 @@ from ostinato.engine.chat import Message, render_text
 from ostinato.engine.engine import Engine
 from ostinato.engine.grammar_check import NUM_WORKERS
 from ostinato.engine.image_prompts import decode_prompt
-from ostinato.engine.prompts import Prompt
+from ostinato.engine.prompts import Prompt, TokenIds, parse_prompt
 from ostinato.engine.request_validation import (
     PreparedRequest,
     kept_prompt_tokens,
@@ -89,9 +90,12 @@ class TokenizerExecutor:
         return await self._with_ids(prompt, most, keep, make)
 
     async def load_images(
-        self, messages: Sequence[Message], cache_salt: str
+        self, messages: Sequence[Message], cache_salt: str = ""
     ) -> tuple[Sequence[Any], tuple[Picture, ...]]:
         """Fetch and decode the images of a conversation; tenants take turns at decoding.
+
+        Returns:
+            The conversation as ``render`` takes it, with ``whose.images`` set, and its images.
 
         Raises:
             RequestError: The model takes none or not as many, or one cannot be had.
@@ -100,6 +104,17 @@ class TokenizerExecutor:
         return await self._engine.image_prompts.load(
             messages, lambda work: self._images.run(_tenant(cache_salt), work)
         )
+
+    async def with_images(self, tokens: TokenizedText, images: Sequence[Picture]) -> list[int]:
+        """Return a rendered conversation's token ids, with all placeholders of its images."""
+        place = self._engine.image_prompts.place
+        if not images:
+            return tokens.tokens.tolist()
+        return await self.do(lambda: place(images, tokens.tokens, b"")[0].tolist())
+
+    def num_tokens(self, images: Sequence[Picture], tokens: "array[int]") -> int:
+        """Return how many tokens the beginning of a rendered conversation has with its images."""
+        return self._engine.image_prompts.num_tokens(images, tokens)
 
     async def do(self, work: Callable[[], AnswerT], cache_salt: str = "") -> AnswerT:
         """Do something short with the tokenizer, off the event loop.
@@ -120,13 +135,16 @@ class TokenizerExecutor:
             prompt, lambda: text, None, lambda known: known.tokens.tolist()
         )
 
-    async def decode(self, prompt: Prompt) -> str:
-        """Return the text of token ids, special ones included."""
-        tokens, table = self._ids_and_table(prompt)
-        return await self.do(lambda: table.decode(tokens), prompt.cache_salt)
+    async def decode(self, token_ids: TokenIds) -> str:
+        """Return the text of token ids; as ``AsyncLLM.decode``."""
+        tokens, table = self._ids_and_table(token_ids)
+        return await self.do(lambda: table.decode(tokens))
 
     async def decode_each(self, rows: Sequence[list[int]]) -> list[str]:
-        """Return the texts of several rows of the model's own ids; numbers without a tokenizer."""
+        """Return the texts of several rows of the model's own ids; numbers without a tokenizer.
+
+        An image is shown as one, with its number of tokens.
+        """
         tokenizer = self._engine.loaded.tokenizer
         if tokenizer is None:
             return [" ".join(map(str, row)) for row in rows]
@@ -137,28 +155,42 @@ class TokenizerExecutor:
 
         return await self.do(lambda: list(map(text_of, rows)))
 
-    async def pieces(self, prompt: Prompt) -> list[str]:
-        """Return the text of each token by itself."""
-        tokens, table = self._ids_and_table(prompt)
-        return await self.do(lambda: list(map(table.text, tokens)), prompt.cache_salt)
+    async def pieces(self, token_ids: TokenIds) -> list[str]:
+        """Return the text of each token by itself; part of a character shows as U+FFFD.
+
+        Raises:
+            MissingTokenizer: The checkpoint has none.
+            TokenOutOfRange: The model does not have such an id.
+        """
+        tokens, table = self._ids_and_table(token_ids)
+        return await self.do(lambda: list(map(table.text, tokens)))
 
     async def render(
         self,
         whose: Prompt,
         messages: Sequence[Message],
+        chat_template: str | None = None,
         **settings: Any,
     ) -> TokenizedText:
-        """Return a conversation's token ids.
+        """Return a conversation's token ids, which may be passed on as ``prompt_token_ids``.
 
         Args:
             whose: A prompt of its sender: whose texts are known, and whether they are used.
             messages: In order.
+            chat_template: Jinja; None is the tokenizer's own.
             **settings: As of ``render_text``.
+
+        Raises:
+            MissingTokenizer: The checkpoint has none.
+            RequestError: There is no message or no template, or the template refuses.
         """
         tokenizer = self._engine.loaded.require_tokenizer()
 
         def write() -> str:
-            text = render_text(tokenizer, messages, has_images=bool(whose.images), **settings)
+            has_images = bool(whose.images)
+            text = render_text(
+                tokenizer, messages, chat_template, has_images=has_images, **settings
+            )
             return self._engine.image_prompts.spelled(text, whose.images)
 
         return await self._tokenized(whose, write, self._engine.max_model_len, lambda known: known)
@@ -237,10 +269,11 @@ class TokenizerExecutor:
     def _tokenizer_of_long_texts(self) -> PreTrainedTokenizerBase:
         return copy.deepcopy(self._engine.loaded.require_tokenizer())
 
-    def _ids_and_table(self, prompt: Prompt) -> tuple[list[int], TokenTable]:
+    def _ids_and_table(self, token_ids: TokenIds) -> tuple[list[int], TokenTable]:
         """Check token ids, and find out how they are spelled."""
         loaded = self._engine.loaded
-        return tokenize(prompt, loaded).tolist(), TokenTable(loaded.require_tokenizer())
+        tokens = tokenize(parse_prompt(token_ids), loaded)
+        return tokens.tolist(), TokenTable(loaded.require_tokenizer())
 
 
 def _tenant(cache_salt: str) -> str:

@@ -8,8 +8,8 @@ that is not supported is refused with the reason, unless its value changes nothi
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from ostinato.core.errors import ConfigError, RequestError, UnsupportedCall
 from ostinato.engine.keywords import Unsupported, known_keywords
+from ostinato.errors import ConfigError, RequestError, UnsupportedCall
 
 ALIASES = {
     "num_gpu_blocks_override": "num_blocks",

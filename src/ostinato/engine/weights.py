@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ostinato.core.errors import BrokenCheckpoint, ConfigError
+from ostinato.errors import BrokenCheckpoint, ConfigError
 from ostinato.runner.checkpoint import quantized_fingerprint
 from ostinato.runner.forward.places import WeightPlace, replace_weights, weight_places
 from ostinato.runner.model_loader import LoadedModel, load_model

@@ -25,8 +25,6 @@ class AdaptiveReplacement(LeafHeap[ListState]):
     Source: Megiddo, Modha, ARC: a self-tuning, low overhead replacement cache, FAST 2003.
     """
 
-    remembers = True
-
     def __init__(self, num_blocks: int) -> None:
         """Make an empty policy for a pool of so many blocks."""
         super().__init__(ListState, num_segments=2)

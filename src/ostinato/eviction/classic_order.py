@@ -3,52 +3,54 @@
 from array import array
 from collections import deque
 from collections.abc import Iterator
+from typing import Any
 
-from ostinato.cache.pool import FreeBlocks
+from ostinato.cache.block import CacheEntry
+from ostinato.cache.block_table import BlockTable
+from ostinato.cache.observer import EvictionCause
+from ostinato.cache.pool import BlockPool, Contents
+from ostinato.core.ids import BlockId
 
 
-class ClassicFreeBlocks(FreeBlocks):
-    """Unused blocks in order of release.
+class ClassicPool(BlockPool):
+    """A pool that gives away the free block that was released longest ago, unused or cached."""
 
-    ::
+    def __init__(self, *args: Any) -> None:
+        """Make a pool in which every block is unused, as ``BlockPool`` does."""
+        super().__init__(*args)
+        self._freed_at = dict.fromkeys(self._unused, 0)  # in pool ticks
 
-        first run           second run
-        tick 2: 4 7 5 6     tick 9: 12 11 10 9 8
-        ◄── taken from the end: 6 first      then 8
-    """
-
-    def __init__(self, num_blocks: int) -> None:
-        """Have all blocks of a pool; block 0 is given away first."""
-        # The last of a run goes first, so that taking some costs no copy of the rest.
-        first = array("i", range(num_blocks - 1, -1, -1))
-        self._runs: deque[tuple[int, array[int]]] = deque([(0, first)])
-        self._num_blocks = num_blocks
-
-    def __len__(self) -> int:
-        """Number of blocks."""
-        return self._num_blocks
-
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        """Walk in the order in which they would be given away, each with its release."""
-        return ((tick, block) for tick, run in self._runs for block in reversed(run))
-
-    @property
-    def first_tick(self) -> int | None:
-        """When the next one came back, in pool ticks; None if there is none."""
-        return self._runs[0][0] if self._runs else None
-
-    def take(self, most: int) -> "array[int]":
-        """Take up to ``most`` blocks of one run, at least one; there are some."""
-        run = self._runs[0][1]
-        taken = run[-most:]
-        del run[-most:]
-        if not run:
-            self._runs.popleft()
-        taken.reverse()
-        self._num_blocks -= len(taken)
+    def take(self, table: BlockTable, num_blocks: int, contents: Contents) -> "array[int]":
+        """Take private blocks for a table, one by one, since unused and cached ones alternate."""
+        taken = array("i")
+        for _ in range(num_blocks):
+            taken.extend(super().take(table, 1, contents))
         return taken
 
-    def give(self, blocks: "array[int]", tick: int) -> None:
-        """Take blocks back, in token order, later than all before; the tail is given away first."""
-        self._runs.append((tick, blocks[:]))
-        self._num_blocks += len(blocks)
+    def free(self, blocks: "array[int]", tenant: bytes | None) -> None:
+        """Free private blocks, in token order: they are given away tail first, after all others."""
+        if blocks:
+            self._tick += 1
+            self._freed_at.update(dict.fromkeys(blocks, self._tick))
+            super().free(blocks, tenant)
+            self._unused = blocks + self._unused[: -len(blocks)]
+
+    def free_order(self) -> Iterator[BlockId]:
+        """Walk all free blocks in the order in which they would be given away under LRU."""
+        unused = deque(reversed(self._unused))
+        for entry in self.entries():
+            while unused and self._freed_at[unused[0]] < entry.idle_tick:
+                yield BlockId(unused.popleft())
+            yield from map(BlockId, reversed(entry.blocks))
+        yield from map(BlockId, unused)
+
+    def _next_victim(
+        self, tenant: bytes, num_wanted: int
+    ) -> tuple[CacheEntry | None, EvictionCause]:
+        """Choose the entry to evict for a tenant's next blocks; None if an unused one is older."""
+        victim, cause = super()._next_victim(tenant, num_wanted)
+        if victim is None:
+            oldest = self.shares.victim(tenant, num_wanted)
+            if oldest is not None and oldest.idle_tick < self._freed_at[self._unused[-1]]:
+                return oldest, cause
+        return victim, cause

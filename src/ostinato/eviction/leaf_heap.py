@@ -12,7 +12,7 @@ from itertools import count
 from typing import Generic, TypeVar
 
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.eviction import EntryQueue, EvictionPolicy, RequestSummary
+from ostinato.cache.eviction import EvictionPolicy, LeastRecentlyUsed, RequestSummary
 
 Rank = tuple[float, ...]
 
@@ -45,7 +45,7 @@ class LeafHeap(EvictionPolicy, Generic[State]):
             num_segments: Of the leaves.
         """
         self._new_state = new_state
-        self._queue = EntryQueue()
+        self._queue = LeastRecentlyUsed()
         self._heaps: list[list[tuple[Rank, int, CacheEntry]]] = [[] for _ in range(num_segments)]
         self._numbers = count()
 
@@ -77,7 +77,7 @@ class LeafHeap(EvictionPolicy, Generic[State]):
         """Take entries, in O(log n) each."""
         for entry in entries:
             self.released(entry)
-            self._queue.extend((entry,))
+            self._queue.add((entry,), summary)
             if entry.is_leaf:
                 self.offer(entry)
 
@@ -96,7 +96,7 @@ class LeafHeap(EvictionPolicy, Generic[State]):
 
     def split(self, tail: CacheEntry, head: CacheEntry) -> None:
         """Take the head; it has its tail's past and is no leaf."""
-        self._queue.extend((head,))
+        self._queue.split(tail, head)
         head.policy_state = copy(self.state(tail))
         self.state(head).place = None
 

@@ -1,21 +1,47 @@
 """What policies that learn are told of the traffic, and what they tell the ghost."""
 
 from collections.abc import Callable
-from typing import Protocol, cast, runtime_checkable
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast, runtime_checkable
 
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.eviction import BlockShares, RequestSummary
 from ostinato.cache.observer import CacheObserver
 from ostinato.core.identity import PrefixKey
 from ostinato.core.request import RequestContext
+from ostinato.eviction.ghost_list import EvictedRun
 
 _MANY_USES = 20
 """Content that was used more often is shared: it says nothing of one conversation's pace."""
 
 
+@dataclass(slots=True)
+class RequestFeatures:
+    """What a policy that learns notes of a request.
+
+    Attributes:
+        gap_s: Seconds since what it found was last released, which is the time since its
+            conversation's previous turn; None if it found nothing, or what many share.
+        num_new_blocks: Blocks it published that were never cached before.
+        recalled: What is remembered of what it asked for and did not find.
+    """
+
+    gap_s: float | None = None
+    num_new_blocks: int = 0
+    recalled: list[EvictedRun[Any]] = field(default_factory=list)
+
+
+def features_of(summary: RequestSummary) -> RequestFeatures:
+    """Return what is noted of a request."""
+    if summary.policy_state is None:
+        summary.policy_state = RequestFeatures()
+    features: RequestFeatures = summary.policy_state
+    return features
+
+
 def note_gap(summary: RequestSummary, gap_s: float, uses: int) -> None:
     """Note how long ago what a request found was released, unless many share it."""
-    summary.gap_s = gap_s if uses < _MANY_USES else None
+    features_of(summary).gap_s = gap_s if uses < _MANY_USES else None
 
 
 @runtime_checkable

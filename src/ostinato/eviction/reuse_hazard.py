@@ -28,11 +28,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.eviction import EntryQueue, EvictionPolicy, RequestSummary
+from ostinato.cache.eviction import EvictionPolicy, LeastRecentlyUsed, RequestSummary
 from ostinato.core.identity import PrefixKey
 from ostinato.eviction.ghost_list import EvictedRun, GhostList
 from ostinato.eviction.hazard_table import EDGES_S, NUM_BINS, HazardTable
-from ostinato.eviction.learned_policy import note_gap
+from ostinato.eviction.learned_policy import features_of, note_gap
 from ostinato.eviction.lifetimes import NO_LEAVES, Cohort, LifetimeStats, ReleaseBatch
 from ostinato.eviction.lru_shadow import LruShadow
 from ostinato.eviction.victim_heap import VictimHeap
@@ -60,8 +60,6 @@ _MEMORY_WITH_TIER = 64
 class ReuseHazard(EvictionPolicy):
     """Evict the leaf with the fewest expected hits per block-second."""
 
-    remembers = True
-
     def __init__(
         self, num_blocks: int, clock: Callable[[], float], requests_per_fit: int = 50
     ) -> None:
@@ -78,7 +76,7 @@ class ReuseHazard(EvictionPolicy):
         self._lives = LifetimeStats(self._table)
         self.shadow = LruShadow(self._lives, self._aged)
         self._memory = GhostList[Cohort](_MEMORY * num_blocks, self._dropped)
-        self._queue = EntryQueue()
+        self._queue = LeastRecentlyUsed()
         self._num_idle = 0
         self._old, self._recent = VictimHeap(self._table.index), VictimHeap(self._table.index)
         self._most_taken = 0
@@ -115,8 +113,9 @@ class ReuseHazard(EvictionPolicy):
 
     def request_class(self, summary: RequestSummary) -> int:
         """Return the class of what a request releases, uses left out."""
-        share = summary.num_new_blocks / max(1e-9, self._new_per_turn.value)
-        place = 0 if summary.gap_s is None else bisect_right(_GAPS_S, summary.gap_s)
+        features = features_of(summary)
+        share = features.num_new_blocks / max(1e-9, self._new_per_turn.value)
+        place = 0 if features.gap_s is None else bisect_right(_GAPS_S, features.gap_s)
         place = place * _SHAPE[2] + bisect_right(_OUTPUT_TOKENS, summary.num_output_tokens)
         return place * _SHAPE[3] + bisect_right(_NEW_SHARES, share)
 
@@ -126,7 +125,7 @@ class ReuseHazard(EvictionPolicy):
         """Begin lives of one batch; without a request, of the class that the entry had."""
         if summary is not None and summary is not self._turn:
             self._next_turn(summary)
-        self._queue.extend(entries)
+        self._queue.add(entries, summary)
         now_s, running, total = entries[0].idle_since_s, -1, 0
         for entry in entries:
             if summary is not None:
@@ -178,7 +177,7 @@ class ReuseHazard(EvictionPolicy):
         """Let lives go on in memory."""
         if num_blocks == entry.num_blocks:
             self._withdraw(entry)
-            self._queue.remove((entry,))
+        self._queue.evict(entry, num_blocks)
         self._num_idle -= num_blocks
         self.shadow.evicted(entry.policy_state.batch, num_blocks)
         self._memory.put(entry, num_blocks, entry.policy_state)
@@ -186,7 +185,7 @@ class ReuseHazard(EvictionPolicy):
     def split(self, tail: CacheEntry, head: CacheEntry) -> None:
         """Take the head; it has the same past and is no leaf."""
         head.policy_state = tail.policy_state
-        self._queue.extend((head,))
+        self._queue.split(tail, head)
 
     def expose(self, entry: CacheEntry) -> None:
         """Add an entry to the leaves."""
@@ -206,7 +205,7 @@ class ReuseHazard(EvictionPolicy):
                 return
             self.shadow.reused(run.note.batch, run.num_blocks, cached=False)
             self._end(run.note, run.num_blocks)
-            summary.recalled.append(run)
+            features_of(summary).recalled.append(run)
             first += run.num_blocks
 
     def recall(
@@ -219,7 +218,7 @@ class ReuseHazard(EvictionPolicy):
                 run = self._memory.take(key, first, most, block_size)
             if run is None:
                 if summary is not None:
-                    summary.num_new_blocks += most
+                    features_of(summary).num_new_blocks += most
                 return 0, most
             self._advance()
             self._end(run.note, run.num_blocks)
@@ -235,7 +234,7 @@ class ReuseHazard(EvictionPolicy):
 
     def victim(self, num_wanted: int = 0) -> CacheEntry | None:
         """Name the leaf with the least index of those that may be evicted; LRU's if none may."""
-        oldest = self._queue.oldest_leaf
+        oldest = self._queue.victim()
         if oldest is None:
             return None
         self._advance()
@@ -297,7 +296,7 @@ class ReuseHazard(EvictionPolicy):
             self._table.fade()
             self._is_fit_due = True
         self._turn = summary
-        self._new_per_turn.add(summary.num_new_blocks)
+        self._new_per_turn.add(features_of(summary).num_new_blocks)
         self._request_class = self.request_class(summary)
 
     def _fit(self) -> None:
@@ -368,12 +367,13 @@ class ReuseHazard(EvictionPolicy):
 
 def _looked_up(summary: RequestSummary, first: int, most: int) -> EvictedRun[Cohort] | None:
     """Take what a request's look-up has noted of a block and those after it."""
-    while summary.recalled and summary.recalled[0].start <= first:
-        run: EvictedRun[Cohort] = summary.recalled.pop(0)
+    recalled = features_of(summary).recalled
+    while recalled and recalled[0].start <= first:
+        run: EvictedRun[Cohort] = recalled.pop(0)
         if run.start < first:
             continue  # another request has published it meanwhile
         if run.num_blocks > most:
-            summary.recalled.insert(0, run.part(most, run.num_blocks))
+            recalled.insert(0, run.part(most, run.num_blocks))
             run = run.part(0, most)
         return run
     return None

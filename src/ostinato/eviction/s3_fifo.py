@@ -46,8 +46,6 @@ class S3Fifo(LeafHeap[QueueState]):
     SOSP 2023.
     """
 
-    remembers = True
-
     def __init__(self, num_blocks: int) -> None:
         """Make an empty policy for a pool of so many blocks."""
         super().__init__(QueueState, num_segments=2)

@@ -120,14 +120,13 @@ class PolicySimulation:
             RequestSummary(num_output_tokens=request.num_output_tokens),
         )
         num_found = len(path)
-        if policy.remembers:
-            # Names stand in the place of tokens, for what is remembered of evicted blocks.
-            key = PrefixKey(_SHARED, request.names)
-            if isinstance(policy, LearnsFromMisses):
-                policy.look_up(key, num_found, request.num_asked, 1, summary)
+        # Names stand in the place of tokens, for what is remembered of evicted blocks.
+        key = PrefixKey(_SHARED, request.names)
+        if isinstance(policy, LearnsFromMisses):
+            policy.look_up(key, num_found, request.num_asked, 1, summary)
         if path:
             note_gap(summary, request.at_s - path[-1].idle_since_s, path[-1].uses)
-        self._insert(request, key if policy.remembers else None, path, summary)
+        self._insert(request, key, path, summary)
         path.reverse()
         for block in path:
             self._tick += 1
@@ -161,14 +160,14 @@ class PolicySimulation:
     def _insert(
         self,
         request: SampledRequest,
-        key: PrefixKey | None,
+        key: PrefixKey,
         path: list[_Block],
         summary: RequestSummary,
     ) -> None:
         """Insert what is missing after a path, while there is room."""
         names, uses, known = request.names, 0, 0
         for index in range(len(path), len(names)):
-            if key is not None and not known:
+            if not known:
                 uses, known = self._policy.recall(key, index, len(names) - index, 1, summary)
             known -= 1
             if len(self._blocks) >= self._num_blocks and not self._evict(len(names) - index):

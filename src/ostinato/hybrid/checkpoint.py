@@ -82,8 +82,6 @@ class LeastSavedWork(LeastRecentlyUsed):
     Source: Marconi, arXiv 2411.19379; hyperbolic caching, USENIX ATC 2017.
     """
 
-    __slots__ = ()
-
     def victim(self, num_wanted: int = 0) -> CacheEntry | None:
         """Return the checkpoint that is worth least; of equals the oldest."""
         now = next((entry.idle_tick + 1 for entry in reversed(self)), 0)

@@ -24,16 +24,17 @@ Source: vLLM's automatic prefix caching design.
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.child_index import ChildIndex, partial_text, tail_text, walk
+from ostinato.cache.child_index import ChildIndex, child_name, num_shared_tokens, walk
 from ostinato.cache.eviction import RequestSummary
 from ostinato.cache.pool import BlockPool
 from ostinato.cache.prefix_index import CachedRun, PrefixMatch, PublishResult, Removal, TailMatch
-from ostinato.core.identity import Identity, PrefixKey
+from ostinato.core.identity import BlockExtra, Identity, PrefixKey
 from ostinato.core.ids import BlockDigest, BlockId
+from ostinato.core.tokens import num_common_tokens
 from ostinato.indexes.block_copy import BlockContent, BlockCopy
 from ostinato.indexes.block_hash import BlockHasher
 
@@ -44,26 +45,31 @@ class CachedContent(BlockContent):
     Attributes:
         parent: The content before it; None for a root, which has no tokens.
         start: Blocks before it.
-        text: Its packed tokens before the first image.
+        run: Its packed tokens.
+        extra: What images and boundaries add to them.
         children: What may follow it.
     """
 
-    __slots__ = ("children", "parent", "start", "text")
+    __slots__ = ("children", "extra", "parent", "run", "start")
 
     def __init__(
         self,
         parent: "CachedContent | None",
         digest: BlockDigest | None,
-        name: bytes,
-        text: bytes,
+        run: bytes,
+        extra: BlockExtra | None,
         identity: Identity,
     ) -> None:
         """Make a content without copies; without a digest it is a partial block."""
-        super().__init__(identity, digest, name)
-        self.parent = parent
+        super().__init__(identity, digest, run if extra is None else run + extra.encoded)
+        self.parent, self.run, self.extra = parent, run, extra
         self.start: int = 0 if parent is None or parent.parent is None else parent.start + 1
-        self.text = text
         self.children: ChildIndex[CachedContent] = ChildIndex()
+
+    @property
+    def child_name(self) -> bytes:
+        """The name that its parent finds it by."""
+        return self.run if self.extra is None else child_name(self.run, self.extra)
 
 
 class HashCopy(BlockCopy):
@@ -132,12 +138,22 @@ class HashIndex:
             content = child
             copies.append(child.copies[0])
             blocks.append(child.copies[0].block)
-        text, tail = tail_text(key, len(blocks) * size, num_tokens, size), None
-        best = content.children.longest_common_prefix(text) if text else None
-        if best is not None:
-            oldest = best[0].copies[0]
-            tail = TailMatch(oldest.block, best[1], oldest)
+        tail = self._tail(content, key, len(blocks) * size, num_tokens)
         return PrefixMatch(size, blocks, tail, copies, 0, key, self, self.version)
+
+    def _tail(
+        self, content: CachedContent, key: PrefixKey, start: int, num_tokens: int
+    ) -> TailMatch | None:
+        """Find the block after a match with the longest common prefix with the sequence."""
+        run, extra = key.block_run(start, min(num_tokens, start + self.block_size))
+        name = run if extra is None else child_name(run, extra)[: len(run)]
+        child = content.children.closest(name)
+        if child is None:
+            return None
+        common = num_common_tokens(run, child.run)
+        if extra is not None or child.extra is not None:
+            common = num_shared_tokens(extra, child.extra, common)
+        return TailMatch(child.copies[0].block, common, child.copies[0]) if common else None
 
     def acquire(self, key: PrefixKey, match: PrefixMatch) -> tuple[HashPath, HashCopy | None]:
         """Hold the matched copies, and apart from them a tail's."""
@@ -173,9 +189,9 @@ class HashIndex:
             is_known = content is not None
             if content is None:
                 content = self._add(parent, key, index)
-                if self._pool.learns and not left:
-                    policy, size = self._pool.shares.policy_of(key.identity.owner), self.block_size
-                    uses, left = policy.recall(key, index, last - index, size, summary)
+                if not left:
+                    shares, size = self._pool.shares, self.block_size
+                    uses, left = shares.recall(key, index, last - index, size, summary)
                 left -= 1
             num_known += is_known
             if is_known and not self._keeps_copies:
@@ -189,9 +205,7 @@ class HashIndex:
                 self._pool.expose(content.copies[0])  # what builds on it has another one
         return path, PublishResult(num_known, tuple(duplicates))
 
-    def retract(
-        self, path: HashPath, num_blocks: int, evict: Callable[[CacheEntry], None]
-    ) -> tuple[HashPath, Removal]:
+    def retract(self, path: HashPath, num_blocks: int) -> tuple[HashPath, Removal]:
         """Remove the copies that a path published last.
 
         Where one of them is the last copy of known content, because the first was evicted in the
@@ -199,7 +213,7 @@ class HashIndex:
         """
         removed = path.copies[num_blocks:]
         for orphan in self._orphans(removed):
-            evict(orphan)
+            self._pool.evict(orphan, "space", None, self)
         del path.copies[num_blocks:]
         self.version += 1
         before: BlockId | None = None
@@ -271,12 +285,12 @@ class HashIndex:
     def _add(self, parent: CachedContent, key: PrefixKey, index: int) -> CachedContent:
         """Add a content that is new."""
         start, stop = index * self.block_size, (index + 1) * self.block_size
-        text = key.packed_range(start, start + key.num_text_tokens(start, stop))
-        name, digest = key.block_name(index, self.block_size), self._hasher.digests(key, index + 1)
+        run, extra = key.block_run(start, stop)
+        digest = self._hasher.digests(key, index + 1)[index]
         identity, _ = key.identity_of(index, self.block_size)
-        content = CachedContent(parent, digest[index], name, text, identity)
-        self._contents.setdefault(digest[index], []).append(content)
-        parent.children.add(name, text, content)
+        content = CachedContent(parent, digest, run, extra, identity)
+        self._contents.setdefault(digest, []).append(content)
+        parent.children.add(content.child_name, content)
         return content
 
     def _publish_partial(
@@ -284,12 +298,12 @@ class HashIndex:
     ) -> tuple[HashPath, PublishResult]:
         """Add a content with fewer tokens than a block and no digest."""
         parent = path.last
-        text = partial_text(key, len(path.copies) * self.block_size, num_tokens)
-        if text is None or parent.children.begins_with(text):
+        run, extra = key.block_run(len(path.copies) * self.block_size, num_tokens)
+        if extra is not None or parent.children.begins_with(run):
             return path, PublishResult(1)
         self.version += 1
-        content = CachedContent(parent, None, text, text, key.identity)
-        parent.children.add(None, text, content)
+        content = CachedContent(parent, None, run, None, key.identity)
+        parent.children.add(run, content)
         path.copies.append(HashCopy(block, content, self._pool.now(), 1))
         return path, PublishResult()
 
@@ -316,7 +330,7 @@ class HashIndex:
             return copies[0].block
         parent = content.parent
         assert parent is not None and not content.children
-        parent.children.remove(content.name if content.digest else None, content.text, content)
+        parent.children.remove(content.child_name)
         if content.digest is not None:
             same_digest = self._contents[content.digest]
             same_digest.remove(content)
@@ -333,7 +347,7 @@ class HashIndex:
         identity = key.identity.root
         root = self._roots.get(identity)
         if root is None:
-            root = CachedContent(None, self._hasher.root(key), b"", b"", identity)
+            root = CachedContent(None, self._hasher.root(key), b"", None, identity)
             self._roots[identity] = root
         return root
 

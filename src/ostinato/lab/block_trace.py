@@ -1,4 +1,4 @@
-"""What is known of traffic without its tokens: which blocks each request began with.
+"""Traffic as block ids instead of tokens.
 
 Public traces list, for each request, its arrival, its lengths and the ids of its full blocks. An
 id names a block *and all before it*, so two requests share exactly the ids that they begin with
@@ -6,10 +6,10 @@ alike::
 
     request 0    1 2 3 4        1 is the parent of 2, 2 that of 3 ...
     request 1    1 2 5          shares two blocks with request 0
-    request 2    1 2 3 4 6 7    goes on where request 0 ended
+    request 2    1 2 3 4 6 7    continues request 0
 
-A row of ids is a row of tokens for a cache with blocks of one token; that is what makes its
-replay exact and fast at once.
+A row of ids is a row of tokens for a cache with blocks of one token, which makes replays both exact
+and fast.
 """
 
 from collections.abc import Hashable, Sequence
@@ -20,13 +20,13 @@ from math import isfinite
 import numpy as np
 import numpy.typing as npt
 
-from ostinato.core.errors import BrokenTrace
+from ostinato.errors import BrokenTrace
 from ostinato.lab.lines import BrokenLine
 
 Numbers = npt.NDArray[np.int64]
 
 MOST_TOKENS = 100_000_000
-"""Tokens of a prompt or an answer; more are taken for a mistake in the file."""
+"""Maximum tokens of a prompt or an answer; more are considered an error in the file."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,18 +34,18 @@ class BlockTrace:
     """Requests as rows of block ids, in the order of their arrival.
 
     Attributes:
-        name: Of the file.
+        name: Name of the file.
         block_tokens: Tokens per block.
         arrival_s: Seconds since the first arrival, shape (num_requests,), never falling.
         input_tokens: Lengths of the prompts, shape (num_requests,).
         output_tokens: Lengths of the answers, shape (num_requests,).
-        offsets: Where each request's ids begin, shape (num_requests + 1,).
-        ids: Of the full blocks, each with one parent, shape (num_blocks,), ``uint32``.
+        offsets: Start of each request's ids, shape (num_requests + 1,).
+        ids: Ids of full blocks, each with one parent, shape (num_blocks,), ``uint32``.
         prompt_blocks: How many of a request's ids are of its prompt, shape (num_requests,); those
             behind are of its answer, where a trace knows them.
-        broken: Lines of the file that were left out.
-        token_bytes: KV of one token, where the trace knows its model; else None.
-        notes: How the file was read, where it does not say so itself.
+        broken: Lines of the file that were skipped.
+        token_bytes: KV of one token, if the trace has its model; else None.
+        notes: Assumptions made in reading the file.
     """
 
     name: str
@@ -71,7 +71,7 @@ class BlockTrace:
 
     @property
     def num_distinct(self) -> int:
-        """Distinct blocks: a cache of so many never evicts."""
+        """Number of distinct blocks; a cache of this size never evicts."""
         return int(self.ids.max()) + 1 if len(self.ids) else 0
 
     @property
@@ -94,7 +94,7 @@ class BlockTrace:
         return [ids[a:b] for a, b in pairwise(bounds)]
 
     def first(self, num_requests: int) -> "BlockTrace":
-        """Return the trace of the first requests alone."""
+        """Return the trace of only the first requests."""
         n = min(num_requests, len(self))
         return replace(
             self,
@@ -109,15 +109,15 @@ class BlockTrace:
 
 @dataclass(frozen=True, slots=True)
 class BlockRequest:
-    """One request of a trace, before it is one of many.
+    """One request of a trace that is being built.
 
     Attributes:
         arrival_s: On the trace's own clock; seconds, unless all are scaled when it is built.
         input_tokens: Length of the prompt.
         output_tokens: Length of the answer.
-        blocks: Names of its full blocks, whatever they are; equal names under equal parents are
-            the same block.
-        answer_blocks: How many of them belong to the answer.
+        blocks: Names of its full blocks, of any type; equal names under equal parents are the same
+            block.
+        answer_blocks: Number of them that belong to the answer.
     """
 
     arrival_s: float
@@ -127,13 +127,13 @@ class BlockRequest:
     answer_blocks: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse what no traffic has.
+        """Check the lengths and the time.
 
         Raises:
             BrokenTrace: A length is out of range, or the arrival is not a time.
         """
         for what, length in (("prompt", self.input_tokens), ("answer", self.output_tokens)):
             if not 0 <= length <= MOST_TOKENS:
-                raise BrokenTrace(f"a {what} of {length} tokens: 0 to {MOST_TOKENS:,} can be")
+                raise BrokenTrace(f"a {what} of {length} tokens: must be from 0 to {MOST_TOKENS:,}")
         if not isfinite(self.arrival_s):
-            raise BrokenTrace(f"{self.arrival_s} is not a time of arrival")
+            raise BrokenTrace(f"{self.arrival_s} is not an arrival time")

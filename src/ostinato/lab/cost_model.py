@@ -1,6 +1,6 @@
-"""The time of a step, by prices that were given or measured.
+"""The time of a step, from given or measured costs.
 
-Three prices, each with a cause::
+Three costs, each with a cause::
 
     seconds = step    once per step        the weights are read, the kernels started
             + token   per token computed   the matrices are multiplied
@@ -37,32 +37,32 @@ PerRequest = npt.NDArray[np.float64]
 """A figure for each request, shape (num_requests,)."""
 
 LONGEST_PAUSE_S = 0.002
-"""Between two steps, above which the engine is taken to have waited for work."""
+"""Pause between two steps above which the engine is considered idle."""
 
 DECODES_PER_STEP = 8
-"""Sequences that share a decode step, where prices say nothing about memory."""
+"""Sequences per decode step, where memory is not modelled."""
 
 
 class StepCost(Protocol):
-    """How long work takes."""
+    """A model of the time that work takes."""
 
     @property
     def origin(self) -> str:
-        """Where the figures come from, in a few words."""
+        """The source of the costs, in a few words."""
 
     def step_s(self, plan: StepPlan) -> float:
         """Return how long a planned step takes."""
 
     def prefill_s(self, num_tokens: PerRequest, num_cached: PerRequest) -> PerRequest:
-        """Return how long prompts take behind their hits, the fixed part of steps aside."""
+        """Return the time of prompts after their hits, without the fixed part of steps."""
 
     def decode_s(self, num_tokens: PerRequest, num_new: PerRequest) -> PerRequest:
-        """Return how long answers behind prompts take, several at a time."""
+        """Return the time of answers after prompts, several at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one step, or a sum of steps, computes.
+    """The work of one step, or of several.
 
     Attributes:
         steps: Forward passes.
@@ -75,19 +75,19 @@ class Work:
     pairs: int
 
     def __add__(self, other: "Work") -> "Work":
-        """Do one after the other."""
+        """Add the work of both."""
         return Work(self.steps + other.steps, self.tokens + other.tokens, self.pairs + other.pairs)
 
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """Prices of a step.
+    """Costs of a step.
 
     Attributes:
-        fixed_s: Seconds per step, however little it computes.
+        fixed_s: Fixed seconds per step.
         token_s: Seconds per token.
         pair_s: Seconds per pair of query and key.
-        origin: Where the prices come from, in a few words.
+        origin: Source of the costs, in a few words.
     """
 
     fixed_s: float
@@ -96,7 +96,7 @@ class CostModel:
     origin: str = "given"
 
     def __post_init__(self) -> None:
-        """Refuse prices that cannot be.
+        """Check the costs.
 
         Raises:
             ConfigError: One is negative, or all are zero.
@@ -104,8 +104,8 @@ class CostModel:
         prices = (self.fixed_s, self.token_s, self.pair_s)
         if not all(0 <= price < float("inf") for price in prices) or not any(prices):
             raise ConfigError(
-                f"fixed_s={self.fixed_s}, token_s={self.token_s}, pair_s={self.pair_s}: prices are "
-                "at least 0, and not all are 0"
+                f"fixed_s={self.fixed_s}, token_s={self.token_s}, pair_s={self.pair_s}: must be "
+                "at least 0, and not all 0"
             )
 
     def seconds(self, work: Work) -> float:
@@ -117,13 +117,13 @@ class CostModel:
         return self.seconds(plan_work(plan))
 
     def prefill_s(self, num_tokens: PerRequest, num_cached: PerRequest) -> PerRequest:
-        """Return what prompts cost behind their hits, the steps aside."""
+        """Return the cost of prompts after their hits, without the fixed part of steps."""
         computed = num_tokens - num_cached
         pairs = computed * num_cached + computed * (computed + 1) / 2
         return computed * self.token_s + pairs * self.pair_s
 
     def decode_s(self, num_tokens: PerRequest, num_new: PerRequest) -> PerRequest:
-        """Return what answers cost, ``DECODES_PER_STEP`` at a time."""
+        """Return the cost of answers, ``DECODES_PER_STEP`` at a time."""
         pairs = num_new * num_tokens + num_new * num_new / 2
         return num_new * (self.fixed_s / DECODES_PER_STEP + self.token_s) + pairs * self.pair_s
 
@@ -134,7 +134,7 @@ ASSUMED = CostModel(0.008, 1 / 25_000, 1 / 25_000 / 30_000, "assumed: 8B paramet
 
 
 def prefill_work(num_tokens: int, num_cached: int = 0, num_steps: int = 1) -> Work:
-    """Return the work of computing so many tokens behind cached ones."""
+    """Return the work of computing tokens after cached ones."""
     pairs = num_tokens * num_cached + num_tokens * (num_tokens + 1) // 2
     return Work(num_steps, num_tokens, pairs)
 
@@ -155,9 +155,8 @@ def fit(measured: Sequence[tuple[Work, float]], origin: str) -> CostModel:
     Raises:
         ConfigError: There are too few runs, or they took no time.
 
-    Source: non-negative least squares by dropping what comes out negative (Lawson and Hanson,
-    1974, has three unknowns in its worst case and needs no more here). Runs are weighed by their
-    time, so that short ones count.
+    Source: non-negative least squares by dropping negative unknowns (after Lawson and Hanson, 1974;
+    with three unknowns that is enough). Runs are weighted by their time, so that short ones count.
     """
     rows = np.array([[w.steps, w.tokens, w.pairs] for w, _ in measured], np.float64)
     seconds = np.array([s for _, s in measured], np.float64)
@@ -177,7 +176,7 @@ def fit(measured: Sequence[tuple[Work, float]], origin: str) -> CostModel:
 
 
 def error_of(model: CostModel, measured: Iterable[tuple[Work, float]]) -> float:
-    """Return the relative error that half of what was measured stays below."""
+    """Return the median relative error."""
     return median(abs(model.seconds(work) - s) / s for work, s in measured)
 
 
@@ -189,13 +188,13 @@ def measured_steps(recording: Recording) -> Measured:
     """Return what each step of a recorded run computed, and the seconds that it took.
 
     Raises:
-        ConfigError: The recording is in part, so that its replay plans other steps.
+        ConfigError: The recording is incomplete, so its replay plans different steps.
 
     Cost: a replay.
     """
     if not recording.is_whole:
         raise ConfigError(
-            f"{recording.name} is a recording in part: what its steps computed is not known"
+            f"{recording.name} is an incomplete recording: the work of its steps is unknown"
         )
     times = [at for event in recording.events if isinstance(event, Steps) for at in event.times_us]
     begun, ended = times[::2], times[1::2]
@@ -214,15 +213,15 @@ def cost_of(recording: Recording) -> CostModel:
     """Fit prices to a recorded run's own steps.
 
     Raises:
-        ConfigError: The recording is in part, or has too few steps.
+        ConfigError: The recording is incomplete, or has too few steps.
     """
     return fit(measured_steps(recording), "as measured when it was recorded")
 
 
 def of_repeats(repeats: Sequence[Measured]) -> Measured:
-    """Return steps with the median of their times in runs that were done several times.
+    """Return steps with the median of their times over repeated runs.
 
-    Runs in which other steps were planned are left out, but for the first.
+    Runs that planned other steps than the first run are dropped.
     """
     first = [work for work, _ in repeats[0]]
     alike = [steps for steps in repeats if [work for work, _ in steps] == first]

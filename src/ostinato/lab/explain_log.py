@@ -1,7 +1,7 @@
 """Explains the misses of each request of a log or of a recorded run.
 
-Both are served by the real cache; no model runs. A log is served one request at a time, with its
-own times; a recording is replayed on the real scheduler, step by step.
+Both run through the real cache, without a model. The requests of a log run one at a time, at their
+times; a recording is replayed on the real scheduler, step by step.
 """
 
 import json
@@ -12,9 +12,9 @@ from pathlib import Path
 import msgspec
 
 from ostinato.assembly import build_cache
-from ostinato.core.errors import BrokenTrace, PromptTooLong
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.request import RequestContext
+from ostinato.errors import BrokenTrace, PromptTooLong
 from ostinato.lab.lines import iter_lines
 from ostinato.lab.recording import Recording
 from ostinato.lab.replay import Replay
@@ -27,12 +27,12 @@ from ostinato.settings import PrefixCacheConfig
 
 @dataclass(frozen=True, slots=True)
 class Tokenizer:
-    """What turns requests into tokens and back.
+    """Functions that turn requests into tokens and back.
 
     Attributes:
         encode: From text to ids.
         render: From a request to text.
-        decode: From ids to text; None shows no text.
+        decode: From ids to text; None without text.
     """
 
     encode: Encode
@@ -46,18 +46,18 @@ def explain_log(
     config: PrefixCacheConfig,
     lines: Collection[int] | None = None,
 ) -> Iterator[Explanation]:
-    """Serve a log's requests one after the other, and explain them as they are admitted.
+    """Run a log's requests one after another, and explain them at admission.
 
     Args:
-        requests: In order; those without a time are a second apart. Read once, one at a time.
-        tokenizer: Of the model that they were sent to.
-        config: Of the cache.
-        lines: Lines of the requests to explain; the others are only served. None explains all.
+        requests: Requests in order; those without a time are a second apart. Iterated once.
+        tokenizer: Tokenizer of their model.
+        config: Settings of the cache.
+        lines: Lines of the requests to explain; None explains all.
 
     Raises:
         PromptTooLong: A prompt does not fit the cache.
 
-    Cost: each explanation compares the prompt with all that are remembered.
+    Cost: each explanation compares the prompt with all remembered ones.
     """
     now_s = 0.0
     cache = build_cache(config, lambda: now_s)
@@ -87,12 +87,12 @@ def explain_log(
 
 
 def identity_of(request: LoggedRequest) -> Identity:
-    """Return whose cache a request reads: its tenant's, of its model."""
+    """Return the identity of a request: its tenant and model."""
     return Identity(weights=request.model.encode(), tenant=request.tenant.encode())
 
 
 def _of_models(explanation: Explanation) -> Explanation:
-    """Call other weights another model, which is what they are in a log."""
+    """Name other weights another model, as they are in a log."""
 
     def renamed(span: PromptSpan) -> PromptSpan:
         is_other = span.reason is MissReason.OTHER_WEIGHTS
@@ -121,7 +121,7 @@ def is_recording(path: Path) -> bool:
 def explain_recording(recording: Recording) -> list[Explanation]:
     """Replay a recorded run, and explain every request that was admitted.
 
-    Tokens are pseudonyms there: a difference has a place and no text.
+    Its tokens are pseudonyms: a difference has a position, but no text.
     """
     most = max(1, 4 * len(recording.added))
     header = recording.header

@@ -1,7 +1,7 @@
 """Replays a load in time on several replicas behind a router.
 
-Each replica is the real scheduler over the real cache, with a clock of its own; all events of the
-fleet happen in the order of their times::
+Each replica is the real scheduler and cache, with its own clock; all events of the fleet are
+processed in order of time::
 
     arrival ──► router ──► replica: plan ─ cost ─► commit ──► first token, finished ──► router
                   ▲                                   └── KV events, late by so much ─────┘

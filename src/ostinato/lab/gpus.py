@@ -1,4 +1,4 @@
-"""The figures of GPUs. Peak arithmetic without sparsity, memory bandwidth and memory.
+"""Data sheets of GPUs: peak FLOP/s without sparsity, memory bandwidth, and memory.
 
 Sources: the makers' data sheets (NVIDIA H100, H200, B200, A100, L40S, L4, A10G, RTX 4090; AMD
 MI300X). Memory is what the driver reports as total, which is a little less than the sheet says.
@@ -33,12 +33,12 @@ class Gpu:
     """One kind of GPU.
 
     Attributes:
-        name: As in the table.
+        name: Name in the table.
         flops: Peak in bfloat16, FLOP/s.
         flops_fp8: Peak with weights and activations in 8 bits; that of bfloat16 where the
-            hardware multiplies no FP8.
-        bandwidth: Of its memory, bytes/s.
-        link: To other GPUs of the machine, bytes/s in one direction: NVLink or its like, or PCIe.
+            hardware has no FP8.
+        bandwidth: Memory bandwidth, bytes/s.
+        link: Bandwidth to other GPUs of the machine, bytes/s in one direction: NVLink, or PCIe.
         memory_bytes: In all.
     """
 
@@ -52,7 +52,7 @@ class Gpu:
     def overridden(
         self, tflops: float | None, bandwidth_tb: float | None, memory_bytes: int | None
     ) -> "Gpu":
-        """Return the GPU with other figures where they are given.
+        """Return the GPU with some values replaced.
 
         Args:
             tflops: Peak in bfloat16, TFLOP/s; FP8 keeps its ratio to it.
@@ -60,7 +60,7 @@ class Gpu:
             memory_bytes: In all.
 
         Raises:
-            ConfigError: A figure is not above 0.
+            ConfigError: A value is not above 0.
         """
         for name, figure in (("gpu_tflops", tflops), ("gpu_bandwidth", bandwidth_tb)):
             if figure is not None and not 0 < figure < float("inf"):
@@ -94,7 +94,7 @@ GPUS: Mapping[str, Gpu] = {
         _gpu("mi300x", (1307.4, 2614.9), 5.3, 448, 192.0),
     )
 }
-"""By name."""
+"""GPUs by name."""
 
 
 def find_gpu(name: str) -> Gpu:

@@ -7,10 +7,10 @@ publishes them (blocks of 512 tokens, milliseconds) and Alibaba's Bailian (block
     {"chat_id": 159, "parent_chat_id": -1, "timestamp": 61.114, "input_length": 521,
      "output_length": 132, "type": "text", "turn": 1, "hash_ids": [1089, 1090, ...]}
 
-Neither says its block size or its unit of time, so both are derived from the first lines. A prompt
-of 1,100 tokens with 3 hashes has blocks of 276 to 549 tokens; the power of two is taken that fits
-most prompts. Times with fractions are seconds; whole ones are taken for the unit that gives less
-than 200 requests per second.
+Neither states its block size or its unit of time, so both are derived from the first lines. A
+prompt of 1,100 tokens with 3 hashes has blocks of 276 to 549 tokens; the power of two that fits
+most prompts is chosen. Times with fractions are seconds; for whole ones the unit is chosen that
+gives less than 200 requests per second.
 
 Sources: Mooncake, arXiv 2407.00079; "KVCache Cache in the Wild", arXiv 2506.02634.
 """
@@ -22,7 +22,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from ostinato.core.errors import BrokenTrace, ConfigError
+from ostinato.errors import BrokenTrace, ConfigError
 from ostinato.lab.block_trace import BlockRequest, BlockTrace
 from ostinato.lab.lines import BrokenLine, OnBroken, iter_lines
 from ostinato.lab.trace_builder import TraceBuilder
@@ -33,23 +33,23 @@ TimeUnit = Literal["auto", "s", "ms", "us", "ns"]
 UNITS_PER_S = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 
 _SIZES: tuple[int, ...] = (512, 16, *(2**power for power in range(15) if power not in (4, 9)))
-"""Block sizes that are tried; of equally likely ones the first, as Mooncake and Bailian have."""
+"""Candidate block sizes; the first of equally likely ones wins."""
 
 _SAMPLE = 1000
-"""Lines from which block size and unit are derived."""
+"""Number of lines from which block size and unit are derived."""
 
 _MOST_RATE = 200.0
 """Requests per second, above which whole timestamps are not milliseconds."""
 
 _EPOCHS = (("ns", 1e17), ("us", 1e14), ("ms", 1e11), ("s", 1e8))
-"""Smallest timestamps that count from 1970, by unit."""
+"""Smallest timestamps since 1970, by unit."""
 
 _SHOWN_LETTERS = 40
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """What a line says."""
+    """One line."""
 
     timestamp: float
     input_tokens: int
@@ -66,13 +66,13 @@ def read_hash_trace(
     """Read a trace of block hashes; the partial last block of a prompt is left out.
 
     Args:
-        path: The file, perhaps packed as ``.gz``.
+        path: The file, may be gzipped.
         block_tokens: Tokens per block; None derives it.
-        on_broken: Whether a line that cannot be read ends the reading or is left out.
-        unit: Of the timestamps; ``auto`` derives it.
+        on_broken: Whether to stop at an invalid line, or to skip it.
+        unit: Unit of the timestamps; ``auto`` derives it.
 
     Raises:
-        BrokenTrace: A line cannot be read and is not to be left out.
+        BrokenTrace: A line is invalid, and not to be skipped.
         ConfigError: The block size cannot be derived, or contradicts the lengths.
 
     Cost: 4 bytes of memory per hash, and 8 to 16 per distinct one.
@@ -119,7 +119,7 @@ def _figure(fields: dict[str, Any], name: str) -> float:
 
 
 def _request(row: _Row, block_tokens: int) -> BlockRequest:
-    """Return a line's request, its partial last block left out."""
+    """Return a line's request, without its partial last block."""
     if not _fits(row, block_tokens):
         raise BrokenTrace(
             f"{len(row.hashes)} hash_ids for {row.input_tokens} tokens in blocks of {block_tokens}"
@@ -129,7 +129,7 @@ def _request(row: _Row, block_tokens: int) -> BlockRequest:
 
 
 def _fits(row: _Row, block_tokens: int) -> bool:
-    """Whether a prompt has as many hashes as blocks, its partial last one listed or not."""
+    """Return whether a prompt has as many hashes as blocks, with or without the partial last."""
     full = row.input_tokens // block_tokens
     return full <= len(row.hashes) <= -(-row.input_tokens // block_tokens)
 
@@ -138,7 +138,7 @@ def _block_size(name: str, rows: Sequence[_Row], asked: int | None) -> int:
     """Derive the tokens per block from lengths and numbers of hashes.
 
     Raises:
-        ConfigError: No power of two fits, or another one was asked for than the lengths allow.
+        ConfigError: No power of two fits, or the requested size contradicts the lengths.
     """
     votes = {size: sum(_fits(row, size) for row in rows) for size in _SIZES}
     likely = max(_SIZES, key=lambda size: votes[size])
@@ -146,19 +146,19 @@ def _block_size(name: str, rows: Sequence[_Row], asked: int | None) -> int:
         if 2 * sum(_fits(row, asked) for row in rows) < len(rows):
             raise ConfigError(
                 f"block_size={asked}: {name} lists blocks of {likely} tokens, by the lengths of "
-                "its prompts; leave --block-size out"
+                "its prompts; do not give --block-size"
             )
         return asked
     if 2 * votes[likely] < len(rows):
         raise ConfigError(
             f"{name}: its block size is not a power of two, by the lengths of its prompts and "
-            "their numbers of hash_ids; say it with --block-size"
+            "their numbers of hash_ids; give --block-size"
         )
     return likely
 
 
 def _time_unit(times: Sequence[float]) -> TimeUnit:
-    """Tell seconds from milliseconds."""
+    """Return the unit of the timestamps."""
     span, largest = max(times) - min(times), max(times)
     for unit, least in _EPOCHS:
         if largest >= least:

@@ -1,7 +1,7 @@
-"""The tokens that an image takes in a prompt, by a model's config alone.
+"""The prompt tokens of an image, and the parameters of its encoder, from a model's config alone.
 
-Where the image processor's settings matter, those of the published checkpoints are assumed; they
-are in a file of their own, not in the model's config.
+Where the image processor's settings matter, those of the published checkpoints are assumed, since
+they are in a separate file.
 """
 
 import hashlib
@@ -17,13 +17,13 @@ _QWEN_PIXELS = {14: (56 * 56, 14 * 14 * 4 * 16384), 16: (256 * 256, 4096 * 4096)
 Qwen3-VL on."""
 
 _LONGEST_EDGE = {14: 1540, 16: 1024}
-"""Of images after resizing, by the size of a patch: Mistral Small 3.1 and later, and Pixtral."""
+"""Maximum edge after resizing, by patch size: Mistral Small 3.1 and later, and Pixtral."""
 
 _GEMMA4_TOKENS = 280
-"""Most tokens of an image, as Gemma 4's processor has it by default."""
+"""Maximum tokens of an image, Gemma 4's default."""
 
 _IMAGE = re.compile(r"<(?:image|image_url|input_image) (\{.*?\})>")
-"""How ``request_parts`` writes an image of a logged request."""
+"""The placeholder that ``request_parts`` writes for an image."""
 
 
 _QWEN = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"})
@@ -33,7 +33,7 @@ def read_size(text: str) -> tuple[int, int]:
     """Return width and height of ``1024x768``.
 
     Raises:
-        ConfigError: It is no such size.
+        ConfigError: It is not a size.
     """
     found = re.fullmatch(r"([1-9]\d{0,5})x([1-9]\d{0,5})", text)
     if found is None:
@@ -42,15 +42,15 @@ def read_size(text: str) -> tuple[int, int]:
 
 
 def image_tokens(config: Mapping[str, Any], width: int, height: int) -> int:
-    """Return how many tokens an image of some size has.
+    """Return the number of tokens of an image.
 
     Args:
-        config: Of the model, as in its ``config.json``.
-        width: Of the image, in pixels.
-        height: Likewise.
+        config: The model's ``config.json``, parsed.
+        width: Width of the image, in pixels.
+        height: Height of the image, in pixels.
 
     Raises:
-        ConfigError: The model takes no images, as far as is known here.
+        ConfigError: The model is not known to accept images.
     """
     kind, vision = config.get("model_type"), config.get("vision_config") or {}
     if kind == "gemma3":
@@ -76,11 +76,11 @@ def image_tokens(config: Mapping[str, Any], width: int, height: int) -> int:
     if kind == "gemma4":
         rows, columns = _gemma4_grid(width, height)
         return min(_GEMMA4_TOKENS, rows * columns)
-    raise ConfigError(f"image: models of type {kind!r} take no images here; leave --image out")
+    raise ConfigError(f"image: models of type {kind!r} accept no images; do not give --image")
 
 
 def output_values(config: Mapping[str, Any], num_tokens: int) -> int:
-    """Return how many numbers the encoder gives for an image of so many tokens."""
+    """Return the number of values in the encoder's output for an image."""
     later = (config.get("vision_config") or {}).get("deepstack_visual_indexes") or ()
     width = (config.get("text_config") or config).get("hidden_size", 0)
     return int(num_tokens * (1 + len(later)) * width)
@@ -89,12 +89,12 @@ def output_values(config: Mapping[str, Any], num_tokens: int) -> int:
 def tokens_of_log(
     text: str, tokenize: Callable[[str], Sequence[int]], num_tokens: int
 ) -> list[int]:
-    """Return the ids of a logged prompt, in which each image has so many.
+    """Return the ids of a logged prompt with images.
 
     Args:
-        text: As ``request_parts`` writes it: of an image, a placeholder with its digest.
+        text: The prompt from ``request_parts``, with placeholders for images.
         tokenize: Returns the ids of a text.
-        num_tokens: Of each image; they repeat a number that stands for its content.
+        num_tokens: Tokens per image; they repeat a number that stands for its content.
     """
     ids: list[int] = []
     for place, piece in enumerate(_IMAGE.split(text)):
@@ -107,7 +107,7 @@ def tokens_of_log(
 
 
 def _gemma4_grid(width: int, height: int) -> tuple[int, int]:
-    """Return rows and columns of the largest grid of the image's shape that is not too large."""
+    """Return rows and columns of the largest allowed grid of the image's shape."""
     scale = math.sqrt(_GEMMA4_TOKENS / (height * width))
     rows, columns = int(scale * height), int(scale * width)
     if not rows:
@@ -126,3 +126,69 @@ def _resized_tokens(width: int, height: int, factor: int, fewest: int, most: int
         scale = math.sqrt(fewest / (height * width))
         sides = [math.ceil(side * scale / factor) for side in (height, width)]
     return sides[0] * sides[1]
+
+
+_GATED = frozenset({"mistral3", "qwen2_5_vl", "gemma4"})
+"""Families whose encoder has MLPs of three matrices."""
+
+
+def encoder_weights(config: Mapping[str, Any]) -> int:
+    """Count an encoder's parameters.
+
+    Args:
+        config: The model's ``config.json``, parsed.
+
+    Raises:
+        ConfigError: The config is incomplete, or its encoder is unknown.
+    """
+    kind = str(config.get("model_type"))
+    vision = dict(config.get("vision_config") or {})
+    text = dict(config.get("text_config") or config)
+    try:
+        if kind.startswith("qwen"):
+            return _qwen(kind, vision)
+        width, inner = vision["hidden_size"], vision["intermediate_size"]
+        layers = vision["num_hidden_layers"] * (4 * width**2 + _matrices(kind) * width * inner)
+        patches = 3 * vision["patch_size"] ** 2 * width
+        return int(layers + patches + _around(kind, config, vision, text["hidden_size"]))
+    except KeyError as error:
+        raise ConfigError(
+            f"image: the config lacks {error} of the encoder, so its memory is unknown"
+        ) from error
+
+
+def _matrices(kind: str) -> int:
+    return 3 if kind in _GATED else 2
+
+
+def _around(kind: str, config: Mapping[str, Any], vision: Mapping[str, Any], hidden: int) -> int:
+    """Count positions and projector."""
+    width = vision["hidden_size"]
+    positions = (vision.get("image_size", 0) // vision["patch_size"]) ** 2 * width
+    match kind:
+        case "llava":
+            return int(positions + width * hidden + hidden**2)
+        case "gemma3":
+            return int(positions + width * hidden)
+        case "mistral3":
+            merged = config.get("spatial_merge_size", 2) ** 2 * width
+            return int(merged * width + width * hidden + hidden**2)
+        case "gemma4":
+            return int(2 * vision.get("position_embedding_size", 10240) * width + width * hidden)
+    raise ConfigError(f"image: the encoder of {kind!r} is unknown, and so is its memory")
+
+
+def _qwen(kind: str, vision: Mapping[str, Any]) -> int:
+    is_second = kind == "qwen2_vl"
+    width = vision["embed_dim" if is_second else "hidden_size"]
+    inner = width * vision.get("mlp_ratio", 4) if is_second else vision["intermediate_size"]
+    out = vision["hidden_size" if is_second else "out_hidden_size"]
+    layers = vision["depth"] * (4 * width**2 + _matrices(kind) * width * inner)
+    merged = vision.get("spatial_merge_size", 2) ** 2 * width
+    merger = merged**2 + merged * out
+    patches = 3 * vision.get("temporal_patch_size", 2) * vision["patch_size"] ** 2 * width
+    if kind.startswith("qwen2"):
+        return int(layers + patches + merger)
+    num_mergers = 1 + len(vision.get("deepstack_visual_indexes") or ())
+    positions = vision.get("num_position_embeddings", 2304) * width
+    return int(layers + patches + positions + num_mergers * merger)

@@ -4,10 +4,10 @@ From a config alone::
 
     2 (K and V) x layers x KV heads x head_dim x bytes per value
 
-summed over layers, since they need not be alike. Three things bend the straight line:
+summed over layers, which may differ. Three things make it non-linear:
 
-* a *window*: an engine that frees what slid out of it keeps at most so many tokens there;
-* a *latent*: one vector per token, unless the engine keeps the heads that it expands to;
+* a *window*: an engine that frees tokens outside it keeps at most its size;
+* a *latent*: one vector per token, unless the engine stores the expanded heads;
 * a *state*: a constant amount per sequence, from the first token on.
 
 Blocks are not rounded up here: a sequence of 1,000 tokens fills 63 blocks of 16, and the
@@ -56,14 +56,14 @@ _FLOAT32_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class LayerGroup:
-    """Layers that keep the same.
+    """Layers with equal KV.
 
     Attributes:
-        layer: What one of them keeps.
-        num_layers: How many there are.
+        layer: KV of one of them.
+        num_layers: Number of layers.
         token_bytes: KV of one token in all of them.
-        expanded_bytes: The same for an engine that keeps the heads which latent attention
-            expands to; None where there is nothing to expand, or the config does not tell.
+        expanded_bytes: The same for an engine that stores the expanded heads of latent attention;
+            None if there are none, or the config does not define them.
         state_bytes: State of one sequence in all of them.
     """
 
@@ -75,7 +75,7 @@ class LayerGroup:
 
     @property
     def window_bytes(self) -> int | None:
-        """Most KV of a sequence if nothing behind the window is kept; None without a window."""
+        """Maximum KV of a sequence if only the window is kept; None without a window."""
         window = self.layer.window_tokens
         return None if window is None else window * self.token_bytes
 
@@ -87,7 +87,7 @@ class Footprint:
     Attributes:
         growth: For each group of layers the bytes per token, and after how many tokens they
             stop growing; None if they never do.
-        state_bytes: What a sequence takes besides, whatever its length.
+        state_bytes: Fixed bytes per sequence.
     """
 
     growth: tuple[tuple[int, int | None], ...]
@@ -99,7 +99,7 @@ class Footprint:
         return sum(token_bytes for token_bytes, _ in self.growth)
 
     def tokens_bytes(self, num_tokens: int) -> int:
-        """KV of the tokens of one sequence, states aside."""
+        """KV of the tokens of one sequence, without states."""
         return sum(
             token_bytes * (num_tokens if window is None else min(num_tokens, window))
             for token_bytes, window in self.growth
@@ -115,7 +115,7 @@ class Footprint:
         return memory_bytes // sequence_bytes if sequence_bytes else None
 
     def longest_within(self, memory_bytes: int) -> int | None:
-        """Tokens of the longest single sequence that fits; None if its length is no matter."""
+        """Tokens of the longest single sequence that fits; None if unlimited."""
         left = memory_bytes - self.state_bytes
         if left < 0:
             return 0
@@ -130,13 +130,13 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True)
 class KVBytes:
-    """What a model keeps.
+    """The KV and states of a model.
 
     Attributes:
         model_type: The config's own name for the family.
         dtype: Format of the KV.
         groups: Layers that keep the same, in the order in which they first appear.
-        notes: What a reader should know about how the config was read.
+        notes: Assumptions made in reading the config.
     """
 
     model_type: str
@@ -166,7 +166,7 @@ class KVBytes:
 
     @property
     def windowed(self) -> Footprint | None:
-        """For an engine that frees what slid out of a window; None if no layer has one."""
+        """For an engine that frees tokens outside windows; None if no layer has one."""
         windows = [group.layer.window_tokens for group in self.groups]
         if all(window is None for window in windows):
             return None
@@ -175,7 +175,7 @@ class KVBytes:
 
     @property
     def expanded(self) -> Footprint | None:
-        """For an engine that keeps the heads behind a latent; None if no layer has one."""
+        """For an engine that stores the expanded heads of latents; None if there are none."""
         if all(group.expanded_bytes is None for group in self.groups):
             return None
         return self._footprint(
@@ -192,12 +192,11 @@ def kv_bytes(config: Config, dtype: str = "auto") -> KVBytes:
 
     Args:
         config: ``config.json``, parsed.
-        dtype: Format of the KV; ``auto`` takes the config's, or what its quantisation says.
+        dtype: Format of the KV; ``auto`` takes the config's, or that of its quantisation.
 
     Raises:
         ConfigError: A value of the config is wrong, or the dtype is unknown.
-        UnsupportedModel: The config does not say enough, or the model keeps something that
-            we cannot size.
+        UnsupportedModel: The config is incomplete, or the size of the model's cache is unknown.
     """
     plan = layer_plan(config)
     model_dtype, model_notes = _model_dtype(language_part(config))
@@ -212,10 +211,10 @@ def kv_bytes(config: Config, dtype: str = "auto") -> KVBytes:
 
 
 def known_dtype(name: object) -> str:
-    """Return our name of a dtype.
+    """Return the canonical name of a dtype.
 
     Raises:
-        ConfigError: It is none that we know.
+        ConfigError: It is unknown.
     """
     short = str(name).removeprefix("torch.").lower()
     short = _OTHER_DTYPES.get(short, short)
@@ -225,7 +224,7 @@ def known_dtype(name: object) -> str:
 
 
 def _model_dtype(part: Config) -> tuple[str, tuple[str, ...]]:
-    """Return the dtype that the config names; without one, what torch would take."""
+    """Return the config's dtype; by default torch's."""
     written = part.get("dtype") or part.get("torch_dtype")
     if written is None or written == "auto":
         return "float32", ("The config names no dtype: float32 is assumed.",)
@@ -233,7 +232,7 @@ def _model_dtype(part: Config) -> tuple[str, tuple[str, ...]]:
 
 
 def _kv_dtype(config: Config, dtype: str, model_dtype: str) -> tuple[str, tuple[str, ...]]:
-    """Choose the KV format: as asked, as the quantisation says, or the model's own."""
+    """Choose the KV format: the requested one, the quantisation's, or the model's own."""
     if dtype != "auto":
         return known_dtype(dtype), ()
     quantisation = config.get("quantization_config")
@@ -248,7 +247,7 @@ def _kv_dtype(config: Config, dtype: str, model_dtype: str) -> tuple[str, tuple[
 
 
 def _group(layer: Layer, num_layers: int, kv_dtype: str, state_bits: int) -> LayerGroup:
-    """Turn numbers kept into bytes."""
+    """Convert numbers of values to bytes."""
     expanded = layer.whole_heads_values
     bits = DTYPE_BITS[kv_dtype]
     scale_bytes = _INT8_SCALE_BYTES if kv_dtype == "int8" else 0

@@ -1,17 +1,17 @@
-"""Reads what is needed from a model's config, however it is spelled.
+"""Reads values of a model's config under any of their spellings.
 
-Every family of models has its own words for the same thing: GPT-2 says ``n_head``, Llama
-``num_attention_heads``, MPT ``n_heads``. A ``ConfigReader`` asks once, in our words, and
-names the config's own key when something is wrong with it. Three cases are kept apart:
+Model families spell the same value differently: ``n_head`` in GPT-2, ``num_attention_heads`` in
+Llama, ``n_heads`` in MPT. A ``ConfigReader`` has one name for it, and its errors name the config's
+own key. Three cases are kept apart:
 
-* the key holds a value: that counts;
-* the key holds ``null``: the value is derived, as the family's config class does;
-* the key is missing: the family's default counts; where we know none, we refuse.
+* the key has a value: it is used;
+* the key is ``null``: the value is derived, as the family's config class does;
+* the key is missing: the family's default is used; without one, the config is refused.
 """
 
 from collections.abc import Mapping
 
-from ostinato.core.errors import ConfigError, UnsupportedModel
+from ostinato.errors import ConfigError, UnsupportedModel
 
 Config = Mapping[str, object]
 """A config, or a part of one, as parsed from ``config.json``."""
@@ -40,7 +40,7 @@ SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "num_experts_per_tok": ("num_experts_per_tok", "moe_k", "moe_top_k", "top_k_experts"),
     "n_shared_experts": ("n_shared_experts", "moe_num_shared_experts"),
 }
-"""Our word for a key, and the spellings that configs use for it."""
+"""Spellings of each key."""
 
 _LANGUAGE_PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
 
@@ -48,8 +48,8 @@ _LANGUAGE_PARTS = ("text_config", "llm_config", "language_config", "thinker_conf
 def language_part(config: Config) -> Config:
     """Return the part of a config that describes the language model.
 
-    Multimodal configs nest it; a part that does not name its own ``model_type`` or dtype
-    takes those of the whole.
+    Multimodal configs nest it; a part without its own ``model_type`` or dtype inherits those of the
+    whole.
     """
     for key in _LANGUAGE_PARTS:
         part = config.get(key)
@@ -62,7 +62,7 @@ def language_part(config: Config) -> Config:
 
 
 class ConfigReader:
-    """A config's values in our words.
+    """A config's values under canonical names.
 
     Attributes:
         model_type: The config's own ``model_type``, for messages.
@@ -71,13 +71,13 @@ class ConfigReader:
     __slots__ = ("_config", "_defaults", "model_type")
 
     def __init__(self, config: Config, defaults: Config, model_type: str) -> None:
-        """Read a config with a family's defaults behind it."""
+        """Read a config, with a family's defaults."""
         self._config = config
         self._defaults = defaults
         self.model_type = model_type
 
     def overridden(self, values: Config) -> "ConfigReader":
-        """Return a reader in which some values are replaced, for a layer of its own shape."""
+        """Return a reader with some values replaced, for a layer with its own shape."""
         replaced = {key for name in values for key in SPELLINGS.get(name, (name,))}
         kept = {key: value for key, value in self._config.items() if key not in replaced}
         return ConfigReader({**kept, **values}, self._defaults, self.model_type)
@@ -102,7 +102,7 @@ class ConfigReader:
         """Return a count, or None where it is ``null`` or missing.
 
         Raises:
-            ConfigError: It is no integer, or below 1.
+            ConfigError: It is not an integer, or below 1.
         """
         value = self.value(name)
         if value is None:
@@ -112,18 +112,18 @@ class ConfigReader:
         return value
 
     def count(self, name: str) -> int:
-        """Return a count that must be there.
+        """Return a required count.
 
         Raises:
-            ConfigError: It is no integer, or below 1.
-            UnsupportedModel: It is missing, and the family has no default that we know.
+            ConfigError: It is not an integer, or below 1.
+            UnsupportedModel: It is missing, and the family has no known default.
         """
         value = self.optional(name)
         if value is None:
             spellings = SPELLINGS.get(name, (name,))
             others = f" (nor {', '.join(spellings[1:])})" if spellings[1:] else ""
             raise UnsupportedModel(
-                f"the config does not say {spellings[0]}{others}, and we know no default for "
+                f"the config lacks {spellings[0]}{others}, and there is no known default for "
                 f"model_type={self.model_type!r}: add the key, if this is a decoder"
             )
         return value
@@ -132,7 +132,7 @@ class ConfigReader:
         """Return whether a switch is on; off where it is ``null`` or missing.
 
         Raises:
-            ConfigError: It is neither true nor false.
+            ConfigError: It is not a boolean.
         """
         value = self.value(name)
         if value not in (None, True, False):
@@ -143,7 +143,7 @@ class ConfigReader:
         """Return a list's entries, or None where it is ``null`` or missing.
 
         Raises:
-            ConfigError: It is no list.
+            ConfigError: It is not a list.
         """
         value = self.value(name)
         if value is None:
@@ -156,7 +156,7 @@ class ConfigReader:
         """Return a nested part, such as MPT's ``attn_config``; empty where it is missing.
 
         Raises:
-            ConfigError: It is no object.
+            ConfigError: It is not an object.
         """
         value = self.value(name)
         if value is not None and not isinstance(value, Mapping):

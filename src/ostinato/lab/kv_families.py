@@ -1,19 +1,19 @@
-"""What a family assumes where its config is silent.
+"""Default values of each model family.
 
-A ``config.json`` need not be complete: Gemma 3's names neither its heads nor their size, and
-LLaVA's language part may be a bare ``{"model_type": "llama"}``. What is missing is a default
-of the family's class in ``transformers``. The table holds those defaults as of version 5.23,
-as far as they bear on KV; a test compares every row with the library.
+A ``config.json`` may be incomplete: Gemma 3's has neither its heads nor their size, and LLaVA's
+language part may be just ``{"model_type": "llama"}``. Missing values are the defaults of the
+family's class in ``transformers``. The table has those of version 5.23 that affect KV; a test
+compares every row with the library.
 
-A model type that is not in the table is read by the general rule: what matters must be
-written down, and no key may hint at something that the rule does not know.
+A model type that is not in the table is read by the general rule: all relevant keys must be
+present, and no key may indicate something that the rule does not cover.
 """
 
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ostinato.core.errors import UnsupportedModel
+from ostinato.errors import UnsupportedModel
 from ostinato.lab import kv_patterns as patterns
 from ostinato.lab import kv_states as states
 from ostinato.lab.kv_config import Config, ConfigReader
@@ -29,15 +29,15 @@ _NEXT = patterns.every(4, LINEAR, key="full_attention_interval")
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What we know about a family of models.
+    """A family of models.
 
     Attributes:
-        defaults: Values of missing keys, in our spelling.
-        pattern: Types of the layers, where the config does not list them.
-        kv_heads: How many KV heads a layer has.
-        state: What its layers without KV keep; None if it has no such layers.
-        own_shape: Values that layers of one type have of their own.
-        note: What a reader should know about figures found by this rule.
+        defaults: Values of missing keys, by canonical name.
+        pattern: Types of the layers, if the config does not list them.
+        kv_heads: Number of KV heads of a layer.
+        state: State of its layers without KV; None if it has no such layers.
+        own_shape: Values specific to layers of one type.
+        note: Caveat of sizes computed by this rule.
     """
 
     defaults: Config
@@ -55,7 +55,7 @@ def family_of(config: Config) -> tuple[Family, ConfigReader]:
         config: The language model's part of a config.
 
     Raises:
-        UnsupportedModel: The model keeps something that we cannot size.
+        UnsupportedModel: The size of the model's cache is unknown.
     """
     model_type = str(config.get("model_type") or "")
     family = FAMILIES.get(model_type.removesuffix("_text"))
@@ -79,7 +79,7 @@ def _refuse_hints(config: Config, model_type: str) -> None:
         of_latent = key == "v_head_dim" and config.get("kv_lora_rank")
         if value and not of_latent and _HINTS.search(key):
             raise UnsupportedModel(
-                f"{key}={value!r} of model_type={model_type!r}: we do not know what its layers keep"
+                f"{key}={value!r} of model_type={model_type!r}: the KV of its layers is unknown"
             )
 
 
@@ -94,7 +94,7 @@ def _gemma4(config: ConfigReader, layer_type: str) -> Config:
 
 
 def _shape(layers: int, heads: int, hidden: int, kv: int | None = None, **more: object) -> Config:
-    """Name the defaults that nearly all families have."""
+    """Return the defaults that nearly all families share."""
     return {
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
@@ -105,7 +105,7 @@ def _shape(layers: int, heads: int, hidden: int, kv: int | None = None, **more: 
 
 
 def _latent(rope: int = 64, nope: int = 128, v: int | None = 128, rank: int = 512) -> Config:
-    """Name the defaults of multi-head latent attention."""
+    """Return the defaults of multi-head latent attention."""
     return {
         "kv_lora_rank": rank,
         "qk_rope_head_dim": rope,
@@ -115,7 +115,7 @@ def _latent(rope: int = 64, nope: int = 128, v: int | None = 128, rank: int = 51
 
 
 def _delta(key_heads: int = 16, value_heads: int = 32, dim: int = 128) -> Config:
-    """Name the defaults of a gated delta net."""
+    """Return the defaults of a gated delta net."""
     return {
         "linear_num_key_heads": key_heads,
         "linear_num_value_heads": value_heads,
@@ -126,7 +126,7 @@ def _delta(key_heads: int = 16, value_heads: int = 32, dim: int = 128) -> Config
 
 
 def _mamba(state_size: int, groups: int | None = None) -> Config:
-    """Name the defaults of Mamba layers among others."""
+    """Return the defaults of Mamba layers among others."""
     return {
         "mamba_d_state": state_size,
         "mamba_d_conv": 4,
@@ -136,7 +136,7 @@ def _mamba(state_size: int, groups: int | None = None) -> Config:
 
 
 def _mamba_alone(layers: int, hidden: int, state_size: int, groups: int | None = None) -> Config:
-    """Name the defaults of a model of Mamba layers only."""
+    """Return the defaults of a model of Mamba layers only."""
     return {
         "num_hidden_layers": layers,
         "hidden_size": hidden,
@@ -278,7 +278,7 @@ FAMILIES: Mapping[str, Family] = {
 # fmt: on
 
 _REFUSED = {
-    "longcat_flash": "each of its layers holds two attention layers, which we cannot tell apart",
+    "longcat_flash": "each of its layers has two attention layers, which are not told apart",
 }
 
 _HINTS = re.compile(
@@ -286,4 +286,4 @@ _HINTS = re.compile(
     r"|encoder_layers|compress|swa_|v_head_dim|index_|indexer|use_cla|cla_share|block_configs"
     r"|mb_per_layer|lightning|multi_query|global_attn|sparse_attention"
 )
-"""Keys that hint at layers which the general rule does not know."""
+"""Keys that indicate layers which the general rule does not cover."""

@@ -1,6 +1,6 @@
-"""The blocks of a trace that an engine keeps in a given memory.
+"""The blocks that fit a given memory, per group of layers.
 
-As the engine itself shares memory out (``hybrid.pool_sizes``): full attention keeps the KV of every
+Memory is divided as in the engine (``hybrid.pool_sizes``): full attention keeps the KV of every
 cached token, layers with a window have a smaller pool of their own. Gemma 3 27B writes 507,904
 bytes per token; of a long cached prefix 81,920 per token stay, and the ends in its windows.
 """
@@ -38,13 +38,13 @@ class KVGroups:
     state_bytes: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse a model that keeps nothing of a token.
+        """Refuse a model without KV.
 
         Raises:
-            ConfigError: It keeps states alone.
+            ConfigError: It has only states.
         """
         if self.token_bytes < 1:
-            raise ConfigError("this model keeps no KV of a token, so no prefix of it can be cached")
+            raise ConfigError("this model has no KV per token, so its prefixes cannot be cached")
 
     @property
     def token_bytes(self) -> int:
@@ -52,7 +52,7 @@ class KVGroups:
         return self.full_bytes + sum(each for _, each in self.windows)
 
     def blocks(self, memory_bytes: int, block_tokens: int) -> tuple[int, tuple[WindowConfig, ...]]:
-        """Share memory out as the engine does.
+        """Divide memory as the engine does.
 
         Args:
             memory_bytes: For all groups.
@@ -137,7 +137,7 @@ def kv_groups(kv: KVBytes, num_running: int = 1, copies: int = 1) -> KVGroups:
     Args:
         kv: What its layers keep.
         num_running: Sequences that run at once.
-        copies: How often the KV of a token is kept on the GPUs of a replica.
+        copies: Copies of a token's KV on the GPUs of a replica.
     """
     full, by_window = 0, dict[int, int]()
     for group in kv.groups:

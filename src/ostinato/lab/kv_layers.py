@@ -1,6 +1,6 @@
-"""What each layer keeps of a token.
+"""The KV of each layer, per token.
 
-A layer keeps one or several of these::
+A layer has one or several of these::
 
     attention   K and V of each token, for as many heads as there are KV heads
       latent    one compressed vector per token, from which all heads are made
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from ostinato.core.errors import ConfigError, UnsupportedModel
+from ostinato.errors import ConfigError, UnsupportedModel
 from ostinato.lab.kv_config import Config, ConfigReader, language_part
 from ostinato.lab.kv_families import Family, family_of
 from ostinato.lab.kv_patterns import CHUNKED, CONV, FULL, HYBRID, LINEAR, NONE, OTHER_NAMES, SLIDING
@@ -21,7 +21,7 @@ from ostinato.lab.kv_states import State
 
 
 class Kind(StrEnum):
-    """How a layer attends, as far as its KV goes."""
+    """Kind of attention, with respect to KV."""
 
     MULTI_HEAD = "multi-head"
     GROUPED_QUERY = "grouped-query"
@@ -34,7 +34,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """What one layer keeps.
+    """The KV of one layer.
 
     Attributes:
         kind: How it attends.
@@ -65,7 +65,7 @@ class LayerPlan:
     Attributes:
         model_type: The config's own name for the family.
         layers: One per layer.
-        notes: What a reader should know about how the config was read.
+        notes: Assumptions made in reading the config.
     """
 
     model_type: str
@@ -74,7 +74,7 @@ class LayerPlan:
 
 
 def layer_plan(config: Config) -> LayerPlan:
-    """Say what each layer of a model keeps.
+    """Return the KV of each layer of a model.
 
     Args:
         config: ``config.json`` of a decoder, parsed; multimodal ones may nest it.
@@ -97,7 +97,7 @@ def layer_plan(config: Config) -> LayerPlan:
 
 
 def _layer_types(family: Family, config: ConfigReader) -> tuple[str, ...]:
-    """List the types in our words; the config's list counts before the family's pattern."""
+    """List the types by canonical name; the config's list precedes the family's pattern."""
     num_layers = config.optional("num_hidden_layers")
     written = config.sequence("layer_types")
     types = family.pattern(config, num_layers or 0) if written is None else written
@@ -136,8 +136,8 @@ def _layer(family: Family, config: ConfigReader, layer_type: str) -> Layer:
         return Layer(Kind.STATE, state=_state(family, config, layer_type))
     if layer_type not in _WINDOW_KEYS:
         raise UnsupportedModel(
-            f"{config.key('layer_types')} has {layer_type!r}: we do not know what such a layer "
-            f"keeps; known are {', '.join([*_WINDOW_KEYS, LINEAR, CONV])}"
+            f"{config.key('layer_types')} has {layer_type!r}: the KV of such a layer is "
+            f"unknown; known are {', '.join([*_WINDOW_KEYS, LINEAR, CONV])}"
         )
     layer = _heads(family, config) if config.value("kv_lora_rank") is None else _latent(config)
     if key := _WINDOW_KEYS[layer_type]:
@@ -153,7 +153,7 @@ def _heads(family: Family, config: ConfigReader) -> Layer:
     num_kv_heads = family.kv_heads(config, num_heads)
     if num_heads % num_kv_heads:
         raise ConfigError(
-            f"{config.key('num_attention_heads')}={num_heads} is no multiple of "
+            f"{config.key('num_attention_heads')}={num_heads} is not a multiple of "
             f"{config.key('num_key_value_heads')}={num_kv_heads}"
         )
     head_dim = config.optional("head_dim") or _divided(config, num_heads)
@@ -164,11 +164,11 @@ def _heads(family: Family, config: ConfigReader) -> Layer:
 
 
 def _divided(config: ConfigReader, num_heads: int) -> int:
-    """Return the size of a head where the config leaves it to follow from the width."""
+    """Return the size of a head, derived from the width if the config lacks it."""
     hidden_size = config.count("hidden_size")
     if hidden_size % num_heads:
         raise ConfigError(
-            f"{config.key('hidden_size')}={hidden_size} is no multiple of "
+            f"{config.key('hidden_size')}={hidden_size} is not a multiple of "
             f"{config.key('num_attention_heads')}={num_heads}, and there is no head_dim"
         )
     return hidden_size // num_heads
@@ -207,14 +207,14 @@ def _window(config: ConfigReader, key: str, layer_type: str) -> int:
 def _state(family: Family, config: ConfigReader, layer_type: str) -> State:
     if family.state is None:
         raise UnsupportedModel(
-            f"{config.key('layer_types')} has {layer_type!r}: we do not know the state of such "
+            f"{config.key('layer_types')} has {layer_type!r}: unknown state of such "
             f"layers in model_type={config.model_type!r}"
         )
     return family.state(config)
 
 
 def _without_shared(layers: list[Layer], types: tuple[str, ...], config: ConfigReader) -> None:
-    """Take the KV of the last ``num_kv_shared_layers`` away: they read an earlier layer's.
+    """Remove the KV of the last ``num_kv_shared_layers``, which read an earlier layer's.
 
     Each reads the last layer of its own type that keeps its KV: Gemma 3n, Gemma 4.
     """

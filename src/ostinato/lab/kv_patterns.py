@@ -10,7 +10,7 @@ the end are for those that say it otherwise.
 
 from collections.abc import Callable
 
-from ostinato.core.errors import ConfigError, UnsupportedModel
+from ostinato.errors import ConfigError, UnsupportedModel
 from ostinato.lab.kv_config import ConfigReader
 
 FULL = "full_attention"
@@ -40,7 +40,7 @@ Pattern = Callable[[ConfigReader, int], tuple[str, ...]]
 
 
 def all_of(layer_type: str) -> Pattern:
-    """Return a pattern in which all layers are alike."""
+    """Return a pattern of equal layers."""
     return lambda config, num_layers: (layer_type,) * num_layers
 
 
@@ -179,7 +179,7 @@ def nemotron_h(config: ConfigReader, num_layers: int) -> tuple[str, ...]:
 
 
 def written_down(config: ConfigReader, num_layers: int) -> tuple[str, ...]:
-    """Attend in full everywhere, for families that we do not know.
+    """Attend in full everywhere, for unknown families.
 
     Raises:
         UnsupportedModel: There is a window, and no list tells which layers it holds for.
@@ -208,12 +208,12 @@ def own_key(config: ConfigReader, num_heads: int) -> int:
 
 
 def required_key(config: ConfigReader, num_heads: int) -> int:
-    """Read the key, which must be there: for families that we do not know."""
+    """Read the required key, for unknown families."""
     return config.count("num_key_value_heads")
 
 
 def one_each(config: ConfigReader, num_heads: int) -> int:
-    """Give each query head its own, as GPT-2 and its time did."""
+    """Give each query head its own, as in GPT-2."""
     return num_heads
 
 

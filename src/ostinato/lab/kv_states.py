@@ -1,8 +1,8 @@
-"""What a layer without KV keeps instead.
+"""The states of Mamba, linear attention and convolutions.
 
-Linear attention, Mamba and short convolutions fold the whole past into a state of constant
-size, one per sequence. Nothing of it belongs to a single token, so a prefix can be reused
-only where the state was saved at exactly that position.
+Such layers fold the whole past into a state of constant size, one per sequence. No part of it
+belongs to a single token, so a prefix can be reused only if the state was saved at exactly that
+position.
 
 Sizes are those that ``transformers`` keeps: a convolution's last ``kernel`` inputs in the
 model's dtype (an engine may do with ``kernel - 1``), and the recurrence in float32.
@@ -17,7 +17,7 @@ from ostinato.lab.kv_config import ConfigReader
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What a layer keeps of a whole sequence, however long.
+    """The state of a layer, independent of the sequence's length.
 
     Attributes:
         name: What the layer is called.
@@ -31,7 +31,7 @@ class State:
 
 
 StateRule = Callable[[ConfigReader], State]
-"""How a family's state follows from its config."""
+"""Returns a family's state from its config."""
 
 
 def gated_delta(config: ConfigReader) -> State:

@@ -1,8 +1,8 @@
 """Reads the records of a log: lines of JSON or one JSON array, gzipped or not.
 
-Records are read one at a time, so memory does not grow with the file. A record that cannot be
-read is named with its number, and refused or skipped as asked: a log of a million requests is
-still worth reading without its torn last line, but never in silence.
+Records are read one at a time, so memory does not grow with the file. An invalid record is reported
+with its number, and refused or skipped: a log of a million requests is still useful without its
+truncated last line.
 """
 
 import gzip
@@ -14,19 +14,19 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
-from ostinato.core.errors import BrokenTrace
+from ostinato.errors import BrokenTrace
 
 OnBroken = Literal["refuse", "skip"]
 
 MAX_RECORD_BYTES = 64 * 2**20
-"""Bytes of one record; a longer one is refused before it is held in memory."""
+"""Maximum bytes of a record; a longer one is refused before it is in memory."""
 
 CHUNK_BYTES = 2**20
 _GZIP = b"\x1f\x8b"
 _UTF8_MARK = b"\xef\xbb\xbf"
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|["\[\]{}]', re.DOTALL)
-"""What matters to the nesting of JSON: whole strings and brackets; a lone quote is cut off."""
+"""Tokens that matter for nesting: strings and brackets; a lone quote is a truncated string."""
 
 _File = BufferedReader | gzip.GzipFile
 
@@ -52,7 +52,7 @@ class ReadLines(Generic[ItemT]):
 
     Attributes:
         items: One per record that could be read, in order.
-        broken: Those that could not.
+        broken: Records that were skipped.
     """
 
     items: list[ItemT]
@@ -67,7 +67,7 @@ def read_lines(
     Args:
         path: The file.
         parse: Reads one record; raises ``BrokenTrace`` if it cannot.
-        on_broken: Whether a record that cannot be read ends the reading or is skipped.
+        on_broken: Whether to stop at an invalid record, or to skip it.
 
     Raises:
         BrokenTrace: See ``iter_lines``.
@@ -88,8 +88,8 @@ def iter_lines(
     Args:
         path: The file.
         parse: Reads one record, given its number; raises ``BrokenTrace`` if it cannot.
-        on_broken: Whether a record that cannot be read ends the reading or is skipped.
-        broken: Skipped records are appended to it.
+        on_broken: Whether to stop at an invalid record, or to skip it.
+        broken: Receives the skipped records.
 
     Raises:
         BrokenTrace: The file cannot be opened, no record can be read, or one cannot and
@@ -118,7 +118,7 @@ def iter_lines(
 
 
 def _records(path: Path) -> Iterator[tuple[int, bytes | BrokenTrace]]:
-    """Number the records of a file; where it is damaged, the last one is an error."""
+    """Yield numbered records of a file; if it is damaged, the last one is an error."""
     number = 0
     try:
         with _open(path) as file:
@@ -157,7 +157,7 @@ def _lines(file: _File) -> Iterator[bytes | BrokenTrace]:
 
 
 def _elements(file: _File) -> Iterator[bytes | BrokenTrace]:
-    """Cut the elements out of a JSON array; each is an object.
+    """Yield the elements of a JSON array; each is an object.
 
     A string that is cut off at the end of the buffer is matched again when there is more; chunks
     double meanwhile, so that long strings cost linear time.

@@ -1,7 +1,7 @@
-"""Finds what breaks the prefixes of requests, and what mending it saves.
+"""Finds what breaks prefixes, and what each fix saves.
 
-Requests are grouped by template. For each group the remedies are tried on the real cache, best
-first, each on top of those before it; what saves nothing is not reported::
+Requests are grouped by template. For each group the fixes are tried on the real cache, best first,
+each on top of those before it; one that saves nothing is not reported::
 
     group 1 ─► as sent: 41,000 tokens computed
                timestamp fixed: 9,000       ◄ a finding, 32,000 tokens
@@ -16,7 +16,7 @@ from typing import Any
 
 from ostinato.lab.explain_log import Tokenizer
 from ostinato.lab.lint_breakpoints import compare_breakpoints
-from ostinato.lab.lint_drift import DRIFT_ADVICE, find_drift
+from ostinato.lab.lint_history import DRIFT_ADVICE, find_drift
 from ostinato.lab.lint_messages import message_remedies
 from ostinato.lab.lint_remedies import remedies_for
 from ostinato.lab.lint_replay import Replayed, replay
@@ -26,24 +26,24 @@ from ostinato.lab.lint_templates import Group, group_requests
 from ostinato.lab.request_log import LoggedRequest
 
 LEAST_SAVING = 0.01
-"""Share of a group's prompt tokens that a remedy must save; a few are saved by chance."""
+"""Minimum share of a group's prompt tokens that a fix must save; a few are saved by chance."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that breaks prefixes, with what fixing it saves on top of the findings before.
+    """Something that breaks prefixes, and what its fix saves on top of earlier findings.
 
     Attributes:
-        kind: What it is.
+        kind: Kind of finding.
         group: First words of the template.
         num_requests: Requests of the template.
         where: The field, or the words before the place, if it is one.
-        examples: Some of what changes there.
+        examples: Some of the values there.
         advice: What to do.
-        saved_tokens: Prompt tokens that the model would not have computed.
+        saved_tokens: Prompt tokens that would not be computed.
         saved_tokens_per_hour: The same by the log's time.
-        before: Hit ratio without it, and with the findings before it fixed.
-        after: Hit ratio with it.
+        before: Hit ratio with only earlier findings fixed.
+        after: Hit ratio with this one fixed as well.
         fixed_before: Kinds of the findings of the same template that are fixed before.
     """
 
@@ -62,14 +62,14 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class LintReport:
-    """What a log's requests could save.
+    """The savings possible in a log.
 
     Attributes:
-        findings: The most saving first.
+        findings: Findings, largest savings first.
         num_requests: Requests of the log.
         num_groups: Templates.
         hours: Time that the log covers; an hour if it has no times.
-        has_times: Whether it has.
+        has_times: Whether it has times.
         prompt_tokens: Of all requests.
         computed_tokens: As they were sent, on a cache that keeps every prefix.
         fixed_tokens: With all findings fixed, but for ``cache_control`` and ``drift``, which that
@@ -92,7 +92,7 @@ class LintReport:
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """A group's requests with some remedies applied, and what they compute."""
+    """A group's requests with some fixes applied, and their computed tokens."""
 
     remedies: tuple[Remedy, ...]
     requests: tuple[LoggedRequest, ...]
@@ -108,8 +108,8 @@ def lint(
     """Find what breaks prefixes early.
 
     Args:
-        requests: In the order in which they came.
-        tokenizer: Of the model that they were sent to.
+        requests: Requests in order of arrival.
+        tokenizer: Tokenizer of their model.
         block_size: Of the cache.
         progress: Called with a number of requests: when they were put into a group, and again
             when all remedies of their group were tried.
@@ -141,7 +141,7 @@ def _fix(group: Group, tokenizer: Tokenizer, block_size: int) -> list[_Trial]:
 
     def attempt(chosen: tuple[Remedy, ...]) -> _Trial:
         requests = list(group.requests)
-        for remedy in known:  # in their own order, whichever was chosen first
+        for remedy in known:  # in list order, whichever was chosen first
             if remedy in chosen and remedy.rewrite is not None:
                 requests = remedy.rewrite(requests)
         keep_seams = any(remedy.rewrite is None for remedy in chosen)
@@ -188,7 +188,7 @@ def _findings(group: Group, trials: Sequence[_Trial], hours: float) -> list[Find
 def _breakpoint_findings(
     group: Group, fixed: _Trial, tokenizer: Tokenizer, hours: float
 ) -> list[Finding]:
-    """Compare the breakpoints of a group, once all else is fixed."""
+    """Compare the breakpoints of a group, once everything else is fixed."""
     compared = compare_breakpoints(fixed.requests, tokenizer)
     if compared is None:
         return []

@@ -1,8 +1,8 @@
 """Checks that ``cache_control`` keeps what requests share.
 
-Providers with explicit breakpoints cache a prompt up to each block with ``cache_control``, and
-nothing else. A request reads the longest such prefix that ends at one of its own breakpoints, or
-within 20 blocks before it; short prefixes are not cached, and more than four breakpoints are
+Providers with explicit breakpoints cache a prompt only up to each block with ``cache_control``. A
+request reads the longest such prefix that ends at one of its own breakpoints, or within 20 blocks
+before it; short prefixes are not cached, and more than four breakpoints are
 refused. The replay here follows these rules of Anthropic's prompt caching, and compares the
 breakpoints that were sent with better ones::
 
@@ -23,26 +23,26 @@ from ostinato.lab.lint_rewrites import Remedy
 from ostinato.lab.request_log import LoggedRequest
 
 MAX_BREAKPOINTS = 4
-"""Blocks with ``cache_control`` that a request may have."""
+"""Maximum number of blocks with ``cache_control`` per request."""
 
 LOOKBACK_BLOCKS = 20
-"""Blocks before a breakpoint at which an earlier one is found again."""
+"""How many blocks before a breakpoint an earlier one is still found."""
 
 MIN_CACHED_TOKENS = 1024
-"""Tokens of the shortest prefix that is cached; some models need more."""
+"""Minimum tokens of a cached prefix; more for some models."""
 
 _HEAD = ("tools", "system")
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A prompt as a row of blocks.
+    """A prompt as a sequence of blocks.
 
     Attributes:
-        fields: Where each block was sent.
-        chain: A digest of all up to each block.
+        fields: Request field of each block.
+        chain: Digest of the prefix up to each block.
         num_tokens: Tokens up to each block.
-        marks: Places of the blocks with ``cache_control``.
+        marks: Indices of the blocks with ``cache_control``.
     """
 
     fields: tuple[str, ...]
@@ -82,7 +82,7 @@ class _Lengths:
     """Counts tokens of texts, each text once."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Know no text."""
+        """Start empty."""
         self._tokenizer = tokenizer
         self._known: dict[str, int] = {}
 
@@ -120,7 +120,7 @@ def _blocks(request: LoggedRequest) -> Iterator[tuple[str, str, bool]]:
 
 
 def _better(rows: Sequence[_Row], counts: Counter[bytes]) -> Iterator[tuple[int, ...]]:
-    """Yield the best places for each request: where the most share, and as late as any shares.
+    """Yield the best breakpoints of each request: the most shared block, and the last shared one.
 
     What was sent before is marked as well, so that a long turn is still found.
     """
@@ -137,7 +137,7 @@ def _better(rows: Sequence[_Row], counts: Counter[bytes]) -> Iterator[tuple[int,
 
 
 def _replayed(rows: Sequence[_Row], marks: Iterable[tuple[int, ...]]) -> Replayed:
-    """Serve requests from a cache that keeps prefixes up to breakpoints."""
+    """Replay requests on a cache with breakpoints."""
     cached: set[bytes] = set()
     prompt_tokens = computed = 0
     for row, mine in zip(rows, marks, strict=True):
@@ -153,7 +153,7 @@ def _replayed(rows: Sequence[_Row], marks: Iterable[tuple[int, ...]]) -> Replaye
 
 
 def _read(row: _Row, mark: int, cached: set[bytes]) -> int:
-    """Return the tokens that are read at a breakpoint."""
+    """Return the tokens read from the cache at a breakpoint."""
     places = range(mark, max(-1, mark - LOOKBACK_BLOCKS), -1)
     return next((row.num_tokens[place] for place in places if row.chain[place] in cached), 0)
 
@@ -161,7 +161,7 @@ def _read(row: _Row, mark: int, cached: set[bytes]) -> int:
 def _remedy(
     rows: Sequence[_Row], sent: Sequence[tuple[int, ...]], better: Sequence[tuple[int, ...]]
 ) -> Remedy:
-    """Say what is wrong with the breakpoints that were sent."""
+    """Describe what is wrong with the breakpoints that were sent."""
     num_marks = max(map(len, sent))
     target = " and ".join(_targets(rows, better)) or "the last block that stays the same"
     used = dict.fromkeys(row.fields[p] for row, mine in zip(rows, sent, strict=True) for p in mine)

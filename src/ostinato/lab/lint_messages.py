@@ -1,9 +1,8 @@
-"""Finds what changes inside messages before what requests share.
+"""Finds varying text before shared text inside messages.
 
-A time above a document, a result that is stamped anew whenever it is sent: all that follows is
-computed again. Messages of users and tools have no template, so what changes in them is known by
-its form alone. Where it is part of what was said, or stays the same from turn to turn, moving it
-saves nothing in the replay, and there is no finding.
+After a time above a document, or a result with a new stamp each time, everything is computed again.
+Messages of users and tools have no template, so varying text is recognized by its form alone. If it
+is constant from turn to turn, moving it saves nothing in the replay, and there is no finding.
 """
 
 import re
@@ -42,7 +41,7 @@ _CHANGING: dict[str, re.Pattern[str]] = {
         re.IGNORECASE,
     ),
 }
-"""What changes from request to request, by kind."""
+"""Patterns of varying text, by kind."""
 
 _ADVICE = {
     "timestamp": "Put the time at the end of the last message, not before a text that is sent "

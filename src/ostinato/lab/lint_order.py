@@ -1,4 +1,4 @@
-"""Finds what comes in changing order, though any would do: examples, documents, ids of calls."""
+"""Finds shuffled tools, examples, documents and call ids."""
 
 import json
 import re
@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from ostinato.lab.lint_rewrites import common_order, with_messages
-from ostinato.lab.logged_prompt import Block, Message
+from ostinato.lab.lint_rewrites import common_order, with_messages, with_prompt, with_tail
+from ostinato.lab.logged_prompt import Block, Message, Tool
 from ostinato.lab.request_log import LoggedRequest
 
 LEAST_LETTERS = 30
-"""Letters of a document; shorter pieces recur by chance."""
+"""Minimum characters of a document; shorter pieces recur by chance."""
 
 _TAG = re.compile(r"<(\w+)\b[^<>]*>")
 _GAPS = re.compile(r"\n\s*\n|\n-{3,}\n")
@@ -43,7 +43,7 @@ class _Piece:
 
 
 def sort_examples(requests: Sequence[LoggedRequest]) -> list[LoggedRequest]:
-    """Put pairs of question and answer that recur into the order in which they came first."""
+    """Sort recurring pairs of question and answer by first appearance."""
     orders: dict[tuple[str, ...], tuple[str, ...]] = {}
     fixed = []
     for request in requests:
@@ -73,7 +73,7 @@ def _pairs(messages: Sequence[Message]) -> list[Sequence[Message]]:
 
 
 def sort_documents(requests: Sequence[LoggedRequest]) -> list[LoggedRequest]:
-    """Put documents that recur in contradicting orders into one order, message by message."""
+    """Sort recurring documents with contradicting orders into one, message by message."""
     cut = [_pieces(message) for request in requests for message in request.prompt.messages]
     keys = [[piece.key for piece in pieces] for pieces in dict.fromkeys(map(tuple, cut))]
     counts = Counter(key for mine in keys for key in set(mine))
@@ -211,3 +211,51 @@ def _with_first_ids(
         call_id = names.get(message.call_id, message.call_id)
         renamed.append(replace(message, blocks=tuple(blocks), call_id=call_id))
     return renamed
+
+
+def sort_tools(requests: Sequence[LoggedRequest]) -> list[LoggedRequest]:
+    """List tools in one order; lists that never contradict each other stay."""
+    order = _places(requests)
+    return [
+        _with_tools(r, sorted(r.prompt.tools, key=lambda tool: order[tool.name])) for r in requests
+    ]
+
+
+def unite_tools(requests: Sequence[LoggedRequest]) -> list[LoggedRequest]:
+    """Send every tool that any request of the group has, in one order if they came in one."""
+    known: dict[str, Tool] = {}
+    for request in requests:
+        for tool in request.prompt.tools:
+            known.setdefault(tool.name, tool)
+    every = {name: known[name] for name in _places(requests)}
+
+    def united(tools: Sequence[Tool]) -> list[Tool]:
+        mine = {tool.name: tool for tool in tools}
+        if list(mine) == [name for name in every if name in mine]:
+            return [mine.get(name, tool) for name, tool in every.items()]
+        rest = [tool for name, tool in every.items() if name not in mine]
+        return [*mine.values(), *rest]  # their order is another remedy's
+
+    return [_with_tools(r, united(r.prompt.tools)) if r.prompt.tools else r for r in requests]
+
+
+def settle_tools(requests: Sequence[LoggedRequest]) -> list[LoggedRequest]:
+    """Send each tool as first seen; its current text goes to the end of the last message."""
+    first: dict[str, Tool] = {}
+    fixed = []
+    for request in requests:
+        tools = request.prompt.tools
+        settled = [first.setdefault(tool.name, tool) for tool in tools]
+        changed = [t.text for t, known in zip(tools, settled, strict=True) if t.text != known.text]
+        fixed.append(with_tail(_with_tools(request, settled), changed) if changed else request)
+    return fixed
+
+
+def _places(requests: Sequence[LoggedRequest]) -> dict[str, int]:
+    """Number the tools of a group in one order."""
+    lists = dict.fromkeys(tuple(tool.name for tool in r.prompt.tools) for r in requests)
+    return {name: place for place, name in enumerate(common_order(list(lists)))}
+
+
+def _with_tools(request: LoggedRequest, tools: Sequence[Tool]) -> LoggedRequest:
+    return with_prompt(request, replace(request.prompt, tools=tuple(tools)))

@@ -1,7 +1,7 @@
-"""What the sender could do so that requests begin alike.
+"""The list of fixes that a sender could apply.
 
-The list of remedies, in the order in which they are applied, and those that are about the text
-of prompts. A remedy that changes nothing is skipped, and one that saves nothing is no finding.
+In the order in which they are applied, with those that concern the text of prompts. A fix that
+changes nothing is skipped; one that saves nothing is not reported.
 """
 
 import re
@@ -9,7 +9,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ostinato.lab.lint_history import keep_reasoning, keep_window
-from ostinato.lab.lint_order import keep_call_ids, sort_documents, sort_examples
+from ostinato.lab.lint_order import (
+    keep_call_ids,
+    settle_tools,
+    sort_documents,
+    sort_examples,
+    sort_tools,
+    unite_tools,
+)
 from ostinato.lab.lint_rewrites import (
     Remedy,
     Rewrite,
@@ -20,7 +27,6 @@ from ostinato.lab.lint_rewrites import (
 )
 from ostinato.lab.lint_slots import SlotKind, shortened
 from ostinato.lab.lint_templates import Group, slot_spans, sort_json
-from ostinato.lab.lint_tools import settle_tools, sort_tools, unite_tools
 from ostinato.lab.request_log import LoggedRequest
 
 _BLANKS, _LINE_ENDS, _GAPS = (
@@ -42,7 +48,7 @@ _SLOT_ADVICE: dict[SlotKind, str] = {
 
 
 def remedies_for(group: Group) -> list[Remedy]:
-    """List what could be done for a group, in the order in which it would be applied."""
+    """List the fixes for a group, in the order of application."""
     fixed = [Remedy(kind, advice, rewrite, where) for kind, where, advice, rewrite in _REMEDIES]
     seam = Remedy("seam", _SEAM_ADVICE, None)
     return [*fixed, *_parameter_remedies(group), *_slot_remedies(group), seam]

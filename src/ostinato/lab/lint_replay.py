@@ -1,7 +1,7 @@
-"""The tokens that the requests of a group would have computed.
+"""Replays a group of requests, and counts computed tokens.
 
-They are served one after the other by the real cache, large enough that nothing is evicted, so
-that every miss is due to content.
+Requests run one after another on the real cache, large enough that nothing is evicted, so every
+miss is due to content.
 """
 
 from array import array
@@ -23,7 +23,7 @@ class Replayed:
 
     Attributes:
         prompt_tokens: Tokens of all prompts.
-        computed_tokens: Those that went through the model.
+        computed_tokens: Tokens computed by the model.
     """
 
     prompt_tokens: int
@@ -41,7 +41,7 @@ class Seams:
     """Texts seen so far, with their tokens: what follows one of them is tokenized by itself."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Start with no text."""
+        """Start empty."""
         self._tokenizer = tokenizer
         self._texts: list[str] = []
         self._tokens: dict[str, array[int]] = {}
@@ -83,7 +83,7 @@ def replay(
         requests: In order.
         tokenizer: Of the model.
         block_size: Of the cache.
-        keep_seams: Whether earlier text keeps the tokens that it had.
+        keep_seams: Whether earlier text keeps its tokens.
     """
     seams = Seams(tokenizer)
     keys: list[tuple[PrefixKey, list[int]]] = []
@@ -118,7 +118,7 @@ def _serve(keys: list[tuple[PrefixKey, list[int]]], block_size: int) -> Replayed
         for token in answer:
             key.append(token)
         cache.grow(table, len(key))
-        num_computed = len(key) - bool(answer)  # the last token of an answer is sampled alone
+        num_computed = len(key) - bool(answer)  # the last token of an answer is not computed
         cache.publish(table, num_computed)
         cache.commit([table])
         cache.release(table, num_computed)

@@ -1,8 +1,7 @@
-"""Rewrites a request as its sender could have written it.
+"""Rewrites of requests that a sender could make.
 
-A remedy rewrites the requests of a group: what changes moves to the end of the last message, what
-may be in any order is put into one. No content is dropped, so that a replay of the rewritten
-requests shows what the sender would save.
+A fix rewrites the requests of a group: varying text moves to the end of the last message, shuffled
+items are sorted. No content is dropped, so a replay of the rewritten requests shows the savings.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -22,14 +21,14 @@ NameT = TypeVar("NameT", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """One thing that the sender of a group's requests could do.
+    """A fix that the sender of a group's requests could apply.
 
     Attributes:
         kind: What it fixes.
         advice: What to do, in words.
         rewrite: Does it; None where the replay tokenizes earlier text by itself.
         where: The field, or the words before the place, if it is one.
-        examples: Some of what changes there.
+        examples: Some of the values there.
     """
 
     kind: str

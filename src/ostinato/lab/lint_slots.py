@@ -1,4 +1,4 @@
-"""Names what changes in one place of a template: a time, an id, a counter, a name."""
+"""Classifies what varies in a template: a time, an id, a counter, a name."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -34,13 +34,13 @@ _ABOUT_USERS = re.compile(
 
 @dataclass(slots=True)
 class Slot:
-    """A place of a template where requests differ.
+    """A position of a template where requests differ.
 
     Attributes:
         before: The words before it.
         after: The words after it.
-        values: What stood there, by the place of the request in its group.
-        kind: What that is.
+        values: Its values, by index of the request in its group.
+        kind: Kind of values.
     """
 
     before: str
@@ -72,7 +72,7 @@ def shortened(text: str, most: int = 40) -> str:
 
 
 def kind_of_slot(slot: Slot, requests: Sequence[LoggedRequest]) -> SlotKind:
-    """Say what a slot holds."""
+    """Classify a slot."""
     values = _what_varies([value for value in slot.values.values() if value])
     if not values:
         return "wording"

@@ -1,7 +1,7 @@
-"""Finds requests made from one template, and what changes in it.
+"""Groups requests by template, and finds what varies in it.
 
-Templates are found by alignment: the words that all requests of a group agree on stay, and what
-is between them is a slot::
+Templates are found by alignment: the words common to all requests of a group are kept, and the
+text between them is a slot::
 
     You are a helper . Now it is 10:42:07 . The user is ann .
     You are a helper . Now it is 10:43:12 . The user is bob .
@@ -24,7 +24,7 @@ from ostinato.lab.lint_slots import Slot, kind_of_slot, shortened
 from ostinato.lab.request_log import LoggedRequest
 
 LEAST_SIMILARITY = 0.4
-"""Share of equal runs of three words at which two texts are of one template."""
+"""Share of equal word trigrams from which two texts have one template."""
 
 MOST_WORDS = 3000
 """Words of a text that are aligned; slots are found among them only."""
@@ -141,7 +141,7 @@ def group_requests(
 
 
 def _find(groups: list[Group], words: list[str]) -> Group:
-    """Return the group that a text is most alike; a new one if it is like none."""
+    """Return the most similar group; a new one if none is similar enough."""
     mine, best, most = _runs(words), None, LEAST_SIMILARITY
     for group in groups:
         theirs = group.runs

@@ -1,4 +1,4 @@
-"""A logged prompt, whichever API it was sent to. Tools, then messages made of blocks.
+"""A logged prompt, independent of its API: tools, then messages of blocks.
 
 ::
 
@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 BlockKind = Literal["text", "reasoning", "call", "opaque"]
-"""``opaque`` is what is passed on as it is: images, files, results of hosted tools."""
+"""Kinds of blocks; ``opaque``: images, files, results of hosted tools."""
 
 Api = Literal["chat", "completions", "responses", "messages"]
 
@@ -33,9 +33,9 @@ class Block:
     """A piece of a message.
 
     Attributes:
-        field: Where it was sent, such as ``messages[2].content[0]``.
-        text: What the model reads; of an image a placeholder with the digest of its content.
-        kind: What it is.
+        field: Its field in the request, such as ``messages[2].content[0]``.
+        text: Its text; for an image a placeholder with the digest of its content.
+        kind: Kind of finding.
         call_id: Of a tool call.
         is_marked: Whether it has ``cache_control``.
     """

@@ -1,8 +1,8 @@
-"""What a token costs a model: multiplications, bytes of weights and of KV.
+"""The work per token: FLOP, bytes of weights and of KV.
 
-From a config alone. A token is multiplied with every weight that it goes through, 2 FLOP each, and
-meets every earlier token in attention: per pair of a query and a key 4 FLOP for each value of a
-query head. A layer with a window has no pairs beyond it::
+From a config alone. A token is multiplied with each weight on its path, 2 FLOP each, and attends to
+every earlier token: per pair of a query and a key 4 FLOP for each value of a query head. A layer
+with a window has no pairs beyond it::
 
     context 1 2 3 4 5 6 ...      pairs of the token at position 6
     full    x x x x x x          6
@@ -25,7 +25,7 @@ from ostinato.lab.kv_layers import Kind, Layer
 from ostinato.lab.weights import Weights, count_weights
 
 WEIGHT_FORMATS = ("auto", "bf16", "fp8", "int8", "int4")
-"""In which weights may be said to be."""
+"""Formats of weights."""
 
 _SCALES = 0.25
 """Bits per value for scales, where a config does not say how large its groups are."""

@@ -1,13 +1,13 @@
-"""How many replicas, with how much memory for the cache, serve a traffic.
+"""The number of replicas, and their cache memory, for some traffic.
 
-Memory saves prefill, so it saves machines, but these are bought whole, and each has a cache of its
-own. For each size of a replica's memory the trace is replayed on as many replicas as its load needs
-with the hits that they have then, once with a router that follows prefixes and once without::
+Memory saves prefill and so machines, but those are bought whole, and each has its own cache. For
+each size of a replica's memory the trace is replayed on as many replicas as the load needs with the
+resulting hits, once with prefix-aware and once with round-robin routing::
 
     load with hits / utilisation  ─►  replicas  ─►  hits with so many caches  ─►  load with hits ...
 
-Of the curve three points matter: the lowest bill, where hits bend (the *knee*), and the first size
-at which nothing is evicted.
+Three points of the curve matter: the lowest bill, the *knee* of the hits, and the first size at
+which nothing is evicted.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,14 +27,14 @@ from ostinato.settings import PolicyName
 
 GIB = 2**30
 MOST_POINTS = 200
-"""Sizes of a curve: more could not be told apart in a plot."""
+"""Maximum sizes of a curve; more could not be distinguished in a plot."""
 
 ROUTINGS: tuple[Routing, Routing] = ("affinity", "round_robin")
 
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What things cost per hour, in one currency.
+    """Prices per hour, in one currency.
 
     Attributes:
         gpu: One GPU, or the whole machine where its GPUs are not known.
@@ -57,7 +57,7 @@ class Prices:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What one replica is, and how it is run.
+    """A replica's hardware and settings.
 
     Attributes:
         cost: How long work takes on it.
@@ -78,7 +78,7 @@ class Setup:
     policy: PolicyName = USUAL_POLICY
 
     def __post_init__(self) -> None:
-        """Refuse a utilisation that cannot be.
+        """Check the utilisation.
 
         Raises:
             ConfigError: It is not above 0, or above 1.

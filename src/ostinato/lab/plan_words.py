@@ -7,7 +7,7 @@ from ostinato.lab.quantities import write_bytes
 
 
 def in_words(plan: Plan, currency: str) -> Iterator[str]:
-    """Say what to do, a sentence or two at a time.
+    """Yield the advice, a sentence or two at a time.
 
     Args:
         plan: The curve.
@@ -59,7 +59,7 @@ def _advice(best: Option, plan: Plan, currency: str) -> str:
 
 
 def _without_affinity(best: Option, plan: Plan, currency: str) -> str:
-    """Say what the same memory is worth if requests are sent to each replica in turn."""
+    """Describe the same memory with round-robin routing."""
     fleet, other = best.affinity, best.round_robin
     if fleet.num_replicas == other.num_replicas == 1:
         return "One replica is enough, so routing makes no difference."
@@ -73,7 +73,7 @@ def _without_affinity(best: Option, plan: Plan, currency: str) -> str:
 
 
 def _knee(plan: Plan, currency: str) -> str:
-    """Say what the knee is good for, beside the lowest bill."""
+    """Describe the knee, beside the lowest bill."""
     bend, best = plan.knee, plan.best
     fleet = bend.affinity
     where = f"The curve of hits bends at {write_bytes(bend.memory_bytes)} per replica"
@@ -85,7 +85,7 @@ def _knee(plan: Plan, currency: str) -> str:
 
 
 def _ceiling(plan: Plan) -> str:
-    """Say what no memory finds."""
+    """Describe the limit of hits."""
     most, seen = plan.ceiling.affinity, plan.seen_ratio
     size = write_bytes(plan.ceiling.memory_bytes)
     on_many = f" on {_replicas(most.num_replicas)}" if most.num_replicas > 1 else ""
@@ -108,7 +108,7 @@ def _ceiling(plan: Plan) -> str:
 
 
 def _why_not(plan: Plan) -> str:
-    """Say at which price of memory a first size would pay."""
+    """Describe the price of memory below which it would pay."""
     pays = max((_break_even(option, plan) for option in plan.options), default=0.0)
     return f" (memory would pay below {pays:.2g} for a GiB and hour)" if pays > 0 else ""
 

@@ -1,4 +1,4 @@
-"""Draws the figures.
+"""Draws plots.
 
 Each function returns a ``matplotlib`` figure of its own, drawn without a display and without any
 state that is shared with other figures.
@@ -28,7 +28,7 @@ from ostinato.lab.simulation import Simulation
 from ostinato.lab.timed_replay import TimedResult
 
 NO_CACHE = "no cache"
-"""Name of the run without one, which is drawn in grey."""
+"""Name of the run without a cache, which is drawn in grey."""
 
 _MEMORY_UNITS = (
     ("TiB", 2.0**40),
@@ -52,7 +52,7 @@ _HELD, _EVICTABLE, _UNUSED = "#5e35b1", "#b39ddb", "#f1eef8"
 
 
 def hit_ratio_plot(simulation: Simulation) -> Figure:
-    """Draw hits against memory, or blocks: a line per policy, a dashed one per bound."""
+    """Plot hits against memory or blocks: a line per policy, a dashed one per bound."""
     figure, axes = _canvas(f"Hits against memory: {simulation.trace.name}")
     memory = simulation.memory()
     sizes = list(memory or simulation.capacities)
@@ -88,7 +88,7 @@ def hit_ratio_plot(simulation: Simulation) -> Figure:
 
 
 def first_token_plot(timed: Mapping[str, TimedResult], title: str) -> Figure:
-    """Draw how many requests had their first token after how long, a line per run."""
+    """Plot the distribution of times to first token, a line per run."""
     figure, axes = _canvas(f"Time to the first token: {title}")
     colours = cycle(_COLOURS)  # those of the policies in the plot of hits
     for name, result in timed.items():
@@ -109,8 +109,8 @@ def first_token_plot(timed: Mapping[str, TimedResult], title: str) -> Figure:
 
 
 def occupancy_plot(result: TimedResult, title: str) -> Figure:
-    """Draw who holds the memory over time, and how many run and wait."""
-    figure, axes = _canvas(f"Who holds the memory: {title}")
+    """Plot occupancy over time, and the numbers of running and waiting sequences."""
+    figure, axes = _canvas(f"Occupancy: {title}")
     unit, scale = _time_unit(result.moments[-1].at_s)
     times = [moment.at_s / scale for moment in result.moments]
     held = np.array([moment.held_blocks for moment in result.moments], float)
@@ -157,15 +157,15 @@ def occupancy_plot(result: TimedResult, title: str) -> Figure:
 
 
 def plan_plot(plan: Plan, title: str, currency: str) -> Figure:
-    """Draw hits and the bill against a replica's memory, with the points that matter."""
-    figure, axes = _canvas(f"What memory buys: {title}")
+    """Plot hits and the bill against a replica's memory, with the points that matter."""
+    figure, axes = _canvas(f"Hits and bill by memory: {title}")
     memory = [option.memory_bytes for option in plan.options]
     routed = [option.affinity for option in plan.options]
     in_turn = [option.round_robin for option in plan.options]
     axes.set_xscale("log")
     for label, fleets, colour in (
         ("hits, routed by prefix", routed, _COLOURS[0]),
-        ("hits, replicas in turn", in_turn, _COLOURS[1]),
+        ("hits, round robin", in_turn, _COLOURS[1]),
     ):
         ratios = [fleet.hit_ratio for fleet in fleets]
         axes.plot(memory, ratios, color=colour, marker="o", markersize=4, label=label)
@@ -186,7 +186,7 @@ def plan_plot(plan: Plan, title: str, currency: str) -> Figure:
         bill.plot(memory, bills, color=_BILL, linewidth=1.2, linestyle=dashes)
     bill.axhline(plan.without.money, color=_FAINT, linewidth=1, linestyle="-.")
     bill.plot([], [], color=_BILL, linestyle="--", label="bill, routed by prefix")
-    bill.plot([], [], color=_BILL, linestyle=":", label="bill, replicas in turn")
+    bill.plot([], [], color=_BILL, linestyle=":", label="bill, round robin")
     bill.plot([], [], color=_FAINT, linestyle="-.", label="bill without a cache")
     bill.set_ylim(bottom=0)
     bill.set_ylabel(f"{currency} per hour", color=_BILL)

@@ -1,9 +1,9 @@
-"""A recorded trace, once it is read."""
+"""A recorded run."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from ostinato.core.errors import BrokenTrace
+from ostinato.errors import BrokenTrace
 from ostinato.lab.lines import BrokenLine, OnBroken, read_lines
 from ostinato.traces.format import Added, AnyEvent, Ended, Header, Stopped, read_event, read_header
 
@@ -13,7 +13,7 @@ class Recording:
     """A run of an engine.
 
     Attributes:
-        name: Of the file.
+        name: Name of the file.
         header: Settings, and how the recording began.
         events: What happened, in order.
         broken: Lines that were left out.
@@ -36,7 +36,7 @@ class Recording:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it began cold, was ended in order and lost no line: then replays are exact."""
+        """Whether it started cold, ended normally and lost no line, so that replays are exact."""
         ends = bool(self.events) and isinstance(self.events[-1], Stopped)
         return self.header.is_cold and ends and not self.broken
 
@@ -45,7 +45,7 @@ def read_recording(path: str | Path, on_broken: OnBroken = "refuse") -> Recordin
     """Read what an engine recorded.
 
     Raises:
-        BrokenTrace: It is no recording, or a line cannot be read and is not to be skipped.
+        BrokenTrace: It is not a recording, or a line is invalid and not to be skipped.
     """
     path = Path(path)
     headers: list[Header] = []

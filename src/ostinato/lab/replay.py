@@ -1,7 +1,7 @@
 """Replays a recorded run and compares its hits.
 
-The recorded events are put to the real scheduler and the real cache, step by step, at the
-recorded times. In place of the model stands a runner that answers with the recorded tokens::
+The recorded events are applied to the real scheduler and cache, step by step, at the recorded
+times. A runner that returns the recorded tokens replaces the model::
 
     events ──► scheduler.plan ──► recorded tokens ──► scheduler.commit ──► hits
 
@@ -49,7 +49,7 @@ from ostinato.traces.format import (
 
 @dataclass(frozen=True, slots=True)
 class Hits:
-    """What one request found at its first admission.
+    """The hits of a request at its first admission.
 
     Attributes:
         cached: Prompt tokens that hit, copied ones included.
@@ -62,13 +62,13 @@ class Hits:
 
 @dataclass(frozen=True, slots=True)
 class ReplayedRequest:
-    """One request, then and now.
+    """A request, recorded and replayed.
 
     Attributes:
-        number: In the recording.
+        number: Its number in the recording.
         prompt_tokens: Length of its prompt.
-        recorded: What it found when it was recorded; None if that was not written down.
-        replayed: What it finds now; None if it was never admitted.
+        recorded: Recorded hits; None if not recorded.
+        replayed: Replayed hits; None if never admitted.
     """
 
     number: int
@@ -83,18 +83,18 @@ class ReplayedRequest:
 
 
 class Replay:
-    """A recorded run, to be done again.
+    """Replays a recorded run.
 
     Attributes:
-        recording: What is replayed.
-        cache: The real one, of the recorded settings.
-        scheduler: The real one.
+        recording: The recording.
+        cache: A real cache with the recorded settings.
+        scheduler: A real scheduler.
         num_idle_steps: Recorded steps in which no request had anything to compute in the replay; 0
             unless only a part was recorded.
     """
 
     def __init__(self, recording: Recording) -> None:
-        """Stand where the recording began."""
+        """Start at the beginning of the recording."""
         self.recording = recording
         self.num_idle_steps = 0
         self._now_s = recording.header.start_us / 1_000_000
@@ -112,7 +112,7 @@ class Replay:
         watch: Callable[[AnyEvent], None] | None = None,
         watch_plan: Callable[[StepPlan], None] | None = None,
     ) -> list[ReplayedRequest]:
-        """Do again all that was recorded.
+        """Replay all recorded events.
 
         Args:
             watch: Is shown every event after it was done.
@@ -129,7 +129,7 @@ class Replay:
         return [self._compare(added) for added in self.recording.added]
 
     def _do(self, event: AnyEvent) -> None:
-        """Do one event again."""
+        """Replay one event."""
         match event:
             case Added():
                 self._add(event)
@@ -145,7 +145,7 @@ class Replay:
                     self._administer(event)
 
     def _administer(self, event: AnyEvent) -> None:
-        """Do again what happened between steps."""
+        """Replay what happened between steps."""
         admin = self.cache.admin
         match event:
             case Cancelled():
@@ -198,7 +198,7 @@ class Replay:
         self._note([update.sequence for update in updates])
 
     def _fail(self, begun_us: int, ended_us: int) -> None:
-        """Let a step fail as it did; the engine ends the siblings of those that it took along."""
+        """Fail a step as recorded; the engine also ends the forks of its sequences."""
         self._at(begun_us)
         self.scheduler.plan()
         self._at(ended_us)
@@ -230,7 +230,7 @@ class Replay:
 
 
 class _RecordedAnswers:
-    """Answers a plan with the tokens that were sampled then."""
+    """Answers a plan with the recorded tokens."""
 
     def __init__(self) -> None:
         self._next_id = 0

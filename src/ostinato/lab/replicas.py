@@ -1,11 +1,11 @@
 """The hits of several replicas, each with a cache of its own.
 
-A conversation that moves to another replica finds nothing there, so hits depend on the router:
+A conversation that moves to another replica misses, so hits depend on the router:
 
 * ``affinity``: a request goes where most of its prefix is cached, unless that replica has more than
   its share of the load (a quarter above the mean, and one request); then to the next best. Without
   a cached prefix it goes to the least loaded one.
-* ``round_robin``: each in turn, as a load balancer does that knows nothing of prefixes.
+* ``round_robin``: each in turn, like a load balancer without prefix awareness.
 
 Sources: consistent hashing with bounded loads, arXiv 1608.01350, for the bound; Preble, arXiv
 2407.00023, and SGLang's router for routing by prefix.
@@ -25,7 +25,7 @@ from ostinato.lab.serial_replay import Pools, SerialCache, each_path, hit_tokens
 from ostinato.settings import PolicyName
 
 Routing = Literal["affinity", "round_robin"]
-"""How requests are spread over replicas."""
+"""Routing of requests over replicas."""
 
 LOAD_FACTOR = 1.25
 """Of the mean load, above which a replica gets no request for its prefix alone."""
@@ -54,7 +54,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RoutedResult:
-    """What replicas found.
+    """The hits of replicas.
 
     Attributes:
         hit_tokens: Prompt tokens that hit, shape (num_requests,).

@@ -1,6 +1,6 @@
-"""Puts figures, tables and words on one page.
+"""Writes plots, tables and text to one HTML page.
 
-One HTML file that needs nothing else: figures are inside as SVG, and there is no script.
+The file is self-contained: plots are inline SVG, and there is no script.
 """
 
 from collections.abc import Iterable, Sequence

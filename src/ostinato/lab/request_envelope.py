@@ -1,4 +1,4 @@
-"""Finds request, time, tenant and response in a record of a log.
+"""Finds request, time, tenant and response in a log record.
 
 Gateways wrap the body of a request into objects of their own, sometimes as a string. The body is
 the innermost object with ``messages``, ``input`` or ``prompt``.
@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from math import isfinite
 from typing import Any
 
-from ostinato.core.errors import BrokenTrace
+from ostinato.errors import BrokenTrace
 from ostinato.lab.request_formats import is_request
 
 _BODIES = (
@@ -35,7 +35,7 @@ _WORDS_AROUND = """
     team_id tenant time timestamp total_tokens trace_id ts url usage
 """
 _AROUND = frozenset(_WORDS_AROUND.split())
-"""What a log writes into the body of a request itself."""
+"""Fields that logs add to the body of a request."""
 
 _MAX_NESTING = 4
 _SHOWN_FIELDS = 8

@@ -1,12 +1,12 @@
-"""Reads an object of a request so that no field of it is missed.
+"""Reads a JSON object strictly: unknown fields are refused.
 
-A field that was not asked for is refused by its path, unless it is known not to reach the prompt.
+A field that was not read is refused by its path, unless it is known not to affect the prompt.
 """
 
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
-from ostinato.core.errors import BrokenTrace
+from ostinato.errors import BrokenTrace
 
 ValueT = TypeVar("ValueT")
 
@@ -26,7 +26,7 @@ SETTINGS = _names(
     response_format suffix text thinking verbosity web_search_options
     """
 )
-"""Parameters that reach the prompt, or that providers keep apart in their caches."""
+"""Parameters that affect the prompt, or separate providers' caches."""
 
 NOT_IN_PROMPT = _names(
     """
@@ -56,14 +56,14 @@ IN_MESSAGE = _names(
     stop_details stop_reason stop_sequence type usage
     """
 )
-"""Fields of messages that do not reach the prompt."""
+"""Fields of messages that do not affect the prompt."""
 
 IN_BLOCK = _names(
     """
     annotations caller citations id index logprobs signature status
     """
 )
-"""Fields of parts and items that do not reach the prompt."""
+"""Fields of parts and items that do not affect the prompt."""
 
 
 OPAQUE_PARTS = _names(
@@ -72,7 +72,7 @@ OPAQUE_PARTS = _names(
     input_file input_image mcp_tool_result redacted_thinking tool_reference video_url
     """
 )
-"""Parts of messages that are no text."""
+"""Parts of messages that are not text."""
 
 OPAQUE_ITEMS = _names(
     """
@@ -86,7 +86,7 @@ OPAQUE_ITEMS = _names(
 
 
 class Fields:
-    """An object of a request, read field by field; what was not asked for is refused."""
+    """An object of a request, read field by field; unread fields are refused."""
 
     def __init__(self, value: Any, path: str) -> None:
         """Wrap a value.
@@ -123,12 +123,12 @@ class Fields:
         return self._left.pop(name, None)
 
     def rest(self) -> dict[str, Any]:
-        """Return all fields that are left."""
+        """Return all remaining fields."""
         left, self._left = self._left, {}
         return left
 
     def finish(self, ignored: Collection[str] = ()) -> None:
-        """Refuse what is left, but for names that are known not to matter and empty values.
+        """Refuse remaining fields, except known irrelevant ones and empty values.
 
         Raises:
             BrokenTrace: It names the first field that is not understood.

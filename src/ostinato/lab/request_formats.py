@@ -1,7 +1,7 @@
-"""Turns the body of a request into a prompt. OpenAI's three APIs and Anthropic's messages.
+"""Turns the body of a request into a prompt, for OpenAI's three APIs and Anthropic's messages.
 
-A field is read, written into the prompt as a setting, or known not to reach it. Any other field,
-part or role is refused by its name, since leaving it out could make two prompts look alike.
+A field is read, written into the prompt as a setting, or known not to affect it. Any other field,
+part or role is refused by name, since ignoring it could make two different prompts look equal.
 
 Sources: the API references of OpenAI (chat completions, completions, responses) and Anthropic
 (messages), and the extra parameters of vLLM and SGLang.
@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ostinato.core.errors import BrokenTrace
+from ostinato.errors import BrokenTrace
 from ostinato.lab.logged_prompt import Block, Message, Prompt, Tool
 from ostinato.lab.request_fields import IN_BLOCK, NOT_IN_PROMPT, OPAQUE_ITEMS, SETTINGS, Fields
 from ostinato.lab.request_parts import (

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ostinato.core.errors import BrokenTrace, TokenOutOfRange
 from ostinato.core.tokens import pack_tokens
+from ostinato.errors import BrokenTrace, TokenOutOfRange
 from ostinato.lab.lines import BrokenLine, OnBroken, iter_lines
 from ostinato.lab.logged_prompt import Block, Message, Prompt
 from ostinato.lab.request_envelope import (
@@ -90,7 +90,7 @@ class RequestLog:
     """A log of requests, in the order of its lines.
 
     Attributes:
-        name: Of the file.
+        name: Name of the file.
         requests: In order.
         broken: Records that were skipped.
         is_cut: Whether the log goes on after the last request that was read.
@@ -107,9 +107,9 @@ class LogOptions:
     """How to read a log.
 
     Attributes:
-        on_broken: Whether a record that cannot be read ends the reading or is skipped.
+        on_broken: Whether to stop at an invalid record, or to skip it.
         ignored: Fields of requests that are known not to change the prompt.
-        broken: Skipped records are appended to it.
+        broken: Receives the skipped records.
     """
 
     on_broken: OnBroken = "refuse"

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ostinato.core.errors import BrokenTrace
+from ostinato.errors import BrokenTrace
 from ostinato.lab.logged_prompt import Block, Message
 from ostinato.lab.request_fields import IN_BLOCK, IN_MESSAGE, OPAQUE_PARTS, Fields, shown
 

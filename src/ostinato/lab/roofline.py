@@ -1,6 +1,6 @@
 """The time of a step on given GPUs.
 
-Every kernel takes as long as its arithmetic or its memory traffic, whichever is longer::
+Every kernel takes the longer of its arithmetic and its memory traffic::
 
     matrices    max(FLOP of all tokens / peak,  bytes of the weights they need / bandwidth)
     attention   max(FLOP of all pairs  / peak,  bytes of KV read              / bandwidth)
@@ -32,11 +32,11 @@ _LEAST_KV_SHARE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What one replica runs on.
+    """The hardware of one replica.
 
     Attributes:
-        gpu: Its kind.
-        num_gpus: Over which the model is spread by tensor parallelism.
+        gpu: Kind of GPU.
+        num_gpus: GPUs of a replica, by tensor parallelism.
         compute_share: Of peak arithmetic; None is that of dense models or of experts.
         memory_share: Of the bandwidth of memory and links.
     """
@@ -47,7 +47,7 @@ class Machine:
     memory_share: float = MEMORY_SHARE
 
     def __post_init__(self) -> None:
-        """Refuse shares that cannot be.
+        """Check the shares.
 
         Raises:
             ConfigError: One is not above 0, or above 1.
@@ -107,7 +107,7 @@ class RooflineCost:
 
     @property
     def origin(self) -> str:
-        """Where the figures come from, in a few words."""
+        """The source of the costs, in a few words."""
         weights, machine = self.model.weights, self.machine
         active = f", {weights.active / 1e9:.3g}B active," if weights.experts is not None else ""
         return (

@@ -1,12 +1,12 @@
-"""The tokens that a shared prefix keeps out of the model.
+"""The tokens that a shared prefix saves.
 
-Many requests begin alike and end differently, and the cache is cold::
+Many requests share a prefix, end differently, and the cache is cold::
 
     request 1   S S S S S S S S S S a a      all computed, then cached
     request 2   S S S S S S S S S S b b      S found as far as the cache can, the rest computed
     request 3   S S S S S S S S S S c c      the same
 
-It does not matter whether they come one after another or all at once: requests that share a
+It does not matter whether they arrive one after another or all at once: requests that share a
 prefix wait for, or share the step of, the one that computes it (law 1). How much a follower
 finds depends on the cache:
 
@@ -32,7 +32,7 @@ from ostinato.core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests that begin alike.
+    """Requests with a shared prefix.
 
     Attributes:
         shared_tokens: Tokens that all prompts begin with.
@@ -48,7 +48,7 @@ class Workload:
     block_size: int = 16
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be.
+        """Check the counts.
 
         Raises:
             ConfigError: A count is out of range, or the prompts are empty.
@@ -73,7 +73,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """What the requests after the first one find, and what all of them compute.
+    """The tokens that requests reuse and compute.
 
     Attributes:
         workload: The requests.
@@ -92,13 +92,13 @@ class Reuse:
 
     @property
     def computed_tokens(self) -> int:
-        """Tokens of all prompts that go through the model."""
+        """Prompt tokens computed by the model."""
         followers = self.workload.num_requests - 1
         return self.workload.prompt_tokens + followers * self.computed_per_request_tokens
 
     @property
     def saved_tokens(self) -> int:
-        """Tokens that do not go through the model."""
+        """Prompt tokens that are not computed."""
         return self.workload.total_tokens - self.computed_tokens
 
     @property
@@ -118,12 +118,12 @@ class Reuse:
 
 
 def without_cache(workload: Workload) -> Reuse:
-    """Say what is computed when nothing is kept: every token of every prompt."""
+    """Return the reuse without a cache: none."""
     return Reuse(workload, found_tokens=0)
 
 
 def by_whole_blocks(workload: Workload) -> Reuse:
-    """Say what is computed when only whole blocks are found.
+    """Return the reuse of whole blocks.
 
     Source: vLLM, "Automatic Prefix Caching"; SGLang with a page size above 1.
     """
@@ -131,7 +131,7 @@ def by_whole_blocks(workload: Workload) -> Reuse:
 
 
 def by_token(workload: Workload) -> Reuse:
-    """Say what is computed when a partly shared block is copied up to its last shared token.
+    """Return the reuse when a partly shared block is copied up to its last shared token.
 
     The first block that a request leaves in its middle is copied, as far as it is shared; so
     the block size decides what is copied, and nothing else.

@@ -7,8 +7,8 @@ tokens is one of 3 blocks of 512: its own token's and those that the 1,023 befor
 path ends with one more block, never published, for the partial last block of the prompt; the cache
 has one block more than asked for to hold it.
 
-Nothing is held but the request that is served: the question is what the memory is worth, not how
-the load behaves. For that there is ``timed_replay``.
+Only the current request holds blocks: this measures the value of memory, not the behaviour under
+load, which ``timed_replay`` simulates.
 """
 
 from array import array
@@ -37,14 +37,14 @@ _IDENTITY = Identity()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SerialResult:
-    """What one cache found.
+    """The hits of one cache.
 
     Attributes:
         policy: Of the cache.
         num_blocks: Of the cache, in blocks of the trace.
         hit_tokens: Prompt tokens that hit, shape (num_requests,).
         cached_blocks: Blocks with content after each request, shape (num_requests,).
-        evicted_blocks: Blocks that were given away for other content.
+        evicted_blocks: Blocks that were evicted.
         num_cut: Requests with more blocks than the cache, of which the first alone are used.
         total_input_tokens: Tokens of all prompts.
         loaded_tokens: Prompt tokens that a disk had and the pool had not, over all requests; they
@@ -92,7 +92,7 @@ class Pools:
 
 
 class SerialCache:
-    """One cache that serves one request after another.
+    """A cache that serves one request after another.
 
     Attributes:
         manager: The real one.

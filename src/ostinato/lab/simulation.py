@@ -46,7 +46,7 @@ _NEVER = 2**62
 
 @dataclass(slots=True)
 class Simulation:
-    """What was asked and found of one trace.
+    """The simulation of one trace.
 
     Attributes:
         trace: The traffic.

@@ -1,4 +1,4 @@
-"""A disk behind the pool of a simulation: what is on it, and when loads are there.
+"""A simulated disk behind the pool: its contents and load times.
 
 It is written as an engine writes: what is used a second time, and what a request leaves behind
 while the pool is full (``engine.tier_stores``), and evicts by the code of ``DiskTier``

@@ -1,7 +1,7 @@
-"""Replays a load in time: first tokens, queues, and who holds the memory.
+"""Replays a load in time: TTFT, queues, and occupancy.
 
-The trace's requests arrive at their times at the real scheduler over the real cache; in place of
-the model stands a clock that a cost model moves on, step by step::
+The trace's requests arrive at their times at the real scheduler and cache; a clock that a cost
+model advances, step by step, replaces the model::
 
     arrivals ──► scheduler.plan ──► clock += cost ──► scheduler.commit ──► first tokens, samples
 
@@ -40,7 +40,7 @@ UTILISATION = 0.8
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Who holds the memory at one time.
+    """Occupancy at one time.
 
     Attributes:
         at_s: Seconds since the first arrival.
@@ -67,7 +67,7 @@ class TimedResult:
         hit_tokens: Prompt tokens that hit, over all requests.
         input_tokens: Prompt tokens of all requests that were served.
         num_refused: Requests whose prompt the pool cannot hold.
-        num_preemptions: Times that a running sequence's blocks were taken back.
+        num_preemptions: Preemptions of running sequences.
         num_steps: Steps that ran.
         busy_s: Seconds in which a step ran.
         ended_s: When the last request ended.

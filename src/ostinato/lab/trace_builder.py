@@ -17,7 +17,7 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from ostinato.core.errors import BrokenTrace
+from ostinato.errors import BrokenTrace
 from ostinato.lab.block_trace import BlockRequest, BlockTrace
 from ostinato.lab.lines import BrokenLine
 
@@ -69,7 +69,7 @@ class TraceBuilder:
         """Return the trace, in the order of arrival.
 
         Args:
-            name: Of the file.
+            name: Name of the file.
             block_tokens: Tokens per block.
             broken: Lines that were left out.
             units_per_s: Of the arrivals: 1000 for milliseconds.

@@ -23,7 +23,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from ostinato.core.errors import BrokenTrace, ConfigError
+from ostinato.errors import BrokenTrace, ConfigError
 from ostinato.lab.block_trace import BlockRequest, BlockTrace
 from ostinato.lab.hash_traces import TimeUnit, read_hash_trace
 from ostinato.lab.lines import BrokenLine, OnBroken, iter_lines
@@ -54,7 +54,7 @@ class ReadOptions:
     Attributes:
         block_tokens: Tokens per block. None is that of the recorded engine, 16 for logs, and
             derived from the lengths where a trace lists hashes.
-        on_broken: Whether a line that cannot be read ends the reading or is left out.
+        on_broken: Whether to stop at an invalid line, or to skip it.
         tokenizer: For logs of requests.
         unit: Of the timestamps of a trace of hashes; ``auto`` derives it.
     """
@@ -195,7 +195,7 @@ def read_openai(path: Path, options: ReadOptions) -> BlockTrace:
 
     Raises:
         ConfigError: There is no tokenizer.
-        BrokenTrace: A line cannot be read and is not to be left out.
+        BrokenTrace: A line is invalid, and not to be skipped.
     """
     tokenizer, size = options.tokenizer, options.block_tokens or 16
     if tokenizer is None:

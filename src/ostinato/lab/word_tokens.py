@@ -1,8 +1,8 @@
-"""Tokens for when no model is named.
+"""A tokenizer for logs without a model.
 
-A piece of text that a tokenizer of today would be likely to make one token: up to six letters
-with the blank before them, up to three digits, a run of blanks, or any other character. Counts
-come out near those of byte-level BPE on English text, and where two texts part is exact.
+A token is up to six letters with the blank before them, up to three digits, a run of blanks, or any
+other character. Counts are close to those of byte-level BPE on English text, and the position at
+which two texts differ is exact.
 """
 
 import re

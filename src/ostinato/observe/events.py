@@ -14,14 +14,38 @@ full blocks only.
 The log is written by the engine's thread; batches may be replayed from any other.
 """
 
+import hashlib
 import threading
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, replace
 
-from ostinato.core.identity import Identity
+from ostinato.core.identity import BOUNDARY, IMAGE_PLACE, Identity, ImageSpan
 from ostinato.core.ids import BlockDigest
+
+_SALT_NAME = b"salt-sha256:"
+
+
+def salt_name(salt: bytes) -> str:
+    """Return how KV events tell a tenant's blocks apart without its salt; a name stays as it is."""
+    if salt.startswith(_SALT_NAME):
+        return salt.decode()
+    return (_SALT_NAME + hashlib.sha256(salt).hexdigest()[:32].encode()).decode()
+
+
+def images_of(encoded: bytes, start: int) -> list[ImageSpan]:
+    """Read the images back from the extra of a block that begins at a token."""
+    images, place = list[ImageSpan](), 0
+    while place < len(encoded):
+        if encoded[place : place + 4] == BOUNDARY:
+            place += len(BOUNDARY) + hashlib.sha256().digest_size
+            continue
+        end = place + 4 + int.from_bytes(encoded[place : place + 4], "little")
+        offset, length = IMAGE_PLACE.unpack_from(encoded, end)
+        images.append(ImageSpan(encoded[place + 4 : end], start + offset, length))
+        place = end + IMAGE_PLACE.size
+    return images
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,7 @@ class RequestRecord:
     def tokens(self) -> bytes:
         """Its tokens as far as known, packed; copied when they are first read."""
         if self.key is not None:
-            return self.key.packed
+            return self.key.tokens.tobytes()
         if self.unpacked is not None:
             self.kept, self.unpacked = self.unpacked[: self.num_unpacked].tobytes(), None
         return self.kept

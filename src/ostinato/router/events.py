@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from ostinato.core.identity import salt_name
+from ostinato.observe.events import salt_name
 
 BlockName = bytes | int
 """An engine's hash of a block."""

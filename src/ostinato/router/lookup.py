@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ostinato.core.identity import Identity, PrefixKey, salt_name
+from ostinato.core.identity import Identity, PrefixKey
+from ostinato.observe.events import salt_name
 from ostinato.router.decision import RouteRequest
 from ostinato.router.load import Assigned
 from ostinato.router.prefix_tree import Namespace, Node, PrefixTree, block_names

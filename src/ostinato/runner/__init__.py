@@ -6,6 +6,7 @@ Files in reading order:
 * ``kv_codes``: keys and values in 8 bits
 * ``kv_store``: the interface of a store of keys and values
 * ``plain_store``: a store that torch reads
+* ``block_copies``: copies of blocks between a store and host memory
 * ``native/``: calls into the native library
 * ``layer_groups``: which layers share block tables
 * ``inputs``: turns a plan into arrays
@@ -32,7 +33,8 @@ Files in reading order:
 * ``word_codes``: those of GPTQ, AWQ, or compressed-tensors with zero points
 * ``resolve``: finds the directory that a model's name means
 * ``checkpoint``: checks that a checkpoint's files are whole, and fingerprints its weights
-* ``model_loader``: loads a checkpoint into a model
+* ``pretrained``: reads config, weights and tokenizer with ``transformers``
+* ``model_loader``: loads a model, and makes sure that it can be served correctly
 * ``support``: checks that a model can be served correctly
 * ``quantization``: checks that a quantized checkpoint computes each token by itself
 * ``row_watch``: checks that each layer of a quantized checkpoint computes each row by itself

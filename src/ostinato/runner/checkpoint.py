@@ -7,7 +7,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from ostinato.core.errors import BrokenCheckpoint
+from ostinato.errors import BrokenCheckpoint
 
 CONFIG_FILE = "config.json"
 _SINGLE_FILE = "model.safetensors"

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ostinato.core.errors import BrokenCheckpoint, ConfigError, ModelNotFound
+from ostinato.errors import BrokenCheckpoint, ConfigError, ModelNotFound
 
 FOLDER_VARIABLE = "OSTINATO_MODELS"
 """Environment variable that names another folder for fetched models."""

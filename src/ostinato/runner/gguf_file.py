@@ -15,7 +15,7 @@ import gguf
 import numpy as np
 from transformers import modeling_gguf_pytorch_utils
 
-from ostinato.core.errors import BrokenCheckpoint, ModelNotFound, UnsupportedModel
+from ostinato.errors import BrokenCheckpoint, ModelNotFound, UnsupportedModel
 
 _MAGIC = b"GGUF"
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")

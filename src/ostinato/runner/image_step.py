@@ -29,9 +29,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ostinato.core.errors import UnsupportedModel
 from ostinato.core.identity import ImageSpan
 from ostinato.core.plan import ScheduledSequence, StepPlan
+from ostinato.errors import UnsupportedModel
 from ostinato.runner.attention.backend import AttentionStyle
 from ostinato.runner.attention.registration import LayerAttention
 from ostinato.runner.image_store import ImageStore

@@ -153,6 +153,10 @@ class KVStore(ABC):
         for own, outer in self._pieces(blocks, payload):
             own[...] = outer
 
+    def new_buffer(self, num_bytes: int) -> memoryview:
+        """Return memory to export to and import from."""
+        return np.empty(num_bytes, np.uint8).data
+
     def _pieces(self, blocks: Sequence[int], payload: memoryview) -> Iterator[tuple[Bytes, Bytes]]:
         """Pair views of the store with views of exported bytes, for each run of neighbours."""
         rows = np.frombuffer(payload, np.uint8, len(blocks) * self.block_bytes)

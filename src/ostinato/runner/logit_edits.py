@@ -76,7 +76,9 @@ def asks_for_edits(task: SampleTask) -> bool:
         task.banned
         or task.constraint
         or params.logit_bias
-        or params.has_penalties
+        or params.presence_penalty
+        or params.frequency_penalty
+        or params.repetition_penalty != 1.0
         or params.bad_words_ids
         or params.allowed_token_ids is not None
     )

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ostinato.core.errors import EngineError
 from ostinato.core.plan import TokenLogprob
+from ostinato.errors import EngineError
 from ostinato.runner.truncation import top_ids
 
 MAX_CELLS = 2**23

@@ -1,40 +1,18 @@
-"""Loads a checkpoint into a model.
+"""Loads a model, and makes sure that it can be served correctly."""
 
-``transformers`` builds the model and reads the weights; we check the files before and what
-was loaded after, since it would fill missing weights with random numbers and go on.
-"""
-
-import copy
-import warnings
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, get_args
 
 import torch
 from torch import nn
-from transformers import (
-    CONFIG_MAPPING,
-    AutoConfig,
-    AutoTokenizer,
-    GenerationConfig,
-    GgufConfig,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
-from transformers.utils import logging as transformers_logging
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ostinato.core.config import one_of
-from ostinato.core.errors import BrokenCheckpoint, MissingTokenizer, UnsupportedModel
-from ostinato.runner.attention.registration import ATTENTION_NAME, register
-from ostinato.runner.checkpoint import (
-    fingerprint,
-    quantized_fingerprint,
-    read_config,
-    weight_files,
-)
+from ostinato.errors import MissingTokenizer, UnsupportedModel
+from ostinato.runner.attention.registration import register
+from ostinato.runner.checkpoint import fingerprint, quantized_fingerprint, weight_files
 from ostinato.runner.compressed_codes import codes_of_layers
 from ostinato.runner.device import resolve_device
 from ostinato.runner.forward.choose import ChosenForward, choose_forward
@@ -45,25 +23,28 @@ from ostinato.runner.gguf_codes import codes_of_file
 from ostinato.runner.gguf_file import open_gguf
 from ostinato.runner.kv_store import KVSpec
 from ostinato.runner.model_call import ModelCall
+from ostinato.runner.pretrained import (
+    TOKENIZER_FILES,
+    load_config,
+    load_tokenizer,
+    load_weights,
+    quiet,
+    torch_dtype,
+)
 from ostinato.runner.probe import probe_model
 from ostinato.runner.quantization import check_quantization
 from ostinato.runner.resolve import resolve_model
 from ostinato.runner.row_watch import quantization_settings
-from ostinato.runner.settings import AttentionName, ForwardName, QuantizationName
+from ostinato.runner.settings import AttentionName, DtypeName, ForwardName, QuantizationName
 from ostinato.runner.states.store import StateSpec
 from ostinato.runner.support import (
     LengthLimit,
-    auto_class,
     check_attention_interface,
     check_config,
     length_limit,
 )
 from ostinato.runner.vision import Vision, load_vision, take_encoder
 from ostinato.runner.word_codes import WordCheckpoint, is_in_words, read_words
-
-DtypeName = Literal["auto", "float32", "bfloat16", "float16", "float64"]
-
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,7 +114,7 @@ class LoadedModel:
         """
         if self.tokenizer is None:
             raise MissingTokenizer(
-                f"model {self.name!r} has no tokenizer ({', '.join(_TOKENIZER_FILES)} not found "
+                f"model {self.name!r} has no tokenizer ({', '.join(TOKENIZER_FILES)} not found "
                 f"in {self.path}): give prompts as token ids and set detokenize=False"
             )
         return self.tokenizer
@@ -176,15 +157,15 @@ def load_model(
     quantized = None if quantization is None else Quantization.named(quantization)
     register()
     path = resolve_model(name, revision)
-    with _quiet(), _opened(path):
-        config = _load_config(path)
+    with quiet(), _opened(path):
+        config = load_config(path)
         files = weight_files(path)
         check_config(config)
         check_quantization(config)
         check_attention_interface(config)
-        own_dtype = _torch_dtype(dtype, config)
+        own_dtype = torch_dtype(dtype, config)
         words = _read_words(path, files, config, own_dtype)
-        model = _load_weights(path, config, own_dtype, device, words)
+        model = load_weights(path, config, own_dtype, device, words)
         encoder = take_encoder(model)
         _drop_encoders(model)
         if quantized is None and forward != "plain":
@@ -257,130 +238,12 @@ def _opened(path: Path) -> AbstractContextManager[None]:
     return open_gguf(path) if path.is_file() else nullcontext()
 
 
-def _origin(path: Path) -> dict[str, Any]:
-    """Return what tells ``transformers`` where a config, a tokenizer or weights are."""
-    place: dict[str, Any] = {"pretrained_model_name_or_path": path}
-    if path.is_file():
-        place = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
-    return {**place, "trust_remote_code": False}
-
-
-def _load_config(path: Path) -> PreTrainedConfig:
-    """Read the config; code that comes with a checkpoint is never run."""
-    if path.is_file():
-        return _load_gguf_config(path)
-    model_type = read_config(path)["model_type"]
-    if model_type not in CONFIG_MAPPING:
-        raise UnsupportedModel(
-            f"model type {model_type!r} is not in the installed transformers, and code that "
-            "comes with checkpoints is not run"
-        )
-    try:
-        config: PreTrainedConfig = AutoConfig.from_pretrained(**_origin(path))
-    except Exception as error:  # a model's own checks of its config raise whatever they like
-        raise BrokenCheckpoint(f"{path}: config.json is not understood: {error}") from error
-    return config
-
-
-def _load_gguf_config(path: Path) -> PreTrainedConfig:
-    """Read the config out of a file that is whole."""
-    try:
-        config: PreTrainedConfig = AutoConfig.from_pretrained(**_origin(path))
-    except Exception as error:  # unknown architectures end in whatever the reader stumbles over
-        raise UnsupportedModel(f"{path} is not understood by transformers: {error}") from error
-    return config
-
-
-def _weights_of(path: Path, words: WordCheckpoint | None) -> dict[str, Any]:
-    """Return what tells ``transformers`` where weights are."""
-    if words is not None:
-        return {"pretrained_model_name_or_path": None, "state_dict": words.state}
-    if path.is_file():
-        return {**_origin(path), "quantization_config": GgufConfig(dequantize=True)}
-    return {**_origin(path), "use_safetensors": True}
-
-
-def _load_weights(
-    path: Path,
-    config: PreTrainedConfig,
-    dtype: torch.dtype,
-    device: torch.device,
-    words: WordCheckpoint | None = None,
-) -> PreTrainedModel:
-    """Build the model and read its weights, each exactly once."""
-    architecture: Any = auto_class(config)
-    if words is not None:
-        config = _unquantized(config)
-        with torch.device("meta"):  # an automatic class wants a path
-            architecture = type(architecture.from_config(config))
-    try:
-        loaded: Any = architecture.from_pretrained(
-            **_weights_of(path, words),
-            config=config,
-            dtype=dtype,
-            attn_implementation=ATTENTION_NAME,
-            output_loading_info=True,
-            # The library's grouped expert kernels take no float64; its plain ones do.
-            **({"experts_implementation": "eager"} if dtype == torch.float64 else {}),
-        )
-    except (ImportError, ValueError, NotImplementedError) as error:
-        raise UnsupportedModel(f"{path}: the weights cannot be read here: {error}") from error
-    except (RuntimeError, OSError, KeyError, TypeError) as error:
-        raise BrokenCheckpoint(f"{path}: the weights do not load: {error}") from error
-    model, info = loaded
-    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
-        names = sorted(str(entry) for entry in info[kind])
-        if names:
-            raise BrokenCheckpoint(
-                f"{path}: {len(names)} {kind.replace('_', ' ')} among the weights, such as "
-                f"{', '.join(names[:3])}: they do not belong to this config"
-            )
-    if words is not None and (path / "generation_config.json").exists():
-        model.generation_config = GenerationConfig.from_pretrained(path)
-    return cast(PreTrainedModel, model.eval().to(device))
-
-
-def _unquantized(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Return the config of the same model with plain weights."""
-    config = copy.deepcopy(config)
-    for part in (config, config.get_text_config()):
-        vars(part).pop("quantization_config", None)
-    return config
-
-
 def _drop_encoders(model: PreTrainedModel) -> None:
     """Take encoders of images and sound out of a model: text never calls them."""
     decoder = model.get_decoder()
     for name, child in list(model.base_model.named_children()):
         if isinstance(child, PreTrainedModel) and child is not decoder:
             setattr(model.base_model, name, None)
-
-
-def load_tokenizer(path: Path) -> PreTrainedTokenizerBase | None:
-    """Read the tokenizer of a checkpoint; None if there are no files of one.
-
-    Raises:
-        BrokenCheckpoint: It is damaged.
-    """
-    if path.is_dir() and not any((path / name).exists() for name in _TOKENIZER_FILES):
-        return None
-    try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(**_origin(path))
-    except Exception as error:  # the tokenizer library raises plain Exception for bad JSON
-        raise BrokenCheckpoint(f"{path}: the tokenizer does not load: {error}") from error
-    return tokenizer
-
-
-def _torch_dtype(name: DtypeName, config: PreTrainedConfig) -> torch.dtype:
-    if name != "auto":
-        return {
-            "float32": torch.float32,
-            "bfloat16": torch.bfloat16,
-            "float16": torch.float16,
-            "float64": torch.float64,
-        }[name]
-    stored = config.get_text_config().dtype or config.dtype
-    return stored if isinstance(stored, torch.dtype) else torch.float32
 
 
 def _eos_token_ids(model: PreTrainedModel) -> frozenset[int]:
@@ -391,20 +254,3 @@ def _eos_token_ids(model: PreTrainedModel) -> frozenset[int]:
     if ids is None:
         return frozenset()
     return frozenset(int(i) for i in (ids if isinstance(ids, (list, tuple)) else [ids]))
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep progress bars and advice of ``transformers`` off the screen for a while."""
-    verbosity = transformers_logging.get_verbosity()
-    had_bars = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        if had_bars:
-            transformers_logging.enable_progress_bar()

@@ -75,10 +75,13 @@ class PlainKVStore(KVStore):
                 if bool(tensor.index_select(0, piece).any()):
                     tensor.index_fill_(0, piece, 0)
 
-    def _parts(self) -> list[Bytes]:
+    def block_rows(self) -> list[Tensor]:
+        """View all layers as bytes, keys before values, each of shape (num_blocks + 1, bytes)."""
         tensors = [t for layer in self.layers for t in (self._keys[layer], self._values[layer])]
-        shape = 1, self.num_blocks + 1, -1
-        return [tensor.view(torch.uint8).view(shape).numpy() for tensor in tensors]
+        return [tensor.view(torch.uint8).view(self.num_blocks + 1, -1) for tensor in tensors]
+
+    def _parts(self) -> list[Bytes]:
+        return [rows.numpy()[None] for rows in self.block_rows()]
 
     def _kept(self, rows: Tensor) -> Tensor:
         return encode(rows) if self.dtype == torch.int8 else rows.to(self.dtype)

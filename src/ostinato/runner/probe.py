@@ -25,9 +25,9 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedModel
 
-from ostinato.core.errors import UnsupportedModel
 from ostinato.core.ids import SequenceId
 from ostinato.core.plan import ScheduledSequence, StepPlan
+from ostinato.errors import UnsupportedModel
 from ostinato.runner.attention.backend import AttentionBackend, AttentionStyle, GroupedStep
 from ostinato.runner.attention.choice import AttentionCase, choose_attention
 from ostinato.runner.attention.mask_request import PROBE_NAME, register_probe

@@ -23,7 +23,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from ostinato.core.errors import UnsupportedModel
+from ostinato.errors import UnsupportedModel
 from ostinato.runner.row_watch import quantization_settings
 from ostinato.runner.word_codes import why_unread
 

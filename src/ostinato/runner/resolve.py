@@ -9,7 +9,7 @@ from pathlib import Path
 
 import huggingface_hub
 
-from ostinato.core.errors import ConfigError, ModelNotFound
+from ostinato.errors import ConfigError, ModelNotFound
 from ostinato.runner.fetched_models import FETCHED_MODELS, fetched_file
 from ostinato.runner.gguf_file import find_gguf
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ostinato.core.errors import UnsupportedModel
+from ostinato.errors import UnsupportedModel
 
 _LOUDER = 64.0
 """Factor on the other rows; it makes outliers of what was none."""

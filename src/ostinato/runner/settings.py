@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+DtypeName = Literal["auto", "float32", "bfloat16", "float16", "float64"]
+KVDtypeName = Literal["auto", "float32", "bfloat16", "float16", "float64", "int8"]
 AttentionName = Literal["auto", "native", "torch"]
 ReadOnce = Literal["auto", "always", "never"]
 ForwardName = Literal["auto", "packed", "plain"]

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedConfig
 
-from ostinato.core.errors import UnsupportedModel
+from ostinato.errors import UnsupportedModel
 from ostinato.runner.attention.registration import ATTENTION_NAME
 from ostinato.runner.vision_families import FAMILIES
 

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoImageProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
-from ostinato.core.errors import RequestError, UnsupportedModel
+from ostinato.errors import RequestError, UnsupportedModel
 from ostinato.runner.vision_families import FAMILIES, ImageGrid
 
 Pixels = npt.NDArray[np.uint8]

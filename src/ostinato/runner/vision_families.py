@@ -22,7 +22,7 @@ from transformers.models.gemma4.image_processing_pil_gemma4 import get_aspect_ra
 from transformers.models.pixtral.image_processing_pil_pixtral import get_resize_output_image_size
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
-from ostinato.core.errors import UnsupportedModel
+from ostinato.errors import UnsupportedModel
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ostinato.core.errors import BrokenCheckpoint, UnsupportedModel
+from ostinato.errors import BrokenCheckpoint, UnsupportedModel
 from ostinato.runner.forward.codes import GROUP_STEP, CodeFormat, Codes
 from ostinato.runner.forward.plain_layers import is_plain_linear
 from ostinato.runner.forward.quantized import Quantization

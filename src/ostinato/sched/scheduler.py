@@ -5,31 +5,20 @@ A step is plan, then run, then commit or fail::
     plan    sequences get their chunks, and blocks for them (``step_planner``)
     commit  tokens are appended, ended sequences release their blocks
     fail    the sequences of the step end; nothing that they published stays
-
-Rules:
-
-1. Every decode gets its token in every step, and the first prefill at least one: no
-   sequence starves.
-2. Sequences are planned in an order in which a sequence that shares blocks of the
-   step comes after their publisher; ``CacheManager.fail`` relies on it.
-3. A preempted sequence keeps its tokens and its place; its blocks stay findable.
-4. The head of the queue is never skipped if it does not fit, only if it waits for a prefill.
-5. No sequence is admitted in a step in which a running one got nothing: so a prefill that
-   others wait for goes on.
 """
 
 import time
 from collections.abc import Callable
 
+from ostinato.cache.block_table import BlockTable
 from ostinato.cache.manager import CacheManager
-from ostinato.core.config import SchedulerConfig
-from ostinato.core.errors import DuplicateRequest
+from ostinato.core.config import CacheConfig, SchedulerConfig
+from ostinato.core.errors import DuplicateRequest, EmptyPrompt, PromptTooLong
 from ostinato.core.identity import PrefixKey
 from ostinato.core.ids import RequestId, SequenceId
 from ostinato.core.plan import SampledToken, SequenceResult, StepPlan, StepResult
 from ostinato.core.request import FinishReason, Request
-from ostinato.sched.admission import check_prompt, finish_reason, max_sequence_tokens
-from ostinato.sched.sequence import ScheduledChunk, Sequence, SequenceUpdate, tables_of
+from ostinato.sched.sequence import ScheduledChunk, Sequence, SequenceUpdate
 from ostinato.sched.stats import SchedulerStats
 from ostinato.sched.step_planner import StepPlanner
 from ostinato.sched.waiting_queue import FirstComeFirstServed, MakeOrder, RequestTable
@@ -39,8 +28,6 @@ class Scheduler:
     """Decides what each step computes.
 
     Attributes:
-        config: As given.
-        cache: As given.
         stats: Counters since the start.
         requests: Every live sequence.
     """
@@ -83,7 +70,7 @@ class Scheduler:
         Raises:
             RequestError: It has no tokens, never fits the context or the pool, or its id is in use.
         """
-        check_prompt(len(request.prompt_token_ids), self.config, self.cache.config)
+        self._check_length(len(request.prompt_token_ids))
         if request.request_id in self.requests.live:
             raise DuplicateRequest(
                 f"request id {request.request_id!r} is in use: wait until that request has "
@@ -91,11 +78,7 @@ class Scheduler:
             )
 
     def add(self, request: Request, seeds: tuple[int, ...]) -> None:
-        """Take a request.
-
-        Args:
-            request: What to continue.
-            seeds: One per continuation, ``request.params.n`` of them.
+        """Take a request, with one seed per continuation.
 
         Raises:
             RequestError: What ``check`` raises.
@@ -112,23 +95,20 @@ class Scheduler:
         self.requests.enter(sequence)
 
     def plan(self) -> StepPlan:
-        """Decide what the next forward pass computes.
-
-        Returns:
-            The plan; without sequences if nothing can run.
+        """Plan the next forward pass; without sequences if nothing can run.
 
         Effects: blocks are allocated and published; ``commit`` or ``fail`` must follow.
         """
         assert not self._chunks, "the last step was neither committed nor failed"
         self.cache.begin_step()
-        step = StepPlanner(self.config, self.cache, self.requests, self.stats, self._clock)
+        step = StepPlanner(self.config, self.requests, self._clock)
         self._chunks = step.chunks
         return step.plan()
 
     def commit(self, result: StepResult) -> list[SequenceUpdate]:
         """Take the result of the planned step; return what it brought, in the order of the plan."""
-        chunks = self._end_step()
-        self.cache.commit(tables_of(chunks))
+        chunks, tables = self._end_step()
+        self.cache.commit(tables)
         updates: list[SequenceUpdate] = []
         for chunk, outcome in zip(chunks, result.sequences, strict=True):
             updates += self._commit_chunk(chunk, outcome)
@@ -137,8 +117,8 @@ class Scheduler:
     def fail(self) -> list[SequenceUpdate]:
         """End the sequences of a step whose forward pass raised, and return them; others go on."""
         self.stats.num_failed_steps += 1
-        chunks = self._end_step()
-        self.cache.fail(tables_of(chunks))
+        chunks, tables = self._end_step()
+        self.cache.fail(tables)
         ended = [member for chunk in chunks for member in chunk.members]
         for sequence in ended:
             self.requests.fail(sequence, FinishReason.ERROR)
@@ -148,17 +128,18 @@ class Scheduler:
         """End a live sequence between steps, such as at a stop string."""
         assert not self._chunks, "a step is under way"
         sequence.stop_reason = stop
-        self.requests.leave(sequence, reason)
+        self.requests.finish(sequence, reason)
 
     def cancel(self, request_id: RequestId) -> list[Sequence]:
-        """End all sequences of a request between steps, and return them.
-
-        Effects: their blocks are released at once; what was computed stays findable.
-        """
+        """End a request between steps; return its sequences. What is computed stays findable."""
         ended = list(self.requests.live.get(request_id, ()))
         for sequence in ended:
             self.finish(sequence, FinishReason.ABORT)
         return ended
+
+    def num_cached_tokens(self, sequence: Sequence) -> int:
+        """Look a waiting sequence up; no effects."""
+        return 0 if sequence.reading_is_off else self.cache.match(sequence.key).num_tokens
 
     def preempt_all(self) -> None:
         """Send every running sequence back to the queue, between steps."""
@@ -166,16 +147,33 @@ class Scheduler:
         for sequence in self.requests.running[:]:
             self.requests.preempt(sequence)
 
+    def _check_length(self, num_tokens: int) -> None:
+        """Refuse a prompt that could never be served."""
+        longest, cache = self.config.max_model_len, self.cache.config
+        if not num_tokens:
+            raise EmptyPrompt("the prompt has no tokens: at least one is needed")
+        if num_tokens >= longest:
+            raise PromptTooLong(
+                f"the prompt has {num_tokens} tokens, and max_model_len={longest} leaves no room "
+                "for an answer: shorten the prompt, or raise max_model_len as far as the model goes"
+            )
+        if num_tokens > cache.num_slots:
+            raise PromptTooLong(
+                f"the prompt has {num_tokens} tokens and needs {-(-num_tokens // cache.block_size)}"
+                f" blocks of {cache.block_size}, but the pool has {cache.num_blocks}: shorten the "
+                "prompt, or raise num_blocks or kv_cache_memory"
+            )
+
     def _commit_chunk(self, chunk: ScheduledChunk, outcome: SequenceResult) -> list[SequenceUpdate]:
         """Take one sequence's result; append its token and those of its children."""
         sequence, start = chunk.sequence, chunk.sequence.num_computed
-        samples, end = chunk.samples, chunk.end
-        self.stats.count_computed(start, end, sequence.num_prompt_tokens)
-        if outcome.prompt_logprobs:
-            sequence.take_prompt_logprobs(start, outcome.prompt_logprobs)
+        self.stats.count_computed(start, chunk.end, sequence.num_prompt_tokens)
+        if outcome.prompt_logprobs:  # after a preemption some are known
+            num_known = max(0, len(sequence.prompt_logprobs) - start)
+            sequence.prompt_logprobs += outcome.prompt_logprobs[num_known:]
         for member in chunk.members:
-            member.num_computed = end if member.table is not None else 0
-        if not samples:
+            member.num_computed = chunk.end if member.table is not None else 0
+        if not chunk.samples:
             return []
         tokens = zip(chunk.members, outcome.samples, strict=True)
         return [self._append(member, token) for member, token in tokens]
@@ -183,24 +181,40 @@ class Scheduler:
     def _append(self, sequence: Sequence, token: SampledToken) -> SequenceUpdate:
         """Append a sampled token, and end or requeue the sequence if need be."""
         if token.error:
-            self.requests.leave(sequence, FinishReason.ERROR)
+            self.requests.finish(sequence, FinishReason.ERROR)
             return SequenceUpdate(sequence, token)
         sequence.key.append(token.token_id)
         if sequence.constraint is not None:
             sequence.constraint.advance(token.token_id)
-        reason = finish_reason(sequence, self._longest)
+        reason = self._finish_reason(sequence)
         if reason is not None:
-            self.requests.leave(sequence, reason)
+            self.requests.finish(sequence, reason)
         elif sequence.table is None:  # a fork that found no room
-            self.requests.waiting.add(sequence)
+            self.requests.wait(sequence)
         return SequenceUpdate(sequence, token)
 
-    def _end_step(self) -> list[ScheduledChunk]:
-        """Close the step: its chunks are handed over once."""
+    def _finish_reason(self, sequence: Sequence) -> FinishReason | None:
+        """Return why a sequence ends with the token that it just got; None if it goes on."""
+        request, params, token = sequence.request, sequence.request.params, sequence.key.tokens[-1]
+        if token in params.stop_token_ids:
+            sequence.stop_reason = token
+            return FinishReason.STOP
+        if not params.ignore_eos and token in request.eos_token_ids:
+            return FinishReason.STOP
+        if sequence.constraint is not None and sequence.constraint.is_complete:
+            return FinishReason.STOP
+        most = self._longest - sequence.num_prompt_tokens
+        most = most if params.max_tokens is None else min(most, params.max_tokens)
+        return FinishReason.LENGTH if sequence.num_output_tokens >= most else None
+
+    def _end_step(self) -> tuple[list[ScheduledChunk], list[BlockTable]]:
+        """Close the step; return its chunks and tables, in the order of the plan."""
         self.stats.num_steps += bool(self._chunks)
         chunks, self._chunks = self._chunks, []
-        return chunks
+        tables = [member.table for chunk in chunks for member in chunk.members]
+        return chunks, [table for table in tables if table is not None]
 
-    def num_cached_tokens(self, sequence: Sequence) -> int:
-        """Look a waiting sequence up; no effects."""
-        return 0 if sequence.reading_is_off else self.cache.match(sequence.key).num_tokens
+
+def max_sequence_tokens(scheduler: SchedulerConfig, cache: CacheConfig) -> int:
+    """Return the longest sequence, in tokens: the last token of all needs no slot."""
+    return min(scheduler.max_model_len, cache.num_slots + 1)

@@ -9,7 +9,6 @@ starts as one sequence and is forked when its prompt has been computed::
 """
 
 from array import array
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ostinato.cache.block_table import BlockTable
@@ -30,12 +29,10 @@ class Sequence:
     """One continuation of a request.
 
     Attributes:
-        sequence_id: Its number; also the order of arrival.
-        request: Whose continuation it is.
+        sequence_id: Unique; also the order of arrival.
         index: Which of the request's ``n`` continuations.
         key: Identity, prompt and output tokens so far.
-        seed: Of its sampling.
-        fork_seeds: Of the continuations that are forked off when the prompt is computed.
+        fork_seeds: Of the other continuations, which are forked when the prompt is computed.
         num_computed: Leading tokens whose KV is in the store.
         constraint: Which ids may be sampled next; None allows all.
         table: Its blocks while it runs; None while it waits.
@@ -43,13 +40,11 @@ class Sequence:
         num_shared_tokens: Prompt tokens that hit in whole blocks at first admission.
         num_copied_tokens: Prompt tokens that were copied at first admission.
         first_planned_s: When it was first admitted, by the scheduler's clock.
-        num_preemptions: How often its blocks were taken back.
         num_overtakes: Later requests that were admitted while it waited.
         waits_for: Name of the request that it waits or waited for; empty if for none.
         prompt_logprobs: One tuple per prompt token from the second on, if asked for.
         finish_reason: Why it ended; None while it lives.
         stop_reason: The id or string that ended it, if one did.
-        num_prompt_tokens: Tokens of the prompt.
         rank: Its place among others: lower goes first, and is preempted last.
     """
 
@@ -113,13 +108,10 @@ class Sequence:
 
     @property
     def reading_is_off(self) -> str:
-        """The setting that keeps it from using hits; empty if it reads the cache.
-
-        Prompt log-probs need every logit.
-        """
+        """The setting that keeps it from using hits; empty if it reads the cache."""
         if not self.request.cache_read:
             return "cache_read=False"
-        if self.wants_prompt_logprobs:
+        if self.wants_prompt_logprobs:  # they need every logit
             return f"prompt_logprobs={self.request.params.prompt_logprobs}"
         return ""
 
@@ -152,51 +144,37 @@ class Sequence:
         prompt = self.request.prompt_token_ids
         return SampleTask(params, seeds, prompt, self.output, banned, self.constraint)
 
-    def prompt_targets(self, start: int, stop: int) -> "array[int]":
-        """Return the prompt ids that follow tokens ``start .. stop``, if log-probs are wanted."""
-        if not self.wants_prompt_logprobs:
-            return array("I")
-        return self.request.prompt_token_ids[start + 1 : stop + 1]
-
-    def take_prompt_logprobs(
-        self, start: int, logprobs: tuple[tuple[TokenLogprob, ...], ...]
-    ) -> None:
-        """Keep what is new of a chunk that began at ``start``; a chunk may be computed again."""
-        known = len(self.prompt_logprobs) - start
-        self.prompt_logprobs.extend(logprobs[max(0, known) :])
-
 
 @dataclass(slots=True)
 class ScheduledChunk:
     """One sequence's share of the step that is planned or runs.
 
     Attributes:
-        sequence: Who computes.
+        sequence: Whose tokens are computed.
         num_tokens: New tokens, at least 1.
-        children: Continuations that are forked off at the end of this chunk.
+        members: The sequence, and its forks if its prompt is complete; each samples a token.
         end: Tokens of the sequence that are computed after the step.
         samples: Whether a token follows: all tokens so far are computed after the step.
     """
 
     sequence: Sequence
     num_tokens: int
-    children: list[Sequence] = field(default_factory=list)
+    members: list[Sequence] = field(init=False)
     end: int = field(init=False)
     samples: bool = field(init=False)
 
     def __post_init__(self) -> None:
         """Note what stays true until the step is over; every decode is asked for it often."""
+        self.members = [self.sequence]
         self.end = self.sequence.num_computed + self.num_tokens
         self.samples = self.end == len(self.sequence.key)
 
-    @property
-    def members(self) -> list[Sequence]:
-        """The sequence and its children, in the order of their samples."""
-        return [self.sequence, *self.children]
-
     def schedule(self) -> ScheduledSequence:
-        """Write the chunk down for the runner."""
+        """Return what the runner reads of it."""
         sequence, start = self.sequence, self.sequence.num_computed
+        targets = array("I")
+        if sequence.wants_prompt_logprobs:
+            targets = sequence.request.prompt_token_ids[start + 1 : self.end + 1]
         assert sequence.table is not None
         return ScheduledSequence(
             sequence.sequence_id,
@@ -204,7 +182,7 @@ class ScheduledChunk:
             start,
             sequence.table.groups,
             sequence.sample_task(tuple(m.seed for m in self.members)) if self.samples else None,
-            sequence.prompt_targets(start, self.end),
+            targets,
             sequence.request.params.prompt_logprobs or 0,
             sequence.key.identity, sequence.table.state_slot, sequence.key.images,
         )  # fmt: skip
@@ -221,10 +199,3 @@ class SequenceUpdate:
 
     sequence: Sequence
     token: SampledToken | None = None
-
-
-def tables_of(chunks: Iterable[ScheduledChunk]) -> list[BlockTable]:
-    """List the tables of a step, publishers before those who share their blocks."""
-    chunks = list(chunks)
-    members = [c.sequence for c in chunks] + [child for c in chunks for child in c.children]
-    return [member.table for member in members if member.table is not None]

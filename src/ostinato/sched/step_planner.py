@@ -1,8 +1,9 @@
 """The step planner: what one step computes.
 
-Decodes take a token of the budget each, then prefills under way take chunks; a sequence that is
-short of blocks preempts the last of the running; then waiting ones are admitted, unless a running
-prefill computes their prefix.
+Decodes take a token of the budget each; they number at most ``max_num_seqs``, which is no more
+than the budget, and so they never starve. Prefills under way take chunks of what is left (chunked
+prefill, Sarathi, arXiv 2308.16369). A sequence that is short of blocks preempts the last of the
+running. Then waiting ones are admitted, unless a running prefill computes their prefix.
 """
 
 from collections.abc import Callable
@@ -14,7 +15,6 @@ from ostinato.core.config import SchedulerConfig
 from ostinato.core.plan import CopyRun, StepPlan
 from ostinato.core.request import RequestContext
 from ostinato.sched.sequence import ScheduledChunk, Sequence
-from ostinato.sched.stats import SchedulerStats
 from ostinato.sched.waiting_queue import RequestTable
 
 
@@ -30,7 +30,7 @@ class SingleFlight:
     def __init__(self, cache: CacheManager) -> None:
         """Start a step with no prefill in flight."""
         self._cache = cache
-        self._leaders: list[tuple[Sequence, int]] = []
+        self._leaders: list[tuple[Sequence, BlockTable, int]] = []
 
     def add(self, sequence: Sequence, num_planned: int) -> None:
         """Note a running sequence that has computed so many tokens after this step."""
@@ -38,58 +38,45 @@ class SingleFlight:
         if table is not None and table.writes and num_planned < len(sequence.key):
             if self._cache.chunk_unit is not None:  # states are findable after the step
                 num_planned = sequence.num_computed
-            self._leaders.append((sequence, num_planned - num_planned % self._cache.block_size))
+            published = num_planned - num_planned % self._cache.block_size
+            self._leaders.append((sequence, table, published))
 
     def leader(self, sequence: Sequence, match: PrefixMatch) -> Sequence | None:
         """Find a prefill that will publish more of a prompt than is cached now; None if none does.
 
         Cost: O(prefills in flight) comparisons of packed tokens.
         """
-        for leader, published in self._leaders:
+        for leader, table, published in self._leaders:
+            common = leader.key.num_common_tokens(sequence.key)
+            to_publish = leader.num_tokens - leader.num_tokens % self._cache.block_size
+            most = min(common, to_publish, sequence.num_tokens - 1)
+            to_hit = self._cache.deepest_hit(table, sequence.key, most)
             # What the leader computed before may be evicted from a window: no use in waiting.
-            if self._num_to_hit(leader, sequence) > max(match.num_tokens, published):
+            if to_hit > max(match.num_tokens, published):
                 return leader
         return None
-
-    def _num_to_hit(self, leader: Sequence, sequence: Sequence) -> int:
-        """Count the tokens that a sequence will find once its leader is computed."""
-        published = leader.num_tokens - leader.num_tokens % self._cache.block_size
-        common = leader.key.num_common_tokens(sequence.key)
-        most = min(common, published, sequence.num_tokens - 1)
-        assert leader.table is not None
-        return self._cache.deepest_hit(leader.table, sequence.key, most)
 
 
 class StepPlanner:
     """One step, while it is planned.
-
-    Decodes are served first and number at most ``max_num_seqs``, which is no more than the token
-    budget: so they never starve, and a prefill gets what they leave (chunked prefill, Sarathi,
-    arXiv 2308.16369).
 
     Attributes:
         chunks: What the sequences get of it, publishers before those who share their blocks.
     """
 
     def __init__(
-        self,
-        config: SchedulerConfig,
-        cache: CacheManager,
-        requests: RequestTable,
-        stats: SchedulerStats,
-        clock: Callable[[], float],
+        self, config: SchedulerConfig, requests: RequestTable, clock: Callable[[], float]
     ) -> None:
-        """Begin with an empty plan; ``stats`` counts what was waited for."""
+        """Begin with an empty plan."""
         self.chunks: list[ScheduledChunk] = []
         self._config = config
-        self._cache = cache
+        self._cache = requests.cache
         self._requests = requests
-        self._stats = stats
         self._clock = clock
         self._budget = config.max_num_batched_tokens
         self._max_chunk = config.max_chunk_tokens or self._budget
-        self._in_flight = SingleFlight(cache)
-        self._least = cache.chunk_unit or 1
+        self._in_flight = SingleFlight(self._cache)
+        self._least = self._cache.chunk_unit or 1
         self._copies: list[CopyRun] = []
         self._is_short_of_blocks = False  # a sequence found too few
 
@@ -107,9 +94,9 @@ class StepPlanner:
         """Most tokens that the next sequence could get."""
         return min(self._budget, self._max_chunk)
 
-    def _add_chunk(self, sequence: Sequence, num_tokens: int) -> ScheduledChunk:
-        """Give a sequence up to so many tokens of the budget."""
-        chunk = ScheduledChunk(sequence, min(num_tokens, self._most))
+    def _add_chunk(self, sequence: Sequence, end: int) -> ScheduledChunk:
+        """Give a sequence what it needs of the budget to be computed up to ``end``."""
+        chunk = ScheduledChunk(sequence, end - sequence.num_computed)
         self._budget -= chunk.num_tokens
         self.chunks.append(chunk)
         return chunk
@@ -117,39 +104,35 @@ class StepPlanner:
     def _plan_running(self) -> None:
         """Give decodes a token each and prefills under way what is left."""
         running = self._requests.running
-        decodes_first = sorted(running, key=lambda s: (s.num_uncomputed > 1, s.rank))
-        for sequence in decodes_first:
+        for sequence in sorted(running, key=lambda s: (s.num_uncomputed > 1, s.rank)):
             if sequence.table is not None and self._budget:
-                num_tokens = self._make_room(sequence)
-                if num_tokens:
-                    self._add_chunk(sequence, num_tokens)
+                self._plan_next(sequence)
 
-    def _make_room(self, sequence: Sequence) -> int:
-        """Give a running sequence slots for its next tokens; the last in rank pays for one.
+    def _plan_next(self, sequence: Sequence) -> None:
+        """Plan a running sequence's next tokens; while none has a slot, preempt the last in rank.
 
-        Returns:
-            New tokens that have slots; 0 if the sequence itself was preempted.
+        That may be the sequence itself.
         """
-        wanted = sequence.num_computed + min(sequence.num_uncomputed, self._most)
-        if self._cache.chunk_unit is not None:
-            wanted = self._cut(sequence, wanted)
+        wanted = self._end_of_chunk(sequence)
         while sequence.table is not None and wanted > sequence.num_computed:
             room = self._cache.growable(sequence.table, wanted)
             if room > sequence.num_computed:
                 self._cache.grow(sequence.table, room)
-                return room - sequence.num_computed
+                self._add_chunk(sequence, room)
+                return
             self._is_short_of_blocks = True
             victim = max(self._requests.running, key=lambda s: s.rank)
             for chunk in [chunk for chunk in self.chunks if chunk.sequence is victim]:
                 self._budget += chunk.num_tokens
                 self.chunks.remove(chunk)
             self._requests.preempt(victim)
-        return 0
 
-    def _cut(self, sequence: Sequence, end: int) -> int:
-        """End a chunk of a model with states where its state can be kept."""
-        if sequence.table is None or sequence.num_uncomputed == 1:
+    def _end_of_chunk(self, sequence: Sequence) -> int:
+        """Return where a sequence's next chunk may end: where its state can be kept, if it has."""
+        end = sequence.num_computed + min(sequence.num_uncomputed, self._most)
+        if self._cache.chunk_unit is None or sequence.num_uncomputed == 1:
             return end
+        assert sequence.table is not None
         waiting = (s.key for s in self._requests.waiting if not s.reading_is_off)
         return self._cache.end_of_chunk(sequence.table, sequence.num_computed, end, waiting)
 
@@ -164,16 +147,16 @@ class StepPlanner:
     def _publish(self, chunk: ScheduledChunk) -> None:
         """Make findable what a chunk computes; a prompt that is complete brings its forks."""
         assert chunk.sequence.table is not None
-        self._requests.waiting.planned(chunk.sequence, chunk.num_tokens)
+        self._requests.order.planned(chunk.sequence, chunk.num_tokens)
         self._cache.publish(chunk.sequence.table, chunk.end)
         if chunk.samples and chunk.sequence.fork_seeds:
             self._fork(chunk)
 
     def _admit_waiting(self) -> None:
         """Admit in order while there is a seat, budget and room."""
-        order = self._requests.waiting.in_order()
+        candidates = self._requests.order.candidates(self._requests.waiting)
         while self._has_seat():  # asked first: to rank the waiting may cost a look at all
-            sequence = next(order, None)
+            sequence = next(candidates, None)
             if sequence is None or not self._try_admit(sequence):
                 break
 
@@ -215,11 +198,8 @@ class StepPlanner:
             sequence.first_planned_s = self._clock()
             sequence.num_shared_tokens = table.num_shared_tokens
             sequence.num_copied_tokens = table.num_copied_tokens
-            self._stats.waited_prompt_tokens += sequence.num_waited_tokens
-        end = sequence.num_computed + min(sequence.num_uncomputed, self._most)
-        if self._cache.chunk_unit is not None:
-            end = self._cut(sequence, end)
-        chunk = self._add_chunk(sequence, min(end, table.num_slots) - sequence.num_computed)
+            self._requests.stats.waited_prompt_tokens += sequence.num_waited_tokens
+        chunk = self._add_chunk(sequence, min(self._end_of_chunk(sequence), table.num_slots))
         self._in_flight.add(sequence, chunk.end)
         self._publish(chunk)
 
@@ -229,21 +209,18 @@ class StepPlanner:
         A fork that finds no room waits like a preempted sequence, first token in hand;
         one whose first token is its last needs no room.
         """
-        parent, request = chunk.sequence, chunk.sequence.request
-        chunk.children, parent.fork_seeds = parent.forks(), ()
-        self._requests.live[request.request_id] += chunk.children
-        for child in chunk.children if request.params.max_tokens != 1 else ():
-            if len(self._requests.running) < self._config.max_num_seqs:
-                self._fork_blocks(chunk, child)
-
-    def _fork_blocks(self, chunk: ScheduledChunk, child: Sequence) -> None:
-        """Move a fork to the running, if there are blocks for what it cannot share."""
-        assert chunk.sequence.table is not None
-        forked = self._cache.fork(chunk.sequence.table, chunk.end)
-        if forked is None:
-            self._is_short_of_blocks = True
-            return
-        table, copies = forked
-        child.key = table.key
-        self._copies += copies
-        self._requests.run(child, table)
+        parent, table = chunk.sequence, chunk.sequence.table
+        assert table is not None
+        forks, parent.fork_seeds = parent.forks(), ()
+        chunk.members += forks
+        self._requests.live[parent.request.request_id] += forks
+        for child in forks if parent.request.params.max_tokens != 1 else ():
+            if len(self._requests.running) == self._config.max_num_seqs:
+                break
+            forked = self._cache.fork(table, chunk.end)
+            if forked is None:
+                self._is_short_of_blocks = True
+                break
+            child.key = forked[0].key
+            self._requests.run(child, forked[0])
+            self._copies += forked[1]

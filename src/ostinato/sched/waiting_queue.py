@@ -1,19 +1,13 @@
-"""The waiting queue with the port of waiting orders, and the table of all live sequences.
-
-::
-
-    enter ──► waiting ──admit──► running ──leave──► ended
-                 ▲                  │
-                 └─────preempt──────┘
+"""The port of waiting orders, and the table of all live sequences.
 
 Priority comes first in every order: a lower number is served earlier. Within one priority the
 default is by arrival; orders that look at cached prefixes or at tenants are in
-``ostinato.scheduling``. In all of them the step planner passes over sequences that wait for a
-running prefill.
+``ostinato.scheduling``.
 """
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from typing import Protocol
 
 from ostinato.cache.block_table import BlockTable
@@ -61,54 +55,8 @@ class FirstComeFirstServed(WaitingOrder):
         return iter(waiting[:])
 
 
-def by_arrival(sequence: Sequence) -> tuple[int, int]:
-    """Return what the queue is sorted by: priority, then arrival."""
-    return sequence.rank
-
-
-class WaitingQueue:
-    """Sequences that wait, by priority and arrival, and the order they are tried in."""
-
-    def __init__(self, order: WaitingOrder) -> None:
-        """Make an empty queue."""
-        self._waiting: list[Sequence] = []
-        self._order = order
-        self.planned = order.planned
-
-    def __len__(self) -> int:
-        """Number of sequences that wait."""
-        return len(self._waiting)
-
-    def __iter__(self) -> Iterator[Sequence]:
-        """Walk by priority and arrival."""
-        return iter(self._waiting)
-
-    def __contains__(self, sequence: Sequence) -> bool:
-        """Whether a sequence waits."""
-        place = self._place_of(sequence)
-        return place < len(self._waiting) and self._waiting[place] is sequence
-
-    def add(self, sequence: Sequence) -> None:
-        """Put a sequence in its place."""
-        insort(self._waiting, sequence, key=by_arrival)
-
-    def remove(self, sequence: Sequence) -> None:
-        """Take a sequence out that ends without being admitted."""
-        place = self._place_of(sequence)
-        assert self._waiting[place] is sequence, "the sequence does not wait"
-        del self._waiting[place]
-
-    def admit(self, sequence: Sequence) -> None:
-        """Take a sequence out that is admitted."""
-        self.remove(sequence)
-        self._order.admitted(sequence, self._waiting)
-
-    def in_order(self) -> Iterator[Sequence]:
-        """Walk those to try in this step, best first; the caller admits some on the way."""
-        return self._order.candidates(self._waiting)
-
-    def _place_of(self, sequence: Sequence) -> int:
-        return bisect_left(self._waiting, sequence.rank, key=by_arrival)
+by_arrival = attrgetter("rank")
+"""What the waiting are sorted by: priority, then arrival."""
 
 
 class RequestTable:
@@ -116,26 +64,36 @@ class RequestTable:
 
     Attributes:
         live: By request: those that wait, run, or are about to.
-        waiting: Those that hold no blocks.
+        waiting: Those that hold no blocks, by priority and arrival.
         running: Those that hold blocks, in the order in which they came to hold them.
+        order: In which the waiting are tried.
+        cache: Whose blocks they hold.
+        stats: Counts preemptions, among others.
     """
 
     def __init__(self, cache: CacheManager, stats: SchedulerStats, order: WaitingOrder) -> None:
-        """Start without a request; ``stats`` counts preemptions."""
+        """Start without a request."""
         self.live: dict[RequestId, list[Sequence]] = {}
-        self.waiting = WaitingQueue(order)
+        self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
-        self._cache = cache
-        self._stats = stats
+        self.order = order
+        self.cache = cache
+        self.stats = stats
 
     def enter(self, sequence: Sequence) -> None:
         """Let the first sequence of a request wait."""
         self.live[sequence.request.request_id] = [sequence]
-        self.waiting.add(sequence)
+        self.wait(sequence)
+
+    def wait(self, sequence: Sequence) -> None:
+        """Put a live sequence in its place among the waiting."""
+        insort(self.waiting, sequence, key=by_arrival)
 
     def admit(self, sequence: Sequence, table: BlockTable) -> None:
         """Move a waiting sequence to the running, with its blocks."""
-        self.waiting.admit(sequence)
+        was_waiting = self._stop_waiting(sequence)
+        assert was_waiting, "the sequence does not wait"
+        self.order.admitted(sequence, self.waiting)
         self.run(sequence, table)
         sequence.num_computed = table.num_planned  # what hit
 
@@ -147,16 +105,16 @@ class RequestTable:
     def preempt(self, sequence: Sequence) -> None:
         """Take a running sequence's blocks back; what is computed stays findable."""
         self._release(sequence)
-        self._stats.num_preemptions += 1
+        self.stats.num_preemptions += 1
         sequence.num_preemptions += 1
-        self.waiting.add(sequence)
+        self.wait(sequence)
 
-    def leave(self, sequence: Sequence, reason: FinishReason) -> None:
+    def finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """End a sequence; its blocks are released, if it has any."""
         if sequence.table is not None:
             self._release(sequence)
-        elif sequence in self.waiting:
-            self.waiting.remove(sequence)
+        else:
+            self._stop_waiting(sequence)
         self._end(sequence, reason)
 
     def fail(self, sequence: Sequence, reason: FinishReason) -> None:
@@ -166,9 +124,17 @@ class RequestTable:
             self.running.remove(sequence)
         self._end(sequence, reason)
 
+    def _stop_waiting(self, sequence: Sequence) -> bool:
+        """Remove a sequence from the waiting; False if it is not among them."""
+        place = bisect_left(self.waiting, sequence.rank, key=by_arrival)
+        waits = self.waiting[place : place + 1] == [sequence]
+        if waits:
+            del self.waiting[place]
+        return waits
+
     def _release(self, sequence: Sequence) -> None:
         assert sequence.table is not None
-        self._cache.release(sequence.table, sequence.num_computed, sequence.num_output_tokens)
+        self.cache.release(sequence.table, sequence.num_computed, sequence.num_output_tokens)
         sequence.table, sequence.num_computed = None, 0
         self.running.remove(sequence)
 

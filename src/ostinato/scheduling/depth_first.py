@@ -112,8 +112,8 @@ def prefix_sort_key(key: PrefixKey) -> bytes:
     of the same placeholder tokens, is another branch.
     """
     if not key.images:
-        return key.packed
-    text = bytearray(key.packed)
+        return key.tokens.tobytes()
+    text = bytearray(key.tokens.tobytes())
     for image in key.images:
         name = image.length.to_bytes(8, "little") + image.digest
         symbol = hashlib.blake2b(name, digest_size=TOKEN_BYTES).digest()

@@ -1,6 +1,6 @@
-"""The books of one tenant. Sums, the last minutes second by second, the latest requests.
+"""Usage counters of one tenant: totals, the last minutes per second, the latest requests.
 
-All of it is bounded; accounts can be merged into that of all tenants together.
+Memory is bounded; the accounts of several tenants can be merged into one.
 """
 
 from collections import deque
@@ -11,27 +11,27 @@ from random import randrange
 from ostinato.engine.outputs import RequestOutput
 
 HISTORY_S = 300
-"""Seconds that are kept one by one."""
+"""How many of the last seconds have counters of their own."""
 
 RECENT_REQUESTS = 512
-"""Requests of a tenant whose times to first token are kept."""
+"""How many times to first token are kept for a tenant."""
 
 ENDED_REQUESTS = 12
-"""Requests of a tenant that are listed when they have ended."""
+"""How many finished requests are listed for a tenant."""
 
 GAPS_PER_SECOND = 64
-"""Waits for the next token that are kept of a second; of more, a fair sample is."""
+"""Inter-token latencies kept per second; beyond that, a uniform sample."""
 
 
 @dataclass(slots=True)
 class PromptTokens:
-    """Prompt tokens by where their keys and values came from.
+    """Prompt tokens by the origin of their KV.
 
     Attributes:
-        computed: They went through the model.
-        cached: They were in the cache in whole blocks.
-        copied: They were copied out of a cached block that the prompt leaves in its middle.
-        waited: Another request computed them while this one waited (single flight).
+        computed: Computed by the model.
+        cached: Found in the cache in whole blocks.
+        copied: Copied from a cached block of which only the beginning matches.
+        waited: Computed by another request while this one waited (single flight).
     """
 
     computed: int = 0
@@ -41,7 +41,7 @@ class PromptTokens:
 
     @classmethod
     def of(cls, output: RequestOutput) -> "PromptTokens":
-        """Tell a request's prompt tokens apart."""
+        """Count a request's prompt tokens."""
         hit, copied = output.num_cached_tokens, output.num_copied_tokens
         waited = output.num_waited_tokens
         computed = len(output.prompt_token_ids) - hit
@@ -49,12 +49,12 @@ class PromptTokens:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """Number of prompt tokens."""
         return self.computed + self.hit
 
     @property
     def hit(self) -> int:
-        """Those that did not go through the model for their request."""
+        """Prompt tokens that this request did not compute."""
         return self.cached + self.copied + self.waited
 
     @property
@@ -63,7 +63,7 @@ class PromptTokens:
         return self.hit / self.total if self.total else 0.0
 
     def add(self, other: "PromptTokens") -> None:
-        """Add another's tokens."""
+        """Add other counts to these."""
         self.computed += other.computed
         self.cached += other.cached
         self.copied += other.copied
@@ -72,13 +72,13 @@ class PromptTokens:
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
-    """How long one request's first token took.
+    """A request's time to first token.
 
     Attributes:
-        at_s: When it was there, by the ledger's clock.
-        took_s: Seconds from the request's arrival.
+        at_s: When the token was sampled, by the usage clock.
+        took_s: Seconds since the request's arrival.
         hit_share: Share of its prompt that hit.
-        request_id: By which it can be explained.
+        request_id: Id for ``explain``.
     """
 
     at_s: float
@@ -89,17 +89,17 @@ class FirstToken:
 
 @dataclass(frozen=True, slots=True)
 class EndedRequest:
-    """A request in a list of the latest ones.
+    """A finished request in the list of the latest ones.
 
     Attributes:
-        request_id: By which it can be explained.
+        request_id: Id for ``explain``.
         tenant: Its tenant's name.
-        at_s: When it ended, by the ledger's clock.
+        at_s: When it ended, by the usage clock.
         prompt: Its prompt tokens.
         first_token_s: Seconds from its arrival to its first token.
         output_tokens: Generated tokens.
         took_s: Seconds from its arrival to its end.
-        ended: ``stop``, ``length`` and so on; ``error``; ``gone`` if its reader left.
+        ended: Finish reason; ``error``; ``gone`` if the client disconnected.
         adapter: Name of its LoRA adapter; empty for the base model.
     """
 
@@ -116,14 +116,14 @@ class EndedRequest:
 
 @dataclass(slots=True)
 class Second:
-    """What one second brought.
+    """Counters of one second.
 
     Attributes:
-        number: Seconds of the ledger's clock, rounded down.
-        prompt: Prompt tokens of requests whose first token came in it.
+        number: Seconds of the usage clock, rounded down.
+        prompt: Prompt tokens of requests whose first token falls into it.
         generated: Tokens generated in it.
         gaps_s: Seconds between two outputs of a request, at most ``GAPS_PER_SECOND`` of them.
-        num_gaps: How many there were.
+        num_gaps: Number of gaps, sampled or not.
     """
 
     number: int
@@ -133,7 +133,7 @@ class Second:
     num_gaps: int = 0
 
     def add_gap(self, gap_s: float) -> None:
-        """Keep a gap, or one of those before it (reservoir sampling)."""
+        """Add a gap to the sample (reservoir sampling)."""
         self.num_gaps += 1
         if len(self.gaps_s) < GAPS_PER_SECOND:
             self.gaps_s.append(gap_s)
@@ -150,15 +150,15 @@ class Second:
 
 @dataclass(slots=True)
 class Account:
-    """One tenant's lines.
+    """Usage counters of one tenant.
 
     Attributes:
         num_requests: Requests that got a first token.
         prompt: Their prompt tokens.
         output_tokens: Generated tokens of requests that have ended.
-        seconds: The last seconds that brought anything, by number.
-        first_tokens: Of the last requests, oldest first.
-        ended: The last requests that ended, oldest first.
+        seconds: The last seconds with any activity, by number.
+        first_tokens: Times to first token of the last requests, oldest first.
+        ended: The last finished requests, oldest first.
     """
 
     num_requests: int = 0
@@ -169,14 +169,14 @@ class Account:
     ended: deque[EndedRequest] = field(default_factory=lambda: deque(maxlen=ENDED_REQUESTS))
 
     def book(self, prompt: PromptTokens, first: FirstToken) -> None:
-        """Book a request's first token."""
+        """Count a request's first token."""
         self.num_requests += 1
         self.prompt.add(prompt)
         self.first_tokens.append(first)
         self.second(first.at_s).prompt.add(prompt)
 
     def second(self, at_s: float) -> Second:
-        """Return the second of a moment; forgets the oldest when there are too many."""
+        """Return the counters of a moment's second; drops the oldest beyond ``HISTORY_S``."""
         number = int(at_s)
         if number not in self.seconds:
             self.seconds[number] = Second(number)
@@ -186,7 +186,7 @@ class Account:
 
 
 def merge(accounts: Iterable[Account]) -> Account:
-    """Sum up accounts, second by second."""
+    """Sum accounts, second by second."""
     found, firsts, ended = Account(), list[FirstToken](), list[EndedRequest]()
     for account in accounts:
         found.num_requests += account.num_requests

@@ -1,8 +1,8 @@
-"""How model families write reasoning and tool calls. A row per family.
+"""Formats in which model families write reasoning and tool calls, one row per family.
 
-A row says how the parts of an answer begin and end. Expressions are matched as text arrives
-(``answer_parser``); their groups name what begins there: ``call``, ``whole`` (a call that is read
-when all of it is there), ``text``, ``reasoning``, or ``skip`` (a mark that means nothing).
+A row defines how the parts of an answer begin and end. Expressions are matched as text arrives
+(``answer_parser``); their groups name what begins there: ``call``, ``whole`` (a call that is parsed
+once it is complete), ``text``, ``reasoning``, or ``skip`` (a mark without meaning).
 
 Sources: the families' chat templates. Hermes 2 Pro and Qwen 2.5 (``hermes``), Llama 3.1
 (``llama3_json``), mistral-common (``mistral``), DeepSeek V3 (``deepseek_v3``), and OpenAI's harmony
@@ -19,7 +19,7 @@ _JSON_CALL = (
     r'\{\s{0,64}(?:"type"\s{0,9}:\s{0,9}"function"\s{0,9},\s{0,64})?"name"\s{0,9}:\s{0,9}'
     r'"(?P<name>[^"\\]{1,256})"\s{0,9},\s{0,64}"(?:arguments|parameters)"\s{0,9}:\s{0,9}(?=\{)'
 )
-"""A call as it is commonly written: first the name, then an object."""
+"""The common form of a call: the name, then an object."""
 
 _NAME = r"(?P<name>[\w.:-]{1,128})"
 _IN_HEADER = r"(?:(?!<\|(?:message|end|start)\|>)[^\n]){0,200}?"
@@ -29,27 +29,27 @@ _CALLS_BEGIN, _CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁e
 _CALL_BEGIN, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
 
 Group = tuple[str, str]
-"""What begins, and the expression that it begins with."""
+"""What begins, and the expression that begins it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFormat:
-    """How calls of tools are written.
+    """A format of tool calls.
 
     Attributes:
-        anywhere: What may stand at any place of the text.
-        first: What may stand at the beginning of the answer alone.
-        following: What may stand right after a call alone.
+        anywhere: Expressions that may match anywhere in the text.
+        first: Expressions that may match only at the beginning of the answer.
+        following: Expressions that may match only right after a call.
         tail: What follows the arguments of a call and belongs to it.
-        closes: Text that ends a call; empty where nothing does.
-        written: How a call is to be written: with ``NAME`` and ``ARGUMENTS`` in their places.
-        opens: How ``written`` begins: what commits a model to a call; empty for the call itself.
-        group: What stands before the first call, and after the last one.
-        separator: What stands between calls; None where there is one call at most.
-        marks: Texts that may be special tokens.
+        closes: Text that ends a call; may be empty.
+        written: Template of a call, with ``NAME`` and ``ARGUMENTS``.
+        opens: The beginning of ``written`` that commits a model to a call; empty: all of it.
+        group: Text before the first call, and after the last one.
+        separator: Text between calls; None where there is at most one call.
+        marks: Marks that may be special tokens.
         knows: Whether a chat template shows calls in this format.
-        has_short_ids: Whether its template wants ids of calls of nine letters or digits.
-        takes_text: Whether its template wants the arguments of earlier calls as text.
+        has_short_ids: Whether its template requires call ids of nine letters or digits.
+        takes_text: Whether its template expects the arguments of earlier calls as text.
     """
 
     anywhere: tuple[Group, ...] = ()
@@ -69,17 +69,16 @@ class ToolFormat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningFormat:
-    """How reasoning is told from the answer.
+    """A format of reasoning.
 
     Attributes:
-        begins: What reasoning begins with, at the beginning of the answer.
+        begins: What begins reasoning, at the beginning of the answer.
         ends: What ends it.
-        frames: What begins each part, wherever it stands: then nothing else is looked for.
+        frames: What begins each part, anywhere; then nothing else is matched.
         opening: The text of ``begins``; a template may end a prompt with it.
-        closing: The text of ``ends``; a template may end a prompt with it, and then nothing is
-            reasoned.
-        is_assumed: Whether answers begin with reasoning although nothing says so.
-        before_text: Expression after which a form of the answer applies; empty for none.
+        closing: The text of ``ends``; a template may end a prompt with it, to skip reasoning.
+        is_assumed: Whether answers begin with reasoning without a mark.
+        before_text: Expression after which the answer's grammar applies; may be empty.
     """
 
     begins: str = ""
@@ -211,12 +210,12 @@ TOOL_FORMATS = {
 """By the names of ``--tool-call-parser``."""
 
 _AUTO = ("openai", "mistral", "deepseek_v3", "llama3_json", "hermes")
-"""In the order in which chat templates are asked: the first marks are the least mistakable."""
+"""In the order in which chat templates are searched: the least ambiguous marks first."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormats:
-    """How the answers of one model are written.
+    """The formats of one model's answers.
 
     Attributes:
         tools: Format of calls.
@@ -236,11 +235,11 @@ class AnswerFormats:
     def of(
         cls, tokenizer: Any, tool_parser: str = "auto", reasoning_parser: str | None = None
     ) -> "AnswerFormats":
-        """Settle the formats of a model.
+        """Return the formats of a model.
 
         Args:
-            tokenizer: Of the model; None if it has none.
-            tool_parser: A key of ``TOOL_FORMATS``, or ``auto``: what the chat template shows.
+            tokenizer: The model's; None if it has none.
+            tool_parser: A key of ``TOOL_FORMATS``, or ``auto``: from the chat template.
             reasoning_parser: A key of ``REASONING_FORMATS``, or None.
 
         Raises:
@@ -256,7 +255,7 @@ class AnswerFormats:
                 f"tool_call_parser={tool_parser!r}: the model's chat template shows no tools; "
                 "choose 'hermes', whose calls are described to the model in words"
             )
-        # Other formats are taken at the operator's word: templates may build marks of pieces.
+        # Other formats are not checked: templates may build marks from pieces.
         is_native = shows_tools and (tools is not _HERMES or bool(known))
         if tools is _MISTRAL and "[ARGS]" in template:
             tools = _MISTRAL_ARGS
@@ -271,7 +270,7 @@ class AnswerFormats:
 
 
 def _special_ids(tokenizer: Any, marks: list[str]) -> dict[str, int]:
-    """Return the ids of those marks that are left out of texts unless asked for."""
+    """Return the ids of the marks that decoding skips by default."""
     if tokenizer is None or not marks:
         return {}
     ids = zip(marks, tokenizer.convert_tokens_to_ids(marks), strict=True)

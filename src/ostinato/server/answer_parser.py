@@ -1,6 +1,6 @@
 """Splits an answer into reasoning, text and tool calls.
 
-The text comes piece by piece, and its parts go out as they come, whatever family wrote them
+Works on a stream: each part is emitted as it arrives, in the format of any family
 (``answer_formats``)::
 
     <think>The weather, then.</think>                               ReasoningPiece ...
@@ -9,9 +9,8 @@ The text comes piece by piece, and its parts go out as they come, whatever famil
     {"name": "weather", "arguments": {"city": "Paris"}}             CallStart, ArgumentsPiece ...
     </tool_call>
 
-What may become a mark is held back: ``regex`` says whether the end of a text may be the beginning
-of a match. So is white space until it is known what follows. What begins like a call and is none
-is text.
+What may become a mark is held back: ``regex`` tells whether the end of a text may begin a match.
+So is white space until the next part is known. A malformed call is text.
 """
 
 import json
@@ -37,7 +36,7 @@ class TextPiece:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningPiece:
-    """More of what was thought before the answer."""
+    """More of the reasoning before the answer."""
 
     text: str
 
@@ -48,8 +47,8 @@ class CallStart:
 
     Attributes:
         index: Which of the answer's calls.
-        call_id: To answer it by.
-        name: Of the tool.
+        call_id: Id that its result refers to.
+        name: Name of the tool.
     """
 
     index: int
@@ -73,9 +72,9 @@ class ToolCall:
     """A whole call.
 
     Attributes:
-        call_id: To answer it by.
-        name: Of the tool.
-        arguments: JSON as the model wrote it; cut off where the model was.
+        call_id: Id that its result refers to.
+        name: Name of the tool.
+        arguments: JSON as the model wrote it; truncated if the model was.
     """
 
     call_id: str
@@ -84,10 +83,10 @@ class ToolCall:
 
 
 class ParsedAnswer:
-    """A whole answer, put together from its pieces at the cost of its length."""
+    """A complete answer, assembled from its pieces in linear time."""
 
     def __init__(self) -> None:
-        """Begin without a piece."""
+        """Start empty."""
         self._reasoning: list[str] = []
         self._text: list[str] = []
         self._calls: list[tuple[CallStart, list[str]]] = []
@@ -106,12 +105,12 @@ class ParsedAnswer:
 
     @property
     def reasoning(self) -> str:
-        """What was thought before it."""
+        """The reasoning."""
         return "".join(self._reasoning)
 
     @property
     def text(self) -> str:
-        """What stands around the calls."""
+        """The text around the calls."""
         return "".join(self._text)
 
     @property
@@ -126,7 +125,7 @@ class ParsedAnswer:
 
 
 def parse_answer(text: str, parser: "AnswerParser") -> ParsedAnswer:
-    """Take a whole answer apart."""
+    """Parse a complete answer."""
     answer = ParsedAnswer()
     for piece in [*parser.feed(text), *parser.finish()]:
         answer.add(piece)
@@ -134,10 +133,10 @@ def parse_answer(text: str, parser: "AnswerParser") -> ParsedAnswer:
 
 
 class AnswerParser:
-    """Takes one answer's text as it grows, and gives it out as pieces.
+    """Parses one answer's growing text into pieces.
 
     Attributes:
-        num_calls: That began.
+        num_calls: Calls that have begun.
         is_reasoning: Whether it is within reasoning.
     """
 
@@ -148,27 +147,27 @@ class AnswerParser:
         is_reasoning: bool = False,
         most_calls: int | None = None,
     ) -> None:
-        """Start before the text.
+        """Start with an empty answer.
 
         Args:
-            tools: How calls are written; None looks for none.
-            reasoning: How reasoning is written; None looks for none.
-            is_reasoning: Whether the prompt has begun the reasoning, or it needs no beginning.
-            most_calls: Further ones are left out; None is no limit.
+            tools: Format of calls; None parses none.
+            reasoning: Format of reasoning; None parses none.
+            is_reasoning: Whether the answer begins inside reasoning.
+            most_calls: Further calls are dropped; None is no limit.
         """
         self.num_calls = 0
         self.is_reasoning = is_reasoning
         self._tools, self._reasoning = tools, reasoning
         self._most_calls = most_calls
-        self._held = ""  # not given out yet
-        self._strip = "\n" if is_reasoning else ""  # left out where the next text begins
+        self._held = ""  # not emitted yet
+        self._strip = "\n" if is_reasoning else ""  # removed where the next text begins
         self._has_text = False  # since the start, or the last call
-        self._value: _JsonValue | None = None  # the arguments that are under way
+        self._value: _JsonValue | None = None  # the arguments being parsed
         self._in_tail = False
         self._is_skipping = False
 
     def feed(self, text: str) -> list[Piece]:
-        """Take what is new of the text."""
+        """Parse new text."""
         if self._tools is None and self._reasoning is None:
             return [TextPiece(text)] if text else []
         self._held += text
@@ -178,7 +177,7 @@ class AnswerParser:
         return pieces
 
     def finish(self) -> list[Piece]:
-        """Take the end: a call that is not closed is one if it is whole, or well begun."""
+        """Parse the end: an unclosed call counts if it is complete, or well formed so far."""
         pieces: list[Piece] = []
         if self._value is None and not self._in_tail:
             closes = self._tools.closes if self._tools is not None else ""
@@ -189,7 +188,7 @@ class AnswerParser:
         return pieces
 
     def _take(self, pieces: list[Piece]) -> bool:
-        """Take one step; False when more text is needed."""
+        """Advance one step; return False when more text is needed."""
         if self._value is not None:
             return self._take_arguments(self._value, pieces)
         if self._in_tail:
@@ -197,7 +196,7 @@ class AnswerParser:
         return self._take_text(pieces)
 
     def _take_text(self, pieces: list[Piece]) -> bool:
-        """Give text out up to the next mark, or to what may become one."""
+        """Emit text up to the next mark, or to what may become one."""
         found = self._marks().search(self._held, partial=True)
         place = len(self._held) if found is None else found.start()
         before = self._held[:place]
@@ -220,7 +219,7 @@ class AnswerParser:
         return True
 
     def _marks(self) -> Any:
-        """Return the expression of all that may begin here."""
+        """Return the expression of everything that may begin here."""
         return _compile(self._tools, self._reasoning, self.is_reasoning, self._place())
 
     def _place(self) -> str:
@@ -229,7 +228,7 @@ class AnswerParser:
         return "following" if self.num_calls else "first"
 
     def _give(self, text: str, pieces: list[Piece]) -> None:
-        """Give text out, without what is only there to keep marks apart."""
+        """Emit text, without white space that only separates marks."""
         text = text.lstrip(self._strip) if self._strip else text
         if not text or self._is_skipping:
             return
@@ -241,7 +240,7 @@ class AnswerParser:
             pieces.append(TextPiece(text))
 
     def _begin(self, found: Any, pieces: list[Piece]) -> bool:
-        """Begin a call, unless it is none."""
+        """Begin a call if it is well formed."""
         if found.lastgroup == "whole":
             call = _read_call(found["body"])
             if call is None:
@@ -282,7 +281,7 @@ class AnswerParser:
         return True
 
     def _take_tail(self) -> bool:
-        """Leave out what closes a call."""
+        """Skip what closes a call."""
         assert self._tools is not None, "calls have a format"
         found = regex.match(self._tools.tail, self._held, partial=True)
         if found is not None and found.partial:
@@ -294,7 +293,7 @@ class AnswerParser:
 
 
 class _JsonValue:
-    """Finds the end of an object or list that comes piece by piece; looks at nothing twice."""
+    """Finds the end of a streamed JSON object or list, in linear time."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -302,7 +301,7 @@ class _JsonValue:
         self._is_escaped = False
 
     def end_in(self, text: str) -> int | None:
-        """Return where in the next piece it ends; None if it goes on."""
+        """Return where it ends in the next piece; None if it continues."""
         start = int(self._is_escaped and bool(text))
         self._is_escaped = self._is_escaped and not text
         for found in _BRACKETS.finditer(text, start):
@@ -327,7 +326,7 @@ class _JsonValue:
 def _compile(
     tools: ToolFormat | None, reasoning: ReasoningFormat | None, is_reasoning: bool, place: str
 ) -> Any:
-    """Return the expression of everything that is looked for in one situation."""
+    """Return the combined expression of everything that may match."""
     groups: list[Group] = []
     is_framed = reasoning is not None and bool(reasoning.frames)
     if tools is not None and (is_framed or not is_reasoning):
@@ -344,12 +343,12 @@ def _compile(
             groups.append(("text", reasoning.ends))
         if not is_reasoning and reasoning.begins and place == "first":
             groups.append(("reasoning", rf"\A\s{{0,64}}{reasoning.begins}"))
-    # An expression that never matches, where nothing is looked for.
+    # An expression that never matches, where there is nothing to match.
     return regex.compile("|".join(f"(?P<{kind}>{text})" for kind, text in groups) or r"(?!)")
 
 
 def _read_call(body: str) -> tuple[str, str] | None:
-    """Return the name and the arguments of a call; None if it is none."""
+    """Return the name and the arguments of a call; None if it is malformed."""
     try:
         call = json.loads(body)
     except (ValueError, RecursionError):

@@ -1,14 +1,10 @@
-"""Puts the application together.
-
-Each API is a router in a file of its own. What they share is in ``app.state.server``.
-"""
+"""Builds the application: one router per API; shared state is in ``app.state.server``."""
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 import ostinato
 from ostinato.server import (
-    adapters,
     chat,
     completions,
     explaining,
@@ -23,7 +19,7 @@ from ostinato.server import (
     responses,
     tokens,
 )
-from ostinato.server.admin import erase, kv_events, leases, public_prefixes, recording, statistics
+from ostinato.server.admin import erase, kv_events, leases, recording, statistics
 from ostinato.server.errors import install_error_handlers
 from ostinato.server.guards import BodyGuard, HostGuard
 from ostinato.server.state import ServerState
@@ -31,7 +27,6 @@ from ostinato.server.state import ServerState
 ROUTERS = (
     health.router,
     models.router,
-    adapters.router,
     completions.router,
     chat.router,
     responses.router,
@@ -41,21 +36,20 @@ ROUTERS = (
     metrics_page.router,
     statistics.router,
     leases.router,
-    public_prefixes.router,
     erase.router,
     kv_events.router,
     recording.router,
     playground.router,
     page_state.router,
-    page.router,  # last: it takes every name below /ui
+    page.router,  # last: it matches every name below /ui
 )
 
 
 def create_app(state: ServerState) -> FastAPI:
-    """Put an application together.
+    """Build an application.
 
     Args:
-        state: Of the server; its engine runs already, and the caller shuts it down.
+        state: Server state; its engine is running, and the caller shuts it down.
     """
     app = FastAPI(title="Ostinato", version=ostinato.__version__, docs_url=None, redoc_url=None)
     app.state.server = state
@@ -74,5 +68,5 @@ def create_app(state: ServerState) -> FastAPI:
             allow_methods=["*"],
             allow_headers=["*"],
         )
-    metrics_page.install(app, state)  # last, so that it stands before all others
+    metrics_page.install(app, state)  # last, so that it is the outermost middleware
     return app

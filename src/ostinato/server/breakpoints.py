@@ -1,7 +1,7 @@
-"""How much of a prompt breakpoints cover, and what was kept of it.
+"""Anthropic's breakpoints (``cache_control``): the tokens they cover, and those kept.
 
-The place of a breakpoint in the prompt is found by writing the conversation up to it and looking
-how far the whole prompt agrees: no template needs to be understood for that.
+A breakpoint's position is found by rendering the conversation up to it and comparing that with the
+whole prompt, so no chat template needs to be understood.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ from ostinato.server.tools import Message
 from ostinato.tenants.terms import ANTHROPIC_1H, LeaseTerms
 
 _STAND_IN: Message = {"role": "user", "content": "?"}
-"""Templates want a message where a breakpoint has none before it."""
+"""Templates need a message; this one stands in where a breakpoint has none before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +30,12 @@ class Kept:
     """Token counts of a prompt, as Anthropic's API has them.
 
     Attributes:
-        num_tokens: Of the whole prompt.
-        num_read: Found in the cache.
-        num_5m: Kept for five minutes by this request and not found.
-        num_1h: Kept for an hour by this request and not found.
-        num_as_generated: Of earlier answers, with the tokens that were generated.
-        loaded: Of those found, how many a tier had, by its name.
+        num_tokens: Tokens of the whole prompt.
+        num_read: Tokens found in the cache.
+        num_5m: Tokens newly kept for five minutes.
+        num_1h: Tokens newly kept for an hour.
+        num_as_generated: Tokens of earlier answers, reused as they were generated.
+        loaded: Of the tokens found, those loaded from a tier, by its name.
     """
 
     num_tokens: int
@@ -46,7 +46,7 @@ class Kept:
     loaded: Mapping[str, int] = field(default_factory=dict)
 
     def usage(self, num_output_tokens: int) -> dict[str, Any]:
-        """Lay the counts out as Anthropic's API does; the three of the input add up to it."""
+        """Return Anthropic's ``usage``; its three input counts add up to the prompt."""
         written = self.num_5m + self.num_1h
         more: dict[str, Any] = {f"cache_read_{k}_tokens": n for k, n in self.loaded.items()}
         if self.num_as_generated:
@@ -66,12 +66,12 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Covered:
-    """What a breakpoint covers of a prompt.
+    """The part of a prompt that a breakpoint covers.
 
     Attributes:
-        num_tokens: From its beginning on.
-        num_images: Among them.
-        terms: For how long they are kept.
+        num_tokens: Tokens from the beginning of the prompt.
+        num_images: Images among them.
+        terms: Terms of the lease.
     """
 
     num_tokens: int
@@ -82,7 +82,7 @@ class Covered:
 async def measure(
     state: ServerState, whose: Prompt, body: CountBody, tokens: TokenizedText
 ) -> list[Covered]:
-    """Return how much of the prompt each breakpoint covers, and for how long, in order."""
+    """Return what each breakpoint covers and for how long, in order."""
     places = []
     for mark in body.breakpoints():
         messages = body.conversation(mark.num_blocks)
@@ -103,7 +103,7 @@ async def measure(
         except RequestError as error:
             raise RequestError(f"cache_control cannot be placed there: {error}") from error
         num_common = num_common_tokens(head.tokens.tobytes(), tokens.tokens.tobytes())
-        num_tokens = state.llm.num_tokens(images, tokens.tokens[:num_common])
+        num_tokens = state.llm.tokenizing.num_tokens(images, tokens.tokens[:num_common])
         places.append(Covered(num_tokens, len(images), mark.terms))
     return places
 
@@ -114,13 +114,13 @@ async def keep(
     places: Sequence[Covered],
     output: RequestOutput,
 ) -> Kept:
-    """Keep a prompt up to its breakpoints, now that it is computed.
+    """Lease a computed prompt up to its breakpoints.
 
     Args:
-        held: What is kept already.
+        held: The leases taken so far.
         whose: Salt, public prefixes and images of the request.
         places: As ``measure`` returns them.
-        output: The first of the request.
+        output: The request's first output.
     """
     tokens, num_cached = output.prompt_token_ids, output.num_cached_tokens
     done, written = num_cached, {True: 0, False: 0}

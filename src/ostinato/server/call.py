@@ -1,4 +1,4 @@
-"""A request to the engine, whichever API it came through."""
+"""A request to the engine, independent of the API it came through."""
 
 import uuid
 from collections.abc import Sequence
@@ -12,26 +12,26 @@ from ostinato.tenants.terms import LeaseTerms
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateCall:
-    """One prompt, and how it is to be continued.
+    """One prompt and its parameters.
 
     Attributes:
-        endpoint: Path of the route that it came through.
-        params: How to sample.
-        text: The prompt; or
-        token_ids: its ids.
-        images: In the order of their placeholders.
+        endpoint: Path of its route.
+        params: Sampling parameters.
+        text: The prompt as text; or
+        token_ids: as token ids.
+        images: Images, in the order of their placeholders.
         adapter: Name of a loaded LoRA adapter; empty for the base model.
-        cache_salt: Only requests of the same salt share blocks; narrows the caller's.
+        cache_salt: Only requests of the same salt share blocks; added to the caller's.
         cache_read: Whether cached KV may be used.
-        cache_write: Whether computed KV may be found by others.
-        keep_tokens: Whether text that is known keeps its tokens.
-        priority: Lower goes first.
-        retention: For how long the prompt is kept once it is computed; None as for all others.
-        cache_key: ``prompt_cache_key``: which requests are meant to meet, for the record.
-        user: Whom the client acts for, for the record.
-        sections: Names and texts of what the prompt was made of, in order; for explanations.
-        request_id: Of the engine.
-        num_retained_tokens: Noted by ``serve``: how many tokens are kept, if any were to be.
+        cache_write: Whether computed KV is published.
+        keep_tokens: Whether known text keeps the tokens it was generated with.
+        priority: Lower is scheduled first.
+        retention: Lease of the prompt once it is computed; None for no lease.
+        cache_key: ``prompt_cache_key``, for the record.
+        user: The client's end user, for the record.
+        sections: Names and texts of the prompt's parts, in order; for explanations.
+        request_id: The engine's request id.
+        num_retained_tokens: Set by ``serve``: number of leased tokens, if a lease was requested.
     """
 
     endpoint: str
@@ -53,11 +53,11 @@ class GenerateCall:
     num_retained_tokens: list[int] = field(default_factory=list, compare=False)
 
     def prompt(self, salt: str, public_prefixes: Sequence[str] = ()) -> PromptDict:
-        """Return the prompt as the engine takes it.
+        """Return the engine's prompt.
 
         Args:
-            salt: That was settled on.
-            public_prefixes: Names of published prefixes that its caller may read.
+            salt: The effective salt.
+            public_prefixes: Names of the public prefixes that its caller may read.
         """
         prompt = PromptDict(
             cache_salt=salt,

@@ -10,21 +10,21 @@ from ostinato.server.answer_formats import AnswerFormats
 from ostinato.server.tools import Tool, ToolUse
 
 _MOST_CALLS = 16
-"""Calls that a required choice may make at once: a model that likes them would never end."""
+"""Most parallel calls where a call is required: a model could go on forever."""
 
 _SPACING = {"x-guidance": {"whitespace_pattern": JSON_WHITE_SPACE}}
-"""What a schema says to ``llguidance``: as bounded as in structured outputs."""
+"""Options for ``llguidance``, as in structured outputs."""
 
 
 def form_of(
     answer: StructuredOutputs | None, use: ToolUse, formats: AnswerFormats
 ) -> StructuredOutputs | None:
-    """Return the form that an answer must have, if any.
+    """Return the structured output that an answer must follow, if any.
 
     Args:
-        answer: The form of an answer that calls nothing: JSON; None for text.
-        use: The tools.
-        formats: How calls are written.
+        answer: JSON format of an answer without calls; None for text.
+        use: The tools of the request.
+        formats: The model's formats.
     """
     is_framed = formats.reasoning is not None and bool(formats.reasoning.frames)
     if not use.tools:
@@ -46,12 +46,12 @@ def form_of(
 
 
 class _CallRules:
-    """Rules of a grammar for calls, in the notation of ``llguidance``.
+    """Grammar rules for calls, in ``llguidance``'s notation.
 
     Attributes:
         lines: The rules.
-        calls: Expression of all calls of an answer.
-        thought: Expression of what may stand before them in harmony's format.
+        calls: Expression for all calls of an answer.
+        thought: Expression for what may precede them in harmony's format.
     """
 
     def __init__(self, formats: AnswerFormats, tools: Sequence[Tool], is_parallel: bool) -> None:
@@ -76,7 +76,7 @@ class _CallRules:
         )
 
     def text_and_calls(self) -> list[str]:
-        """Return rules for text that may call: who begins a call has to write one."""
+        """Return rules for text with optional calls: a call once begun must be well formed."""
         opens = self._written.opens
         if not opens:  # a call is all of the answer, and begins as no text may
             return [f"start: {self.calls} | PLAIN | ", r"PLAIN: /[^{](.|\n)*/"]
@@ -100,7 +100,7 @@ class _CallRules:
         return f"{self._literal(head + tool.name + middle)} {name}_arguments {self._literal(tail)}"
 
     def _literal(self, text: str) -> str:
-        """Write a text; marks that are special tokens by their ids."""
+        """Quote a text; special tokens are written by id."""
         ids = self._formats.special_ids
         marks = "|".join(map(re.escape, sorted(ids, key=len, reverse=True)))
         parts = re.split(f"({marks})", text) if marks else [text]

@@ -1,8 +1,7 @@
-"""Authenticates callers, and says what they may do.
+"""Authenticates callers, and holds their permissions.
 
-A key says so, in ``Authorization: Bearer`` as OpenAI's clients send it or in ``x-api-key`` as
-Anthropic's do. Without keys there is one anonymous caller, and the server listens on loopback
-only.
+By key, in ``Authorization: Bearer`` as OpenAI's clients send it or in ``x-api-key`` as Anthropic's
+do. Without keys there is one anonymous caller, and the server listens on loopback only.
 """
 
 from collections.abc import Mapping
@@ -21,10 +20,10 @@ from ostinato.tenants.terms import derive_salt
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much a tenant may ask for.
+    """Limits of a tenant.
 
     Attributes:
-        max_requests: Continuations under way at once; None is no limit.
+        max_requests: Concurrent continuations; None is no limit.
         tokens_per_minute: Prompt and generated tokens; None is no limit.
     """
 
@@ -37,16 +36,16 @@ NO_LIMITS = Limits()
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The sender of a request, as its key identifies it.
+    """The sender of a request, identified by its key.
 
     Attributes:
         tenant: Its name, for statistics and logs; empty for the anonymous caller.
-        salt: What separates its cache from everybody else's.
-        priority: Of its requests; lower goes first.
+        salt: Separates its cache from those of other tenants.
+        priority: Priority of its requests; lower is scheduled first.
         may_go_first: Whether a request may ask for less than ``priority``.
-        may_administer: Whether it may use the administration.
-        limits: How much it may ask for.
-        public_prefixes: Names of published prefixes that its prompts may begin with.
+        may_administer: Whether it may use ``/admin``.
+        limits: Its limits.
+        public_prefixes: Names of the public prefixes that it may read.
     """
 
     tenant: str = ""
@@ -58,22 +57,22 @@ class Caller:
     public_prefixes: tuple[str, ...] = ()
 
     def narrow(self, cache_salt: str) -> str:
-        """Return the salt of a request that brings one of its own.
+        """Combine the caller's salt with a request's own.
 
-        The caller's own comes first, so a request can never reach what belongs to another caller.
+        The caller's comes first, so a request can never reach another caller's blocks.
         """
         return derive_salt(self.salt, cache_salt)
 
 
 ANONYMOUS = Caller(may_go_first=True, may_administer=True, public_prefixes=(ALL_PUBLIC,))
-"""Every caller of a server without keys: all may be done over loopback."""
+"""The only caller of a server without keys; it may do everything."""
 
 
 class Callers(Protocol):
-    """Tells callers apart."""
+    """The interface of authentication."""
 
     def identify(self, headers: Mapping[str, str]) -> Caller:
-        """Return who sent these headers.
+        """Return the caller that sent these headers.
 
         Raises:
             ApiError: No key, or an unknown one (401).
@@ -81,7 +80,7 @@ class Callers(Protocol):
         ...
 
     def named(self, tenant: str) -> Caller:
-        """Return the caller of a tenant's name, for its administrator.
+        """Return a tenant's caller, for the administrator.
 
         Raises:
             ApiError: There is none (404).
@@ -89,19 +88,19 @@ class Callers(Protocol):
         ...
 
     def name_of(self, salt: str) -> str:
-        """Return the tenant's name to a salt; empty if there is none."""
+        """Return the tenant of a salt; empty if there is none."""
         ...
 
 
 class AnyCaller:
-    """Takes everybody for the one anonymous caller."""
+    """Treats every client as the anonymous caller."""
 
     def identify(self, headers: Mapping[str, str]) -> Caller:
-        """Return the anonymous caller, whatever key is sent; clients insist on sending one."""
+        """Return the anonymous caller; a key is ignored, since clients always send one."""
         return ANONYMOUS
 
     def named(self, tenant: str) -> Caller:
-        """Return the anonymous caller, who has no name.
+        """Return the anonymous caller, which has no name.
 
         Raises:
             ApiError: A name was given, and without keys there are no tenants (404).
@@ -122,13 +121,13 @@ class AnyCaller:
 
 
 class KeyedCallers:
-    """Knows callers by the keys of a file."""
+    """Authenticates callers by the keys file."""
 
     def __init__(self, path: str | Path) -> None:
         """Read the file.
 
         Raises:
-            ConfigError: It cannot be read or is no keys file.
+            ConfigError: It cannot be read, or is not a keys file.
         """
         self._path = path
         self._keys = read_keys(path)
@@ -140,7 +139,7 @@ class KeyedCallers:
         return self._keys
 
     def reload(self) -> None:
-        """Read the file again; calls under way keep what they had.
+        """Reload the file; running requests keep their permissions.
 
         Raises:
             ConfigError: It cannot be read, or changes what needs a new engine: the secret, a
@@ -155,7 +154,7 @@ class KeyedCallers:
         self._keys, self._names = keys, _names(keys)
 
     def identify(self, headers: Mapping[str, str]) -> Caller:
-        """Return whose key was sent.
+        """Return the caller of the key that was sent.
 
         Raises:
             ApiError: No key was sent, or an unknown one (401).
@@ -193,12 +192,12 @@ class KeyedCallers:
         )
 
     def name_of(self, salt: str) -> str:
-        """Return the tenant's name to a salt; its salt is never shown."""
+        """Return the tenant of a salt; salts are never shown."""
         return self._names.get(salt, "(not in the keys file)")
 
 
 def require_caller(request: Request) -> Caller:
-    """Return who is calling; a dependency of every route but health.
+    """Return the caller; a dependency of every route except health.
 
     Raises:
         ApiError: No key, or an unknown one (401).
@@ -212,10 +211,10 @@ CallerOfRequest = Annotated[Caller, Depends(require_caller)]
 
 
 def require_administrator(caller: CallerOfRequest) -> Caller:
-    """Return who is calling, if they may administer.
+    """Return the caller, if it may administer.
 
     Raises:
-        ApiError: They may not (403).
+        ApiError: It may not (403).
     """
     if not caller.may_administer:
         raise ApiError(
@@ -229,11 +228,11 @@ def require_administrator(caller: CallerOfRequest) -> Caller:
 
 
 Administrator = Annotated[Caller, Depends(require_administrator)]
-"""Write ``caller: Administrator`` in the signature of a route that is not for tenants."""
+"""Write ``caller: Administrator`` in the signature of a route for administrators."""
 
 
 def _key_in(headers: Mapping[str, str]) -> str:
-    """Return the key that was sent, wherever it was sent; empty if none was."""
+    """Return the key from either header; empty if none was sent."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and key.strip():
         return key.strip()

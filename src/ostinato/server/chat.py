@@ -25,7 +25,6 @@ from ostinato.server.answer_parser import (
 )
 from ostinato.server.call import GenerateCall
 from ostinato.server.callers import Caller, CallerOfRequest
-from ostinato.server.deltas import Delta, Deltas
 from ostinato.server.models import adapter_of
 from ostinato.server.prompting import (
     AnswerReader,
@@ -34,13 +33,12 @@ from ostinato.server.prompting import (
     render_prompt,
     sender,
 )
-from ostinato.server.protocol.answers import ChatCompletion
+from ostinato.server.protocol.answers import ChatCompletion, Usage
 from ostinato.server.protocol.chat import ChatBody
 from ostinato.server.protocol.logprobs import chat_logprobs, prompt_logprobs
-from ostinato.server.protocol.usage import Usage
 from ostinato.server.serving import check_room, serve
 from ostinato.server.state import ServerState
-from ostinato.server.streaming import DONE, begin, event, until_gone
+from ostinato.server.streaming import DONE, Delta, Deltas, begin, event, until_gone
 from ostinato.server.tools import Message
 
 ENDPOINT = "/v1/chat/completions"
@@ -50,7 +48,7 @@ router = APIRouter(tags=["chat"])
 
 @router.post(ENDPOINT, response_model=ChatCompletion)
 async def chat(body: ChatBody, request: Request, caller: CallerOfRequest) -> Response:
-    """Continue a conversation, all at once or as a stream of server-sent events."""
+    """Continue a conversation, in one response or as a stream of server-sent events."""
     state: ServerState = request.app.state.server
     adapter = adapter_of(state, body.model)
     use = body.tool_use()
@@ -65,7 +63,7 @@ async def chat(body: ChatBody, request: Request, caller: CallerOfRequest) -> Res
         request_id=f"chatcmpl-{uuid.uuid4().hex}",
         **body.cache_settings(),
     )
-    check_room(state, caller, [call])  # before work is put into the prompt
+    check_room(state, caller, [call])  # before any work on the prompt
     whose = sender(caller, body.cache_salt, body.keep_tokens)
     messages, whose = await load_images(state, messages, whose)
     tokens = await render_prompt(
@@ -82,7 +80,7 @@ async def chat(body: ChatBody, request: Request, caller: CallerOfRequest) -> Res
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to one call."""
+    """The response to one call."""
 
     state: ServerState
     body: ChatBody
@@ -92,7 +90,7 @@ class Answer:
     created: int = field(default_factory=lambda: int(time.time()))
 
     async def whole(self) -> dict[str, Any]:
-        """Return the answer when all of it is there."""
+        """Return the complete response."""
         last: RequestOutput | None = None
         async with aclosing(self._outputs()) as outputs:
             async for output in outputs:
@@ -107,7 +105,7 @@ class Answer:
         return {**self._head("chat.completion", choices), **ids, **scored, "usage": usage}
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Yield the answer piece by piece; each choice begins with its role."""
+        """Stream the response; each choice begins with its role."""
         deltas, last = Deltas(), None
         parsers = [self.reader.parser() for _ in range(self.body.n)]
         answers = [ParsedAnswer() for _ in range(self.body.n)]
@@ -123,7 +121,7 @@ class Answer:
                         chunks.append(self._chunk(delta.index, opening))
                     chunks += self._chunks(delta, pieces, answers[delta.index].has_calls)
                 usage = self._usage_so_far(output)
-                if chunks:  # what one step brought goes out in one piece
+                if chunks:  # the output of one step is sent in one piece
                     yield b"".join([event(chunk | usage) for chunk in chunks])
         end = DONE
         if self.body.include_usage and last is not None:
@@ -162,7 +160,7 @@ class Answer:
     def _chunks(
         self, delta: Delta, pieces: Sequence[Piece], has_calls: bool
     ) -> list[dict[str, Any]]:
-        """Return the chunks of what was added: reasoning, text, calls, and why it ended."""
+        """Return the chunks of new reasoning, text and calls, and the finish reason."""
         chunks, logprobs = [], self._logprobs(delta)
         if not self.body.include_reasoning:
             pieces = [piece for piece in pieces if not isinstance(piece, ReasoningPiece)]
@@ -210,12 +208,12 @@ class Answer:
 
 
 def _pieces(delta: Delta, parser: AnswerParser) -> list[Piece]:
-    """Return the parts of what was added."""
+    """Return the new parts."""
     return parser.feed(delta.text) + (parser.finish() if delta.finish_reason else [])
 
 
 def _finish_reason(delta: Delta, has_calls: bool) -> str | None:
-    """Say why an answer ended, as OpenAI's API does: calls count for more than a stop."""
+    """Return OpenAI's finish reason: ``tool_calls`` in place of ``stop`` where there are calls."""
     return "tool_calls" if has_calls and delta.finish_reason == "stop" else delta.finish_reason
 
 
@@ -225,7 +223,7 @@ def _call(call: ToolCall) -> dict[str, Any]:
 
 
 def _added(piece: Piece) -> dict[str, Any]:
-    """Write a piece of an answer as what is added to a message."""
+    """Return a piece of an answer as OpenAI's ``delta``."""
     match piece:
         case TextPiece():
             return {"content": piece.text}

@@ -15,19 +15,17 @@ from ostinato.engine.async_llm import AsyncLLM
 from ostinato.engine.outputs import RequestOutput
 from ostinato.server.call import GenerateCall
 from ostinato.server.callers import Caller, CallerOfRequest
-from ostinato.server.deltas import Delta, Deltas
 from ostinato.server.models import adapter_of
-from ostinato.server.protocol.answers import Completion
+from ostinato.server.protocol.answers import Completion, Usage
 from ostinato.server.protocol.completions import CompletionBody
 from ostinato.server.protocol.logprobs import (
     Positions,
     completion_logprobs,
     prompt_logprobs,
 )
-from ostinato.server.protocol.usage import Usage
 from ostinato.server.serving import check_room, serve
 from ostinato.server.state import ServerState
-from ostinato.server.streaming import DONE, begin, event, until_gone
+from ostinato.server.streaming import DONE, Delta, Deltas, begin, event, until_gone
 
 ENDPOINT = "/v1/completions"
 
@@ -36,7 +34,7 @@ router = APIRouter(tags=["completions"])
 
 @router.post(ENDPOINT, response_model=Completion)
 async def complete(body: CompletionBody, request: Request, caller: CallerOfRequest) -> Response:
-    """Continue prompts, all at once or as a stream of server-sent events."""
+    """Continue prompts, in one response or as a stream of server-sent events."""
     state: ServerState = request.app.state.server
     adapter = adapter_of(state, body.model)
     answer = Answer(state, body, caller, adapter)
@@ -48,7 +46,7 @@ async def complete(body: CompletionBody, request: Request, caller: CallerOfReque
 
 @dataclass(slots=True)
 class Answer:
-    """The answer to one call, which may hold many prompts.
+    """The response to one call, which may have many prompts.
 
     Continuation j of prompt i is choice ``i * n + j``.
     """
@@ -64,7 +62,7 @@ class Answer:
     _echoes: "dict[int, Echo]" = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Make one call of the engine per prompt; nothing runs yet."""
+        """Make one engine call per prompt; none is started yet."""
         params = self.body.params()
         self.calls = [
             GenerateCall(
@@ -82,7 +80,7 @@ class Answer:
         ]
 
     async def whole(self) -> dict[str, Any]:
-        """Return the answer when all of it is there."""
+        """Return the complete response."""
         outputs = {number: output async for number, output in self._outputs()}
         choices = [
             choice for number in sorted(outputs) for choice in await self._added(number, outputs)
@@ -90,14 +88,14 @@ class Answer:
         return {**self._head(choices), "usage": self._usage(outputs)}
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Yield the answer piece by piece."""
+        """Stream the response."""
         outputs: dict[int, RequestOutput] = {}
         async with aclosing(self._outputs()) as stream:
             async for number, output in stream:
                 outputs[number] = output
                 choices = await self._added(number, outputs)
                 usage = self.body.usage_so_far(lambda: self._usage(outputs))
-                if choices:  # what one step brought goes out in one piece
+                if choices:  # the output of one step is sent in one piece
                     yield b"".join([event(self._head([choice]) | usage) for choice in choices])
         end = DONE
         if self.body.include_usage:
@@ -110,7 +108,7 @@ class Answer:
     async def _added(
         self, number: int, outputs: Mapping[int, RequestOutput]
     ) -> list[dict[str, Any]]:
-        """Return the choices of a prompt to which something was added, with that alone."""
+        """Return the changed choices of a prompt, with the new part only."""
         output = outputs[number]
         if number not in self._echoes:
             is_alone = self.body.max_tokens == 0
@@ -125,7 +123,7 @@ class Answer:
         ]
 
     def _more(self, output: RequestOutput, delta: Delta) -> dict[str, Any]:
-        """Return what vLLM adds to a choice, if it was asked for."""
+        """Return the fields that vLLM adds to a choice on request."""
         more: dict[str, Any] = {}
         if self.body.return_token_ids:
             more["token_ids"] = delta.token_ids
@@ -147,20 +145,20 @@ class Answer:
 
     def _usage(self, outputs: Mapping[int, RequestOutput]) -> dict[str, Any]:
         usage = Usage.of(outputs.values())
-        if self.body.max_tokens == 0:  # what was generated was dropped
+        if self.body.max_tokens == 0:  # the generated token is dropped
             usage = replace(usage, num_completion_tokens=0)
         return usage.as_openai([kept for call in self.calls for kept in call.num_retained_tokens])
 
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """A prompt, as the beginning of its answer.
+    """A prompt that is echoed at the beginning of its response.
 
     Attributes:
-        text: Of the prompt; empty without ``echo``.
-        first_token: Text of its first token, of which there is no log-probability.
-        positions: Of its tokens; None unless asked for.
-        is_alone: Whether nothing follows: the prompt was only to be scored.
+        text: The prompt's text; empty without ``echo``.
+        first_token: Text of its first token, which has no log-probability.
+        positions: Log-probabilities of its tokens; None unless requested.
+        is_alone: Whether the prompt is only scored, and nothing follows.
     """
 
     text: str = ""
@@ -170,10 +168,10 @@ class Echo:
 
     @classmethod
     async def of(cls, llm: AsyncLLM, output: RequestOutput, is_alone: bool) -> "Echo":
-        """Return the beginning of an answer.
+        """Return the beginning of a response.
 
         Raises:
-            MissingTokenizer: There is no text without a tokenizer.
+            MissingTokenizer: There is no tokenizer, and so no text.
         """
         ids = output.prompt_token_ids
         text = await llm.decode(ids) if output.prompt is None else output.prompt
@@ -182,11 +180,11 @@ class Echo:
         return cls(text, first, output.prompt_logprobs, is_alone)
 
     def choice(self, delta: Delta, index: int) -> dict[str, Any]:
-        """Lay out what was added to one choice, the prompt before its first piece.
+        """Return the new part of one choice, with the prompt before its first piece.
 
         Args:
-            delta: What was added.
-            index: Of the choice.
+            delta: The new part.
+            index: Index of the choice.
         """
         text = "" if self.is_alone else delta.text
         return {
@@ -208,15 +206,15 @@ class Echo:
 async def merge(
     streams: Sequence[AsyncGenerator[RequestOutput, None]],
 ) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-    """Yield the newest output of each stream with its number, as they come.
+    """Merge streams: yield the newest output of each with its number.
 
     Raises:
         ApiError: Of the first stream that fails; the others are cancelled.
 
-    Effects: closing it early closes all streams. A slow reader sees fewer, later outputs, which
-    are cumulative, so it misses nothing.
+    Effects: closing it early closes all streams. A slow reader sees fewer outputs, and misses
+    nothing, since outputs are cumulative.
     """
-    if len(streams) == 1:  # by far the most often; spares a task
+    if len(streams) == 1:  # the common case; saves a task
         async with aclosing(streams[0]) as only:
             async for output in only:
                 yield 0, output
@@ -248,7 +246,7 @@ async def merge(
 
 
 def _raise_first(readers: Sequence["asyncio.Task[None]"]) -> None:
-    """Raise what the first failed reader ended with."""
+    """Raise the exception of the first reader that failed."""
     for reader in readers:
         if reader.done():
             reader.result()

@@ -10,7 +10,7 @@ from ostinato.server.answer_formats import REASONING_FORMATS, TOOL_FORMATS
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a host; of names, ``localhost`` alone is trusted."""
+    """Return whether a host is a loopback address; of names, only ``localhost`` is trusted."""
     if host == "localhost":
         return True
     try:
@@ -21,34 +21,33 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """Settings of a server, besides those of its engine.
+    """Settings of the server, in addition to those of its engine.
 
     Attributes:
-        host: Where to listen.
-        port: Where to listen; 0 takes any free port.
-        model_names: What clients may call the model; the first one is shown to them.
-        keys_file: Who may call; None lets everybody in, and then ``host`` must be loopback.
-        max_requests: Continuations that may be under way at once, running and waiting; what
-            comes on top is answered with 429.
-        max_n: Most continuations of one prompt.
-        max_body_bytes: Longest body of a request.
-        max_tenant_body_bytes: Bodies of one tenant's requests under way together.
-        max_json_depth: Most brackets inside each other in a body.
-        max_json_items: Most values in a body; None is eight for each token that the model can
-            hold, and at least 262,144.
-        max_connections: Open connections; fewer where the process may open fewer files.
-        max_connections_per_address: Those of one address.
-        header_timeout_s: Time for a request's head.
-        body_timeout_s: Time for its body.
-        allowed_origins: Origins of web pages that may call from browsers; empty is none, ``*`` all.
+        host: Address to listen on.
+        port: Port to listen on; 0 takes any free one.
+        model_names: Names of the model; the first one is used in responses.
+        keys_file: API keys; None admits all clients, and then ``host`` must be loopback.
+        max_requests: Concurrent continuations, running and waiting; beyond that, requests get 429.
+        max_n: Maximum number of continuations of one prompt.
+        max_body_bytes: Maximum length of a request's body.
+        max_tenant_body_bytes: Maximum total of the bodies of one tenant's unfinished requests.
+        max_json_depth: Maximum nesting of brackets in a body.
+        max_json_items: Maximum number of values in a body; None is eight per token of the model's
+            context, and at least 262,144.
+        max_connections: Open connections; fewer if the process may open fewer files.
+        max_connections_per_address: Open connections of one address.
+        header_timeout_s: Time limit for a request's head.
+        body_timeout_s: Time limit for its body.
+        allowed_origins: Origins of web pages that may send requests (CORS); ``*`` is all.
         tls_key_file: Private key for TLS, with ``tls_certificate_file``; None speaks plain HTTP.
         tls_certificate_file: Certificate chain for TLS.
-        tool_call_parser: Format of calls of tools; ``auto`` is what the chat template shows.
+        tool_call_parser: Format of tool calls; ``auto`` detects it in the chat template.
         reasoning_parser: Format of reasoning; None leaves it in the answer's text.
-        drain_timeout_s: How long running requests may go on after SIGTERM.
-        traces_folder: Where the administrator's recordings go; None records nothing.
-        lora_folders: Folders that adapters may be loaded from over HTTP; empty loads none.
-        metrics_tenant_names: Whether metrics and spans may name tenants; else metrics number them.
+        drain_timeout_s: How long running requests may continue after SIGTERM.
+        traces_folder: Folder for recordings; None disables recording.
+        lora_folders: Folders that adapters may be loaded from over HTTP; may be empty.
+        metrics_tenant_names: Whether metrics and spans name tenants; by default they number them.
         otel_traces: Whether spans are sent to OpenTelemetry; needs the extra ``otel``.
     """
 
@@ -78,10 +77,10 @@ class ServerConfig:
     lora_folders: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be, or would let everybody in.
+        """Refuse settings that are out of range or would admit everyone.
 
         Raises:
-            ConfigError: Naming the value and what to set instead.
+            ConfigError: The message names the value and what to set instead.
         """
         at_least("port", self.port, 0)
         for name in (
@@ -106,11 +105,11 @@ class ServerConfig:
         if (self.tls_key_file is None) != (self.tls_certificate_file is None):
             raise ConfigError(
                 f"tls_key_file={self.tls_key_file!r}, tls_certificate_file="
-                f"{self.tls_certificate_file!r}: TLS needs both of them"
+                f"{self.tls_certificate_file!r}: TLS needs both"
             )
         for path in filter(None, (self.tls_key_file, self.tls_certificate_file)):
             if not Path(path).is_file():
-                raise ConfigError(f"{path!r}: there is no such file, and TLS needs it")
+                raise ConfigError(f"{path!r}: TLS needs this file, and it does not exist")
         for folder in self.lora_folders:
             if not Path(folder).is_dir():
                 raise ConfigError(f"lora_folders={folder!r}: there is no such folder")
@@ -128,6 +127,6 @@ class ServerConfig:
             raise ConfigError(f"model_names={self.model_names!r}: needs a name, and none is empty")
         if self.keys_file is None and not is_loopback(self.host):
             raise ConfigError(
-                f"host={self.host!r} can be reached from elsewhere, and without keys everybody "
-                "may read and administer everything: give a keys file, or host='127.0.0.1'"
+                f"host={self.host!r} can be reached from other machines, and without keys "
+                "all clients may administer it: give a keys file, or host='127.0.0.1'"
             )

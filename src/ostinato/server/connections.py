@@ -1,10 +1,10 @@
 """Limits and closes connections.
 
-Opening a connection and never completing a request costs a client nothing and the server a file
+Opening a connection without completing a request costs a client nothing, and the server a file
 descriptor. So a request's head has to arrive within ``header_timeout_s`` (its body within
-``body_timeout_s``, see ``body_guard``), and where an address has as many connections as it may
-have, or all addresses together, the oldest one without a complete request is closed in favour of
-the new one::
+``body_timeout_s``, see ``guards``), and where one address, or all together, have as many
+connections as allowed, the oldest one without a complete request is closed in favour of the new
+one::
 
     connect ─► waiting ──request head──► serving ──response──► waiting (keep-alive)
                   └── too slow, or the oldest of too many: closed
@@ -22,34 +22,34 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from ostinato.server.config import ServerConfig
 
 _RESERVED_FILES = 128
-"""Descriptors for everything that is not a connection."""
+"""File descriptors reserved for everything but connections."""
 
 _MOST_FILES = 65536
 
 
 class Connections:
-    """Every open connection of one server.
+    """All open connections of one server.
 
     Attributes:
-        most_per_address: Connections that one address may have.
-        most: Connections of all addresses.
-        header_timeout_s: Time for a request's head, from its connection or its first byte on.
+        most_per_address: Maximum number of connections of one address.
+        most: Maximum number of connections.
+        header_timeout_s: Time limit for a request's head, from connecting or its first byte.
     """
 
     def __init__(self, config: ServerConfig, most: int) -> None:
-        """Begin without a connection; ``most`` is what the descriptors allow."""
+        """Start without connections; file descriptors may lower ``most``."""
         self.most_per_address = config.max_connections_per_address
         self.most = min(config.max_connections, most)
         self.header_timeout_s = config.header_timeout_s
-        self._waiting: dict[GuardedProtocol, None] = {}  # in the order in which they began to
+        self._waiting: dict[GuardedProtocol, None] = {}  # in order of waiting time, longest first
         self._open: Counter[str] = Counter()
 
     def protocol(self, **settings: Any) -> "GuardedProtocol":
-        """Make the protocol of a new connection, as uvicorn asks for it."""
+        """Create the protocol of a new connection, for uvicorn."""
         return GuardedProtocol(self, **settings)
 
     def enter(self, connection: "GuardedProtocol") -> bool:
-        """Let a new connection wait for its request; returns False if there is no room for it."""
+        """Register a new connection; return False if there is no room for it."""
         address = connection.address
         if self._open[address] >= self.most_per_address and not self._close_oldest(address):
             return False
@@ -60,7 +60,7 @@ class Connections:
         return True
 
     def leave(self, connection: "GuardedProtocol") -> None:
-        """Forget a connection that is closed."""
+        """Remove a closed connection."""
         self._waiting.pop(connection, None)
         self._open[connection.address] -= 1
         if not self._open[connection.address]:
@@ -75,7 +75,7 @@ class Connections:
         self._waiting[connection] = None
 
     def _close_oldest(self, address: str | None) -> bool:
-        """Close the connection that waits longest, of one address or of all."""
+        """Close the connection that has waited longest, of one address or of all."""
         for connection in self._waiting:
             if address is None or connection.address == address:
                 connection.give_up()
@@ -84,10 +84,10 @@ class Connections:
 
 
 class GuardedProtocol(H11Protocol):
-    """An HTTP/1.1 connection whose client has to say what it wants in time."""
+    """An HTTP/1.1 connection with a time limit for each request's head."""
 
     def __init__(self, connections: Connections, **settings: Any) -> None:
-        """Make the protocol of a connection that is not open yet."""
+        """Create the protocol; the connection is not open yet."""
         super().__init__(**settings)
         self.address = ""
         self._book = connections
@@ -95,7 +95,7 @@ class GuardedProtocol(H11Protocol):
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a connection, or close it at once."""
+        """Accept a connection, or close it at once."""
         super().connection_made(transport)
         self.address = self.client[0] if self.client else ""
         self._is_in_book = self._book.enter(self)
@@ -105,7 +105,7 @@ class GuardedProtocol(H11Protocol):
             transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget a connection."""
+        """Remove the connection."""
         self._end_wait()
         if self._is_in_book:
             self._is_in_book = False
@@ -113,7 +113,7 @@ class GuardedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes; those of a request's head have to be complete in time."""
+        """Receive bytes, and start or stop the timer of the request's head."""
         super().data_received(data)
         if self._is_serving:
             self._end_wait()
@@ -122,13 +122,13 @@ class GuardedProtocol(H11Protocol):
             self._await_head()
 
     def on_response_complete(self) -> None:
-        """Wait for the next request; one that was sent ahead is being served already."""
+        """Wait for the next request, unless a pipelined one is being served already."""
         super().on_response_complete()
         if self._is_in_book and not self._is_serving:
             self._book.waits(self)
 
     def give_up(self) -> None:
-        """Close the connection without an answer."""
+        """Close the connection without a response."""
         self._end_wait()
         if self._is_in_book:
             self._is_in_book = False
@@ -149,7 +149,7 @@ class GuardedProtocol(H11Protocol):
 
 
 def raise_file_limit() -> int:
-    """Allow this process as many open files as it may have; returns how many connections fit."""
+    """Raise the limit of open files to its maximum; return how many connections fit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -161,18 +161,18 @@ def raise_file_limit() -> int:
 
 
 class LogLimit(logging.Filter):
-    """Lets each message of a logger through ten times a minute: clients must not fill the disk."""
+    """Logs each message at most ten times a minute, so that clients cannot fill the disk."""
 
     MOST_PER_MINUTE = 10
 
     def __init__(self) -> None:
-        """Begin with nothing logged."""
+        """Start with nothing logged."""
         super().__init__()
         self._minute = 0
         self._counts: Counter[str] = Counter()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Say whether a record is logged; messages that differ in their values are one message."""
+        """Return whether to log a record; messages that differ only in values count as one."""
         minute = int(time.monotonic() // 60)
         if minute != self._minute:
             self._minute = minute
@@ -180,5 +180,5 @@ class LogLimit(logging.Filter):
         message = str(record.msg)[:200]
         self._counts[message] += 1
         if self._counts[message] == self.MOST_PER_MINUTE:
-            record.msg = f"{record.msg} (the same message is left out for the rest of the minute)"
+            record.msg = f"{record.msg} (this message is suppressed for the rest of the minute)"
         return self._counts[message] <= self.MOST_PER_MINUTE

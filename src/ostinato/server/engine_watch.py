@@ -1,7 +1,7 @@
-"""Reads the engine's figures without waiting for it.
+"""Reads the engine's counters without waiting for a long step.
 
-Counters are copied between two steps, and a step may take long. A reader waits for a moment and
-then takes the last copy, so that a scrape is answered while a long prompt is computed.
+Counters are copied between two steps, and a step may take long. A reader waits a moment and then
+takes the previous copy, so that a scrape is answered while a long prompt is computed.
 """
 
 import asyncio
@@ -10,18 +10,18 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Generic, TypeVar
 
-from ostinato.core.errors import EngineStopped
 from ostinato.engine.async_llm import AsyncLLM
 from ostinato.engine.engine import Engine
+from ostinato.errors import EngineStopped
 
 SeenT = TypeVar("SeenT")
 
 REST_FACTOR = 50
-"""A look that took a millisecond is not repeated for fifty: looks cost the engine 2% at most."""
+"""A read of 1 ms is not repeated within 50 ms, so that reads cost the engine at most 2 %."""
 
 
 class EngineWatch(Generic[SeenT]):
-    """Remembers what was seen last of one engine."""
+    """Caches the last reading of one engine."""
 
     def __init__(
         self,
@@ -33,10 +33,10 @@ class EngineWatch(Generic[SeenT]):
         """Watch an engine.
 
         Args:
-            llm: Whose engine.
-            question: What to look at; it is asked between two steps and changes nothing.
-            patience_s: How long to wait for the end of a step once something was seen.
-            clock: Seconds; tells how long looks took.
+            llm: The engine's front.
+            question: Reads the engine between two steps; changes nothing.
+            patience_s: How long to wait for the end of a step if there is a previous reading.
+            clock: Seconds, to measure how long readings take.
         """
         self._llm = llm
         self._question = question
@@ -47,10 +47,10 @@ class EngineWatch(Generic[SeenT]):
         self._asking: asyncio.Task[SeenT] | None = None
 
     async def look(self) -> SeenT:
-        """Return the newest that is to be had soon; the first look waits for its step.
+        """Return the newest reading that is available soon; the first one waits for its step.
 
         Raises:
-            EngineStopped: The engine has ended, and nothing was ever seen of it.
+            EngineStopped: The engine has ended, and there is no reading.
         """
         if self._seen is not None and self._clock() < self._rests_until_s:
             return self._seen
@@ -63,7 +63,7 @@ class EngineWatch(Generic[SeenT]):
         except EngineStopped:
             if self._seen is None:
                 raise
-        assert self._seen is not None, "the first look waits"
+        assert self._seen is not None, "the first reading waits"
         return self._seen
 
     async def _ask(self) -> SeenT:

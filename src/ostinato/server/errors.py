@@ -1,8 +1,8 @@
-"""Errors as clients see them.
+"""Error responses.
 
 As in OpenAI's API: a status, and ``{"error": {"message", "type", "param", "code"}}``. Routes
-raise ``ApiError`` or any error of ours; what an API with another shape (see ``SHAPES``) makes of
-it is decided by the path.
+raise ``ApiError`` or any error of ours; the path decides whether it is sent in another shape
+(``SHAPES``).
 """
 
 import json
@@ -17,7 +17,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-from ostinato.core.errors import (
+from ostinato.errors import (
     CacheInUse,
     ConfigError,
     EngineStopped,
@@ -35,20 +35,20 @@ logger = logging.getLogger("ostinato")
 Shape = Callable[["ApiError"], dict[str, Any]]
 
 _NAMED = re.compile(r"(\w+)(?:\[[^\]]*\])?=")
-"""How messages of ours begin that are about one parameter: ``top_p=2: must be ...``."""
+"""The beginning of messages about one parameter: ``top_p=2: must be ...``."""
 
 
 @dataclass(eq=False)
 class ApiError(Exception):
-    """What a client is told.
+    """An error that is sent to the client.
 
     Attributes:
-        status: Of HTTP.
-        message: For people.
-        kind: Its family, ``type`` on the wire.
-        param: Which field of the request it is about.
-        code: For programs.
-        headers: To send along.
+        status: HTTP status.
+        message: Human-readable message.
+        kind: ``type`` in JSON.
+        param: The field of the request that is wrong.
+        code: Machine-readable code.
+        headers: Additional headers.
     """
 
     status: int
@@ -63,7 +63,7 @@ class ApiError(Exception):
 
 
 def openai_shape(error: ApiError) -> dict[str, Any]:
-    """Lay an error out as OpenAI's clients read it."""
+    """Return an error in OpenAI's shape."""
     return {
         "error": {
             "message": error.message,
@@ -85,18 +85,18 @@ _ANTHROPIC_KINDS = {
 
 
 def anthropic_shape(error: ApiError) -> dict[str, Any]:
-    """Lay an error out as Anthropic's clients read it."""
+    """Return an error in Anthropic's shape."""
     other = "invalid_request_error" if error.status < 500 else "api_error"
     kind = _ANTHROPIC_KINDS.get(error.status, other)
     return {"type": "error", "error": {"type": kind, "message": error.message}}
 
 
 SHAPES: dict[str, Shape] = {"/v1/messages": anthropic_shape}
-"""Other shapes than OpenAI's, by how a path begins."""
+"""Shapes other than OpenAI's, by the path's prefix."""
 
 
 def body_of(path: str, error: ApiError) -> dict[str, Any]:
-    """Lay an error out as the clients of a path read it."""
+    """Return an error in the shape of a path's API."""
     for prefix, shape in SHAPES.items():
         if path.startswith(prefix):
             return shape(error)
@@ -104,16 +104,16 @@ def body_of(path: str, error: ApiError) -> dict[str, Any]:
 
 
 def response_of(path: str, error: ApiError) -> Response:
-    """Return the whole response to a request that failed.
+    """Return the response to a request that failed.
 
-    In ASCII: it may quote half of a character, which UTF-8 does not know.
+    In ASCII, because it may quote a lone surrogate, which UTF-8 cannot encode.
     """
     body = json.dumps(body_of(path, error)).encode()
     return Response(body, error.status, dict(error.headers), media_type="application/json")
 
 
 def api_error(error: Exception) -> ApiError:
-    """Translate any error; what is not ours is a mistake of ours, and is not shown."""
+    """Translate any exception; the details of unexpected ones are not shown."""
     match error:
         case ApiError():
             return error
@@ -134,18 +134,18 @@ def api_error(error: Exception) -> ApiError:
             return ApiError(500, str(error), kind="server_error", code="step_failed")
         case OstinatoError():
             return ApiError(500, str(error), kind="server_error")
-    return ApiError(500, "a mistake of the server; its log says more", kind="server_error")
+    return ApiError(500, "internal error: see the server's log", kind="server_error")
 
 
 def stopping(message: str) -> ApiError:
-    """Return the answer of a server that is about to end."""
+    """Return the error of a server that is shutting down."""
     return ApiError(
         503, message, "server_error", code="shutting_down", headers={"Retry-After": "5"}
     )
 
 
 def body_too_long(num_bytes: int, most: int) -> ApiError:
-    """Make the error for a body of more bytes than are taken."""
+    """Return the error for a body that is too long."""
     return ApiError(
         413,
         f"the body has {num_bytes} bytes or more, and at most {most} are taken: send less, or "
@@ -155,7 +155,7 @@ def body_too_long(num_bytes: int, most: int) -> ApiError:
 
 
 def body_too_slow(timeout_s: float) -> ApiError:
-    """Make the error for a body that took too long."""
+    """Return the error for a body that took too long."""
     return ApiError(
         408,
         f"the body did not arrive within {timeout_s:g} s: send it faster, or raise --body-timeout",
@@ -164,7 +164,7 @@ def body_too_slow(timeout_s: float) -> ApiError:
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Answer every error of an app in its path's shape."""
+    """Handle every exception of an app, in the shape of its path."""
 
     def answer(request: Request, error: Exception) -> Response:
         translated = api_error(error)
@@ -199,19 +199,19 @@ _CODES = {
     "unsupported_content": "unsupported_content",
 }
 _TYPES = ("str", "int", "float", "bool", "dict", "message")
-"""Members of unions, which pydantic names where a field would stand."""
+"""Members of unions, which pydantic names in place of a field."""
 
 _MOST_SHOWN = 3
 
 
 def describe_invalid(errors: Sequence[Any]) -> tuple[str, str | None, str]:
-    """Say in a sentence what is wrong with a body, where, and which kind of mistake it is.
+    """Describe what is wrong with a body, and where.
 
     Args:
-        errors: Of pydantic; at least one.
+        errors: Pydantic's errors; at least one.
 
     Returns:
-        A message, the field that it is about (None for the whole body), and a code.
+        A message, the field (None for the whole body), and a code.
     """
     media = [error for error in errors if error["type"] == "unsupported_content"]
     errors = media or errors
@@ -223,7 +223,7 @@ def describe_invalid(errors: Sequence[Any]) -> tuple[str, str | None, str]:
     if first["type"] == "extra_forbidden":
         name = str(first["loc"][-1])
         return f"unknown parameter {name!r:.200}: this server does not know it", param, code
-    # The members of a union each complain; all of them are about one field.
+    # Each member of a union reports an error for the same field.
     about = [error for error in errors if _top(error["loc"]) == _top(first["loc"])]
     reasons = list(dict.fromkeys(_reason(error) for error in about))[:_MOST_SHOWN]
     message = "; or: ".join(reasons)
@@ -231,12 +231,12 @@ def describe_invalid(errors: Sequence[Any]) -> tuple[str, str | None, str]:
 
 
 def _top(loc: Sequence[str | int]) -> str | int | None:
-    """Return the field of the body that a place is in."""
+    """Return the top-level field of a location."""
     return loc[1] if len(loc) > 1 else None
 
 
 def _place(loc: Sequence[str | int]) -> str | None:
-    """Write a place as programmers do: ``messages[1].content``."""
+    """Format a location, such as ``messages[1].content``."""
     place = ""
     for step in loc[1:]:
         if isinstance(step, int):
@@ -247,5 +247,5 @@ def _place(loc: Sequence[str | int]) -> str | None:
 
 
 def _reason(error: Any) -> str:
-    """Return what pydantic says, without its own words for our errors."""
+    """Return pydantic's message, without its prefix for our own errors."""
     return str(error["msg"]).removeprefix("Value error, ")

@@ -1,7 +1,7 @@
-"""Explains why a request's prompt missed.
+"""``/v1/explain``: why a request's prompt missed.
 
-By the id of its answer, for the tenant that sent it. Tenants learn nothing of others' requests, not
-even that there were any; administrators are told where another tenant had the same tokens.
+By the id of the response, for the tenant that sent the request. Tenants learn nothing about the
+requests of others, not even that there were any; administrators also see matches across tenants.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ router = APIRouter(tags=["explanations"])
 
 @router.get("/v1/explain/{response_id}")
 async def explain(response_id: str, request: Request, caller: CallerOfRequest) -> dict[str, Any]:
-    """Say what became of every token of a prompt, and why it missed."""
+    """Explain for every token of a prompt whether it hit, and why it missed."""
     state: ServerState = request.app.state.server
     explanation = await _explanation(state, caller, response_id)
     return {
@@ -31,10 +31,10 @@ async def explain(response_id: str, request: Request, caller: CallerOfRequest) -
 
 
 async def _explanation(state: ServerState, caller: Caller, name: str) -> Explanation:
-    """Ask the engine.
+    """Ask the engine for an explanation.
 
     Raises:
-        ApiError: It is no request of the caller's, or is no longer remembered (404).
+        ApiError: The caller sent no such request, or it is no longer remembered (404).
     """
     salt = caller.salt or None
     try:

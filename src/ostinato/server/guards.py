@@ -1,9 +1,8 @@
-"""Refuses requests before anything looks at them.
+"""Middleware that refuses requests before they are parsed.
 
-Those of foreign web pages to a server without keys; and bodies of callers that are not known, too
-long or too slow, nested too deeply, with more values than the model could hold, or no UTF-8. They
-are refused before anything parses them: a parser would need memory, stack or time in proportion to
-what a stranger sent.
+Refused are requests of foreign web pages to a server without keys; and bodies that are sent without
+a valid key, too long, too slow, nested too deeply, not UTF-8, or with more values than the model
+could hold. A parser would spend memory, stack or time in proportion to such a body.
 """
 
 import asyncio
@@ -22,21 +21,21 @@ from ostinato.server.errors import ApiError, body_too_long, body_too_slow, respo
 from ostinato.server.state import ServerState
 
 LEAST_ITEMS, ITEMS_PER_TOKEN = 262_144, 8
-"""Values that a body may have in any case, and for each token that the model can hold."""
+"""Minimum number of values allowed in a body, and values per token that the model can hold."""
 
 _ESCAPE = re.compile(rb"\\.", re.DOTALL)
 
 
 _STEPS = np.zeros(256, dtype=np.int8)
 _STEPS[list(b"[{")], _STEPS[list(b"]}")] = 1, -1
-"""By how much a byte outside of strings changes the depth."""
+"""Change in depth by a byte outside strings."""
 
 
 class BodyGuard:
-    """Reads the body of each caller's request, and hands it on in one piece if it is sound."""
+    """Reads each request's whole body, and passes it on if it is valid."""
 
     def __init__(self, app: ASGIApp, state: ServerState) -> None:
-        """Stand before an application."""
+        """Wrap an application."""
         self._app = app
         self._callers = state.callers
         self._config = state.config
@@ -45,7 +44,7 @@ class BodyGuard:
         self._bytes_under_way: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
+        """Handle one request."""
         if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
             await self._app(scope, receive, send)
             return
@@ -60,9 +59,9 @@ class BodyGuard:
             self._release(body)
 
     async def _take(self, scope: Scope, receive: Receive, body: "_Body") -> ApiError | None:
-        """Read and check a body; returns why it is refused, if it is."""
+        """Read and check a body; return the response if it is refused."""
         try:
-            # Without a key that is known, the body is not even read.
+            # Without a valid key, the body is not even read.
             body.tenant = self._callers.identify(Headers(scope=scope)).tenant
             await self._read(scope, receive, body)
             self._check(body.data)
@@ -71,11 +70,11 @@ class BodyGuard:
         return None
 
     async def _read(self, scope: Scope, receive: Receive, body: "_Body") -> None:
-        """Read a whole body, unless its sender goes away.
+        """Read a whole body, unless its sender disconnects.
 
         Raises:
-            ApiError: It is longer than allowed (413), too slow (408), or its tenant has too many
-                bytes under way (429).
+            ApiError: It is too long (413) or too slow (408), or its tenant has too many unfinished
+                bytes (429).
         """
         most = self._config.max_body_bytes
         announced = dict(scope["headers"]).get(b"content-length", b"0")
@@ -100,7 +99,7 @@ class BodyGuard:
         body.data = b"".join(pieces)
 
     def _charge(self, body: "_Body", num_bytes: int) -> None:
-        """Count bytes that a tenant has under way.
+        """Count the bytes of a tenant's unfinished requests.
 
         Raises:
             ApiError: There are too many (429).
@@ -124,10 +123,10 @@ class BodyGuard:
             del self._bytes_under_way[body.tenant]
 
     def _check(self, body: bytes) -> None:
-        """Refuse what no parser should see.
+        """Refuse a body that no parser should see.
 
         Raises:
-            ApiError: It is no UTF-8, nested too deeply, or has too many values (400).
+            ApiError: It is not UTF-8, nested too deeply, or has too many values (400).
         """
         try:
             body.decode()
@@ -155,7 +154,7 @@ class BodyGuard:
 
 @dataclass(slots=True)
 class _Body:
-    """One body, while its request is under way."""
+    """One body, until its request has finished."""
 
     tenant: str = ""
     data: bytes = b""
@@ -164,7 +163,7 @@ class _Body:
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
-    """Return what receives a body that was read already, and then what comes after it."""
+    """Return a ``receive`` that replays a body already read, then continues."""
     waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive_again() -> Message:
@@ -174,7 +173,7 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
 
 
 def _shape(body: bytes) -> tuple[int, int]:
-    """Return how deep a body nests, and how many values it has; strings count as one each.
+    """Return the nesting depth of a body, and its number of values; a string is one.
 
     Cost: a few passes over the bytes, none of them in Python.
     """
@@ -187,23 +186,23 @@ def _shape(body: bytes) -> tuple[int, int]:
 
 
 class HostGuard:
-    """Lets in who speaks to this machine under one of its own names.
+    """Accepts only requests that address this machine by one of its own names.
 
-    Where there are no keys, being on this machine is the only proof of identity, and a browser on
-    this machine runs the pages of strangers. Such a page can send requests to loopback under its
-    own name (DNS rebinding), and then the ``Host`` header is that name; or across sites, and then
-    ``Origin`` is. Both are refused. With keys, the key is the proof.
+    Without keys, being on this machine is the only proof of identity, and a browser on this machine
+    runs foreign pages. Such a page can send requests to loopback under its own name (DNS
+    rebinding), visible in the ``Host`` header; or across sites, visible in ``Origin``. Both are
+    refused. With keys, the key is the proof.
 
     Source: Jackson et al., Protecting Browsers from DNS Rebinding Attacks (CCS 2007).
     """
 
     def __init__(self, app: ASGIApp, allowed_origins: Sequence[str] = ()) -> None:
-        """Stand before an application without keys; pages of allowed origins may call it."""
+        """Wrap an application without keys; pages of allowed origins may call it."""
         self._app = app
         self._allowed_origins = allowed_origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
+        """Handle one request."""
         if scope["type"] == "http":
             headers = dict(scope["headers"])
             for name, prefix in ((b"host", "//"), (b"origin", "")):
@@ -220,10 +219,10 @@ class HostGuard:
 
 
 def _is_of_this_machine(address: str) -> bool:
-    """Whether an address, with or without a port, is one that only this machine reaches."""
+    """Return whether an address, with or without a port, is a loopback address."""
     try:
         return is_loopback(urlsplit(address).hostname or "")
-    except ValueError:  # no address at all
+    except ValueError:  # not an address
         return False
 
 

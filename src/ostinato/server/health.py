@@ -14,27 +14,27 @@ router = APIRouter(tags=["health"])
 
 @router.get("/health")
 async def health() -> dict[str, str]:
-    """Say that the event loop goes round; whatever the engine computes meanwhile."""
+    """Return 200 while the event loop runs, whatever the engine computes."""
     return {"status": "ok"}
 
 
 @router.post("/ping", include_in_schema=False)
 @router.get("/ping")
 async def ping() -> dict[str, str]:
-    """Say the same under the name that SageMaker and vLLM's clients ask for."""
+    """Return the same under the name that SageMaker and vLLM's clients use."""
     return await health()
 
 
 @router.get("/load")
 async def load(request: Request, administrator: Administrator) -> dict[str, int]:
-    """Say how many sequences are running or waiting, as vLLM does."""
+    """Return the number of sequences running or waiting, as in vLLM."""
     state: ServerState = request.app.state.server
     return {"server_load": state.num_live}
 
 
 @router.get("/server_info")
 async def server_info(request: Request, administrator: Administrator) -> dict[str, Any]:
-    """Return the engine's settings, as vLLM does."""
+    """Return the engine's settings, as in vLLM."""
     state: ServerState = request.app.state.server
     config = state.llm.engine.config
     settings = {name: getattr(config, name) for name in config.__dataclass_fields__}
@@ -44,15 +44,15 @@ async def server_info(request: Request, administrator: Administrator) -> dict[st
 
 @router.post("/reset_prefix_cache")
 async def reset_prefix_cache(request: Request, administrator: Administrator) -> dict[str, bool]:
-    """Forget every cached prefix; refused while requests are running (409)."""
+    """Evict all cached prefixes; refused while requests are running (409)."""
     state: ServerState = request.app.state.server
     await state.llm.reset_prefix_cache()
     return {"reset": True}
 
 
-@router.get("/ready", responses={503: {"description": "The server drains, or its engine ended."}})
+@router.get("/ready", responses={503: {"description": "Draining, or the engine has stopped."}})
 async def ready(request: Request) -> JSONResponse:
-    """Say whether requests are taken."""
+    """Return 200 if requests are accepted."""
     state: ServerState = request.app.state.server
     if state.is_draining:
         return JSONResponse({"status": "draining"}, 503)
@@ -63,10 +63,10 @@ async def ready(request: Request) -> JSONResponse:
 
 @router.get("/version")
 async def version() -> dict[str, str]:
-    """Say which Ostinato this is."""
+    """Return the version of Ostinato."""
     return {"version": ostinato.__version__}
 
 
 def _plain(value: Any) -> Any:
-    """Return a setting as JSON has it."""
+    """Return a setting as JSON."""
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)

@@ -1,8 +1,8 @@
-"""Prefixes that clients asked to keep.
+"""Leases of prefixes that clients asked to keep.
 
 Anthropic's clients send the same ``cache_control`` with every request of a conversation. The first
-one takes a lease; each later one that hits all of it has refreshed that lease by doing so, and
-takes none of its own: else a busy prompt would be leased a thousand times over.
+one takes a lease; a later one that hits all of it has thereby refreshed that lease and takes none
+of its own. Otherwise a busy prompt would be leased thousands of times.
 """
 
 import asyncio
@@ -16,37 +16,37 @@ from ostinato.engine.prompts import PromptDict
 from ostinato.tenants.terms import LeaseReceipt, LeaseTerms, is_salt_of
 
 MOST_HELD = 4096
-"""Leases that are remembered; one that is forgotten still runs out by itself."""
+"""Most leases that are remembered; a forgotten one still expires by itself."""
 
 _Key = tuple[str, LeaseTerms, bytes]
 
 
 class HeldPrefixes:
-    """Takes leases for prefixes, each once."""
+    """Takes one lease per prefix."""
 
     def __init__(self, llm: AsyncLLM) -> None:
-        """Hold nothing yet."""
+        """Start without leases."""
         self._llm = llm
-        self._holding = asyncio.Lock()  # two requests that begin alike take one lease
+        self._holding = asyncio.Lock()  # two requests with one prefix take one lease
         self._held: OrderedDict[_Key, LeaseReceipt] = OrderedDict()
 
     def __len__(self) -> int:
-        """Number of leases that are remembered, of which some may have run out."""
+        """Number of leases that are remembered; some may have expired."""
         return len(self._held)
 
     async def hold(
         self, whose: PromptDict, tokens: Sequence[int], terms: LeaseTerms, num_cached: int
     ) -> LeaseReceipt:
-        """Keep a prefix that a request has just computed or found.
+        """Lease a prefix that a request has just computed or hit.
 
         Args:
             whose: Salt, public prefixes, adapter and images of the request.
-            tokens: Its ids.
+            tokens: Token ids of the prefix.
             terms: For how long.
-            num_cached: Tokens of its prompt that the request found, which refreshed their lease.
+            num_cached: Prompt tokens that hit, which refreshed their lease.
 
         Returns:
-            What is held of it, by a new lease or by one from before.
+            How much of it is leased, by a new lease or an earlier one.
         """
         content = hashlib.sha256(pack_tokens(tokens).tobytes())
         content.update(whose.get("adapter", "").encode())
@@ -73,7 +73,7 @@ class HeldPrefixes:
         return receipt
 
     def forget(self, salt: str) -> int:
-        """Forget all of a salt that was erased; returns how many."""
+        """Remove the leases of an erased salt; return their number."""
         keys = [key for key in self._held if is_salt_of(key[0], salt)]
         for key in keys:
             del self._held[key]

@@ -1,7 +1,7 @@
-"""Counts the answers that left the server.
+"""Counts HTTP responses.
 
-The outermost middleware, so that bodies which no route reads are counted as well. Routes are
-counted by their template, never by what a stranger wrote into the address.
+The outermost middleware, so that requests refused before any route are counted as well. Routes are
+counted by their template, never by the client's path.
 """
 
 import time
@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 UNROUTED = "(none)"
-"""The route of answers that no route gave."""
+"""The label of responses without a route."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer.
+    """One response.
 
     Attributes:
-        method: Of HTTP; ``OTHER`` for unknown methods.
+        method: HTTP method; ``OTHER`` for unknown ones.
         route: Template of its route, or ``UNROUTED``.
-        status: Of HTTP; 499 if the client went away before there was one, as nginx has it.
-        seconds: From its request to its last byte.
+        status: HTTP status; 499 if the client disconnected first, as in nginx.
+        seconds: Seconds from the request to the last byte.
     """
 
     method: str
@@ -35,15 +35,15 @@ METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"}
 
 
 class HttpMeter:
-    """Counts the answers of an application."""
+    """Counts the responses of an application."""
 
     def __init__(self, app: ASGIApp, count: Callable[[Answer], None]) -> None:
-        """Stand before an application, and tell of each answer."""
+        """Wrap an application, and report each response."""
         self._app = app
         self._count = count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection."""
+        """Handle one connection."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

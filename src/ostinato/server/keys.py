@@ -1,6 +1,6 @@
-"""API keys, and what each tenant gets.
+"""The keys file: API keys, quotas and limits of tenants.
 
-A file of JSON. It holds hashes of keys, never a key, so it is of no use to a thief::
+A JSON file. It holds hashes of keys, never a key, so it is of no use to a thief::
 
     {
       "secret": "9f2c…",
@@ -32,7 +32,7 @@ from ostinato.core.identity import SALT_SEPARATOR
 from ostinato.settings import TenantShare
 
 KEY_PREFIX = "sk-ostinato-"
-"""What every key begins with, so that it is known for one where it should not be."""
+"""Prefix of every key, so that a leaked one is recognized."""
 
 _HASH = "sha256:"
 _HASHED = re.compile(r"sha256:[0-9a-f]{64}")
@@ -40,17 +40,17 @@ _KEY_BYTES = 32
 
 
 class TenantEntry(BaseModel):
-    """What the file says of one tenant.
+    """The entry of one tenant.
 
     Attributes:
-        keys: Hashes; a tenant may have several, to change them one by one.
-        quota: Blocks that it may keep; above that it evicts its own first. None is no bound.
+        keys: Hashes of its keys; several, so that keys can be rotated.
+        quota: Blocks that it may keep; beyond that it evicts its own first. None is no limit.
         guaranteed: Blocks that no other tenant can evict.
-        priority: Of its requests; lower goes first.
-        max_requests: Continuations that it may have under way at once.
-        tokens_per_minute: Prompt and generated tokens that it may use.
-        administers: Whether its keys open the administration.
-        public: Names of public prefixes that it may begin with; ``"*"`` is all.
+        priority: Priority of its requests; lower is scheduled first.
+        max_requests: Maximum number of concurrent continuations.
+        tokens_per_minute: Maximum number of prompt and generated tokens per minute.
+        administers: Whether its keys may use ``/admin``.
+        public: Names of the public prefixes that it may use; ``"*"`` is all.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid")
@@ -77,11 +77,11 @@ class TenantEntry(BaseModel):
 
 
 class KeysFile(BaseModel):
-    """The whole file.
+    """The keys file.
 
     Attributes:
-        secret: Of the server; salts come from it, so changing it empties every tenant's cache.
-        tenants: By name.
+        secret: The server's secret; salts are derived from it, so a new one empties all caches.
+        tenants: Entries by name.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid")
@@ -102,14 +102,13 @@ class KeysFile(BaseModel):
         return tenants
 
     def salt_of(self, tenant: str) -> str:
-        """Return a tenant's salt: 64 hexadecimal digits that the secret alone can make."""
+        """Return a tenant's salt: 64 hexadecimal digits, derived from the secret."""
         return hmac.new(self.secret.encode(), tenant.encode(), hashlib.sha256).hexdigest()
 
     def owner_of(self, key: str) -> str | None:
         """Return the tenant of a key; None if it is unknown.
 
-        Cost: one hash, and a comparison with every hash of the file that takes equally long
-        whether it fits or not.
+        Cost: one hash, and a constant-time comparison with every hash of the file.
         """
         presented, owner = hash_key(key), None
         for name, entry in self.tenants.items():
@@ -119,7 +118,7 @@ class KeysFile(BaseModel):
         return owner
 
     def tenant_shares(self) -> dict[str, TenantShare]:
-        """Return guarantees and quotas by salt, for those who have any.
+        """Return guarantees and quotas by salt, of the tenants that have any.
 
         Raises:
             ConfigError: A guarantee is above its quota.
@@ -132,17 +131,17 @@ class KeysFile(BaseModel):
 
 
 def check_tenant_name(name: str) -> None:
-    """Refuse what cannot name a tenant.
+    """Check the name of a tenant.
 
     Raises:
-        ValueError: It is empty, too long, or has characters that no log should show.
+        ValueError: It is empty or too long, or has unprintable characters.
     """
     if not name or len(name) > 200 or not name.isprintable() or SALT_SEPARATOR in name:
         raise ValueError(f"{name!r:.80}: a tenant's name has 1 to 200 printable characters")
 
 
 def hash_key(key: str) -> str:
-    """Return what the file keeps of a key."""
+    """Return a key's hash, as in the file."""
     return _HASH + hashlib.sha256(key.encode()).hexdigest()
 
 
@@ -150,8 +149,8 @@ def read_keys(path: str | Path) -> KeysFile:
     """Read a keys file.
 
     Raises:
-        ConfigError: It cannot be read or is no keys file; the message says where, and shows no
-            hash and no secret.
+        ConfigError: It cannot be read or is not a keys file; the message says where, without any
+            hash or secret.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -160,7 +159,7 @@ def read_keys(path: str | Path) -> KeysFile:
     try:
         content = json.loads(text)
     except (json.JSONDecodeError, RecursionError) as error:
-        raise ConfigError(f"keys file {str(path)!r} is no JSON: {error}") from error
+        raise ConfigError(f"keys file {str(path)!r} is not JSON: {error}") from error
     try:
         keys = KeysFile.model_validate(content)
         keys.tenant_shares()
@@ -174,7 +173,7 @@ def read_keys(path: str | Path) -> KeysFile:
 
 
 def write_keys(path: str | Path, keys: KeysFile) -> None:
-    """Write a keys file that only its owner can read, all of it or nothing.
+    """Write a keys file atomically, readable by its owner only.
 
     Raises:
         ConfigError: It cannot be written.
@@ -183,7 +182,7 @@ def write_keys(path: str | Path, keys: KeysFile) -> None:
     content = keys.model_dump(exclude_defaults=True)
     try:
         handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:  # mkstemp lets the owner in alone
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
         os.replace(name, target)
     except OSError as error:
@@ -191,15 +190,15 @@ def write_keys(path: str | Path, keys: KeysFile) -> None:
 
 
 def add_key(path: str | Path, tenant: str, **changes: object) -> str:
-    """Make a key, add its hash to a file, and return the key: it is not kept anywhere.
+    """Create a key, add its hash to the file, and return the key, which is stored nowhere.
 
     Args:
-        path: A keys file; it is made if there is none.
-        tenant: Whose key.
-        **changes: Settings of ``TenantEntry`` to be written with it; the others stay.
+        path: A keys file; created if missing.
+        tenant: The key's tenant.
+        **changes: Settings of ``TenantEntry`` to change.
 
     Raises:
-        ConfigError: The file or a setting cannot be.
+        ConfigError: The file cannot be read or written, or a setting is invalid.
     """
     keys = read_keys(path) if Path(path).exists() else KeysFile(secret=secrets.token_hex(32))
     key = KEY_PREFIX + secrets.token_urlsafe(_KEY_BYTES)

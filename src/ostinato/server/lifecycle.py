@@ -22,33 +22,33 @@ import uvicorn
 from ostinato.core.errors import ConfigError
 from ostinato.engine.async_llm import AsyncLLM
 from ostinato.engine.engine import logger
-from ostinato.server.adapters import load_named
 from ostinato.server.admin.bodies import PrewarmLine
 from ostinato.server.admin.prewarming import prewarm_all
 from ostinato.server.app import create_app
 from ostinato.server.callers import KeyedCallers
 from ostinato.server.config import ServerConfig
 from ostinato.server.connections import Connections, LogLimit, raise_file_limit
+from ostinato.server.models import load_named
 from ostinato.server.state import ServerState
 from ostinato.server.tracing import make_tracer
 
 _LAST_WORDS_S = 5
-"""For readers to take what there is, once the engine has ended."""
+"""Time for clients to read the rest, once the engine has ended."""
 
 
 def open_state(model: str, settings: dict[str, Any], config: ServerConfig) -> ServerState:
     """Load a model and return the state of a server that serves it.
 
     Args:
-        model: Embedded model, checkpoint directory or hub name.
-        settings: Of the engine, see ``EngineConfig``.
+        model: Bundled model, checkpoint directory or hub name.
+        settings: Engine settings, see ``EngineConfig``.
         config: Of the server.
 
     Raises:
-        ConfigError: A setting is out of range, or the keys file is none.
+        ConfigError: A setting is out of range, or the keys file is invalid.
         ModelError: The model cannot be served.
     """
-    tracer = make_tracer(config)  # before the model: what it lacks should be said at once
+    tracer = make_tracer(config)  # before the model, so that a missing extra is reported at once
     if config.keys_file is None:
         state = ServerState(AsyncLLM(model, **settings), config)
     else:
@@ -64,7 +64,7 @@ def warm_up(state: ServerState, prompts: list[PrewarmLine]) -> None:
     """Compute prompts before the first request.
 
     Raises:
-        ConfigError: One of them cannot be served or kept; the engine has ended then.
+        ConfigError: One of them cannot be served or leased; the engine has been stopped.
     """
     if not prompts:
         return
@@ -79,7 +79,7 @@ def load_adapters(state: ServerState, adapters: Mapping[str, str]) -> None:
     """Load adapters, paths by name, before the first request.
 
     Raises:
-        RequestError: One of them cannot be served; the engine has ended then.
+        RequestError: One of them cannot be served; the engine has been stopped.
     """
 
     async def load_all() -> None:
@@ -94,10 +94,10 @@ def load_adapters(state: ServerState, adapters: Mapping[str, str]) -> None:
 
 
 def listen(config: ServerConfig) -> socket.socket:
-    """Return a socket that listens where the server is to be; before a model is loaded.
+    """Return a listening socket, before a model is loaded.
 
     Raises:
-        ConfigError: The address is in use, or is none of this machine.
+        ConfigError: The address is in use, or does not belong to this machine.
     """
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     try:
@@ -107,8 +107,8 @@ def listen(config: ServerConfig) -> socket.socket:
             f"host={config.host!r}, port={config.port}: cannot listen there ({error.strerror}); "
             "give another --port, or --port 0 for any free one"
         ) from error
-    # Connections inherit it. asyncio sets it only where the protocol is named, which it is not
-    # here, and without it Nagle's algorithm and delayed acknowledgements add 40 ms to answers.
+    # Connections inherit it. asyncio sets it only where the protocol is named, unlike here, and
+    # without it Nagle's algorithm and delayed acknowledgements add 40 ms to responses.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
@@ -116,14 +116,14 @@ def listen(config: ServerConfig) -> socket.socket:
 def run_server(
     state: ServerState, listener: socket.socket, announce: Callable[[str], None]
 ) -> None:
-    """Serve until a signal comes, and then until the last request has ended.
+    """Serve until a signal, and then until the last request has ended.
 
     Args:
-        state: Of the server.
-        listener: Where it listens; closed in the end.
-        announce: Called with the server's address when it takes requests.
+        state: Server state.
+        listener: Listening socket; closed at the end.
+        announce: Called with the server's address when it is ready.
 
-    Effects: the engine is shut down in the end.
+    Effects: the engine is shut down at the end.
     """
     server = DrainingServer(state, announce)
     try:
@@ -133,10 +133,10 @@ def run_server(
 
 
 class DrainingServer(uvicorn.Server):
-    """Takes no more requests after the first signal, and ends when the last one has ended."""
+    """Accepts no requests after the first signal, and ends when the last one has ended."""
 
     def __init__(self, state: ServerState, announce: Callable[[str], None]) -> None:
-        """Make a server that has not begun."""
+        """Create a server that is not started."""
         connections = Connections(state.config, raise_file_limit())
         for name in ("uvicorn.error", "asyncio"):
             logging.getLogger(name).addFilter(LogLimit())
@@ -152,7 +152,7 @@ class DrainingServer(uvicorn.Server):
                 ssl_certfile=state.config.tls_certificate_file,
                 lifespan="off",
                 ws="none",
-                timeout_keep_alive=75,  # longer than most clients keep their connections
+                timeout_keep_alive=75,  # longer than most clients keep connections alive
                 timeout_graceful_shutdown=_LAST_WORDS_S,
             )
         )
@@ -161,10 +161,10 @@ class DrainingServer(uvicorn.Server):
         self._deadline_s = float("inf")
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to listen, and say where.
+        """Start to accept requests, and announce the address.
 
-        Effects: what was loaded until now is left out of garbage collections from now on: with a
-        model's objects in it, one takes a quarter of a second, whichever request sets it off.
+        Effects: objects loaded so far are frozen out of garbage collections: one that scans a
+        model's objects would delay some request by a quarter of a second.
         """
         gc.collect()
         gc.freeze()
@@ -176,7 +176,7 @@ class DrainingServer(uvicorn.Server):
             self._announce(f"{scheme}://{shown}:{port}")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Drain at the first signal, end at the second."""
+        """Drain at the first signal, stop at the second."""
         if self._state.is_draining:
             self._deadline_s = 0.0
             return
@@ -184,18 +184,18 @@ class DrainingServer(uvicorn.Server):
         timeout_s = self._state.config.drain_timeout_s
         self._deadline_s = time.monotonic() + timeout_s
         logger.warning(
-            "shutting down: %d continuations may go on for %g s; the same signal again ends them",
+            "shutting down: %d continuations have %g s to finish; the same signal again stops them",
             self._state.num_live,
             timeout_s,
         )
 
     async def on_tick(self, counter: int) -> bool:
-        """Say whether to end now; asked ten times a second."""
+        """Return whether to stop now; called ten times a second."""
         is_over = self._state.num_live == 0 or time.monotonic() >= self._deadline_s
         return (self._state.is_draining and is_over) or await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """After a signal, end the engine, so that open streams are told."""
+        """After a signal, stop the engine, which ends open streams."""
         if self._state.is_draining:
             await asyncio.to_thread(self._state.llm.shutdown)
         await super().shutdown(sockets)

@@ -2,10 +2,10 @@
 
 Events of a stream::
 
-    message_start                      with the counts of the prompt
-      content_block_start ─► content_block_delta ... ─► content_block_stop      a text, or a call
+    message_start                      with the prompt's token counts
+      content_block_start ─► content_block_delta ... ─► content_block_stop      text or a call
       ...
-    message_delta                      why it ended, and all counts
+    message_delta                      stop reason, and all token counts
     message_stop
 """
 
@@ -34,7 +34,6 @@ from ostinato.server.answer_parser import (
 from ostinato.server.breakpoints import Covered, Kept, keep, measure
 from ostinato.server.call import GenerateCall
 from ostinato.server.callers import Caller, CallerOfRequest
-from ostinato.server.deltas import Delta, Deltas
 from ostinato.server.models import adapter_of
 from ostinato.server.prompting import (
     AnswerReader,
@@ -47,7 +46,7 @@ from ostinato.server.protocol.answers import Counted, MessageBody
 from ostinato.server.protocol.messages import CountBody, MessagesBody
 from ostinato.server.serving import serve
 from ostinato.server.state import ServerState
-from ostinato.server.streaming import begin, named_event, until_gone
+from ostinato.server.streaming import Delta, Deltas, begin, named_event, until_gone
 
 ENDPOINT = "/v1/messages"
 
@@ -56,7 +55,7 @@ router = APIRouter(tags=["messages"])
 
 @router.post(ENDPOINT, response_model=MessageBody)
 async def create_message(body: MessagesBody, request: Request, caller: CallerOfRequest) -> Response:
-    """Continue a conversation, all at once or as a stream of server-sent events."""
+    """Continue a conversation, in one response or as a stream of server-sent events."""
     state: ServerState = request.app.state.server
     adapter = adapter_of(state, body.model)
     params, use = body.params(state.formats), body.tool_use()
@@ -96,12 +95,12 @@ async def count_tokens(
     whose = sender(caller, body.cache_salt, body.keep_tokens)
     conversation, whose = await load_images(state, body.conversation(), whose)
     tokens = await render_prompt(state, conversation, body.tool_use(), whose, **body.template())
-    return {"input_tokens": state.llm.num_tokens(whose.images, tokens.tokens)}
+    return {"input_tokens": state.llm.tokenizing.num_tokens(whose.images, tokens.tokens)}
 
 
 @dataclass(slots=True)
 class MessageAnswer:
-    """The answer to one call."""
+    """The response to one call."""
 
     state: ServerState
     body: MessagesBody
@@ -110,10 +109,10 @@ class MessageAnswer:
     reader: AnswerReader
     places: list[Covered]
     _num_blocks: int = 0
-    _open: str | None = None  # kind of the block that is under way
+    _open: str | None = None  # kind of the open block
 
     async def whole(self) -> dict[str, Any]:
-        """Return the answer when all of it is there."""
+        """Return the complete response."""
         last: RequestOutput | None = None
         kept: Kept | None = None
         async with aclosing(serve(self.state, self.caller, self.call)) as outputs:
@@ -127,13 +126,13 @@ class MessageAnswer:
         content += [{"type": "text", "text": answer.text}] if answer.text else []
         for call in answer.calls:
             given = _read(call.arguments)
-            if given is not None:  # else it was cut off, and stop_reason says so
+            if given is not None:  # else it was truncated, and stop_reason says so
                 content.append({**_tool_use(call.call_id, call.name), "input": given})
         usage = kept.usage(len(delta.token_ids))
         return {**self._message(content, usage), **self._end(delta, bool(answer.calls))}
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Yield the answer piece by piece."""
+        """Stream the response."""
         deltas, parser = Deltas(), self.reader.parser()
         kept, num_output_tokens = None, 0
         async with aclosing(serve(self.state, self.caller, self.call)) as outputs:
@@ -162,7 +161,7 @@ class MessageAnswer:
         return await keep(self.state.held_prefixes, whose, self.places, output)
 
     def _pieces(self, delta: Delta, parser: AnswerParser) -> Iterator[bytes]:
-        """Yield the events of what was added."""
+        """Yield the events of new pieces."""
         for piece in parser.feed(delta.text):
             yield from self._piece(piece)
         if delta.finish_reason is not None:
@@ -188,7 +187,7 @@ class MessageAnswer:
                 yield self._added({"type": "input_json_delta", "partial_json": piece.text})
 
     def _thinking(self, text: str) -> dict[str, Any]:
-        """Write a block of what was thought; nothing is signed here."""
+        """Return a block of reasoning; its signature is empty."""
         thinking = self.body.thinking
         is_omitted = thinking is not None and thinking.display == "omitted"
         return {"type": "thinking", "thinking": "" if is_omitted else text, "signature": ""}
@@ -203,7 +202,7 @@ class MessageAnswer:
 
     def _close(self) -> Iterator[bytes]:
         if self._open is not None:
-            if self._open == "thinking":  # clients wait for it; nothing is signed here
+            if self._open == "thinking":  # clients wait for a signature; it is empty
                 yield self._added({"type": "signature_delta", "signature": ""})
             yield _event("content_block_stop", index=self._num_blocks)
             self._num_blocks += 1
@@ -222,7 +221,7 @@ class MessageAnswer:
         }
 
     def _end(self, delta: Delta, has_calls: bool) -> dict[str, Any]:
-        """Say why it ended."""
+        """Return Anthropic's stop reason."""
         matched = delta.stop_reason if delta.stop_reason in self.body.stop_sequences else None
         if delta.finish_reason == "length":
             reason = "max_tokens"
@@ -238,7 +237,7 @@ def _tool_use(call_id: str, name: str) -> dict[str, Any]:
 
 
 def _read(arguments: str) -> dict[str, Any] | None:
-    """Return a call's arguments; None if they are no object."""
+    """Return a call's arguments; None if they are not a JSON object."""
     try:
         given = json.loads(arguments)
     except (ValueError, RecursionError):

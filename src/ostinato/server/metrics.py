@@ -1,12 +1,11 @@
 """Prometheus metrics.
 
-Names and units follow Prometheus's conventions: ``ostinato_`` first, the unit behind it, ``_total``
-last for what only grows. Counters of cache and scheduler are read from a snapshot at each
-scrape; what requests bring is counted as it happens. Each application has a registry of its own.
+Names follow Prometheus's conventions: the prefix ``ostinato_``, the unit as suffix, ``_total`` for
+counters. Counters of cache and scheduler are read from a snapshot at each scrape; those of requests
+are updated as they happen. Each application has its own registry.
 
-No label holds what a stranger chose, and none a tenant's name unless the administrator wants it
-(``metrics_tenant_names``): until then tenants are ``tenant-1``, ``tenant-2`` in the order in which
-they came.
+No label holds text from clients, and none a tenant's name unless ``metrics_tenant_names`` is set:
+otherwise tenants are ``tenant-1``, ``tenant-2``, in order of their first request.
 """
 
 from collections.abc import Iterable
@@ -32,21 +31,20 @@ from ostinato.server.accounts import PromptTokens
 from ostinato.server.call import GenerateCall
 from ostinato.server.callers import Caller
 from ostinato.server.errors import ApiError
-from ostinato.server.ghost_metrics import ghost_metrics
 from ostinato.server.http_meter import Answer
-from ostinato.server.observer import ServedRequest
+from ostinato.server.observer import Observer, ServedRequest
 from ostinato.server.tenant_usage import TenantUsage
-from ostinato.server.tier_metrics import tier_metrics
+from ostinato.server.tier_metrics import ghost_metrics, tier_metrics
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
-"""Bounds of what people wait for."""
+"""Histogram bounds of latencies."""
 
 GAPS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
-"""Bounds of the time between two tokens."""
+"""Histogram bounds of the time between two tokens."""
 
 
 def hit_share_label(share: float) -> str:
-    """Sort requests by how much of their prompt hit; four labels, since each costs a histogram."""
+    """Return the label for a hit share; only four, since each costs a histogram."""
     if share <= 0:
         return "none"
     if share < 0.5:
@@ -54,32 +52,32 @@ def hit_share_label(share: float) -> str:
     return "half_or_more" if share < 0.9 else "nearly_all"
 
 
-class ServerMetrics:
-    """An observer that counts, and the page that a scrape gets.
+class ServerMetrics(Observer):
+    """An observer that counts requests, and the text of ``/metrics``.
 
     Attributes:
-        registry: Of this application alone.
+        registry: This application's registry.
     """
 
     def __init__(self, ledger: TenantUsage, tenant_names: bool = False) -> None:
-        """Count from zero.
+        """Start all counters at zero.
 
         Args:
-            ledger: Knows what each tenant's prompts hit.
-            tenant_names: Whether labels may hold the names of tenants.
+            ledger: Usage counters of the tenants.
+            tenant_names: Whether labels may name tenants.
         """
         self.registry = CollectorRegistry()
         self._snapshot: Snapshot | None = None
         self._requests = Counter(
             "ostinato_requests",
             "Requests that ended, by the finish reason of their first continuation, or error, or "
-            "gone if their reader left.",
+            "gone if the client disconnected.",
             ["finish_reason"],
             registry=self.registry,
         )
         self._refused = Counter(
             "ostinato_refused_requests",
-            "Requests that were not taken in, by status: 429 for a full queue or a limit.",
+            "Requests refused at admission, by status: 429 for a full queue or a limit.",
             ["status"],
             registry=self.registry,
         )
@@ -133,24 +131,21 @@ class ServerMetrics:
 
     @property
     def snapshot(self) -> Snapshot | None:
-        """What was seen of the engine last."""
+        """The last reading of the engine."""
         return self._snapshot
 
     def page(self, snapshot: Snapshot) -> bytes:
-        """Write everything in Prometheus's text format."""
+        """Return all metrics in Prometheus's text format."""
         self._snapshot = snapshot
         return generate_latest(self.registry)
 
     def answered(self, answer: Answer) -> None:
-        """Count an answer over HTTP."""
+        """Count an HTTP response."""
         self._http.labels(answer.method, answer.route, str(answer.status)).inc()
         self._http_time.labels(answer.route).observe(answer.seconds)
 
-    def accepted(self, record: ServedRequest) -> None:
-        """Count nothing yet: a request counts when it has ended."""
-
     def first_token(self, record: ServedRequest) -> None:
-        """Count how long the first token took."""
+        """Observe the time to first token."""
         took_s = record.time_to_first_token_s
         if record.output is None or took_s is None:
             return
@@ -161,7 +156,7 @@ class ServerMetrics:
             self._queue.observe(queue_s)
 
     def finished(self, record: ServedRequest) -> None:
-        """Count how it ended, and what it generated."""
+        """Count its finish reason and generated tokens."""
         self._requests.labels(_finish_reason(record)).inc()
         for gap_s in record.gaps_s:
             self._gaps.observe(gap_s)
@@ -185,13 +180,13 @@ def _finish_reason(record: ServedRequest) -> str:
 
 
 class _EngineCollector(Collector):
-    """Lays a snapshot out."""
+    """Collects the metrics of a snapshot."""
 
     def __init__(self, metrics: ServerMetrics) -> None:
         self._metrics = metrics
 
     def collect(self) -> Iterable[Metric]:
-        info = InfoMetricFamily("ostinato_build", "Which Ostinato this is.")
+        info = InfoMetricFamily("ostinato_build", "Version of Ostinato.")
         info.add_metric([], {"version": ostinato.__version__})
         yield info
         seen = self._metrics.snapshot
@@ -211,7 +206,7 @@ class _EngineCollector(Collector):
 
 
 class _TenantCollector(Collector):
-    """Lays the ledger out, tenant by tenant."""
+    """Collects the usage counters, tenant by tenant."""
 
     def __init__(self, ledger: TenantUsage, names: bool) -> None:
         self._ledger = ledger
@@ -226,7 +221,7 @@ class _TenantCollector(Collector):
             labels=["tenant", "result"],
         )
         accounts = self._ledger.accounts.copy()
-        self._numbers = {  # not of tenants that were erased
+        self._numbers = {  # except erased tenants
             name: self._numbers.get(name) or next(self._next) for name in accounts
         }
         for name, account in accounts.items():
@@ -244,8 +239,8 @@ def _audits(seen: Snapshot) -> Iterable[Metric]:
     audit = seen.audit
     hits = CounterMetricFamily(
         "ostinato_audited_hits",
-        "Hits that were computed again and compared bit by bit: same, different, or gone from the "
-        "cache before their turn.",
+        "Hits that were recomputed and compared bit by bit: same, different, or evicted before "
+        "their turn.",
         labels=["result"],
     )
     for result in ("same", "different", "gone"):
@@ -253,7 +248,7 @@ def _audits(seen: Snapshot) -> Iterable[Metric]:
     yield hits
     yield CounterMetricFamily(
         "ostinato_quarantined_blocks",
-        "Blocks that were removed because an audit found them, or what they continue, wrong.",
+        "Blocks removed because an audit found them, or a block before them, wrong.",
         value=audit.num_removed,
     )
 
@@ -262,7 +257,7 @@ def _prompt_tokens(seen: Snapshot) -> Iterable[Metric]:
     cache, scheduler = seen.cache, seen.scheduler
     origin = CounterMetricFamily(
         "ostinato_prompt_tokens",
-        "Prompt tokens by where their keys and values came from: computed by the model; cached in "
+        "Prompt tokens by the origin of their KV: computed by the model; cached in "
         "whole blocks; copied out of a block; waited for, computed by another request meanwhile.",
         labels=["origin"],
     )
@@ -273,8 +268,8 @@ def _prompt_tokens(seen: Snapshot) -> Iterable[Metric]:
     yield origin
     looked_up = CounterMetricFamily(
         "ostinato_looked_up_tokens",
-        "Tokens that were looked up at admission, of new requests and of preempted ones that come "
-        "back, and whether they hit.",
+        "Tokens looked up at admission, of new requests and of preempted ones that "
+        "return, and whether they hit.",
         labels=["request", "result"],
     )
     for name, counts in (("new", cache.first), ("preempted", cache.preempted)):
@@ -299,9 +294,9 @@ def _blocks(seen: Snapshot) -> Iterable[Metric]:
     )
     for name, text, value in (
         ("published_blocks", "Blocks that became findable.", cache.published_blocks),
-        ("duplicate_blocks", "Published blocks that were there already.", cache.duplicate_blocks),
+        ("duplicate_blocks", "Published blocks that were cached already.", cache.duplicate_blocks),
         ("sealed_tails", "Partial blocks that became findable.", cache.sealed_tails),
-        ("evicted_blocks", "Cached blocks given away for other content.", cache.evicted_blocks),
+        ("evicted_blocks", "Cached blocks that were evicted.", cache.evicted_blocks),
     ):
         yield CounterMetricFamily(f"ostinato_{name}", text, value=value)
     yield _histogram(
@@ -318,7 +313,7 @@ def _blocks(seen: Snapshot) -> Iterable[Metric]:
     )
     yield _histogram(
         "ostinato_reuse_distance_blocks",
-        "Blocks that were held again, by blocks given away meanwhile: a pool smaller by so many "
+        "Blocks that were reused, by blocks evicted meanwhile: a pool smaller by so many "
         "would have lost them.",
         cache.reuse_distances,
         range(0, 25),
@@ -329,7 +324,7 @@ def _states(seen: Snapshot) -> Iterable[Metric]:
     states = seen.cache.states or StateCounts()
     slots = GaugeMetricFamily(
         "ostinato_state_slots",
-        "Slots of states by use: running (of one sequence, or of a checkpoint that it reads), "
+        "State slots by use: running (of one sequence, or of a checkpoint that it reads), "
         "checkpoint (kept for a prefix), all.",
         labels=["use"],
     )
@@ -338,14 +333,14 @@ def _states(seen: Snapshot) -> Iterable[Metric]:
     slots.add_metric(["all"], states.num_slots)
     yield slots
     for name, text, value in (
-        ("kept", "Checkpoints that were kept for prefixes.", states.num_kept),
-        ("evicted", "Checkpoints that made room or lost their blocks.", states.num_evicted),
-        ("hit", "Requests that began from a checkpoint.", states.num_hits),
+        ("kept", "Checkpoints kept for prefixes.", states.num_kept),
+        ("evicted", "Checkpoints evicted, for room or with their blocks.", states.num_evicted),
+        ("hit", "Requests that started from a checkpoint.", states.num_hits),
     ):
         yield CounterMetricFamily(f"ostinato_checkpoints_{name}", text, value=value)
     yield CounterMetricFamily(
         "ostinato_state_tokens_computed_again",
-        "Tokens whose blocks hit, computed again because their state was not kept.",
+        "Tokens whose blocks hit, recomputed because their state was not kept.",
         value=states.num_again_tokens,
     )
 
@@ -359,12 +354,12 @@ def _scheduling(seen: Snapshot) -> Iterable[Metric]:
         "ostinato_waiting_sequences", "Sequences in the queue.", value=seen.num_waiting
     )
     for name, text, value in (
-        ("preemptions", "Times that a sequence's blocks were taken back.", stats.num_preemptions),
+        ("preemptions", "Preemptions of running sequences.", stats.num_preemptions),
         ("steps", "Steps that ran, failed ones included.", stats.num_steps),
         ("failed_steps", "Steps whose forward pass raised.", stats.num_failed_steps),
         (
             "decoded_tokens",
-            "Generated tokens that went through the model.",
+            "Generated tokens fed to the model.",
             stats.computed_output_tokens,
         ),
     ):
@@ -372,7 +367,7 @@ def _scheduling(seen: Snapshot) -> Iterable[Metric]:
 
 
 def _histogram(name: str, text: str, seen: Histogram, exponents: range) -> Metric:
-    """Return a histogram by powers of two; a bucket counts what is below its bound."""
+    """Return a histogram with powers of two as bounds."""
     buckets: list[tuple[str, float]] = []
     wanted = {2.0**exponent for exponent in exponents}
     below = 0

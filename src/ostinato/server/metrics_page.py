@@ -1,6 +1,6 @@
 """``/metrics``.
 
-With keys, the page is for the administrator: the load of other tenants can be read from it.
+With keys, only the administrator may read it, since it shows the load of all tenants.
 """
 
 from fastapi import APIRouter, FastAPI, Request
@@ -19,7 +19,7 @@ router = APIRouter(tags=["metrics"])
 
 
 def install(app: FastAPI, state: ServerState) -> None:
-    """Give an application metrics of its own, and count all of its answers."""
+    """Add metrics to an application, and count all of its responses."""
     metrics = ServerMetrics(state.usage, state.config.metrics_tenant_names)
     state.observers.append(metrics)
     app.state.metrics = metrics
@@ -29,7 +29,7 @@ def install(app: FastAPI, state: ServerState) -> None:
 
 @router.get("/metrics", response_class=Response)
 async def metrics_page(request: Request, caller: CallerOfRequest) -> Response:
-    """Return everything in Prometheus's text format, while a long prompt is computed as well."""
+    """Return all metrics in Prometheus's text format, even while a long prompt is computed."""
     check_administrator(caller)
     metrics: ServerMetrics = request.app.state.metrics
     snapshots: EngineWatch[Snapshot] = request.app.state.snapshots
@@ -37,7 +37,7 @@ async def metrics_page(request: Request, caller: CallerOfRequest) -> Response:
 
 
 def check_administrator(caller: Caller) -> None:
-    """Refuse everybody else.
+    """Refuse callers that may not administer.
 
     Raises:
         ApiError: The caller may not administer (403).
@@ -45,7 +45,7 @@ def check_administrator(caller: Caller) -> None:
     if not caller.may_administer:
         raise ApiError(
             403,
-            "metrics tell of all tenants: send the administrator's key",
+            "metrics cover all tenants: send the administrator's key",
             kind="permission_error",
             code="not_an_administrator",
         )

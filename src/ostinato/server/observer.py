@@ -1,7 +1,7 @@
-"""The port of observers: what they learn of each request.
+"""The port of request observers.
 
-Metrics, spans, recorders and quotas watch the one path that every completion takes. An observer is
-called in the event loop: it notes and returns, and never waits.
+Metrics, spans, recorders and quotas observe every completion. An observer is called in the event
+loop: it takes notes and returns, and never blocks.
 """
 
 from dataclasses import dataclass, field
@@ -16,20 +16,20 @@ from ostinato.tenants.terms import LeaseReceipt
 
 @dataclass(slots=True, eq=False)
 class ServedRequest:
-    """One request on its way.
+    """One request, as observers see it.
 
     Attributes:
-        request_id: Of the engine.
-        call: What was asked.
-        caller: By whom.
-        salt: Whose cache it uses.
-        accepted_s: When the server took it in, by ``time.monotonic``.
-        output: What there is of it so far; None before its first token.
-        first_token_s: When its first output was there, by the same clock; None before.
+        request_id: The engine's request id.
+        call: The request to the engine.
+        caller: Its sender.
+        salt: The effective salt.
+        accepted_s: When it was accepted, by ``time.monotonic``.
+        output: Its newest output; None before the first token.
+        first_token_s: Time of its first output, by the same clock; None before.
         gaps_s: Seconds from each output to the next one.
-        error: What it ended with; None while it runs, and if it went well.
-        is_gone: Whether its reader went away before its end.
-        lease: What became of the wish to keep its prompt; None without one.
+        error: The error it ended with, if any.
+        is_gone: Whether its client disconnected early.
+        lease: Receipt of the lease on its prompt; None if none was requested.
     """
 
     request_id: str
@@ -46,7 +46,7 @@ class ServedRequest:
     _last_s: float = 0.0
 
     def note(self, output: RequestOutput, now_s: float) -> bool:
-        """Keep the newest output and when it came; returns whether it is the first."""
+        """Keep the newest output and its time; return whether it is the first."""
         is_first, self.output = self.output is None, output
         if is_first:
             self.first_token_s = now_s
@@ -57,34 +57,33 @@ class ServedRequest:
 
     @property
     def time_to_first_token_s(self) -> float | None:
-        """Seconds from its arrival to its first output, as its caller feels them."""
+        """Seconds from its arrival to its first output."""
         return None if self.first_token_s is None else self.first_token_s - self.accepted_s
 
 
-class Observer(Protocol):
-    """Watches requests; of each, one call of ``accepted`` and one of ``finished``."""
+class Observer:
+    """Observes requests: one call of ``accepted`` and one of ``finished`` for each.
+
+    A subclass overrides the methods it needs; the others do nothing.
+    """
 
     def accepted(self, record: ServedRequest) -> None:
-        """Note that a request was taken in."""
-        ...
+        """A request was accepted."""
 
     def first_token(self, record: ServedRequest) -> None:
-        """Note that its first output is there; not called if it fails before."""
-        ...
+        """Its first output has arrived; not called if it fails before."""
 
     def finished(self, record: ServedRequest) -> None:
-        """Note that it ended, normally, with an error or because the client disconnected."""
-        ...
+        """It ended, normally, with an error or because the client disconnected."""
 
     def refused(self, caller: Caller, call: GenerateCall, error: ApiError) -> None:
-        """Note that a request was not taken in: the queue is full, or a limit is reached."""
-        ...
+        """A request was refused: the queue is full, or a limit is reached."""
 
 
 @runtime_checkable
 class ForgetsTenants(Protocol):
-    """An observer that remembers something of tenants, and can forget it."""
+    """An observer that stores data of tenants, and can erase it."""
 
     def forget(self, tenant: str) -> bool:
-        """Leave nothing of a tenant; returns whether there was anything."""
+        """Erase a tenant's data; return whether there was any."""
         ...

@@ -1,8 +1,8 @@
 """``/openapi.json`` with every status, and ``/docs``.
 
-Statuses follow from what stands before a route: the guards of hosts and bodies, who may call it,
-and whether it runs a prompt. ``/docs`` is one page without scripts, so it loads nothing from
-elsewhere and can read no key.
+Statuses follow from a route's middleware and dependencies: the guards of hosts and bodies, its
+authentication, and whether it runs a prompt. ``/docs`` is one page without scripts, so it loads
+nothing from elsewhere and can read no key.
 """
 
 from collections.abc import Sequence
@@ -20,16 +20,16 @@ from ostinato.server.errors import SHAPES
 from ostinato.server.protocol.answers import AnthropicErrorBody, ErrorBody
 
 _REASONS = {
-    400: "The request is at fault; the message says which parameter.",
-    401: "No key was sent, or none that is known.",
+    400: "The request is invalid; the message names the parameter.",
+    401: "No key was sent, or an unknown one.",
     403: "The key does not administer, or the request comes from a foreign page.",
-    404: "There is no such model, or nothing of that name.",
+    404: "There is no such model or object.",
     408: "The body took too long.",
-    409: "It does not fit what is running or stored now.",
+    409: "It conflicts with what is running or stored.",
     413: "The body is too long.",
-    429: "There is no room now, or the key's limits are reached.",
-    500: "The forward pass of the request failed, or the server made a mistake.",
-    503: "The server ends, or an administrator ended the request.",
+    429: "The server is full, or the key's limits are reached.",
+    500: "The forward pass failed, or an internal error.",
+    503: "The server is shutting down, or an administrator cancelled the request.",
 }
 _OF_ENGINE = ("/v1/", "/tokenize", "/detokenize", "/admin", "/metrics", "/reset_prefix_cache")
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
@@ -48,7 +48,7 @@ _SCHEMES = {
 
 
 def install(app: FastAPI, routers: Sequence[APIRouter], has_keys: bool) -> None:
-    """Give an application of these routers its description; without keys none is needed."""
+    """Add the OpenAPI description of these routers to an application."""
 
     def describe() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -81,7 +81,7 @@ def _describe(app: FastAPI, routers: Sequence[APIRouter], has_keys: bool) -> dic
 
 
 def _complete(operation: dict[str, Any], route: APIRoute, has_keys: bool) -> None:
-    """Add to one operation what stands before it."""
+    """Add authentication and errors to one operation."""
     if _depends_on(route.dependant, require_caller):
         operation["security"] = [{name: []} for name in _SCHEMES] + ([] if has_keys else [{}])
     else:
@@ -121,7 +121,7 @@ def _depends_on(dependant: Dependant, call: Any) -> bool:
 
 
 def _page(schema: dict[str, Any]) -> str:
-    """Write the description as a page of plain HTML."""
+    """Render the description as a page of plain HTML."""
     rows = [
         f"<details><summary><code>{method.upper()} {escape(path)}</code> "
         f"{escape(operation.get('summary', ''))}</summary>"

@@ -1,8 +1,8 @@
-"""The page, and what a browser may do with it.
+"""The page's files and its content security policy.
 
-Plain files that come with the package: no build, no foreign code, nothing loaded from elsewhere.
-The policy forbids everything that the page does not need, inline scripts and styles first of all.
-The files hold no data; what they show comes from ``/ui/state``, which asks for a key.
+Plain files in the package: no build, no third-party code, nothing loaded from elsewhere. The policy
+forbids everything that the page does not need, inline scripts and styles above all. The files hold
+no data; what they show comes from ``/ui/state``, which requires a key.
 """
 
 from functools import cache
@@ -42,7 +42,7 @@ async def page_file(name: str) -> Response:
     """Return a file of the page.
 
     Raises:
-        ApiError: There is none of that name (404).
+        ApiError: There is no such file (404).
     """
     if name not in file_names():
         raise ApiError(404, f"GET /ui/{name:.100}: the page has no such file", code="unknown_url")

@@ -1,4 +1,4 @@
-"""The page's figures of the last minutes: tokens, waits, queue and memory."""
+"""Time series of the page: tokens, latencies, queue and memory of the last minutes."""
 
 import asyncio
 import time
@@ -8,58 +8,52 @@ from contextlib import suppress
 from statistics import median
 from typing import Any
 
-from ostinato.core.errors import EngineStopped
 from ostinato.engine.snapshot import Snapshot
+from ostinato.errors import EngineStopped
 from ostinato.observe.introspection import BlockState
 from ostinato.server.accounts import HISTORY_S, Account, FirstToken, PromptTokens
-from ostinato.server.call import GenerateCall
-from ostinato.server.callers import Caller
-from ostinato.server.errors import ApiError
-from ostinato.server.observer import ServedRequest
+from ostinato.server.observer import Observer, ServedRequest
 
 MAX_DOTS = 400
-"""Requests in the picture of first tokens."""
+"""Requests in the chart of first tokens."""
 
 COLD_BELOW, WARM_FROM = 0.1, 0.5
-"""Shares of a prompt that hit, of requests called cold and warm."""
+"""Hit shares below and above which a request counts as cold or warm."""
 
 GAPS_EVERY_S = 5
-"""Seconds of which the waits between tokens are summed up in one point."""
+"""Seconds per point in the chart of inter-token latencies."""
 
 PERCENTILES = (0.5, 0.95, 0.99)
 
 _IN_ROWS = (BlockState.PRIVATE, BlockState.HELD, BlockState.EVICTABLE, BlockState.UNUSED)
 
 
-class LoadHistory:
-    """Queue and memory, second by second: an observer that looks while there are requests."""
+class LoadHistory(Observer):
+    """Queue and memory per second: an observer that samples while there are requests."""
 
     def __init__(
         self, look: Callable[[], Awaitable[Snapshot]], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Nothing was seen yet; ``look`` returns the engine as it is now."""
+        """Start without samples; ``look`` reads the engine."""
         self._look = look
         self._clock = clock
         self._rows: deque[tuple[int, list[int]]] = deque(maxlen=HISTORY_S)
         self._looking: asyncio.Task[None] | None = None
 
     def accepted(self, record: ServedRequest) -> None:
-        """Look."""
+        """Sample."""
         self._look_soon()
 
     def first_token(self, record: ServedRequest) -> None:
-        """Look."""
+        """Sample."""
         self._look_soon()
 
     def finished(self, record: ServedRequest) -> None:
-        """Look."""
+        """Sample."""
         self._look_soon()
 
-    def refused(self, caller: Caller, call: GenerateCall, error: ApiError) -> None:
-        """Note nothing: no block was touched."""
-
     def note(self, snapshot: Snapshot) -> None:
-        """Keep the last look of a second."""
+        """Keep the last sample of a second."""
         second = int(self._clock())
         if self._rows and self._rows[-1][0] == second:
             self._rows.pop()
@@ -67,7 +61,7 @@ class LoadHistory:
         self._rows.append((second, [snapshot.num_running, snapshot.num_waiting, *blocks]))
 
     def _look_soon(self) -> None:
-        """Look between two steps, once a second at most; a request does not wait for it."""
+        """Sample between two steps, at most once a second; no request waits for it."""
         if self._looking is not None and not self._looking.done():
             return
         if not self._rows or self._rows[-1][0] < int(self._clock()):
@@ -84,7 +78,7 @@ class LoadHistory:
 
 
 def token_counts(prompt: PromptTokens) -> dict[str, Any]:
-    """Write prompt tokens by origin."""
+    """Return prompt tokens by origin, as JSON."""
     return {
         "prompt": prompt.total,
         "computed": prompt.computed,
@@ -96,13 +90,13 @@ def token_counts(prompt: PromptTokens) -> dict[str, Any]:
 
 
 def totals(account: Account) -> dict[str, Any]:
-    """Sum up since the server began."""
+    """Return totals since the server started."""
     counts = {"requests": account.num_requests, "output": account.output_tokens}
     return counts | token_counts(account.prompt) | {"saved": account.prompt.hit}
 
 
 def recent(account: Account, now_s: float, seconds: int) -> PromptTokens:
-    """Sum up the last seconds."""
+    """Return totals of the last seconds."""
     found = PromptTokens()
     for second in account.seconds.values():
         if second.number > now_s - seconds:
@@ -111,7 +105,7 @@ def recent(account: Account, now_s: float, seconds: int) -> PromptTokens:
 
 
 def history(account: Account, now_s: float) -> dict[str, Any]:
-    """List seconds with anything in them: how long ago, and tokens by origin."""
+    """List seconds with activity: how long ago, and tokens by origin."""
     rows = [
         [int(now_s) - second.number, second.prompt.computed, second.prompt.cached,
          second.prompt.copied, second.prompt.waited]
@@ -144,7 +138,7 @@ def first_tokens(firsts: Iterable[FirstToken], now_s: float) -> dict[str, Any]:
 
 
 def percentiles(values: list[float]) -> list[float] | None:
-    """Return the median, the 95th and the 99th percentile; None of nothing."""
+    """Return the median, the 95th and the 99th percentile; None without samples."""
     if not values:
         return None
     ordered = sorted(values)
@@ -152,7 +146,7 @@ def percentiles(values: list[float]) -> list[float] | None:
 
 
 def generated(account: Account, now_s: float) -> dict[str, Any]:
-    """Say how fast tokens come: all of a second, and how long each reader waits for the next.
+    """Return generated tokens per second, and percentiles of the inter-token latency.
 
     A second is counted when it is over; rows are seconds ago and tokens, or percentiles.
     """

@@ -1,7 +1,7 @@
-"""What the page shows, and to whom.
+"""The data of the page, per caller.
 
-The administrator sees all tenants, everybody else their own lines, blocks and prefixes alone: not
-even how many blocks there are, for load of others could be read from it.
+The administrator sees all tenants; other callers see only their own usage, blocks and prefixes, and
+not even the size of the pool, which would reveal the load of others.
 """
 
 from dataclasses import asdict, dataclass
@@ -15,6 +15,7 @@ import ostinato
 from ostinato.core.identity import Identity
 from ostinato.engine.engine import Engine
 from ostinato.engine.snapshot import Snapshot
+from ostinato.engine.tiered_cache import TierCounts
 from ostinato.observe.introspection import (
     BlockMap,
     BlockState,
@@ -46,28 +47,28 @@ MAX_PREFIXES = 14
 """Prefixes in the list."""
 
 MAX_CELLS = 4096
-"""Blocks of a pool that the map shows one by one."""
+"""Largest pool whose blocks the map shows one by one."""
 
 MANY_CELLS = 1024
-"""Cells of a larger pool's map at most; each shows how its blocks are divided."""
+"""Most cells of a larger pool's map; each shows the states of several blocks."""
 
 MAX_WATCHES = 64
-"""Callers for whom what was seen is remembered."""
+"""Most callers whose view of the cache is remembered."""
 
 PUBLIC = b"\xff"
-"""How the salts of published prefixes begin; no text begins so."""
+"""Prefix of the salts of public prefixes; no text begins with it."""
 
 LIVELIEST = (BlockState.PRIVATE, BlockState.HELD, BlockState.EVICTABLE, BlockState.UNUSED)
-"""Which of its blocks names a cell's state."""
+"""The order in which a block's state names its cell's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What was seen of the cache.
+    """A view of the cache.
 
     Attributes:
         blocks: The map of all blocks.
-        prefixes: The top_prefixes that the caller may see.
+        prefixes: The top prefixes that the caller may see.
     """
 
     blocks: BlockMap
@@ -75,7 +76,7 @@ class Seen:
 
 
 def install(app: FastAPI, state: ServerState) -> None:
-    """Give an application a memory of what was seen, which forgets tenants with the ledger."""
+    """Add a cache of views to an application; tenants are erased from it as well."""
     app.state.sights = sights = dict[str, EngineWatch[Seen]]()
     app.state.load_history = LoadHistory(lambda: app.state.snapshots.look())
     state.observers.append(app.state.load_history)
@@ -86,7 +87,7 @@ def install(app: FastAPI, state: ServerState) -> None:
 async def page_state(
     request: Request, response: Response, caller: CallerOfRequest
 ) -> dict[str, Any]:
-    """Return all that the page shows, for one caller."""
+    """Return the page's data for one caller."""
     response.headers["Cache-Control"] = "no-store"
     state: ServerState = request.app.state.server
     watches: dict[str, EngineWatch[Seen]] = request.app.state.sights
@@ -123,7 +124,7 @@ async def page_state(
 def _watch_of(
     watches: dict[str, EngineWatch[Seen]], state: ServerState, caller: Caller
 ) -> EngineWatch[Seen]:
-    """Return who looks at the cache for a caller; one look serves all that may see the same."""
+    """Return a caller's watch of the cache; callers with equal rights share one."""
     name = "" if caller.may_administer else caller.salt
     if name not in watches:
         if len(watches) >= MAX_WATCHES:
@@ -141,7 +142,7 @@ def _watch_of(
 
 
 def _tenants(accounts: dict[str, Account]) -> list[dict[str, Any]]:
-    """List tenants by prompt tokens, most first."""
+    """List tenants, most prompt tokens first."""
     most_first = sorted(accounts.items(), key=lambda item: -item[1].prompt.total)
     return [
         {"name": name, "requests": account.num_requests} | token_counts(account.prompt)
@@ -162,25 +163,34 @@ def _load(state: ServerState, snapshot: Snapshot) -> dict[str, Any]:
         "compute_path": str(snapshot.compute_path),
         "audited_hits": snapshot.audit.num_same + snapshot.audit.num_different,
         "different_hits": snapshot.audit.num_different,
-        "tiers": []
-        if snapshot.tiers is None
-        else [
-            {
-                "tier": tier.tier,
-                "state": tier.state,
-                "loaded": snapshot.tiers.loaded_tokens.get(tier.tier, 0),
-            }
-            for tier in snapshot.tiers.tiers
-        ],
+        "tiers": _tiers(snapshot.tiers),
     }
 
 
-def lay_out_blocks(state: ServerState, drawn: BlockMap, caller: Caller) -> dict[str, Any]:
-    """Lay the map out in cells: a digit per state, and the owner's place in ``tenants``.
+def _tiers(counts: TierCounts | None) -> dict[str, Any]:
+    """Lay out what each tier holds, and how its loads ended."""
+    if counts is None:
+        return {"rows": []}
+    rows = [
+        {
+            "tier": tier.tier,
+            "state": tier.state,
+            "reason": tier.reason,
+            "used": tier.num_bytes,
+            "limit": tier.limit_bytes,
+            "written": tier.written_bytes,
+            "loaded": counts.loaded_tokens.get(tier.tier, 0),
+        }
+        for tier in counts.tiers
+    ]
+    return {"rows": rows, "faults": counts.load_faults, "cheaper": counts.num_cheaper}
 
-    Of a large pool a cell stands for several blocks, and ``mixes`` says how many of them are in
-    each state. Callers that do not administer get their own blocks in a row, as if there were no
-    others.
+
+def lay_out_blocks(state: ServerState, drawn: BlockMap, caller: Caller) -> dict[str, Any]:
+    """Return the block map in cells: a digit per state, and the owner's index in ``tenants``.
+
+    In a large pool a cell stands for several blocks, and ``mixes`` has their number in each state.
+    Callers that do not administer get only their own blocks, without gaps.
     """
     states, owners = np.frombuffer(drawn.states, np.uint8), np.asarray(drawn.owners)
     tenants = [_name(state, salt) for salt in drawn.tenants]
@@ -208,23 +218,25 @@ def lay_out_blocks(state: ServerState, drawn: BlockMap, caller: Caller) -> dict[
 def _count_by_cell(
     values: npt.NDArray[Any], per_cell: int, num_values: int
 ) -> npt.NDArray[np.int64]:
-    """Count each value from 0 on among every so many; shape (num_cells, num_values)."""
+    """Count the values in each cell; shape (num_cells, num_values)."""
     num_cells = -(-len(values) // per_cell)
     places = np.arange(len(values)) // per_cell * num_values + values
     return np.bincount(places, minlength=num_cells * num_values).reshape(num_cells, num_values)
 
 
 def _name(state: ServerState, salt: bytes) -> str:
-    """Say whose a salt is: a tenant's, or that of a published prefix."""
+    """Return the owner of a salt: a tenant, or a public prefix."""
     if salt.startswith(PUBLIC):
         return f"public: {salt[len(PUBLIC) :].decode()}"
     return state.usage.name_of(salt)
 
 
 async def _prefixes(state: ServerState, prefixes: list[CachedPrefix]) -> list[dict[str, Any]]:
-    """List prefixes with their texts, which are decoded beside the event loop."""
-    heads = await state.llm.decode_each([prefix.head.tolist() for prefix in prefixes])
-    branches = await state.llm.decode_each([prefix.branch.tolist() for prefix in prefixes])
+    """List prefixes with their texts, which are decoded in another thread."""
+    heads = await state.llm.tokenizing.decode_each([prefix.head.tolist() for prefix in prefixes])
+    branches = await state.llm.tokenizing.decode_each(
+        [prefix.branch.tolist() for prefix in prefixes]
+    )
     return [
         {
             "head": head,

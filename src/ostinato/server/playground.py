@@ -1,7 +1,7 @@
-"""Where each token of a prompt came from, and what such prompts would save.
+"""The page's playground: origins of a prompt's tokens, and savings of shared prefixes.
 
-The playground runs a prompt through the one path of all completions and says of each of its
-tokens whether it was cached, copied or computed. The accountant is the lab's arithmetic.
+It runs a prompt like any completion, and returns for each token whether it was cached, copied or
+computed. Savings are computed by the lab.
 """
 
 from typing import Annotated, Any
@@ -26,11 +26,11 @@ router = APIRouter(include_in_schema=False)
 ENDPOINT = "/ui/play"
 
 MAX_LETTERS = 20_000
-"""Longest prompt of the playground: each of its tokens becomes a piece of the page."""
+"""Longest prompt of the playground: each token becomes an element of the page."""
 
 
 class PlayBody(Body):
-    """A prompt to be taken apart."""
+    """A prompt for the playground."""
 
     prompt: str = Field(min_length=1, max_length=MAX_LETTERS)
     max_tokens: int = Field(default=32, ge=1, le=256)
@@ -39,7 +39,7 @@ class PlayBody(Body):
 
 @router.post(ENDPOINT)
 async def play(body: PlayBody, request: Request, caller: CallerOfRequest) -> dict[str, Any]:
-    """Continue a prompt greedily, and tell where each of its tokens came from."""
+    """Continue a prompt greedily, and return the origin of each of its tokens."""
     state: ServerState = request.app.state.server
     call = GenerateCall(
         endpoint=ENDPOINT,
@@ -52,11 +52,11 @@ async def play(body: PlayBody, request: Request, caller: CallerOfRequest) -> dic
         newest: RequestOutput | None = None
         async for output in serve(state, caller, call):
             newest = output
-        assert newest is not None, "a request that does not fail brings an output"
+        assert newest is not None, "a request that does not fail has an output"
         return newest
 
     output = await until_gone(request, whole())
-    pieces = await state.llm.pieces(output.prompt_token_ids)
+    pieces = await state.llm.tokenizing.pieces(output.prompt_token_ids)
     return {
         "id": call.request_id,
         "tokens": list(zip(pieces, origins(output), strict=True)),
@@ -68,7 +68,7 @@ async def play(body: PlayBody, request: Request, caller: CallerOfRequest) -> dic
 
 
 def origins(output: RequestOutput) -> list[str]:
-    """Say of each prompt token whether it was cached, copied or computed; in this order."""
+    """Return whether each prompt token was cached, copied or computed; in this order."""
     hit, copied = output.num_cached_tokens, output.num_copied_tokens
     computed = len(output.prompt_token_ids) - hit
     return ["cached"] * (hit - copied) + ["copied"] * copied + ["computed"] * computed
@@ -85,7 +85,7 @@ async def savings(
     requests: Annotated[int, Query(ge=1, le=10**9)],
     block_size: Annotated[int, Query(ge=1, le=10**6)] = 16,
 ) -> dict[str, Any]:
-    """Return what prompts that begin alike save, by the arithmetic of ``ostinato savings``.
+    """Return what a shared prefix saves, as ``ostinato savings`` does.
 
     Raises:
         ApiError: The prompts are empty (400).

@@ -14,18 +14,18 @@ from ostinato.server.state import ServerState
 from ostinato.server.tools import Message, ToolUse, describe_tools, read_arguments
 
 _TAIL_TOKENS = 16
-"""Tokens at the end of a prompt that are looked at: does it begin or rule out reasoning?"""
+"""Tokens at the end of a prompt that are searched for marks of reasoning."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerReader:
-    """How the answer to one prompt is to be sampled and read.
+    """How the answer to one prompt is sampled and parsed.
 
     Attributes:
-        formats: Of the model.
-        use: The tools.
-        may_reason: Whether reasoning is looked for.
-        is_reasoning: Whether the answer begins within it.
+        formats: The model's formats.
+        use: The tools of the request.
+        may_reason: Whether reasoning is parsed.
+        is_reasoning: Whether the answer begins inside reasoning.
     """
 
     formats: AnswerFormats
@@ -43,7 +43,7 @@ class AnswerReader:
         )
 
     def settle(self, params: SamplingParams) -> SamplingParams:
-        """Return the sampler's parameters: marks are shown, and forms wait for the reasoning."""
+        """Return sampling parameters: marks are kept, and grammars start after the reasoning."""
         formats = self.formats
         if formats.special_ids and (self.use.tools or self.may_reason):
             params = replace(params, skip_special_tokens=False)
@@ -51,7 +51,7 @@ class AnswerReader:
         if form is None or reasoning is None or not self.may_reason:
             return params
         if reasoning.frames and self.use.choice == "required":
-            return params  # its grammar has room for reasoning
+            return params  # its grammar allows reasoning
         begins_free = self.is_reasoning or bool(reasoning.frames)
         after = reasoning.before_text
         if not after:
@@ -60,7 +60,7 @@ class AnswerReader:
         return replace(params, structured_outputs=replace(form, after=after, opening=opening))
 
     def num_reasoning_tokens(self, token_ids: Sequence[int], answer: ParsedAnswer) -> int:
-        """Return how many tokens of an answer were reasoning, its marks among them."""
+        """Return the number of reasoning tokens of an answer, marks included."""
         if not answer.reasoning:
             return 0
         if not answer.text and not answer.has_calls:
@@ -76,7 +76,7 @@ class AnswerReader:
 async def read_with(
     state: ServerState, token_ids: Sequence[int], use: ToolUse, opens_turn: bool = True
 ) -> AnswerReader:
-    """Return how the answer to a prompt is to be read."""
+    """Return how to parse the answer to a prompt."""
     formats = state.formats
     reasoning = formats.reasoning
     if reasoning is None:
@@ -96,17 +96,17 @@ async def load_images(
     """Fetch and decode the images of a conversation.
 
     Args:
-        state: Of the server.
-        messages: In OpenAI's form.
-        whose: As ``sender`` made it.
+        state: Server state.
+        messages: In OpenAI's format.
+        whose: From ``sender``.
 
     Returns:
-        The conversation as ``render_prompt`` takes it, and its sender's prompt with the images.
+        The conversation for ``render_prompt``, and its sender's prompt with the images.
 
     Raises:
-        RequestError: The model takes none or not as many, or one cannot be had.
+        RequestError: The model accepts no images or fewer, or one cannot be loaded.
     """
-    loaded, images = await state.llm.load_images(messages, whose.cache_salt)
+    loaded, images = await state.llm.tokenizing.load_images(messages, whose.cache_salt)
     return loaded, replace(whose, images=images)
 
 
@@ -118,21 +118,21 @@ async def render_prompt(
     opens_turn: bool = True,
     **options: Any,
 ) -> TokenizedText:
-    """Write a conversation as token ids, through the model's chat template.
+    """Render a conversation as token ids, by the model's chat template.
 
-    An image is one placeholder token; there are more once the prompt has its images.
+    An image is one placeholder token here, and more once the prompt has its images.
 
     Args:
-        state: Of the server.
-        messages: In OpenAI's form, contents as text, or as ``load_images`` returns them.
-        use: The tools that are offered.
-        whose: As ``sender`` made it: whose turn at the tokenizer it takes, and what it knows.
-        opens_turn: Whether the assistant is to speak next.
-        **options: What the template is told besides.
+        state: Server state.
+        messages: In OpenAI's format, contents as text, or from ``load_images``.
+        use: The tools of the request.
+        whose: From ``sender``: the tenant to tokenize for, and its known texts.
+        opens_turn: Whether to open the assistant's turn.
+        **options: Further variables of the template.
 
     Raises:
         MissingTokenizer: The checkpoint has none.
-        RequestError: There is no template, or it refuses.
+        RequestError: There is no template, or it refuses the conversation.
     """
     described = None
     if state.formats.is_native:
@@ -140,11 +140,13 @@ async def render_prompt(
         described = [tool.describe() for tool in use.tools]
     else:
         messages = describe_tools(messages, use)
-    return await state.llm.render(messages, None, opens_turn, described, whose=whose, **options)
+    return await state.llm.tokenizing.render(
+        whose, messages, add_generation_prompt=opens_turn, tools=described, **options
+    )
 
 
 def sender(caller: Caller, cache_salt: str = "", keep_tokens: bool = True) -> Prompt:
-    """Say whose texts a prompt of a caller may begin with."""
+    """Return a prompt that identifies its sender."""
     return Prompt(
         cache_salt=caller.narrow(cache_salt),
         public_prefixes=tuple(caller.public_prefixes),

@@ -1,9 +1,9 @@
 """Limits of requests and tokens per minute.
 
-Continuations under way are counted. Tokens are a bucket that fills up within a minute: a request
-is let in while there is anything in it, and what it used is taken out when it is known, the prompt
-with the first token and the answer at the end; so the bucket may run into debt, and who comes
-next waits until that is paid.
+Concurrent continuations are counted. Tokens are a bucket that refills within a minute: a request is
+admitted while the bucket is not empty, and its tokens are taken out once known, the prompt's with
+the first token and the answer's at the end; so the bucket may go into debt, and the next requests
+are refused until it has refilled.
 """
 
 import math
@@ -20,12 +20,12 @@ _MINUTE_S = 60.0
 
 @dataclass(slots=True)
 class _Use:
-    """What one tenant uses.
+    """The use of one tenant.
 
     Attributes:
-        num_live: Continuations under way.
-        tokens: In the bucket; below 0 in debt.
-        filled_s: When it was last filled up, by the clock.
+        num_live: Unfinished continuations.
+        tokens: Tokens in the bucket; negative in debt.
+        filled_s: When it was last refilled, by the clock.
     """
 
     num_live: int
@@ -34,18 +34,18 @@ class _Use:
 
 
 class RateLimit:
-    """Keeps every tenant to its limits."""
+    """Enforces the limits of all tenants."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Begin with full buckets; the clock's seconds never fall."""
+        """Start with full buckets; the clock is monotonic, in seconds."""
         self._clock = clock
         self._uses: dict[str, _Use] = {}
 
     def enter(self, caller: Caller, num_sequences: int) -> None:
-        """Let a request's continuations in; ``leave`` lets them out again.
+        """Admit a request's continuations, until ``leave``.
 
         Raises:
-            ApiError: A limit of the tenant is reached (429), or lower than what it asks (400).
+            ApiError: A limit of the tenant is reached (429), or below the request's size (400).
         """
         limits = caller.limits
         if limits == NO_LIMITS:
@@ -74,7 +74,7 @@ class RateLimit:
             self._use(caller).tokens -= num_tokens
 
     def leave(self, caller: Caller, num_sequences: int, output: RequestOutput | None) -> None:
-        """Let continuations out, and charge what they generated."""
+        """End continuations, and charge their generated tokens."""
         if caller.limits == NO_LIMITS:
             return
         use = self._use(caller)
@@ -83,13 +83,13 @@ class RateLimit:
             self.charge(caller, sum(len(part.token_ids) for part in output.outputs))
 
     def forget(self, tenant: str) -> None:
-        """Forget a tenant that has nothing under way."""
+        """Remove a tenant without unfinished requests."""
         use = self._uses.get(tenant)
         if use is not None and not use.num_live:
             del self._uses[tenant]
 
     def _use(self, caller: Caller) -> _Use:
-        """Return what a tenant uses, its bucket filled up to now."""
+        """Return a tenant's use, with its bucket refilled up to now."""
         now, rate = self._clock(), caller.limits.tokens_per_minute or 0
         use = self._uses.setdefault(caller.tenant, _Use(0, float(rate), now))
         use.tokens = min(float(rate), use.tokens + (now - use.filled_s) * rate / _MINUTE_S)
@@ -101,7 +101,7 @@ def _too_much(what: str, wait_s: int) -> ApiError:
     seconds = "second" if wait_s == 1 else "seconds"
     return ApiError(
         429,
-        f"{what}: come again in {wait_s} {seconds}",
+        f"{what}: retry in {wait_s} {seconds}",
         kind="rate_limit_error",
         code="rate_limit_exceeded",
         headers={"Retry-After": str(wait_s)},

@@ -23,24 +23,24 @@ from ostinato.server.answer_parser import (
 from ostinato.server.tools import Message, add_call, add_reasoning
 
 Event = tuple[str, dict[str, Any]]
-"""Its type without ``response.``, and what it says."""
+"""An event: its type without ``response.``, and its fields."""
 
 
 class ItemWriter:
-    """Writes the pieces of one answer down as items.
+    """Turns the pieces of one answer into items.
 
     Attributes:
-        items: So far; the last one has its text when it ends.
+        items: Items so far; the last one gets its text when it ends.
     """
 
     def __init__(self) -> None:
-        """Start without an item."""
+        """Start without items."""
         self.items: list[dict[str, Any]] = []
         self._is_open = False
-        self._written: list[str] = []  # of the last item, put together when it ends
+        self._written: list[str] = []  # text of the last item, joined when it ends
 
     def take(self, piece: Piece, logprobs: Sequence[dict[str, Any]] = ()) -> Iterator[Event]:
-        """Take a piece and its log-probabilities, and yield the events that tell of it."""
+        """Add a piece with its log-probabilities, and yield its events."""
         match piece:
             case TextPiece():
                 if not self._is_open or self.items[-1]["type"] != "message":
@@ -60,10 +60,10 @@ class ItemWriter:
                 yield self._told("function_call_arguments.delta", delta=piece.text)
 
     def finish(self, is_cut: bool) -> Iterator[Event]:
-        """Take the end, and yield the events that tell of it; an answer of nothing is a text.
+        """End the answer, and yield its events; an empty answer is an empty text.
 
         Args:
-            is_cut: Whether there was no room for all of it.
+            is_cut: Whether the answer was truncated.
         """
         if not self.items:
             yield from self._begin_text("message")
@@ -124,7 +124,7 @@ class ItemWriter:
         yield self._whole("output_item.done")
 
     def _text(self) -> dict[str, str]:
-        """Return what was written in the last item, under its name."""
+        """Return the text of the last item, by its field."""
         name = "text" if "content" in self.items[-1] else "arguments"
         text, self._written = "".join(self._written), []
         return {name: text}
@@ -144,7 +144,7 @@ class ItemWriter:
 
 
 def _copy(part: dict[str, Any]) -> dict[str, Any]:
-    """Return a part as it is now; the original still grows."""
+    """Return a copy of a part; the original still grows."""
     more = {"logprobs": list(part["logprobs"])} if "logprobs" in part else {}
     return {**part, **more}
 

@@ -1,7 +1,7 @@
-"""Responses that can be continued.
+"""Stored responses, for ``previous_response_id``.
 
-In memory, apart for each tenant, and bounded: of a tenant and of all, in number and in bytes, the
-oldest are evicted first. A client that needs a conversation for longer sends it in full.
+In memory, separate for each tenant, and bounded in number and bytes, per tenant and in total; the
+oldest are evicted first. A client that needs a conversation for longer resends it in full.
 """
 
 from collections import OrderedDict
@@ -20,11 +20,11 @@ class StoredResponse:
     """A response, and the conversation up to its end.
 
     Attributes:
-        salt: Under which it was cached: that of its tenant, or a narrower one.
-        body: As it was sent.
-        messages: Without instructions, which hold for one response only.
-        inputs: Items that it answered.
-        num_bytes: What it adds to those that it continues, about.
+        salt: Salt under which it was cached: its tenant's, or a narrower one.
+        body: The response's body.
+        messages: The conversation without instructions, which apply to one response only.
+        inputs: Its input items.
+        num_bytes: Approximate size beyond that of the responses it continues.
     """
 
     salt: str
@@ -35,10 +35,10 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """Remembers responses by tenant and id."""
+    """Stores responses by tenant and id."""
 
     def __init__(self, most_per_tenant: int = MOST_PER_TENANT, most_bytes: int = MOST_BYTES):
-        """Remember nothing yet."""
+        """Start empty."""
         self._most_per_tenant = most_per_tenant
         self._most_bytes = most_bytes
         self._stored: OrderedDict[tuple[str, str], StoredResponse] = OrderedDict()
@@ -50,11 +50,11 @@ class ResponseStore:
         return len(self._stored)
 
     def put(self, owner: str, response: StoredResponse) -> None:
-        """Remember a response.
+        """Store a response.
 
         Args:
-            owner: Its tenant's salt.
-            response: To be remembered.
+            owner: The tenant's salt.
+            response: The response.
         """
         num_bytes = response.num_bytes
         self._stored[owner, response.body["id"]] = response
@@ -66,18 +66,18 @@ class ResponseStore:
             self._drop(next(iter(self._stored)))
 
     def get(self, owner: str, response_id: str) -> StoredResponse | None:
-        """Return a tenant's response; None if there is none of that name, or no longer."""
+        """Return a tenant's response; None if it is unknown or evicted."""
         return self._stored.get((owner, response_id))
 
     def delete(self, owner: str, response_id: str) -> bool:
-        """Forget one; returns False if there is none of that name."""
+        """Delete a response; return False if there is none of that id."""
         if (owner, response_id) not in self._stored:
             return False
         self._drop((owner, response_id))
         return True
 
     def forget(self, salt: str) -> int:
-        """Forget all of a salt that is erased, a tenant's or a narrower one; returns how many."""
+        """Delete all responses of an erased salt; return their number."""
         keys = [key for key, stored in self._stored.items() if is_salt_of(stored.salt, salt)]
         for key in keys:
             self._drop(key)

@@ -16,7 +16,6 @@ from ostinato.engine.outputs import RequestOutput
 from ostinato.server.answer_parser import AnswerParser, ParsedAnswer, TextPiece
 from ostinato.server.call import GenerateCall
 from ostinato.server.callers import Caller, CallerOfRequest
-from ostinato.server.deltas import Delta, Deltas
 from ostinato.server.errors import ApiError
 from ostinato.server.models import adapter_of
 from ostinato.server.prompting import (
@@ -26,15 +25,14 @@ from ostinato.server.prompting import (
     render_prompt,
     sender,
 )
-from ostinato.server.protocol.answers import DeletedResponse, ItemList, ResponseBody
+from ostinato.server.protocol.answers import DeletedResponse, ItemList, ResponseBody, Usage
 from ostinato.server.protocol.logprobs import chat_logprobs
 from ostinato.server.protocol.responses import ResponsesBody
-from ostinato.server.protocol.usage import Usage
 from ostinato.server.response_items import Event, ItemWriter
 from ostinato.server.response_store import StoredResponse
 from ostinato.server.serving import serve
 from ostinato.server.state import ServerState
-from ostinato.server.streaming import begin, named_event, until_gone
+from ostinato.server.streaming import Delta, Deltas, begin, named_event, until_gone
 from ostinato.server.tools import Message
 
 ENDPOINT = "/v1/responses"
@@ -46,7 +44,7 @@ router = APIRouter(tags=["responses"])
 async def create_response(
     body: ResponsesBody, request: Request, caller: CallerOfRequest
 ) -> Response:
-    """Continue a conversation, all at once or as a stream of server-sent events."""
+    """Continue a conversation, in one response or as a stream of server-sent events."""
     state: ServerState = request.app.state.server
     adapter = adapter_of(state, body.model)
     params, use = body.params(state.formats), body.tool_use()
@@ -84,7 +82,7 @@ async def create_response(
 async def get_response(
     response_id: str, request: Request, caller: CallerOfRequest
 ) -> dict[str, Any]:
-    """Return a response that the server remembers."""
+    """Return a stored response."""
     return _stored(request.app.state.server, caller, response_id, "response_id").body
 
 
@@ -92,7 +90,7 @@ async def get_response(
 async def delete_response(
     response_id: str, request: Request, caller: CallerOfRequest
 ) -> dict[str, Any]:
-    """Forget a response; those that continue it go on without it."""
+    """Delete a response; later ones that continue it remain."""
     state: ServerState = request.app.state.server
     _stored(state, caller, response_id, "response_id")
     state.responses.delete(caller.salt, response_id)
@@ -108,7 +106,7 @@ async def list_input_items(
     order: Literal["asc", "desc"] = "desc",
     after: str | None = None,
 ) -> dict[str, Any]:
-    """List the items that a response answered, without those of responses before it."""
+    """List the input items of a response, without those of earlier responses."""
     items = list(_stored(request.app.state.server, caller, response_id, "response_id").inputs)
     items = items if order == "asc" else items[::-1]
     places = [place for place, item in enumerate(items, 1) if item["id"] == after]
@@ -127,10 +125,10 @@ async def list_input_items(
 async def cancel_response(
     response_id: str, request: Request, caller: CallerOfRequest
 ) -> dict[str, Any]:
-    """Refuse: responses in the background alone can be cancelled, and there are none.
+    """Refuse: only background responses can be cancelled, and there are none.
 
     Raises:
-        ApiError: It is remembered, so it has ended (400); or it is not (404).
+        ApiError: It has ended (400), or is unknown (404).
     """
     _stored(request.app.state.server, caller, response_id, "response_id")
     raise ApiError(
@@ -144,7 +142,7 @@ async def cancel_response(
 
 @dataclass(slots=True)
 class ResponseAnswer:
-    """The answer to one call."""
+    """The response to one call."""
 
     state: ServerState
     body: ResponsesBody
@@ -159,7 +157,7 @@ class ResponseAnswer:
     _num_events: int = 0
 
     async def whole(self) -> dict[str, Any]:
-        """Return the answer when all of it is there."""
+        """Return the complete response."""
         last: RequestOutput | None = None
         async with aclosing(serve(self.state, self.caller, self.call)) as outputs:
             async for output in outputs:
@@ -170,7 +168,7 @@ class ResponseAnswer:
         return self._end(delta, last)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Yield the answer piece by piece."""
+        """Stream the response."""
         deltas, parser, is_first = Deltas(), self.reader.parser(), True
         async with aclosing(serve(self.state, self.caller, self.call)) as outputs:
             async for output in outputs:
@@ -180,14 +178,14 @@ class ResponseAnswer:
                         yield self._event(kind, response=self._response("in_progress"))
                 for delta in deltas.take(output):
                     told = list(self._items(delta, parser))
-                    if delta.finish_reason is not None:  # remembered before a slow reader has it
+                    if delta.finish_reason is not None:  # stored before a slow client has read it
                         response = self._end(delta, output)
                         told.append((response["status"], {"response": response}))
                     for kind, content in told:
                         yield self._event(kind, **content)
 
     def _items(self, delta: Delta, parser: AnswerParser) -> Iterator[Event]:
-        """Write down what was added, and yield the events that tell of it."""
+        """Add new pieces, and yield their events."""
         logprobs: list[dict[str, Any]] = []
         if delta.logprobs is not None:
             logprobs = chat_logprobs(delta.logprobs, self.body.top_logprobs or 0)["content"]
@@ -201,7 +199,7 @@ class ResponseAnswer:
             yield from self._writer.finish(delta.finish_reason == "length")
 
     def _end(self, delta: Delta, output: RequestOutput) -> dict[str, Any]:
-        """Return the whole response, and remember it if it shall be."""
+        """Return the complete response, and store it if requested."""
         is_cut = delta.finish_reason == "length"
         response = self._response("incomplete" if is_cut else "completed")
         response["output"] = self._writer.items
@@ -249,7 +247,7 @@ def _stored(state: ServerState, caller: Caller, response_id: str, param: str) ->
     """Return a caller's response.
 
     Raises:
-        ApiError: The server does not remember it (404).
+        ApiError: It is not stored (404).
     """
     stored = state.responses.get(caller.salt, response_id)
     if stored is None:

@@ -1,7 +1,7 @@
-"""The way of every completion through the engine.
+"""Runs completions: limits, leases, observers.
 
-One for all APIs: bound the queue, keep the caller to its limits, settle whose cache it is, run,
-keep what was asked to be kept, tell the observers::
+One function for all APIs: bounds the queue, enforces the caller's limits, derives the salt, runs
+the request, leases its prompt on request, and notifies observers::
 
     route ─► serve ─► enter ─► AsyncLLM.generate ─► (lease) ─► outputs ─► leave
                         └── 429, 503     └── 400        └── 500, 503
@@ -11,10 +11,10 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
-from ostinato.core.errors import StepFailed
 from ostinato.core.request import FinishReason
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.prompts import PromptDict
+from ostinato.errors import StepFailed
 from ostinato.server.call import GenerateCall
 from ostinato.server.callers import Caller
 from ostinato.server.errors import ApiError, api_error
@@ -26,10 +26,10 @@ from ostinato.tenants.terms import LeaseTerms
 async def serve(
     state: ServerState, caller: Caller, call: GenerateCall
 ) -> AsyncGenerator[RequestOutput, None]:
-    """Continue one prompt for a caller, and yield everything so far whenever there is more.
+    """Continue one prompt for a caller, and yield cumulative outputs.
 
     Raises:
-        ApiError: It was refused, or failed; the same request may already have brought outputs.
+        ApiError: It was refused, or failed, perhaps after some outputs.
 
     Effects: closing the generator early cancels the request and frees its blocks.
     """
@@ -73,10 +73,10 @@ async def serve(
 
 
 def check_room(state: ServerState, caller: Caller, calls: Sequence[GenerateCall]) -> None:
-    """Refuse calls that do not fit all together, before any of them begins.
+    """Refuse calls that do not fit together, before any of them starts.
 
     Raises:
-        ApiError: There is no room now (429) or ever (400), or the server drains (503).
+        ApiError: There is no room now (429) or ever (400), or the server is draining (503).
     """
     most = max(call.params.n for call in calls)
     try:
@@ -88,7 +88,7 @@ def check_room(state: ServerState, caller: Caller, calls: Sequence[GenerateCall]
 
 
 async def _begin(state: ServerState, record: ServedRequest, output: RequestOutput) -> None:
-    """Lease a prompt as soon as it is computed, charge for it, and tell the observers."""
+    """Lease a prompt once it is computed, charge for it, and notify observers."""
     if record.call.retention is not None:
         await _keep(state, record, record.call.retention, output)
     state.rate_limit.charge(record.caller, len(output.prompt_token_ids))
@@ -99,7 +99,7 @@ async def _begin(state: ServerState, record: ServedRequest, output: RequestOutpu
 async def _keep(
     state: ServerState, record: ServedRequest, terms: LeaseTerms, output: RequestOutput
 ) -> None:
-    """Lease a prompt that was just computed; what it asks for again is leased once."""
+    """Lease a prompt that was just computed; repeated requests share one lease."""
     whose = PromptDict(
         cache_salt=record.salt,
         public_prefixes=record.caller.public_prefixes,
@@ -117,13 +117,13 @@ def _priority(caller: Caller, call: GenerateCall) -> int:
     """Return a request's priority.
 
     Raises:
-        ApiError: It would go before what its caller is entitled to.
+        ApiError: It is higher than the caller is entitled to.
     """
     if call.priority < 0 and not caller.may_go_first:
         raise ApiError(
             400,
-            f"priority={call.priority}: must be at least 0; who goes first is for the "
-            "administrator to say",
+            f"priority={call.priority}: must be at least 0; only the administrator "
+            "may raise priorities",
             param="priority",
             code="invalid_value",
         )
@@ -131,11 +131,11 @@ def _priority(caller: Caller, call: GenerateCall) -> int:
 
 
 def _raise_if_failed(output: RequestOutput) -> None:
-    """Raise what a request died of.
+    """Raise the error of a failed request.
 
     Raises:
         StepFailed: Its forward pass failed.
-        ApiError: It was cancelled, and not by its reader.
+        ApiError: It was cancelled, though not by its client.
     """
     if output.error is not None:
         raise StepFailed(output.error)

@@ -1,4 +1,4 @@
-"""What one server knows while it runs."""
+"""The state of a running server."""
 
 import asyncio
 import time
@@ -18,22 +18,22 @@ from ostinato.server.tenant_usage import TenantUsage
 
 @dataclass(eq=False)
 class ServerState:
-    """One server: handed to ``create_app``, and found again as ``request.app.state.server``.
+    """The state of a server: passed to ``create_app``, available as ``request.app.state.server``.
 
     Attributes:
         llm: The engine, in a thread of its own.
-        config: As given.
-        callers: Tells callers apart.
-        observers: Who watches the requests; ``usage`` is one of them.
-        usage: What the cache did for whom.
-        held_prefixes: What clients asked to keep with breakpoints.
-        rate_limit: Keeps tenants to their limits.
-        responses: What can be continued by its name.
-        started_s: When it was made, in seconds since 1970.
-        formats: How answers of the model are written.
-        num_live: Continuations under way, running and waiting.
-        loading_adapter: Held while one is loaded, so that each gets a number of its own.
-        is_draining: Whether it takes no more requests, and ends when the last has ended.
+        config: Server settings.
+        callers: Authenticates callers.
+        observers: Request observers, ``usage`` included.
+        usage: Usage counters of tenants.
+        held_prefixes: Leases taken for breakpoints.
+        rate_limit: Enforces tenants' limits.
+        responses: Stored responses.
+        started_s: Start time, in seconds since 1970.
+        formats: Formats of the model's answers.
+        num_live: Unfinished continuations, running and waiting.
+        loading_adapter: Lock held while an adapter is loaded, so that numbers are unique.
+        is_draining: Whether it refuses new requests, and ends with the last one.
     """
 
     llm: AsyncLLM
@@ -52,14 +52,14 @@ class ServerState:
 
     @property
     def fingerprint(self) -> str:
-        """Which weights answer now: changes when new ones are put in their place."""
+        """Identifies the current weights; changes when they are updated."""
         return f"fp_{self.llm.engine.loaded.fingerprint.hex()[:16]}"
 
     def __post_init__(self) -> None:
-        """Count usage, and settle how answers are read.
+        """Create the state, and choose the formats of answers.
 
         Raises:
-            ConfigError: The model does not fit the parsers that were chosen.
+            ConfigError: The chosen parsers do not fit the model.
         """
         config, tokenizer = self.config, self.llm.engine.loaded.tokenizer
         self.formats = AnswerFormats.of(tokenizer, config.tool_call_parser, config.reasoning_parser)
@@ -67,7 +67,7 @@ class ServerState:
         self.observers.append(self.usage)
 
     def enter(self, num_sequences: int) -> None:
-        """Let the continuations of one prompt in; ``leave`` lets them out again.
+        """Admit the continuations of one prompt, until ``leave``.
 
         Raises:
             ApiError: As ``check_room``.
@@ -76,19 +76,19 @@ class ServerState:
         self.num_live += num_sequences
 
     def leave(self, num_sequences: int) -> None:
-        """Let continuations out."""
+        """End continuations."""
         self.num_live -= num_sequences
         assert self.num_live >= 0, "more requests left than entered"
 
     def check_room(self, num_sequences: int, num_per_prompt: int) -> None:
-        """Refuse what does not fit, before anything of it begins.
+        """Refuse a call that does not fit, before any of it starts.
 
         Args:
             num_sequences: Continuations of all prompts of a call.
-            num_per_prompt: Of each of them.
+            num_per_prompt: Continuations of each prompt.
 
         Raises:
-            ApiError: There is no room now (429) or ever (400), or the server drains (503).
+            ApiError: There is no room now (429) or ever (400), or the server is draining (503).
         """
         if self.is_draining:
             raise stopping("the server is shutting down: send the request to another one")
@@ -108,7 +108,7 @@ class ServerState:
 
 
 def _too_many(name: str, value: int, most: int, option: str) -> ApiError:
-    """Return the refusal of what can never fit."""
+    """Return the error for a call that can never fit."""
     return ApiError(
         400,
         f"{name}={value}: at most {most} on this server; ask for fewer, or raise {option}",

@@ -1,11 +1,12 @@
-"""Sends an answer to a client that may go away at any moment.
+"""Server-sent events, client disconnects, and the new part of cumulative outputs.
 
-A route first waits for its first piece, so that whatever fails until then gets its own status;
-after that an error can only be told in the stream.
+A route waits for the first event before it responds, so that an early failure gets its own status;
+later errors are sent as events.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
@@ -13,6 +14,7 @@ from fastapi import Request
 from fastapi.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from ostinato.engine.outputs import CompletionOutput, Logprob, RequestOutput
 from ostinato.server.errors import ApiError, api_error, body_of
 
 AnswerT = TypeVar("AnswerT")
@@ -23,12 +25,12 @@ GONE = 499
 
 
 def event(body: Any) -> bytes:
-    """Write one server-sent event as OpenAI's clients read it."""
+    """Format a server-sent event for OpenAI's clients."""
     return b"data: " + _to_json(body) + b"\n\n"
 
 
 def named_event(name: str, body: Any) -> bytes:
-    """Write one with its name before it, as Anthropic's clients and those of responses read it."""
+    """Format a named server-sent event, for Anthropic's clients and OpenAI's responses."""
     return f"event: {name}\n".encode() + event(body)
 
 
@@ -37,17 +39,17 @@ DONE = b"data: [DONE]\n\n"
 
 
 async def until_gone(request: Request, work: Coroutine[Any, Any, AnswerT]) -> AnswerT:
-    """Do something for a client unless it goes away.
+    """Await something for a client unless it disconnects.
 
     Raises:
-        ApiError: It has gone (499), and the work was cancelled.
+        ApiError: The client disconnected (499), and the work was cancelled.
     """
     task = asyncio.create_task(work)
     gone = asyncio.create_task(_gone(request.receive))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise ApiError(GONE, "the client went away")
+            raise ApiError(GONE, "the client disconnected")
         return task.result()
     finally:
         await _end(task, gone)
@@ -57,7 +59,7 @@ async def begin(request: Request, events: Events) -> "EventStream":
     """Wait for a stream's first event, and return the response that sends all of them.
 
     Raises:
-        ApiError: It failed before, or the client has gone (499).
+        ApiError: It failed before, or the client disconnected (499).
     """
     try:
         first = await until_gone(request, _next(events))
@@ -68,19 +70,19 @@ async def begin(request: Request, events: Events) -> "EventStream":
 
 
 class EventStream(Response):
-    """Sends events as they come; ends them when their reader goes away."""
+    """Streams events; cancels them when the client disconnects."""
 
     media_type = "text/event-stream"
 
     def __init__(self, first: bytes, events: Events, path: str) -> None:
-        """Hold a stream that has begun; the path says in which shape an error is told."""
+        """Wrap a started stream; the path selects the shape of errors."""
         self._first, self._events, self._path = first, events, path
         self.status_code = 200
         self.background = None
         self.init_headers({"cache-control": "no-store", "x-accel-buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send everything, unless the client goes away before."""
+        """Send all events, unless the client disconnects."""
         writing = asyncio.create_task(self._write(send))
         gone = asyncio.create_task(_gone(receive))
         try:
@@ -102,7 +104,7 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _error(self, error: ApiError) -> bytes:
-        """Write an error as an event; Anthropic's clients want its name before it."""
+        """Format an error as an event, named for Anthropic's clients."""
         body = body_of(self._path, error)
         name = body.get("type")
         head = f"event: {name}\n".encode() if isinstance(name, str) else b""
@@ -118,7 +120,7 @@ async def _next(events: Events) -> bytes:
 
 
 async def _gone(receive: Callable[[], Awaitable[Message]]) -> None:
-    """Return when the client has gone."""
+    """Return when the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         continue
 
@@ -128,3 +130,64 @@ async def _end(*tasks: "asyncio.Task[Any]") -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """The new part of one continuation.
+
+    Attributes:
+        index: Index of the continuation.
+        text: New text; may be empty, since uncertain text is held back.
+        token_ids: New ids.
+        logprobs: Log-probabilities of the new ids; None unless requested.
+        offset: Characters of text before it.
+        finish_reason: Why it ended; None while it continues.
+        is_later: Whether an earlier part was sent.
+        stop_reason: The stop string or stop id that ended it.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[dict[int, Logprob]] | None
+    offset: int
+    finish_reason: str | None
+    is_later: bool
+    stop_reason: int | str | None = None
+
+
+class Deltas:
+    """Tracks how much of each continuation was sent."""
+
+    def __init__(self) -> None:
+        """Start with nothing sent."""
+        self._sent: dict[int, tuple[int, int]] = {}  # index: characters, tokens
+        self._ended: set[int] = set()
+
+    def take(self, output: RequestOutput) -> Iterator[Delta]:
+        """Yield what each continuation gained since the last call."""
+        for part in output.outputs:
+            if part.index in self._ended:
+                continue
+            num_chars, num_tokens = self._sent.get(part.index, (0, 0))
+            is_new = len(part.text) > num_chars or len(part.token_ids) > num_tokens
+            if is_new or part.finished:
+                yield self._delta(part)
+
+    def _delta(self, part: CompletionOutput) -> Delta:
+        is_later = part.index in self._sent
+        num_chars, num_tokens = self._sent.get(part.index, (0, 0))
+        self._sent[part.index] = (len(part.text), len(part.token_ids))
+        if part.finished:
+            self._ended.add(part.index)
+        return Delta(
+            part.index,
+            part.text[num_chars:],
+            part.token_ids[num_tokens:],
+            None if part.logprobs is None else part.logprobs[num_tokens:],
+            num_chars,
+            part.finish_reason,
+            is_later,
+            part.stop_reason,
+        )

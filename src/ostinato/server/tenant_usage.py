@@ -1,9 +1,9 @@
-"""What the cache did for each tenant.
+"""Usage counters of all tenants.
 
-An observer that books every request of the one path by the name of its caller's tenant: where
-its prompt tokens came from, how long its first token took, and the last minutes second by second.
-So a tenant can be shown its own lines, and only the administrator the sum of all. Memory is
-bounded: tenants after the first ``MAX_TENANTS`` are counted under ``OTHERS``.
+An observer that counts every request for its tenant: origins of prompt tokens, times to first
+token, and the last minutes per second. So a tenant can see its own usage, and only the
+administrator the total. Memory is bounded: tenants after the first ``MAX_TENANTS`` are counted as
+``OTHERS``.
 """
 
 import hashlib
@@ -14,30 +14,27 @@ from dataclasses import dataclass
 from ostinato.core.identity import tenant_of
 from ostinato.engine.outputs import RequestOutput
 from ostinato.server.accounts import Account, EndedRequest, FirstToken, PromptTokens
-from ostinato.server.call import GenerateCall
-from ostinato.server.callers import Caller
-from ostinato.server.errors import ApiError
-from ostinato.server.observer import ServedRequest
+from ostinato.server.observer import Observer, ServedRequest
 
 MAX_TENANTS = 64
-"""Tenants with lines of their own."""
+"""Tenants with counters of their own."""
 
 OTHERS = "(others)"
-"""Whom all further tenants are booked under."""
+"""The name that all further tenants are counted under."""
 
 UNNAMED = "(unnamed)"
-"""Whose blocks are those of a salt that no request came with: a public prefix's, for one."""
+"""The owner of a salt of which no request is known, such as a public prefix's."""
 
 
 @dataclass(slots=True)
 class Progress:
-    """How much of a request's output is booked.
+    """How much of a request's output is counted.
 
     Attributes:
         record: The request.
-        at_s: When the last output that is booked came.
-        num_gaps: Gaps that are booked.
-        num_tokens: Generated tokens that are booked.
+        at_s: Time of the last counted output.
+        num_gaps: Counted gaps.
+        num_tokens: Counted tokens.
     """
 
     record: ServedRequest
@@ -46,17 +43,17 @@ class Progress:
     num_tokens: int = 0
 
 
-class TenantUsage:
-    """An observer that keeps the accounts.
+class TenantUsage(Observer):
+    """An observer that keeps accounts per tenant.
 
     Attributes:
-        accounts: By tenant.
+        accounts: Accounts by tenant.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Open without accounts."""
+        """Start without accounts."""
         self.accounts: dict[str, Account] = {}
-        self._names: dict[bytes, str] = {}  # tenants by their salt
+        self._names: dict[bytes, str] = {}  # tenants by salt
         self._clock = clock
         self._also: list[Callable[[], None]] = []
         self._under_way: dict[str, Progress] = {}
@@ -66,16 +63,16 @@ class TenantUsage:
         return self._clock()
 
     def name_of(self, salt: bytes) -> str:
-        """Say whose a salt is; salts themselves are secrets, and are never shown."""
+        """Return the owner of a salt; salts are secrets, and never shown."""
         return self._names.get(tenant_of(salt), UNNAMED)
 
     def accepted(self, record: ServedRequest) -> None:
-        """Learn which salt is whose."""
+        """Remember the owner of a salt."""
         if len(self._names) < MAX_TENANTS:
             self._names[tenant_of(record.salt.encode())] = _name_of(record)
 
     def first_token(self, record: ServedRequest) -> None:
-        """Book where a prompt came from."""
+        """Count a prompt and its first token."""
         took_s = record.time_to_first_token_s
         if record.output is None or took_s is None:
             return
@@ -86,7 +83,7 @@ class TenantUsage:
         self._go_on(progress)
 
     def finished(self, record: ServedRequest) -> None:
-        """Book what was generated."""
+        """Count the generated tokens."""
         progress = self._under_way.pop(record.request_id, None)
         if record.output is None:
             return
@@ -98,12 +95,12 @@ class TenantUsage:
             account.ended.append(_ended(record, self._clock(), count))
 
     def catch_up(self) -> None:
-        """Book what requests that are under way have generated so far."""
+        """Count what unfinished requests have generated so far."""
         for progress in self._under_way.values():
             self._go_on(progress)
 
     def _go_on(self, progress: Progress) -> None:
-        """Book the tokens and gaps that are new, each in its second."""
+        """Count new tokens and gaps, each in its second."""
         record = progress.record
         assert record.output is not None, "it has its first token"
         account, gaps = self._account(record), record.gaps_s[progress.num_gaps :]
@@ -120,15 +117,12 @@ class TenantUsage:
             progress.num_tokens += new_tokens
         progress.num_gaps += len(gaps)
 
-    def refused(self, caller: Caller, call: GenerateCall, error: ApiError) -> None:
-        """Book nothing: no token was looked up."""
-
     def when_forgetting(self, also: Callable[[], None]) -> None:
-        """Have something else forgotten whenever a tenant is: what was seen of its prefixes."""
+        """Register a callback for when a tenant is erased."""
         self._also.append(also)
 
     def forget(self, tenant: str) -> bool:
-        """Erase a tenant's lines; returns whether there were any."""
+        """Erase a tenant's counters; return whether there were any."""
         for also in self._also:
             also()
         self._names = {salt: name for salt, name in self._names.items() if name != tenant}
@@ -142,12 +136,12 @@ class TenantUsage:
 
 
 def _name_of(record: ServedRequest) -> str:
-    """Return the tenant's name; of anonymous callers, a label of the salt that they chose."""
+    """Return the tenant's name; for anonymous callers, a label of their salt."""
     return record.caller.tenant or ("" if record.caller.salt else salt_label(record.salt))
 
 
 def salt_label(salt: str) -> str:
-    """Return what is shown instead of a salt: who knows a salt can read its tenant's cache."""
+    """Return a label for a salt, which itself would give access to its tenant's cache."""
     return f"salt {hashlib.sha256(salt.encode()).hexdigest()[:8]}" if salt else ""
 
 
@@ -156,7 +150,7 @@ def _num_generated(output: RequestOutput) -> int:
 
 
 def _ended(record: ServedRequest, now_s: float, output_tokens: int) -> EndedRequest:
-    """Sum up a request that got a first token and has ended."""
+    """Summarize a finished request that had a first token."""
     first_token_s = record.time_to_first_token_s
     assert record.output is not None and first_token_s is not None
     reason = record.output.outputs[0].finish_reason if record.output.outputs else None

@@ -28,7 +28,7 @@ class TokenizeBody(TemplateFields):
     )
     tools: Items[ToolBody] = Field(default_factory=list, max_length=MOST_TOOLS)
     add_special_tokens: bool | None = Field(
-        default=None, description="Of a text: add what begins or ends one; else the template does."
+        default=None, description="Add the tokenizer's special tokens to a text."
     )
     return_token_strs: bool = Field(default=False, description="Add the text of each token.")
     cache_salt: ShortText = ""
@@ -52,7 +52,7 @@ class DetokenizeBody(Body):
 
 @router.post("/tokenize", response_model=Tokenized)
 async def tokenize(body: TokenizeBody, request: Request, caller: CallerOfRequest) -> dict[str, Any]:
-    """Return the ids that a completion or a chat would compute."""
+    """Return the prompt ids of a completion or a chat."""
     state: ServerState = request.app.state.server
     adapter_of(state, body.model or state.config.model_names[0])
     whose = sender(caller, body.cache_salt, body.keep_tokens)
@@ -62,11 +62,11 @@ async def tokenize(body: TokenizeBody, request: Request, caller: CallerOfRequest
         rendered = await render_prompt(
             state, messages, use, whose, body.add_generation_prompt, **body.template()
         )
-        tokens = await state.llm.with_images(rendered, whose.images)
+        tokens = await state.llm.tokenizing.with_images(rendered, whose.images)
     else:
         adds = body.add_special_tokens is not False
         tokens = await state.llm.encode(body.prompt or "", whose=whose, add_special_tokens=adds)
-    texts = await state.llm.pieces(tokens) if body.return_token_strs else None
+    texts = await state.llm.tokenizing.pieces(tokens) if body.return_token_strs else None
     most = state.llm.max_model_len
     return {"tokens": tokens, "count": len(tokens), "max_model_len": most, "token_strs": texts}
 
@@ -75,7 +75,7 @@ async def tokenize(body: TokenizeBody, request: Request, caller: CallerOfRequest
 async def detokenize(
     body: DetokenizeBody, request: Request, caller: CallerOfRequest
 ) -> dict[str, str]:
-    """Return the text of ids, special ones included."""
+    """Return the text of ids, special tokens included."""
     state: ServerState = request.app.state.server
     adapter_of(state, body.model or state.config.model_names[0])
     return {"prompt": await state.llm.decode(body.tokens)}

@@ -1,4 +1,4 @@
-"""The tools that a model may call, and how it is told of them.
+"""The tools of a request, and how the prompt describes them.
 
 A chat template that shows tools, and calls in a format of ``answer_formats``, is handed them. For
 every other template they are described in the system message in Hermes' format, calls of earlier
@@ -8,7 +8,7 @@ turns are written into the assistant's text, and results are shown to the user's
 ====================  =====================================================================
 ``tool_choice``       what the model may write
 ====================  =====================================================================
-none                  text; it is not told of tools at all
+none                  text; the prompt does not mention tools
 auto                  anything; calls are read out of it. If a tool is ``strict``, a call that is
                       begun fits the schema (not in harmony's format)
 required              one call or several, of any tool, that fit their schemas
@@ -43,10 +43,10 @@ class Tool:
     """One function that the client offers.
 
     Attributes:
-        name: As it is called by.
-        description: For the model.
+        name: Its name.
+        description: Description for the model.
         parameters: JSON schema of its arguments.
-        is_strict: Whether the arguments must fit the schema although no call is required.
+        is_strict: Whether optional calls must match the schema.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Tool:
     is_strict: bool = False
 
     def describe(self) -> dict[str, Any]:
-        """Return it as chat templates expect it."""
+        """Return it for chat templates."""
         function = {"name": self.name, "description": self.description}
         return {"type": "function", "function": {**function, "parameters": dict(self.parameters)}}
 
@@ -65,10 +65,10 @@ class ToolUse:
     """The tools of a request.
 
     Attributes:
-        tools: What is offered; empty where none may be called.
-        choice: What the model may do with them.
-        only: The one that it must call, with the choice ``required``.
-        is_parallel: Whether it may call several at once.
+        tools: The tools offered; may be empty.
+        choice: Which calls are allowed or required.
+        only: The one tool that must be called, with the choice ``required``.
+        is_parallel: Whether several calls at once are allowed.
     """
 
     tools: tuple[Tool, ...] = ()
@@ -91,7 +91,7 @@ def use_tools(
     """Settle which tools a request may call, and how.
 
     Args:
-        tools: What is offered.
+        tools: The tools offered.
         choice: ``none``, ``auto`` or ``required``.
         only: The one tool that must be called.
         is_parallel: Whether several may be called at once.
@@ -118,21 +118,21 @@ def use_tools(
 
 
 def describe_tools(messages: Sequence[Message], use: ToolUse) -> list[Message]:
-    """Write tools, calls and results into messages, for a template that knows none of them."""
+    """Write tools, calls and results into messages, for a template without tools."""
     plain = [_without_calls(message) for message in messages]
     if not use.tools:
         return plain
     lines = "\n".join(json.dumps(tool.describe(), ensure_ascii=False) for tool in use.tools)
     instruction = _INSTRUCTION.format(tools=lines)
     if plain and plain[0]["role"] in ("system", "developer"):
-        # Tools come first, as in templates that know them: they change more seldom than the rest.
+        # Tools come first, as in templates with tools: they change less often than the rest.
         first = {**plain[0], "content": f"{instruction}\n\n{text_of(plain[0]['content'])}"}
         return [first, *plain[1:]]
     return [{"role": "system", "content": instruction}, *plain]
 
 
 def read_arguments(messages: Sequence[Message], as_text: bool = False) -> list[Message]:
-    """Give the arguments of earlier calls as a template expects them: as objects, or as text."""
+    """Convert the arguments of earlier calls to objects or text, as the template expects."""
     given = _with_text if as_text else _with_object
     return [
         {**m, "tool_calls": [given(call) for call in m["tool_calls"]]} if m.get("tool_calls") else m
@@ -148,7 +148,7 @@ def text_of(content: Any) -> str:
 
 
 def add_call(messages: list[Message], call_id: str, name: str, arguments: str) -> None:
-    """Add a call to the assistant's message, which begins with it unless it has a text."""
+    """Append a call to the assistant's message."""
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": ""})
     function = {"name": name, "arguments": arguments}
@@ -158,13 +158,13 @@ def add_call(messages: list[Message], call_id: str, name: str, arguments: str) -
 
 
 def add_reasoning(message: Message, reasoning: str | None) -> None:
-    """Add what the assistant thought to its message, under each name that templates read."""
+    """Add reasoning to the assistant's message, under each name that templates use."""
     if reasoning:
         message |= dict.fromkeys(("reasoning_content", "reasoning", "thinking"), reasoning)
 
 
 def _without_calls(message: Message) -> Message:
-    """Write a message's calls, or the result that it is, as text."""
+    """Write a message's calls or result as text."""
     if message["role"] == "tool":
         return {"role": "user", "content": _enclosed(message.get("content"))}
     calls = message.get("tool_calls")
@@ -178,7 +178,7 @@ def _without_calls(message: Message) -> Message:
 
 
 def _enclosed(content: Any) -> Any:
-    """Write a result between tags; its images keep their places."""
+    """Write a result between tags; images keep their positions."""
     opening, closing = "<tool_response>\n", "\n</tool_response>"
     if not isinstance(content, list) or all(part.get("type") == "text" for part in content):
         return f"{opening}{text_of(content)}{closing}"
@@ -192,7 +192,7 @@ def _write_call(function: Mapping[str, Any]) -> str:
 
 
 def _with_object(call: Mapping[str, Any]) -> dict[str, Any]:
-    """Read a call's arguments, if they are text; what is no JSON stays text."""
+    """Parse a call's arguments; invalid JSON stays text."""
     function = dict(call["function"])
     arguments = function.get("arguments") or "{}"
     if isinstance(arguments, str):
@@ -204,7 +204,7 @@ def _with_object(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_text(call: Mapping[str, Any]) -> dict[str, Any]:
-    """Write a call's arguments as text, if they are none."""
+    """Return a call's arguments as text."""
     arguments = call["function"].get("arguments") or "{}"
     if not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)

@@ -1,16 +1,15 @@
-"""Spans for OpenTelemetry: where a request's time went.
+"""OpenTelemetry spans.
 
-One span per request, and inside it what it went through::
+One span per request, with child spans for its phases::
 
     ostinato.request   endpoint, model, tenant if metrics may name it
     ├── queue          until its first step
     ├── prefill        prompt tokens: computed, cached, copied, waited for
     └── decode         generated tokens, finish reason
 
-They are written when a request has ended, with the times that the engine noted: nothing is done
-on the way. Without the extra ``otel`` and the setting ``otel_traces`` there are none. Where spans
-go is said by OpenTelemetry's own variables (``OTEL_EXPORTER_OTLP_ENDPOINT`` and the like); they
-carry counts and times, no text and no token id.
+They are written when a request has ended, with the times that the engine recorded. They need the
+extra ``otel`` and the setting ``otel_traces``. OpenTelemetry's own variables set the destination
+(``OTEL_EXPORTER_OTLP_ENDPOINT`` and others). Spans carry counts and times, no text or token ids.
 """
 
 import time
@@ -19,20 +18,17 @@ from typing import Any
 from ostinato.core.errors import ConfigError
 from ostinato.engine.outputs import RequestTimings
 from ostinato.server.accounts import PromptTokens
-from ostinato.server.call import GenerateCall
-from ostinato.server.callers import Caller
 from ostinato.server.config import ServerConfig
-from ostinato.server.errors import ApiError
-from ostinato.server.observer import ServedRequest
+from ostinato.server.observer import Observer, ServedRequest
 
 NANOSECONDS = 1_000_000_000
 
 
 def make_tracer(config: ServerConfig) -> "RequestTracer | None":
-    """Return who writes spans; None unless they are wanted.
+    """Return the span writer; None unless it is enabled.
 
     Raises:
-        ConfigError: They are wanted, and the extra is not installed.
+        ConfigError: It is enabled, and the extra is not installed.
     """
     if not config.otel_traces:
         return None
@@ -50,7 +46,7 @@ def make_tracer(config: ServerConfig) -> "RequestTracer | None":
     return RequestTracer(provider, config)
 
 
-class RequestTracer:
+class RequestTracer(Observer):
     """An observer that writes a request's spans when it has ended."""
 
     def __init__(self, provider: Any, config: ServerConfig) -> None:
@@ -58,15 +54,6 @@ class RequestTracer:
         self._provider = provider
         self._tracer = provider.get_tracer("ostinato")
         self._config = config
-
-    def accepted(self, record: ServedRequest) -> None:
-        """Write nothing yet."""
-
-    def first_token(self, record: ServedRequest) -> None:
-        """Write nothing yet."""
-
-    def refused(self, caller: Caller, call: GenerateCall, error: ApiError) -> None:
-        """Write nothing: it took no time."""
 
     def finished(self, record: ServedRequest) -> None:
         """Write the spans of a request."""
@@ -82,7 +69,7 @@ class RequestTracer:
         )
         if record.output is not None:
             timings = record.output.timings
-            # The engine's clock may be another one; both show the end of the request alike.
+            # The engine's clock may differ; both show the end of the request at the same time.
             newest = timings.finished or timings.first_token or timings.arrival
             shift_s = end_s - newest + to_epoch_s
             inside = set_span_in_context(whole)
@@ -99,7 +86,7 @@ class RequestTracer:
         whole.end(int((end_s + to_epoch_s) * NANOSECONDS))
 
     def close(self) -> None:
-        """Send what is left."""
+        """Flush."""
         self._provider.shutdown()
 
     def _attributes(self, record: ServedRequest) -> dict[str, Any]:
@@ -115,7 +102,7 @@ class RequestTracer:
 
 
 def _phases(timings: RequestTimings, newest_s: float) -> list[tuple[str, float, float]]:
-    """List what a request went through: name, begin and end by the engine's clock."""
+    """List a request's phases: name, begin and end by the engine's clock."""
     planned, first = timings.first_scheduled, timings.first_token
     found = [("queue", timings.arrival, newest_s if planned is None else planned)]
     if planned is not None:

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from ostinato.cache.manager import CacheManager
-from ostinato.core.errors import CacheInUse
 from ostinato.core.identity import PrefixKey
 from ostinato.core.tokens import TOKEN_BYTES
+from ostinato.errors import CacheInUse
 from ostinato.settings import PrefixCacheConfig
 from ostinato.tenants.lease_book import Lease, LeaseBook
 from ostinato.tenants.lease_limits import LeaseLimits
@@ -88,7 +88,7 @@ class CacheAdmin:
         Raises:
             StepInProgress: Blocks are published and not computed.
         """
-        self._manager.check_between_steps()
+        self._manager.tables.check_between_steps()
         self.expire()
         match, size = self._manager.match_first(key, len(key)), self._manager.block_size
         wanted, cached = len(key) // size, len(match.blocks)

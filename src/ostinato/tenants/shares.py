@@ -38,12 +38,6 @@ class Account:
         self.num_evictable = 0
 
     @property
-    def at_quota(self) -> bool:
-        """Whether one more block would exceed its quota."""
-        quota = self.share.quota
-        return quota is not None and self.num_charged >= quota
-
-    @property
     def num_over_quota(self) -> int:
         """Blocks above its quota."""
         quota = self.share.quota
@@ -114,14 +108,15 @@ class TenantShares(BlockShares):
         own = self.of(tenant)
         return own.num_evictable + sum(a.num_takeable for a in self._all if a is not own)
 
-    def num_over_quota(self, tenant: bytes) -> int:
-        """Return how many blocks a tenant has above its quota."""
-        return self.of(tenant).num_over_quota
+    def quota_victim(self, tenant: bytes, num_more: int) -> CacheEntry | None:
+        """Return what a tenant's quota has it evict to have so many more blocks; None if nothing.
 
-    def quota_victim(self, tenant: bytes) -> CacheEntry | None:
-        """Return what a tenant at its quota must evict of its own; None if it may take others'."""
+        None as well if nothing of its own is evictable.
+        """
         account = self.of(tenant)
-        return account.policy.victim() if account.at_quota else None
+        quota = account.share.quota
+        is_above = quota is not None and account.num_charged + num_more > quota
+        return account.policy.victim() if is_above else None
 
     def victim(self, tenant: bytes, num_wanted: int) -> CacheEntry | None:
         """Return the entry to evict: from those above quota, else the one released first."""

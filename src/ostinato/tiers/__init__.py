@@ -1,4 +1,4 @@
-"""Tiers: KV that outlives the pool and the process, on disk and on servers.
+"""Tiers: KV that outlives the pool, in host memory, on disk and on servers.
 
 Files in reading order:
 
@@ -11,6 +11,7 @@ Files in reading order:
 * ``segments``: append-only files of records, and how they are read at start
 * ``segment_log``: appends, commits and evicts segments
 * ``disk``: ``DiskTier``
+* ``host_memory``: ``MemoryFolder``, a disk tier's segments in memory, behind the pool of a device
 * ``byte_store``: what the remote tier needs of a server
 * ``breaker``: calls that end in time, and a server that fails is left alone
 * ``valkey_store``: a server of the Redis protocol

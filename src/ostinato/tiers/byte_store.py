@@ -12,6 +12,10 @@ class StoreError(OSError):
     """A server failed, refused a command or did not answer in time."""
 
 
+class CommandRefused(StoreError):
+    """A server answered that it does not do this: it is full, or it is a replica."""
+
+
 class ByteStore(Protocol):
     """Values by key. Thread-safe; every call may raise ``StoreError``."""
 

@@ -1,4 +1,4 @@
-"""``DiskTier``: extents in append-only segments of one folder.
+"""``DiskTier``: extents in append-only segments of one folder, on a disk or in host memory.
 
 Writers take turns, readers do not wait for them: an evicted segment is removed while a reader
 still has its file open. A medium that fails never raises: reads miss, and after a failed write the
@@ -63,6 +63,11 @@ class DiskOptions:
     secret: bytes = b""
     segment_bytes: int = 0
 
+    @property
+    def limits(self) -> LogLimits:
+        """How large its log may grow."""
+        return LogLimits(self.limit_bytes, self.segment_bytes)
+
 
 class DailyBudget:
     """Bytes that may still be written; what is spent comes back in the course of a day."""
@@ -102,13 +107,12 @@ class DiskTier:
         options: Settings.
         clock: Wall-clock time, of leases and of the daily budget.
         listener: Is told what is stored and evicted.
+        name: ``disk``, or ``host`` where the folder is in memory.
 
     Raises:
         ConfigError: The limit is too small, another process uses the folder, it holds other
             files, or it cannot be read.
     """
-
-    name = "disk"
 
     def __init__(
         self,
@@ -116,8 +120,10 @@ class DiskTier:
         options: DiskOptions,
         clock: Callable[[], float] = time.time,
         listener: TierListener | None = None,
+        name: str = "disk",
     ) -> None:
-        LogLimits(options.limit_bytes, options.segment_bytes).check()
+        self.name = name
+        options.limits.check()
         self._folder = LocalFolder(folder) if isinstance(folder, str | Path) else folder
         self._options, self._clock = options, clock
         self._index, self._listener = ExtentIndex(), listener or TierListener()
@@ -127,13 +133,12 @@ class DiskTier:
         self._loaded_bytes = self._read_errors = 0
         try:
             self._sealing = self._open_sealing()
-            limits = LogLimits(options.limit_bytes, options.segment_bytes)
-            self._log = SegmentLog(self._folder, limits, self._index, clock)
+            self._log = SegmentLog(self._folder, options.limits, self._index, clock)
             self._log.fit()
         except OSError as error:
             self._folder.close()
             raise ConfigError(
-                f"kv_disk={self._folder.path!r}: {error.strerror}: make it readable and "
+                f"{self._setting}: {error.strerror}: make it readable and "
                 "writable, or leave kv_disk out"
             ) from error
         except ConfigError:
@@ -262,6 +267,11 @@ class DiskTier:
             self._state, self._reason = "off", "closed"
             self._folder.close()
 
+    @property
+    def _setting(self) -> str:
+        """How errors and warnings name it."""
+        return f"kv_disk={self._folder.path!r}" if self.name == "disk" else "kv_host_bytes"
+
     def _key(self, prefix: Prefix) -> bytes | None:
         """Return the tenant's key, and open its records that were read before it was seen."""
         key = self._sealing.key(prefix, create=False)
@@ -367,22 +377,19 @@ class DiskTier:
         reason = error.strerror or str(error)
         if self._state == "on":
             logger.warning(
-                "kv_disk=%r is read-only: %s; serving goes on, and a store is tried again every "
-                "%d seconds",
-                self._folder.path, reason, RETRY_S,
+                "%s is read-only: %s; serving goes on, and a store is tried again every %d seconds",
+                self._setting, reason, RETRY_S,
             )  # fmt: skip
             self._state = "read-only"
         self._reason = reason
 
     def _write_succeeded(self) -> None:
         if self._state == "read-only":
-            logger.info("kv_disk=%r takes writes again", self._folder.path)
+            logger.info("%s takes writes again", self._setting)
             self._state, self._reason = "on", ""
 
     def _read_failed(self, error: OSError) -> None:
         self._read_errors += 1
         if self._read_errors >= MAX_READ_ERRORS and self._state != "off":
             self._state, self._reason = "off", error.strerror or str(error)
-            logger.warning(
-                "kv_disk=%r is off: %s; serving goes on without it", self._folder.path, self._reason
-            )
+            logger.warning("%s is off: %s; serving goes on without it", self._setting, self._reason)

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ostinato.core.errors import ConfigError
-from ostinato.tiers.byte_store import StoreError
+from ostinato.tiers.byte_store import CommandRefused, StoreError
 
 _NUM_THREADS = 16
 
@@ -45,7 +45,9 @@ class BucketStore:
         except (obstore.exceptions.BaseError, ValueError) as error:
             raise ConfigError(f"kv_remote={url!r}: {error}") from error
         self._api: Any = obstore
-        self._failed: Any = (obstore.exceptions.BaseError, OSError)
+        known = obstore.exceptions
+        self._failed: Any = (known.BaseError, OSError)
+        self._refusal: Any = (known.PermissionDeniedError, known.UnauthenticatedError)
         self.where = url
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="kv-bucket")
 
@@ -79,6 +81,8 @@ class BucketStore:
             self._api.put(self._store, key, value, mode=mode, use_multipart=False)
         except self._api.exceptions.AlreadyExistsError:
             return False
+        except self._refusal as error:
+            raise CommandRefused(str(error)) from error
         except self._failed as error:
             raise StoreError(str(error)) from error
         return True

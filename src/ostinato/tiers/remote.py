@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from ostinato.core.errors import ConfigError
 from ostinato.tiers.breaker import CallThreads, CircuitBreaker
-from ostinato.tiers.byte_store import ByteStore, StoredKeys, StoreError
+from ostinato.tiers.byte_store import ByteStore, CommandRefused, StoredKeys, StoreError
 from ostinato.tiers.object_store import BucketStore
 from ostinato.tiers.port import (
     Buffer,
@@ -51,6 +51,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 KEYS, RECORDS = "ostinato/1/keys/", "ostinato/1/kv/"
 _READ_BYTES = 4 << 20
+_RETRY_S = 60.0
+"""Seconds for which a server that refused to write is asked for nothing but reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,7 @@ class RemoteTier:
         self._in_flight = self._loaded_bytes = self._written_bytes = 0
         self._reason = ""
         self._closed = False
+        self._writable_s = 0.0
 
     def look_up(self, prefix: Prefix, start: int) -> list[ExtentRef]:
         """Find what continues a prefix; see ``KVTier``."""
@@ -177,14 +180,16 @@ class RemoteTier:
 
     def stats(self) -> list[TierStats]:
         """State and counts; see ``KVTier``."""
-        is_off = self._closed or self._breaker.is_open
+        is_read_only = time.monotonic() < self._writable_s
+        state = "read-only" if is_read_only else "on"
+        state = "off" if self._closed or self._breaker.is_open else state
         with self._counting:
             return [
                 TierStats(
                     tier=self.name,
                     where=self._store.where,
-                    state="off" if is_off else "on",
-                    reason=self._reason if is_off else "",
+                    state=state,
+                    reason="" if state == "on" else self._reason,
                     written_bytes=self._written_bytes,
                     loaded_bytes=self._loaded_bytes,
                     stores=dict(self._stores),
@@ -273,13 +278,28 @@ class RemoteTier:
             return StoreResult.TOO_LARGE
         if self._closed or self._breaker.is_open:
             return StoreResult.OFF
+        if time.monotonic() < self._writable_s:
+            return StoreResult.READ_ONLY
         if not self._reserve(size):
             return StoreResult.BUSY
         try:
-            stored = self._attempt(lambda: self._put(extent, payload))
+            stored = self._attempt(lambda: self._try_put(extent, payload))
         finally:
             self._reserve(-size)
         return StoreResult.IO if stored is None else stored
+
+    def _try_put(self, extent: Extent, payload: Buffer) -> StoreResult:
+        try:
+            return self._put(extent, payload)
+        except CommandRefused as error:
+            if not self._writable_s:
+                logger.warning(
+                    "kv_remote=%r takes no writes for now: %s; serving goes on, and a store is "
+                    "tried again every %.0f seconds",
+                    self._store.where, error, _RETRY_S,
+                )  # fmt: skip
+            self._reason, self._writable_s = str(error), time.monotonic() + _RETRY_S
+            return StoreResult.READ_ONLY
 
     def _put(self, extent: Extent, payload: Buffer) -> StoreResult:
         key = self._sealing.key(extent.prefix, create=True)
@@ -296,6 +316,7 @@ class RemoteTier:
             return self._put(rest, memoryview(payload)[shared * size :])
         value = b"".join(encode(extent, payload, self._sealing.names(extent.prefix), key, 0))
         self._store.put(place, value, ttl)
+        self._writable_s = 0.0
         with self._counting:
             self._written_bytes += len(value)
         return StoreResult.STORED

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from ostinato.core.errors import ConfigError
-from ostinato.tiers.byte_store import StoreError
+from ostinato.tiers.byte_store import CommandRefused, StoreError
 
 T = TypeVar("T")
 _BATCH = 256
@@ -30,6 +30,7 @@ class ValkeyStore:
                 f"kv_remote={url!r} needs the client: pip install 'ostinato[remote]'"
             ) from error
         self._error: type[Exception] = valkey.ValkeyError
+        self._refusal: type[Exception] = valkey.ResponseError
         try:
             self._client: Any = valkey.Valkey.from_url(
                 url,
@@ -52,8 +53,7 @@ class ValkeyStore:
             with self._client.pipeline(transaction=False) as pipe:
                 for key in keys:
                     pipe.getrange(key, 0, size - 1)
-                answers: list[bytes] = pipe.execute()
-                return answers
+                return [_bytes_of(answer) for answer in pipe.execute(raise_on_error=False)]
 
         return self._call(call)
 
@@ -62,9 +62,16 @@ class ValkeyStore:
         return self._call(lambda: bytes(self._client.getrange(key, start, start + size - 1)))
 
     def put(self, key: str, value: bytes, ttl_s: float, only_new: bool = False) -> bool:
-        """Set a value as a whole."""
+        """Set a value as a whole; ``CommandRefused`` if the server takes none."""
         ttl_ms = int(ttl_s * 1000) or None
-        return self._call(lambda: bool(self._client.set(key, value, px=ttl_ms, nx=only_new)))
+
+        def call() -> bool:
+            try:
+                return bool(self._client.set(key, value, px=ttl_ms, nx=only_new))
+            except self._refusal as error:
+                raise CommandRefused(str(error)) from error
+
+        return self._call(call)
 
     def expire(self, keys: Sequence[str], ttl_s: float) -> None:
         """Let values live for so many seconds from now."""
@@ -100,5 +107,16 @@ class ValkeyStore:
     def _call(self, call: Callable[[], T]) -> T:
         try:
             return call()
+        except StoreError:
+            raise
         except (self._error, OSError) as error:
             raise StoreError(str(error)) from error
+
+
+def _bytes_of(answer: bytes | Exception) -> bytes:
+    """Return a value; empty if it is of another type than ours are."""
+    if isinstance(answer, bytes):
+        return answer
+    if str(answer).startswith("WRONGTYPE"):
+        return b""
+    raise answer

@@ -16,9 +16,9 @@ import secrets
 from array import array
 from collections.abc import Iterable
 
-from ostinato.core.errors import BrokenTrace
 from ostinato.core.identity import SALT_SEPARATOR, ImageSpan, PublicPrefix, tenant_of
 from ostinato.core.tokens import TOKEN_BYTES
+from ostinato.errors import BrokenTrace
 
 _NAME_BYTES = 8
 

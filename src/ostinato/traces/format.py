@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from ostinato.core.config import SchedulerConfig
-from ostinato.core.errors import BrokenTrace
+from ostinato.errors import BrokenTrace
 from ostinato.settings import PrefixCacheConfig
 
 VERSION = 1

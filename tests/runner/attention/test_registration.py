@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ostinato.core.errors import UnsupportedModel
+from ostinato.errors import UnsupportedModel
 from ostinato.runner.attention.backend import AttentionStyle
 from ostinato.runner.attention.mask_request import MaskRequest, describe_mask, probed_attention
 from ostinato.runner.attention.registration import paged_attention

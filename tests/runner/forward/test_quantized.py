@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from ostinato import LLM, SamplingParams
-from ostinato.core.errors import ConfigError, UnsupportedModel
 from ostinato.engine.prompts import Prompt
+from ostinato.errors import ConfigError, UnsupportedModel
 from ostinato.lab.model_work import model_work
 from ostinato.runner.forward.codes import CodeFormat, encode
 from ostinato.runner.forward.fused import FusedForward
@@ -312,7 +312,7 @@ def test_the_lab_expects_the_bytes_that_weights_take(
 def test_a_cached_prefix_is_never_found_by_another_format(checkpoints: Checkpoints) -> None:
     path = str(checkpoints.path("llama"))
     llms = [LLM(path, num_blocks=8, dtype="float32", quantization=q) for q in (None, *ALL_NAMES)]
-    assert len({llm.engine.identity_of(Prompt(), array("I")).encoded for llm in llms}) == 5
+    assert len({llm.engine.identities.of_prompt(Prompt(), array("I")).encoded for llm in llms}) == 5
 
     llms[1].update_weights(path)
 

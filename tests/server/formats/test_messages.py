@@ -275,7 +275,7 @@ def test_salts_and_switches_of_the_cache_hold_here_too(claude: anthropic.Anthrop
             },
             "Invalid type: nope",
         ),
-        ({"system": system("a"), "extra_body": {"cache": {"write": False}}}, "does not write"),
+        ({"system": system("a"), "extra_body": {"cache": {"write": False}}}, "needs cache.write"),
     ],
 )
 def test_what_cannot_be_done_is_refused(

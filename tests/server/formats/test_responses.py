@@ -222,7 +222,7 @@ def test_what_is_not_to_be_stored_is_not(
         ({"conversation": "conv_1"}, "conversation"),
         ({"temperature": 9e99, "max_output_tokens": 0}, "max_output_tokens"),
         ({"asked": []}, "input is empty"),
-        ({"asked": [{"type": "reasoning", "id": "r", "summary": []}]}, "nothing but reasoning"),
+        ({"asked": [{"type": "reasoning", "id": "r", "summary": []}]}, "has only reasoning"),
         ({"store": True, "extra_body": {"cache": {"write": False}}}, "store=true"),
     ],
 )

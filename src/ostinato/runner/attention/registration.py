@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
-from ostinato.core.errors import UnsupportedModel
+from ostinato.errors import UnsupportedModel
 from ostinato.runner.attention.backend import AttentionStyle
 from ostinato.runner.states.step import LayerStates
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 from transformers import PreTrainedModel
 
-from ostinato.core.errors import ConfigError, UnsupportedModel
+from ostinato.errors import ConfigError, UnsupportedModel
 from ostinato.runner.forward.decoder import take_apart, unlike
 from ostinato.runner.forward.fused import FusedForward
 from ostinato.runner.forward.ops import NativeOps

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ostinato.core.errors import UnsupportedModel
+from ostinato.errors import UnsupportedModel
 
 GROUP_STEP = 32
 """Groups are a multiple of so many inputs."""

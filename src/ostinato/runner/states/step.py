@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ostinato.core.errors import UnsupportedModel
+from ostinato.errors import UnsupportedModel
 from ostinato.runner.inputs import StateInputs
 from ostinato.runner.states.recurrence import Call, Recurrence
 from ostinato.runner.states.store import StateShape, StateSpec, StateStore

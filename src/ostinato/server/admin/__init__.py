@@ -1,18 +1,17 @@
-"""Routes under ``/admin``, for the administrator alone.
+"""Routes under ``/admin``, for the administrator only.
 
 Files in reading order:
 
-* ``bodies``: bodies of requests
+* ``bodies``: request bodies
 * ``statistics``: counters and contents of the cache
-* ``leases``: leases and pins of prefixes
-* ``public_prefixes``: prefixes that tenants share
+* ``leases``: leases, pins and public prefixes
 * ``erase``: erases tenants
-* ``kv_events``: where KV events are published, and a snapshot of what is cached
-* ``recording``: recordings of the traffic without its content
-* ``prewarming``: computes prefixes before the first request
+* ``kv_events``: endpoints of KV events, and snapshots of the cache
+* ``recording``: records traffic without its content
+* ``prewarming``: computes prefixes ahead of requests
 
 Rules:
 
-1. Every route asks for an administrator.
+1. Every route requires an administrator.
 2. A tenant is named by its name; its salt never leaves the server.
 """

@@ -1,4 +1,4 @@
-"""Bodies of requests."""
+"""Request bodies."""
 
 from pydantic import Field, model_validator
 
@@ -12,13 +12,13 @@ from ostinato.tenants.terms import LeaseTerms
 
 
 class TenantBody(Body):
-    """Whose cache is meant."""
+    """The tenant, and the salt, whose cache an operation concerns."""
 
     tenant: str = Field(default="", description="Its name; empty where there are no keys.")
-    cache_salt: str = Field(default="", description="What its client narrowed it by.")
+    cache_salt: str = Field(default="", description="A salt that its client set.")
 
     def caller(self, callers: Callers) -> Caller:
-        """Return who is meant.
+        """Return the caller of that tenant.
 
         Raises:
             ApiError: There is no such tenant (404).
@@ -40,7 +40,7 @@ class PrefixBody(TenantBody):
         return self
 
     async def token_ids(self, state: ServerState, whose: Prompt | None = None) -> TokenIds:
-        """Return its ids, as the prompts of a sender have them.
+        """Return its token ids, as a request of that sender would have them.
 
         Raises:
             OstinatoError: The model has no tokenizer or template, or the template refuses.
@@ -48,13 +48,15 @@ class PrefixBody(TenantBody):
         if self.messages is not None:
             messages = [message.rendered() for message in self.messages]
             opens_turn = self.add_generation_prompt
-            return await state.llm.render(messages, None, opens_turn, whose=whose or Prompt())
+            return await state.llm.tokenizing.render(
+                whose or Prompt(), messages, add_generation_prompt=opens_turn
+            )
         if isinstance(self.prompt, str):
             return await state.llm.encode(self.prompt, whose=whose or Prompt())
         return self.prompt or []
 
     async def as_prompt(self, state: ServerState) -> PromptDict:
-        """Return it as the engine takes it, for its tenant."""
+        """Return the engine's prompt, for its tenant."""
         caller = self.caller(state.callers)
         return PromptDict(
             prompt_token_ids=await self.token_ids(state, sender(caller, self.cache_salt)),
@@ -64,46 +66,46 @@ class PrefixBody(TenantBody):
 
 
 class LeaseBody(PrefixBody):
-    """A prefix that is to stay."""
+    """A prefix to lease or to pin."""
 
     ttl_s: float | None = Field(
         default=None, gt=0, description="Seconds; left out, it is pinned until it is released."
     )
-    refresh_on_hit: bool = Field(default=False, description="Each use starts the time anew.")
+    refresh_on_hit: bool = Field(default=False, description="Each hit restarts the time.")
 
     def terms(self) -> LeaseTerms:
-        """Return for how long."""
+        """Return the lease's terms."""
         return LeaseTerms(self.ttl_s, self.refresh_on_hit)
 
 
 class ResetBody(Body):
-    """Forget everything."""
+    """Reset the cache."""
 
     preempt_running: bool = Field(
-        default=False, description="Running requests give their blocks back and start again."
+        default=False, description="Preempt running requests; they restart."
     )
 
 
 class EraseBody(TenantBody):
-    """Leave nothing of a tenant."""
+    """Erase a tenant."""
 
     cancel_running: bool = Field(
-        default=False, description="Its requests are cancelled; else they are waited for."
+        default=False, description="Cancel its requests instead of waiting for them."
     )
 
 
 class UnpublishBody(Body):
-    """Forget a public prefix."""
+    """Unpublish a public prefix."""
 
     cancel_running: bool = Field(
-        default=False, description="Requests that begin with it are cancelled; else waited for."
+        default=False, description="Cancel requests that use it; by default, wait for them."
     )
 
 
 class PrewarmLine(LeaseBody):
-    """One line of a file of prompts to compute at the start."""
+    """One line of the prewarm file."""
 
-    pin: bool = Field(default=False, description="Keep it until the lease is ended.")
+    pin: bool = Field(default=False, description="Keep it until the lease is released.")
     publish: str | None = Field(default=None, description="Publish it under this name.")
 
     @model_validator(mode="after")

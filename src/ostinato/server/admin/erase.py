@@ -17,7 +17,7 @@ router = APIRouter(prefix="/admin", tags=["administration"])
 
 @router.post("/reset")
 async def reset(body: ResetBody, request: Request, administrator: Administrator) -> dict[str, bool]:
-    """Forget every cached prefix of everybody; leases and publications end."""
+    """Evict all cached prefixes of all tenants; leases and publications end."""
     state: ServerState = request.app.state.server
     await state.llm.reset_prefix_cache(body.preempt_running)
     return {"reset": True}
@@ -25,10 +25,10 @@ async def reset(body: ResetBody, request: Request, administrator: Administrator)
 
 @router.post("/erase")
 async def erase(body: EraseBody, request: Request, administrator: Administrator) -> dict[str, Any]:
-    """Leave nothing of a tenant, and say what was erased, by place.
+    """Erase a tenant, and return what was erased where.
 
-    A salt that its client narrowed it by is erased alone; without one, all of the tenant goes,
-    and what observers noted of it.
+    With a client's salt only that salt is erased; without one, all data of the tenant, those of
+    observers included.
     """
     state: ServerState = request.app.state.server
     caller = body.caller(state.callers)
@@ -38,7 +38,7 @@ async def erase(body: EraseBody, request: Request, administrator: Administrator)
     num_responses = state.responses.forget(salt)
     noted: list[str] = []
     if not body.cache_salt or not caller.salt:
-        # Where there are no keys, observers know tenants by a label of the salt that they chose.
+        # Without keys, observers know tenants by a label of the salt that they chose.
         name = caller.tenant or salt_label(body.cache_salt)
         state.rate_limit.forget(caller.tenant)
         noted = [
@@ -51,7 +51,7 @@ async def erase(body: EraseBody, request: Request, administrator: Administrator)
 
 @router.post("/keys/reload")
 async def reload_keys(request: Request, administrator: Administrator) -> dict[str, int]:
-    """Read the keys file again: new keys are known and old ones are not, from now on."""
+    """Reload the keys file: from now on its keys are valid, and no others."""
     state: ServerState = request.app.state.server
     if not isinstance(state.callers, KeyedCallers):
         raise ApiError(409, "this server was started without a keys file: there is nothing to read")

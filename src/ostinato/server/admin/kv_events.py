@@ -1,6 +1,6 @@
-"""Where KV events are published, and a snapshot of what is cached.
+"""The endpoints of KV events, and snapshots of the cache.
 
-For routers: one that missed more events than are kept for replays takes a snapshot instead.
+A router that missed more events than can be replayed loads a snapshot instead.
 """
 
 import asyncio
@@ -18,17 +18,17 @@ from ostinato.server.state import ServerState
 router = APIRouter(prefix="/admin/kv", tags=["administration"])
 
 SEQUENCE_HEADER = "x-kv-events-sequence"
-"""Number of the first batch that a snapshot does not contain."""
+"""Sequence number of the first batch that a snapshot does not contain."""
 
 INSTANCE_HEADER = "x-kv-events-instance"
-"""Changes when the process is started anew, and numbers begin at 0 again."""
+"""Changes when the process restarts and sequence numbers begin at 0 again."""
 
 _INSTANCE = uuid.uuid4().hex
 
 
 @router.get("/events")
 async def events(request: Request, administrator: Administrator) -> dict[str, Any]:
-    """Return where events and replays are published, and what their numbers refer to.
+    """Return the endpoints of events and replays, and the id of this process.
 
     Raises:
         ApiError: The server publishes no events (409).
@@ -46,9 +46,9 @@ async def events(request: Request, administrator: Administrator) -> dict[str, An
 
 @router.get("/snapshot", response_class=Response)
 async def snapshot(request: Request, administrator: Administrator) -> Response:
-    """Return one event batch in msgpack that stores everything cached now.
+    """Return one msgpack event batch that stores everything cached now.
 
-    It is copied between two steps, and encoded beside them.
+    Copied between two steps, encoded in another thread.
 
     Raises:
         ApiError: The server publishes no events (409).

@@ -1,4 +1,4 @@
-"""Leases and pins of prefixes."""
+"""Leases, pins and public prefixes; what follows a public prefix belongs to each tenant alone."""
 
 import time
 from typing import Any
@@ -6,15 +6,16 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from ostinato.engine.engine import Engine
-from ostinato.engine.public_prefixes import public_name
-from ostinato.server.admin.bodies import LeaseBody, PrefixBody
+from ostinato.engine.prompts import PromptDict
+from ostinato.engine.public_prefixes import PublishedPrefix, public_name
+from ostinato.server.admin.bodies import LeaseBody, PrefixBody, UnpublishBody
 from ostinato.server.admin.prewarming import prewarm
 from ostinato.server.admin.statistics import name_of
 from ostinato.server.callers import Administrator
 from ostinato.server.errors import ApiError
 from ostinato.server.state import ServerState
 from ostinato.tenants.lease_book import Lease
-from ostinato.tenants.terms import LeaseId, LeaseReceipt
+from ostinato.tenants.terms import LeaseId, LeaseReceipt, LeaseStatus
 
 router = APIRouter(prefix="/admin", tags=["administration"])
 
@@ -23,7 +24,7 @@ router = APIRouter(prefix="/admin", tags=["administration"])
 async def prewarm_prompt(
     body: PrefixBody, request: Request, administrator: Administrator
 ) -> dict[str, int]:
-    """Compute a prompt, so that the first who sends it finds it."""
+    """Compute a prompt, so that the first request with it hits."""
     state: ServerState = request.app.state.server
     return await prewarm(state, body)
 
@@ -32,7 +33,7 @@ async def prewarm_prompt(
 async def open_lease(
     body: LeaseBody, request: Request, administrator: Administrator
 ) -> dict[str, Any]:
-    """Keep what is cached of a prefix, and say how much of it: all, a part or nothing, and why."""
+    """Lease the cached part of a prefix; the receipt says how much that is, and why."""
     state: ServerState = request.app.state.server
     receipt = await state.llm.lease(await body.as_prompt(state), body.terms())
     return as_json(receipt, body.ttl_s)
@@ -40,7 +41,7 @@ async def open_lease(
 
 @router.get("/leases")
 async def list_leases(request: Request, administrator: Administrator) -> dict[str, Any]:
-    """List what is kept; public prefixes have a page of their own."""
+    """List leases; public prefixes are listed under ``/admin/public``."""
     state: ServerState = request.app.state.server
 
     def look(engine: Engine) -> list[Lease]:
@@ -65,10 +66,10 @@ async def list_leases(request: Request, administrator: Administrator) -> dict[st
 async def end_lease(
     lease_id: int, request: Request, administrator: Administrator
 ) -> dict[str, bool]:
-    """End a lease.
+    """Release a lease.
 
     Raises:
-        ApiError: There is none of that number, or it was over (404).
+        ApiError: There is no such lease, or it has expired (404).
     """
     state: ServerState = request.app.state.server
     if not await state.llm.end_lease(LeaseId(lease_id)):
@@ -82,7 +83,7 @@ async def end_lease(
 
 
 def as_json(receipt: LeaseReceipt, ttl_s: float | None) -> dict[str, Any]:
-    """Lay out what became of a wish."""
+    """Return a receipt as JSON."""
     return {
         "status": str(receipt.status),
         "reason": receipt.reason,
@@ -90,3 +91,50 @@ def as_json(receipt: LeaseReceipt, ttl_s: float | None) -> dict[str, Any]:
         "num_tokens": receipt.num_tokens,
         "expires_in_s": None if receipt.lease_id is None else ttl_s,
     }
+
+
+@router.put("/public/{name}")
+async def publish(
+    name: str, body: PrefixBody, request: Request, administrator: Administrator
+) -> dict[str, Any]:
+    """Compute and publish a prefix for all tenants that may read it.
+
+    Raises:
+        ApiError: It cannot be held in full (409); then no part of it is.
+    """
+    state: ServerState = request.app.state.server
+    if body.tenant or body.cache_salt:
+        raise ApiError(
+            400, "a public prefix has no owner: leave out tenant and cache_salt", param="tenant"
+        )
+    prompt = PromptDict(prompt_token_ids=await body.token_ids(state))
+    receipt = await state.llm.publish(name, prompt)
+    if receipt.status is not LeaseStatus.ACCEPTED:
+        raise ApiError(409, f"it is not published: {receipt.reason}", code="does_not_fit")
+    return {"name": name, "num_tokens": receipt.num_tokens}
+
+
+@router.get("/public")
+async def list_public(request: Request, administrator: Administrator) -> dict[str, Any]:
+    """List public prefixes; one that is not held was ended by a reset or by new weights."""
+    state: ServerState = request.app.state.server
+
+    def look(engine: Engine) -> list[PublishedPrefix]:
+        return engine.public_prefixes.listed()
+
+    return {
+        "public": [
+            {"name": known.name, "num_tokens": len(known.tokens), "is_held": known.is_held}
+            for known in await state.llm.look(look)
+        ]
+    }
+
+
+@router.post("/public/{name}/unpublish")
+async def unpublish(
+    name: str, body: UnpublishBody, request: Request, administrator: Administrator
+) -> dict[str, int]:
+    """Unpublish a prefix, and evict what tenants computed after it."""
+    state: ServerState = request.app.state.server
+    receipt = await state.llm.unpublish(name, body.cancel_running)
+    return {"num_requests": receipt.num_requests, "num_blocks": receipt.num_blocks}

@@ -1,4 +1,4 @@
-"""Computes prefixes before the first request."""
+"""Computes prefixes ahead of requests."""
 
 import json
 from contextlib import aclosing
@@ -53,10 +53,10 @@ async def prewarm(state: ServerState, body: PrefixBody) -> dict[str, int]:
 
 
 def read_prewarm_file(path: str | Path) -> list[PrewarmLine]:
-    """Read prompts, one JSON object a line; empty lines are left out.
+    """Read prompts, one JSON object per line; empty lines are skipped.
 
     Raises:
-        ConfigError: It cannot be read, or a line is none; the message says which.
+        ConfigError: The file cannot be read, or a line is invalid; the message says which.
     """
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
@@ -81,7 +81,7 @@ def read_prewarm_file(path: str | Path) -> list[PrewarmLine]:
 
 
 async def prewarm_all(state: ServerState, lines: list[PrewarmLine]) -> int:
-    """Compute prompts in their order, and publish or keep what is to stay.
+    """Compute prompts in order, and publish or lease them as their lines say.
 
     Returns:
         The number of tokens of all of them.
@@ -108,5 +108,5 @@ async def _prewarm_one(state: ServerState, line: PrewarmLine) -> int:
             return num_tokens
         receipt = await state.llm.lease(await line.as_prompt(state), line.terms())
     if receipt.status is LeaseStatus.REJECTED:
-        raise ApiError(409, f"it is computed, and not kept: {receipt.reason}")
+        raise ApiError(409, f"it is computed, but not kept: {receipt.reason}")
     return receipt.num_tokens

@@ -1,7 +1,7 @@
-"""Recordings of the traffic without its content.
+"""Records traffic without its content.
 
-A trace for the lab: salted digests, lengths and times. The caller chooses its name; its folder is
-a setting of the server.
+A trace for the lab has salted digests, lengths and times. The caller names the file; its folder is
+a server setting.
 """
 
 from pathlib import Path
@@ -18,7 +18,7 @@ router = APIRouter(prefix="/admin", tags=["administration"])
 
 
 class RecordBody(Body):
-    """Where a trace goes."""
+    """The name of a recording."""
 
     name: str = Field(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", description="File in the server's folder."
@@ -43,10 +43,10 @@ async def start_recording(
 
 @router.post("/record/stop")
 async def stop_recording(request: Request, administrator: Administrator) -> dict[str, str]:
-    """End the recording, and say where it is.
+    """Stop recording, and return the trace's path.
 
     Raises:
-        ApiError: None runs (409).
+        ApiError: Nothing is being recorded (409).
     """
     state: ServerState = request.app.state.server
     path = await state.llm.stop_recording()

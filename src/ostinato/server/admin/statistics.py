@@ -1,6 +1,7 @@
 """Counters and contents of the cache."""
 
-from dataclasses import asdict
+from asyncio import to_thread
+from dataclasses import asdict, replace
 from typing import Any
 
 from fastapi import APIRouter, Query, Request
@@ -12,18 +13,18 @@ from ostinato.engine.snapshot import Snapshot, take_snapshot
 from ostinato.observe.counters import LookupCounts
 from ostinato.observe.introspection import CachedPrefix, top_prefixes
 from ostinato.server.callers import Administrator
-from ostinato.server.ghost_metrics import ghost_rows
 from ostinato.server.state import ServerState
+from ostinato.server.tier_metrics import ghost_rows
 
 router = APIRouter(prefix="/admin", tags=["administration"])
 
 MOST_PREFIXES = 1000
-"""Prefixes that one answer lists at most."""
+"""Most prefixes in one response."""
 
 
 @router.get("/stats")
 async def statistics(request: Request, administrator: Administrator) -> dict[str, Any]:
-    """Return counters since the start, of all and of each tenant."""
+    """Return counters since the start, in total and per tenant."""
     state: ServerState = request.app.state.server
     seen = await state.llm.look(take_snapshot)
     texts = state.llm.engine.texts
@@ -37,7 +38,7 @@ async def statistics(request: Request, administrator: Administrator) -> dict[str
 
 @router.get("/audit")
 async def audits(request: Request, administrator: Administrator) -> dict[str, Any]:
-    """Return what audits of hits have found."""
+    """Return the results of audits of hits."""
     state: ServerState = request.app.state.server
     counts = (await state.llm.look(take_snapshot)).audit
     return {"share": state.llm.engine.config.audit_share, **asdict(counts)}
@@ -45,20 +46,22 @@ async def audits(request: Request, administrator: Administrator) -> dict[str, An
 
 @router.get("/tiers")
 async def tiers(request: Request, administrator: Administrator) -> dict[str, Any]:
-    """Return what is kept outside the pool, and what was loaded and written."""
+    """Return the tiers: their contents, loads and stores."""
     state: ServerState = request.app.state.server
-    counts = (await state.llm.look(take_snapshot)).tiers
-    return {"tiers": []} if counts is None else counts.as_dict()
+    counts, cache = (await state.llm.look(take_snapshot)).tiers, state.llm.engine.tiers
+    if counts is None or cache is None:
+        return {"tiers": []}
+    return replace(counts, tiers=await to_thread(cache.read_stats)).as_dict()
 
 
 @router.get("/heaviest")
 async def heaviest_prefixes(
     request: Request,
     administrator: Administrator,
-    most: int = Query(default=20, ge=1, le=MOST_PREFIXES, description="How many at most."),
-    tenant: str | None = Query(default=None, description="Of this tenant alone."),
+    most: int = Query(default=20, ge=1, le=MOST_PREFIXES, description="Maximum number."),
+    tenant: str | None = Query(default=None, description="Only of this tenant."),
 ) -> dict[str, Any]:
-    """List the prefixes that saved most: their first tokens, lengths, hits, ages and owners."""
+    """List the prefixes that saved the most tokens."""
     state: ServerState = request.app.state.server
     salt = None if tenant is None else state.callers.named(tenant).salt.encode()
 
@@ -91,7 +94,7 @@ async def _described(state: ServerState, prefix: CachedPrefix) -> dict[str, Any]
 
 
 def name_of(state: ServerState, salt: bytes) -> str:
-    """Return a tenant's name; where there are no keys, the salt that clients chose is one."""
+    """Return a tenant's name; without keys, the salt that clients chose."""
     if (public := public_name(salt)) is not None:
         return f"public {public}"
     known = state.callers.name_of(tenant_of(salt).decode(errors="replace"))
@@ -99,7 +102,7 @@ def name_of(state: ServerState, salt: bytes) -> str:
 
 
 async def _text(state: ServerState, token_ids: list[int]) -> str | list[int]:
-    """Return tokens as text, or as they are if the model has no tokenizer."""
+    """Return tokens as text, or as ids if the model has no tokenizer."""
     if state.llm.engine.loaded.tokenizer is None:
         return token_ids
     return await state.llm.decode(token_ids)

@@ -1,4 +1,4 @@
-"""What every body has in common."""
+"""The base class of request bodies."""
 
 from functools import partial
 from typing import Annotated, Any, TypeVar
@@ -10,27 +10,27 @@ ItemT = TypeVar("ItemT")
 
 
 class _FirstErrorOnly(FailFast):
-    """Pydantic's marker, as a value that may stand in unions."""
+    """Pydantic's marker, as a value for unions."""
 
     __hash__ = object.__hash__
 
 
 Items = Annotated[list[ItemT], _FirstErrorOnly()]
-"""A list whose first wrong item is enough: half a million errors take seconds to write."""
+"""A list validated up to its first error: half a million errors take seconds to format."""
 
 MOST_FIELDS = 256
 MOST_MESSAGES = 8192
 
 
 class Body(BaseModel):
-    """An object of JSON, whose fields are all known and of the right type."""
+    """A JSON object with known fields of strict types."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, body: Any) -> Any:
-        """Take null for a field that was left out, as OpenAI's API does."""
+        """Treat null as a missing field, as OpenAI's API does."""
         if not isinstance(body, dict):
             return body
         if len(body) > MOST_FIELDS:
@@ -46,7 +46,7 @@ _MEDIA = {
     **dict.fromkeys(("video_url", "video", "input_video"), "video"),
     **dict.fromkeys(("file", "input_file", "document"), "file"),
 }
-"""Parts of messages that are not text, in the words of every API."""
+"""Types of message parts that are not text, of all APIs."""
 
 
 def _refuse_media(part: Any, taken: str) -> Any:
@@ -56,7 +56,7 @@ def _refuse_media(part: Any, taken: str) -> Any:
         return part
     raise PydanticCustomError(
         "unsupported_content",
-        "a part of type {kind}: {medium} input is not served here, also by models that know it; "
+        "a part of type {kind}: {medium} input is not supported, whatever the model; "
         "leave the part out, or give what it says as text{instead}",
         {
             "kind": repr(kind),
@@ -70,20 +70,20 @@ def _refuse_media(part: Any, taken: str) -> Any:
 
 
 TextOrImageUrl = BeforeValidator(partial(_refuse_media, taken="image_url"))
-"""Refuses parts that are neither text nor images of OpenAI's chat, and says what to do instead."""
+"""Refuses parts other than text and images, and says what to use instead."""
 
 TextOrInputImage = BeforeValidator(partial(_refuse_media, taken="input_image"))
-"""Lets images of OpenAI's responses pass."""
+"""Accepts images of OpenAI's responses API."""
 
 TextOrImage = BeforeValidator(partial(_refuse_media, taken="image"))
-"""Lets Anthropic's images pass."""
+"""Accepts Anthropic's images."""
 
 
 def parts_of(content: str | list[Any]) -> str | list[dict[str, Any]]:
-    """Return a content as chat templates read it: as one text, or as parts if it has images.
+    """Return a content for chat templates: one text, or parts if it has images.
 
     Args:
-        content: A text, or bodies with a method ``part`` that returns a part as OpenAI has it.
+        content: A text, or bodies with a method ``part`` that returns OpenAI's part.
     """
     if isinstance(content, str):
         return content

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 from transformers import PreTrainedTokenizerBase
 
-from ostinato.core.errors import InvalidSamplingParams
 from ostinato.engine.sampling_params import SamplingParams
+from ostinato.errors import InvalidSamplingParams
 from ostinato.server.answer_formats import AnswerFormats
 from ostinato.server.call_grammar import form_of
 from ostinato.server.protocol.body import MOST_MESSAGES, Body, Items, TextOrImageUrl, parts_of
@@ -27,7 +27,7 @@ from ostinato.server.tools import ToolUse, add_reasoning
 
 
 class TextPart(Body):
-    """A piece of a message that is text."""
+    """A text part."""
 
     type: Literal["text"]
     text: str
@@ -43,20 +43,20 @@ IMAGE_DETAIL = "Images are resized as the model's processor says."
 
 
 class ImageUrl(Body):
-    """Where an image is."""
+    """The location of an image."""
 
     url: str = Field(min_length=1, description=IMAGE_URL)
     detail: ImageDetail | None = Field(default=None, description=IMAGE_DETAIL)
 
 
 class ImagePart(Body):
-    """A piece of a message that is an image."""
+    """An image part."""
 
     type: Literal["image_url"]
     image_url: ImageUrl
 
     def part(self) -> dict[str, Any]:
-        """Return it with its URL alone."""
+        """Return it with only its URL."""
         return {"type": "image_url", "image_url": {"url": self.image_url.url}}
 
 
@@ -71,7 +71,7 @@ class ChatMessage(Body):
     tool_calls: Items[CallBody] | None = Field(default=None, description="Of the assistant.")
     tool_call_id: CallId | None = Field(default=None, description="Which call this answers.")
     name: ShortText | None = None
-    reasoning: str | None = Field(default=None, description="What the assistant thought.")
+    reasoning: str | None = Field(default=None, description="The assistant's reasoning.")
     reasoning_content: str | None = Field(default=None, description="Older name of reasoning.")
     refusal: Literal[""] | None = None
     annotations: list[Any] = Field(default_factory=list, max_length=0)
@@ -79,9 +79,11 @@ class ChatMessage(Body):
     @model_validator(mode="after")
     def _fits_its_role(self) -> "ChatMessage":
         if self.tool_calls is not None and self.role != "assistant":
-            raise ValueError(f"tool_calls in a message of role={self.role!r}: the assistant calls")
+            raise ValueError(f"tool_calls in a message of role={self.role!r}: only assistants call")
         if (self.reasoning or self.reasoning_content) and self.role != "assistant":
-            raise ValueError(f"reasoning in a message of role={self.role!r}: the assistant thinks")
+            raise ValueError(
+                f"reasoning in a message of role={self.role!r}: only assistants reason"
+            )
         if (self.tool_call_id is not None) != (self.role == "tool"):
             raise ValueError("tool_call_id says which call a message of role='tool' answers")
         images = [] if isinstance(self.content, str) else self.content or []
@@ -95,7 +97,7 @@ class ChatMessage(Body):
         return self
 
     def rendered(self) -> dict[str, Any]:
-        """Return what is rendered: texts without images joined, and the developer as the system."""
+        """Return the message for templates: texts joined, ``developer`` as ``system``."""
         role = "system" if self.role == "developer" else self.role
         message: dict[str, Any] = {"role": role, "content": parts_of(self.content or "")}
         if self.name is not None:
@@ -112,10 +114,10 @@ _ARGUMENTS = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_temp
 
 
 def _only_variables(values: dict[str, Any]) -> dict[str, Any]:
-    """Refuse what would change how a template is applied, not what it reads."""
+    """Refuse variables that change how a template is applied."""
     for name in values:
         if name in _ARGUMENTS:
-            raise ValueError(f"{name!r} is no variable of a chat template")
+            raise ValueError(f"{name!r} is not a variable of a chat template")
     return values
 
 
@@ -126,14 +128,14 @@ TemplateValues = Annotated[
 
 
 class TemplateFields(Body):
-    """How the chat template is applied."""
+    """Options of the chat template."""
 
     add_generation_prompt: bool = Field(default=True, description="Open the assistant's turn.")
     continue_final_message: bool = Field(
         default=False, description="Continue the last message instead of opening a new one."
     )
     chat_template_kwargs: TemplateValues = Field(
-        default_factory=dict, description="Variables of the chat template, as enable_thinking."
+        default_factory=dict, description="Variables of the chat template, such as enable_thinking."
     )
 
     @model_validator(mode="after")
@@ -164,11 +166,9 @@ class ChatBody(TemplateFields, SamplingFields):
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=0)
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high"] | None = Field(
-        default=None, description="A variable of the chat template, for models that read it."
+        default=None, description="A variable of the chat template, for models that use it."
     )
-    include_reasoning: bool = Field(
-        default=True, description="Whether what the model thought is sent."
-    )
+    include_reasoning: bool = Field(default=True, description="Whether reasoning is sent.")
     store: Literal[False] = Field(default=False, description="Nothing is stored.")
     service_tier: Literal["auto", "default"] = Field(
         default="auto", description="There is one tier."
@@ -205,10 +205,10 @@ class ChatBody(TemplateFields, SamplingFields):
         if params.structured_outputs is None:
             form = form_of(answer, use, formats)
         elif answer is None and use.choice == "auto":
-            form = params.structured_outputs  # of the whole answer, calls and all
+            form = params.structured_outputs  # of the whole answer, including calls
         else:
             raise InvalidSamplingParams(
-                "structured_outputs is the form of the whole answer: leave out response_format, "
+                "structured_outputs constrains the whole answer: leave out response_format, "
                 "and let tool_choice be auto"
             )
         return replace(params, structured_outputs=form, stop=(*params.stop, *use.stops(formats)))

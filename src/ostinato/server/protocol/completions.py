@@ -16,15 +16,11 @@ class CompletionBody(SamplingFields):
     """Continue one prompt, or each of several."""
 
     prompt: PromptBody = Field(
-        description="A text, token ids, or a list of either; several prompts are continued apart."
+        description="A text, token ids, or a list of either; each prompt is continued by itself."
     )
-    max_tokens: int = Field(
-        default=16, ge=0, description="0 is for echo: the prompt is only scored."
-    )
-    logprobs: int | None = Field(
-        default=None, description="Of each token and so many alternatives."
-    )
-    echo: bool = Field(default=False, description="Begin the text with the prompt.")
+    max_tokens: int = Field(default=16, ge=0, description="0 only scores the prompt; needs echo.")
+    logprobs: int | None = Field(default=None, description="Number of alternatives per token.")
+    echo: bool = Field(default=False, description="Start the text with the prompt.")
 
     @model_validator(mode="after")
     def _something_to_answer(self) -> "CompletionBody":
@@ -49,11 +45,11 @@ class CompletionBody(SamplingFields):
         if isinstance(prompt, str):
             return [prompt]
         if isinstance(prompt[0], int):
-            return [prompt]  # all of them are ids then
+            return [prompt]  # a list of ids
         return prompt  # type: ignore[return-value]  # a list of texts, or of lists of ids
 
     def params(self) -> SamplingParams:
-        """Return the sampler's parameters; something is always generated, be it to be dropped.
+        """Return the sampling parameters; one token at least is generated, and may be dropped.
 
         Raises:
             InvalidSamplingParams: A value is out of range.

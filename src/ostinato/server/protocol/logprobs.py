@@ -6,19 +6,19 @@ from typing import Any
 from ostinato.engine.outputs import Logprob
 
 LEAST = -9999.0
-"""Written for minus infinity, which JSON does not have."""
+"""Stands for minus infinity, which JSON lacks."""
 
 Positions = Sequence[Mapping[int, Logprob] | None]
 
 
 def completion_logprobs(positions: Positions, offset: int, first_token: str = "") -> dict[str, Any]:
-    """Lay positions out as ``/v1/completions`` does.
+    """Return positions in the format of ``/v1/completions``.
 
     Args:
-        positions: For each token, it and its alternatives, itself first; None for the first one
-            of a prompt, which nothing comes before.
-        offset: Characters before the first of them.
-        first_token: Text of the one that is None.
+        positions: Each token and its alternatives, itself first; None for the first token of a
+            prompt.
+        offset: Characters before the first position.
+        first_token: Text of the position that is None.
     """
     tokens: list[str] = []
     offsets: list[int] = []
@@ -35,7 +35,7 @@ def completion_logprobs(positions: Positions, offset: int, first_token: str = ""
 
 
 def prompt_logprobs(positions: Positions | None) -> dict[str, Any]:
-    """Lay out those of a prompt as vLLM does; nothing if they were not asked for."""
+    """Return a prompt's log-probabilities in vLLM's format; empty unless requested."""
     if positions is None:
         return {}
     return {
@@ -55,7 +55,7 @@ def prompt_logprobs(positions: Positions | None) -> dict[str, Any]:
 
 
 def chat_logprobs(positions: Positions, num_top: int) -> dict[str, Any]:
-    """Lay positions out as ``/v1/chat/completions`` does, with so many alternatives each."""
+    """Return positions in the format of ``/v1/chat/completions``."""
     return {"content": [_entry(p, num_top) for p in positions if p is not None], "refusal": None}
 
 
@@ -66,7 +66,7 @@ def _entry(position: Mapping[int, Logprob], num_top: int) -> dict[str, Any]:
 
 
 def _candidate(logprob: Logprob) -> dict[str, Any]:
-    """Write one token; of part of a character the bytes are not known."""
+    """Return one token; the bytes of a partial character are unknown."""
     text = _text(logprob)
     known = "\ufffd" not in text
     return {
@@ -77,7 +77,7 @@ def _candidate(logprob: Logprob) -> dict[str, Any]:
 
 
 def _by_text(position: Mapping[int, Logprob]) -> dict[str, float]:
-    """Map texts to log-probabilities; of tokens with the same text the likelier one counts."""
+    """Map texts to log-probabilities; among tokens with equal text the likeliest counts."""
     by_text: dict[str, float] = {}
     for logprob in position.values():
         text, value = _text(logprob), _finite(logprob.logprob)

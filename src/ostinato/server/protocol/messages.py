@@ -1,171 +1,32 @@
 """The body of Anthropic's ``/v1/messages``.
 
-A request is a row of blocks: those of the system text, then those of each message. Tools come
-before all of them, as in the prompt, so that a breakpoint is a place in the row.
+A request is a sequence of blocks: those of the system text, then those of each message. Tools
+precede all of them, as in the prompt, so a breakpoint is a position in the sequence.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from ostinato.core.errors import InvalidSamplingParams
 from ostinato.engine.sampling_params import SamplingParams
 from ostinato.engine.structured_outputs import StructuredOutputs
+from ostinato.errors import InvalidSamplingParams
 from ostinato.server.answer_formats import AnswerFormats
 from ostinato.server.call_grammar import form_of
-from ostinato.server.protocol.body import (
-    MOST_MESSAGES,
-    Body,
-    Items,
-    TextOrImage,
-    parts_of,
+from ostinato.server.protocol.body import MOST_MESSAGES, Body, Items
+from ostinato.server.protocol.message_blocks import (
+    AnthropicMessage,
+    CacheControl,
+    TextBlock,
+    template_messages,
 )
 from ostinato.server.protocol.sampling import KEEP_TOKENS, CacheUse, FormBody, ShortText
-from ostinato.server.protocol.tools import MOST_TOOLS, CallId, ToolName
-from ostinato.server.tools import (
-    Message,
-    Tool,
-    ToolUse,
-    add_reasoning,
-    use_tools,
-)
-from ostinato.tenants.terms import ANTHROPIC_1H, ANTHROPIC_5M, LeaseTerms
+from ostinato.server.protocol.tools import MOST_TOOLS, ToolName
+from ostinato.server.tools import Message, Tool, ToolUse, use_tools
+from ostinato.tenants.terms import LeaseTerms
 
 MOST_BREAKPOINTS = 4
-
-
-class CacheControl(Body):
-    """Keep the prompt up to here."""
-
-    type: Literal["ephemeral"]
-    ttl: Literal["5m", "1h"] = Field(
-        default="5m", description="How long; starts anew whenever it is used."
-    )
-
-    @property
-    def terms(self) -> LeaseTerms:
-        """For how long, in the words of the cache."""
-        return ANTHROPIC_1H if self.ttl == "1h" else ANTHROPIC_5M
-
-
-class TextBlock(Body):
-    """A text."""
-
-    type: Literal["text"]
-    text: str
-    cache_control: CacheControl | None = None
-    citations: list[Any] = Field(default_factory=list, max_length=0)
-
-    def part(self) -> dict[str, Any]:
-        """Return it as chat templates read it."""
-        return {"type": "text", "text": self.text}
-
-
-class ImageSource(Body):
-    """An image's file, or where it is."""
-
-    type: Literal["base64", "url"]
-    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"] | None = None
-    data: str | None = Field(default=None, description="The file in base64.")
-    url: str | None = Field(
-        default=None, description="Fetched only where the operator allows the host."
-    )
-
-    @model_validator(mode="after")
-    def _is_one_of_both(self) -> "ImageSource":
-        if (self.data is not None, self.url is not None) != (
-            self.type == "base64",
-            self.type == "url",
-        ):
-            raise ValueError("a source of type 'base64' has data, one of type 'url' has a url")
-        return self
-
-
-class ImageBlock(Body):
-    """An image."""
-
-    type: Literal["image"]
-    source: ImageSource
-    cache_control: CacheControl | None = None
-
-    def part(self) -> dict[str, Any]:
-        """Return it as OpenAI has it."""
-        source = self.source
-        url = source.url or f"data:{source.media_type or 'image/png'};base64,{source.data}"
-        return {"type": "image_url", "image_url": {"url": url}}
-
-
-TextOrImageBlock = Annotated[TextBlock | ImageBlock, Field(discriminator="type")]
-
-
-class ToolUseBlock(Body):
-    """A call that the model made earlier."""
-
-    type: Literal["tool_use"]
-    id: CallId
-    name: ToolName
-    input: dict[str, Any]
-    cache_control: CacheControl | None = None
-
-
-class ToolResultBlock(Body):
-    """What a call brought."""
-
-    type: Literal["tool_result"]
-    tool_use_id: CallId
-    content: str | Items[Annotated[TextOrImageBlock, TextOrImage]] = ""
-    is_error: bool = False
-    cache_control: CacheControl | None = None
-
-
-class ThinkingBlock(Body):
-    """What the model thought earlier."""
-
-    type: Literal["thinking"]
-    thinking: str
-    signature: str = Field(default="", description="Nothing is signed here.")
-    cache_control: None = None
-
-
-class RedactedThinkingBlock(Body):
-    """Encrypted reasoning of another model; it is left out of the prompt."""
-
-    type: Literal["redacted_thinking"]
-    data: str
-    cache_control: None = None
-
-
-Block = (
-    TextBlock | ImageBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock
-)
-BlockBody = Annotated[Annotated[Block, Field(discriminator="type")], TextOrImage]
-
-
-class AnthropicMessage(Body):
-    """One message of a conversation."""
-
-    role: Literal["user", "assistant"]
-    content: str | Items[BlockBody]
-
-    @model_validator(mode="after")
-    def _blocks_fit_the_role(self) -> "AnthropicMessage":
-        others = (ToolUseBlock, ThinkingBlock, RedactedThinkingBlock)
-        kinds = (ToolResultBlock, ImageBlock) if self.role == "assistant" else others
-        if any(isinstance(block, kinds) for block in self.blocks):
-            raise ValueError(
-                f"a message of role={self.role!r} holds a block that only the other side writes: "
-                "the assistant thinks and calls with tool_use, the user sends images and answers "
-                "with tool_result"
-            )
-        return self
-
-    @property
-    def blocks(self) -> list[Block]:
-        """Its content as blocks."""
-        if isinstance(self.content, str):
-            return [TextBlock(type="text", text=self.content)]
-        return list(self.content)
 
 
 class AnthropicTool(Body):
@@ -180,7 +41,7 @@ class AnthropicTool(Body):
 
 
 class AnthropicChoice(Body):
-    """What the model may do with the tools."""
+    """Which tools the model may or must call."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: ToolName | None = None
@@ -194,7 +55,7 @@ class AnthropicChoice(Body):
 
 
 class Metadata(Body):
-    """Whom the client acts for."""
+    """The client's end user."""
 
     user_id: ShortText | None = None
 
@@ -207,29 +68,29 @@ class SchemaFormat(Body):
 
 
 class OutputConfig(Body):
-    """How the answer is to look."""
+    """The format of the answer."""
 
     format: SchemaFormat | None = None
 
 
 class Thinking(Body):
-    """Whether the model thinks before it answers: a variable of the chat template."""
+    """Whether the model reasons before it answers: a variable of the chat template."""
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: int | None = Field(
-        default=None, ge=1024, description="Taken as a wish: max_tokens is what bounds thinking."
+        default=None, ge=1024, description="A hint: only max_tokens bounds thinking."
     )
     display: Literal["summarized", "omitted"] | None = Field(
-        default=None, description="omitted leaves the text out of the blocks."
+        default=None, description="omitted: blocks without text."
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Breakpoint:
-    """A place up to which the prompt is to be kept.
+    """A position up to which the prompt is kept.
 
     Attributes:
-        num_blocks: Blocks of system and messages before it; 0 for a place among the tools.
+        num_blocks: Blocks of system and messages before it; 0 is after the tools.
         terms: For how long.
     """
 
@@ -250,7 +111,7 @@ class CountBody(Body):
     cache_control: CacheControl | None = Field(
         default=None, description="Keep the prompt up to its last block."
     )
-    cache_salt: ShortText = Field(default="", description="Ours: as in chat completions.")
+    cache_salt: ShortText = Field(default="", description="Extension: as in chat completions.")
     keep_tokens: bool = KEEP_TOKENS
 
     @model_validator(mode="after")
@@ -282,10 +143,10 @@ class CountBody(Body):
         return use_tools(offered, kind, choice.name, not choice.disable_parallel_tool_use)
 
     def conversation(self, num_blocks: int | None = None) -> list[Message]:
-        """Return messages as chat templates read them.
+        """Return messages for chat templates.
 
         Args:
-            num_blocks: Only the first so many blocks; None for all.
+            num_blocks: Number of leading blocks to include; None for all.
         """
         system = self.system
         head = [TextBlock(type="text", text=system)] if isinstance(system, str) else system
@@ -297,11 +158,11 @@ class CountBody(Body):
             blocks = message.blocks
             if num_blocks is not None:
                 blocks, left = blocks[:left], max(0, left - len(blocks))
-            messages += _written(message.role, blocks)
+            messages += template_messages(message.role, blocks)
         return messages
 
     def breakpoints(self) -> list[Breakpoint]:
-        """Return where the prompt is to be kept up to, in order."""
+        """Return the breakpoints, in order."""
         marked = [Breakpoint(0, t.cache_control.terms) for t in self.tools if t.cache_control]
         system = self.system
         blocks: list[Any] = [None] if isinstance(system, str) else list(system)
@@ -328,12 +189,12 @@ class MessagesBody(CountBody):
     service_tier: Literal["auto", "standard_only"] = Field(
         default="auto", description="There is one tier."
     )
-    seed: int | None = Field(default=None, description="Ours: the same seed gives the same text.")
+    seed: int | None = Field(default=None, description="Extension: makes sampling repeatable.")
     structured_outputs: FormBody | None = Field(default=None, description="Ours, from vLLM.")
-    cache: CacheUse = Field(default=CacheUse(), description="Ours: as in chat completions.")
+    cache: CacheUse = Field(default=CacheUse(), description="Extension: as in chat completions.")
 
     @model_validator(mode="after")
-    def _keep_what_is_written(self) -> "MessagesBody":
+    def _keep_what_istemplate_messages(self) -> "MessagesBody":
         budget = None if self.thinking is None else self.thinking.budget_tokens
         if budget is not None and budget >= self.max_tokens:
             raise ValueError(
@@ -341,7 +202,7 @@ class MessagesBody(CountBody):
                 "follows the thinking, so max_tokens must be larger"
             )
         if self.breakpoints() and not self.cache.write:
-            raise ValueError("cache_control keeps what cache.write=false does not write")
+            raise ValueError("cache_control needs cache.write=true")
         return self
 
     def params(self, formats: AnswerFormats) -> SamplingParams:
@@ -369,39 +230,7 @@ class MessagesBody(CountBody):
             return form_of(answer, use, formats)
         if answer is not None or use.choice != "auto":
             raise InvalidSamplingParams(
-                "structured_outputs is the form of the whole answer: leave out output_config, and "
-                "let tool_choice be auto"
+                "structured_outputs constrains the whole answer: leave out output_config, and "
+                "leave tool_choice at auto"
             )
         return self.structured_outputs.form()
-
-
-def _written(role: str, blocks: list[Block]) -> list[Message]:
-    """Write the blocks of one message in the form that chat templates read."""
-    messages: list[Message] = []
-    content: list[TextBlock | ImageBlock] = []
-    thoughts: list[str] = []
-    calls: list[dict[str, Any]] = []
-    for block in blocks:
-        match block:
-            case ThinkingBlock():
-                thoughts.append(block.thinking)
-            case TextBlock() | ImageBlock():
-                content.append(block)
-            case ToolUseBlock():
-                function = {"name": block.name, "arguments": block.input}
-                calls.append({"id": block.id, "type": "function", "function": function})
-            case ToolResultBlock():
-                messages.append(_result(block))
-    if content or calls:
-        message: Message = {"role": role, "content": parts_of(content)}
-        add_reasoning(message, "".join(thoughts))
-        messages.append({**message, "tool_calls": calls} if calls else message)
-    return messages
-
-
-def _result(block: ToolResultBlock) -> Message:
-    content = parts_of(block.content)
-    if block.is_error:
-        parts = [{"type": "text", "text": "Error: "}, *content]
-        content = f"Error: {content}" if isinstance(content, str) else parts
-    return {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from ostinato.core.errors import InvalidSamplingParams
 from ostinato.engine.sampling_params import SamplingParams
 from ostinato.engine.structured_outputs import StructuredOutputs
+from ostinato.errors import InvalidSamplingParams
 from ostinato.server.answer_formats import AnswerFormats
 from ostinato.server.call_grammar import form_of
 from ostinato.server.protocol.body import Body, Items, TextOrInputImage, parts_of
@@ -29,14 +29,14 @@ Status = Literal["in_progress", "completed", "incomplete"]
 
 
 class ItemBody(Body):
-    """Fields that every item may carry; they are accepted and not used."""
+    """Fields that every item may have; accepted and ignored."""
 
     id: ShortText | None = None
     status: Status | None = None
 
 
 class ContentText(Body):
-    """A text, of either side."""
+    """A text of either role."""
 
     type: Literal["input_text", "output_text"]
     text: str
@@ -56,7 +56,7 @@ class ContentImage(Body):
     detail: ImageDetail | None = Field(default=None, description=IMAGE_DETAIL)
 
     def part(self) -> dict[str, Any]:
-        """Return it as chat completions have it."""
+        """Return it in the format of chat completions."""
         return {"type": "image_url", "image_url": {"url": self.image_url}}
 
 
@@ -93,7 +93,7 @@ class CallItem(ItemBody):
 
 
 class ResultItem(ItemBody):
-    """What a call brought."""
+    """The result of a call."""
 
     type: Literal["function_call_output"]
     call_id: CallId
@@ -101,19 +101,19 @@ class ResultItem(ItemBody):
 
 
 class ReasoningText(Body):
-    """More of what the model thought."""
+    """A part of the reasoning."""
 
     type: Literal["reasoning_text", "summary_text"]
     text: str
 
 
 class ReasoningItem(ItemBody):
-    """What the model thought earlier."""
+    """The reasoning of an earlier turn."""
 
     type: Literal["reasoning"]
     summary: Items[ReasoningText] = Field(default_factory=list)
     content: Items[ReasoningText] = Field(default_factory=list)
-    encrypted_content: None = Field(default=None, description="Nothing is encrypted here.")
+    encrypted_content: None = Field(default=None, description="Not supported.")
 
 
 def _kind(item: Any) -> str | None:
@@ -151,7 +151,7 @@ class FlatSchemaFormat(SchemaBody):
 
 
 class TextConfig(Body):
-    """How the answer's text is to look."""
+    """The format of the answer's text."""
 
     format: Annotated[
         TextFormat | JsonObjectFormat | FlatSchemaFormat, Field(discriminator="type")
@@ -159,19 +159,19 @@ class TextConfig(Body):
 
 
 class ObfuscationOptions(Body):
-    """How a stream is to look."""
+    """Options of a stream."""
 
     include_obfuscation: Literal[False] = False
 
 
 class Reasoning(Body):
-    """How the model thinks before it answers."""
+    """How the model reasons before it answers."""
 
     effort: Literal["none", "minimal", "low", "medium", "high"] | None = Field(
-        default=None, description="A variable of the chat template, for models that read it."
+        default=None, description="A variable of the chat template, for models that use it."
     )
     summary: Literal["auto"] | None = Field(
-        default=None, description="Nothing is summarised: what was thought is sent as it is."
+        default=None, description="Not supported: reasoning is sent in full."
     )
 
 
@@ -190,14 +190,14 @@ Included = Literal[
 
 
 class ResponsesBody(SamplerFields, CacheFields):
-    """Continue a conversation that the server may remember."""
+    """Continue a conversation that the server may store."""
 
     model: str
     input: str | Items[Item]
     instructions: str | None = None
     previous_response_id: ShortText | None = None
     store: bool | None = Field(
-        default=None, description="Remember it, so that it can be continued; not without cache."
+        default=None, description="Store it, so that it can be continued; needs cache.write."
     )
     max_output_tokens: int | None = Field(default=None, ge=1)
     stream: bool = False
@@ -212,8 +212,7 @@ class ResponsesBody(SamplerFields, CacheFields):
     include: list[Included] = Field(
         default_factory=list,
         max_length=16,
-        description="Log-probabilities are included; nothing is encrypted, and there is no output "
-        "of hosted tools to include.",
+        description="Only log-probabilities; there are no encrypted items or hosted tools.",
     )
     top_logprobs: int | None = Field(default=None, ge=0, description="With include.")
     reasoning: Reasoning | None = None
@@ -227,13 +226,13 @@ class ResponsesBody(SamplerFields, CacheFields):
         if not self.input:
             raise ValueError("input is empty: give a text, or a list of items")
         if all(isinstance(item, ReasoningItem) for item in self.input):
-            raise ValueError("input has nothing but reasoning: give what it led to as well")
+            raise ValueError("input has only reasoning: add the message or call that follows it")
         if self.top_logprobs is not None and not self.includes_logprobs:
             raise ValueError(
                 f"top_logprobs={self.top_logprobs} is for include=[{_LOGPROBS!r}]: give both"
             )
         if self.store and not self.cache.write:
-            raise ValueError("store=true remembers what cache.write=false shall not leave behind")
+            raise ValueError("store=true needs cache.write=true")
         return self
 
     @property
@@ -248,11 +247,11 @@ class ResponsesBody(SamplerFields, CacheFields):
 
     @property
     def is_stored(self) -> bool:
-        """Whether the server shall remember it."""
+        """Whether to store the response."""
         return self.cache.write if self.store is None else self.store
 
     def conversation(self) -> list[Message]:
-        """Return what is new, as chat templates read it; instructions are not among it."""
+        """Return the new messages for chat templates, without instructions."""
         if isinstance(self.input, str):
             return [{"role": "user", "content": self.input}]
         messages: list[Message] = []
@@ -276,7 +275,7 @@ class ResponsesBody(SamplerFields, CacheFields):
         return messages
 
     def input_items(self) -> list[dict[str, Any]]:
-        """Return what is new as items, each with an id."""
+        """Return the new items, each with an id."""
         texts = (
             [MessageItem(role="user", content=self.input)] if isinstance(self.input, str) else []
         )
@@ -321,13 +320,13 @@ class ResponsesBody(SamplerFields, CacheFields):
             return form_of(answer, use, formats)
         if answer is not None or use.choice != "auto":
             raise InvalidSamplingParams(
-                "structured_outputs is the form of the whole answer: leave out text.format, and "
-                "let tool_choice be auto"
+                "structured_outputs constrains the whole answer: leave out text.format, and "
+                "leave tool_choice at auto"
             )
         return self.structured_outputs.form()
 
     def echoed(self) -> dict[str, Any]:
-        """Return the settings that a response repeats."""
+        """Return the settings that a response echoes."""
         shown = self.model_dump(
             by_alias=True,
             exclude_none=True,

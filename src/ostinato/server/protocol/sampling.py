@@ -1,7 +1,7 @@
 """The fields that completions and chats share.
 
-OpenAI's, vLLM's additions under vLLM's names, and ours about the cache. Ranges are checked by
-``SamplingParams``, which knows them; here are the types alone.
+OpenAI's, vLLM's additions under vLLM's names, and our own for the cache. Types are checked here,
+ranges by ``SamplingParams``.
 """
 
 from collections.abc import Callable
@@ -15,13 +15,13 @@ from ostinato.server.protocol.body import Body, Items
 from ostinato.tenants.terms import OPENAI_24H, LeaseTerms
 
 TokenIdText = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,10}$")]
-"""JSON has string keys only."""
+"""Keys are strings, as JSON has no others."""
 
 MOST_BIASES = 1024
 
 
 def _few(biases: Any) -> Any:
-    """Refuse more biases than are looked at, before each of them is."""
+    """Refuse too many biases before validating each of them."""
     if isinstance(biases, dict) and len(biases) > MOST_BIASES:
         raise ValueError(f"{len(biases)} tokens: at most {MOST_BIASES} can be biased")
     return biases
@@ -37,11 +37,11 @@ Metadata = Annotated[dict[ShortText, ShortText], Field(max_length=16)]
 _GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 
 Stops = Annotated[Items[ShortText], Field(max_length=64)]
-"""Each is looked for after every token, so there is an end to them."""
+"""Stop strings; limited, since each is searched after every token."""
 
 
 class StreamOptions(Body):
-    """How a stream is to look."""
+    """Options of a stream."""
 
     include_usage: bool = Field(
         default=False, description="End with a chunk that has the token counts."
@@ -50,12 +50,12 @@ class StreamOptions(Body):
         default=False, description="Give every chunk the token counts so far; needs include_usage."
     )
     include_obfuscation: Literal[False] = Field(
-        default=False, description="Random padding against onlookers; there is none."
+        default=False, description="Random padding; not supported."
     )
 
 
 class FormBody(Body):
-    """The form of an answer, as vLLM has it; exactly one of these."""
+    """Structured output, as in vLLM; exactly one of these."""
 
     json_: dict[str, Any] | str | None = Field(default=None, alias="json")
     json_object: bool = False
@@ -64,7 +64,7 @@ class FormBody(Body):
     grammar: str | None = None
 
     def form(self) -> StructuredOutputs:
-        """Return the form.
+        """Return the structured output.
 
         Raises:
             InvalidSamplingParams: Not exactly one is given.
@@ -77,10 +77,8 @@ class FormBody(Body):
 class CacheUse(Body):
     """How one request uses the cache."""
 
-    read: bool = Field(default=True, description="Whether cached tokens may be used.")
-    write: bool = Field(
-        default=True, description="Whether what is computed may be found by others."
-    )
+    read: bool = Field(default=True, description="Whether to use cached tokens.")
+    write: bool = Field(default=True, description="Whether to publish computed blocks.")
 
 
 KEEP_TOKENS: Any = Field(
@@ -91,35 +89,32 @@ KEEP_TOKENS: Any = Field(
 
 
 class CacheFields(Body):
-    """Whose cache is used, and how."""
+    """Cache salt, use and retention."""
 
     cache_salt: ShortText = Field(
         default="",
-        description="Only requests of the same salt share anything; narrows that of the key.",
+        description="Only requests of the same salt share blocks; added to the key's salt.",
     )
     cache: CacheUse = CacheUse()
     keep_tokens: bool = KEEP_TOKENS
     prompt_cache_key: ShortText | None = Field(
         default=None,
-        description="Requests that are meant to meet. On one engine all do; kept on record.",
+        description="Group of requests; for the record, since all run on one engine.",
     )
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = Field(
         default=None,
-        description="24h keeps the prompt for a day; in_memory until its place is needed.",
+        description="24h leases the prompt for a day; in_memory keeps it until eviction.",
     )
 
     @model_validator(mode="after")
     def _keep_what_is_written(self) -> "CacheFields":
         if self.prompt_cache_retention == "24h" and not self.cache.write:
-            raise ValueError(
-                "prompt_cache_retention='24h' keeps what cache.write=false does not write: give "
-                "up one of them"
-            )
+            raise ValueError("prompt_cache_retention='24h' needs cache.write=true")
         return self
 
     @property
     def retention(self) -> LeaseTerms | None:
-        """For how long the prompt is kept on purpose."""
+        """Terms of the prompt's lease; None for no lease."""
         return OPENAI_24H if self.prompt_cache_retention == "24h" else None
 
     def cache_settings(self) -> dict[str, Any]:
@@ -135,7 +130,7 @@ class CacheFields(Body):
 
 
 class SamplerFields(Body):
-    """How each token is chosen, and what ends the answer."""
+    """Sampling and stop conditions."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -152,7 +147,7 @@ class SamplerFields(Body):
     stop_token_ids: Items[int] = Field(default_factory=list)
 
     def sampler(self) -> dict[str, Any]:
-        """Return the keywords of ``SamplingParams`` about it."""
+        """Return the keywords of ``SamplingParams``."""
         names = [*SamplerFields.model_fields]
         values = {name: getattr(self, name) for name in names}
         biases = {int(token): bias for token, bias in self.logit_bias.items()}
@@ -161,21 +156,21 @@ class SamplerFields(Body):
 
 
 class SamplingFields(SamplerFields, CacheFields):
-    """How to sample, and how to answer."""
+    """Sampling, and the format of the response."""
 
     model: str
     n: int = Field(default=1, ge=1)
     stream: bool = False
     stream_options: StreamOptions | None = None
     stream_interval: int | None = Field(
-        default=None, ge=1, description="New tokens that make a chunk, if more than the server's."
+        default=None, ge=1, description="Tokens per chunk, if more than the server's."
     )
     user: ShortText | None = Field(
-        default=None, description="Whom the client acts for; kept on record."
+        default=None, description="The client's end user, for the record."
     )
-    bad_words: Stops = Field(default_factory=list, description="Texts that are not generated.")
+    bad_words: Stops = Field(default_factory=list, description="Texts that must not be generated.")
     allowed_token_ids: Items[int] | None = Field(
-        default=None, description="No other token is generated."
+        default=None, description="Only these tokens may be generated."
     )
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
@@ -187,18 +182,20 @@ class SamplingFields(SamplerFields, CacheFields):
     guided_choice: Items[str] | None = None
     guided_grammar: str | None = None
     prompt_logprobs: int | None = Field(
-        default=None, description="Of each prompt token and so many alternatives; not streamed."
+        default=None, description="Number of alternatives per prompt token; not streamed."
     )
     truncate_prompt_tokens: int | None = Field(
-        default=None, ge=-1, description="Keep the prompt's last so many tokens; -1 all that fit."
+        default=None,
+        ge=-1,
+        description="Keep the prompt's last tokens; -1: all that fit.",
     )
     return_token_ids: bool = Field(
-        default=False, description="Add the ids of prompt and answer, under vLLM's names."
+        default=False, description="Return the token ids of prompt and answer, as vLLM does."
     )
     best_of: Literal[1] | None = Field(default=None, description="Candidates are not ranked.")
-    metadata: Metadata = Field(default_factory=dict, description="Taken, and not stored.")
+    metadata: Metadata = Field(default_factory=dict, description="Accepted, and not stored.")
     safety_identifier: ShortText | None = Field(
-        default=None, description="Whom the client acts for, if user does not say."
+        default=None, description="The client's end user, if user is not set."
     )
     priority: int = Field(default=0, ge=-(2**31), lt=2**31, description="Lower goes first.")
 
@@ -211,20 +208,20 @@ class SamplingFields(SamplerFields, CacheFields):
         guided = [name for name in _GUIDED if getattr(self, name) is not None]
         if len(guided) + (self.structured_outputs is not None) > 1:
             raise ValueError(
-                f"{', '.join(guided)}: one form at most; structured_outputs is the newer name"
+                f"{', '.join(guided)}: give at most one; structured_outputs is the newer name"
             )
         return self
 
     @property
     def acts_for(self) -> str | None:
-        """Whom the client acts for, if it says so."""
+        """The client's end user, if given."""
         return self.user or self.safety_identifier
 
     def form(self) -> StructuredOutputs | None:
-        """Return the form that was asked for, under its new or its old name.
+        """Return the structured output, from its new or its old field.
 
         Raises:
-            InvalidSamplingParams: It is none.
+            InvalidSamplingParams: It is invalid.
         """
         if self.structured_outputs is not None:
             return self.structured_outputs.form()
@@ -235,7 +232,7 @@ class SamplingFields(SamplerFields, CacheFields):
         return None
 
     def usage_so_far(self, usage: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Return what a chunk of a stream says of usage: counts, null, or nothing at all."""
+        """Return the ``usage`` field of a stream's chunk: counts, null, or no field."""
         if not self.include_usage:
             return {}
         assert self.stream_options is not None

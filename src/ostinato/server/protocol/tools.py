@@ -24,11 +24,11 @@ class FunctionBody(Body):
         default=None, description="JSON schema of the arguments; without one, any object."
     )
     strict: bool | None = Field(
-        default=None, description="Whether a call must fit the schema although none is required."
+        default=None, description="Whether optional calls must match the schema."
     )
 
     def tool(self) -> Tool:
-        """Return it in the words of every API."""
+        """Return it independent of the API."""
         parameters = self.parameters or {"type": "object"}
         return Tool(self.name, self.description or "", parameters, bool(self.strict))
 
@@ -57,7 +57,7 @@ ToolChoice = Literal["none", "auto", "required"] | NamedTool
 
 
 class CalledFunction(Body):
-    """What was called, with what."""
+    """A function's name and arguments."""
 
     name: ToolName
     arguments: str = Field(description="JSON, as text.")
@@ -72,7 +72,7 @@ class CallBody(Body):
 
 
 def tool_use(tools: list[ToolBody], choice: ToolChoice | None, is_parallel: bool) -> ToolUse:
-    """Settle which tools may be called, and how.
+    """Return the tools of a request.
 
     Raises:
         ApiError: They contradict each other.
@@ -101,9 +101,7 @@ class SchemaBody(Body):
     name: ToolName
     description: str | None = None
     schema_: dict[str, Any] = Field(alias="schema")
-    strict: bool | None = Field(
-        default=None, description="Schemas are kept in any case; the name is for other servers."
-    )
+    strict: bool | None = Field(default=None, description="Schemas are always enforced.")
 
 
 class JsonSchemaFormat(Body):
@@ -121,7 +119,7 @@ ResponseFormat = Annotated[
 def form_of_format(
     wanted: TextFormat | JsonObjectFormat | JsonSchemaFormat | None,
 ) -> StructuredOutputs | None:
-    """Return the form that a format asks for; None for text.
+    """Return the structured output of a format; None for text.
 
     Raises:
         InvalidSamplingParams: It is too long.

@@ -7,10 +7,17 @@ export const count = (n) => whole.format(n);
 export const compact = (n) => (n < 10000 ? whole.format(n) : short.format(n));
 export const percent = (share) => `${(100 * share).toFixed(1)}%`;
 
+export function bytes(amount) {
+  let unit = 0;
+  for (; amount >= 1023.5 && unit < 4; unit += 1) amount /= 1024;
+  return `${amount.toFixed(unit && amount < 9.95 ? 1 : 0)} ${["B", "KiB", "MiB", "GiB", "TiB"][unit]}`;
+}
+
 export function duration(seconds) {
   if (seconds === null) return "–";
   if (seconds < 0.001) return `${(1e6 * seconds).toFixed(0)} µs`;
-  if (seconds < 1) return `${(1000 * seconds).toPrecision(seconds < 0.1 ? 2 : 3)} ms`;
+  // 99.5 with two digits would be written as 1.0e+2.
+  if (seconds < 0.9995) return `${(1000 * seconds).toPrecision(seconds < 0.0995 ? 2 : 3)} ms`;
   if (seconds < 120) return `${seconds.toPrecision(seconds < 10 ? 2 : 3)} s`;
   if (seconds < 7200) return `${(seconds / 60).toFixed(0)} min`;
   return `${(seconds / 3600).toFixed(1)} h`;

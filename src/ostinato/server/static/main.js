@@ -8,7 +8,7 @@ import { $, compact, count, duration, percent } from "/ui/format.js";
 import "/ui/playground.js";
 import { account } from "/ui/savings.js";
 import { ask, dropKey, hasKey, keepKey, NoKey } from "/ui/server.js";
-import { drawPrefixes, drawRequests, drawTenants } from "/ui/tables.js";
+import { drawPrefixes, drawRequests, drawTenants, drawTiers } from "/ui/tables.js";
 
 const EVERY_MS = 1000;
 let paused = false;
@@ -55,15 +55,14 @@ function draw(state) {
     : "that got a first token";
   const audited = load?.audited_hits
     ? ` · ${count(load.audited_hits)} hits audited, ${count(load.different_hits)} wrong` : "";
-  const tiers = (load?.tiers ?? []).map(
-    (tier) => ` · ${tier.tier} ${tier.state}, ${compact(tier.loaded)} tokens loaded`).join("");
   $("compute-path").textContent = load
-    ? ` · computing in ${load.compute_path}${audited}${tiers}` : "";
+    ? ` · computing in ${load.compute_path}${audited}` : "";
   drawOverTime(state);
   drawRequests(state.requests, state.administrator);
   drawBlocks(state.blocks);
   drawPrefixes(state.prefixes, state.administrator);
   drawTenants(state.tenants);
+  drawTiers(load?.tiers ?? { rows: [] });
 }
 
 async function look() {

@@ -1,6 +1,6 @@
-// Which requests ended last, which prefixes save most, and how do tenants fare?
+// Which requests ended last, which prefixes save most, how do tenants fare, and what do tiers hold?
 
-import { $, compact, count, duration, element, oneLine, percent } from "/ui/format.js";
+import { $, bytes, compact, count, duration, element, oneLine, percent } from "/ui/format.js";
 
 const cell = (text, kind = "number") => element("td", { class: kind }, text);
 
@@ -33,6 +33,30 @@ export function drawTenants(tenants) {
       return element(
         "tr", {}, element("td", {}, tenant.name || "(no tenant)"), cell(count(tenant.requests)),
         cell(compact(tenant.prompt)), element("td", {}, ratio, percent(tenant.hit_ratio)),
+      );
+    }),
+  );
+}
+
+export function drawTiers({ rows, faults, cheaper }) {
+  $("tiers-card").hidden = rows.length === 0;
+  if (rows.length === 0) return;
+  const early = Object.entries(faults).map(([fault, n]) => ` · ${count(n)} ended early: ${fault}`);
+  $("tiers-detail").textContent = `${count(cheaper)} times cheaper to compute${early.join("")}`;
+  $("tiers").tBodies[0].replaceChildren(
+    ...rows.map((tier) => {
+      const kind = { on: "live", "read-only": "paused", off: "lost" }[tier.state];
+      const state = element("span", { class: "pill", "data-kind": kind });
+      state.append(tier.reason ? `${tier.state}: ${tier.reason}` : tier.state);
+      const used = element("td");
+      if (tier.limit) {  // what a server holds, it alone knows
+        const meter = element("meter", { min: "0", max: String(tier.limit), value: String(tier.used) });
+        meter.setAttribute("aria-label", `used of ${tier.tier}`);
+        used.append(meter, `${bytes(tier.used)} of ${bytes(tier.limit)}`);
+      } else used.append("–");
+      return element(
+        "tr", {}, element("td", {}, tier.tier), element("td", {}, state), used,
+        cell(bytes(tier.written)), cell(compact(tier.loaded)),
       );
     }),
   );

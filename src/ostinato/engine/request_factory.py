@@ -1,0 +1,135 @@
+"""Makes requests: from a prompt and sampling parameters to what the scheduler takes.
+
+A caller's mistake is found here, before anything is added.
+"""
+
+import itertools
+import random
+from array import array
+from collections.abc import Callable
+from dataclasses import replace
+
+from ostinato.core.ids import RequestId
+from ostinato.core.plan import TokenConstraint
+from ostinato.core.request import Request
+from ostinato.engine.config import EngineConfig
+from ostinato.engine.grammar import GrammarCompiler
+from ostinato.engine.identities import Identities
+from ostinato.engine.prompt_tokenizer import PromptTokenizer
+from ostinato.engine.prompts import Prompt
+from ostinato.engine.request_validation import (
+    PreparedRequest,
+    check_priority,
+    check_request_id,
+    draw_seeds,
+    kept_prompt_tokens,
+    settle_params,
+    tokenize,
+)
+from ostinato.engine.sampling_params import SamplingParams
+from ostinato.errors import InvalidSamplingParams
+from ostinato.runner.model_loader import LoadedModel
+from ostinato.sched.scheduler import Scheduler
+
+
+class RequestFactory:
+    """Makes the requests of one engine.
+
+    Attributes:
+        grammars: Compiles structured outputs; safe in any thread.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        config: EngineConfig,
+        scheduler: Scheduler,
+        prompts: PromptTokenizer,
+        identities: Identities,
+        clock: Callable[[], float],
+    ) -> None:
+        """Make requests that a scheduler can serve; the engine's seed decides theirs."""
+        self.grammars = GrammarCompiler(loaded)
+        self._loaded = loaded
+        self._config = config
+        self._scheduler = scheduler
+        self._prompts = prompts
+        self._identities = identities
+        self._clock = clock
+        self._random = random.Random(config.seed)
+        self._numbers = itertools.count()
+
+    def make(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        request_id: str | None = None,
+        priority: int = 0,
+        constraint: TokenConstraint | None = None,
+    ) -> PreparedRequest:
+        """Tokenize a prompt and check everything about the request; nothing is added yet.
+
+        Args:
+            prompt: With a text or token ids; of both, the ids are taken.
+            params: How to sample.
+            request_id: None generates one.
+            priority: Lower goes first.
+            constraint: Compiled from ``params.structured_outputs``; None compiles it here.
+
+        Raises:
+            RequestError: The request can never be served; the message says why.
+            MissingTokenizer: Text is involved and the checkpoint has no tokenizer.
+        """
+        arrival_s = self._clock()
+        params = settle_params(params, self._loaded, self._config.max_logprobs)
+        if params.detokenize or prompt.text is not None:
+            self._loaded.require_tokenizer()
+        name = self._new_id() if request_id is None else check_request_id(request_id)
+        prompt, tokens = self._tokenized(prompt, params)
+        tokens, images, spans = self._prompts.placed(prompt, tokens)
+        if params.structured_outputs is not None and constraint is None:
+            constraint = self.grammars.compile(params.structured_outputs, prompt.cache_salt)
+        cache_read = prompt.cache_read and not params.skip_reading_prefix_cache
+        reads = cache_read and params.prompt_logprobs is None
+        text = tokens[: spans[0].start] if spans else tokens
+        known = prompt.known
+        request = Request(
+            RequestId(name),
+            tokens,
+            params,
+            identity=self._identities.of_prompt(prompt, text, reads),
+            images=spans,
+            priority=check_priority(priority),
+            cache_read=cache_read,
+            cache_write=prompt.cache_write,
+            eos_token_ids=self._loaded.eos_token_ids,
+            constraint=constraint,
+            prompt_sections=prompt.sections,
+            num_kept_tokens=0 if known is None else known.num_generated_tokens,
+        )
+        self._scheduler.check(request)
+        seeds = draw_seeds(params, self._random)
+        is_noted = prompt.cache_write and prompt.keep_tokens and prompt.publishes is None
+        if known is not None and not (is_noted and known.boundaries.ends):
+            known = None
+        return PreparedRequest(request, params, prompt.text, seeds, arrival_s, known, images)
+
+    def _new_id(self) -> str:
+        """Return a name that no live request has."""
+        names, live = map("request-{}".format, self._numbers), self._scheduler.requests.live
+        return next(name for name in names if name not in live)
+
+    def _tokenized(self, prompt: Prompt, params: SamplingParams) -> tuple[Prompt, "array[int]"]:
+        """Return a prompt with what is known of its text, and its tokens, cut if so asked for."""
+        longest = self._scheduler.config.max_model_len
+        keep = kept_prompt_tokens(params, longest)
+        if keep is None:
+            prompt = self._prompts.tokenized(self._prompts.with_placeholders(prompt), longest)
+        elif prompt.images:
+            raise InvalidSamplingParams(
+                f"truncate_prompt_tokens={params.truncate_prompt_tokens}: a prompt with images is "
+                "not cut; leave it out"
+            )
+        else:
+            prompt = replace(prompt, known=None)
+        return prompt, tokenize(prompt, self._loaded, longest, keep=keep)

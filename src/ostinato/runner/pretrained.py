@@ -1,0 +1,170 @@
+"""Reads config, weights and tokenizer of a checkpoint with ``transformers``.
+
+What was loaded is checked afterwards, since the library would fill missing weights with random
+numbers and go on. Code that comes with a checkpoint is never run.
+"""
+
+import copy
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoTokenizer,
+    GenerationConfig,
+    GgufConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging as transformers_logging
+
+from ostinato.errors import BrokenCheckpoint, UnsupportedModel
+from ostinato.runner.attention.registration import ATTENTION_NAME
+from ostinato.runner.checkpoint import read_config
+from ostinato.runner.settings import DtypeName
+from ostinato.runner.support import auto_class
+from ostinato.runner.word_codes import WordCheckpoint
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep progress bars and advice of ``transformers`` off the screen for a while."""
+    verbosity = transformers_logging.get_verbosity()
+    had_bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if had_bars:
+            transformers_logging.enable_progress_bar()
+
+
+def load_config(path: Path) -> PreTrainedConfig:
+    """Read the config; code that comes with a checkpoint is never run."""
+    if path.is_file():
+        return _load_gguf_config(path)
+    model_type = read_config(path)["model_type"]
+    if model_type not in CONFIG_MAPPING:
+        raise UnsupportedModel(
+            f"model type {model_type!r} is not in the installed transformers, and code that "
+            "comes with checkpoints is not run"
+        )
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(**_origin(path))
+    except Exception as error:  # a model's own checks of its config raise whatever they like
+        raise BrokenCheckpoint(f"{path}: config.json is not understood: {error}") from error
+    return config
+
+
+def _load_gguf_config(path: Path) -> PreTrainedConfig:
+    """Read the config out of a file that is whole."""
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(**_origin(path))
+    except Exception as error:  # unknown architectures end in whatever the reader stumbles over
+        raise UnsupportedModel(f"{path} is not understood by transformers: {error}") from error
+    return config
+
+
+def torch_dtype(name: DtypeName, config: PreTrainedConfig) -> torch.dtype:
+    """Return the dtype of a name; ``auto`` is the checkpoint's."""
+    if name != "auto":
+        return {
+            "float32": torch.float32,
+            "bfloat16": torch.bfloat16,
+            "float16": torch.float16,
+            "float64": torch.float64,
+        }[name]
+    stored = config.get_text_config().dtype or config.dtype
+    return stored if isinstance(stored, torch.dtype) else torch.float32
+
+
+def load_weights(
+    path: Path,
+    config: PreTrainedConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    words: WordCheckpoint | None = None,
+) -> PreTrainedModel:
+    """Build the model and read its weights, each exactly once."""
+    architecture: Any = auto_class(config)
+    if words is not None:
+        config = _unquantized(config)
+        with torch.device("meta"):  # an automatic class wants a path
+            architecture = type(architecture.from_config(config))
+    try:
+        loaded: Any = architecture.from_pretrained(
+            **_weights_of(path, words),
+            config=config,
+            dtype=dtype,
+            attn_implementation=ATTENTION_NAME,
+            output_loading_info=True,
+            # The library's grouped expert kernels take no float64; its plain ones do.
+            **({"experts_implementation": "eager"} if dtype == torch.float64 else {}),
+        )
+    except (ImportError, ValueError, NotImplementedError) as error:
+        raise UnsupportedModel(f"{path}: the weights cannot be read here: {error}") from error
+    except (RuntimeError, OSError, KeyError, TypeError) as error:
+        raise BrokenCheckpoint(f"{path}: the weights do not load: {error}") from error
+    model, info = loaded
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
+        names = sorted(str(entry) for entry in info[kind])
+        if names:
+            raise BrokenCheckpoint(
+                f"{path}: {len(names)} {kind.replace('_', ' ')} among the weights, such as "
+                f"{', '.join(names[:3])}: they do not belong to this config"
+            )
+    if words is not None and (path / "generation_config.json").exists():
+        model.generation_config = GenerationConfig.from_pretrained(path)
+    return cast(PreTrainedModel, model.eval().to(device))
+
+
+def _weights_of(path: Path, words: WordCheckpoint | None) -> dict[str, Any]:
+    """Return what tells ``transformers`` where weights are."""
+    if words is not None:
+        return {"pretrained_model_name_or_path": None, "state_dict": words.state}
+    if path.is_file():
+        return {**_origin(path), "quantization_config": GgufConfig(dequantize=True)}
+    return {**_origin(path), "use_safetensors": True}
+
+
+def _unquantized(config: PreTrainedConfig) -> PreTrainedConfig:
+    """Return the config of the same model with plain weights."""
+    config = copy.deepcopy(config)
+    for part in (config, config.get_text_config()):
+        vars(part).pop("quantization_config", None)
+    return config
+
+
+def load_tokenizer(path: Path) -> PreTrainedTokenizerBase | None:
+    """Read the tokenizer of a checkpoint; None if there are no files of one.
+
+    Raises:
+        BrokenCheckpoint: It is damaged.
+    """
+    if path.is_dir() and not any((path / name).exists() for name in TOKENIZER_FILES):
+        return None
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(**_origin(path))
+    except Exception as error:  # the tokenizer library raises plain Exception for bad JSON
+        raise BrokenCheckpoint(f"{path}: the tokenizer does not load: {error}") from error
+    return tokenizer
+
+
+def _origin(path: Path) -> dict[str, Any]:
+    """Return what tells ``transformers`` where a config, a tokenizer or weights are."""
+    place: dict[str, Any] = {"pretrained_model_name_or_path": path}
+    if path.is_file():
+        place = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
+    return {**place, "trust_remote_code": False}
