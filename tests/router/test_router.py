@@ -259,7 +259,7 @@ def test_a_decision_is_explained_in_words_and_numbers():
         "404 prompt tokens, 400 expected to be cached (exact), 4 to compute",
         "worker     cached      sent   compute    queued       score",
         "b             400         0         4         0       18.87  exact",
-        "a               0         0       404         0   3.078e+15  guessed",
+        "a               0         0       404         0   4.275e+13  guessed",
     ]
 
 

@@ -47,7 +47,8 @@ _STEP = 1 / 8
 """Of the price's logarithm, for a typical hit given up."""
 
 _STEEPEST = 30.0
-"""Mean waits, above which the cost grows as steeply as there, so that it stays a number."""
+"""Mean waits, above which only the sum counts, so that the cost stays a number and the longest
+prompts, which wait too long anywhere, still go to their hits and to workers with little work."""
 
 _SMOOTHING = 1 / 64
 """Weight of the newest request in means."""
@@ -85,10 +86,12 @@ class CacheState:
         return Choice(place, reason, scores)
 
     def _delays(self, waits: Sequence[float]) -> list[float]:
-        """Return what waits cost."""
+        """Return the cost of each wait: exponential up to ``_STEEPEST`` means, then linear."""
         mean = self._mean_wait or min(waits)
-        steps = [(wait / mean, min(wait / mean, _STEEPEST)) for wait in waits]
-        return [mean * exp(steep) * (1 + means - steep) for means, steep in steps]
+        bends = [min(wait, _STEEPEST * mean) for wait in waits]
+        return [
+            mean * exp(bend / mean) + wait - bend for wait, bend in zip(waits, bends, strict=True)
+        ]
 
     def _excess(self, fleet: Fleet) -> list[float]:
         """Return each worker's recent work above the mean, and above what chance explains."""
