@@ -98,7 +98,7 @@ class Worker:
             self.trouble = _short(error)
         was_well, self.is_well = self.is_well, not self.trouble
         if was_well != self.is_well:
-            logger.warning("worker %s is %s", self.name, self.trouble or "well")
+            logger.warning("worker %s: %s", self.name, self.trouble or "well")
             if not self.is_well:
                 self.models.clear()  # another model may come back
         return self.is_well
