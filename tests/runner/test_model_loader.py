@@ -12,7 +12,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from ostinato.errors import BrokenCheckpoint, ConfigError, MissingTokenizer, ModelNotFound
 from ostinato.runner.checkpoint import fingerprint, weight_files
 from ostinato.runner.model_loader import LoadedModel, load_model
-from ostinato.runner.resolve import EMBEDDED_MODELS, resolve_model
+from ostinato.runner.model_resolver import EMBEDDED_MODELS, resolve_model
 from tests.runner.conftest import Served
 from tests.support.checkpoints import (
     EOS_ID,

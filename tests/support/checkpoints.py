@@ -29,7 +29,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from ostinato.runner.support import auto_class
+from ostinato.runner.model_support import auto_class
 
 VOCAB_SIZE = 320
 MAX_LENGTH = 256

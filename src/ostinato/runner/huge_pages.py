@@ -23,7 +23,7 @@ def expect_block(num_bytes: int) -> None:
     """Give the next allocated block of memory huge pages from its first touch.
 
     Allocates such a block, advises the kernel, and frees it untouched: an allocator that keeps
-    freed blocks returns the same one again, see ``heap``; with others this has no effect.
+    freed blocks returns the same one again, see ``malloc_tuning``; with others this has no effect.
 
     Args:
         num_bytes: Of the block; below one page nothing is done.

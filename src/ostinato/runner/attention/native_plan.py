@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from ostinato.runner.inputs import AttentionMetadata, Ints
 from ostinato.runner.native.checks import address_of
-from ostinato.runner.native.face import ITEM, SEGMENT, STEP_FAULTS, Plan, Rules, Tables
+from ostinato.runner.native.ctypes_api import ITEM, SEGMENT, STEP_FAULTS, Plan, Rules, Tables
 from ostinato.runner.native.library import Isa
 from ostinato.runner.settings import ReadOnce
 

@@ -7,7 +7,7 @@ import ctypes
 
 from torch import Tensor
 
-from ostinato.runner.forward.parts import Heads, HeadShape, Norm, Turns
+from ostinato.runner.forward.layer_specs import Heads, HeadShape, Norm, RopeAngles
 from ostinato.runner.forward.records import AddNorm, Gated, TakeApart
 
 
@@ -41,7 +41,7 @@ class NativeOps:
         """
         self._add_norm(ctypes.byref(AddNorm.of(residual, addend, norm, output)))
 
-    def heads(self, projected: Tensor, shape: HeadShape, turns: Turns, heads: Heads) -> None:
+    def heads(self, projected: Tensor, shape: HeadShape, turns: RopeAngles, heads: Heads) -> None:
         """Take projected rows apart, norm queries and keys, and turn them by their position.
 
         Args:

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.forward.plain_layers import is_plain_linear
-from ostinato.runner.native.face import DTYPES
+from ostinato.runner.native.ctypes_api import DTYPES
 from ostinato.runner.native.library import library
 from ostinato.runner.native.packed import PackedWeight
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from ostinato.runner.native.face import DTYPES, Rows
+from ostinato.runner.native.ctypes_api import DTYPES, Rows
 
 Ints = npt.NDArray[np.int64]
 

@@ -9,7 +9,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from ostinato.runner.native.face import DTYPES
+from ostinato.runner.native.ctypes_api import DTYPES
 
 
 class _Delta(ctypes.Structure):
