@@ -61,7 +61,7 @@ class ServedRequest:
         return None if self.first_token_s is None else self.first_token_s - self.accepted_s
 
 
-class Observer(Protocol):
+class Observer:
     """Observes requests: one call of ``accepted`` and one of ``finished`` for each.
 
     A subclass overrides the methods it needs; the others do nothing.
