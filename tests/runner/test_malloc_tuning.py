@@ -1,4 +1,4 @@
-"""Large temporaries stay in the process, unless somebody else has settled it."""
+"""Large temporaries stay in the process, unless the environment configures malloc."""
 
 import os
 import platform

@@ -305,7 +305,7 @@ def test_empty_prompts_are_refused_by_the_accountant(http) -> None:
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_value")
 
 
-# --- for everybody --------------------------------------------------------------------------------
+# --- for all callers ------------------------------------------------------------------------------
 
 
 def test_blocks_are_walked_with_the_arrow_keys(open_url, view) -> None:

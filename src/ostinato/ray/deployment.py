@@ -33,7 +33,7 @@ class AppSettings(BaseModel):
         num_ingress: Processes that take HTTP requests; each routes by its own requests and by all
             engines' events.
         policy: How engines are chosen, one of ``ostinato.router.POLICIES``.
-        keys: File of callers' keys, at the same path on each node; None lets everybody in.
+        keys: File of API keys, at the same path on each node; None admits all clients.
         engine: Settings of each engine, see ``EngineConfig``.
     """
 

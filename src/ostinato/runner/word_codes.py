@@ -53,7 +53,7 @@ class WordCheckpoint:
     """A checkpoint.
 
     Attributes:
-        method: That it was quantized by, for people.
+        method: The quantization method, for messages.
         codes: Of each quantized layer, by its name.
         state: All weights by their names, those of quantized layers as plain numbers.
     """

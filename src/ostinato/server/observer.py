@@ -69,19 +69,15 @@ class Observer:
 
     def accepted(self, record: ServedRequest) -> None:
         """A request was accepted."""
-        return
 
     def first_token(self, record: ServedRequest) -> None:
         """Its first output has arrived; not called if it fails before."""
-        return
 
     def finished(self, record: ServedRequest) -> None:
         """It ended, normally, with an error or because the client disconnected."""
-        return
 
     def refused(self, caller: Caller, call: GenerateCall, error: ApiError) -> None:
         """A request was refused: the queue is full, or a limit is reached."""
-        return
 
 
 @runtime_checkable
