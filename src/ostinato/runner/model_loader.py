@@ -139,7 +139,7 @@ def load_model(
         attention: Who computes attention, and so is held against the model's own.
         forward: How steps may be computed, see ``runner.forward.select_forward``.
         revision: Branch, tag or commit of a hub repository.
-        quantization: Of the linear layers; None leaves their weights as they are.
+        quantization: Quantization of the linear layers; None leaves their weights as they are.
         images: Whether to keep the encoder of images, if the model has one.
 
     Raises:

@@ -53,7 +53,7 @@ def read_run(
         step: Whose store.
         layer: Which layer.
         read: The run, and which rows.
-        queries: Of all sharers, shape (num_sharers, num_heads, key_dim).
+        queries: Queries of all sharers, shape (num_sharers, num_heads, key_dim).
         style: How scores are made; its sinks are left to the tails, which count them once.
         tile: How much to read at a time.
 

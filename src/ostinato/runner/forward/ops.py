@@ -34,7 +34,7 @@ class NativeOps:
         Args:
             residual: Shape (num_rows, width).
             addend: What is added to it first, of that shape; None adds nothing.
-            norm: Of that width.
+            norm: A norm of that width.
             output: Gets the normed rows; of that shape.
 
         Effects: writes ``residual`` where there is an addend, and ``output``.

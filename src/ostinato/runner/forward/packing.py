@@ -75,7 +75,7 @@ def stack(parent: nn.Module, names: Sequence[str], pack: Pack = pack_plain) -> P
 
     Args:
         parent: Their module.
-        names: Of its children, in the order of rows.
+        names: Names of its children, in the order of rows.
         pack: How.
 
     Effects: replaces them.

@@ -25,7 +25,7 @@ class Slots:
 
     Attributes:
         ids: Shape (num_slots,), contiguous.
-        address: Of the first.
+        address: Address of the first element.
     """
 
     ids: Ints
