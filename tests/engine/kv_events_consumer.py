@@ -136,7 +136,7 @@ class Consumer:
             answer.append((int.from_bytes(number, "big"), payload))
 
     def catch_up(self) -> bool:
-        """Take all batches from the next on; False if there are none to be had."""
+        """Take all batches from the next on; False if there are none."""
         answer = self.ask(self.next)
         for sequence, payload in answer:
             assert sequence == self.next, "a replay with a hole"

@@ -28,7 +28,7 @@ from ostinato.engine.adapter_api import remove_adapter
 from ostinato.engine.adapters import Adapters
 from ostinato.engine.kv_events_wire import BatchEncoder, BlockStored, decode
 from ostinato.engine.prompts import parse_prompt
-from ostinato.runner.resolve import resolve_model
+from ostinato.runner.model_resolver import resolve_model
 from tests.support.adapters import INVOCATION, adapters, save_adapter
 from tests.support.checkpoints import Checkpoints, checkpoints
 from tests.support.engines import assert_idle

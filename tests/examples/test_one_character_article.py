@@ -46,7 +46,7 @@ def test_one_character_at_the_tail_loses_only_what_follows_it(index):
 
 @on_both_indexes
 def test_somebody_else_finds_what_you_computed(index):
-    """Prefix caching goes by content, not by conversation."""
+    """Prefixes are cached by content, not by conversation."""
     cache = tiny_cache(16, 16, index=index)
     cache.admit("you", PROMPT)
     somebody_else = cache.admit("somebody else", PROMPT + " And for me?")

@@ -46,7 +46,7 @@ class FakePublisher:
         await self._live.send_multipart([b"kv", number.to_bytes(8, "big"), payload])
 
     async def answer_replays(self) -> None:
-        """Replay what is kept to whoever asks, until cancelled."""
+        """Replay kept batches on request, until cancelled."""
         while True:
             client, empty, start = await self._router.recv_multipart()
             for number in sorted(self.kept):

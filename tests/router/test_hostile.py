@@ -21,7 +21,7 @@ FLOOD = b"".join(b"X-%d: flood\r\n" % number for number in range(20_000))
 
 
 def is_idle(router: Routed) -> bool:
-    """Whether nothing is under way, and no work is assigned to a worker."""
+    """Return whether no request is running, and no work is assigned to a worker."""
     fleet = router.app.fleet
     fleet.router.check()
     statuses = fleet.router.workers(fleet.clock())

@@ -16,7 +16,7 @@ from tests.support.served_process import served
 
 @pytest.fixture(scope="module")
 def router() -> Iterator[RouterThread]:
-    """Route to a worker that nobody started."""
+    """Route to a worker that was not started."""
     with routing({"nowhere": "http://127.0.0.1:9"}) as thread:
         assert httpx.post(f"{thread.url}/v1/completions", json={"prompt": "x"}).status_code == 503
         yield thread

@@ -205,7 +205,7 @@ def test_an_explanation_tells_of_no_other_tenant(keyed: Keyed):
 
 
 def test_other_endpoints_say_the_same_before_and_after(keyed: Keyed):
-    """Those that compute no prompt: their answers do not hang on the cache."""
+    """Endpoints that compute no prompt: their responses do not depend on the cache."""
     asked: dict[str, dict] = {
         "/tokenize": {"prompt": SECRET},
         "/detokenize": {"tokens": [1, 2, 3]},

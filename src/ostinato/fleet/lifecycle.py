@@ -27,7 +27,7 @@ def run_router(config: FleetConfig, announce: Callable[[str], None]) -> None:
     """Route until a signal comes, and then until the last request has ended.
 
     Args:
-        config: Of the router.
+        config: Settings of the router.
         announce: Called with the router's address when it takes requests.
 
     Raises:

@@ -43,7 +43,7 @@ class FleetMetrics:
             registry=self._registry,
         )
         self._well = gauge("worker_up", "Whether the worker receives requests.", "worker")
-        self._live = gauge("worker_requests", "Requests under way.", "worker")
+        self._live = gauge("worker_requests", "Unfinished requests.", "worker")
         self._load = gauge("worker_load_tokens", "Assigned, unfinished work.", "worker")
         self._cached = gauge("worker_cached_tokens", "Known to be cached, or guessed.", "worker")
         self._lost = gauge("worker_lost_batches", "Event batches lost permanently.", "worker")

@@ -12,7 +12,7 @@ class Peek:
     """Reads a response without delaying it; keeps at most 8 KiB of it.
 
     Attributes:
-        status: Of HTTP; 0 until the answer has begun.
+        status: HTTP status; 0 until the answer has begun.
     """
 
     def __init__(self) -> None:

@@ -21,9 +21,9 @@ class Prompt:
 
     Attributes:
         model: As the client named it; empty without one.
-        text: Of a completion; None for a conversation or token ids.
-        token_ids: Of a completion that came as ids.
-        messages: Of a conversation, in OpenAI's shape.
+        text: Text of a completion; None for a conversation or token ids.
+        token_ids: Token ids of a completion that came as ids.
+        messages: Messages of a conversation, in OpenAI's shape.
         tools: In OpenAI's shape.
         template: Variables of the chat template.
         salt: The client's own ``cache_salt``.

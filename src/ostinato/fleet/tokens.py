@@ -45,7 +45,7 @@ class PromptTokens:
             prompt: As it was read.
             salt: That keeps its cache apart at the workers.
             tenant: Whose it is.
-            session: Of the conversation; empty if unknown.
+            session: Session of the conversation; empty if unknown.
             headers: With which a worker may be asked for tokens.
         """
         how, tokens = await self._tokens(prompt, headers)

@@ -36,8 +36,8 @@ class SimulationError(NamedTuple):
     """By how much a simulation may be wrong, as ``benchmarks/ghost.py`` finds.
 
     Attributes:
-        scale: Of the hit ratio, for being small; times the root of its blocks.
-        gain: Of what it finds more, as a share.
+        scale: Error of the hit ratio, for being small; times the root of its blocks.
+        gain: Error of the additional hits, as a share.
     """
 
     scale: float
@@ -123,7 +123,7 @@ class PairedEstimator:
         """Add a request.
 
         Args:
-            names: Of its sampled blocks that were looked up, in token order.
+            names: Names of its sampled blocks that were looked up, in token order.
             own: How many of them the simulation of the real cache found.
             other: How many of them the other one found.
         """
@@ -143,7 +143,7 @@ class PairedEstimator:
         Args:
             counts: What the cache has found.
             block_size: Tokens per block.
-            num_blocks: Of the cache.
+            num_blocks: Number of blocks of the cache.
 
         Returns:
             The hit ratio, and by how much it may be wrong, in 95 % of all samples.

@@ -84,7 +84,7 @@ class Ghost(CacheObserver):
 
     Attributes:
         is_sampling: Whether blocks of requests that come now are sampled.
-        seed: Of the samples; to see how far they differ.
+        seed: Seed of the samples; to see how far they differ.
     """
 
     def __init__(
@@ -97,10 +97,10 @@ class Ghost(CacheObserver):
         """Begin with the sixteenth request.
 
         Args:
-            config: Of the cache.
+            config: Settings of the cache.
             clock: The cache's.
             counts: What the cache has found.
-            policies: Of the cache; some know what LRU would have found.
+            policies: Policies of the cache; some know what LRU would have found.
         """
         self.seed, self.is_sampling = 0, False
         self._config, self._clock, self._counts = config, clock, counts

@@ -62,7 +62,7 @@ class EventRecorder(CacheObserver):
         """Describe what is cached under full attention, as events that would store it.
 
         Args:
-            runs: Of the index, parents before children.
+            runs: Runs of the index, parents before children.
 
         Cost: O(cached tokens) copied bytes, and O(cached blocks) short steps in Python.
         """

@@ -68,7 +68,7 @@ def explain(history: RequestHistory, name: str, viewer: Viewer | None = None) ->
     """Explain which tokens of a request's prompt hit, and why the others missed.
 
     Args:
-        history: Of the cache that served it.
+        history: History of the cache that served it.
         name: The request's name; among several, the newest.
         viewer: The caller.
 

@@ -6,7 +6,7 @@ waited for, was copied, or was computed; a computed span has a reason (law 10)::
     tokens    0 ........ 32 ... 41 ..................... 80
               hit         copied differs at token 41 from request-0
 
-``str(explanation)`` is for people, ``as_dict()`` for programs.
+``str(explanation)`` is human-readable, ``as_dict()`` machine-readable.
 """
 
 from collections.abc import Mapping

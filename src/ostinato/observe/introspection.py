@@ -215,7 +215,7 @@ def top_prefixes(
     """List the prefixes that saved most, then those with most blocks below.
 
     Args:
-        manager: Of the cache.
+        manager: Manager of the cache.
         hits: Its observer.
         most: How many at most.
         belongs: Which identities to list; all by default. A public prefix that they continue is

@@ -31,17 +31,17 @@ Files in reading order:
 * ``gguf_codes``: the codes of a GGUF file for a model's linear layers
 * ``compressed_codes``: the codes of a compressed-tensors checkpoint for a model's linear layers
 * ``word_codes``: the codes of GPTQ, AWQ, or compressed-tensors with zero points
-* ``resolve``: resolves a model's name to a directory
+* ``model_resolver``: resolves a model's name to a directory
 * ``checkpoint``: checks that a checkpoint is complete, and fingerprints its weights
 * ``pretrained``: reads config, weights and tokenizer with ``transformers``
 * ``model_loader``: loads a model, and checks that it can be served correctly
-* ``support``: checks that a model can be served correctly
+* ``model_support``: checks that a model can be served correctly
 * ``quantization``: checks that a quantized checkpoint computes each token by itself
 * ``row_watch``: checks that each layer of a quantized checkpoint computes each row by itself
 * ``rounding``: measures how far logits move by rounding alone
 * ``probe``: compares our attention with the model's own before serving
 * ``memory``: computes how many blocks fit
-* ``heap``: keeps the memory of large temporaries
+* ``malloc_tuning``: keeps the memory of large temporaries
 * ``huge_pages``: puts memory that every step reads into large pages
 
 Rules:

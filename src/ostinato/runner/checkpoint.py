@@ -73,7 +73,7 @@ def quantized_fingerprint(weights: bytes, quantization: str) -> bytes:
     """Return the fingerprint of weights that are quantized when they are loaded.
 
     Args:
-        weights: Of the checkpoint.
+        weights: Weights of the checkpoint.
         quantization: Everything that the result depends on; empty for none.
     """
     if not quantization:

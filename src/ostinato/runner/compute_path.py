@@ -27,7 +27,7 @@ class ComputePath:
         dtype: In which format.
         weights: Format of linear layers' weights, such as ``int8 in groups of 128``.
         kv_dtype: Format of keys and values.
-        instruction_set: Of the native library, such as ``avx2``; ``none`` without one.
+        instruction_set: That of the native library, such as ``avx2``; ``none`` without it.
         attention: ``native`` or ``torch``.
         forward: ``fused``, ``packed`` or ``plain``.
         why_not_faster: What prevents the fastest path; may be empty.

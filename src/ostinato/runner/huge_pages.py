@@ -23,10 +23,10 @@ def expect_block(num_bytes: int) -> None:
     """Give the next allocated block of memory huge pages from its first touch.
 
     Allocates such a block, advises the kernel, and frees it untouched: an allocator that keeps
-    freed blocks returns the same one again, see ``heap``; with others this has no effect.
+    freed blocks returns the same one again, see ``malloc_tuning``; with others this has no effect.
 
     Args:
-        num_bytes: Of the block; below one page nothing is done.
+        num_bytes: Number of bytes of the block; below one page nothing is done.
     """
     calls = _calls()
     if calls is None or num_bytes < PAGE_BYTES:
@@ -41,7 +41,7 @@ def into_huge_pages(address: int, num_bytes: int) -> None:
     """Put memory into large pages, as far as it fills them with what is beside it.
 
     Args:
-        address: Of memory that is in use, and stays where it is.
+        address: Address of memory that is in use, and stays where it is.
         num_bytes: How much; below one page nothing is done.
 
     Cost: little where it is there already; else the kernel copies it once.

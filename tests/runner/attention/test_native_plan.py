@@ -320,7 +320,7 @@ def test_auto_never_plans_more_than_never(num_decodes: int, num_blocks: int, isa
 def test_tables_that_point_beyond_what_is_there_are_refused(
     array: str, index: int, value: int, said: str
 ):
-    """Before anything goes by them."""
+    """Before they are used."""
     metadata = Tables(Shape(((5_000, 1), (40, 3)), block_size=16)).metadata
     kind, sizes = PlanKind(None, 1, 1, 1), NativeLimits()
     plan_tables(metadata, kind, sizes, "auto")

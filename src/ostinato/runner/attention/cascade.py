@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from ostinato.runner.attention.backend import AttentionStep, AttentionStyle
-from ostinato.runner.attention.folding import fold, unfold
-from ostinato.runner.attention.gathers import gather_run
+from ostinato.runner.attention.folding import fold_gqa, unfold_gqa
+from ostinato.runner.attention.kv_gather import gather_run
 from ostinato.runner.attention.read_plan import ReadLimits, SharedRead
 from ostinato.runner.attention.softmax import Part, RunningSoftmax
 from ostinato.runner.kv_store import LayerKV
@@ -53,7 +53,7 @@ def read_run(
         step: Whose store.
         layer: Which layer.
         read: The run, and which rows.
-        queries: Of all sharers, shape (num_sharers, num_heads, key_dim).
+        queries: Queries of all sharers, shape (num_sharers, num_heads, key_dim).
         style: How scores are made; its sinks are left to the tails, which count them once.
         tile: How much to read at a time.
 
@@ -65,14 +65,14 @@ def read_run(
     if knows_log_sums(queries, step.store.spec.layers[layer], style):
         for blocks in read.blocks.split(tile.num_blocks, dim=1):
             keys, values = gather_run(step, layer, blocks, queries.dtype)
-            yield flash(fold(rows, keys.shape[1]), keys, values, style, num_heads)
+            yield flash(fold_gqa(rows, keys.shape[1]), keys, values, style, num_heads)
         return
     precision = torch.promote_types(queries.dtype, torch.float32)
     softmax: RunningSoftmax | None = None
     for blocks in read.blocks.split(tile.num_blocks, dim=1):
         keys, values = gather_run(step, layer, blocks, precision)
         if softmax is None:
-            folded = fold(rows.to(precision), keys.shape[1])
+            folded = fold_gqa(rows.to(precision), keys.shape[1])
             softmax = RunningSoftmax.start(folded, values.shape[3], num_heads, None)
         softmax.add(scores_of(folded, keys, style), values)
     assert softmax is not None, "no run is empty"
@@ -105,7 +105,7 @@ def flash(
     mean, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         folded, keys, values, 0.0, False, attn_mask=mask, scale=style.scale
     )
-    return Part(unfold(mean, num_heads), unfold(log_sum, num_heads))
+    return Part(unfold_gqa(mean, num_heads), unfold_gqa(log_sum, num_heads))
 
 
 def scores_of(

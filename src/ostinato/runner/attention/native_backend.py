@@ -24,7 +24,7 @@ from ostinato.runner.attention.native_plan import (
 from ostinato.runner.inputs import AttentionMetadata
 from ostinato.runner.kv_store import KVSpec, KVStore, LayerKV
 from ostinato.runner.native.checks import Slots, fill_rows
-from ostinato.runner.native.face import Attention
+from ostinato.runner.native.ctypes_api import Attention
 from ostinato.runner.native.library import attention_isa
 from ostinato.runner.native.store import NativeKVStore
 from ostinato.runner.settings import ReadOnce

@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from ostinato.runner.inputs import AttentionMetadata, Ints
 from ostinato.runner.native.checks import address_of
-from ostinato.runner.native.face import ITEM, SEGMENT, STEP_FAULTS, Plan, Rules, Tables
+from ostinato.runner.native.ctypes_api import ITEM, SEGMENT, STEP_FAULTS, Plan, Rules, Tables
 from ostinato.runner.native.library import Isa
 from ostinato.runner.settings import ReadOnce
 
@@ -100,7 +100,7 @@ class NativeLimits:
         """Return the rules for a step.
 
         Args:
-            kind: Of which layers.
+            kind: The kind of layers.
             read_once: Whether what sequences share is read once for all of them: where that is
                 cheaper (``auto``), ``always`` or ``never``.
         """
@@ -134,7 +134,7 @@ class StepTables:
 
         Args:
             metadata: What the step is.
-            num_blocks: Of the store, the last of which stands where none is held.
+            num_blocks: Number of blocks of the store; the last one pads tables.
         """
         kept = starts, firsts, blocks, table_starts = (
             _contiguous(metadata.starts),
@@ -238,7 +238,7 @@ def plan_native(native: ctypes.CDLL, step: StepTables, rules: Rules) -> NativePl
     Args:
         native: The library.
         step: What the step is.
-        rules: Of which layers, and what costs how much.
+        rules: The kind of layers, and the costs.
 
     Raises:
         ValueError: Tables are too short for their sequences, or contain invalid blocks.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ostinato.runner.attention.folding import unfold
+from ostinato.runner.attention.folding import unfold_gqa
 
 
 @dataclass(slots=True)
@@ -59,7 +59,9 @@ class RunningSoftmax:
     def result(self, num_heads: int) -> "Part":
         """Return the weighted mean, heads unfolded."""
         log_sum = (self.peak + self.total.log()).squeeze(3)
-        return Part(unfold(self.weighted / self.total, num_heads), unfold(log_sum, num_heads))
+        return Part(
+            unfold_gqa(self.weighted / self.total, num_heads), unfold_gqa(log_sum, num_heads)
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ostinato.runner.attention.backend import AttentionStep, AttentionStyle
 from ostinato.runner.attention.cascade import Tile, flash, knows_log_sums, read_run, scores_of
-from ostinato.runner.attention.folding import fold, pick, put, unfold
-from ostinato.runner.attention.gathers import gather
+from ostinato.runner.attention.folding import fold_gqa, gather_rows, scatter_rows, unfold_gqa
+from ostinato.runner.attention.kv_gather import gather
 from ostinato.runner.attention.read_plan import ReadBatch, ReadLimits, ReadPlan, SharingCost
 from ostinato.runner.attention.reads import ReadPlans
 from ostinato.runner.attention.softmax import Part, Parts, RunningSoftmax
@@ -122,14 +122,16 @@ class TorchAttention:
         limits = self._limits(queries, keys, values, style)
         plan = step.reads.plan(style.window, limits, allow_fresh=fresh)
         for batch in plan.alone:
-            picked = pick(queries, batch)
+            picked = gather_rows(queries, batch)
             if batch.blocks is None:
-                attended = _causal(picked, pick(keys, batch), pick(values, batch), style)
+                attended = _causal(
+                    picked, gather_rows(keys, batch), gather_rows(values, batch), style
+                )
             elif style.plain and batch.num_keys <= limits.max_width:
                 attended = self._fused(step, layer, batch, picked, style)
             else:
                 attended = self._explicit(step, layer, batch, picked, style, limits).mean
-            put(output, attended.to(output.dtype), batch)
+            scatter_rows(output, attended.to(output.dtype), batch)
         if plan.shared:
             sharers = queries.index_select(0, plan.sharers)
             attended = self._shared(step, layer, plan, sharers, style, limits)
@@ -175,12 +177,12 @@ class TorchAttention:
     ) -> Tensor:
         """Attend in one call; returns (sequences, num_heads, queries, value_dim)."""
         keys, values = gather(step, layer, batch, queries.dtype)
-        folded = fold(queries, keys.shape[1])
+        folded = fold_gqa(queries, keys.shape[1])
         mask = self._mask(step, batch, style.window, folded)
         attended = scaled_dot_product_attention(
             folded, keys, values, attn_mask=mask, scale=style.scale
         )
-        return unfold(attended, queries.shape[1])
+        return unfold_gqa(attended, queries.shape[1])
 
     def _mask(
         self, step: "TorchStep", batch: ReadBatch, window: int | None, folded: Tensor
@@ -221,7 +223,7 @@ class TorchAttention:
         for column in range(0, batch.blocks.shape[1], num_columns):
             keys, values = gather(step, layer, batch, precision, column, num_columns)
             if softmax is None:
-                folded = fold(queries.to(precision), keys.shape[1])
+                folded = fold_gqa(queries.to(precision), keys.shape[1])
                 softmax = RunningSoftmax.start(folded, values.shape[3], num_heads, style.sinks)
             first = column * block_size
             seen = batch.visible(style.window, first, first + keys.shape[2])
@@ -241,11 +243,11 @@ class TorchAttention:
         """Attend to shared runs and tails; returns (num_sharers, num_heads, value_dim)."""
         parts: Parts | None = None
         for batch in plan.tails:
-            part = self._tail(step, layer, batch, pick(queries, batch), style, limits)
+            part = self._tail(step, layer, batch, gather_rows(queries, batch), style, limits)
             if parts is None:
                 parts = Parts.room_for(queries, part.mean.shape[3])
-            put(parts.mean, part.mean.to(parts.mean.dtype), batch)
-            put(parts.log_sum, part.log_sum.to(parts.log_sum.dtype), batch)
+            scatter_rows(parts.mean, part.mean.to(parts.mean.dtype), batch)
+            scatter_rows(parts.log_sum, part.log_sum.to(parts.log_sum.dtype), batch)
         assert parts is not None, "the step's own tokens are always in a tail"
         tile = Tile.of(step, limits)
         for read in plan.shared:
@@ -267,7 +269,7 @@ class TorchAttention:
         if not knows_log_sums(queries, spec, style) or batch.num_keys > limits.max_width:
             return self._explicit(step, layer, batch, queries, style, limits)
         keys, values = gather(step, layer, batch, queries.dtype)
-        folded = fold(queries, keys.shape[1])
+        folded = fold_gqa(queries, keys.shape[1])
         mask = self._mask(step, batch, style.window, folded)
         return flash(folded, keys, values, style, queries.shape[1], mask)
 

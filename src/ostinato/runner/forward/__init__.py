@@ -7,19 +7,19 @@ Files in reading order:
 * ``packed_linear``: a linear layer whose weight is packed
 * ``plain_layers``: checks that a layer is unmodified, and may be replaced
 * ``packing``: packs the weights of a model's layers, and unpacks them
-* ``parts``: parameters of the operations between products
+* ``layer_specs``: parameters of the operations between products
 * ``records``: C structures of operations' arguments
 * ``ops``: calls the operations between the products of a layer
 * ``workspace``: buffers of a step that is not a program
 * ``decoder``: recognizes decoders that the fused forward can compute
 * ``lora_products``: the low-rank updates that an adapter adds to each product
-* ``lookups``: the embeddings and rotary angles of a step
+* ``embedding_and_rope``: the embeddings and rotary angles of a step
 * ``arena``: buffers of a program
 * ``program``: runs the operations of all layers in one call
 * ``steps``: computes a step without Python between its operations
 * ``fused``: computes a step with as few passes over memory as possible
-* ``places``: the weights of a model, packed or plain, and how they are replaced
-* ``choose``: chooses the forward for a model
+* ``weight_refs``: the weights of a model, packed or plain, and how they are replaced
+* ``select_forward``: chooses the forward for a model
 
 Rules:
 

@@ -20,18 +20,18 @@ class Arena:
     Attributes:
         most_rows: Rows that there is room for.
         rows_per_chunk: Rows of a chunk, at most.
-        dtype: Of all buffers.
+        dtype: Dtype of all buffers.
     """
 
     def __init__(self, most_rows: int, rows_per_chunk: int, width: int, dtype: torch.dtype) -> None:
         """Make room.
 
         Args:
-            most_rows: Of a step.
-            rows_per_chunk: Of a chunk.
+            most_rows: Maximum rows of a step.
+            rows_per_chunk: Maximum rows of a chunk.
             width: Numbers in the arena for each row of a chunk: those of all its buffers, and what
                 is between their rows.
-            dtype: Of all buffers.
+            dtype: Dtype of all buffers.
         """
         self.most_rows, self.rows_per_chunk = most_rows, min(most_rows, rows_per_chunk)
         self.dtype = dtype

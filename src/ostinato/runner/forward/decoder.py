@@ -9,7 +9,7 @@ By structure, not by name: Llama, Mistral, Qwen2, Qwen3, and similar ones::
               ─► down_proj ─► +
 
 Modules do not reveal the operations between them, such as a scale. So this only selects candidates;
-``choose`` compares their results.
+``select_forward`` compares their results.
 """
 
 from collections.abc import Sequence
@@ -23,9 +23,9 @@ from transformers import PreTrainedModel
 from transformers.activations import SiLUActivation
 
 from ostinato.runner.attention.backend import AttentionStyle
+from ostinato.runner.forward.layer_specs import HeadShape, Norm
 from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.forward.packing import Pack, pack_plain, stack
-from ostinato.runner.forward.parts import HeadShape, Norm
 from ostinato.runner.forward.plain_layers import is_plain_linear, is_unaltered
 from ostinato.runner.native.packed import PackedWeight
 
@@ -115,7 +115,7 @@ class Decoder:
     head: Projection
 
 
-def unlike(model: PreTrainedModel) -> str | None:
+def unsupported_reason(model: PreTrainedModel) -> str | None:
     """Return why a model is not such a decoder; None if it is."""
     inner = _inner(model)
     if inner is None or _children(model) != {model.base_model_prefix, "lm_head"}:
@@ -137,13 +137,13 @@ def unlike(model: PreTrainedModel) -> str | None:
     )
 
 
-def take_apart(
+def parse_decoder(
     model: PreTrainedModel, styles: Sequence[AttentionStyle], pack: Pack = pack_plain
 ) -> Decoder:
     """Pack a model's weights as the fused forward reads them.
 
     Args:
-        model: One for which ``unlike`` returns None.
+        model: One for which ``unsupported_reason`` returns None.
         styles: How each layer's scores are made, as the layer itself asked for it.
         pack: Packs weights.
 

@@ -24,15 +24,15 @@ from torch import Tensor
 
 from ostinato.runner.attention.registration import LayerAttention
 from ostinato.runner.forward.decoder import Decoder, DecoderLayer, Projection
-from ostinato.runner.forward.lookups import Angles, Lookup, Vectors
+from ostinato.runner.forward.embedding_and_rope import Angles, Lookup, Vectors
+from ostinato.runner.forward.layer_specs import Heads, Norm, RopeAngles
 from ostinato.runner.forward.ops import NativeOps
-from ostinato.runner.forward.parts import Heads, Norm, Turns
 from ostinato.runner.forward.steps import Steps
 from ostinato.runner.forward.workspace import Workspace
-from ostinato.runner.heap import LARGEST_KEPT_BYTES
 from ostinato.runner.inputs import Ints
 from ostinato.runner.lora import StepAdapters
 from ostinato.runner.lora_records import add_updates
+from ostinato.runner.malloc_tuning import LARGEST_KEPT_BYTES
 
 _PRODUCT_BYTES = LARGEST_KEPT_BYTES * 7 // 8
 """Maximum bytes of one product: larger ones would be page-faulted in each time."""
@@ -84,7 +84,7 @@ class FusedForward:
         if found is not None:
             return found
         stream = given.rows()  # (num_tokens, width): the residual stream, added to in place
-        turns = Turns(*angles.rows().chunk(2, dim=1))
+        turns = RopeAngles(*angles.rows().chunk(2, dim=1))
         normed = self._workspace.rows("normed", *stream.shape)
         for first, last in self._chunks(len(stream)):
             into = normed[first:last]
@@ -102,7 +102,7 @@ class FusedForward:
         self,
         index: int,
         normed: Tensor,
-        turns: Turns,
+        turns: RopeAngles,
         step: LayerAttention,
         adapters: StepAdapters | None,
     ) -> Tensor:

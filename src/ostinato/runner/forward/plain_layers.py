@@ -9,7 +9,7 @@ from typing import TypeGuard
 
 from torch import Tensor, nn
 
-from ostinato.runner.native.face import DTYPES
+from ostinato.runner.native.ctypes_api import DTYPES
 
 _PARTS = {"weight", "bias"}
 

@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ostinato.errors import ConfigError, UnsupportedModel
-from ostinato.runner.forward.decoder import take_apart, unlike
+from ostinato.runner.forward.decoder import parse_decoder, unsupported_reason
 from ostinato.runner.forward.fused import FusedForward
 from ostinato.runner.forward.ops import NativeOps
 from ostinato.runner.forward.packing import (
@@ -140,7 +140,7 @@ def _why_unfused(model: PreTrainedModel) -> str | None:
     """Return why a model cannot be fused; None if it may be tried."""
     if model.dtype not in DTYPES:
         return f"there are no fused operations in {str(model.dtype).removeprefix('torch.')}"
-    if (difference := unlike(model)) is not None:
+    if (difference := unsupported_reason(model)) is not None:
         return f"{type(model).__name__} is not built like Llama: {difference}"
     return None
 
@@ -153,7 +153,7 @@ def _fused(
     assert native is not None, "weights can be packed"
     pack = pack_plain if quantization is None else quantization.pack
     with torch.no_grad():
-        return FusedForward(take_apart(model, probed.styles, pack), NativeOps(native))
+        return FusedForward(parse_decoder(model, probed.styles, pack), NativeOps(native))
 
 
 def _try_fused(model: PreTrainedModel, probed: Probed) -> FusedForward | str:
