@@ -61,7 +61,7 @@ class ServedRequest:
         return None if self.first_token_s is None else self.first_token_s - self.accepted_s
 
 
-class Observer(Protocol):
+class Observer:
     """Observes requests: one call of ``accepted`` and one of ``finished`` for each.
 
     A subclass overrides the methods it needs; the others do nothing.
@@ -69,19 +69,15 @@ class Observer(Protocol):
 
     def accepted(self, record: ServedRequest) -> None:
         """A request was accepted."""
-        ...
 
     def first_token(self, record: ServedRequest) -> None:
         """Its first output has arrived; not called if it fails before."""
-        ...
 
     def finished(self, record: ServedRequest) -> None:
         """It ended, normally, with an error or because the client disconnected."""
-        ...
 
     def refused(self, caller: Caller, call: GenerateCall, error: ApiError) -> None:
         """A request was refused: the queue is full, or a limit is reached."""
-        ...
 
 
 @runtime_checkable
