@@ -60,7 +60,7 @@ def test_code_blocks_fit_in_80_columns():
 
 
 def test_every_page_is_in_the_navigation_once():
-    """A page that is not in it is found by nobody; the reference of commands is generated."""
+    """A page outside it cannot be found; the reference of commands is generated."""
     navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
     named = Counter(re.findall(r"[\w./-]+\.md\b", navigation)) - Counter(["reference/cli.md"])
     written = Counter(
