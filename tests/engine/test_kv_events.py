@@ -21,9 +21,10 @@ from ostinato.settings import IndexName, WindowConfig
 from ostinato.tenants.terms import PINNED
 from tests.engine.kv_events_consumer import PATIENCE_MS, agree
 from tests.engine.kv_events_publishing import ANY_PORT, Gate, Listen, Publish, flush, meet
+from tests.support.cache_views import prefix_key
 from tests.support.engines import MakeLLM
 from tests.support.fake_runner import toss_a_coin
-from tests.support.tiny_cache import TinyCache, on_both_indexes, prefix_key, tiny_cache
+from tests.support.tiny_cache import TinyCache, on_both_indexes, tiny_cache
 from tests.support.tiny_scheduler import TinyScheduler, tiny_scheduler
 from tests.support.waiting import wait_until
 

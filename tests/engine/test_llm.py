@@ -11,12 +11,10 @@ from ostinato import LLM, RequestOutput, SamplingParams
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.engine import Engine
 from ostinato.engine.prompts import Prompt
-from ostinato.errors import (
-    InvalidSamplingParams,
-    RequestError,
-)
-from tests.support.checkpoints import EOS_ID, VOCAB_SIZE, Checkpoints
+from ostinato.errors import InvalidSamplingParams, RequestError
+from tests.support.checkpoints import Checkpoints
 from tests.support.engines import MakeLLM
+from tests.support.model_families import EOS_ID, VOCAB_SIZE
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 PROMPTS = [list(range(3 + 5 * start, 14 + 5 * start)) for start in range(6)]

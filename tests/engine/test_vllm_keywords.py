@@ -15,8 +15,9 @@ from ostinato.engine.sampling_params import UNSUPPORTED_SAMPLING, RequestOutputK
 from ostinato.engine.vllm_keywords import ALIASES, UNSUPPORTED_CALLS, UNSUPPORTED_SETTINGS
 from ostinato.errors import ConfigError, InvalidSamplingParams, RequestError, UnsupportedCall
 from tests.engine.stepping import async_llm, last
-from tests.support.checkpoints import VOCAB_SIZE, Checkpoints
+from tests.support.checkpoints import Checkpoints
 from tests.support.engines import MakeLLM
+from tests.support.model_families import VOCAB_SIZE
 
 PROMPT = list(range(3, 30))
 

@@ -1,7 +1,8 @@
 """The article *Why one character breaks the cache*: the chain, the salt, and n - 1."""
 
 from ostinato.indexes.block_hash import BlockHasher, sha256
-from tests.support.tiny_cache import on_both_indexes, prefix_key, tiny_cache
+from tests.support.cache_views import prefix_key
+from tests.support.tiny_cache import on_both_indexes, tiny_cache
 
 PROMPT = "You are a helpful assistant. Be brief. What is a prefix cache good for, really?!"
 

@@ -13,8 +13,9 @@ from ostinato import LLM, SamplingParams
 from ostinato.errors import BrokenCheckpoint, ModelNotFound, UnsupportedModel
 from ostinato.runner.model_loader import load_model
 from tests.runner.bench import random_prompt
-from tests.support.checkpoints import EOS_ID, MAX_LENGTH, VOCAB_SIZE, Checkpoints
+from tests.support.checkpoints import Checkpoints
 from tests.support.gguf_files import TEMPLATE, save_gguf
+from tests.support.model_families import EOS_ID, MAX_LENGTH, VOCAB_SIZE
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 

@@ -14,15 +14,8 @@ from ostinato.runner.checkpoint import fingerprint, weight_files
 from ostinato.runner.model_loader import LoadedModel, load_model
 from ostinato.runner.model_resolver import EMBEDDED_MODELS, resolve_model
 from tests.runner.conftest import Served
-from tests.support.checkpoints import (
-    EOS_ID,
-    MAX_LENGTH,
-    VOCAB_SIZE,
-    Checkpoints,
-    make_config,
-    save_checkpoint,
-    without_tokenizer,
-)
+from tests.support.checkpoints import Checkpoints, make_config, save_checkpoint, without_tokenizer
+from tests.support.model_families import EOS_ID, MAX_LENGTH, VOCAB_SIZE
 
 
 def test_a_loaded_model_says_what_the_engine_needs_to_know(served: Served):

@@ -13,7 +13,8 @@ from ostinato.runner.model_loader import LoadedModel, load_model
 from ostinato.runner.model_support import UNLIMITED_TOKENS, check_config, length_limit
 from ostinato.runner.probe import probe_model
 from tests.runner.conftest import Served
-from tests.support.checkpoints import MAX_LENGTH, Checkpoints, make_config
+from tests.support.checkpoints import Checkpoints, make_config
+from tests.support.model_families import MAX_LENGTH
 
 LONGROPE = {
     "rope_type": "longrope",

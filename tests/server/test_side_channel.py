@@ -12,8 +12,9 @@ from ostinato.core.identity import ImageSpan, PublicPrefix
 from ostinato.server.callers import KeyedCallers
 from ostinato.server.keys import KeysFile
 from tests.server.keyed import Keyed, keyed_server
+from tests.support.cache_views import prefix_key
 from tests.support.prefix_probe import ENDPOINTS, MODEL, Endpoint, Send, recover
-from tests.support.tiny_cache import on_both_indexes, prefix_key, tiny_cache
+from tests.support.tiny_cache import on_both_indexes, tiny_cache
 
 KNOWN = "The safe behind the painting opens with the word "
 WORD = "owl"

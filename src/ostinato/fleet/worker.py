@@ -17,7 +17,7 @@ from ostinato.fleet.kv_feed import Endpoints, KVFeed, Snapshot
 logger = logging.getLogger("ostinato")
 
 _PROBE_TIMEOUT_S = 5.0
-_TOKENIZE_TIMEOUT_S = 5.0
+TOKENIZE_TIMEOUT_S = 5.0
 _TOKENIZE_PAUSE_S = 60.0
 """Seconds without tokenizing at a worker after a failure."""
 
@@ -98,7 +98,7 @@ class Worker:
             self.trouble = _short(error)
         was_well, self.is_well = self.is_well, not self.trouble
         if was_well != self.is_well:
-            logger.warning("worker %s is %s", self.name, self.trouble or "well")
+            logger.warning("worker %s: %s", self.name, self.trouble or "well")
             if not self.is_well:
                 self.models.clear()  # another model may come back
         return self.is_well
@@ -170,7 +170,7 @@ class Worker:
                 f"{self.spec.url}/tokenize",
                 data=msgspec.json.encode(body),
                 headers={**headers, "Content-Type": "application/json"},
-                timeout=aiohttp.ClientTimeout(_TOKENIZE_TIMEOUT_S),
+                timeout=aiohttp.ClientTimeout(TOKENIZE_TIMEOUT_S),
                 allow_redirects=False,
             ) as answer:
                 if answer.status in (404, 405, 501):

@@ -41,7 +41,7 @@ def alone(scene: Scene, sizes: NativeLimits, style: AttentionStyle, block_size: 
             solo.whole = [(keys[: position + 1], values[: position + 1])]
             solo.queries = scene.queries[row : row + 1]
             solo.store.write(
-                0, keys[:position], values[:position], solo._slots(solo.tables[0], position)
+                0, keys[:position], values[:position], solo.slots(solo.tables[0], position)
             )
             found.append(solo.attend(style))
             row += 1
