@@ -270,7 +270,7 @@ class IndexScenario:
     def check(self) -> None:
         """Check each cache, and the one against the other."""
         for cache in self.caches:
-            assert cache.calls.oracle is not None, "somebody else has changed the cache"
+            assert cache.calls.oracle is not None, "others have changed the cache"
             cache.check()
         if self.radix.prefix_cache.stats.duplicate_blocks != self._num_duplicates:
             self.alike = self.always_alike = False

@@ -165,7 +165,7 @@ class CacheOracle:
         if needed > free:
             return None
         writes = writes and self.config.enable_prefix_caching
-        if public := key.identity.public_prefix:  # what follows a lost prefix is found by nobody
+        if public := key.identity.public_prefix:  # what follows a lost prefix cannot be found
             writes = writes and len(hits) * self.size >= public.num_tokens
         table = Table(key, spell(key), hits[:], writes, num_published=len(hits))
         if source is not None:
