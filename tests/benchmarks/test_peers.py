@@ -102,7 +102,7 @@ def test_a_page_without_a_place_for_results_is_refused(tmp_path):
 
 
 def test_each_checkpoint_number_of_bits_and_processor_has_a_place_of_its_own_for_results():
-    text = (table.ROOT / "docs/benchmarks.md").read_text()
+    text = table.PAGE.read_text()
     zen = {"stamp": {"flags": ["avx2", "avx512_bf16"]}}
     runs = [{"stamp": {"flags": ["avx2", "amx_bf16"]}}, zen]
     runs += [{**zen, "weight_bits": 8}, {**zen, "weight_bits": 4}, {**zen, "checkpoint": "smollm2"}]
