@@ -11,7 +11,7 @@ import valkey
 
 from ostinato.core.errors import ConfigError
 from ostinato.tiers import conformance
-from ostinato.tiers.breaker import CircuitBreaker
+from ostinato.tiers.breaker import CallThreads, CircuitBreaker
 from ostinato.tiers.byte_store import StoreError
 from ostinato.tiers.conformance import NAMESPACE, assert_nowhere, conversation, get, payload, put
 from ostinato.tiers.port import LoadFault, StoreResult
@@ -142,6 +142,26 @@ def test_a_breaker_tries_again_after_a_time_that_doubles():
     assert breaker.allows()
     breaker.succeeded()
     assert breaker.allows() and breaker.allows()
+
+
+def test_a_call_that_waits_while_the_tier_closes_fails_as_any_other():
+    """It is in the queue behind one that hangs, and raises nothing that callers do not know."""
+    answered, failed = threading.Event(), list[Exception]()
+    threads = CallThreads(1, answered.set)
+
+    def call() -> None:
+        try:
+            threads.call(answered.wait, 60)
+        except Exception as error:
+            failed.append(error)
+
+    waiting = [threading.Thread(target=call) for _ in range(3)]
+    for thread in waiting:
+        thread.start()
+    threads.close()
+    for thread in waiting:
+        thread.join()
+    assert all(type(error) is StoreError for error in failed)
 
 
 def test_a_server_that_answers_with_another_record_is_not_believed():
