@@ -18,6 +18,7 @@ Files in reading order:
 * ``object_store``: S3, Google, Azure, a folder
 * ``remote_search``: where a prefix continues on a server
 * ``remote``: ``RemoteTier``
+* ``remote_address``: the tier of a ``kv_remote``, also one of another package
 * ``chain``: several tiers as one
 * ``conformance``: the suite that every tier passes, and a storm of faults
 * ``simulated``: a disk that is killed, loses power, fails or is damaged, for tests
