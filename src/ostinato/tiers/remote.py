@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ostinato.core.errors import ConfigError
 from ostinato.tiers.breaker import CallThreads, CircuitBreaker
 from ostinato.tiers.byte_store import ByteStore, CommandRefused, StoredKeys, StoreError
 from ostinato.tiers.port import (
