@@ -20,7 +20,9 @@ Files in reading order:
 * ``remote``: ``RemoteTier``
 * ``remote_address``: the tier of a ``kv_remote``, also one of another package
 * ``chain``: several tiers as one
-* ``conformance``: the suite that every tier passes, and a storm of faults
+* ``conformance_medium``: what the conformance suite stores, and the medium that it asks for
+* ``conformance_faults``: damage of a medium, and a storm of all kinds
+* ``conformance``: the suite that every tier passes
 * ``simulated``: a disk that is killed, loses power, fails or is damaged, for tests
 
 Rules:
