@@ -3,6 +3,7 @@
 Files in reading order:
 
 * ``retention``: what is kept when there is no more room
+* ``prefix``: how KV is named, by all that its bytes depend on
 * ``port``: ``KVTier``, the four calls, and what they take and return
 * ``record``: how an extent is laid out, checked and sealed
 * ``sealing``: names and keys of tenants

@@ -222,7 +222,8 @@ def a_slow_medium_costs_a_deadline(medium: Medium) -> None:
     assert tier.load(ref, into, 8, time.monotonic() - 1).fault is LoadFault.DEADLINE
     medium.slow_reads(0.05)
     result = tier.load(ref, into, 8, time.monotonic() + 0.01)
-    assert result.fault is LoadFault.DEADLINE and result.num_blocks < 8
+    assert result.fault is LoadFault.DEADLINE, result
+    assert result.num_blocks < 8, result
     medium.slow_reads(0)
     medium.kill()
     assert get(medium.open(), prefix) == 8

@@ -258,6 +258,8 @@ class RemoteTier:
         finally:
             self._reserve(-count * width)
         self._breaker.succeeded()
+        if time.monotonic() > deadline:  # the answer came, and this thread was late
+            return LoadFault.DEADLINE
         return answer if answer else LoadFault.MISSING
 
     def _reserve(self, size: int) -> bool:
