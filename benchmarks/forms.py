@@ -24,6 +24,7 @@ from pathlib import Path
 from statistics import fmean, quantiles
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -86,9 +87,11 @@ class Words:
 
 def make_compiler(num_ids: int, rng: random.Random) -> GrammarCompiler:
     """Return a compiler whose vocabulary is read already."""
-    loaded: Any = SimpleNamespace(vocab_size=num_ids, tokenizer=None, name="made up")
-    compiler = GrammarCompiler(loaded)
-    compiler._vocabulary = LLTokenizer(TokenizerWrapper(Words(num_ids, rng)), n_vocab=num_ids)
+    loaded: Any = SimpleNamespace(vocab_size=num_ids, eos_token_ids=(), tokenizer="made up")
+    vocabulary = LLTokenizer(TokenizerWrapper(Words(num_ids, rng)), n_vocab=num_ids)
+    with mock.patch("ostinato.engine.grammar.grammar_vocabulary", return_value=vocabulary):
+        compiler = GrammarCompiler(loaded)
+        compiler.compile(StructuredOutputs(choice=["a"]), "benchmark")
     return compiler
 
 

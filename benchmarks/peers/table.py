@@ -1,13 +1,13 @@
-"""How do figures come into the docs? This rewrites the results of ``docs/benchmarks.md``.
+"""Writes the results of a run into ``benchmarks/results/peers.md``.
 
 ::
 
     python benchmarks/peers/table.py FOUND/found.json
 
-What stands between two marks on the page is replaced by a sentence about machine and run, one
-table for engines, one for servers and one for cache managers, a plot, the goals, and what was left
-out. Each checkpoint, number of bits and kind of processor has its own marks. A figure is a median,
-with the smallest and the largest sample in brackets.
+The text between two marks on the page is replaced by a description of machine and run, tables of
+engines, servers and cache managers, a plot, the goals, and what was left out. Each checkpoint,
+number of bits and kind of processor has its own marks. A figure is a median, with the smallest and
+the largest sample in brackets. ``docs/benchmarks.md`` has the tables alone: copy them there.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "benchmarks.md"
+PAGE = ROOT / "benchmarks" / "results" / "peers.md"
 BEGIN, END = "<!-- results: written by benchmarks/peers/table.py -->", "<!-- end of results -->"
 
 

@@ -27,9 +27,9 @@ def test_the_most_alike_is_the_longest_common_beginning_of_all(family, query):
     siblings: ChildIndex[tuple[int, ...]] = ChildIndex()
     for run in family:
         siblings.add(packed(run), run)
-    best = siblings.closest(packed(query))
+    best, alike = siblings.closest(packed(query))
     most = max((num_common(run, query) for run in family), default=0)
-    assert (0 if best is None else num_common(best, query)) == most
+    assert alike == most == (0 if best is None else num_common(best, query))
 
 
 @given(st.data(), st.lists(runs, unique=True, min_size=1, max_size=8))
@@ -44,7 +44,7 @@ def test_what_is_taken_out_is_found_no_more(data, family):
     assert sorted(siblings) == sorted(run for run in family if run != gone)
     assert len(siblings) == len(family) - 1 and bool(siblings) == (len(family) > 1)
     for run in family:
-        assert siblings.closest(packed(run)) != gone
+        assert siblings.closest(packed(run))[0] != gone
 
 
 def test_a_name_is_as_alike_as_the_tokens_and_images_before_it():
@@ -73,7 +73,7 @@ def test_a_sibling_that_takes_anothers_place_is_found_both_ways():
     siblings.add(packed((1, 2)), "whole")
     siblings.replace(packed((1, 2)), "head")
     assert siblings.get(packed((1, 2))) == "head"
-    assert siblings.closest(packed((1, 3))) == "head"
+    assert siblings.closest(packed((1, 3))) == ("head", 1)
     assert list(siblings) == ["head"]
 
 
@@ -91,10 +91,9 @@ def test_of_equals_the_last_one_is_taken_whatever_numbers_the_tokens_have(family
         plain.add(packed(run), place)
         renamed.add(packed(tuple(other[token] for token in run)), place)
 
-    best = plain.closest(packed(query))
-    assert best == renamed.closest(packed(tuple(other[token] for token in query)))
+    best, most = plain.closest(packed(query))
+    assert (best, most) == renamed.closest(packed(tuple(other[token] for token in query)))
     if best is not None:
-        most = num_common(family[best], query)
         assert best == max(p for p, run in enumerate(family) if num_common(run, query) == most)
 
 
@@ -105,4 +104,4 @@ def test_among_many_that_begin_alike_the_last_one_is_taken_as_well():
         for place in range(1000):
             begins_alike = (place % 100 == 0) == few
             siblings.add(packed((7 if begins_alike else 8, place)), place)
-        assert siblings.closest(packed((7, 2000))) == (900 if few else 999)
+        assert siblings.closest(packed((7, 2000))) == (900 if few else 999, 1)

@@ -11,8 +11,8 @@ import pytest
 
 from ostinato import LLM, LoRARequest, RequestOutput, SamplingParams
 from ostinato.core.plan import StepPlan, StepResult
+from ostinato.runner.model_resolver import resolve_model
 from ostinato.runner.model_runner import ModelRunner
-from ostinato.runner.resolve import resolve_model
 from tests.support.adapters import save_adapter
 
 from .engine_watch import EngineWatch, press_ctrl_c_in_step

@@ -17,7 +17,7 @@ import pytest
 from ostinato.errors import ModelNotFound
 from ostinato.runner import fetched_models
 from ostinato.runner.fetched_models import FETCHED_MODELS, fetch
-from ostinato.runner.resolve import resolve_model
+from ostinato.runner.model_resolver import resolve_model
 
 from .terminal import Terminal
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import openai
 
-from ostinato.runner.resolve import resolve_model
+from ostinato.runner.model_resolver import resolve_model
 from tests.support.adapters import save_adapter
 from tests.support.served_process import served
 from tests.support.servers import events_of

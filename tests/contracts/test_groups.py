@@ -10,7 +10,8 @@ from ostinato.core.errors import ConfigError
 from ostinato.core.identity import ImageSpan
 from ostinato.settings import PrefixCacheConfig, TenantShare, WindowConfig
 from ostinato.tenants.terms import PINNED, LeaseStatus
-from tests.support.tiny_cache import TinyCache, on_both_indexes, prefix_key, tiny_cache, windows_of
+from tests.support.cache_views import prefix_key, windows_of
+from tests.support.tiny_cache import TinyCache, on_both_indexes, tiny_cache
 from tests.support.tiny_scheduler import tiny_scheduler
 
 pytestmark = on_both_indexes

@@ -2,7 +2,8 @@
 
 from ostinato.core.identity import ImageSpan
 from ostinato.tenants.terms import LeaseStatus, LeaseTerms
-from tests.support.tiny_cache import on_both_indexes, prefix_key, tiny_cache
+from tests.support.cache_views import prefix_key
+from tests.support.tiny_cache import on_both_indexes, tiny_cache
 
 pytestmark = on_both_indexes
 

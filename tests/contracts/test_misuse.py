@@ -16,7 +16,8 @@ from ostinato.core.errors import (
 )
 from ostinato.core.identity import Identity
 from ostinato.tenants.terms import PINNED
-from tests.support.tiny_cache import TinyCache, on_both_indexes, prefix_key, tiny_cache
+from tests.support.cache_views import prefix_key
+from tests.support.tiny_cache import TinyCache, on_both_indexes, tiny_cache
 
 pytestmark = on_both_indexes
 
@@ -59,6 +60,16 @@ def test_what_another_cache_has_pinned_is_not_unpinned_here(index):
         cache.prefix_cache.admin.lease(prefix_key("ABCDEFGH"), PINNED)
     [table] = theirs.manager.pinned_tables
     refused(ours, ReleasedTable, lambda: ours.manager.unpin(table))
+
+
+def test_what_is_pinned_in_part_is_released_in_full(index):
+    """ABCD is held; EF, which could be copied, is not, for a pin copies nothing."""
+    cache = tiny_cache(8, index=index)
+    cache.serve("ABCDEFGH")
+    table = cache.manager.pin(prefix_key("ABCDEFXY"), 8)
+    assert len(table.blocks) == 1
+    cache.manager.unpin(table)
+    cache.prefix_cache.check()
 
 
 def test_a_failed_step_has_released_its_tables(index):

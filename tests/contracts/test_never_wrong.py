@@ -4,7 +4,8 @@ import pytest
 
 from ostinato.core.identity import ImageSpan
 from ostinato.observe.introspection import cached_blocks
-from tests.support.tiny_cache import on_both_indexes, prefix_key, tiny_cache
+from tests.support.cache_views import prefix_key
+from tests.support.tiny_cache import on_both_indexes, tiny_cache
 
 pytestmark = on_both_indexes
 
@@ -82,6 +83,14 @@ def test_text_behind_an_image_in_its_block_is_shared_token_by_token(index):
     cache.serve("A###WHO?", images=cat)
     assert found(cache, "A###WHAT?", images=cat) == (0, 6)
     assert found(cache, "A###WHAT?", images=dog) == (0, 1)
+
+
+def test_tokens_of_a_block_with_an_image_are_its_tokens_alone(index):
+    cache = tiny_cache(8, index=index)
+    cache.serve("AB####CD", images=[ImageSpan(b"cat", 2, 4)])
+    entries = [entry for run in cache.manager.index.runs() for entry in run.entries]
+    key = prefix_key("AB####CD")
+    assert b"".join(entry.run_from(0)[1] for entry in entries) == key.tokens.tobytes()
 
 
 def test_it_is_known_where_a_hit_of_shared_tokens_will_end(index):

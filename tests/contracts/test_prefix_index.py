@@ -10,7 +10,8 @@ import pytest
 
 from ostinato.cache.block_table import BlockTable
 from ostinato.observe.introspection import cached_blocks
-from tests.support.tiny_cache import letters, on_both_indexes, prefix_key, tiny_cache
+from tests.support.cache_views import letters, prefix_key
+from tests.support.tiny_cache import on_both_indexes, tiny_cache
 
 pytestmark = on_both_indexes
 

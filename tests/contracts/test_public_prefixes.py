@@ -12,8 +12,9 @@ from ostinato.indexes.block_hash import BlockHasher, sha256
 from ostinato.observe.introspection import cached_blocks
 from ostinato.settings import TenantShare, WindowConfig
 from ostinato.tenants.terms import PINNED, LeaseStatus
+from tests.support.cache_views import letters, prefix_key
 from tests.support.memory_search import Traces, search
-from tests.support.tiny_cache import letters, on_both_indexes, prefix_key, tiny_cache
+from tests.support.tiny_cache import on_both_indexes, tiny_cache
 
 pytestmark = on_both_indexes
 

@@ -1,6 +1,7 @@
 """Every page keeps to what the repository holds."""
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,16 @@ def test_code_blocks_fit_in_80_columns():
     ]
     assert len(lines) > 1000
     assert not [where for where in lines if len(where[1]) > 80]
+
+
+def test_every_page_is_in_the_navigation_once():
+    """A page outside it cannot be found; the reference of commands is generated."""
+    navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
+    named = Counter(re.findall(r"[\w./-]+\.md\b", navigation)) - Counter(["reference/cli.md"])
+    written = Counter(
+        str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")
+    )
+    assert named == written
 
 
 @pytest.mark.parametrize("path", text_files(), ids=name_of)

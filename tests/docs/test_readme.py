@@ -36,6 +36,11 @@ def help_of(*command: str) -> str:
     return Terminal(columns=200).show(*command, "--help")
 
 
+def test_the_readme_is_read_in_a_few_minutes():
+    """What is longer goes to a page of its own."""
+    assert len(README.read_text().splitlines()) <= 200
+
+
 def test_python_snippets_that_are_not_run_are_at_least_python():
     """They compile, and say why they are not run."""
     for block in code_blocks(README, "python"):

@@ -10,7 +10,7 @@ from ostinato.core.config import SchedulerConfig
 from ostinato.engine.config import EngineConfig
 from ostinato.settings import PrefixCacheConfig
 from tests.docs.reading import ROOT
-from tests.support.checkpoints import FAMILIES
+from tests.support.model_families import FAMILIES
 
 SETTINGS = (ROOT / "docs/settings.md").read_text(encoding="utf-8")
 MODELS = (ROOT / "docs/models.md").read_text(encoding="utf-8")

@@ -6,7 +6,7 @@ what it prints, in a fence of its own::
     ```text title="prints"
 
 Below a `bash` block with one `ostinato` command, such a fence holds that command's output.
-`title="prints, for example"` marks output that hangs on weights or on the machine: not compared.
+`title="prints, for example"` marks output that depends on weights or the machine: not compared.
 """
 
 import contextlib

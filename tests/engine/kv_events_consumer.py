@@ -16,7 +16,7 @@ from ostinato.core.tokens import TOKEN_BYTES, pack_tokens
 from ostinato.engine.kv_events_publisher import KVEventsPublisher
 from ostinato.indexes.block_hash import BlockHasher, sha256
 from ostinato.observe.introspection import cached_blocks
-from tests.support.tiny_cache import windows_of
+from tests.support.cache_views import windows_of
 
 PATIENCE_MS = 20_000
 """Nothing here takes this long; a test that waits so long would wait for ever."""
@@ -136,7 +136,7 @@ class Consumer:
             answer.append((int.from_bytes(number, "big"), payload))
 
     def catch_up(self) -> bool:
-        """Take all batches from the next on; False if there are none to be had."""
+        """Take all batches from the next on; False if there are none."""
         answer = self.ask(self.next)
         for sequence, payload in answer:
             assert sequence == self.next, "a replay with a hole"

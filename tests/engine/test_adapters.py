@@ -25,9 +25,10 @@ from ostinato import (
 )
 from ostinato.core.errors import ConfigError, RequestError
 from ostinato.engine.adapter_api import remove_adapter
+from ostinato.engine.adapters import Adapters
 from ostinato.engine.kv_events_wire import BatchEncoder, BlockStored, decode
 from ostinato.engine.prompts import parse_prompt
-from ostinato.runner.resolve import resolve_model
+from ostinato.runner.model_resolver import resolve_model
 from tests.support.adapters import INVOCATION, adapters, save_adapter
 from tests.support.checkpoints import Checkpoints, checkpoints
 from tests.support.engines import assert_idle
@@ -324,14 +325,15 @@ def test_limits_are_named(llm: LLM, adapters: Path, monkeypatch: pytest.MonkeyPa
     sql = LoRARequest("sql", 1, adapters / "sql")
     for setting, value in (("max_lora_rank", 3), ("max_lora_bytes", 5000), ("enable_lora", False)):
         with monkeypatch.context() as patch:
-            patch.setattr(llm.engine.adapters, "_config", _changed(llm, setting, value))
+            patch.setattr(llm.engine, "adapters", _limited(llm, setting, value))
             with pytest.raises(RequestError, match=setting):
                 llm.add_lora(sql)
     llm.add_lora(sql)
     with pytest.raises(RequestError, match="lora_int_id=1 is that of 'sql'"):
         llm.add_lora(LoRARequest("fr", 1, adapters / "fr"))
     with monkeypatch.context() as patch:
-        patch.setattr(llm.engine.adapters, "_config", _changed(llm, "max_loras", 1))
+        patch.setattr(llm.engine, "adapters", _limited(llm, "max_loras", 1))
+        llm.add_lora(sql)
         with pytest.raises(RequestError, match="max_loras=1"):
             llm.add_lora(LoRARequest("fr", 2, adapters / "fr"))
     with pytest.raises(ConfigError, match="max_lora_rank=513"):
@@ -342,5 +344,5 @@ def test_limits_are_named(llm: LLM, adapters: Path, monkeypatch: pytest.MonkeyPa
         llm.generate([PROMPT], ONE, lora_request=[sql, None], use_tqdm=False)
 
 
-def _changed(llm: LLM, setting: str, value: object) -> Any:
-    return replace(llm.engine.config, **{setting: value})
+def _limited(llm: LLM, setting: str, value: Any) -> Adapters:
+    return Adapters(replace(llm.engine.config, **{setting: value}), llm.engine.runner.adapters)

@@ -199,7 +199,7 @@ def test_the_native_library_is_refused_where_it_cannot_compute(checkpoints: Chec
     with pytest.raises(ConfigError, match="block_size=24 must be a multiple of 16: set block_size"):
         LLM(checkpoints.path("llama"), attention="native", block_size=24, num_blocks=16)
     with pytest.raises(
-        ConfigError, match="dtype is float64, and the library knows float32, bfloat16"
+        ConfigError, match="dtype is float64, and the library supports float32, bfloat16"
     ):
         LLM(checkpoints.path("llama"), attention="native", dtype="float64", num_blocks=16)
 

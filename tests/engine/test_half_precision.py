@@ -5,8 +5,9 @@ import subprocess
 import sys
 
 from ostinato import SamplingParams
-from tests.support.checkpoints import FAMILIES, Checkpoints
+from tests.support.checkpoints import Checkpoints
 from tests.support.engines import MakeLLM
+from tests.support.model_families import FAMILIES
 from tests.support.pairs import pairwise
 
 PROMPTS = [[(i * i) % 300 + 5 for i in range(40)], [7, 8, 9]]

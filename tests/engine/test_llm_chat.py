@@ -8,7 +8,7 @@ from ostinato import LLM
 from ostinato.core.errors import (
     RequestError,
 )
-from tests.engine.test_llm import GREEDY, tokens_of
+from tests.engine.llm_calls import GREEDY, tokens_of
 
 
 def conversation(*contents: str) -> list[dict[str, str]]:

@@ -11,7 +11,7 @@ from ostinato.errors import (
     MissingTokenizer,
     ModelNotFound,
 )
-from tests.engine.test_llm import GREEDY, PROMPTS, tokens_of
+from tests.engine.llm_calls import GREEDY, PROMPTS, tokens_of
 from tests.engine.test_llm_chat import conversation
 from tests.support.checkpoints import Checkpoints, without_tokenizer
 from tests.support.engines import assert_idle

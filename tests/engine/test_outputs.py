@@ -1,4 +1,4 @@
-"""Is what the caller gets complete, and does it stay as it was given?"""
+"""Outputs are complete, and do not change after they are returned."""
 
 import dataclasses
 

@@ -19,8 +19,9 @@ from ostinato.engine.token_table import TokenTable
 from ostinato.errors import InvalidSamplingParams, MissingTokenizer, StepFailed
 from tests.engine.small_tokenizers import ALL
 from tests.engine.stepping import async_llm
-from tests.support.checkpoints import EOS_ID, Checkpoints, without_tokenizer
+from tests.support.checkpoints import Checkpoints, without_tokenizer
 from tests.support.engines import MakeLLM, assert_idle
+from tests.support.model_families import EOS_ID
 
 PROMPTS = ["The same prefix, another suffix", "Once upon a time", "You are a helpful assistant."]
 PERSON = {

@@ -1,22 +1,19 @@
 """Programs written for vLLM: what means the same works, the rest is refused with a way out."""
 
 import asyncio
-from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from ostinato import LLM, AsyncLLM, SamplingParams
-from ostinato.engine.config import EngineConfig
 from ostinato.engine.prompts import Prompt
-from ostinato.engine.sampling_params import UNSUPPORTED_SAMPLING, RequestOutputKind
-from ostinato.engine.vllm_keywords import ALIASES, UNSUPPORTED_CALLS, UNSUPPORTED_SETTINGS
-from ostinato.errors import ConfigError, InvalidSamplingParams, RequestError, UnsupportedCall
+from ostinato.engine.sampling_params import RequestOutputKind
+from ostinato.errors import InvalidSamplingParams, RequestError, UnsupportedCall
 from tests.engine.stepping import async_llm, last
-from tests.support.checkpoints import VOCAB_SIZE, Checkpoints
+from tests.support.checkpoints import Checkpoints
 from tests.support.engines import MakeLLM
+from tests.support.model_families import VOCAB_SIZE
 
 PROMPT = list(range(3, 30))
 
@@ -252,109 +249,6 @@ def test_a_stream_of_a_text_is_cut_and_spared_bad_words_as_offline(bard: LLM) ->
 def test_offline_outputs_are_complete_whatever_their_kind(llm: LLM) -> None:
     for kind in RequestOutputKind:
         assert len(ids_of(llm, output_kind=kind)) == 6
-
-
-# --- settings ---
-
-
-@pytest.mark.parametrize(
-    ("given", "changed"),
-    [
-        ({"tensor_parallel_size": 1, "pipeline_parallel_size": 1}, {}),
-        ({"enforce_eager": True, "disable_log_stats": False, "swap_space": 0}, {}),
-        ({"trust_remote_code": False, "quantization": None, "tokenizer_mode": "auto"}, {}),
-        ({"enable_chunked_prefill": True, "scheduling_policy": "priority"}, {}),
-        ({"dtype": "half"}, {"dtype": "float16"}),
-        (
-            {"dtype": "float", "kv_cache_dtype": "int8_per_token_head"},
-            {"dtype": "float32", "kv_cache_dtype": "int8"},
-        ),
-        ({"num_gpu_blocks_override": 7}, {"num_blocks": 7}),
-        ({"num_gpu_blocks_override": None}, {}),
-        ({"kv_cache_memory_bytes": 2**20}, {"kv_cache_memory": 2**20}),
-        ({"long_prefill_token_threshold": 64}, {"max_chunk_tokens": 64}),
-        ({"long_prefill_token_threshold": 0}, {}),
-        ({"prefix_caching_hash_algo": "sha256"}, {}),
-        ({"max_logprobs": -1}, {"max_logprobs": -1}),
-    ],
-)
-def test_settings_of_vllm_that_mean_the_same_are_taken(
-    given: dict[str, Any], changed: dict[str, Any]
-) -> None:
-    assert EngineConfig.of("m", given) == EngineConfig(model="m", **changed)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (
-            {"tensor_parallel_size": 2},
-            "tensor_parallel_size=2 is not supported: a model runs in one",
-        ),
-        ({"gpu_memory_utilization": 0.9}, r"set kv_cache_memory \(bytes\) or num_blocks"),
-        ({"trust_remote_code": True}, "code that comes with a checkpoint is never run"),
-        ({"enable_chunked_prefill": False}, "set max_num_batched_tokens to max_model_len"),
-        ({"max_cpu_loras": 4}, "max_loras counts all"),
-        ({"quantization": "awq_marlin"}, "quantization='awq_marlin'"),
-        ({"swap_space": 4}, "blocks of preempted requests stay cached"),
-        ({"tensor_paralel_size": 1}, "there is no keyword .* did you mean 'tensor_parallel_size'"),
-        ({"num_gpu_blocks_override": 7, "num_blocks": 8}, "another name of num_blocks"),
-        ({"revision": 5}, "revision=5: must be a branch, tag or commit"),
-        ({"tokenizer": 5}, "tokenizer=5: must be a name or a directory"),
-        ({"max_logprobs": -2}, "max_logprobs=-2"),
-    ],
-)
-@pytest.mark.parametrize("face", [LLM, AsyncLLM])
-def test_settings_that_cannot_be_had_are_refused_before_loading(
-    face: type, given: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        face("/no/such/model", **given)
-
-
-def test_no_keyword_is_both_known_and_unsupported() -> None:
-    settings = {field.name for field in fields(EngineConfig)}
-    assert not settings & (UNSUPPORTED_SETTINGS.keys() | ALIASES.keys())
-    assert set(ALIASES.values()) <= settings
-    assert not {field.name for field in fields(SamplingParams)} & UNSUPPORTED_SAMPLING.keys()
-    assert not [name for name in UNSUPPORTED_CALLS if name in vars(LLM)]
-
-
-def test_another_tokenizer_takes_the_place_of_the_models_own(
-    checkpoints: Checkpoints, bard: LLM
-) -> None:
-    path = checkpoints.path("llama")
-    llm = LLM(path, dtype="float64", num_blocks=16, tokenizer="tiny-shakespeare")
-
-    [output] = llm.generate("ROMEO", params(), use_tqdm=False)
-
-    assert output.prompt_token_ids == bard.get_tokenizer()("ROMEO")["input_ids"]
-    assert output.outputs[0].text == bard.get_tokenizer().decode(output.outputs[0].token_ids)
-
-
-def test_a_directory_without_a_tokenizer_is_refused(
-    checkpoints: Checkpoints, tmp_path: Path
-) -> None:
-    with pytest.raises(ConfigError, match="no tokenizer files are there"):
-        LLM(checkpoints.path("llama"), tokenizer=tmp_path)
-
-
-def test_a_revision_is_what_is_fetched_from_the_hub(
-    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[Any] = []
-
-    def fetch(name: str, *, revision: str | None, allow_patterns: list[str]) -> str:
-        asked.append((name, revision))
-        return str(checkpoints.path("llama"))
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
-
-    LLM("somebody/some-model", revision="v1.5", num_blocks=4)
-
-    assert asked == [("somebody/some-model", "v1.5")]
-    with pytest.raises(ConfigError, match=r"revision='v1\.5': .* is no repository of the hub"):
-        LLM("tiny-shakespeare", revision="v1.5")
 
 
 # --- calls and outputs ---

@@ -14,9 +14,10 @@ import torch
 from ostinato import LLM, SamplingParams
 from ostinato.lab.kv_bytes import kv_bytes
 from ostinato.settings import window_blocks
-from tests.support.checkpoints import FAMILIES, WINDOW, Checkpoints
+from tests.support.cache_views import windows_of
+from tests.support.checkpoints import Checkpoints
 from tests.support.engines import MakeLLM
-from tests.support.tiny_cache import windows_of
+from tests.support.model_families import FAMILIES, WINDOW
 
 SIZE = 4
 PROMPT = [3 + i * i % 311 for i in range(90)]

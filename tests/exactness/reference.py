@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from tests.support.checkpoints import VOCAB_SIZE, WINDOW
+from tests.support.model_families import VOCAB_SIZE, WINDOW
 
 NUM_NEW = 10
 """Tokens that each prompt is continued by."""

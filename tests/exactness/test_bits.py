@@ -20,9 +20,9 @@ from ostinato import LLM, LoRARequest, RequestOutput, SamplingParams
 from ostinato.runner.attention.native_backend import NativeAttention
 from ostinato.runner.native.library import Isa
 from tests.support.adapters import INVOCATION, save_adapter
-from tests.support.checkpoints import MAX_LENGTH, VOCAB_SIZE, WINDOW
 from tests.support.engines import MakeLLM
 from tests.support.instruction_sets import ISAS, isa_in_use, needs_library, threads_in_use
+from tests.support.model_families import MAX_LENGTH, VOCAB_SIZE, WINDOW
 
 pytestmark = needs_library
 

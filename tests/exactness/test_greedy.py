@@ -15,8 +15,8 @@ from ostinato.runner.attention import cascade, torch_backend
 from ostinato.settings import IndexName
 from tests.exactness.conftest import ReferenceOf
 from tests.exactness.reference import NUM_NEW, PROMPTS, Reference, random_ids
-from tests.support.checkpoints import FAMILIES
 from tests.support.engines import MakeLLM
+from tests.support.model_families import FAMILIES
 from tests.support.pairs import pairwise
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_NEW, ignore_eos=True)

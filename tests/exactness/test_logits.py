@@ -14,8 +14,8 @@ from ostinato.engine.outputs import Logprob
 from tests.exactness.conftest import ReferenceOf
 from tests.exactness.reference import NUM_NEW, PROMPTS
 from tests.exactness.test_greedy import every_family, every_family_on_an_index
-from tests.support.checkpoints import VOCAB_SIZE
 from tests.support.engines import MakeLLM
+from tests.support.model_families import VOCAB_SIZE
 
 TOLERANCE = 1e-4
 """float32 inside the library was seen to change them by up to 1.5e-5."""

@@ -1,7 +1,8 @@
 """The article *Why one character breaks the cache*: the chain, the salt, and n - 1."""
 
 from ostinato.indexes.block_hash import BlockHasher, sha256
-from tests.support.tiny_cache import on_both_indexes, prefix_key, tiny_cache
+from tests.support.cache_views import prefix_key
+from tests.support.tiny_cache import on_both_indexes, tiny_cache
 
 PROMPT = "You are a helpful assistant. Be brief. What is a prefix cache good for, really?!"
 
@@ -45,7 +46,7 @@ def test_one_character_at_the_tail_loses_only_what_follows_it(index):
 
 @on_both_indexes
 def test_somebody_else_finds_what_you_computed(index):
-    """Prefix caching goes by content, not by conversation."""
+    """Prefixes are cached by content, not by conversation."""
     cache = tiny_cache(16, 16, index=index)
     cache.admit("you", PROMPT)
     somebody_else = cache.admit("somebody else", PROMPT + " And for me?")

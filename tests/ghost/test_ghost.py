@@ -19,7 +19,8 @@ from ostinato.ghost.sampling_window import SamplingWindow
 from ostinato.ghost.simulated_cache import LruSimulation, PolicySimulation
 from ostinato.observe.counters import GhostEstimate, LookupCounts
 from ostinato.settings import PolicyName, PrefixCacheConfig
-from tests.support.tiny_cache import prefix_key, tiny_cache
+from tests.support.cache_views import prefix_key
+from tests.support.tiny_cache import tiny_cache
 
 SIZES = (0.5, 2.0, 4.0)
 

@@ -11,7 +11,8 @@ from ostinato.assembly import build_cache
 from ostinato.cache.manager import CacheManager
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.settings import PrefixCacheConfig, WindowConfig, window_blocks
-from tests.support.tiny_cache import held_windows, on_both_indexes, windows_of
+from tests.support.cache_views import held_windows, windows_of
+from tests.support.tiny_cache import on_both_indexes
 
 ROOM = 40
 """Blocks of each window pool: enough that nothing is evicted by accident."""

@@ -90,7 +90,7 @@ def test_a_covered_image_runs_neither_processor_nor_encoder(
     text = f"Look: {IMAGE} What is it?"
     hits(llm, text, CATS)
     hits(llm, "?" + text, DOGS)  # the output for the first image is dropped
-    monkeypatch.setattr(llm.engine.loaded.vision, "_processor", None)
+    monkeypatch.setattr(llm.engine.loaded.vision, "encode", None)
 
     assert hits(llm, text + " And why?", CATS) > 16
 

@@ -12,7 +12,8 @@ from ostinato.lab.lint_templates import slot_spans
 from ostinato.lab.request_log import parse_request
 from ostinato.lab.word_tokens import word_tokenizer
 
-from .api_logs import CLEAN, FAULTS, lines_of
+from .api_faults import FAULTS
+from .api_logs import CLEAN, lines_of
 
 
 def report_of(lines: list[bytes]) -> LintReport:

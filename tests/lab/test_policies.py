@@ -9,7 +9,8 @@ from ostinato.assembly import build_cache
 from ostinato.lab.policies import StudiedPolicyName, policy_factory
 from ostinato.settings import IndexName, PrefixCacheConfig, TenantShare
 from ostinato.tenants.terms import PINNED
-from tests.support.tiny_cache import on_both_indexes, prefix_key
+from tests.support.cache_views import prefix_key
+from tests.support.tiny_cache import on_both_indexes
 
 pytestmark = [
     on_both_indexes,

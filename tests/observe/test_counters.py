@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from ostinato.observe.counters import MAX_TENANTS, CacheStats
 from ostinato.observe.histogram import Histogram
 from ostinato.tenants.terms import PINNED
-from tests.support.tiny_cache import on_both_indexes, prefix_key, tiny_cache
+from tests.support.cache_views import prefix_key
+from tests.support.tiny_cache import on_both_indexes, tiny_cache
 
 # --- hits ---------------------------------------------------------------------------------
 

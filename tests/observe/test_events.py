@@ -19,7 +19,8 @@ from ostinato.observe.events import (
     EventLog,
 )
 from ostinato.settings import WindowConfig
-from tests.support.tiny_cache import TinyCache, letters, on_both_indexes, prefix_key, tiny_cache
+from tests.support.cache_views import letters, prefix_key
+from tests.support.tiny_cache import TinyCache, on_both_indexes, tiny_cache
 
 MINE, YOURS = Identity(tenant=b"mine"), Identity(tenant=b"yours")
 

@@ -3,7 +3,8 @@
 import random
 
 from ostinato.observe.introspection import BlockState, count_states, map_blocks, top_prefixes
-from tests.support.tiny_cache import TinyCache, letters, on_both_indexes, prefix_key, tiny_cache
+from tests.support.cache_views import letters, prefix_key
+from tests.support.tiny_cache import TinyCache, on_both_indexes, tiny_cache
 
 pytestmark = on_both_indexes
 

@@ -14,15 +14,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import get_args
 
-from ostinato.core.identity import Identity, ImageSpan
+from ostinato.core.identity import Identity, ImageSpan, PrefixKey
 from ostinato.indexes.block_hash import DigestFunction
 from ostinato.settings import FreeOrder, IndexName, PolicyName, PrefixCacheConfig
-from tests.properties.cache_oracle import KvValues
-from tests.properties.cache_under_test import CacheUnderTest, LiveSequence, Prompt
 from tests.properties.draw import Choices, Draw, Event, draw_event, rarely, weighted
+from tests.properties.drawn_cache import DrawnCache, Waiting
+from tests.support.cache_views import letters
+from tests.support.wrong_calls import make_wrong_call
 
-PLACEHOLDER = 1
-"""Token id at an image's places; text has it too, so that tokens alone tell nothing."""
+PLACEHOLDER = "B"
+"""The token at an image's places; text has it too, so that tokens alone tell nothing."""
 
 MAX_SEQUENCES = 5
 """More would only make the pool look smaller."""
@@ -97,7 +98,7 @@ _ARGUMENTS: Mapping[str, Mapping[str, Choices]] = {
     "arrive": {
         "base": _NUMBER,
         "cut": (*[-1] * 40, *range(40)),  # -1: all of it, as in the next turn of a chat
-        "suffix": lambda draw: [draw((0, 1)) for _ in range(draw((0, 1, 1, 2, 2, 3, 4, 9)))],
+        "suffix": lambda draw: "".join(draw("AB") for _ in range(draw((0, 1, 1, 2, 2, 3, 4, 9)))),
         "chunk": _CHUNKS,
         "images": _draw_images,
         "identity": [
@@ -121,20 +122,23 @@ def draw_index_event(draw: Draw) -> Event:
     return draw_event(draw, _NAMES, _ARGUMENTS)
 
 
+May = Callable[[DrawnCache, str], bool]
+"""Whether something may be asked of a sequence in a cache."""
+
+
 class IndexScenario:
     """Both caches, and the events that may happen to them; numbers choose among what there is."""
 
     def __init__(self, settings: IndexSettings) -> None:
         self.settings = settings
-        values, digest = KvValues(), settings.digest()
         self.hash, self.radix = self.caches = [
-            CacheUnderTest(settings.config(index), values, digest)
+            DrawnCache(settings.config(index), settings.digest())
             for index in sorted(get_args(IndexName))
         ]
         self.alike = self.always_alike = settings.policy == "lru"
         self._num_duplicates = 0
-        self._next_number = 0
-        self._history: list[tuple[int, ...]] = [()]
+        self._num_sequences = 0
+        self._history = [""]
 
     @property
     def counts(self) -> Counter[str]:
@@ -153,7 +157,7 @@ class IndexScenario:
         self,
         base: int,
         cut: int,
-        suffix: list[int],
+        suffix: str,
         chunk: int,
         images: list[tuple[int, int, bytes]],
         identity: Identity,
@@ -162,79 +166,90 @@ class IndexScenario:
     ) -> None:
         """Send the beginning of a known prompt and a new end; it waits if it does not fit."""
         known = self._history[base % len(self._history)]
-        tokens = (*known[: cut % (len(known) + 1)], *suffix)[: self._num_slots + 2] or (0,)
-        shown, spans = _with_images(tokens, images)
+        text = (known[: cut % (len(known) + 1)] + suffix)[: self._num_slots + 2] or "A"
+        shown, spans = _with_images(text, images)
         self._history = [*self._history[-20:], shown]
-        number = self._take_number()
+        name = self._new_name()
         for cache in self.caches:
-            cache.arrive(number, Prompt(shown, spans, identity, reads, writes))
-        self._admit(number, chunk)
-        for _, live in self._in_caches(number):  # what can never fit does not wait
-            if len(self._numbers()) > MAX_SEQUENCES or len(live.key) > self._num_slots:
-                self._cancel(number)
-                break
+            key = PrefixKey(identity, map(ord, shown), spans)
+            cache.waiting[name] = Waiting(key, reads, writes)
+        self._admit(name, chunk)
+        if name in self._names():  # what can never fit does not wait
+            too_long = any(len(c.keys()[name]) > self._num_slots for c in self._with(name))
+            if too_long or len(self._names()) > MAX_SEQUENCES:
+                self._cancel(name)
         self.check()
 
     def come_back(self, choice: int, chunk: int) -> None:
         """Try to admit a waiting sequence."""
-        if (number := self._choose(choice, lambda live: live.table is None)) is not None:
-            self._admit(number, chunk)
+        for name in self._choose(choice, lambda cache, name: name in cache.waiting):
+            self._admit(name, chunk)
         self.check()
 
     def go_on(self, choice: int, chunk: int) -> None:
         """Plan more tokens of a running sequence that is not planned yet."""
-        for cache, live in self._chosen(
-            choice, lambda live: live.table is not None and not live.in_step
-        ):
-            cache.go_on(live, chunk)
+
+        def may(cache: DrawnCache, name: str) -> bool:
+            return name in cache.sequences and not cache.is_planned(name)
+
+        for name in self._choose(choice, may):
+            for cache in self._with(name, may):
+                cache.grow(name, chunk)
         self.check()
 
     def fork(self, choice: int) -> None:
         """Fork a sequence whose tokens this step completes."""
-        if len(self._numbers()) < MAX_SEQUENCES and (parents := self._chosen(choice, _is_complete)):
-            child = self._take_number()
-            for cache, live in parents:
-                cache.fork(live, child)
+        if len(self._names()) < MAX_SEQUENCES:
+            for name in self._choose(choice, DrawnCache.is_complete):
+                child = self._new_name()
+                for cache in self._with(name, DrawnCache.is_complete):
+                    cache.fork_off(name, child)
         self.check()
 
     def preempt(self, choice: int) -> None:
         """Take a running sequence's blocks back."""
-        for cache, live in self._chosen(choice, lambda live: live.table is not None):
-            cache.give_up(live, come_back=True)
+
+        def runs(cache: DrawnCache, name: str) -> bool:
+            return name in cache.sequences
+
+        for name in self._choose(choice, runs):
+            for cache in self._with(name, runs):
+                cache.give_up(name, come_back=True)
         self.check()
 
     def cancel(self, choice: int) -> None:
         """End a sequence, running or waiting."""
-        if (number := self._choose(choice, lambda live: True)) is not None:
-            self._cancel(number)
+        for name in self._choose(choice):
+            self._cancel(name)
         self.check()
 
     def misuse(self, choice: int) -> None:
-        """Make a call that is wrong now."""
+        """Make a call that is wrong now; what is compared afterwards sees that it was refused."""
         for cache in self.caches:
-            cache.misuse(choice)
+            live = [sequence.table for sequence in cache.sequences.values()]
+            misused = make_wrong_call(cache.manager, live, cache.released[-2:], choice)
+            cache.counts["misused"] += misused
         self.check()
 
     def commit(self, bits: int) -> None:
         """Run the step; ``bits`` are the tokens that are sampled."""
         for cache in self.caches:
-            cache.commit(lambda live: bits >> (live.number * 5 + len(live.key)) % 16 & 1)
+            cache.run_step(lambda name, end: "AB"[bits >> (int(name) * 5 + end) % 16 & 1])
         self.check()
 
     def fail(self) -> None:
         """Let the step fail."""
         for cache in self.caches:
-            cache.fail()
+            cache.run_failing_step()
         self.check()
 
     def reset(self) -> None:
         """Preempt everything and empty the caches; not while a step is under way."""
-        if not any(cache.step for cache in self.caches):
+        if not any(cache.is_planned(n) for cache in self.caches for n in cache.sequences):
             for cache in self.caches:
-                cache.reset()
+                cache.preempt_all_and_reset()
             mine, other = (
-                {number: live.key.tokens.tobytes() for number, live in cache.sequences.items()}
-                for cache in self.caches
+                {name: key.tokens for name, key in cache.keys().items()} for cache in self.caches
             )
             self.alike = mine == other and self.settings.policy == "lru"
             self._num_duplicates = self.radix.prefix_cache.stats.duplicate_blocks
@@ -243,8 +258,8 @@ class IndexScenario:
     def finish(self) -> None:
         """End the step and every sequence; then nothing is held (law 9)."""
         self.commit(0)
-        for number in self._numbers():
-            self._cancel(number)
+        for name in self._names():
+            self._cancel(name)
         self.check()
         for cache in self.caches:
             assert cache.manager.num_live_tables == 0
@@ -255,6 +270,7 @@ class IndexScenario:
     def check(self) -> None:
         """Check each cache, and the one against the other."""
         for cache in self.caches:
+            assert cache.calls.oracle is not None, "others have changed the cache"
             cache.check()
         if self.radix.prefix_cache.stats.duplicate_blocks != self._num_duplicates:
             self.alike = self.always_alike = False
@@ -263,7 +279,7 @@ class IndexScenario:
         assert self.hash.queue() == self.radix.queue(), "orders of eviction"
         assert self.hash.held() == self.radix.held(), "references"
         if self.always_alike:
-            assert self.hash.prefix_cache.stats == self.radix.prefix_cache.stats
+            assert self.hash.timeless_stats() == self.radix.timeless_stats()
 
     # --- helpers ---
 
@@ -271,62 +287,54 @@ class IndexScenario:
     def _num_slots(self) -> int:
         return self.settings.num_blocks * self.settings.block_size
 
-    def _take_number(self) -> int:
-        self._next_number += 1
-        return self._next_number
+    def _new_name(self) -> str:
+        self._num_sequences += 1
+        return str(self._num_sequences)
 
-    def _admit(self, number: int, chunk: int) -> None:
+    def _admit(self, name: str, chunk: int) -> None:
         """Look up in both caches, compare, and admit."""
-        waiting = [(cache, live) for cache, live in self._in_caches(number) if live.table is None]
-        matches = [cache.look_up(live) for cache, live in waiting]
-        if len(matches) == 2 and self.hash.contents() == self.radix.contents():
-            keys = [live.key.tokens.tobytes() for _, live in waiting]
-            if keys[0] == keys[1]:
-                assert matches[0].num_tokens == matches[1].num_tokens, "equal content, equal hits"
-        for (cache, live), match in zip(waiting, matches, strict=True):
-            cache.admit(live, match, chunk)
+        waiting = [cache for cache in self.caches if name in cache.waiting]
+        if len(waiting) == 2 and self.hash.contents() == self.radix.contents():
+            one, other = (cache.waiting[name].key for cache in waiting)
+            if one.tokens == other.tokens:
+                found = [c.look_up(c.waiting[name].key).num_tokens for c in waiting]
+                assert found[0] == found[1], "equal content, equal hits"
+        for cache in waiting:
+            cache.try_to_admit(name, chunk)
 
-    def _cancel(self, number: int) -> None:
-        for cache, live in self._in_caches(number):
-            self._history = [*self._history[-20:], tuple(live.key.tokens)]
-            cache.give_up(live, come_back=False)
+    def _cancel(self, name: str) -> None:
+        for cache in self._with(name):
+            self._history = [*self._history[-20:], letters(cache.keys()[name].tokens)]
+            cache.give_up(name, come_back=False)
 
-    def _numbers(self) -> list[int]:
-        return sorted({number for cache in self.caches for number in cache.sequences})
+    def _names(self) -> list[str]:
+        return sorted(
+            {name for cache in self.caches for name in [*cache.sequences, *cache.waiting]}, key=int
+        )
 
-    def _in_caches(self, number: int) -> list[tuple[CacheUnderTest, LiveSequence]]:
-        caches = [cache for cache in self.caches if number in cache.sequences]
-        return [(cache, cache.sequences[number]) for cache in caches]
+    def _with(self, name: str, may: May = lambda cache, name: True) -> list[DrawnCache]:
+        """Return the caches that have a sequence, of which something may be asked there."""
+        return [
+            cache
+            for cache in self.caches
+            if name in {**cache.sequences, **cache.waiting} and may(cache, name)
+        ]
 
-    def _choose(self, choice: int, may: Callable[[LiveSequence], bool]) -> int | None:
-        """Pick a sequence of which something may be asked in one cache at least."""
-        numbers = [n for n in self._numbers() if any(may(live) for _, live in self._in_caches(n))]
-        return numbers[choice % len(numbers)] if numbers else None
-
-    def _chosen(
-        self, choice: int, may: Callable[[LiveSequence], bool]
-    ) -> list[tuple[CacheUnderTest, LiveSequence]]:
-        """Pick a sequence, in those caches in which it may be asked for something."""
-        number = self._choose(choice, may)
-        found = [] if number is None else self._in_caches(number)
-        return [(cache, live) for cache, live in found if may(live)]
-
-
-def _is_complete(live: LiveSequence) -> bool:
-    """Whether the running step computes all tokens of a sequence so far."""
-    return live.in_step and live.planned == len(live.key) and not live.is_cancelled
+    def _choose(self, choice: int, may: May = lambda cache, name: True) -> list[str]:
+        """Pick a sequence of which something may be asked in a cache, if there is one."""
+        names = [name for name in self._names() if self._with(name, may)]
+        return [names[choice % len(names)]] if names else []
 
 
 def _with_images(
-    tokens: tuple[int, ...], images: list[tuple[int, int, bytes]]
-) -> tuple[tuple[int, ...], tuple[ImageSpan, ...]]:
-    """Return tokens with the placeholders of those images that fit, and these."""
+    text: str, images: list[tuple[int, int, bytes]]
+) -> tuple[str, tuple[ImageSpan, ...]]:
+    """Return a text with the placeholders of those images that fit, and these."""
     spans: list[ImageSpan] = []
     for start, length, content in sorted(images):
         free_from = spans[-1].end if spans else 0
-        if free_from <= start and start + length <= len(tokens):
+        if free_from <= start and start + length <= len(text):
             spans.append(ImageSpan(content, start, length))
-    shown = list(tokens)
     for span in spans:
-        shown[span.start : span.end] = [PLACEHOLDER] * span.length
-    return tuple(shown), tuple(spans)
+        text = text[: span.start] + PLACEHOLDER * span.length + text[span.end :]
+    return text, tuple(spans)

@@ -10,10 +10,13 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pytest
+
+from ostinato.cache.block_table import BlockTable
 from ostinato.core.identity import Identity, ImageSpan, PrefixKey, PublicPrefix
 from ostinato.core.ids import RequestId
 from ostinato.core.request import FinishReason, Request
-from ostinato.errors import CacheInUse, PromptTooLong
+from ostinato.errors import CacheInUse, DuplicateRequest, PromptTooLong
 from ostinato.sched.scheduler import max_sequence_tokens
 from ostinato.sched.sequence import Sequence
 from ostinato.tenants.terms import LeaseStatus, LeaseTerms
@@ -22,6 +25,7 @@ from tests.properties.serial_reference import answer_alone
 from tests.properties.settings import Settings
 from tests.support.fake_runner import toss_a_coin
 from tests.support.tiny_scheduler import TinyScheduler, make_request
+from tests.support.wrong_calls import make_wrong_call
 
 MAX_LIVE = 8
 """Requests that live at once; more would only make the pool look smaller."""
@@ -57,6 +61,7 @@ class Scenario:
         self._expected: dict[RequestId, Expected] = {}
         self._history: list[tuple[str, str]] = [("", "")]  # tenant and text
         self._num_requests = 0
+        self._tables: list[BlockTable] = []  # of running sequences, and of some that ran
         self._publisher: RequestId | None = None
         self._public_texts: list[str] = []  # all that were ever published, the newest last
 
@@ -87,6 +92,8 @@ class Scenario:
     def step(self) -> None:
         """Run a step; without requests nothing is planned."""
         self.counts["steps"] += bool(self.tiny.step())
+        if self.checks.admitted:
+            self.checks.check_explanations(self.tiny.sequences)
         self._compare()
 
     def fail(self) -> None:
@@ -117,6 +124,20 @@ class Scenario:
     def preempt_all(self) -> None:
         """Preempt every sequence."""
         self.tiny.preempt_all()
+
+    def misuse(self, choice: int) -> None:
+        """Make a call that is wrong now, of the cache or of the scheduler."""
+        tables = [sequence.table for sequence in self._running() if sequence.table is not None]
+        released = [table for table in self._tables if table not in tables]
+        self._tables = [*released[-2:], *tables]
+        misused = make_wrong_call(self.cache.manager, tables, released[-2:], choice)
+        self.counts["misused"] += misused
+        if live := self._live():
+            request = self._expected[live[choice % len(live)]].request
+            with pytest.raises(DuplicateRequest):
+                self.tiny.scheduler.add(request, tuple(range(request.params.n)))
+        assert not self.tiny.scheduler.cancel(RequestId("nobody's"))
+        self.checks.between_steps()
 
     # --- administration ---
 

@@ -5,19 +5,21 @@ granted. Everything else is recounted from block tables and contents, or taken f
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from ostinato.assembly import PrefixCache
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.plan import StepPlan
+from ostinato.observe.explain import Viewer, explain
+from ostinato.observe.explanation import SpanOutcome
 from ostinato.sched.scheduler import Scheduler
 from ostinato.sched.sequence import Sequence
 from ostinato.settings import window_blocks
 from ostinato.tenants.terms import EraseReceipt, LeaseId, LeaseReceipt, LeaseStatus, LeaseTerms
 from tests.properties.expectations import EventConsumer, LeaseExpectation
+from tests.support.cache_views import held_windows, shares_of, windows_of
 from tests.support.fake_runner import FakeRunner
 from tests.support.step_checks import StepChecks
-from tests.support.tiny_cache import held_windows, shares_of, windows_of
 
 PUBLIC = b"public"
 """Salt of the one prefix that may be public."""
@@ -140,6 +142,27 @@ class ScenarioChecks(StepChecks):
         self.between_steps()
         self._check_events()
         assert not self._consumer.cached
+
+    def check_explanations(self, sequences: Mapping[str, Sequence]) -> None:
+        """Law 10: an explanation covers its prompt, and agrees with what was counted."""
+        history = self._cache.history
+        assert history is not None
+        history.check()
+        for record in [r for r in history.records() if r.is_first and r.name in sequences]:
+            sequence, tenant = sequences[record.name], record.identity.tenant
+            others = {r.name for r in history.records() if r.identity.tenant != tenant}
+            for administrator in (False, True):
+                told = explain(history, record.name, Viewer(administrator, str))
+                edges = [0, *(span.stop for span in told.spans)]
+                assert [span.start for span in told.spans] == edges[:-1]
+                assert edges == sorted(set(edges)) and edges[-1] == sequence.num_prompt_tokens
+                num_cached = sequence.num_shared_tokens + sequence.num_copied_tokens
+                assert told.num_cached_tokens == num_cached
+                assert told.num_copied_tokens == sequence.num_copied_tokens
+                for span in told.spans:
+                    assert (span.reason is None) == (span.outcome is not SpanOutcome.COMPUTED)
+                assert not others & {span.request for span in told.spans}
+            self.counts["explained"] += 1
 
     def everything_ended(self) -> None:
         """Law 9: nothing is live or leased, so nothing is held; and no tenant is above quota."""

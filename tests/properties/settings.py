@@ -45,6 +45,7 @@ class Settings:
     free_order: FreeOrder = "unused_first"
     policy: PolicyName = "lru"
     seal_tails: bool = True
+    keep_explanations: int = 1000
     enable_prefix_caching: bool = True
     max_num_seqs: int = 4
     spare_budget: int = 4
@@ -74,6 +75,7 @@ class Settings:
             tenant_shares={tenant.encode(): a for tenant, a in self.tenant_shares.items()},
             reserved_blocks=self.reserved,
             keep_event_batches=4,
+            keep_explanations=self.keep_explanations,
         )
 
     @property
@@ -119,6 +121,7 @@ def draw_settings(draw: Draw) -> Settings:
         free_order=draw(get_args(FreeOrder)),
         policy=draw(get_args(PolicyName)),
         seal_tails=draw((True, True, False)),
+        keep_explanations=draw((1000, 3, 1)),
         enable_prefix_caching=not draw(rarely(0.06)),
         max_num_seqs=draw((1, 2, 3, 4, 6, 8)),
         spare_budget=draw((0, 0, 1, 3, 20)),
@@ -145,6 +148,7 @@ def _draw_tenant_shares(draw: Draw, most: int) -> dict[str, TenantShare]:
 # --- events: methods of ``Scenario``, how likely they are, and what their arguments are drawn from
 
 _SCHEDULING = {"step": 620, "send": 290, "cancel": 30, "stop": 25, "fail": 20, "preempt_all": 10}
+_SCHEDULING |= {"misuse": 15}
 SCHEDULING = weighted({**_SCHEDULING, "reset": 5})
 ADMINISTRATION = weighted(
     {**_SCHEDULING, "send": 260, "lease": 80, "end_lease": 30, "wait": 20, "new_epoch": 6}
@@ -181,6 +185,7 @@ ARGUMENTS: Mapping[str, Mapping[str, Choices]] = {
     "send": {"base": NUMBER, "cut": CUTS, "suffix": draw_suffix, **REQUEST},
     "cancel": {"choice": NUMBER},
     "stop": {"choice": NUMBER},
+    "misuse": {"choice": NUMBER},
     "lease": {
         "base": NUMBER,
         "cut": CUTS,

@@ -10,10 +10,10 @@ BLOCK = 4
 
 
 class FakePublisher:
-    """A PUB socket and a ROUTER that replays, as vLLM's documentation describes them.
+    """An XPUB socket and a ROUTER that replays, as vLLM's documentation describes them.
 
     Attributes:
-        events: Endpoint of the PUB socket.
+        events: Endpoint of the XPUB socket.
         replay: Endpoint of the ROUTER socket.
         kept: Batches that can be replayed, by number.
     """
@@ -21,13 +21,17 @@ class FakePublisher:
     def __init__(self) -> None:
         """Bind to free ports."""
         context = zmq.asyncio.Context.instance()
-        self._live, self._router = context.socket(zmq.PUB), context.socket(zmq.ROUTER)
+        self._live, self._router = context.socket(zmq.XPUB), context.socket(zmq.ROUTER)
         self._live.bind("tcp://127.0.0.1:0")
         self._router.bind("tcp://127.0.0.1:0")
         self.events = self._live.getsockopt_string(zmq.LAST_ENDPOINT)
         self.replay = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
         self.kept: dict[int, bytes] = {}
         self.next = 0
+
+    async def wait_for_subscriber(self) -> None:
+        """Wait until a subscription is there: it misses nothing that is published afterwards."""
+        await self._live.recv()
 
     async def publish(self, *events: Any, is_lost: bool = False) -> None:
         """Send a batch, or lose it on the way."""
@@ -42,7 +46,7 @@ class FakePublisher:
         await self._live.send_multipart([b"kv", number.to_bytes(8, "big"), payload])
 
     async def answer_replays(self) -> None:
-        """Replay what is kept to whoever asks, until cancelled."""
+        """Replay kept batches on request, until cancelled."""
         while True:
             client, empty, start = await self._router.recv_multipart()
             for number in sorted(self.kept):

@@ -27,7 +27,7 @@ class StubWorker:
         bodies: That it was sent, in order.
         headers: Of these requests.
         gone: Requests whose client left before the answer's end.
-        num_waiting: Requests under way.
+        num_waiting: Unfinished requests.
         tokenizes: Whether it answers ``/tokenize``.
         url: Its address.
     """

@@ -100,7 +100,7 @@ def test_a_worker_that_restarts_has_nothing_of_what_it_had(sequence):
 
 
 def test_a_restart_hidden_in_a_gap_shows_in_the_replay():
-    """Ten batches later, nobody saw the numbers fall: the batch before the gap is another one."""
+    """Ten batches later, no one saw the numbers fall: the batch before the gap is another one."""
     router = fleet("a")
     router.apply("a", batch(0, ABC), 0)
     assert router.apply("a", batch(9, time_s=99.0), 0).replay_from == 0

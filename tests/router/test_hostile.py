@@ -21,7 +21,7 @@ FLOOD = b"".join(b"X-%d: flood\r\n" % number for number in range(20_000))
 
 
 def is_idle(router: Routed) -> bool:
-    """Whether nothing is under way, and no work is assigned to a worker."""
+    """Return whether no request is running, and no work is assigned to a worker."""
     fleet = router.app.fleet
     fleet.router.check()
     statuses = fleet.router.workers(fleet.clock())
@@ -314,7 +314,7 @@ def test_a_worker_that_does_not_tokenize_in_time_holds_up_one_request_and_no_mor
         [worker] = names("a")
         worker.answer, worker.tokenizes = never, True
         async with routed(worker) as router:
-            with mock.patch("ostinato.fleet.worker._TOKENIZE_TIMEOUT_S", 0.1):
+            with mock.patch("ostinato.fleet.worker.TOKENIZE_TIMEOUT_S", 0.1):
                 for _ in range(3):
                     assert await is_served(router)
         assert len(worker.bodies) == 4, "once for tokens, and three times for answers"

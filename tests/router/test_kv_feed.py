@@ -40,10 +40,10 @@ class Listened:
         return decision.candidates[0].cached_tokens
 
     async def meet(self) -> None:
-        """Publish until the subscription is there."""
-        while not self.feed.num_batches:
-            await self.publisher.publish(["AllBlocksCleared"])
-            await asyncio.sleep(0.01)
+        """Wait until the feed has received a first batch."""
+        await self.publisher.wait_for_subscriber()
+        await self.publisher.publish(["AllBlocksCleared"])
+        await until(lambda: self.feed.num_batches)
 
 
 @asynccontextmanager

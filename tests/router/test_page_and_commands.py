@@ -16,7 +16,7 @@ from tests.support.served_process import served
 
 @pytest.fixture(scope="module")
 def router() -> Iterator[RouterThread]:
-    """Route to a worker that nobody started."""
+    """Route to a worker that was not started."""
     with routing({"nowhere": "http://127.0.0.1:9"}) as thread:
         assert httpx.post(f"{thread.url}/v1/completions", json={"prompt": "x"}).status_code == 503
         yield thread
@@ -49,7 +49,7 @@ def test_status_and_explain_ask_a_running_router(
     assert "no such decision" in terminal.refuse("route", "explain", "999", "--url", router.url)
     refused = terminal.refuse("route", "--worker", "ftp://x")
     assert "must be http://host:port" in refused
-    assert "can be reached from elsewhere" in terminal.refuse("route", "--host", "0.0.0.0")
+    assert "can be reached from other machines" in terminal.refuse("route", "--host", "0.0.0.0")
 
 
 def test_a_router_process_says_whether_it_is_ready_and_ends_on_sigterm():

@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import json
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -87,6 +88,8 @@ def test_a_client_that_goes_away_takes_its_request_along():
 
 
 def test_a_request_is_tried_elsewhere_only_while_no_byte_was_sent():
+    received = asyncio.Event()
+
     async def break_off(
         worker: StubWorker, request: web.Request, fields: Any
     ) -> web.StreamResponse:
@@ -94,7 +97,7 @@ def test_a_request_is_tried_elsewhere_only_while_no_byte_was_sent():
         if fields["begins"]:
             await response.prepare(request)
             await response.write(b"data: 1\n\n")
-            await asyncio.sleep(0.05)  # so that it has left before the end
+            await received.wait()
         assert request.transport is not None
         request.transport.abort()
         return response
@@ -109,10 +112,15 @@ def test_a_request_is_tried_elsewhere_only_while_no_byte_was_sent():
             before = len(broken.bodies) + len(sound.bodies)
             outcomes = []
             for _ in range(2):
-                try:
-                    outcomes.append((await router.post({"begins": True}))[1]["by"])
-                except aiohttp.ClientPayloadError:
-                    outcomes.append("broke off")
+                url, body = f"{router.url}/v1/completions", {"begins": True}
+                async with router.client.post(url, json=body) as answer:
+                    begun = await answer.content.readany()
+                    received.set()
+                    try:
+                        begun += await answer.content.read()
+                        outcomes.append(json.loads(begun)["by"])
+                    except aiohttp.ClientPayloadError:
+                        outcomes.append("broke off")
             assert sorted(outcomes) == ["broke off", "sound"]
             assert len(broken.bodies) + len(sound.bodies) == before + 2
 
@@ -371,21 +379,26 @@ def test_workers_that_are_killed_at_random_lose_nothing_that_had_not_begun(num_r
             assert json.loads(begun) == body
         tally["whole"] += 1
 
-    async def kill_now_and_then(workers: list[StubWorker], done: asyncio.Event) -> None:
+    async def kill_one_by_one(
+        workers: list[StubWorker], router: Routed, done: asyncio.Event
+    ) -> None:
+        def is_seen(name: str, well: bool) -> bool:
+            return done.is_set() or router.app.fleet.workers[name].is_well == well
+
         while not done.is_set():
             worker = chance.choice(workers)
             await worker.kill()
-            await asyncio.sleep(0.01)
+            await until(partial(is_seen, worker.name, False))
             await worker.begin()
-            await asyncio.sleep(0.01)
+            await until(partial(is_seen, worker.name, True))
 
     async def scene() -> dict[str, int]:
         workers = names("a", "b", "c", "d")
         for worker in workers:
             worker.answer = slow
         tally, done = {"whole": 0, "broke off": 0, "kills": 0}, asyncio.Event()
-        async with routed(*workers, retries=6) as router:
-            killing = asyncio.create_task(kill_now_and_then(workers, done))
+        async with routed(*workers, retries=6, health_interval_s=0.01) as router:
+            killing = asyncio.create_task(kill_one_by_one(workers, router, done))
             for start in range(0, num_requests, 20):
                 batch = range(start, min(start + 20, num_requests))
                 await asyncio.gather(*(ask(router, number, tally) for number in batch))

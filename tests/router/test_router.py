@@ -45,6 +45,27 @@ def test_it_goes_elsewhere_once_waiting_there_costs_more_than_computing_anew():
     assert router.route(prompt(LONG + "E"), 0).worker == "a"
 
 
+def test_a_short_request_does_not_wait_behind_a_long_prompt_for_a_small_hit():
+    """b has 400 of its tokens and a queue of ten times the usual wait; a has neither."""
+    router = fleet("ab")
+    router.apply("b", batch(0, stored(LONG)), 0)
+    for number in range(9):
+        usual = router.route(prompt(chr(1000 + number) * 200), 0, exclude=["b"])
+        router.finished(usual, 0)
+    router.route(prompt("Q" * 2000), 0, exclude=["a"])
+    decision = router.route(prompt(LONG + "E"), 0)
+    assert (decision.worker, decision.candidates[1].cached_tokens) == ("a", 400)
+
+
+def test_the_longest_prompts_are_still_sent_where_part_of_them_is_cached():
+    """A prompt hundreds of times the usual one: the cost of its wait is large, and still exact."""
+    router = fleet("abc")
+    router.apply("b", batch(0, stored("WXYZ" * 250)), 0)
+    for number in range(9):
+        router.finished(router.route(prompt(chr(1000 + number) * 20), 0), 0)
+    assert router.route(prompt("WXYZ" * 250 + "Q" * 9000), 0).worker == "b"
+
+
 def test_the_second_request_of_a_cold_prefix_follows_the_first():
     """Nothing is cached anywhere; the first is still being computed, and the second says so."""
     router = fleet("abcd")
@@ -233,11 +254,12 @@ def test_a_decision_is_explained_in_words_and_numbers():
     router.apply("b", batch(0, stored(LONG)), 0)
     decision = router.route(prompt(LONG + "EFGH"), 0)
     assert router.explain(decision).splitlines() == [
-        "b by cache_state: 0 tokens queued + 2.0 * (4 to compute + 0 above its share lately)",
+        "b by cache_state: 11 for 0 tokens queued + 2.0 * (4 to compute + 0 above its share "
+        "lately)",
         "404 prompt tokens, 400 expected to be cached (exact), 4 to compute",
         "worker     cached      sent   compute    queued       score",
-        "b             400         0         4         0           8  exact",
-        "a               0         0       404         0         808  guessed",
+        "b             400         0         4         0       18.87  exact",
+        "a               0         0       404         0   4.275e+13  guessed",
     ]
 
 

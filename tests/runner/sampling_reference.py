@@ -12,7 +12,7 @@ NARROW = 1e-9
 
 
 class TooClose(Exception):
-    """A choice hangs on the last bits, so that two right answers exist."""
+    """A choice depends on the last bits, so that two answers are correct."""
 
 
 def task(

@@ -8,10 +8,11 @@ from ostinato import LLM, SamplingParams
 from ostinato.core.errors import RequestError
 from ostinato.engine.chat import render_chat
 from ostinato.runner.model_loader import load_model
-from ostinato.runner.support import auto_class
+from ostinato.runner.model_support import auto_class
 from tests.runner.bench import random_prompt
 from tests.runner.conftest import Served
-from tests.support.checkpoints import COMPOSITE_HYBRIDS, COMPOSITES, Checkpoints, make_tokenizer
+from tests.support.checkpoints import Checkpoints, make_tokenizer
+from tests.support.model_families import COMPOSITE_HYBRIDS, COMPOSITES
 
 NUM_NEW = 8
 

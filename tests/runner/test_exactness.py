@@ -13,7 +13,7 @@ from ostinato.runner.model_loader import LoadedModel
 from ostinato.runner.native.library import library
 from tests.runner.bench import Bench, generated_alone, own_logits, random_prompt
 from tests.runner.conftest import Served
-from tests.support.checkpoints import FAMILIES
+from tests.support.model_families import FAMILIES
 from tests.support.pairs import pairwise
 
 NUM_NEW = 8

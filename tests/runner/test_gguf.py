@@ -13,8 +13,9 @@ from ostinato import LLM, SamplingParams
 from ostinato.errors import BrokenCheckpoint, ModelNotFound, UnsupportedModel
 from ostinato.runner.model_loader import load_model
 from tests.runner.bench import random_prompt
-from tests.support.checkpoints import EOS_ID, MAX_LENGTH, VOCAB_SIZE, Checkpoints
+from tests.support.checkpoints import Checkpoints
 from tests.support.gguf_files import TEMPLATE, save_gguf
+from tests.support.model_families import EOS_ID, MAX_LENGTH, VOCAB_SIZE
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
@@ -137,7 +138,7 @@ def test_a_truncated_file_is_refused(kept: float, plain_file: Path, tmp_path: Pa
     path = tmp_path / "torn.gguf"
     path.write_bytes(content[: int(len(content) * kept)])
 
-    with pytest.raises(BrokenCheckpoint, match=r"torn\.gguf .*no whole GGUF file"):
+    with pytest.raises(BrokenCheckpoint, match=r"torn\.gguf .*not a complete GGUF file"):
         load_model(path)
 
 

@@ -20,7 +20,7 @@ HUGE = """
 import sys, torch
 from pathlib import Path
 from ostinato.runner.native.packed import PackedWeight
-from ostinato.runner.heap import keep_large_blocks
+from ostinato.runner.malloc_tuning import keep_large_blocks
 keep_large_blocks()
 weights = [PackedWeight([torch.zeros(2048, 1024).bfloat16()]) for _ in range(6)]
 found = Path("/proc/self/smaps_rollup").read_text()

@@ -12,17 +12,10 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from ostinato.errors import BrokenCheckpoint, ConfigError, MissingTokenizer, ModelNotFound
 from ostinato.runner.checkpoint import fingerprint, weight_files
 from ostinato.runner.model_loader import LoadedModel, load_model
-from ostinato.runner.resolve import EMBEDDED_MODELS, resolve_model
+from ostinato.runner.model_resolver import EMBEDDED_MODELS, resolve_model
 from tests.runner.conftest import Served
-from tests.support.checkpoints import (
-    EOS_ID,
-    MAX_LENGTH,
-    VOCAB_SIZE,
-    Checkpoints,
-    make_config,
-    save_checkpoint,
-    without_tokenizer,
-)
+from tests.support.checkpoints import Checkpoints, make_config, save_checkpoint, without_tokenizer
+from tests.support.model_families import EOS_ID, MAX_LENGTH, VOCAB_SIZE
 
 
 def test_a_loaded_model_says_what_the_engine_needs_to_know(served: Served):
@@ -155,14 +148,14 @@ def test_a_name_is_fetched_from_the_hub_without_pickles_and_code(
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        ("truncated", r"model\.safetensors .* is no whole safetensors file"),
+        ("truncated", r"model\.safetensors .* is not a complete safetensors file"),
         ("missing shard", r"1 of \d+ weight files are missing: model-00002-of"),
         ("no weights", r"neither model\.safetensors nor"),
         ("missing weights", r"1 missing keys .* model\.layers\.1\.mlp\.up_proj\.weight"),
         ("unexpected weights", r"1 unexpected keys .* stranger"),
         ("mismatched weights", r"model\.norm\.weight|do not load"),
         ("no config", r"config\.json is missing"),
-        ("corrupt config", r"config\.json is no readable JSON"),
+        ("corrupt config", r"config\.json is not valid JSON"),
         ("config without type", r"config\.json: has no model_type"),
         ("impossible config", r"config\.json is not understood.*hidden_size"),
         ("corrupt tokenizer", r"the tokenizer does not load"),

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ostinato import LLM, SamplingParams
 from ostinato.errors import UnsupportedModel
-from ostinato.runner.forward.decoder import unlike
+from ostinato.runner.forward.decoder import unsupported_reason
 from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.forward.packing import pack_linears
 from ostinato.runner.forward.plain_layers import is_plain_linear
@@ -235,7 +235,7 @@ def test_a_layer_that_is_not_what_its_class_says_is_never_packed(alter: Any):
 def test_a_model_with_an_altered_part_is_not_fused(part: str, checkpoints: Checkpoints):
     """The fused forward would never call it."""
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(checkpoints.path("llama"))
-    assert unlike(model) is None
+    assert unsupported_reason(model) is None
     model.get_submodule(part).register_forward_hook(lambda *_: None)
 
-    assert part in str(unlike(model))
+    assert part in str(unsupported_reason(model))

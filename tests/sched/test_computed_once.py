@@ -40,7 +40,7 @@ def send_a_wave(scheduler: Scheduler, own: int = 16, requests: int = 1000) -> in
 
 
 def answer(plan: StepPlan) -> StepResult:
-    """Return the same token for everybody who samples."""
+    """Return the same token for every sequence that samples."""
     tokens = [(SampledToken(7),) if s.sample is not None else () for s in plan.sequences]
     return StepResult(tuple(map(SequenceResult, tokens)))
 

@@ -132,7 +132,7 @@ def test_several_give_way_where_one_has_nothing_of_its_own(index):
 
 
 def test_the_first_in_rank_is_never_preempted(index):
-    """So somebody always gets on: four that want the whole pool end one after the other."""
+    """So there is always progress: four requests that need the whole pool finish one by one."""
     tiny = tiny_scheduler(num_blocks=3, index=index)
     for name in ("one", "two", "three", "four"):
         tiny.add(name, name.upper()[:2], max_tokens=11)

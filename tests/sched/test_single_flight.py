@@ -1,6 +1,6 @@
 """Requests that share an uncomputed prefix never compute it twice (law 1).
 
-The watch of ``tiny_scheduler`` compares every admission with everybody who runs; here the steps
+The watch of ``tiny_scheduler`` compares every admission with all running sequences; here the steps
 are drawn.
 """
 
@@ -46,7 +46,7 @@ def test_copies_of_copies_come_from_where_it_was_computed(index):
 
 
 def test_an_identical_prompt_computes_its_last_token_alone(index):
-    """Law 4: somebody has to ask a question."""
+    """Law 4: one query at least is needed."""
     tiny = tiny_scheduler(index=index)
     tiny.add("first", "ABCDEFGH")
     tiny.add("second", "ABCDEFGH")
@@ -76,7 +76,7 @@ def test_without_a_limit_on_chunks_no_request_is_admitted_beside_a_prefill(index
 
 
 def test_a_follower_waits_until_their_prefix_is_computed(index):
-    """There would be room and budget, but EFGH is under way."""
+    """There would be room and budget, but EFGH is being computed."""
     tiny = chunked(index)
     tiny.add("leader", "ABCDEFGHIJKLMN")
     tiny.add("follower", "ABCDEFGHxy")

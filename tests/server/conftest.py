@@ -34,7 +34,7 @@ def state(shared_state: ServerState) -> Iterator[ServerState]:
     """Lend the server's state; whatever a test did, nothing is left running (law 9)."""
     yield shared_state
     await_idle(shared_state.llm)
-    assert shared_state.num_live == 0, "the server thinks that requests are under way"
+    assert shared_state.num_live == 0, "the server counts unfinished requests"
 
 
 @pytest.fixture

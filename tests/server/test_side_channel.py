@@ -12,8 +12,9 @@ from ostinato.core.identity import ImageSpan, PublicPrefix
 from ostinato.server.callers import KeyedCallers
 from ostinato.server.keys import KeysFile
 from tests.server.keyed import Keyed, keyed_server
+from tests.support.cache_views import prefix_key
 from tests.support.prefix_probe import ENDPOINTS, MODEL, Endpoint, Send, recover
-from tests.support.tiny_cache import on_both_indexes, prefix_key, tiny_cache
+from tests.support.tiny_cache import on_both_indexes, tiny_cache
 
 KNOWN = "The safe behind the painting opens with the word "
 WORD = "owl"
@@ -204,7 +205,7 @@ def test_an_explanation_tells_of_no_other_tenant(keyed: Keyed):
 
 
 def test_other_endpoints_say_the_same_before_and_after(keyed: Keyed):
-    """Those that compute no prompt: their answers do not hang on the cache."""
+    """Endpoints that compute no prompt: their responses do not depend on the cache."""
     asked: dict[str, dict] = {
         "/tokenize": {"prompt": SECRET},
         "/detokenize": {"tokens": [1, 2, 3]},

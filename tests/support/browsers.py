@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, expect, sync_playwright
 
 FLAGS = (
     "--headless",
@@ -30,6 +30,7 @@ def chromium() -> Iterator[Browser]:
     path = os.environ.get("OSTINATO_CHROMIUM") or shutil.which("chromium")
     if path is None:
         pytest.skip("there is no chromium: run scripts/install-browser, or set OSTINATO_CHROMIUM")
+    expect.set_options(timeout=30_000)  # a busy machine is no bug
     with sync_playwright() as tools:
         browser = tools.chromium.launch(executable_path=path, args=list(FLAGS))
         yield browser

@@ -14,15 +14,8 @@ from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImagePr
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from tests.support.checkpoints import (
-    COMPOSITE_HYBRIDS,
-    COMPOSITES,
-    VOCAB_SIZE,
-    Checkpoints,
-    make_config,
-    make_tokenizer,
-    save_checkpoint,
-)
+from tests.support.checkpoints import Checkpoints, make_config, make_tokenizer, save_checkpoint
+from tests.support.model_families import COMPOSITE_HYBRIDS, COMPOSITES, VOCAB_SIZE
 
 BEGIN, IMAGE, END = "<boi>", "<image>", "<eoi>"
 ROW_ENDS = "[IMG_BREAK]", "[IMG_END]"

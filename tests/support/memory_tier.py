@@ -29,6 +29,7 @@ class MemoryTier:
         blocks: Payloads.
         salts: Whose each is.
         keep_until: Leases.
+        refresh_s: How long each use keeps what is leased.
         faults: Digests whose load ends with a fault.
         refusal: What stores are answered, if they are refused.
         gate: Loads wait for it.
@@ -42,6 +43,7 @@ class MemoryTier:
         self.blocks: dict[bytes, bytes] = {}
         self.salts: dict[bytes, tuple[bytes, ...]] = {}
         self.keep_until: dict[bytes, float] = {}
+        self.refresh_s: dict[bytes, float] = {}
         self.faults: dict[bytes, LoadFault] = {}
         self.refusal: StoreResult | None = None
         self.gate = threading.Event()
@@ -71,6 +73,7 @@ class MemoryTier:
                 prefix.namespace.block_bytes,
                 part,
                 min(self.keep_until[digest] for digest in part),
+                self.refresh_s.get(part[0], 0.0),
             )
             for place in range(0, len(found), 2)
             if (part := found[place : place + 2])
@@ -99,12 +102,14 @@ class MemoryTier:
                 self.blocks[digest] = bytes(payload[place * width : (place + 1) * width])
                 self.salts[digest] = extent.prefix.salts
                 self.keep_until[digest] = extent.keep_until
+                self.refresh_s[digest] = extent.refresh_s
             self.listener.on_stored("disk", extent)
         return [StoreResult.STORED] * len(extents)
 
-    def lease(self, prefix: Prefix, keep_until: float) -> int:
+    def lease(self, prefix: Prefix, keep_until: float, refresh_s: float = 0.0) -> int:
         known = [digest for digest in prefix.digests if digest in self.blocks]
         self.keep_until.update(dict.fromkeys(known, keep_until))
+        self.refresh_s.update(dict.fromkeys(known, refresh_s))
         return len(known) * prefix.namespace.block_size
 
     def use(self, prefix: Prefix, reuse: ReuseClass) -> None:

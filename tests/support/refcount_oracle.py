@@ -16,8 +16,8 @@ from ostinato.hybrid.checkpoint import Checkpoint, HeldStates
 from ostinato.hybrid.window_content import WindowCopy
 from ostinato.observe.introspection import CachedBlock, cached_blocks
 from ostinato.sched.sequence import Sequence
+from tests.support.cache_views import held_windows, windows_of
 from tests.support.fake_runner import FakeRunner
-from tests.support.tiny_cache import held_windows, windows_of
 
 
 class RefcountOracle:

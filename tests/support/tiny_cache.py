@@ -7,34 +7,32 @@
     cache.match("ABCDEFXY").num_tokens      # 6: a block and two tokens of the next
     cache.picture()                         # "ABCD:evictable EFGH:evictable free free"
 
-A step is one or more of ``plan``, ``advance`` and ``fork``, and then ``commit`` or ``fail``, as
-the scheduler does it. ``admit``, ``append`` and ``serve`` are steps of their own. The cache's
-invariants are checked after each of them.
+A step is one or more of ``plan``, ``advance``, ``grow`` and ``fork``, and then ``commit`` or
+``fail``, as the scheduler does it. ``admit``, ``append`` and ``serve`` are steps of their own.
+Worked examples, the contract suite and drawn scenarios speak this language.
+
+After each of these calls the cache checks itself, what sequences read and what is findable is
+compared with slots of text (``FakeKV``), and a plain cache with what ``CacheOracle`` predicts.
 """
 
-from array import array
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, get_args
 
 import pytest
 
 from ostinato.assembly import build_cache
 from ostinato.cache.block_table import BlockTable
-from ostinato.cache.eviction import LeastRecentlyUsed
-from ostinato.cache.manager import CacheManager
-from ostinato.cache.pool import BlockPool
 from ostinato.cache.prefix_index import PrefixMatch
-from ostinato.core.errors import PromptTooLong
-from ostinato.core.identity import Identity, ImageSpan, PrefixKey
+from ostinato.core.identity import ImageSpan, PrefixKey
 from ostinato.core.plan import CopyRun
-from ostinato.hybrid.manager import HybridCacheManager
-from ostinato.hybrid.window_content import WindowTable
-from ostinato.hybrid.window_group import WindowGroup
 from ostinato.indexes.block_hash import DigestFunction
 from ostinato.observe.introspection import cached_blocks
 from ostinato.settings import DigestName, IndexName, PrefixCacheConfig
-from ostinato.tenants.shares import TenantShares
+from tests.support.cache_views import held_windows, letters, prefix_key, windows_of
+from tests.support.fake_kv import Chunk, FakeKV, spell
+from tests.support.predicted_manager import PredictedManager
 
 on_both_indexes = pytest.mark.parametrize("index", get_args(IndexName))
 """Run a test once for each index."""
@@ -56,34 +54,6 @@ def tiny_cache(
     return TinyCache(config, digest)
 
 
-def prefix_key(prompt: str, images: Iterable[ImageSpan] = (), **identity: Any) -> PrefixKey:
-    """Return the key of a prompt, a letter per token; ``identity`` as in ``Identity``."""
-    return PrefixKey(Identity(**identity), [ord(letter) for letter in prompt], images)
-
-
-def windows_of(manager: CacheManager) -> list[WindowGroup]:
-    """Return a manager's sliding windows; none of a plain one."""
-    groups = manager.layer_groups if isinstance(manager, HybridCacheManager) else ()
-    return [group for group in groups if isinstance(group, WindowGroup)]
-
-
-def held_windows(table: BlockTable) -> list[WindowTable]:
-    """Return what a table holds in windows."""
-    return [held for held in table.held if isinstance(held, WindowTable)]
-
-
-def shares_of(pool: BlockPool) -> TenantShares:
-    """Return the accounts of a pool; empty ones where all blocks are everyone's."""
-    shares = pool.shares
-    return shares if isinstance(shares, TenantShares) else TenantShares({}, LeastRecentlyUsed)
-
-
-def letters(packed: "bytes | array[int]") -> str:
-    """Return packed tokens as the letters they stand for."""
-    tokens = packed if isinstance(packed, array) else array("I", packed)
-    return "".join(map(chr, tokens))
-
-
 @dataclass(eq=False)
 class Sequence:
     """One sequence in the tiny cache.
@@ -93,12 +63,16 @@ class Sequence:
         copies: Slots that its admission or its fork copies.
         block_size: Tokens per block.
         num_computed: Leading tokens whose KV is written once the running step is over.
+        num_written: Leading tokens whose KV is written.
+        texts: What the slots of its tokens have to hold.
     """
 
     table: BlockTable
     copies: tuple[CopyRun, ...]
     block_size: int
     num_computed: int
+    num_written: int = 0
+    texts: list[str] = field(default_factory=list)
 
     @property
     def blocks(self) -> list[int]:
@@ -122,7 +96,14 @@ class Sequence:
 
 
 class TinyCache:
-    """A cache manager and the named sequences that it serves."""
+    """A cache manager and the named sequences that it serves.
+
+    Attributes:
+        sequences: Those that hold blocks, by name.
+        released: Tables that were released, the last one last.
+        counts: What has happened so far, and how often.
+        calls: The manager beside its oracle.
+    """
 
     def __init__(self, config: PrefixCacheConfig, digest: DigestFunction | None = None) -> None:
         """Make an empty cache whose clock shows the number of steps so far."""
@@ -130,7 +111,13 @@ class TinyCache:
         self.prefix_cache = build_cache(config, lambda: float(self.num_steps), digest)
         self.manager = self.prefix_cache.manager
         self.sequences: dict[str, Sequence] = {}
+        self.released: list[BlockTable] = []
+        self.counts: Counter[str] = Counter()
+        self.calls = PredictedManager(self.manager, config)
+        self._kv = FakeKV(config)
         self._step: list[Sequence] = []
+        self._grown: list[tuple[Sequence, int]] = []
+        self._copies: list[CopyRun] = []
 
     @property
     def block_size(self) -> int:
@@ -139,17 +126,23 @@ class TinyCache:
 
     def match(self, prompt: str, images: Iterable[ImageSpan] = (), **identity: Any) -> PrefixMatch:
         """Look a prompt up, and see to it that this changes nothing."""
+        return self.look_up(prefix_key(prompt, images, **identity))
+
+    def look_up(self, key: PrefixKey) -> PrefixMatch:
+        """Look a key up, and see to it that this changes nothing."""
+        self._publish_grown()
         before = self.manager.describe()
-        found = self.manager.match(prefix_key(prompt, images, **identity))
+        found = self.calls.match(key)
         assert self.manager.describe() == before, "a look-up changed something"
         return found
 
     def plan(
         self,
         name: str,
-        prompt: str,
+        prompt: str | PrefixKey,
         *,
         upto: int | None = None,
+        chunk: int | None = None,
         reads: bool = True,
         writes: bool = True,
         preempted: bool = False,
@@ -158,59 +151,98 @@ class TinyCache:
     ) -> Sequence | None:
         """Admit a prompt and compute its first ``upto`` tokens, all by default, in this step.
 
+        ``chunk`` is how many tokens are computed at most behind those that hit.
+
         Returns:
             None if it does not fit; then nothing has changed.
         """
-        before = self.manager.describe()
-        key = prefix_key(prompt, images, **identity)
-        found = self.manager.match(key) if reads else self.manager.no_match()
-        try:
-            admitted = self.manager.admit(key, found, writes=writes, preempted=preempted)
-        except PromptTooLong:  # it would not fit an empty cache either
-            admitted = None
+        key = prefix_key(prompt, images, **identity) if isinstance(prompt, str) else prompt
+        self._publish_grown()
+        found = self.calls.match(key) if reads else self.manager.no_match()
+        admitted = self.calls.admit(key, found, writes, preempted)
         if admitted is None:
-            assert self.manager.describe() == before, "a refusal changed something"
+            self.counts["refused"] += 1
             return None
-        self.sequences[name] = sequence = Sequence(*admitted, self.block_size, 0)
-        self.advance(name, len(prompt) if upto is None else upto)
-        return sequence
+        num_cached = admitted[0].num_cached_tokens
+        assert num_cached < len(key), "law 4"
+        self._count(found, *admitted)
+        self._begin(name, *admitted, num_cached)
+        end = len(key) if upto is None else upto
+        self.advance(name, end if chunk is None else min(end, num_cached + chunk))
+        return self.sequences[name]
 
     def advance(self, name: str, upto: int) -> None:
         """Compute a planned sequence's tokens up to position ``upto`` in this step."""
+        self._publish(self.sequences[name], upto)
+        self.check()
+
+    def grow(self, name: str, chunk: int) -> bool:
+        """Plan more tokens of a running sequence; they are findable from the next call on.
+
+        Returns:
+            False if there is no room for all of its tokens; then nothing has changed.
+        """
         sequence = self.sequences[name]
-        sequence.num_computed = upto
-        self.manager.publish(sequence.table, upto)
-        if sequence not in self._step:
-            self._step.append(sequence)
-        self.prefix_cache.check()
+        num_tokens = len(sequence.table.key)
+        fits = self.calls.grow(sequence.table, num_tokens)
+        if fits:
+            self._grown.append((sequence, min(num_tokens, sequence.num_computed + chunk)))
+        self.counts["no room to grow"] += not fits
+        self.check()
+        return fits
+
+    def generate(self, name: str, letter: str) -> None:
+        """Append a token to a sequence, to be computed in a later step."""
+        self.calls.append(self.sequences[name].table, ord(letter))
+
+    def is_in_step(self, name: str) -> bool:
+        """Whether the running step computes a sequence, and its blocks are findable."""
+        return self.sequences[name] in self._step
+
+    def is_planned(self, name: str) -> bool:
+        """Whether the running step computes a sequence."""
+        return self.num_planned(name) is not None
+
+    def num_planned(self, name: str) -> int | None:
+        """Return how many of its tokens a sequence has computed after the running step."""
+        sequence = self.sequences[name]
+        grown = [upto for grown, upto in self._grown if grown is sequence]
+        return next(iter([*grown, *([sequence.num_computed] * (sequence in self._step))]), None)
 
     def fork(self, name: str, child: str) -> Sequence | None:
         """Make a second continuation of a sequence of this step; None if it does not fit."""
-        parent, before = self.sequences[name], self.manager.describe()
-        forked = self.manager.fork(parent.table, parent.num_computed)
-        if forked is None:
-            assert self.manager.describe() == before, "a refusal changed something"
-            return None
-        self.sequences[child] = sequence = Sequence(*forked, self.block_size, parent.num_computed)
-        self._step.append(sequence)
-        self.prefix_cache.check()
-        return sequence
+        self._publish_grown()
+        parent = self.sequences[name]
+        forked = self.calls.fork(parent.table, parent.num_computed)
+        if forked is not None:
+            self._step.append(self._begin(child, *forked, parent.num_computed))
+            self.counts["forked"] += 1
+        self.check()
+        return None if forked is None else self.sequences[child]
 
     def commit(self) -> None:
         """End the step: its forward pass has run."""
+        self._publish_grown()
         self.num_steps += 1
-        self.manager.commit(sequence.table for sequence in self._step)
-        self._step.clear()
-        self.prefix_cache.check()
+        for chunk in self._run_step(fails=False):
+            self._kv.read(chunk)
+        step, self._step = self._step, []
+        self.calls.commit([sequence.table for sequence in step])
+        for sequence in step:
+            sequence.num_written = sequence.num_computed
+        self.check()
 
     def fail(self) -> None:
         """End the step: its forward pass has raised."""
+        self._publish_grown()
         self.num_steps += 1
-        self.manager.fail(sequence.table for sequence in self._step)
-        gone = set(map(id, self._step))
-        self.sequences = {n: s for n, s in self.sequences.items() if id(s) not in gone}
-        self._step.clear()
-        self.prefix_cache.check()
+        self._run_step(fails=True)
+        step, self._step = self._step, []
+        self.calls.fail([sequence.table for sequence in step])
+        self.sequences = {n: s for n, s in self.sequences.items() if s not in step}
+        self.released += [sequence.table for sequence in step]
+        self.counts["failed with followers"] += len(step) > 1
+        self.check()
 
     def admit(self, name: str, prompt: str, **how: Any) -> Sequence | None:
         """Admit a prompt in a step of its own; takes what ``plan`` takes."""
@@ -226,20 +258,25 @@ class TinyCache:
         """
         sequence = self.sequences[name]
         for letter in tokens:
-            table, before = sequence.table, self.manager.describe()
-            if not self.manager.grow(table, len(table.key) + 1):
-                assert self.manager.describe() == before, "a refusal changed something"
+            if not self.calls.grow(sequence.table, len(sequence.table.key) + 1):
                 return False
-            table.key.append(ord(letter))
-            self.advance(name, len(table.key))
+            self.generate(name, letter)
+            self.advance(name, len(sequence.table.key))
             self.commit()
         return True
 
     def finish(self, name: str) -> None:
-        """End a sequence: its blocks stay findable."""
+        """End a sequence, or preempt it: its blocks stay findable."""
         sequence = self.sequences.pop(name)
-        self.manager.release(sequence.table, sequence.num_computed)
-        self.prefix_cache.check()
+        self._grown = [grown for grown in self._grown if grown[0] is not sequence]
+        self.calls.release(sequence.table, sequence.num_computed)
+        self.released.append(sequence.table)
+        self.check()
+
+    def reset(self) -> None:
+        """Forget every prefix, while nothing runs."""
+        self.calls.reset(self.prefix_cache.admin.reset)
+        self.check()
 
     def serve(self, prompt: str, **how: Any) -> Sequence:
         """Admit, compute and finish a whole request; returns what became of it."""
@@ -299,3 +336,50 @@ class TinyCache:
             start = position * self.block_size
             text = letters(computed[start : start + self.block_size])
             pictures[block] = f"{text or '-'}:private"
+
+    # --- what is compared ---
+
+    def check(self) -> None:
+        """Check the cache itself, all that the oracle predicts, and what sequences read."""
+        self.prefix_cache.check()
+        self.calls.check(None if self._step else self._kv.stores[0])
+        for name, sequence in () if self._step else self.sequences.items():
+            self._kv.read(self._chunk(name, sequence, sequence.num_written))
+
+    # --- small print ---
+
+    def _begin(
+        self, name: str, table: BlockTable, copies: tuple[CopyRun, ...], num_cached: int
+    ) -> Sequence:
+        self._copies += copies
+        sequence = Sequence(table, copies, self.block_size, num_cached, num_cached)
+        self.sequences[name] = sequence
+        return sequence
+
+    def _count(self, found: PrefixMatch, table: BlockTable, copies: tuple[CopyRun, ...]) -> None:
+        self.counts["admitted"] += 1
+        self.counts["shared"] += bool(table.num_shared_tokens)
+        self.counts["copied"] += bool(copies)
+        self.counts["copy given up"] += found.tail is not None and not copies
+
+    def _publish(self, sequence: Sequence, upto: int) -> None:
+        self.calls.publish(sequence.table, upto)
+        sequence.num_computed = upto
+        if sequence not in self._step:
+            self._step.append(sequence)
+
+    def _publish_grown(self) -> None:
+        grown, self._grown = self._grown, []
+        for sequence, upto in grown:
+            self._publish(sequence, upto)
+
+    def _run_step(self, fails: bool) -> list[Chunk]:
+        chunks = [self._chunk(id(s), s, s.num_computed) for s in self._step]
+        copies, self._copies = self._copies, []
+        self._kv.write(chunks, copies, fails)
+        return chunks
+
+    def _chunk(self, name: object, sequence: Sequence, end: int) -> Chunk:
+        table = sequence.table
+        sequence.texts = spell(table.key, sequence.texts)
+        return Chunk(name, table.groups, sequence.texts, sequence.num_written, end)

@@ -4,7 +4,8 @@ import pytest
 
 from ostinato.settings import WindowConfig
 from ostinato.tenants.terms import PINNED
-from tests.support.tiny_cache import TinyCache, on_both_indexes, prefix_key, tiny_cache, windows_of
+from tests.support.cache_views import prefix_key, windows_of
+from tests.support.tiny_cache import TinyCache, on_both_indexes, tiny_cache
 
 pytestmark = [on_both_indexes, pytest.mark.parametrize("windows", [(), (WindowConfig(6, 12),)])]
 

@@ -6,8 +6,9 @@ from ostinato.errors import CacheInUse
 from ostinato.observe.events import AllCleared, EventBatch
 from ostinato.settings import TenantShare, WindowConfig
 from ostinato.tenants.terms import ANTHROPIC_1H, PINNED, EraseReceipt
+from tests.support.cache_views import prefix_key, windows_of
 from tests.support.memory_search import Traces, search
-from tests.support.tiny_cache import TinyCache, on_both_indexes, prefix_key, tiny_cache, windows_of
+from tests.support.tiny_cache import TinyCache, on_both_indexes, tiny_cache
 
 SALT = b"salt-of-the-erased"
 FIRST_TOKEN = 0x10F800

@@ -19,8 +19,9 @@ from ostinato.tenants.terms import (
     LeaseStatus,
     LeaseTerms,
 )
+from tests.support.cache_views import prefix_key, windows_of
 from tests.support.memory_search import reachable
-from tests.support.tiny_cache import TinyCache, on_both_indexes, prefix_key, tiny_cache, windows_of
+from tests.support.tiny_cache import TinyCache, on_both_indexes, tiny_cache
 
 FOR_FIVE = LeaseTerms(5.0)
 FOR_FIVE_REFRESHED = LeaseTerms(5.0, refresh_on_hit=True)

@@ -11,15 +11,8 @@ from ostinato.core.identity import Identity
 from ostinato.observe.introspection import cached_blocks
 from ostinato.settings import PrefixCacheConfig, TenantShare, WindowConfig, window_blocks
 from ostinato.tenants.terms import PINNED
-from tests.support.tiny_cache import (
-    TinyCache,
-    letters,
-    on_both_indexes,
-    prefix_key,
-    shares_of,
-    tiny_cache,
-    windows_of,
-)
+from tests.support.cache_views import letters, prefix_key, shares_of, windows_of
+from tests.support.tiny_cache import TinyCache, on_both_indexes, tiny_cache
 
 # --- quotas -------------------------------------------------------------------------------
 

@@ -5,6 +5,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import valkey
+
 from ostinato.tiers.byte_store import ByteStore, StoreError
 from ostinato.tiers.disk import DiskOptions, DiskTier
 from ostinato.tiers.folder import LocalFolder
@@ -245,7 +247,7 @@ class RealServer(Server):
 
     def __init__(self, url: str) -> None:
         super().__init__(ValkeyStore(url, timeout_s=20.0), RemoteOptions(timeout_s=20.0))
-        self.client = self.store._client
+        self.client: Any = valkey.Valkey.from_url(url)
         self.client.config_set("maxmemory", 0)
         self.client.flushall()
 

@@ -33,7 +33,9 @@ def test_every_tier_passes(check, medium, tmp_path):
     check(MEDIA[medium](tmp_path / "tier"))
 
 
-@pytest.mark.parametrize("medium", ["simulated disk", "sealed disk", "host memory", "server"])
+@pytest.mark.parametrize(
+    "medium", ["simulated disk", "sealed disk", "host memory", "server", "sealed server"]
+)
 def test_a_storm_of_faults_brings_no_wrong_byte(medium, tmp_path):
     report = conformance.storm(MEDIA[medium](tmp_path), num_faults=100)
     assert report.num_blocks > 300 and len(report.by_fault) == 6

@@ -9,12 +9,15 @@ import pytest
 
 from ostinato.tiers.conformance import assert_nowhere, conversation, get, put
 from ostinato.tiers.disk import DiskOptions, DiskTier
+from ostinato.tiers.index import ExtentIndex
 from ostinato.tiers.port import StoreResult
 from ostinato.tiers.record import ALIGNMENT
+from ostinato.tiers.segment_log import LogLimits, SegmentLog
 from ostinato.tiers.simulated import Killed, SimulatedFolder
 
 OPTIONS = DiskOptions(limit_bytes=40 * 1024, segment_bytes=8 * 1024)
 SEALED = DiskOptions(limit_bytes=40 * 1024, segment_bytes=8 * 1024, sealed=True)
+LIMITS = LogLimits(OPTIONS.limit_bytes, OPTIONS.segment_bytes)
 NOW = 1_000_000.0
 
 
@@ -27,7 +30,11 @@ def talk(number: int):
 
 
 def live(
-    folder: SimulatedFolder, options: DiskOptions, rng: random.Random, first: int
+    folder: SimulatedFolder,
+    options: DiskOptions,
+    rng: random.Random,
+    first: int,
+    erases: bool = True,
 ) -> list[int]:
     """Store, load, lease and erase until the process is killed; returns what was stored last."""
     durable = list[int]()
@@ -40,7 +47,7 @@ def live(
                 get(tier, talk(rng.randint(first, number)))
             if rng.random() < 0.1:
                 tier.lease(talk(number), NOW + 1)
-            if rng.random() < 0.05:
+            if rng.random() < 0.05 and erases:
                 tier.erase(b"1")
             assert folder.num_bytes() <= options.limit_bytes, "more bytes than the limit"
     except Killed:
@@ -56,9 +63,9 @@ def check(folder: SimulatedFolder, options: DiskOptions, durable: list[int], fir
         assert get(tier, talk(number), start_block=2) == 4, "a store that had returned is lost"
     num_bytes = tier.stats()[0].num_bytes
     assert folder.num_bytes() == num_bytes <= options.limit_bytes, "bytes that nothing counts"
-    for segment in tier._log.segments:
+    for segment in SegmentLog(folder, LIMITS, ExtentIndex(), lambda: NOW).segments:
         end = ALIGNMENT
-        for offset, header in segment._headers():
+        for offset, header in segment.headers():
             assert offset == end, "bytes between records"
             end = offset + header.total_bytes
         assert end == segment.file.size()
@@ -71,14 +78,17 @@ def check(folder: SimulatedFolder, options: DiskOptions, durable: list[int], fir
 def crash(seed: int, options: DiskOptions) -> int:
     rng, folder, first = random.Random(seed), SimulatedFolder(), 1000 * seed
     folder.faults.kill_after = rng.randrange(60_000)
-    durable = live(folder, options, rng, first)
+    erases = seed % 4 > 0  # an interrupted erasure looks like damage, and nothing else does
+    durable = live(folder, options, rng, first, erases)
     folder = folder.after_power_loss(rng) if seed % 2 else folder.after_kill()
     segments = {*folder.names()}
     if seed % 3 == 0:  # the next process is killed as well, while it recovers or soon after
         folder.faults.kill_after = rng.randrange(3000)
-        durable += live(folder, options, rng, first + 100)
+        durable += live(folder, options, rng, first + 100, erases)
         folder = folder.after_kill()
-    open_tier(folder, options).close()
+    tier = open_tier(folder, options)
+    assert erases or not tier.stats()[0].num_damaged, "a torn end is no damage"
+    tier.close()
     if not segments <= {*folder.names()}:  # a crash in an eviction: the next start evicts as well
         durable = []
     return check(folder, options, durable, first)

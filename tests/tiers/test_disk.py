@@ -4,11 +4,13 @@ import errno
 import logging
 import shutil
 import stat
+import struct
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import xxhash
 
 from ostinato.core.errors import ConfigError
 from ostinato.tiers.chain import TierChain
@@ -16,6 +18,7 @@ from ostinato.tiers.conformance import NAMESPACE, conversation, get, payload, pu
 from ostinato.tiers.disk import DailyBudget, DiskOptions, DiskTier
 from ostinato.tiers.folder import LocalFolder
 from ostinato.tiers.port import LoadFault, StoreResult, TierListener
+from ostinato.tiers.record import MAGIC, Lease, lease_slot
 from ostinato.tiers.remote import RemoteTier
 from ostinato.tiers.simulated import SimulatedFolder
 from tests.tiers.media import SEALED, SEGMENTS, ServerInMemory
@@ -56,6 +59,63 @@ def test_a_lease_survives_evictions_and_restarts_and_ends_by_wall_clock_time(opt
     fill(tier, 300, 200)
     assert get(tier, prefix, start_block=4) == 0, "what nobody else shares is gone"
     assert tier.stats()[0].leased_bytes == 0
+
+
+def test_terms_of_a_lease_survive_restarts_and_older_folders_keep_their_leases():
+    """How long each use keeps it is found again; before, a record had the end alone."""
+    folder, prefix, ending = SimulatedFolder(), conversation(1), Clock.now + DAY
+    tier = DiskTier(folder, SMALL, Clock())
+    put(tier, prefix)
+    tier.lease(prefix, ending, refresh_s=300.0)
+    folder = folder.after_kill()
+    tier = DiskTier(folder, SMALL, Clock())
+    assert {(x.keep_until, x.refresh_s) for x in tier.look_up(prefix, 0)} == {(ending, 300.0)}
+
+    file, turn, older = folder.open("000000000001.segment"), 2, ending + 0.5
+    for start in [i for i in range(len(file.content)) if file.content.startswith(MAGIC, i)]:
+        salt = bytes(file.content[start + 128 : start + 144])
+        check = xxhash.xxh32_intdigest(salt + struct.pack("<Id", turn, older))
+        place, _ = lease_slot(Lease(turn), salt)
+        file.write([struct.pack("<IId", turn, check, older)], start + place)
+    tier = DiskTier(folder.after_kill(), SMALL, Clock())
+    assert {(x.keep_until, x.refresh_s) for x in tier.look_up(prefix, 0)} == {(older, 0.0)}
+
+
+@pytest.mark.parametrize("kind", ["tail", "blocks", "header", "segment"])
+def test_damage_is_told_once_and_a_torn_end_is_not(kind: str, caplog: pytest.LogCaptureFixture):
+    """What was durable and is not whole is named by file and offset, also in the last group."""
+    folder = SimulatedFolder()
+    tier = DiskTier(folder, SMALL)
+    put(tier, conversation(1), blocks_each=8)
+    put(tier, conversation(2), blocks_each=8)
+    file = folder.open("000000000001.segment")
+    second = 512 + tier._log.segments[0].records[0].size
+    if kind == "tail":  # killed in the middle of a third
+        folder.faults.fail_after = 700
+        put(tier, conversation(3))
+    else:
+        file.content[{"blocks": -300, "header": second + 20, "segment": 10}[kind]] ^= 1
+
+    folder = folder.after_kill()
+    stats = DiskTier(folder, SMALL).stats()[0]
+    assert stats.num_damaged == (kind != "tail")
+    told = [record.getMessage() for record in caplog.records if "damaged" in record.message]
+    assert len(told) == stats.num_damaged
+    if told:
+        place = 0 if kind == "segment" else second
+        assert f"000000000001.segment is damaged, {len(file.content) - place} bytes from" in told[0]
+        assert f"from byte {place} on" in told[0]
+    caplog.clear()
+    tier = DiskTier(folder.after_kill(), SMALL)
+    assert tier.stats()[0].num_damaged == 0 and not caplog.records
+    assert get(tier, conversation(1)) == (0 if kind == "segment" else 8)
+    assert get(tier, conversation(2)) == {"tail": 8, "segment": 0}.get(kind, 2)
+
+
+def test_a_segment_that_was_torn_in_its_first_bytes_is_removed():
+    folder = SimulatedFolder({"000000000001.segment": bytearray(b"OSTKVSG")})
+    assert put(DiskTier(folder, SMALL), conversation(1))[0] is StoreResult.STORED
+    assert folder.num_bytes() > 512
 
 
 def test_leases_that_fill_the_disk_refuse_stores_until_they_end():
@@ -148,7 +208,7 @@ def test_copies_of_what_is_kept_count_as_written():
     stats = tier.stats()[0]
     assert stats.num_evicted > 50 and stats.stores["budget"] > 0
     assert 250_000 < stats.written_bytes <= 300_000
-    num_segments = tier._log.segments[-1].sequence
+    num_segments = int(max(folder.files).partition(".")[0])
     assert stats.written_bytes > 0.9 * num_segments * (SMALL.segment_bytes - 2 * 512) - 8192
 
 

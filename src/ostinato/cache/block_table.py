@@ -36,7 +36,7 @@ class BlockTable:
         writes: Whether full blocks are published.
         table_id: Its number, unique for the life of a manager; -1 once it is released.
         num_planned: Tokens that are computed when the step that was planned last has run.
-        path: The index's record of what is held; None with prefix caching off.
+        path: The index's record of what is held.
         num_published: Leading blocks that the path covers.
         copy_source: The entry that is copied from, held until the step has run.
         first_published: First block that this step published; None if it published none.

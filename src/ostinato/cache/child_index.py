@@ -67,17 +67,22 @@ class ChildIndex(Generic[ChildT]):
             self.newest = child
         self._by_name[name] = child
 
-    def closest(self, run: bytes) -> ChildT | None:
-        """Find the child whose name has the longest common prefix with a packed run, if any.
+    def closest(self, run: bytes) -> tuple[ChildT | None, int]:
+        """Find the child whose name has the longest common prefix with a packed run.
+
+        Returns:
+            The child and the tokens that are alike; None and 0 if no child begins with the first.
 
         Cost: O(log n) comparisons, and as a rule O(sqrt(n)) where many share that prefix.
         """
         names = self._names
-        if len(names) < 2:
-            return self.newest
-        place = bisect_left(names, run)
-        most = max(num_common_tokens(name, run) for name in names[max(0, place - 1) : place + 1])
-        return self._by_name[self._newest(run[: most * TOKEN_BYTES])] if most else None
+        if len(names) == 1:  # the common case
+            most = num_common_tokens(names[0], run)
+            return (self.newest, most) if most else (None, 0)
+        place, most = bisect_left(names, run), 0
+        for name in names[max(0, place - 1) : place + 1]:
+            most = max(most, num_common_tokens(name, run))
+        return (self._by_name[self._newest(run[: most * TOKEN_BYTES])], most) if most else (None, 0)
 
     def begins_with(self, run: bytes) -> bool:
         """Whether any child's name begins with a packed run."""

@@ -282,17 +282,15 @@ class CacheManager:
             The child's table and the slots to copy; None, with no effect, if it does not fit.
         """
         self.tables.check_range(table, num_tokens, "fork")
-        needed = self.blocks_for(num_tokens)
-        missing = self._num_to_fork(table, num_tokens)
-        pairs = zip(self.pools, missing, strict=True)
-        if any(count > pool.num_free_for(table.tenant) for pool, count in pairs):
+        needed, firsts = self.blocks_for(num_tokens), self._shared_by_fork(table, num_tokens)
+        pairs = zip(self.pools, firsts, strict=True)
+        if any(needed - first > pool.num_free_for(table.tenant) for pool, first in pairs):
             return None
-        child = self._fork(table, needed - missing[0])
+        child = self._fork(table, firsts[0])
         self.tables.enter(child, num_tokens)
         for notify in self.observers.on_fork:
             notify(table, child)
         self._take(child, num_tokens, num_tokens)
-        firsts = [needed - count for count in missing]
         return child, self.copies.of_fork(table, child, firsts, num_tokens)
 
     # --- between steps ---
@@ -315,7 +313,7 @@ class CacheManager:
         """
         self.tables.check_between_steps()
         num_tokens -= num_tokens % self.block_size
-        table = self._hold(key, self.match_first(key, num_tokens))
+        table = self._hold(key, replace(self.match_first(key, num_tokens), tail=None))
         table.writes = False
         self.tables.enter(table, num_tokens, is_pinned=True)
         return table
@@ -371,10 +369,9 @@ class CacheManager:
         free = self.pool.num_free_for(table.tenant)
         return min(num_tokens, (len(table.blocks) + free) * self.block_size)
 
-    def _num_to_fork(self, table: BlockTable, num_tokens: int) -> list[int]:
-        """Return how many blocks of its own a fork would take, of each pool."""
-        shared = min(table.num_published, num_tokens // self.block_size)
-        return [self.blocks_for(num_tokens) - shared]
+    def _shared_by_fork(self, table: BlockTable, num_tokens: int) -> list[int]:
+        """Return how many leading blocks a fork would share in each pool; it takes the others."""
+        return [min(table.num_published, num_tokens // self.block_size)]
 
     def _hold(self, key: PrefixKey, match: PrefixMatch) -> BlockTable:
         """Hold a match, and the source of what will be copied; the table is not live yet."""

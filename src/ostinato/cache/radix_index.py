@@ -31,13 +31,7 @@ from ostinato.cache.block import CacheEntry
 from ostinato.cache.child_index import child_name, num_shared_tokens, walk
 from ostinato.cache.eviction import RequestSummary
 from ostinato.cache.pool import BlockPool
-from ostinato.cache.prefix_index import (
-    CachedRun,
-    PrefixMatch,
-    PublishResult,
-    Removal,
-    TailMatch,
-)
+from ostinato.cache.prefix_index import CachedRun, PrefixMatch, PublishResult, Removal, TailMatch
 from ostinato.cache.radix_node import RadixNode
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.ids import BlockId
@@ -75,7 +69,8 @@ class RadixIndex:
         while not unmatched and node.end < most and (child := node.children.newest) is not None:
             # Most nodes have one child, which agrees as a whole: found without its name.
             if key.has_extras or not _agrees(child, view, most, size):
-                child = node.children.get(_name(key, node.end, size))
+                run, extra = key.block_run(node.end * size, (node.end + 1) * size)
+                child = node.children.get(run if extra is None else child_name(run, extra))
                 if child is None:
                     break
                 used = child.num_common_blocks(key, view.cast("B"), most - node.end, size)
@@ -94,16 +89,15 @@ class RadixIndex:
         """Find the block after a match with the longest common prefix with the sequence."""
         size, start = self.block_size, (node.start + used) * self.block_size
         run, extra = key.block_run(start, min(num_tokens, start + size))
-        child: RadixNode | None = node
-        if used == node.num_blocks:
+        if used < node.num_blocks:
+            child, common = node, num_common_tokens(run, node.run_of(used, size)[0])
+        else:
             name = run if extra is None else child_name(run, extra)[: len(run)]
-            child, used = node.children.closest(name), 0
-        if child is None:
-            return None
-        other, other_extra = child.run_of(used, size)
-        common = num_common_tokens(run, other)
-        if extra is not None or other_extra is not None:
-            common = num_shared_tokens(extra, other_extra, common)
+            closest, common = node.children.closest(name)
+            child, used = closest or node, 0
+        if common and (extra is not None or child.extras):
+            other, other_extra = child.run_of(used, size)
+            common = num_shared_tokens(extra, other_extra, num_common_tokens(run, other))
         return TailMatch(BlockId(child.blocks[used]), common, child, used) if common else None
 
     def acquire(self, key: PrefixKey, match: PrefixMatch) -> tuple[RadixNode, RadixNode | None]:
@@ -151,7 +145,8 @@ class RadixIndex:
         first, last = node.end, num_tokens // size
         self.version += 1
         while node.end < last:
-            name = _name(key, node.end, size)
+            run, extra = key.block_run(node.end * size, (node.end + 1) * size)
+            name = run if extra is None else child_name(run, extra)
             child = node.children.get(name)
             if child is None:
                 node = self._add(node, key, blocks[node.end - first :], name, summary)
@@ -290,12 +285,6 @@ def _agrees(node: RadixNode, view: memoryview, most: int, block_size: int) -> bo
     if end > most or node.extras:
         return False
     return node.tokens.startswith(view[start * block_size : end * block_size])
-
-
-def _name(key: PrefixKey, place: int, block_size: int) -> bytes:
-    """Return the name of a sequence's block among the children of what is before it."""
-    run, extra = key.block_run(place * block_size, (place + 1) * block_size)
-    return run if extra is None else child_name(run, extra)
 
 
 def _last_block(node: RadixNode) -> BlockId | None:

@@ -78,8 +78,8 @@ def model_tokenizer(model: str) -> Any:
         ModelNotFound: There is no such model.
         MissingTokenizer: It has no tokenizer, or a damaged one.
     """
+    from ostinato.runner.model_resolver import resolve_model
     from ostinato.runner.pretrained import load_tokenizer
-    from ostinato.runner.resolve import resolve_model
 
     path = resolve_model(model)
     try:

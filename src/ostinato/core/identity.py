@@ -188,8 +188,7 @@ class PrefixKey:
         self.tokens: array[int] = tokens if self._is_shared else pack_tokens(tokens)  # type: ignore[assignment]
         self.images = tuple(sorted(images, key=lambda image: image.start)) if images else ()
         self.digests: dict[object, list[BlockDigest]] = {}
-        # Whether any of its blocks has an extra.
-        self.has_extras = bool(self.images) or len(identity.stages) > 1
+        self.has_extras = bool(self.images) or len(identity.stages) > 1  # of any block
         if self.images:
             _check_images(self.images, len(self.tokens))
 

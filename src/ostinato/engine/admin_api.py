@@ -41,18 +41,7 @@ class AdminApi:
         self._engine = engine
 
     def lease(self, prompt: Prompt, terms: LeaseTerms) -> LeaseReceipt:
-        """Keep a prompt's cached blocks from being evicted.
-
-        Args:
-            prompt: The prefix, with its tenant's salt.
-            terms: For how long.
-
-        Returns:
-            What is held, and the reason if it is not all.
-
-        Raises:
-            RequestError: It is no prompt of this model.
-        """
+        """Keep a prompt's cached blocks from being evicted; as ``LLM.lease``."""
         prompt = self._engine.prompts.with_placeholders(prompt)
         tokens, _, images = self._engine.prompts.placed(prompt, self._tokens(prompt))
         if not tokens:
@@ -176,13 +165,10 @@ class AdminApi:
         )
 
     def update_weights(self, update: WeightUpdate) -> int:
-        """Replace the model's weights.
-
-        Returns:
-            The new epoch.
+        """Replace the model's weights; as ``LLM.update_weights``.
 
         Effects: running requests continue with the keys and values that they have, and publish
-        nothing more; nothing computed before can hit. Leases end.
+        nothing more.
         """
         engine = self._engine
         engine.drain_tiers()
@@ -197,14 +183,7 @@ class AdminApi:
         return epoch
 
     def start_recording(self, path: str | Path) -> Path:
-        """Record a trace from now on, without any content.
-
-        Args:
-            path: A file that does not exist; ``ostinato simulate`` reads it.
-
-        Raises:
-            ConfigError: A recording runs already, or the file cannot be made.
-        """
+        """Record a trace from now on; as ``LLM.start_recording``."""
         engine, recorder = self._engine, self._engine.recorder
         if recorder.path is not None:
             raise ConfigError(

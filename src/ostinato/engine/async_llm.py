@@ -109,12 +109,7 @@ class AsyncLLM:
     async def encode(
         self, text: str, *, whose: Prompt = _ANYONE, add_special_tokens: bool = True
     ) -> list[int]:
-        """Return a text's token ids, as ``generate`` tokenizes it.
-
-        Args:
-            text: What to tokenize.
-            whose: A prompt of the sender, as of ``TokenizerExecutor.render``.
-            add_special_tokens: Whether the tokenizer adds what begins or ends a text.
+        """Return a text's token ids, as ``generate`` tokenizes it; ``whose`` names its sender.
 
         Raises:
             MissingTokenizer: The checkpoint has none.
@@ -206,10 +201,7 @@ class AsyncLLM:
     ) -> Explanation:
         """Explain which tokens of a request's prompt hit; as ``LLM.explain``.
 
-        Args:
-            request: Its output, or its ``request_id``; one of the last ``keep_explanations``.
-            administrator: Whether other tenants may be mentioned; their content never is.
-            cache_salt: Of the tenant that asks, which sees its own requests only; None sees all.
+        With the ``cache_salt`` of the tenant that asks, its own requests only; None sees all.
         """
         return await self.look(
             lambda engine: explain_request(engine, request, administrator, cache_salt)
@@ -223,10 +215,7 @@ class AsyncLLM:
         self._thread.tell(lambda: self._thread.cancel(request_id))
 
     async def reset_prefix_cache(self, preempt_running: bool = False) -> None:
-        """Remove every cached prefix.
-
-        Args:
-            preempt_running: Whether running requests release their blocks and start again.
+        """Remove every cached prefix; running requests start again, if they are preempted.
 
         Raises:
             CacheInUse: Requests run, and ``preempt_running`` is off.
@@ -273,14 +262,7 @@ class AsyncLLM:
         return await self._thread.call(lambda: self._admin.end_lease(lease_id))
 
     async def erase(self, cache_salt: str, cancel_running: bool = False) -> EraseReceipt:
-        """Remove everything of a tenant from cache, statistics and KV store.
-
-        Args:
-            cache_salt: The tenant's.
-            cancel_running: Whether its requests are cancelled; else they are waited for.
-
-        Returns:
-            What was erased, by place.
+        """Remove everything of a tenant; as ``LLM.erase``, but waits for its running requests.
 
         Effects: until it is done, new requests of the tenant are refused (RequestError). Other
         tenants' requests go on.

@@ -37,6 +37,7 @@ class LoadNote:
             and after its last.
         leased: Position after the last loaded token under a lease; 0 without one.
         keep_until: Wall-clock end of that lease.
+        refresh_s: How long each use keeps it from then on; 0 if uses do not move its end.
         fault: Why the load ended early; None if it did not.
         is_cheaper_to_compute: Whether nothing was loaded because computing is faster.
     """
@@ -47,6 +48,7 @@ class LoadNote:
     loaded: tuple[tuple[str, int, int], ...] = ()
     leased: int = 0
     keep_until: float = 0.0
+    refresh_s: float = 0.0
     fault: LoadFault | None = None
     is_cheaper_to_compute: bool = False
 
@@ -58,13 +60,14 @@ class LoadNote:
     def with_part(self, ref: ExtentRef, num_tokens: int, fault: LoadFault | None) -> "LoadNote":
         """Add what was loaded next, and why it was not all."""
         end = self.end + num_tokens
-        parts, leased, keep_until = list(self.loaded), self.leased, self.keep_until
+        parts, note = list(self.loaded), self
         if num_tokens:
             continues = bool(parts) and parts[-1][0] == ref.tier
             parts.append((ref.tier, parts.pop()[1] if continues else self.end, end))
             if ref.keep_until > time.time():
-                leased, keep_until = end, ref.keep_until
-        return replace(self, loaded=tuple(parts), leased=leased, keep_until=keep_until, fault=fault)
+                kept, refresh = ref.keep_until, ref.refresh_s
+                note = replace(self, leased=end, keep_until=kept, refresh_s=refresh)
+        return replace(note, loaded=tuple(parts), fault=fault)
 
     def between(self, start: int, stop: int) -> "LoadNote | None":
         """Return what was loaded between two positions; None if nothing was."""

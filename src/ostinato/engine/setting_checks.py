@@ -42,11 +42,8 @@ _LEAST = {
 }
 
 _LEAST_IF_GIVEN = (
-    "num_blocks",
-    "num_state_slots",
-    "kv_cache_memory",
-    "max_model_len",
-    "kv_host_bytes",
+    *("num_blocks", "num_state_slots", "kv_cache_memory", "max_model_len"),
+    *("kv_host_bytes", "kv_disk_bytes_per_day"),
 )
 
 _SWITCHES = (
@@ -122,13 +119,13 @@ def _check_native_attention(settings: EngineSettings) -> None:
         f"device={settings.device!r}, and the library computes on a CPU": settings.device != "cpu",
     }
     for name, int8 in (("dtype", ""), ("kv_cache_dtype", ", int8")):
-        known = f"the library knows float32, bfloat16, float16{int8}"
+        known = f"the library supports float32, bfloat16, float16{int8}"
         is_float64 = getattr(settings, name) == "float64"
         hindrances[f"{name} is float64, and {known}: set {name}"] = is_float64
     for hindrance, holds in hindrances.items():
         if holds:
             raise ConfigError(
-                f"attention='native' cannot be had: {hindrance}; or set attention='auto'"
+                f"attention='native' is unavailable: {hindrance}; or set attention='auto'"
             )
 
 
@@ -181,21 +178,18 @@ def _check_tenant_shares(settings: EngineSettings) -> None:
 
 
 def _check_tiers(settings: EngineSettings) -> None:
-    host, remote = settings.kv_host_bytes, settings.kv_remote
-    per_day = settings.kv_disk_bytes_per_day
-    if host is not None and settings.device.partition(":")[0] == "cpu":
+    host_bytes, remote = settings.kv_host_bytes, settings.kv_remote
+    if host_bytes is not None and settings.device.partition(":")[0] == "cpu":
         raise ConfigError(
-            f"kv_host_bytes={host:,} with device={settings.device!r}: the pool is host memory "
-            "already; leave it out, and raise num_blocks or kv_cache_memory, or set "
+            f"kv_host_bytes={host_bytes:,} with device={settings.device!r}: the pool is host "
+            "memory already; leave it out, and raise num_blocks or kv_cache_memory, or set "
             "kv_cache_dtype='int8' for 1.9 times as many tokens"
         )
-    if per_day is not None:
-        at_least("kv_disk_bytes_per_day", per_day, 1)
-        if settings.kv_disk is None:
-            raise ConfigError(
-                f"kv_disk_bytes_per_day={per_day} without kv_disk: nothing "
-                "is written; set kv_disk to a folder"
-            )
+    if settings.kv_disk_bytes_per_day is not None and settings.kv_disk is None:
+        raise ConfigError(
+            f"kv_disk_bytes_per_day={settings.kv_disk_bytes_per_day} without kv_disk: nothing "
+            "is written; set kv_disk to a folder"
+        )
     if settings.kv_sealed not in (None, False, True):
         raise ConfigError(f"kv_sealed={settings.kv_sealed!r}: must be True, False or None")
     if remote is not None and settings.is_sealed and settings.kv_secret_file is None:
@@ -207,7 +201,7 @@ def _check_tiers(settings: EngineSettings) -> None:
     _check_address("kv_remote", remote, "redis://127.0.0.1:6379/0")
     if settings.has_tiers and not settings.enable_prefix_caching:
         raise ConfigError(
-            f"kv_host_bytes={host}, kv_disk={settings.kv_disk!r}, kv_remote={remote!r} and "
+            f"kv_host_bytes={host_bytes}, kv_disk={settings.kv_disk!r}, kv_remote={remote!r} and "
             "enable_prefix_caching=False: nothing is cached, so there is nothing to keep; "
             "change one of them"
         )

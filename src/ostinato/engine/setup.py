@@ -16,15 +16,15 @@ from ostinato.engine.config import EngineConfig
 from ostinato.hybrid.pool_sizes import TOKENS_PER_CHECKPOINT, split_pools, split_states
 from ostinato.runner.attention.choice import AttentionCase, check_asked_for, choose_attention
 from ostinato.runner.compute_path import ComputePath
-from ostinato.runner.forward.places import weight_bytes
-from ostinato.runner.heap import keep_large_blocks
+from ostinato.runner.forward.weight_refs import weight_bytes
 from ostinato.runner.image_store import ImageStore
 from ostinato.runner.layer_groups import LayerGroups, group_layers
+from ostinato.runner.malloc_tuning import keep_large_blocks
 from ostinato.runner.memory import memory_for, num_blocks_for
 from ostinato.runner.model_loader import LoadedModel, load_model
+from ostinato.runner.model_resolver import resolve_model
 from ostinato.runner.model_runner import ModelRunner
 from ostinato.runner.pretrained import load_tokenizer
-from ostinato.runner.resolve import resolve_model
 from ostinato.settings import StateConfig, WindowConfig, window_blocks
 
 logger = logging.getLogger("ostinato")

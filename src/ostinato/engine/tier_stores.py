@@ -80,12 +80,14 @@ class _Wanted:
         key: The sequence.
         num_tokens: Its first tokens, in whole blocks.
         keep_until: Wall-clock end of its lease; 0 without one.
+        refresh_s: How long each use keeps it from then on; 0 if uses do not move the end.
         first_block: Blocks before it are written, or are another's to write.
     """
 
     key: PrefixKey
     num_tokens: int
     keep_until: float = 0.0
+    refresh_s: float = 0.0
     first_block: int = 0
 
 
@@ -207,16 +209,17 @@ class TierStores(CacheObserver):
         """Prefixes that wait to be written."""
         return len(self._waiting)
 
-    def lease(self, key: PrefixKey, num_tokens: int, keep_until: float) -> None:
+    def lease(self, key: PrefixKey, num_tokens: int, keep_until: float, refresh_s: float) -> None:
         """Write a leased prefix before all others, with the end of its lease."""
-        self.set_lease_end(key, num_tokens, keep_until)
-        if keep_until:
-            self._waiting.appendleft(_Wanted(key, num_tokens, keep_until))
+        self.set_lease_end(key, num_tokens, keep_until, refresh_s)
+        self._waiting.appendleft(_Wanted(key, num_tokens, keep_until, refresh_s))
 
-    def set_lease_end(self, key: PrefixKey, num_tokens: int, keep_until: float) -> None:
+    def set_lease_end(
+        self, key: PrefixKey, num_tokens: int, keep_until: float, refresh_s: float = 0.0
+    ) -> None:
         """Set the end of the lease of what is written of a prefix; 0 ends it."""
         prefix = prefix_of(key, num_tokens, self._namespace_of)
-        self._writer.submit(_logged, self._tier.lease, prefix, keep_until)
+        self._writer.submit(_logged, self._tier.lease, prefix, keep_until, refresh_s)
 
     def look_at_tier(self) -> None:
         """Have the writer look at the tiers: a medium may take its time to answer."""
@@ -323,7 +326,7 @@ class TierStores(CacheObserver):
             self._waiting.appendleft(replace(wanted, first_block=last))
         prefix = prefix_of(wanted.key, len(blocks) * self._size, self._namespace_of)
         extents = [
-            prefix.extent(one, other - one, wanted.keep_until)
+            prefix.extent(one, other - one, wanted.keep_until, wanted.refresh_s)
             for one, other in pairwise(cuts(first, last, self._extent_blocks))
         ]
         chosen = blocks[first:last].tolist()

@@ -254,13 +254,13 @@ class TieredCache:
         self.loads.drain()
 
     def lease(self, key: PrefixKey, num_tokens: int, terms: LeaseTerms) -> None:
-        """Write what was leased, with its end; what is pinned is written without one."""
+        """Write what was leased, with its terms; what is pinned is written without."""
         keep_until = 0.0 if terms.ttl_s is None else time.time() + terms.ttl_s
-        self.stores.lease(key, num_tokens, keep_until)
+        self.stores.lease(key, num_tokens, keep_until, _refresh_s(terms))
 
     def end_lease(self, key: PrefixKey, num_tokens: int) -> None:
         """End the lease of what was written."""
-        self.stores.lease(key, num_tokens, 0.0)
+        self.stores.set_lease_end(key, num_tokens, 0.0)
 
     def erase(self, salt: bytes) -> tuple[TierReceipt, ...]:
         """Remove everything of a tenant from every tier; its requests have ended."""
@@ -307,8 +307,9 @@ class TieredCache:
             if lease.terms.refresh_on_hit and lease.expires_s is not None:
                 ends[lease.lease_id] = end_s = lease.expires_s
                 if end_s != known.get(lease.lease_id):
-                    keep_until, table = time.time() + end_s - now_s, lease.table
-                    self.stores.set_lease_end(table.key, table.num_planned, keep_until)
+                    prefix = lease.table.key, lease.table.num_planned
+                    keep_until = time.time() + end_s - now_s
+                    self.stores.set_lease_end(*prefix, keep_until, _refresh_s(lease.terms))
         self._lease_ends = ends
 
     def _take_over(self, key: PrefixKey, note: LoadNote) -> None:
@@ -320,8 +321,14 @@ class TieredCache:
                 size = manager.block_size
                 self.stores.mark(match.blocks[start // size : stop // size])
         ttl_s = note.keep_until - time.time()
-        if ttl_s > 0:
-            self._cache.admin.lease(first_tokens(key, note.leased), LeaseTerms(ttl_s))
+        if ttl_s > 0:  # of one that uses move, this is a use
+            terms = LeaseTerms(note.refresh_s or ttl_s, refresh_on_hit=note.refresh_s > 0)
+            self._cache.admin.lease(first_tokens(key, note.leased), terms)
+
+
+def _refresh_s(terms: LeaseTerms) -> float:
+    """Return how long each use keeps what is leased; 0 if uses do not move the end."""
+    return terms.ttl_s if terms.refresh_on_hit and terms.ttl_s is not None else 0.0
 
 
 def _config_digest(config: dict[str, object]) -> bytes:

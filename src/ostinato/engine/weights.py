@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ostinato.errors import BrokenCheckpoint, ConfigError
 from ostinato.runner.checkpoint import quantized_fingerprint
-from ostinato.runner.forward.places import WeightPlace, replace_weights, weight_places
+from ostinato.runner.forward.weight_refs import WeightRef, replace_weights, weight_places
 from ostinato.runner.model_loader import LoadedModel, load_model
 from ostinato.runner.vision import Vision
 
@@ -120,7 +120,7 @@ def _check_tensors(given: Mapping[str, Tensor], loaded: LoadedModel) -> None:
     _check_tied(given, kept)
 
 
-def _check_tied(given: Mapping[str, Tensor], kept: Mapping[str, WeightPlace]) -> None:
+def _check_tied(given: Mapping[str, Tensor], kept: Mapping[str, WeightRef]) -> None:
     """Refuse two values for names that are one tensor in the model."""
     seen: dict[Hashable, str] = {}
     for name in sorted(given):

@@ -3,25 +3,25 @@
 Files in reading order:
 
 * ``config``: its settings
-* ``prompts``: the part of a request's body that decides which worker gets it
-* ``known_texts``, ``tokenizer``, ``tokens``: the tokens that the workers will see
-* ``kv_feed``: the events that a worker published, and what is fetched where some are missing
-* ``worker``, ``fleet``: the workers, and which of them are well
-* ``decisions``: where requests went, and why
-* ``peek``: what an answer says of itself
-* ``admission``: limits the requests and the bytes of bodies that are let in
+* ``prompts``: reads the part of a request's body that routing needs
+* ``known_texts``, ``tokenizer``, ``tokens``: tokenize prompts as the workers do
+* ``kv_feed``: receives a worker's KV events, and recovers missing ones
+* ``worker``, ``fleet``: the workers and their health
+* ``decisions``: the latest routing decisions
+* ``peek``: reads usage and ids from responses as they pass
+* ``admission``: limits concurrent requests and bytes
 * ``public_prefixes``: the prefixes that all tenants share
-* ``headers``: which headers are passed on, and which are set here
-* ``proxy``: the way of a request to a worker, and of its answer
-* ``metrics``, ``admin``: what operators may know and change
-* ``app``, ``lifecycle``: the routes, and how the process starts and ends
+* ``headers``: headers that are forwarded, and that are set here
+* ``proxy``: forwards requests to workers, and their responses
+* ``metrics``, ``admin``: metrics and administration
+* ``app``, ``lifecycle``: the routes, start and shutdown
   (``static`` is the page)
 
 Rules:
 
-1. Bodies and answers pass byte for byte.
-2. A request is tried again only while no byte of an answer was sent.
-3. A client that goes away takes its request along.
-4. Workers are named by operators alone; nothing that a worker or a client says is connected to.
+1. Bodies and responses are forwarded byte for byte.
+2. A request is retried only while no byte of a response was sent.
+3. When a client disconnects, its request is cancelled.
+4. Only operators name workers; no address from a worker or client is connected to.
 5. The event loop never waits for a tokenizer.
 """

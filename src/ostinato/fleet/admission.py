@@ -1,7 +1,4 @@
-"""Limits the requests and the bytes of bodies that are let in.
-
-Every request has a caller. Each caller has so many at once, and so many bytes of bodies.
-"""
+"""Limits concurrent requests and bytes, per caller and in total."""
 
 import asyncio
 import time
@@ -20,19 +17,19 @@ from ostinato.server.rate_limit import RateLimit
 
 @dataclass(slots=True)
 class Job:
-    """One request under way.
+    """One unfinished request.
 
     Attributes:
-        request: Of the client.
-        caller: Whose it is.
-        begun_s: When it came, by ``time.perf_counter``.
-        body: As it came.
-        num_bytes: Of the body, as far as it came.
-        prompt: What decides where it goes; None where nothing does.
-        asked: What the router is asked; None where nothing decides.
-        tried: Workers that did not answer.
-        was_repeated: Whether a worker was asked again that did not answer.
-        tells: Whether the caller may know what its worker is expected to have cached.
+        request: The client's request.
+        caller: Its sender.
+        begun_s: When it arrived, by ``time.perf_counter``.
+        body: Its body.
+        num_bytes: Bytes of the body received so far.
+        prompt: The prompt, for routing; None if routing does not depend on one.
+        asked: The question to the router; None if there is none.
+        tried: Workers that failed.
+        was_repeated: Whether a failed worker was tried again.
+        tells: Whether the caller may learn the expected hits.
     """
 
     request: web.Request
@@ -48,16 +45,16 @@ class Job:
 
 
 class Admission:
-    """Lets requests in.
+    """Admits requests.
 
     Attributes:
-        is_draining: Whether no more requests are taken.
-        num_live: Requests that were let in and have not ended.
-        rate_limit: Keeps each key to its limits, for the whole fleet.
+        is_draining: Whether new requests are refused.
+        num_live: Unfinished requests.
+        rate_limit: Enforces the limits of keys, for the whole fleet.
     """
 
     def __init__(self, config: FleetConfig, callers: Callers) -> None:
-        """Know who may call, and how much."""
+        """Start without requests."""
         self.is_draining = False
         self.rate_limit = RateLimit()
         self._config = config
@@ -66,7 +63,7 @@ class Admission:
         self._bytes: Counter[str] = Counter()
 
     def identify(self, request: web.Request) -> Caller:
-        """Return who is calling.
+        """Return the caller.
 
         Raises:
             ApiError: The key is unknown, or there is none (401).
@@ -74,7 +71,7 @@ class Admission:
         return self._callers.identify(request.headers)
 
     def enter(self, request: web.Request) -> Job:
-        """Let a request in, if its caller may have one more."""
+        """Admit a request, if its caller is within its limits."""
         job = Job(request, self.identify(request), time.perf_counter())
         if self.is_draining:
             raise stopping("the router is shutting down: send the request to another one")
@@ -85,7 +82,7 @@ class Admission:
         return job
 
     def leave(self, job: Job) -> None:
-        """Count a request no longer."""
+        """End a request."""
         tenant = job.caller.tenant
         self.num_live -= 1
         self.rate_limit.leave(job.caller, 1, None)

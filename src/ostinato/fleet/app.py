@@ -1,4 +1,4 @@
-"""The routes, and what is checked before them.
+"""The routes, and their middleware.
 
 An aiohttp application, since its parser and its client pass a request on in a fraction of a
 millisecond; everything that a request needs is decided in ``proxy``.
@@ -39,7 +39,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _KEY_FORM_HERE = "<!-- the server's form for a key -->"
 
 _IDLE_S = 4.0
-"""How long a connection to a worker is kept without use: shorter than uvicorn's five seconds."""
+"""Keep-alive of connections to workers: shorter than uvicorn's five seconds."""
 
 GENERATING = (
     "/v1/chat/completions",
@@ -47,7 +47,7 @@ GENERATING = (
     "/v1/responses",
     "/v1/messages",
 )
-"""Routes whose prompt decides where a request goes."""
+"""Routes that are routed by their prompt."""
 
 HANDED_ON = (
     ("POST", "/v1/messages/count_tokens"),
@@ -60,22 +60,22 @@ HANDED_ON = (
     ("POST", "/v1/responses/{number}/cancel"),
     ("GET", "/v1/explain/{number}"),
 )
-"""Routes that any worker can answer, or the one that gave an answer its number."""
+"""Routes for any worker, or for the one that stored a response."""
 
 
 class FleetApp:
-    """The application of a router process, and what it is made of.
+    """The application of a router process, and its parts.
 
     Attributes:
-        config: As given.
+        config: The settings.
         fleet: The workers.
-        admission: Lets requests in.
-        proxy: Hands them on.
-        web: Of aiohttp.
+        admission: Admits requests.
+        proxy: Forwards requests.
+        web: The aiohttp application.
     """
 
     def __init__(self, config: FleetConfig) -> None:
-        """Put a router together, in a running event loop; workers join when ``web`` starts.
+        """Build a router, in a running event loop; workers join when ``web`` starts.
 
         Raises:
             ConfigError: The keys file or the tokenizer cannot be read.
@@ -101,7 +101,7 @@ class FleetApp:
         self._add_routes()
 
     async def _run(self, _: web.Application) -> AsyncIterator[None]:
-        """Have workers while the application runs."""
+        """Manage the workers while the application runs."""
         await self.fleet.start()
         yield
         await self.fleet.stop()
@@ -165,7 +165,7 @@ class FleetApp:
 
 
 def _make_session(config: FleetConfig) -> aiohttp.ClientSession:
-    """Make the client of all workers: no cookies, no proxies, nothing added, nothing unpacked."""
+    """Create the HTTP client for workers: no cookies, proxies, added headers or decompression."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_S),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=config.connect_timeout_s),
@@ -178,7 +178,7 @@ def _make_session(config: FleetConfig) -> aiohttp.ClientSession:
 
 @web.middleware
 async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer every error in the shape of its path."""
+    """Handle every error in the shape of its path."""
     try:
         return await handler(request)
     except web.HTTPException as error:
@@ -202,20 +202,20 @@ def _answer(request: web.Request, error: ApiError, headers: dict[str, str]) -> w
         content_type="application/json",
     )
     if not request.content.at_eof():
-        response.force_close()  # what was not read of the body is not read any more
+        response.force_close()  # the rest of the body is not read
     return response
 
 
 @web.middleware
 async def _guard_host(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse pages of strangers in this machine's browsers: without keys, all here may do all."""
+    """Refuse foreign web pages in this machine's browsers, if there are no keys."""
     for name, prefix in (("Host", "//"), ("Origin", "")):
         value = request.headers.get(name, "")
         if value and not _is_of_this_machine(prefix + value):
             raise ApiError(
                 403,
-                f"{name}: {value:.200} is no name of this machine, and without keys that is all a "
-                "caller has to show: call http://127.0.0.1, or give the router a keys file",
+                f"{name}: {value:.200} is not a name of this machine, which is "
+                "required without keys: call http://127.0.0.1, or give the router a keys file",
                 kind="permission_error",
                 code="foreign_host",
             )

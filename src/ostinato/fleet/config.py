@@ -1,4 +1,4 @@
-"""What may be set of a router process, and how a worker is named on the command line."""
+"""Settings of a router process, and the format of workers on the command line."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,14 +14,14 @@ _FIELDS = ("name", "events", "replay", "topic")
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """One engine's server, as the operator names it.
+    """The address of one engine's server.
 
     Attributes:
         url: ``http://host:port``, without a path.
-        name: In headers, metrics and logs; else ``host:port``.
+        name: Name in headers, metrics and logs; by default ``host:port``.
         events: ZeroMQ endpoint of its KV events; None asks the worker, if it is an Ostinato.
         replay: ZeroMQ endpoint for missed events.
-        topic: That its events are published under; empty is all.
+        topic: Topic of its events; empty is all.
     """
 
     url: str
@@ -31,10 +31,10 @@ class WorkerSpec:
     topic: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse what is no address, and settle the name.
+        """Check the addresses, and derive the name.
 
         Raises:
-            ConfigError: Naming the worker and what its address should look like.
+            ConfigError: The message names the worker and the format of addresses.
         """
         try:
             parts = urlsplit(self.url)
@@ -71,7 +71,7 @@ class WorkerSpec:
         """Read ``URL[,name=...][,events=...][,replay=...][,topic=...]``.
 
         Raises:
-            ConfigError: It is no such thing.
+            ConfigError: It has another format.
         """
         url, *pairs = text.split(",")
         fields = dict(pair.partition("=")[::2] for pair in pairs)
@@ -89,26 +89,26 @@ class FleetConfig:
     """Settings of a router process.
 
     Attributes:
-        workers: To begin with; others may join later.
-        host: Where to listen.
-        port: Where to listen; 0 takes any free port.
+        workers: Initial workers; others may join later.
+        host: Address to listen on.
+        port: Port to listen on; 0 takes any free one.
         policy: How workers are chosen, one of ``POLICIES``.
         tokenizer: Folder, file or hub name of the workers' tokenizer; None asks the workers'
             ``/tokenize``, and works by characters where they have none.
-        keys_file: Who may call; None lets everybody in, and then ``host`` must be loopback.
+        keys_file: API keys; None admits all clients, and then ``host`` must be loopback.
         worker_key: Sent to the workers for events and snapshots.
         replace_keys: Send ``worker_key`` in place of the callers' keys with every request.
-        retries: Other workers that are tried while no byte of an answer was sent.
-        max_requests: Requests under way at once; what comes on top is answered with 429.
-        max_body_bytes: Longest body of a request.
-        max_tenant_body_bytes: Bodies of one tenant's requests under way together.
-        body_timeout_s: Time for a request's body.
-        connect_timeout_s: Time for a connection to a worker.
+        retries: Other workers to try, as long as no byte was sent.
+        max_requests: Maximum concurrent requests; beyond that, 429.
+        max_body_bytes: Maximum length of a request's body.
+        max_tenant_body_bytes: Maximum total bodies of one tenant's unfinished requests.
+        body_timeout_s: Time limit for a request's body.
+        connect_timeout_s: Time limit to connect to a worker.
         silence_timeout_s: Time in which a worker sends nothing of its answer, or a client takes
             nothing of it, before it is given up.
-        health_interval_s: Time between two looks at a worker's health.
-        drain_timeout_s: How long running requests may go on after SIGTERM.
-        max_tracked_tokens: Tokens of all prefixes that are known, over all workers.
+        health_interval_s: Time between health checks of a worker.
+        drain_timeout_s: How long running requests may continue after SIGTERM.
+        max_tracked_tokens: Maximum tokens of tracked prefixes, over all workers.
     """
 
     workers: tuple[WorkerSpec, ...] = field(default=())
@@ -131,10 +131,10 @@ class FleetConfig:
     max_tracked_tokens: int = 16_000_000
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be, or would let everybody in.
+        """Refuse settings that are out of range or would admit everyone.
 
         Raises:
-            ConfigError: Naming the value and what to set instead.
+            ConfigError: The message names the value and what to set instead.
         """
         at_least("port", self.port, 0)
         at_least("retries", self.retries, 0)
@@ -159,6 +159,6 @@ class FleetConfig:
             raise ConfigError(f"keys_file={self.keys_file!r}: there is no such file")
         if self.keys_file is None and not is_loopback(self.host):
             raise ConfigError(
-                f"host={self.host!r} can be reached from elsewhere, and without keys everybody "
-                "may use and administer the fleet: give a keys file, or host='127.0.0.1'"
+                f"host={self.host!r} can be reached from other machines, and without keys "
+                "all clients may administer the fleet: give a keys file, or host='127.0.0.1'"
             )

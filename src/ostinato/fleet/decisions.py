@@ -12,14 +12,14 @@ MOST_KEPT = 1024
 
 @dataclass(slots=True)
 class Kept:
-    """A decision, and what became of it.
+    """A decision and its result.
 
     Attributes:
-        decision: As it was taken.
-        tenant: Whose request it was.
-        time_s: When, in seconds since 1970.
+        decision: The decision.
+        tenant: The request's tenant.
+        time_s: Its time, in seconds since 1970.
         status: ``running``, ``finished``, ``failed``, or ``cancelled``.
-        cached_tokens: As the worker reported them; None if it did not.
+        cached_tokens: Hits reported by the worker; None if not reported.
     """
 
     decision: Decision
@@ -52,7 +52,7 @@ class Decisions:
     """A bounded number of decisions, the oldest forgotten first."""
 
     def __init__(self, most: int = MOST_KEPT) -> None:
-        """Begin without one; ``most`` are kept."""
+        """Start empty; ``most`` are kept."""
         self.most = most
         self._kept: OrderedDict[int, Kept] = OrderedDict()
 

@@ -1,4 +1,4 @@
-"""Every worker, and the router that chooses between them."""
+"""All workers, and the router that chooses between them."""
 
 import asyncio
 import logging
@@ -25,7 +25,7 @@ _LEAST_PROBE_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Whose a stored answer is: the worker that has it, and the tenant that asked for it."""
+    """The owner of a stored response: the worker that has it, and its tenant."""
 
     worker: str
     tenant: str
@@ -35,10 +35,10 @@ class Fleet:
     """The workers of one router process; used by its event loop alone.
 
     Attributes:
-        config: As given.
+        config: The settings.
         router: Knows what each worker has cached and has to do.
         workers: By name, in the order in which they joined.
-        on_restart: Is called with the name of each worker that was started anew, or left.
+        on_restart: Called with the name of each worker that restarted or left.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Fleet:
         session: aiohttp.ClientSession,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin without workers; ``start`` lets those of the settings join."""
+        """Start without workers; ``start`` adds the configured ones."""
         self.config = config
         self.router = Router(RouterConfig(config.policy, max_tokens=config.max_tracked_tokens))
         self.workers: dict[str, Worker] = {}
@@ -58,7 +58,7 @@ class Fleet:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Let the configured workers join, and look after all of them from now on."""
+        """Add the configured workers, and monitor all workers from now on."""
         for spec in self.config.workers:
             self.join(spec)
         self._tasks.append(asyncio.create_task(self._notice_silence()))
@@ -67,14 +67,14 @@ class Fleet:
             await asyncio.wait(probes, timeout=self.config.connect_timeout_s)
 
     async def stop(self) -> None:
-        """Look after nothing any more."""
+        """Stop monitoring."""
         tasks = [*self._tasks, *(task for w in self.workers.values() for task in w.tasks)]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def join(self, spec: WorkerSpec) -> Worker:
-        """Take a worker in, or back if it is draining.
+        """Add a worker, or resume it if it is draining.
 
         Raises:
             ConfigError: Another worker has its name, or there are too many.
@@ -98,7 +98,7 @@ class Fleet:
         return worker
 
     async def leave(self, name: str) -> None:
-        """Send a worker nothing new, and forget it when its last request has ended."""
+        """Drain a worker, and remove it after its last request."""
         worker = self.workers[name]
         worker.is_draining = True
         self.router.drain(name)
@@ -111,39 +111,39 @@ class Fleet:
             self._tell_restart(name)
 
     def choose(self, request: RouteRequest, model: str, tried: Set[str]) -> Decision | None:
-        """Choose a worker that is well, serves the model and was not tried yet."""
+        """Choose a healthy worker that serves the model and was not tried."""
         return self.router.route(request, self.clock(), self._unfit(model, tried))
 
     def choose_owner(self, request: RouteRequest, name: str, tried: Set[str]) -> Decision | None:
-        """Choose a worker by name, if it can take the request."""
+        """Choose a worker by name, if it can serve the request."""
         if name in tried or name not in self.workers:
             return None
         others = [other for other in self.workers if other != name]
         return self.router.route(request, self.clock(), [*others, *self._unfit("", tried)])
 
     def least_busy(self, model: str, tried: Set[str]) -> Worker | None:
-        """Choose a worker for what no cache speeds up."""
+        """Choose a worker for a request without a prompt."""
         unfit = self._unfit(model, tried)
         fit = [w for w in self.workers.values() if w.name not in unfit and not w.is_draining]
         return min(fit, key=lambda worker: worker.num_live, default=None)
 
     def owner_of(self, number: str) -> Owner | None:
-        """Return whose an answer is, by its name; None if that is unknown, or forgotten."""
+        """Return the owner of a stored response; None if unknown."""
         return self._owners.get(number)
 
     def note_owner(self, number: str, owner: Owner) -> None:
-        """Note whose an answer is, by its name."""
+        """Remember the owner of a stored response."""
         self._owners[number] = owner
         if len(self._owners) > _MOST_OWNERS:
             self._owners.popitem(last=False)
 
     @property
     def num_live(self) -> int:
-        """Requests under way at all workers."""
+        """Unfinished requests at all workers."""
         return sum(worker.num_live for worker in self.workers.values())
 
     def _unfit(self, model: str, tried: Set[str]) -> set[str]:
-        """Return the workers that cannot take a request for a model."""
+        """Return the workers that cannot serve a request for a model."""
         serving = {name for name, worker in self.workers.items() if worker.serves(model)}
         if not serving:  # let a worker say that there is no such model
             serving = set(self.workers)
@@ -151,12 +151,12 @@ class Fleet:
         return self.workers.keys() - (well or serving - tried)  # if none is well, any may be
 
     async def _meet(self, worker: Worker) -> None:
-        """Look at a worker for the first time, and listen to its events."""
+        """Check a new worker, and subscribe to its events."""
         await worker.probe()
         await self._listen(worker)
 
     async def _listen(self, worker: Worker) -> None:
-        """Listen to a worker's events as soon as it says where they are."""
+        """Subscribe to a worker's events once their endpoint is known."""
         if worker.feed is not None or not worker.is_well:
             return
         endpoints = await worker.endpoints()
@@ -174,7 +174,7 @@ class Fleet:
             self.router.broken(worker.name, "listening to its events failed", self.clock())
 
     async def _watch(self, worker: Worker, first: "asyncio.Task[None]") -> None:
-        """Look at a worker's health again and again; soon where it failed just now."""
+        """Check a worker's health periodically; soon after a failure."""
         await asyncio.wait([first])
         interval_s = self.config.health_interval_s
         while True:
@@ -186,7 +186,7 @@ class Fleet:
             await self._listen(worker)
 
     async def _settle(self, worker: Worker) -> None:
-        """Find out what a worker has cached that may have been started anew."""
+        """Resynchronize with a worker that may have restarted."""
         was_gone, broke_off = worker.was_gone, worker.broke_off
         worker.was_gone = worker.broke_off = False
         if was_gone:

@@ -1,4 +1,4 @@
-"""Which headers are passed on, and which are set here."""
+"""Headers that are forwarded, and that are set here."""
 
 from collections.abc import Mapping
 
@@ -19,14 +19,14 @@ _OURS = "x-ostinato-"
 
 
 def keys_for_worker(headers: Mapping[str, str], config: FleetConfig) -> dict[str, str]:
-    """Return the key that a worker gets: the client's, or the router's own."""
+    """Return the key for a worker: the client's, or the router's own."""
     if config.replace_keys:
         return {"Authorization": f"Bearer {config.worker_key}"}
     return {name: headers[name] for name in _KEYS if name in headers}
 
 
 def headers_to_worker(headers: Mapping[str, str], config: FleetConfig) -> CIMultiDict[str]:
-    """Return what a worker gets of a client's headers."""
+    """Return the client's headers that are forwarded to a worker."""
     kept = end_to_end(headers)
     if config.replace_keys:
         for name in _KEYS:
@@ -36,7 +36,7 @@ def headers_to_worker(headers: Mapping[str, str], config: FleetConfig) -> CIMult
 
 
 def end_to_end(headers: Mapping[str, str]) -> CIMultiDict[str]:
-    """Return the headers that are not for one connection alone, nor ours to set."""
+    """Return the headers that are neither hop-by-hop nor set by the router."""
     named = {name.strip().lower() for name in headers.get("connection", "").split(",")}
     return CIMultiDict(
         (name, value)
@@ -48,7 +48,7 @@ def end_to_end(headers: Mapping[str, str]) -> CIMultiDict[str]:
 
 
 def told_of(worker: Worker, kept: Kept | None, tells: bool) -> dict[str, str]:
-    """Return what the answer says of its way."""
+    """Return the response headers about routing."""
     told = {"x-ostinato-worker": worker.name}
     if kept is None:
         return told

@@ -1,4 +1,4 @@
-"""Long texts that were tokenized before: of one that goes on, only the end is tokenized again.
+"""Long texts that were tokenized before: of an extended one, only the end is tokenized again.
 
 Texts are known by the digests of their beginnings, a chunk longer each time::
 

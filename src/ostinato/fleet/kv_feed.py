@@ -55,7 +55,7 @@ FetchSnapshot = Callable[[], Awaitable[Snapshot | None]]
 
 
 class KVFeed:
-    """Tells the router of one worker's events.
+    """Feeds the events of one worker to the router.
 
     Attributes:
         num_batches: That arrived live.
@@ -96,7 +96,7 @@ class KVFeed:
             socket.close(linger=0)
 
     async def begin(self) -> None:
-        """Learn what the worker has cached already: by snapshot, or by all that it can replay."""
+        """Load what the worker has cached already, by snapshot or replay."""
         async with self._lock:
             if await self._restored():
                 return
@@ -110,7 +110,7 @@ class KVFeed:
         await self.fill(missing)
 
     async def fill(self, missing: Resync | None) -> None:
-        """Fetch what is missing: by replay, then by snapshot; else forget what was known."""
+        """Recover missing events by replay, then by snapshot; else drop the worker's state."""
         async with self._lock:
             for _ in range(_MOST_ATTEMPTS):
                 if missing is None:
@@ -126,7 +126,7 @@ class KVFeed:
             self._router.forget(self._name, self._clock())
 
     async def _take(self, frames: list[bytes]) -> None:
-        """Hand a message over, and see to what it says is missing."""
+        """Process a message, and recover missing ones."""
         try:
             if len(frames) != 3 or len(frames[1]) != 8:
                 raise UnusableEvents(f"a message has frames of {[len(f) for f in frames]} bytes")
@@ -140,7 +140,7 @@ class KVFeed:
             await self.fill(missing)
 
     async def _replay(self, start: int) -> list[EventBatch] | None:
-        """Ask for the batches from a number on; None if the worker does not answer."""
+        """Request the batches from a number on; None if the worker does not answer."""
         if self._endpoints.replay is None:
             return None
         self.num_replays += 1
@@ -162,7 +162,7 @@ class KVFeed:
         return batches
 
     async def _restored(self) -> bool:
-        """Take a snapshot; False if the worker has none to give."""
+        """Load a snapshot; return False if the worker has none."""
         snapshot = await self._fetch_snapshot()
         if snapshot is None:
             return False

@@ -1,7 +1,7 @@
-"""Starts and ends a router process.
+"""Starts and drains a router process.
 
-As the server does: after SIGTERM or Ctrl-C it takes no more requests, and ends with the last one,
-after ``drain_timeout_s``, or when the signal comes again.
+Like the server: after SIGTERM or Ctrl-C it refuses new requests, and ends with the last one, after
+``drain_timeout_s``, or at a second signal.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ def run_router(config: FleetConfig, announce: Callable[[str], None]) -> None:
     """Route until a signal comes, and then until the last request has ended.
 
     Args:
-        config: Of the router.
+        config: Settings of the router.
         announce: Called with the router's address when it takes requests.
 
     Raises:
@@ -79,7 +79,7 @@ async def start(app: FleetApp) -> web.AppRunner:
 
 
 def address_of(runner: web.AppRunner) -> str:
-    """Return where a router listens."""
+    """Return the router's address."""
     host, port = runner.addresses[0][:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -97,11 +97,11 @@ class _Signals:
 
 
 async def _drain(app: FleetApp, signals: _Signals) -> None:
-    """Let running requests end."""
+    """Wait for running requests."""
     app.admission.is_draining = True
     timeout_s = app.config.drain_timeout_s
     logger.warning(
-        "shutting down: %d requests may go on for %g s; the same signal again ends them",
+        "shutting down: %d requests have %g s to finish; the same signal again stops them",
         app.fleet.num_live,
         timeout_s,
     )

@@ -42,11 +42,11 @@ class FleetMetrics:
             buckets=_OVERHEAD_S,
             registry=self._registry,
         )
-        self._well = gauge("worker_up", "Whether the worker gets requests.", "worker")
-        self._live = gauge("worker_requests", "Requests under way.", "worker")
-        self._load = gauge("worker_load_tokens", "Work assigned and not done.", "worker")
+        self._well = gauge("worker_up", "Whether the worker receives requests.", "worker")
+        self._live = gauge("worker_requests", "Unfinished requests.", "worker")
+        self._load = gauge("worker_load_tokens", "Assigned, unfinished work.", "worker")
         self._cached = gauge("worker_cached_tokens", "Known to be cached, or guessed.", "worker")
-        self._lost = gauge("worker_lost_batches", "Event batches missed for good.", "worker")
+        self._lost = gauge("worker_lost_batches", "Event batches lost permanently.", "worker")
         self._state = gauge("worker_state", "1 for how the cache is known.", "worker", "state")
 
     def chosen(self, worker: str, kept: Kept | None, overhead_s: float) -> None:

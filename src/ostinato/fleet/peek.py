@@ -1,4 +1,4 @@
-"""What an answer says of itself, read from its first and last bytes as they pass."""
+"""Reads usage and ids from responses as they pass."""
 
 import re
 
@@ -9,10 +9,10 @@ _CACHED = re.compile(rb'"(?:cached_tokens|cache_read_input_tokens)"\s*:\s*(\d{1,
 
 
 class Peek:
-    """Looks at an answer without holding it up; keeps 8 KiB of it at most.
+    """Reads a response without delaying it; keeps at most 8 KiB of it.
 
     Attributes:
-        status: Of HTTP; 0 until the answer has begun.
+        status: HTTP status; 0 until the answer has begun.
     """
 
     def __init__(self) -> None:

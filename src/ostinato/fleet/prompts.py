@@ -1,7 +1,7 @@
-"""The part of a request's body that decides which worker gets it.
+"""Reads the part of a request's body that routing needs.
 
-Bodies are handed on as they came, so nothing is refused here: a body that makes no sense has an
-empty prompt, and the worker that gets it says what is wrong with it.
+Bodies are forwarded unchanged, so nothing is refused here: an invalid body has an empty prompt, and
+its worker returns the error.
 """
 
 import hashlib
@@ -17,13 +17,13 @@ _MOST_ANSWER_TOKENS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A request, as far as its worker depends on it.
+    """The fields of a request that routing needs.
 
     Attributes:
         model: As the client named it; empty without one.
-        text: Of a completion; None for a conversation or token ids.
-        token_ids: Of a completion that came as ids.
-        messages: Of a conversation, in OpenAI's shape.
+        text: Text of a completion; None for a conversation or token ids.
+        token_ids: Token ids of a completion that came as ids.
+        messages: Messages of a conversation, in OpenAI's shape.
         tools: In OpenAI's shape.
         template: Variables of the chat template.
         salt: The client's own ``cache_salt``.
@@ -176,7 +176,7 @@ def _turns(messages: Any, flatten: bool = True) -> list[dict[str, Any]]:
 
 
 def _text(content: Any) -> str:
-    """Join the texts of a content; what is no text stands as its digest."""
+    """Join the texts of a content; other parts are represented by their digests."""
     if isinstance(content, str):
         return content
     return "".join(map(_part, _dicts(content)))

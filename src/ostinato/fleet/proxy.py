@@ -1,4 +1,4 @@
-"""A request's way: to the worker that the router chooses, and its answer's way back.
+"""Forwards requests to the workers that the router chooses, and their responses.
 
 ::
 
@@ -6,8 +6,8 @@
                                            ▲           │ no answer, 502, 503, 504:
                                            └───────────┘ another worker, while no byte was sent
 
-Bodies and answers pass byte for byte. After the first byte nothing is tried again: an answer that
-breaks off has its connection closed without an end, so that no client takes it for whole.
+Bodies and responses are forwarded byte for byte. There is no retry after the first byte: if a
+response breaks off, the client's connection is closed without its end, so that the client notices.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ _ANOTHER_MAY_DO = frozenset({502, 503, 504})
 _MOST_ERROR_BYTES = 65_536
 _PAUSE_S = 0.05
 _THREAD_BYTES = 65_536
-"""From this size on a body is read beside the event loop."""
+"""Size from which a body is parsed in another thread."""
 
 
 class NoAnswer(Exception):
@@ -67,7 +67,7 @@ class NoAnswer(Exception):
 
 
 class Proxy:
-    """Hands requests on to workers, and answers back to clients."""
+    """Forwards requests to workers, and responses to clients."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Proxy:
         metrics: FleetMetrics,
         prefixes: FleetPrefixes,
     ) -> None:
-        """Stand before a fleet."""
+        """Forward requests to a fleet."""
         self._fleet = fleet
         self._config = fleet.config
         self._admission = admission
@@ -88,7 +88,7 @@ class Proxy:
         self._prefixes = prefixes
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
-        """Serve a route whose prompt decides where it goes."""
+        """Handle a route that is routed by its prompt."""
         job = self._admission.enter(request)
         try:
             await self._admission.read(job)
@@ -100,7 +100,7 @@ class Proxy:
             self._admission.leave(job)
 
     async def hand_on(self, request: web.Request) -> web.StreamResponse:
-        """Serve a route that any worker can answer, or the one that gave an answer its name."""
+        """Handle a route for any worker, or for the one that stored a response."""
         job = self._admission.enter(request)
         try:
             await self._admission.read(job)
@@ -166,7 +166,7 @@ class Proxy:
         reason = "no worker is well"
         for _ in range(self._config.retries + 1):
             found = self._choose(job)
-            if found is None and job.tried:  # all were tried: one may be back
+            if found is None and job.tried:  # all were tried: one may have recovered
                 await asyncio.sleep(_PAUSE_S)
                 job.tried.clear()
                 found = self._choose(job)
@@ -227,7 +227,7 @@ class Proxy:
         return "" if owner is None else owner.worker
 
     async def _try(self, job: Job, worker: Worker, kept: Kept | None) -> web.StreamResponse:
-        """Have one worker answer.
+        """Send the request to one worker.
 
         Raises:
             NoAnswer: It did not, and no byte was sent.
@@ -277,7 +277,7 @@ class Proxy:
         upstream: aiohttp.ClientResponse,
         peek: Peek,
     ) -> web.StreamResponse:
-        """Hand an answer on; its head goes out with its first bytes."""
+        """Forward a response; its head is sent with its first bytes."""
         try:
             async with self._patience():
                 piece = await upstream.content.readany()
@@ -311,13 +311,13 @@ class Proxy:
         return response
 
     async def _write(self, job: Job, response: web.StreamResponse, piece: bytes) -> None:
-        """Send the next bytes of an answer, unless its client takes none for too long."""
+        """Send the next bytes of a response, unless the client is stalled."""
         try:
             async with self._patience():
                 await response.write(piece)
         except TimeoutError:
             if job.request.transport is not None:
-                job.request.transport.abort()  # what is buffered would never leave
+                job.request.transport.abort()  # the client would never read what is buffered
             raise
 
     def _patience(self) -> asyncio.Timeout:
@@ -325,13 +325,13 @@ class Proxy:
         return asyncio.timeout(self._config.silence_timeout_s)
 
     def _break_off(self, job: Job, worker: Worker) -> None:
-        """Close a client's connection in the middle of an answer that will not be whole."""
+        """Close a client's connection in the middle of an incomplete response."""
         self._metrics.broken_off.labels(worker.name).inc()
         if job.request.transport is not None:
             job.request.transport.close()
 
     def _ended(self, kept: Kept | None, status: str, peek: Peek) -> None:
-        """Tell the router how a request ended."""
+        """Report to the router how a request ended."""
         if kept is None:
             return
         router, now = self._fleet.router, self._fleet.clock()

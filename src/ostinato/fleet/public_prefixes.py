@@ -1,4 +1,4 @@
-"""Prefixes that all tenants may read: published at as many workers as asked for.
+"""Public prefixes, published at a requested number of workers.
 
 Workers name them in events by names of their own, so the router keeps what it published where: a
 tenant's prompt that begins with one counts as cached there up to its end. A worker that was started
@@ -25,7 +25,7 @@ _MOST_PREFIXES = 1000
 
 @dataclass(slots=True)
 class _Published:
-    """One prefix: its tokens, empty if they are not known, and how many each worker holds."""
+    """One prefix: its tokens, if known, and how many of them each worker holds."""
 
     tokens: tuple[int, ...]
     held: dict[str, int] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class FleetPrefixes:
         return found
 
     def lost(self, worker: str) -> None:
-        """Note that a worker was started anew, or left."""
+        """Handle the restart or removal of a worker."""
         for known in self._published.values():
             known.held.pop(worker, None)
 
@@ -88,7 +88,7 @@ class FleetPrefixes:
         return {worker.name: answer for worker, answer in zip(chosen, told, strict=True)}
 
     async def unpublish(self, name: str, body: bytes) -> dict[str, dict[str, object]]:
-        """Have every worker forget a prefix; returns each answer."""
+        """Unpublish a prefix at every worker; return their responses."""
         self._published.pop(name, None)
         workers = list(self._fleet.workers.values())
         path = f"/admin/public/{name}/unpublish"
@@ -105,7 +105,7 @@ class FleetPrefixes:
 
 
 async def _send(worker: Worker, method: str, path: str, body: bytes) -> dict[str, object]:
-    """Return a worker's answer, or what kept it from giving one."""
+    """Return a worker's response, or its error."""
     try:
         return await worker.administer(method, path, body)
     except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:

@@ -143,7 +143,7 @@ def _folder_of(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=list(_FILES)))
     except Exception as error:
         raise ConfigError(
-            f"tokenizer={name!r}: neither a folder, nor to be had from the hub: {error}"
+            f"tokenizer={name!r}: neither a folder, nor available on the hub: {error}"
         ) from error
 
 

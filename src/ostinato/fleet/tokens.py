@@ -1,7 +1,7 @@
-"""The tokens that the workers will see. Found beside the event loop.
+"""Tokenizes prompts as the workers do, outside the event loop.
 
-By the tokenizer that the router was given, else by a worker's ``/tokenize``, else not at all: then
-prompts are compared by characters, and events, which speak of tokens, cannot be used.
+By the configured tokenizer, else by a worker's ``/tokenize``, else not at all: then prompts are
+compared by characters, and KV events, which contain tokens, cannot be used.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ class PromptTokens:
             prompt: As it was read.
             salt: That keeps its cache apart at the workers.
             tenant: Whose it is.
-            session: Of the conversation; empty if unknown.
+            session: Session of the conversation; empty if unknown.
             headers: With which a worker may be asked for tokens.
         """
         how, tokens = await self._tokens(prompt, headers)
@@ -74,7 +74,7 @@ class PromptTokens:
                 tokens = await loop.run_in_executor(self._thread, self._tokenizer.encode, prompt)
             else:
                 how, tokens = "worker", await self._ask_worker(prompt, headers)
-        except Exception as error:  # a template may raise anything; the worker says what is wrong
+        except Exception as error:  # a template may raise any exception; the worker reports it
             self._warn(error)
         if tokens is not None:
             return how, tokens
@@ -82,7 +82,7 @@ class PromptTokens:
         return "characters", array("I", text.encode("utf-32-le", "replace"))
 
     async def _ask_worker(self, prompt: Prompt, headers: dict[str, str]) -> "array[int] | None":
-        """Ask a worker that can tell."""
+        """Ask a worker that can tokenize."""
         workers = self._fleet.workers.values()
         able = [w for w in workers if w.can_tokenize and w.serves(prompt.model)]
         worker = min(able, key=lambda each: each.num_live, default=None)

@@ -1,4 +1,4 @@
-"""One worker: its address, whether it is well, what it serves and how many requests it has."""
+"""One worker: its address, health, models and load."""
 
 import asyncio
 import logging
@@ -17,9 +17,9 @@ from ostinato.fleet.kv_feed import Endpoints, KVFeed, Snapshot
 logger = logging.getLogger("ostinato")
 
 _PROBE_TIMEOUT_S = 5.0
-_TOKENIZE_TIMEOUT_S = 5.0
+TOKENIZE_TIMEOUT_S = 5.0
 _TOKENIZE_PAUSE_S = 60.0
-"""For which a worker is not asked for tokens after it failed to give them."""
+"""Seconds without tokenizing at a worker after a failure."""
 
 _SNAPSHOT_TIMEOUT_S = 30.0
 _MOST_ANSWER_BYTES = 2**20
@@ -27,29 +27,29 @@ _MOST_SNAPSHOT_BYTES = 2**29
 _MOST_TOKENS_BYTES = 2**25
 _MOST_MODELS = 1000
 _MOST_LATE = 2
-"""Time-outs of looks at its health in a row, before a worker counts as not well."""
+"""Consecutive health-check timeouts after which a worker is unhealthy."""
 
 
 @dataclass(eq=False)
 class Worker:
-    """A worker, as the process sees it; what it has cached is the router's knowledge.
+    """A worker; what it has cached is tracked by the router.
 
     Attributes:
         spec: Its address and name.
         session: For requests to it.
         key: Sent with those of the router itself.
-        is_well: Whether it gets requests; False until it was reached.
+        is_well: Whether it is healthy; False until it was reached.
         is_draining: Whether it leaves when its last request has ended.
-        trouble: Why it is not well; empty if it is.
-        models: What it serves, with the adapters that its events name; empty if not known.
+        trouble: Why it is unhealthy; empty if it is healthy.
+        models: Its models, with the adapters in its events; empty if unknown.
         is_ours: Whether it is an Ostinato, which has snapshots.
         tokenizes: Whether it answers ``/tokenize``.
-        num_live: Requests under way.
-        num_failed: Requests that it did not answer.
-        was_gone: Whether nothing listened there since it was well: it may have been started anew.
-        broke_off: Whether it lost a connection in the middle of an answer since it was looked at.
+        num_live: Unfinished requests.
+        num_failed: Requests that failed.
+        was_gone: Whether it was unreachable since it was healthy, so it may have restarted.
+        broke_off: Whether a response broke off since the last health check.
         feed: Its events; None without.
-        tasks: That look after it.
+        tasks: Its monitoring tasks.
     """
 
     spec: WorkerSpec
@@ -80,7 +80,7 @@ class Worker:
         return not model or not self.models or model in self.models
 
     async def probe(self) -> bool:
-        """Look at its health; returns whether it takes requests."""
+        """Check its health; return whether it accepts requests."""
         try:
             status, _ = await self._get("/ready")
             if status in (404, 405):
@@ -98,7 +98,7 @@ class Worker:
             self.trouble = _short(error)
         was_well, self.is_well = self.is_well, not self.trouble
         if was_well != self.is_well:
-            logger.warning("worker %s is %s", self.name, self.trouble or "well")
+            logger.warning("worker %s: %s", self.name, self.trouble or "well")
             if not self.is_well:
                 self.models.clear()  # another model may come back
         return self.is_well
@@ -170,7 +170,7 @@ class Worker:
                 f"{self.spec.url}/tokenize",
                 data=msgspec.json.encode(body),
                 headers={**headers, "Content-Type": "application/json"},
-                timeout=aiohttp.ClientTimeout(_TOKENIZE_TIMEOUT_S),
+                timeout=aiohttp.ClientTimeout(TOKENIZE_TIMEOUT_S),
                 allow_redirects=False,
             ) as answer:
                 if answer.status in (404, 405, 501):
@@ -197,12 +197,12 @@ class Worker:
             return told if isinstance(told, dict) else {"error": f"status {answer.status}"}
 
     def cancel(self) -> None:
-        """Stop looking at it."""
+        """Stop monitoring it."""
         for task in self.tasks:
             task.cancel()
 
     async def _learn(self) -> None:
-        """Ask what it serves."""
+        """Fetch its models."""
         status, told = await self._get("/v1/models")
         if status != 200 or not isinstance(told, dict):
             return

@@ -1,11 +1,11 @@
-"""The ghost: estimates of what other pool sizes and policies would find of the traffic.
+"""The ghost: estimated hit rates of other pool sizes and eviction policies.
 
 Files in reading order:
 
-* ``estimator``: how much more or less a simulation finds than another, and how sure that is
+* ``estimator``: estimates the difference of two simulations, with its error
 * ``sampler``: chooses a share of all blocks
 * ``simulated_cache``: small caches that replay the sample
-* ``sampling_window``: one window of the traffic, and what is replayed in it
+* ``sampling_window``: one window of sampled traffic and its simulations
 * ``ghost``: ``Ghost``, an observer of the cache
 
 Rules:

@@ -1,4 +1,4 @@
-"""Estimates what another cache finds, from two simulations that replay the same sample.
+"""Estimates the hits of another cache, from two simulations that replay the same sample.
 
 One simulation stands for the real cache, of which is counted what it really found, and one for
 another size or policy. Two things follow for the whole traffic:
@@ -25,7 +25,7 @@ from ostinato.observe.counters import LookupCounts
 NUM_PARTS = 32
 
 _STUDENT = 2.04
-"""What 95 % of all samples are within, in standard errors, by 32 parts."""
+"""Standard errors of a 95 % interval, with 32 parts."""
 
 _LEAST_BLOCKS = 3.0
 """Sampled blocks by which any sum may be wrong: of what was not seen once, there may be as much as
@@ -36,8 +36,8 @@ class SimulationError(NamedTuple):
     """By how much a simulation may be wrong, as ``benchmarks/ghost.py`` finds.
 
     Attributes:
-        scale: Of the hit ratio, for being small; times the root of its blocks.
-        gain: Of what it finds more, as a share.
+        scale: Error of the hit ratio, for being small; times the root of its blocks.
+        gain: Error of the additional hits, as a share.
     """
 
     scale: float
@@ -68,7 +68,7 @@ pool anew half as often as all of it, or as four times."""
 
 
 class Coverage(NamedTuple):
-    """How much of the whole traffic has come, or was sampled.
+    """How much traffic has arrived, or was sampled.
 
     Attributes:
         tokens: That were looked up.
@@ -82,12 +82,12 @@ class Coverage(NamedTuple):
 
     @staticmethod
     def of(counts: LookupCounts) -> "Coverage":
-        """All that the cache has counted."""
+        """The counts of the cache."""
         return Coverage(counts.query_tokens, counts.hit_tokens, counts.num_requests)
 
 
 class PairedEstimator:
-    """What one simulation found more or less than another, over all sampling windows.
+    """The difference of two simulations, over all sampling windows.
 
     Attributes:
         num_blocks: Sampled blocks that were looked up.
@@ -95,7 +95,7 @@ class PairedEstimator:
     """
 
     def __init__(self, stride: float, size: int, unsure: SimulationError = PLAYED) -> None:
-        """Know nothing.
+        """Start without samples.
 
         Args:
             stride: Blocks of the traffic that one sampled block stands for.
@@ -115,7 +115,7 @@ class PairedEstimator:
         return Coverage(*(past + reached - begun for past, reached, begun in parts))
 
     def begin(self, at: Coverage) -> None:
-        """Begin with another stretch of the traffic."""
+        """Start another window of the traffic."""
         self._past = self.covered
         self._begun = self.reached = at
 
@@ -123,7 +123,7 @@ class PairedEstimator:
         """Add a request.
 
         Args:
-            names: Of its sampled blocks that were looked up, in token order.
+            names: Names of its sampled blocks that were looked up, in token order.
             own: How many of them the simulation of the real cache found.
             other: How many of them the other one found.
         """
@@ -143,7 +143,7 @@ class PairedEstimator:
         Args:
             counts: What the cache has found.
             block_size: Tokens per block.
-            num_blocks: Of the cache.
+            num_blocks: Number of blocks of the cache.
 
         Returns:
             The hit ratio, and by how much it may be wrong, in 95 % of all samples.

@@ -1,4 +1,4 @@
-"""Estimates what other pool sizes and other eviction policies would find of the traffic.
+"""Estimates the hit rates of other pool sizes and eviction policies.
 
 A fixed share of all blocks is sampled, in windows, and replayed by small simulated caches::
 
@@ -52,7 +52,7 @@ WINDOW_COST = 1300
 """Requests of the cache that take as long as one window, by ``benchmarks/ghost.py``."""
 
 MAX_INTERVAL = 0.2
-"""An interval that is wider says nothing yet."""
+"""Maximum width of an interval that is reported."""
 
 COUNTED_ERROR = 0.002
 """By how much an account against LRU may be wrong where requests run at once."""
@@ -84,7 +84,7 @@ class Ghost(CacheObserver):
 
     Attributes:
         is_sampling: Whether blocks of requests that come now are sampled.
-        seed: Of the samples; to see how far they differ.
+        seed: Seed of the samples; to see how far they differ.
     """
 
     def __init__(
@@ -97,10 +97,10 @@ class Ghost(CacheObserver):
         """Begin with the sixteenth request.
 
         Args:
-            config: Of the cache.
+            config: Settings of the cache.
             clock: The cache's.
             counts: What the cache has found.
-            policies: Of the cache; some know what LRU would have found.
+            policies: Policies of the cache; some know what LRU would have found.
         """
         self.seed, self.is_sampling = 0, False
         self._config, self._clock, self._counts = config, clock, counts
@@ -186,7 +186,7 @@ class Ghost(CacheObserver):
         self._due = self._num_seen + 1 if enough else self._next_period
 
     def estimates(self) -> tuple[GhostEstimate, ...]:
-        """Return what others would have found, as far as it is known to ten points either way."""
+        """Return the estimates that are known to within ten points."""
         if self.is_sampling and self._window is not None:
             self._window.reach(Coverage.of(self._counts))
         found = [self._estimate(*pair) for pair in self._estimators.items()]
@@ -233,7 +233,7 @@ class Ghost(CacheObserver):
         return self._simulation(Candidate(1.0, own), plan), others
 
     def _estimator(self, candidate: Candidate, plan: SamplingPlan) -> PairedEstimator:
-        """Return what is known of a candidate from all windows."""
+        """Return a candidate's estimator over all windows."""
         unsure = PLAYED
         if candidate.policy == "reuse_hazard":
             unsure = LEARNED if self._learned else LEARNING
@@ -242,7 +242,7 @@ class Ghost(CacheObserver):
         return self._estimators.setdefault(candidate, new)
 
     def _simulation(self, candidate: Candidate, plan: SamplingPlan) -> SimulatedCache:
-        """Make the small cache that stands for a candidate."""
+        """Create the simulation of a candidate."""
         size = max(1, round(candidate.memory * plan.size))
         if candidate.policy == "lru":
             return LruSimulation(size)
@@ -251,7 +251,7 @@ class Ghost(CacheObserver):
         return PolicySimulation(size, candidate.policy)
 
     def _estimate(self, candidate: Candidate, estimator: PairedEstimator) -> GhostEstimate:
-        """Say what is known of a candidate, and from how much traffic."""
+        """Return a candidate's estimate."""
         config, counts = self._config, self._counts
         if self._learned and candidate.policy == "lru":
             return self._counted_lru()
@@ -271,7 +271,7 @@ class Ghost(CacheObserver):
         )
 
     def _counted_lru(self) -> GhostEstimate:
-        """Say what LRU would have found, as policies that learn have counted.
+        """Estimate LRU's hits from the counts of learning policies.
 
         Where requests come one by one this is exact; of those that run at once, to a few blocks.
         """

@@ -39,7 +39,7 @@ class SampledRequest(NamedTuple):
     """The sampled blocks of a request that has ended.
 
     Attributes:
-        names: Of its sampled blocks, in token order.
+        names: Names of its sampled blocks, in token order.
         num_asked: How many of them were looked up: those of its prompt.
         at_s: When it ended, by the cache's clock.
         num_output_tokens: Tokens that were generated for it.

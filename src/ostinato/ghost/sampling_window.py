@@ -1,4 +1,4 @@
-"""One stretch of traffic of which blocks are sampled, and the simulations that replay them.
+"""One window of sampled traffic, and the simulations that replay it.
 
 ::
 
@@ -56,7 +56,7 @@ class SamplingPlan:
 
 
 class SamplingWindow:
-    """One stretch of traffic of which blocks are sampled.
+    """One window of sampled traffic.
 
     Attributes:
         sampler: Chooses blocks.
@@ -87,7 +87,7 @@ class SamplingWindow:
             self._begin_counting(Coverage())
 
     def add(self, request: SampledRequest, at: Coverage) -> None:
-        """Let a request wait to be replayed."""
+        """Queue a request for replay."""
         self.backlog.append((request, at))
 
     def replay(self) -> int:

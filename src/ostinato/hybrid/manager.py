@@ -112,10 +112,10 @@ class HybridCacheManager(CacheManager):
             num_tokens = min(num_tokens, group.room_to_grow(held, num_tokens))
         return num_tokens
 
-    def _num_to_fork(self, table: BlockTable, num_tokens: int) -> list[int]:
+    def _shared_by_fork(self, table: BlockTable, num_tokens: int) -> list[int]:
         needed = self.blocks_for(num_tokens)
-        more = [group.num_to_fork(held, needed) for group, held in self._pairs(table)]
-        return super()._num_to_fork(table, num_tokens) + more
+        more = [needed - group.num_to_fork(held, needed) for group, held in self._pairs(table)]
+        return super()._shared_by_fork(table, num_tokens) + more
 
     def _tails(self, match: PrefixMatch) -> "zip_longest[tuple[LayerGroup, Any]]":
         """Return each group with what it copies of a match's tail; None without a tail."""

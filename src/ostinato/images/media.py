@@ -66,7 +66,7 @@ async def fetch(url: str, limits: MediaLimits) -> bytes:
     if scheme in ("http", "https"):
         try:
             async with asyncio.timeout(limits.timeout_s):
-                return await _of_web(url, limits)
+                return await read_web(url, limits)
         except RequestError:
             raise
         except TimeoutError as error:
@@ -154,7 +154,9 @@ def _read_below(root: Path, name: str, most: int) -> bytes | None:
         return None
 
 
-async def _of_web(url: str, limits: MediaLimits, resolver: AbstractResolver | None = None) -> bytes:
+async def read_web(
+    url: str, limits: MediaLimits, resolver: AbstractResolver | None = None
+) -> bytes:
     """Get a URL; redirects are followed by hand, so that the host of each target is checked."""
     connector = aiohttp.TCPConnector(
         resolver=resolver, use_dns_cache=False, socket_factory=_public_socket

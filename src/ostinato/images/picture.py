@@ -52,11 +52,11 @@ def decode(encoded: bytes, max_pixels: int, name: str = "the image") -> Picture:
     Args:
         encoded: In one of ``FORMATS``; of an animation, the first frame is taken.
         max_pixels: Most pixels.
-        name: Of the image, for the error.
+        name: Name of the image, for the error.
 
     Raises:
-        RequestError: It is no image, is broken, or has too many pixels; those are counted before
-            anything is decoded.
+        RequestError: It is not an image, is broken, or has too many pixels; those are counted
+            before anything is decoded.
     """
     try:
         with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
@@ -80,7 +80,7 @@ def as_picture(image: Any, max_pixels: int, name: str = "the image") -> Picture:
         image: A ``PIL.Image``, an array of shape (height, width, 3) of uint8, an encoded file's
             bytes, or a ``Picture``.
         max_pixels: Most pixels.
-        name: Of the image, for the error.
+        name: Name of the image, for the error.
 
     Raises:
         RequestError: It is none of them, is broken, or has too many pixels.

@@ -4,6 +4,7 @@ Files in reading order:
 
 * ``block_hash``: chained digests of blocks, and digest functions by name
 * ``block_copy``: blocks that hold the same content
+* ``hash_content``: what the index keeps of a block, and of a request
 * ``hash_index``: ``HashIndex``, the port ``cache.prefix_index`` over a map of digests
 
 Rules:

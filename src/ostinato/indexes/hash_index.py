@@ -25,81 +25,17 @@ Source: vLLM's automatic prefix caching design.
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.child_index import ChildIndex, child_name, num_shared_tokens, walk
+from ostinato.cache.child_index import child_name, num_shared_tokens, walk
 from ostinato.cache.eviction import RequestSummary
 from ostinato.cache.pool import BlockPool
 from ostinato.cache.prefix_index import CachedRun, PrefixMatch, PublishResult, Removal, TailMatch
-from ostinato.core.identity import BlockExtra, Identity, PrefixKey
+from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.ids import BlockDigest, BlockId
 from ostinato.core.tokens import num_common_tokens
-from ostinato.indexes.block_copy import BlockContent, BlockCopy
 from ostinato.indexes.block_hash import BlockHasher
-
-
-class CachedContent(BlockContent):
-    """What one block holds: its tokens and, through its parent, all before them.
-
-    Attributes:
-        parent: The content before it; None for a root, which has no tokens.
-        start: Blocks before it.
-        run: Its packed tokens.
-        extra: What images and boundaries add to them.
-        children: What may follow it.
-    """
-
-    __slots__ = ("children", "extra", "parent", "run", "start")
-
-    def __init__(
-        self,
-        parent: "CachedContent | None",
-        digest: BlockDigest | None,
-        run: bytes,
-        extra: BlockExtra | None,
-        identity: Identity,
-    ) -> None:
-        """Make a content without copies; without a digest it is a partial block."""
-        super().__init__(identity, digest, run if extra is None else run + extra.encoded)
-        self.parent, self.run, self.extra = parent, run, extra
-        self.start: int = 0 if parent is None or parent.parent is None else parent.start + 1
-        self.children: ChildIndex[CachedContent] = ChildIndex()
-
-    @property
-    def child_name(self) -> bytes:
-        """The name that its parent finds it by."""
-        return self.run if self.extra is None else child_name(self.run, self.extra)
-
-
-class HashCopy(BlockCopy):
-    """One block that holds a content of the index."""
-
-    __slots__ = ()
-
-    content: CachedContent
-
-    @property
-    def is_leaf(self) -> bool:
-        """Whether no cached content needs this copy."""
-        return len(self.content.copies) > 1 or not self.content.children
-
-    def run_from(self, first: int) -> tuple[int, bytes]:
-        """Return the place and the packed tokens of its block, or of what follows it."""
-        return self.content.start + first, b"" if first else self.content.name
-
-
-@dataclass(slots=True)
-class HashPath:
-    """What one request holds: a root, and a copy per block."""
-
-    root: CachedContent
-    copies: list[HashCopy] = field(default_factory=list)
-
-    @property
-    def last(self) -> CachedContent:
-        """The content that the next block continues."""
-        return self.copies[-1].content if self.copies else self.root
+from ostinato.indexes.hash_content import CachedContent, HashCopy, HashPath
 
 
 class HashIndex:
@@ -147,12 +83,11 @@ class HashIndex:
         """Find the block after a match with the longest common prefix with the sequence."""
         run, extra = key.block_run(start, min(num_tokens, start + self.block_size))
         name = run if extra is None else child_name(run, extra)[: len(run)]
-        child = content.children.closest(name)
+        child, common = content.children.closest(name)
         if child is None:
             return None
-        common = num_common_tokens(run, child.run)
         if extra is not None or child.extra is not None:
-            common = num_shared_tokens(extra, child.extra, common)
+            common = num_shared_tokens(extra, child.extra, num_common_tokens(run, child.run))
         return TailMatch(child.copies[0].block, common, child.copies[0]) if common else None
 
     def acquire(self, key: PrefixKey, match: PrefixMatch) -> tuple[HashPath, HashCopy | None]:

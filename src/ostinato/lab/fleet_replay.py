@@ -66,9 +66,9 @@ class FleetConfig:
 
     Attributes:
         num_replicas: At least 1.
-        cache: Of each.
-        scheduling: Of each.
-        cost: Of each.
+        cache: Cache settings of each.
+        scheduling: Scheduler settings of each.
+        cost: Cost model of each.
         slowdown: By which the gaps between arrivals are stretched.
         late_s: Between a step's end and its KV events' arrival at the router.
         outages: Replicas lost, and back.
@@ -91,8 +91,8 @@ class FleetResult:
         first_token_s: From arrival to the first token, by request; NaN for those refused.
         replica: That served each request.
         hit_tokens: Prompt tokens that hit, by request.
-        input_tokens: Of all prompts served.
-        computed_tokens: Of prompts, by replica.
+        input_tokens: Tokens of all prompts served.
+        computed_tokens: Computed tokens of prompts, by replica.
         busy_s: By replica.
         num_retries: Requests routed anew.
     """

@@ -70,7 +70,7 @@ class LintReport:
         num_groups: Templates.
         hours: Time that the log covers; an hour if it has no times.
         has_times: Whether it has times.
-        prompt_tokens: Of all requests.
+        prompt_tokens: Prompt tokens of all requests.
         computed_tokens: As they were sent, on a cache that keeps every prefix.
         fixed_tokens: With all findings fixed, but for ``cache_control`` and ``drift``, which that
             cache does not know.
@@ -110,7 +110,7 @@ def lint(
     Args:
         requests: Requests in order of arrival.
         tokenizer: Tokenizer of their model.
-        block_size: Of the cache.
+        block_size: Block size of the cache.
         progress: Called with a number of requests: when they were put into a group, and again
             when all remedies of their group were tried.
 

@@ -58,7 +58,7 @@ def compare_breakpoints(
 
     Args:
         requests: In order; only those with explicit breakpoints count.
-        tokenizer: Of the model.
+        tokenizer: Tokenizer of the model.
 
     Returns:
         What to do, and what the requests compute without and with it; None for requests to an

@@ -81,8 +81,8 @@ def replay(
 
     Args:
         requests: In order.
-        tokenizer: Of the model.
-        block_size: Of the cache.
+        tokenizer: Tokenizer of the model.
+        block_size: Block size of the cache.
         keep_seams: Whether earlier text keeps its tokens.
     """
     seams = Seams(tokenizer)

@@ -44,7 +44,7 @@ class Group:
     """Requests of one template.
 
     Attributes:
-        words: Of the text that they begin with, with slots where they differ.
+        words: Words of the text that they begin with, with slots where they differ.
         requests: In the order of the log.
     """
 

@@ -36,7 +36,7 @@ class Block:
         field: Its field in the request, such as ``messages[2].content[0]``.
         text: Its text; for an image a placeholder with the digest of its content.
         kind: Kind of finding.
-        call_id: Of a tool call.
+        call_id: Id of a tool call.
         is_marked: Whether it has ``cache_control``.
     """
 
@@ -60,8 +60,8 @@ class Message:
         role: ``system``, ``user``, ``assistant`` or ``tool``; empty for a raw prompt.
         blocks: Its pieces.
         field: Where it was sent, such as ``messages[2]``.
-        call_id: Of the tool call that it answers.
-        name: Of its author, if one was sent.
+        call_id: Id of the tool call that it answers.
+        name: Name of its author, if one was sent.
     """
 
     role: str

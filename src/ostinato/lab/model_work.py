@@ -41,7 +41,7 @@ class AttentionGroup:
     Attributes:
         pair_flops: Per pair of a query and a key.
         token_bytes: KV of one token.
-        num_kv_heads: Of one layer; 0 for latent attention, whose vector all GPUs share out.
+        num_kv_heads: KV heads of one layer; 0 for latent attention, divided over all GPUs.
         window: Tokens that a query sees; None if it sees all.
     """
 
@@ -89,7 +89,7 @@ class ModelWork:
 
     Attributes:
         weights: Its parameters.
-        format: Of its weights.
+        format: Format of its weights.
         groups: Its attention layers, by what they see.
         kv: What it keeps of each token.
         hidden_size: Values of one token between two layers.

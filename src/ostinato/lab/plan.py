@@ -62,11 +62,11 @@ class Setup:
     Attributes:
         cost: How long work takes on it.
         kv: What it keeps of each token.
-        prices: Of machines and memory.
-        num_gpus: Of one replica.
+        prices: Prices of machines and memory.
+        num_gpus: Number of GPUs of one replica.
         own_bytes: Memory that its GPUs have left beside the weights; costs nothing more.
         utilisation: Share of the time that replicas may be busy on average.
-        policy: Of eviction.
+        policy: Eviction policy.
     """
 
     cost: StepCost
@@ -120,7 +120,7 @@ class Option:
     """One size of a replica's cache.
 
     Attributes:
-        memory_bytes: Of each replica.
+        memory_bytes: Memory of each replica.
         affinity: With a router that follows prefixes.
         round_robin: Without.
     """

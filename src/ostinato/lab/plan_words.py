@@ -11,7 +11,7 @@ def in_words(plan: Plan, currency: str) -> Iterator[str]:
 
     Args:
         plan: The curve.
-        currency: Of all prices.
+        currency: Currency of all prices.
     """
     best = plan.best
     if not plan.seen_ratio:

@@ -40,7 +40,7 @@ class Work:
 
     Attributes:
         prefill_s: Without a cache, shape (num_requests,).
-        decode_s: Of its answer, shape (num_requests,).
+        decode_s: Decode time of its answer, shape (num_requests,).
     """
 
     prefill_s: PerRequest
@@ -59,8 +59,8 @@ class RoutedResult:
     Attributes:
         hit_tokens: Prompt tokens that hit, shape (num_requests,).
         replica: That served each request, shape (num_requests,).
-        evicted_blocks: Of full attention, over all replicas.
-        most_cached_blocks: Of full attention, at the end, in the fullest cache.
+        evicted_blocks: Evicted blocks of full attention, over all replicas.
+        most_cached_blocks: Cached blocks of full attention, at the end, in the fullest cache.
     """
 
     hit_tokens: Numbers
@@ -89,10 +89,10 @@ def replay_routed(
 
     Args:
         trace: The traffic.
-        pools: Of each replica's cache.
+        pools: Sizes of each replica's cache.
         num_replicas: At least 1.
         routing: How requests are spread.
-        policy: Of eviction.
+        policy: Eviction policy.
         work: What requests take; the router balances it.
     """
     caches = [SerialCache(pools, policy, trace.num_distinct) for _ in range(num_replicas)]

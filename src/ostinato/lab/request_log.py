@@ -53,8 +53,8 @@ class LoggedRequest:
         user: Whom the client acts for, if it says so.
         reply: What was answered; empty if the log does not say.
         max_output_tokens: Limit of the answer, if there is one.
-        response_id: Of the answer.
-        previous_id: Of the earlier answer that it continues; its messages are not in the request.
+        response_id: Id of the answer.
+        previous_id: Id of the earlier answer that it continues, whose messages it lacks.
         prompt_ids: Packed token ids of the prompt; empty if the log does not say.
         reply_ids: Packed token ids of the reply.
     """

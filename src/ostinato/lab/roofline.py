@@ -37,8 +37,8 @@ class Machine:
     Attributes:
         gpu: Kind of GPU.
         num_gpus: GPUs of a replica, by tensor parallelism.
-        compute_share: Of peak arithmetic; None is that of dense models or of experts.
-        memory_share: Of the bandwidth of memory and links.
+        compute_share: Share of peak arithmetic; None is that of dense models or of experts.
+        memory_share: Share of the bandwidth of memory and links.
     """
 
     gpu: Gpu

@@ -18,7 +18,7 @@ class LibraryDispatcher:
         Args:
             trace: Whose requests are routed, by number.
             num_replicas: Workers are named by their numbers.
-            config: Of each router.
+            config: Settings of each router.
             num_routers: Requests take turns.
         """
         self._trace = trace

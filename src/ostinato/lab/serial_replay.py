@@ -40,8 +40,8 @@ class SerialResult:
     """The hits of one cache.
 
     Attributes:
-        policy: Of the cache.
-        num_blocks: Of the cache, in blocks of the trace.
+        policy: Policy of the cache.
+        num_blocks: Number of blocks of the cache, in blocks of the trace.
         hit_tokens: Prompt tokens that hit, shape (num_requests,).
         cached_blocks: Blocks with content after each request, shape (num_requests,).
         evicted_blocks: Blocks that were evicted.
@@ -114,7 +114,7 @@ class SerialCache:
             pools: Its sizes; more than a trace can fill is not allocated.
             policy: Which cached block is worth least.
             num_distinct: Blocks of the trace.
-            disk_blocks: Of a disk behind it; 0 has none.
+            disk_blocks: Blocks of a disk behind it; 0 has none.
         """
         self._now_s = 0.0
         self._most_blocks = pools.full

@@ -54,7 +54,7 @@ class Simulation:
         kv: What a token takes; None where no model is known.
         results: One per size, by policy; of a model with states, by where checkpoints are kept.
         bounds: Hit ratios that no policy can exceed, one per size, by name.
-        unbounded: Of a cache that never evicts.
+        unbounded: Hits of a cache that never evicts.
         timed: Runs with the scheduler, by what was different.
         slowdown: By which the arrivals of ``timed`` were stretched.
         is_slowed_to_fit: Whether that was chosen so that one engine can serve them.

@@ -44,7 +44,7 @@ class Moment:
 
     Attributes:
         at_s: Seconds since the first arrival.
-        held_blocks: Of running requests.
+        held_blocks: Blocks of running requests.
         evictable_blocks: Cached and held by no request.
         num_running: Sequences that hold blocks.
         num_waiting: Sequences that do not.
@@ -62,7 +62,7 @@ class TimedResult:
     """How it went.
 
     Attributes:
-        num_blocks: Of the cache.
+        num_blocks: Number of blocks of the cache.
         first_token_s: From arrival to the first token, per request that got one.
         hit_tokens: Prompt tokens that hit, over all requests.
         input_tokens: Prompt tokens of all requests that were served.

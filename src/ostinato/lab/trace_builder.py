@@ -72,7 +72,7 @@ class TraceBuilder:
             name: Name of the file.
             block_tokens: Tokens per block.
             broken: Lines that were left out.
-            units_per_s: Of the arrivals: 1000 for milliseconds.
+            units_per_s: Units per second of the arrivals: 1000 for milliseconds.
 
         Raises:
             BrokenTrace: There is no request, or one has more full blocks than tokens for them.

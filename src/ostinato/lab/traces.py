@@ -56,7 +56,7 @@ class ReadOptions:
             derived from the lengths where a trace lists hashes.
         on_broken: Whether to stop at an invalid line, or to skip it.
         tokenizer: For logs of requests.
-        unit: Of the timestamps of a trace of hashes; ``auto`` derives it.
+        unit: Unit of the timestamps of a trace of hashes; ``auto`` derives it.
     """
 
     block_tokens: int | None = None

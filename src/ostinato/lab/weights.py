@@ -33,7 +33,7 @@ class Experts:
     Attributes:
         num_experts: In each layer that has some.
         top_k: How many of them a token goes through.
-        parameters: Of all experts in all layers.
+        parameters: Parameters of all experts in all layers.
     """
 
     num_experts: int
@@ -46,10 +46,10 @@ class Weights:
     """Parameters of a model.
 
     Attributes:
-        embedding: Of the input table; looked up, not multiplied.
-        head: Of the output projection, which may be the same table.
+        embedding: Parameters of the input table; looked up, not multiplied.
+        head: Parameters of the output projection, which may be the same table.
         is_tied: Whether it is.
-        dense: Of all layers, without routed experts.
+        dense: Parameters of all layers, without routed experts.
         experts: The routed experts; None in a dense model.
     """
 

@@ -1,11 +1,10 @@
-"""Observers of the cache, and what they tell: counters, events, history, explanations.
+"""Observers of the cache: counters, KV events, history, explanations.
 
 Files in reading order:
 
 * ``histogram``, ``counters``: counters of the cache
 * ``events``, ``event_recorder``: the log of KV events
-* ``prefix_digests``, ``request_record``, ``history``: which requests were served, and which blocks
-  were lost since
+* ``prefix_digests``, ``request_record``, ``history``: served requests, and blocks lost since
 * ``explanation``, ``prompt_diff``, ``explain``: why each token of a prompt missed
 * ``introspection``: what is cached now, and which prefixes save most
 

@@ -17,7 +17,7 @@ from ostinato.observe.histogram import Histogram
 from ostinato.settings import PolicyName
 
 MAX_TENANTS = 1024
-"""Tenants counted separately; clients make salts, so their number has no bound."""
+"""Tenants counted separately; bounded, since clients choose salts."""
 
 
 @dataclass(slots=True)
@@ -63,17 +63,17 @@ class LookupCounts:
 
 @dataclass(frozen=True, slots=True)
 class GhostEstimate:
-    """What another cache would have found of the same traffic.
+    """The estimated hits of another cache on the same traffic.
 
     Attributes:
         num_blocks: Its size.
         policy: Its eviction policy.
         hit_ratio: Estimated share of looked-up tokens that hit, from 0 to 1.
-        num_sampled: Blocks that the estimate rests on, each as often as it was looked up.
+        num_sampled: Sampled blocks behind the estimate, counted once per look-up.
         memory: Its size as a multiple of the cache's.
-        error: By how much ``hit_ratio`` may be wrong either way, in 95 % of all samples.
+        error: Half of the 95 % confidence interval of ``hit_ratio``.
         num_requests: Requests of the traffic that were sampled.
-        num_later_requests: Requests that came since the last of them, of which it knows nothing.
+        num_later_requests: Requests since the last of them.
     """
 
     num_blocks: int
@@ -87,27 +87,27 @@ class GhostEstimate:
 
     @property
     def low(self) -> float:
-        """The least hit ratio that agrees with the sample."""
+        """Lower bound of the hit ratio."""
         return max(0.0, self.hit_ratio - self.error)
 
     @property
     def high(self) -> float:
-        """The greatest hit ratio that agrees with the sample."""
+        """Upper bound of the hit ratio."""
         return min(1.0, self.hit_ratio + self.error)
 
 
 @dataclass(frozen=True, slots=True)
 class StateCounts:
-    """The pool of states of a model that keeps some: slots now, and counts since the start.
+    """The state pool of a model with Mamba or linear attention: slots, and counters.
 
     Attributes:
         num_slots: States that fit.
         num_running: Slots of sequences that run.
-        num_checkpoints: States that are kept for prefixes.
-        num_kept: Checkpoints that were published.
-        num_evicted: Checkpoints that made room for others or lost their blocks.
-        num_hits: Requests that began from one.
-        num_again_tokens: Tokens whose blocks hit and that were computed again for their states.
+        num_checkpoints: States kept for prefixes.
+        num_kept: Checkpoints published.
+        num_evicted: Checkpoints evicted, for room or with their blocks.
+        num_hits: Requests that started from one.
+        num_again_tokens: Tokens whose blocks hit, recomputed for their states.
     """
 
     num_slots: int = 0
@@ -131,14 +131,14 @@ class CacheStats:
         published_blocks: Blocks that became findable.
         duplicate_blocks: Published blocks whose content was cached already.
         sealed_tails: Partial blocks of ended sequences that became findable.
-        evicted_blocks: Cached blocks that were given away for other content.
+        evicted_blocks: Cached blocks that were evicted.
         eviction_ages_s: Evicted blocks by seconds since their last use.
         residencies_s: Evicted blocks by seconds since they were published; a run of blocks
             that grew together counts from its first.
         reuse_distances: Reused evictable blocks, by blocks allocated since they became evictable.
         ghosts: What other sizes and policies would have found; empty without a ghost,
             and those that would be known worse than to ten points are left out.
-        states: Of a model that keeps states; else None.
+        states: State pool, for models with states; else None.
     """
 
     first: LookupCounts = field(default_factory=LookupCounts)
@@ -186,7 +186,7 @@ class CacheStats:
 
 
 class CacheCounters(CacheObserver):
-    """Counts what happens.
+    """Counts events of the cache.
 
     Attributes:
         stats: The counters.
@@ -213,7 +213,7 @@ class CacheCounters(CacheObserver):
             self.stats.duplicate_blocks += result.num_known
 
     def on_evict(self, eviction: Eviction) -> None:
-        """Count blocks that were given away."""
+        """Count evicted blocks."""
         if eviction.group == 0 and eviction.cause != "removed":
             stats, entry, now_s = self.stats, eviction.entry, self._clock()
             count = len(eviction.removal.blocks)
@@ -222,7 +222,7 @@ class CacheCounters(CacheObserver):
             stats.residencies_s.add(now_s - entry.born_s, count)
 
     def on_reuse(self, entries: Sequence[CacheEntry], num_allocated: int) -> None:
-        """Count how far away the last use of blocks was that are held again."""
+        """Count the reuse distances of reused blocks."""
         distances, moment, num_blocks = self.stats.reuse_distances, -1, 0
         for entry in entries:
             if entry.idle_allocated != moment:  # most of a path was released at once

@@ -53,7 +53,7 @@ class EventRecorder(CacheObserver):
         self._log.flush()
 
     def on_clear(self, everything: bool) -> None:
-        """Log that nothing is cached any more."""
+        """Log that the cache is empty."""
         if everything:
             self._log.add(AllCleared())
             self._log.flush()
@@ -62,7 +62,7 @@ class EventRecorder(CacheObserver):
         """Describe what is cached under full attention, as events that would store it.
 
         Args:
-            runs: Of the index, parents before children.
+            runs: Runs of the index, parents before children.
 
         Cost: O(cached tokens) copied bytes, and O(cached blocks) short steps in Python.
         """

@@ -103,7 +103,7 @@ class BlockRemoved:
 
 @dataclass(frozen=True, slots=True)
 class AllCleared:
-    """Nothing is cached any more."""
+    """The cache is empty."""
 
 
 Event = BlockStored | BlockRemoved | AllCleared
@@ -111,7 +111,7 @@ Event = BlockStored | BlockRemoved | AllCleared
 
 @dataclass(frozen=True, slots=True)
 class EventBatch:
-    """What happened between two commits.
+    """The events between two commits.
 
     Attributes:
         sequence: Number of the batch, from 0 without gaps.
@@ -150,13 +150,13 @@ class EventLog:
 
     @property
     def next_sequence(self) -> int:
-        """Number of the batch to come."""
+        """Number of the next batch."""
         return self._next
 
     def subscribe(
         self, sink: Callable[[EventBatch], None], on_forget: Callable[[], None] | None = None
     ) -> None:
-        """Hear of every batch from now on.
+        """Subscribe to all batches from now on.
 
         Args:
             sink: Is called with each batch; it must be quick and must not raise.
@@ -168,11 +168,11 @@ class EventLog:
             self._erasers.append(on_forget)
 
     def add(self, event: Event) -> None:
-        """Put an event into the batch to come."""
+        """Add an event to the next batch."""
         self._pending.append(event)
 
     def flush(self) -> None:
-        """Close the batch to come, if anything happened."""
+        """Close the next batch, unless it is empty."""
         if not self._pending:
             return
         batch = EventBatch(self._next, self._clock(), tuple(self._pending))
@@ -184,7 +184,7 @@ class EventLog:
             sink(batch)
 
     def retract(self, identity: Identity, digests: Iterable[BlockDigest], group: int) -> None:
-        """Take back what a failed step stored.
+        """Retract what a failed step stored.
 
         Contents that the step stored are dropped before they are sent. Others
         were announced before, lost their first copy to the step and a second one with it:

@@ -12,7 +12,7 @@ first token on::
 Rules:
 
 1. The spans cover the prompt without gaps, and agree with what was counted at admission.
-2. Of other tenants nothing is told but that they exist, and that to administrators alone.
+2. Nothing about other tenants is revealed, except to administrators that they exist.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -54,13 +54,13 @@ class Viewer:
     adapter_names: Mapping[bytes, str] = field(default_factory=dict)
 
     def model_of(self, identity: Identity) -> str:
-        """Say what computes a request: the base model, or an adapter of it."""
+        """Return what computes a request: the base model, or an adapter."""
         digest = identity.adapter
         name = self.adapter_names.get(digest, digest.hex()[:12])
         return f"adapter {name!r}" if digest else "the base model"
 
     def may_see(self, record: RequestRecord) -> bool:
-        """Whether a request is the caller's."""
+        """Return whether a request belongs to the caller."""
         return self.tenant is None or record.identity.belongs_to(self.tenant)
 
 
@@ -68,8 +68,8 @@ def explain(history: RequestHistory, name: str, viewer: Viewer | None = None) ->
     """Explain which tokens of a request's prompt hit, and why the others missed.
 
     Args:
-        history: Of the cache that served it.
-        name: The request's name; of several, the newest.
+        history: History of the cache that served it.
+        name: The request's name; among several, the newest.
         viewer: The caller.
 
     Raises:

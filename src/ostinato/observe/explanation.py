@@ -6,7 +6,7 @@ waited for, was copied, or was computed; a computed span has a reason (law 10)::
     tokens    0 ........ 32 ... 41 ..................... 80
               hit         copied differs at token 41 from request-0
 
-``str(explanation)`` is for people, ``as_dict()`` for programs.
+``str(explanation)`` is human-readable, ``as_dict()`` machine-readable.
 """
 
 from collections.abc import Mapping
@@ -98,7 +98,7 @@ class PromptSpan:
 
     @property
     def sentence(self) -> str:
-        """What happened, in words."""
+        """Description of the span."""
         by = "" if self.by is None else f" for {self.by}"
         quota = " because its tenant is at its own quota" if self.setting == "quota" else ""
         idle = "" if self.idle_s is None else f", {seconds(self.idle_s)} after their last use"
@@ -354,7 +354,7 @@ def _known(kind: type[PromptSpan] | type[Difference], plain: Mapping[str, Any]) 
 
 
 def seconds(amount: float) -> str:
-    """Write a duration for people, in three digits at most."""
+    """Format a duration with at most three digits."""
     if amount < 1:
         return f"{amount * 1000:.3g} ms"
     if amount < 120:

@@ -1,4 +1,4 @@
-"""History of the cache: which requests were admitted, and which blocks were lost for which.
+"""History of the cache: admitted requests, and lost blocks with their causes.
 
 An observer of the cache, read by ``explain`` (law 10). It is bounded:
 
@@ -38,10 +38,10 @@ from ostinato.observe.request_record import RequestRecord
 from ostinato.settings import PrefixCacheConfig
 
 LEAST_TOKENS = 65_536
-"""Tokens that are remembered at least: 256 KiB."""
+"""Minimum number of remembered tokens: 256 KiB."""
 
 LEAST_LOSSES = 1024
-"""Losses that are remembered at least."""
+"""Minimum number of remembered losses."""
 
 TOKENS_PER_SLOT = 4
 """Tokens remembered per slot of the pool: 16 bytes, beside a slot's kilobytes of KV."""
@@ -59,7 +59,7 @@ class Loss:
             ``removed`` by an administrator.
         at_s: When, by the clock.
         idle_s: Seconds since their last use.
-        by: For which request; None if for none, or for a tenant that was erased.
+        by: The request that caused it; None if none did, or its tenant was erased.
         identity: Whose they were.
         blocks: Which.
     """

@@ -1,4 +1,4 @@
-"""What is cached now, and which prefixes save most.
+"""The current content of the cache, and the prefixes that save most.
 
 Two reports, taken between two steps and equal for both indexes: a map of all blocks with their
 states and owners, and the prefixes that save most.
@@ -215,7 +215,7 @@ def top_prefixes(
     """List the prefixes that saved most, then those with most blocks below.
 
     Args:
-        manager: Of the cache.
+        manager: Manager of the cache.
         hits: Its observer.
         most: How many at most.
         belongs: Which identities to list; all by default. A public prefix that they continue is

@@ -73,7 +73,7 @@ def similarity(mine: bytes, theirs: bytes, start: int) -> float:
 
     Args:
         mine: Packed tokens of a prompt.
-        theirs: Of another, without its answer.
+        theirs: The tokens of another, without its answer.
         start: Tokens in common before the first that differs.
     """
     least = min(len(mine), len(theirs)) // TOKEN_BYTES

@@ -1,4 +1,4 @@
-"""What is remembered of one sequence that was served.
+"""The record of one served sequence.
 
 A record begins at admission and ends when the blocks are released. While the sequence lives, its
 tokens are the live ones; afterwards they are kept beside the blocks that held them, so that it can
@@ -40,7 +40,7 @@ class RequestRecord:
         off: The setting that kept it from reading the cache; empty if it read.
         prompt_sections: Names and texts of the request's messages and fields, in order.
         num_kept: Prompt tokens of earlier answers that stand as they were generated.
-        table_id: Of its block table.
+        table_id: Id of its block table.
         key: The live sequence; None when it has ended.
         kept: Its packed tokens when it has ended, made when they are first read; empty if
             none are kept.

@@ -57,7 +57,7 @@ class Call:
     """An HTTP request.
 
     Attributes:
-        method: Of HTTP.
+        method: HTTP method.
         path: With its query.
         headers: As ASGI has them.
         body: As it came.

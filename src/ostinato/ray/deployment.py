@@ -28,12 +28,12 @@ class AppSettings(BaseModel):
             of requests at each.
         target_requests: At each engine, where Ray adds and removes them.
         max_requests: At one engine at once; Ray holds back what is above.
-        num_cpus: Of each engine, for Ray's placement.
+        num_cpus: Number of CPUs of each engine, for Ray's placement.
         num_gpus: Likewise.
         num_ingress: Processes that take HTTP requests; each routes by its own requests and by all
             engines' events.
         policy: How engines are chosen, one of ``ostinato.router.POLICIES``.
-        keys: File of callers' keys, at the same path on each node; None lets everybody in.
+        keys: File of API keys, at the same path on each node; None admits all clients.
         engine: Settings of each engine, see ``EngineConfig``.
     """
 

@@ -45,7 +45,7 @@ class Ingress:
         Args:
             engines: Handle of their deployment.
             model: Whose tokenizer is used.
-            keys_file: Of callers' keys; None lets everybody in.
+            keys_file: API keys; None admits all clients.
         """
         self._engines = engines.options(stream=True)
         self._callers = KeyedCallers(keys_file) if keys_file else AnyCaller()

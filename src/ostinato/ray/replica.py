@@ -31,7 +31,7 @@ class EngineReplica:
         Args:
             model: Name, folder, GGUF file or name on the hub.
             engine: Settings, see ``EngineConfig``.
-            keys_file: Of callers' keys; None takes every call for the one anonymous caller.
+            keys_file: File of callers' keys; None takes every call for the one anonymous caller.
 
         Raises:
             ConfigError: A setting is out of range.

@@ -49,6 +49,11 @@ class PrefixRequestRouter(RequestRouter):
         self._feeds: dict[str, KVFeed] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
+    @property
+    def library(self) -> Router:
+        """The router that decides, and knows what each replica has."""
+        return self._library
+
     # --- replicas ---
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:

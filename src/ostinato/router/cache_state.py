@@ -1,16 +1,16 @@
-"""The default policy: the least delay for all that gives up few of the hits in sight.
+"""The default policy: the shortest tail of waiting times that gives up few of the hits in sight.
 
 What a request costs the fleet if a worker serves it, in tokens to compute::
 
-    score =   queued                         prompts ahead of it there: it waits for them
-            + weight * ( to compute          its own work, which all that come behind it wait for
-                       + excess )            work that the worker got lately, above the mean
-    weight =  waiting there + price
+    work   =  to compute                       what its hits there do not save
+            + excess                           what the worker got lately, above the mean
+    wait   =  queued + work                    prompts ahead of it there, and its own
+    score  =  mean * exp(wait / mean) + price * work
 
-* The more requests *wait there* for their first token, the longer the queue has been full and will
-  be, and each token of work delays all that come until it is empty. Where nothing waits, computing
-  a prefix once more delays no request: a burst of one new prefix is computed wherever there is
-  room.
+* A long *wait* costs more than many short ones of the same sum. The slowest hundredth of requests
+  are the longest prompts, and short ones which wait ten seconds behind one of those to save half a
+  second of work; a cost that grows exponentially sends these elsewhere. The *mean* is that of the
+  waits chosen lately, so that the cost has the scale of the traffic.
 * A *hit given up* is a token that another worker has cached. Where waiting for it costs more than
   computing it anew, it is right to give it up, but each such token is cached twice from then on.
   Fleets have one budget for it: ``GIVEN_UP`` of all hits in sight.
@@ -26,9 +26,11 @@ What a request costs the fleet if a worker serves it, in tokens to compute::
 
 Sources: LMetric, arXiv 2603.15202, for scores without parameters, by new tokens; Preble, arXiv
 2407.00023, for weighing a prefix's recomputation against load; Kelly, Maulloo and Tan, J. Oper.
-Res. Soc. 49 (1998), for prices that keep a constraint.
+Res. Soc. 49 (1998), for prices that keep a constraint; Howard and Matheson, Management Science 18
+(1972), for the exponential cost of those who fear the tail.
 """
 
+from collections.abc import Sequence
 from math import exp, sqrt
 from statistics import fmean
 
@@ -44,37 +46,52 @@ _LEAST_PRICE, _MOST_PRICE = 1.0, 1e4
 _STEP = 1 / 8
 """Of the price's logarithm, for a typical hit given up."""
 
+_STEEPEST = 30.0
+"""Mean waits, above which only the sum counts, so that the cost stays a number and the longest
+prompts, which wait too long anywhere, still go to their hits and to workers with little work."""
+
 _SMOOTHING = 1 / 64
 """Weight of the newest request in means."""
 
 
 class CacheState:
-    """Least delay, at the price of hits."""
+    """Short waits, at the price of hits."""
 
     def __init__(self) -> None:
         """Start with a price that a few requests correct."""
         self._price = _FIRST_PRICE
         self._mean_hit = 1.0
+        self._mean_wait = 0.0
         self._num_choices = 0
 
     def choose(self, request: RouteRequest, fleet: Fleet) -> Choice:
         """Return the candidate of the lowest score; of equals, that with the least recent work."""
-        excess = self._excess(fleet)
-        weights = [load.num_waiting + self._price for load in fleet.loads]
-        scores = [
-            each.load_tokens + weight * (each.tokens_to_compute + more)
-            for each, weight, more in zip(fleet.candidates, weights, excess, strict=True)
+        excess, candidates = self._excess(fleet), fleet.candidates
+        work = [
+            each.tokens_to_compute + more for each, more in zip(candidates, excess, strict=True)
         ]
+        waits = [each.load_tokens + own for each, own in zip(candidates, work, strict=True)]
+        delays = self._delays(waits)
+        price = self._price
+        scores = [delay + price * own for delay, own in zip(delays, work, strict=True)]
         recent = [load.recent_tokens for load in fleet.loads]
         place = min(range(len(scores)), key=lambda at: (scores[at], recent[at]))
-        chosen = fleet.candidates[place]
+        chosen = candidates[place]
         self._learn(request, fleet, chosen)
-        work, more = f"{chosen.tokens_to_compute:,}", f"{excess[place]:,.0f}"
         reason = (
-            f"{chosen.load_tokens:,} tokens queued + {weights[place]:.1f} * "
-            f"({work} to compute + {more} above its share lately)"
+            f"{delays[place]:,.0f} for {chosen.load_tokens:,} tokens queued + {price:.1f} * "
+            f"({chosen.tokens_to_compute:,} to compute + {excess[place]:,.0f} above its share "
+            "lately)"
         )
         return Choice(place, reason, scores)
+
+    def _delays(self, waits: Sequence[float]) -> list[float]:
+        """Return the cost of each wait: exponential up to ``_STEEPEST`` means, then linear."""
+        mean = self._mean_wait or min(waits)
+        bends = [min(wait, _STEEPEST * mean) for wait in waits]
+        return [
+            mean * exp(bend / mean) + wait - bend for wait, bend in zip(waits, bends, strict=True)
+        ]
 
     def _excess(self, fleet: Fleet) -> list[float]:
         """Return each worker's recent work above the mean, and above what chance explains."""
@@ -89,6 +106,8 @@ class CacheState:
         in_sight = max(0, len(request.tokens) - least)
         newest = max(_SMOOTHING, 1 / self._num_choices)
         self._mean_hit += (max(1, in_sight) - self._mean_hit) * newest
+        wait = chosen.load_tokens + chosen.tokens_to_compute
+        self._mean_wait += (wait - self._mean_wait) * newest
         over_budget = chosen.tokens_to_compute - least - GIVEN_UP * in_sight
         step = _STEP * over_budget / self._mean_hit
         self._price = min(_MOST_PRICE, max(_LEAST_PRICE, self._price * exp(min(step, 1.0))))

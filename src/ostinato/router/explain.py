@@ -28,6 +28,6 @@ def explain(decision: Decision) -> str:
 def _row(each: Candidate, width: int) -> str:
     return (
         f"{each.worker:{width}}  {each.cached_tokens:>9,} {each.expected_tokens:>9,} "
-        f"{each.tokens_to_compute:>9,} {each.load_tokens:>9,} {each.score:>11,.0f}  "
+        f"{each.tokens_to_compute:>9,} {each.load_tokens:>9,} {each.score:>11.4g}  "
         f"{_KNOWN[each.state]}"
     )

@@ -68,14 +68,12 @@ class Load:
     Attributes:
         prefill_tokens: Left to compute of prompts assigned.
         num_running: Requests.
-        num_waiting: Those of them without a first token.
         recent_tokens: Work assigned, decayed, as of ``decayed_at``.
         recent_variance: What it varies by where requests come by chance, in tokens squared.
     """
 
     prefill_tokens: int = 0
     num_running: int = 0
-    num_waiting: int = 0
     recent_tokens: float = 0.0
     recent_variance: float = 0.0
     decayed_at: float = 0.0
@@ -90,7 +88,6 @@ class Load:
     def assign(self, work: Assigned) -> None:
         """Take on a request."""
         self.num_running += 1
-        self.num_waiting += 1
         self.prefill_tokens += work.prefill_tokens
         self.recent_tokens += work.prefill_tokens
         self.recent_variance += work.prefill_tokens**2
@@ -103,7 +100,6 @@ class Load:
 
     def prefilled(self, work: Assigned) -> None:
         """Note a request's first token."""
-        self.num_waiting -= work.prefill_tokens > 0
         self.prefill_tokens -= work.prefill_tokens
         work.prefill_tokens = 0
 
@@ -115,5 +111,4 @@ class Load:
     def check(self, running: Sequence[Assigned]) -> None:
         """Assert that the sums are those of the requests that run."""
         assert self.num_running == len(running)
-        assert self.num_waiting == sum(work.prefill_tokens > 0 for work in running)
         assert self.prefill_tokens == sum(work.prefill_tokens for work in running)

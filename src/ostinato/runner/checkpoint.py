@@ -1,4 +1,4 @@
-"""Checks that a checkpoint's files are whole, and fingerprints its weights."""
+"""Checks that a checkpoint is complete, and fingerprints its weights."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ def read_config(directory: Path) -> dict[str, Any]:
     """Return the content of a checkpoint's config.
 
     Raises:
-        BrokenCheckpoint: It is missing, is no JSON, or does not say which model it is.
+        BrokenCheckpoint: It is missing, is not JSON, or has no ``model_type``.
     """
     config = _read_json(directory / CONFIG_FILE)
     if not isinstance(config.get("model_type"), str):
@@ -73,8 +73,8 @@ def quantized_fingerprint(weights: bytes, quantization: str) -> bytes:
     """Return the fingerprint of weights that are quantized when they are loaded.
 
     Args:
-        weights: Of the checkpoint.
-        quantization: Names all that the result depends on; empty for none.
+        weights: Weights of the checkpoint.
+        quantization: Everything that the result depends on; empty for none.
     """
     if not quantization:
         return weights
@@ -103,7 +103,7 @@ def _check_whole(path: Path) -> None:
             return
     except (SafetensorError, OSError) as error:
         raise BrokenCheckpoint(
-            f"{path} ({path.stat().st_size:,} bytes) is no whole safetensors file: {error}; "
+            f"{path} ({path.stat().st_size:,} bytes) is not a complete safetensors file: {error}; "
             "fetch it again"
         ) from error
 
@@ -114,7 +114,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise BrokenCheckpoint(f"{path} is missing") from error
     except (OSError, ValueError) as error:
-        raise BrokenCheckpoint(f"{path} is no readable JSON: {error}") from error
+        raise BrokenCheckpoint(f"{path} is not valid JSON: {error}") from error
     if not isinstance(content, dict):
         raise BrokenCheckpoint(f"{path} holds no JSON object")
     return content

@@ -1,6 +1,6 @@
-"""How steps are computed on this machine, and why not faster.
+"""Describes how steps are computed here, and why not faster.
 
-Made once, when an engine has loaded its model; shown at load, by ``ostinato serve``, in
+Created once, when an engine has loaded its model; shown at load, by ``ostinato serve``, in
 ``/admin/stats`` and in the metrics.
 """
 
@@ -27,10 +27,10 @@ class ComputePath:
         dtype: In which format.
         weights: Format of linear layers' weights, such as ``int8 in groups of 128``.
         kv_dtype: Format of keys and values.
-        instruction_set: Of the native library, such as ``avx2``; ``none`` without one.
+        instruction_set: That of the native library, such as ``avx2``; ``none`` without it.
         attention: ``native`` or ``torch``.
         forward: ``fused``, ``packed`` or ``plain``.
-        why_not_faster: What stands in the way of the fastest; empty where nothing does.
+        why_not_faster: What prevents the fastest path; may be empty.
     """
 
     device: str
@@ -48,8 +48,8 @@ class ComputePath:
 
         Args:
             loaded: The model.
-            name: The attention that the user asked for.
-            case: What it is wanted for.
+            name: The requested attention.
+            case: The requirements.
         """
         used, reason = _instruction_set()
         hindrance = why_torch(name, case)
@@ -71,7 +71,7 @@ class ComputePath:
         return asdict(self)
 
     def __str__(self) -> str:
-        """Say it in one line."""
+        """Return it as one line."""
         why = f" (why not faster: {self.why_not_faster})" if self.why_not_faster else ""
         weights = "" if self.weights == self.dtype else f", weights in {self.weights}"
         kv = "" if self.kv_dtype == self.dtype else f", keys and values in {self.kv_dtype}"

@@ -1,4 +1,4 @@
-"""Finds the device that a name means, and checks that it is there."""
+"""Resolves and checks a device name."""
 
 import torch
 
@@ -6,7 +6,7 @@ from ostinato.core.errors import ConfigError
 
 
 def resolve_device(name: torch.device | str) -> torch.device:
-    """Return a device that keeps tensors.
+    """Return a device that can hold tensors.
 
     Args:
         name: As torch names it, such as ``"cpu"`` or ``"cuda:1"``.
@@ -17,14 +17,14 @@ def resolve_device(name: torch.device | str) -> torch.device:
     Effects: allocates one number on it, which may start its driver.
     """
     if not isinstance(name, (str, torch.device)):
-        raise ConfigError(_refusal(name, "a device is given by its name"))
+        raise ConfigError(_refusal(name, "must be the name of a device"))
     try:
         device = torch.device(name)
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch raises all three
         raise ConfigError(_refusal(name, str(error).strip().splitlines()[0])) from error
     if device.type == "meta":
-        raise ConfigError(_refusal(name, "it keeps shapes, but no numbers"))
+        raise ConfigError(_refusal(name, "it has shapes, but no data"))
     return device
 
 

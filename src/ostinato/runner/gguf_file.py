@@ -80,12 +80,13 @@ def _read(path: Path) -> Any:
     """Parse a file's header and check that its tensors are there."""
     with path.open("rb") as file:
         if file.read(len(_MAGIC)) != _MAGIC:
-            raise BrokenCheckpoint(f"{path} is no GGUF file: it does not begin with 'GGUF'")
+            raise BrokenCheckpoint(f"{path} is not a GGUF file: it does not begin with 'GGUF'")
     try:
         return gguf.GGUFReader(str(path))
     except Exception as error:  # numpy and struct raise what they like beyond a file's end
         raise BrokenCheckpoint(
-            f"{path} ({path.stat().st_size:,} bytes) is no whole GGUF file: {error}; fetch it again"
+            f"{path} ({path.stat().st_size:,} bytes) is not a complete GGUF file: {error}; "
+            "fetch it again"
         ) from error
 
 

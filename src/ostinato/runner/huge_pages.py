@@ -1,11 +1,10 @@
-"""Puts memory that every step reads into large pages.
+"""Puts memory that every step reads into huge pages.
 
-The processor looks the place of each page up before it reads it, and reads ahead no further than
-its end. Linux has pages of 2 MiB beside those of 4 KiB, on request (``madvise(2)``): memory
-that is asked for before it is touched comes in them at once, and what has been touched already is
-copied into them (``MADV_COLLAPSE``, Linux 6.1).
+The processor translates the address of each page before reading it, and prefetches only up to its
+end. Linux has pages of 2 MiB beside those of 4 KiB, on request (``madvise(2)``): untouched memory
+is allocated in them, and touched memory is copied into them (``MADV_COLLAPSE``, Linux 6.1).
 
-Where the kernel has no such pages, or refuses, small ones do.
+Without such pages, or if the kernel refuses, small ones are used.
 """
 
 import ctypes
@@ -21,13 +20,13 @@ PAGE_BYTES = 2 * 2**20
 
 
 def expect_block(num_bytes: int) -> None:
-    """Let the block of memory that is allocated next have large pages from its first touch.
+    """Give the next allocated block of memory huge pages from its first touch.
 
-    Takes such a block, asks, and gives it back untouched: an allocator that keeps what is freed
-    hands out the same again; see ``heap``. One that does not is none the worse.
+    Allocates such a block, advises the kernel, and frees it untouched: an allocator that keeps
+    freed blocks returns the same one again, see ``malloc_tuning``; with others this has no effect.
 
     Args:
-        num_bytes: Of the block; below one page nothing is done.
+        num_bytes: Number of bytes of the block; below one page nothing is done.
     """
     calls = _calls()
     if calls is None or num_bytes < PAGE_BYTES:
@@ -42,7 +41,7 @@ def into_huge_pages(address: int, num_bytes: int) -> None:
     """Put memory into large pages, as far as it fills them with what is beside it.
 
     Args:
-        address: Of memory that is in use, and stays where it is.
+        address: Address of memory that is in use, and stays where it is.
         num_bytes: How much; below one page nothing is done.
 
     Cost: little where it is there already; else the kernel copies it once.

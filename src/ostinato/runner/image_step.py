@@ -193,7 +193,7 @@ class SeeingAhead:
     def attend(
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, style: AttentionStyle
     ) -> Tensor:
-        """Answer one layer's call; shapes as in ``AttentionStep.attend``."""
+        """Attend in one layer; shapes as in ``AttentionStep.attend``."""
         planned = slice(0, self._num_rows)
         seen = self._inner.attend(layer, queries[planned], keys[planned], values[planned], style)
         attended = seen.new_empty(len(queries), *seen.shape[1:])
@@ -238,7 +238,7 @@ def _attend_both_ways(
         values: Shape (num_keys, num_kv_heads, value_dim).
         first: Which of the keys is that of the first query.
         is_causal: Whether keys behind a query are left out after all.
-        style: How scores are made.
+        style: Parameters of attention.
     """
     if style.sinks is not None:
         raise UnsupportedModel("attention sinks among the tokens of an image are not computed")

@@ -1,4 +1,4 @@
-"""The images of live requests, and what the encoder made of them.
+"""The images of live requests, and cached encoder outputs.
 
 Requests own their images; here they are found by the digest that is in their key. An image whose
 tokens all hit is never asked for, so it is neither resized nor encoded::

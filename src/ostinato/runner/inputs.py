@@ -1,4 +1,4 @@
-"""Turns a plan into arrays.
+"""Turns a plan into input tensors.
 
 The sequences of a step are laid end to end in one row, as in Orca's selective batching
 (Yu et al., OSDI 2022), and NumPy does everything that is per token::

@@ -1,4 +1,4 @@
-"""The interface of a store of keys and values.
+"""The interface of KV stores.
 
 A slot is ``block * block_size + offset``; a block is a run of ``block_size`` slots. One block more
 than may be written is always zero: tables are padded with it. The order of elements is known
@@ -25,7 +25,7 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class LayerKV:
-    """What one layer keeps of one token; no heads and no dims if it does not attend.
+    """One layer's KV of one token; no heads and dims without attention.
 
     Attributes:
         num_kv_heads: Heads of keys and values.
@@ -48,7 +48,7 @@ class LayerKV:
 
 @dataclass(frozen=True, slots=True)
 class KVSpec:
-    """What a model keeps of one token, layer by layer."""
+    """A model's KV of one token, layer by layer."""
 
     layers: tuple[LayerKV, ...]
 
@@ -66,11 +66,11 @@ class KVStore(ABC):
     """Keys and values of every slot, in every layer.
 
     Attributes:
-        spec: What is kept per token.
+        spec: The KV per token.
         num_blocks: Blocks that may be written.
         block_size: Slots per block.
         dtype: Format of keys and values; int8 is that of ``kv_codes``, and reads as float32.
-        device: Where they live.
+        device: Device of the tensors.
         layers: Which layers are kept here.
         layout: Name of the order in which a block's bytes are exported.
     """
@@ -89,11 +89,11 @@ class KVStore(ABC):
         """Allocate all blocks, zeroed.
 
         Args:
-            spec: What is kept per token.
+            spec: The KV per token.
             num_blocks: Blocks that may be written.
             block_size: Slots per block.
             dtype: Format of keys and values.
-            device: Where they live.
+            device: Device of the tensors.
             layers: Which layers are kept here; None is all that attend.
 
         Raises:

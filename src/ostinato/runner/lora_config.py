@@ -45,7 +45,7 @@ class LoraConfig:
     """What a config says of an adapter that can be served.
 
     Attributes:
-        rank: Of layers without one of their own.
+        rank: Rank of layers without one of their own.
         alpha: Likewise; the update's factor is this by the rank.
         ranks: Ranks by suffix or regular expression of a layer's name, as in ``peft``.
         alphas: Likewise.

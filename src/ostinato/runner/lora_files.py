@@ -51,7 +51,7 @@ def read_adapter(path: str | Path, model: PreTrainedModel, limits: LoraLimits) -
     Args:
         path: Its directory.
         model: The base model, with its linear layers plain or packed.
-        limits: Of rank and bytes.
+        limits: Limits of rank and bytes.
 
     Raises:
         RequestError: It cannot be read, cannot be served, belongs to another model, or is above

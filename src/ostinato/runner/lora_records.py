@@ -49,7 +49,7 @@ class UpdateList:
     """An adapter's updates of some products, each with a part for every linear layer it joins.
 
     Attributes:
-        address: Of the first ``ost_lora_layer``.
+        address: Address of the first ``ost_lora_layer``.
     """
 
     def __init__(self, products: Sequence[Sequence[Part]]) -> None:
@@ -110,7 +110,7 @@ class LoraProduct(ctypes.Structure):
             outputs: What it wrote, shape (num_rows, num_outputs).
             step: Rows of adapters; the caller keeps them alive.
             layer: Which product of the model.
-            first_row: Of the step, that the tensors begin with.
+            first_row: Row of the step at which the tensors begin.
         """
         for tensor in (inputs, outputs):
             assert tensor.dtype == inputs.dtype and tensor.stride(1) == 1, "rows side by side"
@@ -139,10 +139,10 @@ def add_updates(name: str, inputs: Tensor, outputs: Tensor, adapters: StepAdapte
     """Add the updates of one linear layer to its outputs, in place.
 
     Args:
-        name: Of the layer.
+        name: Name of the layer.
         inputs: Shape (num_tokens, in_features).
         outputs: Shape (num_tokens, out_features).
-        adapters: Of the step.
+        adapters: Adapters of the step.
     """
     groups: list[tuple[Ints, UpdateList]] = []
     for adapter, rows in adapters.rows_of_each().items():

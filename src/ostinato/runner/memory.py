@@ -37,7 +37,7 @@ def num_blocks_for(
         max_model_len: Most tokens of one sequence.
         num_blocks: If given, the answer.
         kv_cache_memory: If given, bytes to fill with whole blocks.
-        reserved_bytes: Of that memory, or of the share of what is free: for states.
+        reserved_bytes: Bytes of that memory, or of the share of what is free: for states.
         device: Whose free memory is looked at otherwise.
 
     Raises:

@@ -15,14 +15,21 @@ from ostinato.runner.attention.registration import register
 from ostinato.runner.checkpoint import fingerprint, quantized_fingerprint, weight_files
 from ostinato.runner.compressed_codes import codes_of_layers
 from ostinato.runner.device import resolve_device
-from ostinato.runner.forward.choose import ChosenForward, choose_forward
 from ostinato.runner.forward.fused import FusedForward
 from ostinato.runner.forward.packing import why_unpacked
 from ostinato.runner.forward.quantized import Quantization
+from ostinato.runner.forward.select_forward import ChosenForward, choose_forward
 from ostinato.runner.gguf_codes import codes_of_file
 from ostinato.runner.gguf_file import open_gguf
 from ostinato.runner.kv_store import KVSpec
 from ostinato.runner.model_call import ModelCall
+from ostinato.runner.model_resolver import resolve_model
+from ostinato.runner.model_support import (
+    LengthLimit,
+    check_attention_interface,
+    check_config,
+    length_limit,
+)
 from ostinato.runner.pretrained import (
     TOKENIZER_FILES,
     load_config,
@@ -33,16 +40,9 @@ from ostinato.runner.pretrained import (
 )
 from ostinato.runner.probe import probe_model
 from ostinato.runner.quantization import check_quantization
-from ostinato.runner.resolve import resolve_model
 from ostinato.runner.row_watch import quantization_settings
 from ostinato.runner.settings import AttentionName, DtypeName, ForwardName, QuantizationName
 from ostinato.runner.states.store import StateSpec
-from ostinato.runner.support import (
-    LengthLimit,
-    check_attention_interface,
-    check_config,
-    length_limit,
-)
 from ostinato.runner.vision import Vision, load_vision, take_encoder
 from ostinato.runner.word_codes import WordCheckpoint, is_in_words, read_words
 
@@ -137,9 +137,9 @@ def load_model(
         dtype: In which to compute; ``auto`` is that of the checkpoint, for GGUF float32.
         device: Where to compute.
         attention: Who computes attention, and so is held against the model's own.
-        forward: How steps may be computed, see ``runner.forward.choose``.
+        forward: How steps may be computed, see ``runner.forward.select_forward``.
         revision: Branch, tag or commit of a hub repository.
-        quantization: Of the linear layers; None leaves their weights as they are.
+        quantization: Quantization of the linear layers; None leaves their weights as they are.
         images: Whether to keep the encoder of images, if the model has one.
 
     Raises:

@@ -27,8 +27,8 @@ from transformers.utils import logging as transformers_logging
 from ostinato.errors import BrokenCheckpoint, UnsupportedModel
 from ostinato.runner.attention.registration import ATTENTION_NAME
 from ostinato.runner.checkpoint import read_config
+from ostinato.runner.model_support import auto_class
 from ostinato.runner.settings import DtypeName
-from ostinato.runner.support import auto_class
 from ostinato.runner.word_codes import WordCheckpoint
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")

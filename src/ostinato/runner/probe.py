@@ -79,7 +79,7 @@ class Probed:
         states: What each layer carries from token to token.
         styles: How each layer asked for its scores to be made.
         attention: Who computed it, if possible.
-        logits: Of the prompt, as ``through_blocks`` gives them, float64.
+        logits: Logits of the prompt, from ``through_blocks``, float64.
         noise: How far rounding moves each row of them, as ``rounding_noise`` gives it.
     """
 

@@ -29,7 +29,7 @@ from ostinato.core.plan import SampledToken, SampleTask, TokenConstraint, TokenL
 from ostinato.core.sampling_params import SamplingParams
 from ostinato.runner.logit_edits import asks_for_edits, edit_logits
 from ostinato.runner.logprobs import prompt_logprobs, rows_at_once, token_logprobs
-from ostinato.runner.native.best import best_places, takes
+from ostinato.runner.native.argmax import best_places, takes
 from ostinato.runner.native.library import library
 from ostinato.runner.randomness import uniform
 from ostinato.runner.truncation import truncate

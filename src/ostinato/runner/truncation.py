@@ -30,7 +30,7 @@ _HEAD_GROWTH = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class TopKTopP:
     """Where the list of tokens by score ends.
 
     Attributes:
@@ -42,7 +42,7 @@ class Cut:
     places: Tensor
 
 
-def keep_best(scores: Tensor, cut: Cut) -> Tensor:
+def keep_best(scores: Tensor, cut: TopKTopP) -> Tensor:
     """Mark the tokens above each row's floor and, up to its places, those at the floor.
 
     Args:
@@ -108,7 +108,7 @@ def truncate(scores: Tensor, masses: Tensor, params: Sequence[SamplingParams]) -
 
 def _find_cut(
     scores: Tensor, masses: Tensor, limits: tuple[Tensor, Tensor], num_head_tokens: int
-) -> Cut:
+) -> TopKTopP:
     """Find each row's cut, looking at its best tokens and, if need be, at more of them.
 
     Args:
@@ -141,7 +141,7 @@ def _find_cut(
     return cut
 
 
-def _cut_after(best: Tensor, counts: Tensor | int) -> Cut:
+def _cut_after(best: Tensor, counts: Tensor | int) -> TopKTopP:
     """Return the cut that keeps some of the best tokens.
 
     Args:
@@ -150,4 +150,4 @@ def _cut_after(best: Tensor, counts: Tensor | int) -> Cut:
     """
     kept = torch.as_tensor(counts, device=best.device).expand(len(best), 1)
     floors = best.gather(1, kept - 1)
-    return Cut(floors, kept - (best > floors).sum(-1, keepdim=True))
+    return TopKTopP(floors, kept - (best > floors).sum(-1, keepdim=True))

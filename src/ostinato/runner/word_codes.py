@@ -53,8 +53,8 @@ class WordCheckpoint:
     """A checkpoint.
 
     Attributes:
-        method: That it was quantized by, for people.
-        codes: Of each quantized layer, by its name.
+        method: The quantization method, for messages.
+        codes: Codes of each quantized layer, by its name.
         state: All weights by their names, those of quantized layers as plain numbers.
     """
 
@@ -134,8 +134,8 @@ def read_words(
     Args:
         path: For errors.
         files: Safetensors.
-        settings: Of its quantization.
-        dtype: Of plain numbers.
+        settings: Settings of its quantization.
+        dtype: Dtype of plain numbers.
 
     Raises:
         BrokenCheckpoint: Parts of a layer are missing, or do not fit each other.
@@ -211,7 +211,7 @@ def _codes(bits: int, codes: Tensor, zeros: Tensor, scales: Tensor, groups: Tens
     """Put a layer together.
 
     Args:
-        bits: Of a code.
+        bits: Bits of a code.
         codes: Without a sign, shape (outputs, inputs).
         zeros: Likewise, shape (groups, outputs).
         scales: Shape (groups, outputs).

@@ -1,7 +1,7 @@
 """The step planner: what one step computes.
 
 Decodes take a token of the budget each; they number at most ``max_num_seqs``, which is no more
-than the budget, and so they never starve. Prefills under way take chunks of what is left (chunked
+than the budget, and so they never starve. Running prefills take chunks of what is left (chunked
 prefill, Sarathi, arXiv 2308.16369). A sequence that is short of blocks preempts the last of the
 running. Then waiting ones are admitted, unless a running prefill computes their prefix.
 """
@@ -102,7 +102,7 @@ class StepPlanner:
         return chunk
 
     def _plan_running(self) -> None:
-        """Give decodes a token each and prefills under way what is left."""
+        """Give decodes a token each, and running prefills the rest."""
         running = self._requests.running
         for sequence in sorted(running, key=lambda s: (s.num_uncomputed > 1, s.rank)):
             if sequence.table is not None and self._budget:

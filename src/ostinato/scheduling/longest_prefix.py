@@ -51,7 +51,7 @@ class RankedOrder(WaitingOrder):
             yield left.pop()
 
     def admitted(self, sequence: Sequence, waiting: list[Sequence]) -> None:
-        """Count an overtake for everybody who stands before it by arrival and still waits."""
+        """Count an overtake for every waiting sequence that arrived before it."""
         for other in waiting[: bisect_left(waiting, sequence.rank, key=by_arrival)]:
             other.num_overtakes += 1
             if other.num_overtakes == self._max_overtakes:

@@ -33,7 +33,7 @@ Files in reading order:
 * ``breakpoints``: ``cache_control``: the tokens it covers, and those kept
 * ``messages``: Anthropic's ``/v1/messages`` and ``/v1/messages/count_tokens``
 * ``tokens``: ``/tokenize`` and ``/detokenize``, as vLLM has them
-* ``explaining``: ``/v1/explain``: why a request's prompt missed
+* ``explain``: ``/v1/explain``: why a request's prompt missed
 * ``engine_watch``: reads engine counters without waiting for a long step
 * ``http_meter``: middleware that counts HTTP responses
 * ``tier_metrics``, ``metrics``, ``metrics_page``: Prometheus metrics, and

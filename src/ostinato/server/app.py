@@ -7,7 +7,7 @@ import ostinato
 from ostinato.server import (
     chat,
     completions,
-    explaining,
+    explain,
     health,
     messages,
     metrics_page,
@@ -32,7 +32,7 @@ ROUTERS = (
     responses.router,
     messages.router,
     tokens.router,
-    explaining.router,
+    explain.router,
     metrics_page.router,
     statistics.router,
     leases.router,

@@ -110,7 +110,7 @@ class BodyGuard:
         if self._bytes_under_way[body.tenant] > most:
             raise ApiError(
                 429,
-                f"the bodies of this key's requests under way have more than {most} bytes: wait "
+                f"the bodies of this key's unfinished requests have more than {most} bytes: wait "
                 "until some of them have ended, or raise --max-tenant-bodies",
                 kind="rate_limit_error",
                 code="too_many_bytes",

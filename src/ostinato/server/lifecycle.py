@@ -42,7 +42,7 @@ def open_state(model: str, settings: dict[str, Any], config: ServerConfig) -> Se
     Args:
         model: Bundled model, checkpoint directory or hub name.
         settings: Engine settings, see ``EngineConfig``.
-        config: Of the server.
+        config: Settings of the server.
 
     Raises:
         ConfigError: A setting is out of range, or the keys file is invalid.

@@ -59,11 +59,11 @@ class ServerMetrics(Observer):
         registry: This application's registry.
     """
 
-    def __init__(self, ledger: TenantUsage, tenant_names: bool = False) -> None:
+    def __init__(self, usage: TenantUsage, tenant_names: bool = False) -> None:
         """Start all counters at zero.
 
         Args:
-            ledger: Usage counters of the tenants.
+            usage: Usage counters of the tenants.
             tenant_names: Whether labels may name tenants.
         """
         self.registry = CollectorRegistry()
@@ -126,7 +126,7 @@ class ServerMetrics(Observer):
             registry=self.registry,
         )
         self.registry.register(_EngineCollector(self))
-        self.registry.register(_TenantCollector(ledger, tenant_names))
+        self.registry.register(_TenantCollector(usage, tenant_names))
         ProcessCollector(registry=self.registry)
 
     @property
@@ -208,8 +208,8 @@ class _EngineCollector(Collector):
 class _TenantCollector(Collector):
     """Collects the usage counters, tenant by tenant."""
 
-    def __init__(self, ledger: TenantUsage, names: bool) -> None:
-        self._ledger = ledger
+    def __init__(self, usage: TenantUsage, names: bool) -> None:
+        self._usage = usage
         self._names = names
         self._numbers: dict[str, int] = {}
         self._next = count(1)
@@ -220,7 +220,7 @@ class _TenantCollector(Collector):
             "Prompt tokens of a tenant's requests that hit the cache, or missed it.",
             labels=["tenant", "result"],
         )
-        accounts = self._ledger.accounts.copy()
+        accounts = self._usage.accounts.copy()
         self._numbers = {  # except erased tenants
             name: self._numbers.get(name) or next(self._next) for name in accounts
         }

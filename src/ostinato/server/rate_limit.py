@@ -56,11 +56,13 @@ class RateLimit:
             raise ApiError(
                 400,
                 f"the request asks for {num_sequences} continuations, and this key may have "
-                f"{most} under way: ask for fewer",
+                f"{most} at once: ask for fewer",
                 code="too_many_continuations",
             )
         if most is not None and use.num_live + num_sequences > most:
-            raise _too_much(f"{use.num_live} of {most} continuations of this key are under way", 1)
+            raise _too_much(
+                f"{use.num_live} of {most} continuations of this key are running or waiting", 1
+            )
         if limits.tokens_per_minute is not None and use.tokens <= 0:
             wait_s = math.floor(-use.tokens / limits.tokens_per_minute * _MINUTE_S) + 1
             raise _too_much(

@@ -48,6 +48,9 @@ def tier_metrics(seen: TierCounts | None) -> Iterable[Metric]:
     written = CounterMetricFamily(
         "ostinato_tier_written_bytes", "Bytes written to a tier.", labels=["tier"]
     )
+    damaged = CounterMetricFamily(
+        "ostinato_tier_damaged", "Places found damaged when a tier was opened.", labels=["tier"]
+    )
     for tier in seen.tiers:
         state.add_metric([tier.tier], tier.state == "on")
         for kind, value in (
@@ -55,7 +58,8 @@ def tier_metrics(seen: TierCounts | None) -> Iterable[Metric]:
         ):  # fmt: skip
             size.add_metric([tier.tier, kind], value)
         written.add_metric([tier.tier], tier.written_bytes)
-    yield from (state, size, written)
+        damaged.add_metric([tier.tier], tier.num_damaged)
+    yield from (state, size, written, damaged)
 
 
 def _counter(name: str, text: str, label: str, counts: dict[str, int]) -> Metric:

@@ -56,9 +56,9 @@ class TierChain:
         by_tier = [tier.store(extents) for tier in self.tiers]
         return [min(results, key=_RANK.index) for results in zip(*by_tier, strict=True)]
 
-    def lease(self, prefix: Prefix, keep_until: float) -> int:
+    def lease(self, prefix: Prefix, keep_until: float, refresh_s: float = 0.0) -> int:
         """Lease in every tier; returns the most tokens that one of them has."""
-        return max((tier.lease(prefix, keep_until) for tier in self.tiers), default=0)
+        return max(tier.lease(prefix, keep_until, refresh_s) for tier in self.tiers)
 
     def use(self, prefix: Prefix, reuse: ReuseClass) -> None:
         """Tell every tier."""

@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 
@@ -144,8 +144,21 @@ class DiskTier:
         except ConfigError:
             self._folder.close()
             raise
+        self._warn_of_damage()
         today = [x.end for x in self._log.segments if x.created > clock() - _DAY_S]
         self._budget = DailyBudget(options.bytes_per_day, clock, sum(today))
+
+    def _warn_of_damage(self) -> None:
+        """Tell what was durable and is not whole; a torn end, as a crash leaves it, is not told."""
+        if not self._log.damage:
+            return
+        name, offset, size = self._log.damage[0]
+        more = len(self._log.damage) - 1
+        logger.warning(
+            "%s: %s is damaged, %d bytes from byte %d on%s: they are cut off or overwritten, and "
+            "computed again when wanted; check the disk, unless an erasure was interrupted",
+            self._setting, name, size, offset, f", and {more} more places" if more else "",
+        )  # fmt: skip
 
     def _open_sealing(self) -> Sealing:
         if not self._options.sealed:
@@ -163,7 +176,7 @@ class DiskTier:
         for record, first, count in self._index.matches(prefix, block):
             for skipped in range(0, count, most):
                 where, part = _Locator(record, first + skipped, key), min(most, count - skipped)
-                refs.append(ExtentRef(self.name, start, part, size, where, record.lease[1]))
+                refs.append(ExtentRef(self.name, start, part, size, where, *record.lease[1:]))
                 start += part * prefix.namespace.block_size
         if refs:
             self._index.use(prefix, start // prefix.namespace.block_size, self._clock())
@@ -209,7 +222,7 @@ class DiskTier:
             if result in (StoreResult.STORED, StoreResult.PRESENT):
                 self._listener.on_stored(self.name, extent)
 
-    def lease(self, prefix: Prefix, keep_until: float) -> int:
+    def lease(self, prefix: Prefix, keep_until: float, refresh_s: float = 0.0) -> int:
         """Set the end of the lease of what is stored of a prefix; see ``KVTier``."""
         with self._writing:
             self._key(prefix)
@@ -217,7 +230,7 @@ class DiskTier:
             if not self._may_write():
                 return 0
             try:
-                self._log.lease([record for record, _, _ in found], keep_until)
+                self._log.lease([record for record, _, _ in found], keep_until, refresh_s)
             except OSError as error:
                 self._write_failed(error)
                 return 0
@@ -258,6 +271,7 @@ class DiskTier:
                 stores=dict(self._stores),
                 loads=dict(self._loads),
                 num_evicted=self._log.num_evicted,
+                num_damaged=len(self._log.damage),
             )
         ]
 
@@ -324,13 +338,13 @@ class DiskTier:
         key = self._key(extent.prefix)
         present = self._present(extent)
         if skipped := sum(count for *_, count in present):
-            self._extend_leases([record for record, *_ in present], extent.keep_until)
+            self._extend_leases([record for record, *_ in present], extent)
             if skipped >= extent.num_blocks:
                 return StoreResult.PRESENT
             size = extent.prefix.namespace.block_bytes
             payload = memoryview(payload)[skipped * size :]
             first, count = extent.first_block + skipped, extent.num_blocks - skipped
-            extent = extent.prefix.extent(first, count, extent.keep_until)
+            extent = replace(extent, first_block=first, num_blocks=count)
         size = record_bytes(extent, sealed=self._sealing.on)
         if size > self._log.limits.segment - ALIGNMENT:
             return StoreResult.TOO_LARGE
@@ -356,9 +370,9 @@ class DiskTier:
         """Return what is stored of an extent's leading blocks."""
         return self._index.matches(extent.prefix, extent.first_block, extent.end_block)
 
-    def _extend_leases(self, records: Sequence[Record], keep_until: float) -> None:
-        shorter = [record for record in records if record.lease[1] < keep_until]
-        self._log.lease(shorter, keep_until)
+    def _extend_leases(self, records: Sequence[Record], extent: Extent) -> None:
+        shorter = [record for record in records if record.keep_until < extent.keep_until]
+        self._log.lease(shorter, extent.keep_until, extent.refresh_s)
 
     def _may_write(self) -> bool:
         if self._state == "read-only" and time.monotonic() >= self._retry_at:

@@ -8,7 +8,7 @@ from typing import Protocol
 from ostinato.core.tokens import TOKEN_BYTES, num_common_tokens
 from ostinato.tiers.folder import File
 from ostinato.tiers.prefix import Prefix, block_digests
-from ostinato.tiers.record import Header
+from ostinato.tiers.record import Header, Lease
 from ostinato.tiers.retention import Retained, ReuseClass
 
 
@@ -29,7 +29,7 @@ class Record(Retained):
         header: Parsed and checked.
         segment: The segment that holds it.
         offset: Where in it.
-        lease: Turn and wall-clock end of its lease.
+        lease: How long it is kept.
         tokens: Packed; empty while it is sealed and its key was not seen yet.
         digests: One per block; empty like ``tokens``.
         num_indexed: Blocks that look-ups find here, and not in a newer record.
@@ -39,7 +39,7 @@ class Record(Retained):
     header: Header
     segment: Place
     offset: int
-    lease: tuple[int, float] = (0, 0.0)
+    lease: Lease = field(default_factory=Lease)
     tokens: bytes = b""
     digests: list[bytes] = field(default_factory=list)
     num_indexed: int = 0
@@ -53,7 +53,7 @@ class Record(Retained):
     @property
     def keep_until(self) -> float:
         """Wall-clock end of its lease; 0 without one."""
-        return self.lease[1]
+        return self.lease.keep_until
 
     def open(self, key: bytes | None) -> bool:
         """Read its tokens; returns whether the key is the record's."""

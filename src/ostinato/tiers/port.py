@@ -9,7 +9,7 @@ that it was computed from. It knows nothing of models, and the engine nothing of
         if result.fault: break                        # compute from here
 
     tier.store([(prefix.extent(first_block, num_blocks), payload)])
-    tier.lease(prefix, keep_until)
+    tier.lease(prefix, keep_until, refresh_s)
     tier.use(prefix, reuse)                           # what a request released, for eviction
     tier.erase(salt)
 
@@ -54,6 +54,7 @@ class ExtentRef:
         block_bytes: Size of each.
         locator: Where they are; the tier's own.
         keep_until: Wall-clock end of their lease; 0 without one.
+        refresh_s: How long each use keeps them from then on; 0 if uses do not move the end.
     """
 
     tier: str
@@ -62,6 +63,7 @@ class ExtentRef:
     block_bytes: int
     locator: object = field(repr=False)
     keep_until: float = 0.0
+    refresh_s: float = 0.0
 
 
 class LoadFault(StrEnum):
@@ -160,6 +162,7 @@ class TierStats:
         stores: Number of stores by result.
         loads: Number of loads by fault, ``ok`` without one.
         num_evicted: Extents removed to make room.
+        num_damaged: Places that were durable and found damaged when it was opened.
     """
 
     tier: str
@@ -176,6 +179,7 @@ class TierStats:
     stores: dict[str, int] = field(default_factory=dict)
     loads: dict[str, int] = field(default_factory=dict)
     num_evicted: int = 0
+    num_damaged: int = 0
 
 
 class TierListener:
@@ -236,12 +240,14 @@ class KVTier(Protocol):
         """
         ...
 
-    def lease(self, prefix: Prefix, keep_until: float) -> int:
+    def lease(self, prefix: Prefix, keep_until: float, refresh_s: float = 0.0) -> int:
         """Set the end of the lease of what is stored of a prefix, without rewriting it.
 
         Args:
             prefix: The tokens.
             keep_until: Wall-clock time; 0 ends the lease.
+            refresh_s: How long each use keeps it from then on: the engine sets the end with each
+                use, and reads this after a restart. 0 if uses do not move the end.
 
         Returns:
             Leading tokens of the prefix that are stored, and now leased.

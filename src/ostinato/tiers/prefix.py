@@ -116,14 +116,20 @@ class Prefix:
         """Digest of all tokens before a block."""
         return self.digests[block - 1] if block else self.root
 
-    def extent(self, first_block: int, num_blocks: int, keep_until: float = 0.0) -> "Extent":
+    def extent(
+        self,
+        first_block: int,
+        num_blocks: int,
+        keep_until: float = 0.0,
+        refresh_s: float = 0.0,
+    ) -> "Extent":
         """Return a run of its blocks, to be stored."""
         if not 0 <= first_block < first_block + num_blocks <= self.num_blocks:
             raise ConfigError(
                 f"blocks {first_block}..{first_block + num_blocks} are not all among the "
                 f"{self.num_blocks} whole blocks of the prefix"
             )
-        return Extent(self, first_block, num_blocks, keep_until)
+        return Extent(self, first_block, num_blocks, keep_until, refresh_s)
 
     @property
     def salts(self) -> tuple[bytes, bytes, bytes]:
@@ -140,12 +146,14 @@ class Extent:
         first_block: Index of its first block.
         num_blocks: At least one.
         keep_until: Wall-clock time (``time.time()``) up to which it is leased; 0 without a lease.
+        refresh_s: How long each use keeps it from then on; 0 if uses do not move the end.
     """
 
     prefix: Prefix
     first_block: int
     num_blocks: int
     keep_until: float = 0.0
+    refresh_s: float = 0.0
 
     @property
     def packed(self) -> bytes:

@@ -14,7 +14,8 @@
 * The *checksum* is xxh3-128 over all of the header but itself and the leases; its seed differs by
   segment, so that no old or injected bytes pass for a header.
 * A *lease* is the one field that is written again in place, in two turns: a torn write leaves the
-  other.
+  other. It is 16 bytes: its turn, a checksum, its end and by how much each use moves that, in whole
+  seconds. Leases of older folders have their end alone, as a float, under a checksum of seed 0.
 * *checksums* are xxh3-128 of each block as it is stored, so that leading blocks can be read alone.
 
 A sealed record has body and blocks encrypted with AES-256-GCM, 16 bytes longer each. Its key is the
@@ -27,6 +28,8 @@ import hmac
 import os
 import struct
 from dataclasses import dataclass
+from math import ceil
+from typing import NamedTuple
 
 import xxhash
 from cryptography.exceptions import InvalidTag
@@ -47,11 +50,29 @@ CHECKSUM_BYTES = 16
 
 _SUBJECT = struct.Struct("<8sHHIQIIQQ32s16s16s16s16s16x")
 _DURABLE = struct.Struct("<Q8x")
-_LEASE = struct.Struct("<IId")
+_LEASE = struct.Struct("<II8s")
+_TERMS = struct.Struct("<II")
 _CHECKED = _SUBJECT.size + _DURABLE.size
 LEASES_AT = _CHECKED + CHECKSUM_BYTES
 FIXED_BYTES = LEASES_AT + 2 * _LEASE.size
 _BODY_NONCE = b"\xff" * 12
+
+_MOST_SECONDS = 2**32 - 1
+
+
+class Lease(NamedTuple):
+    """How long a record is kept.
+
+    Attributes:
+        turn: Leases that it had before.
+        keep_until: Wall-clock end; 0 without one.
+        refresh_s: How long it is kept from each use on; 0 if uses do not move its end.
+    """
+
+    turn: int = 0
+    keep_until: float = 0.0
+    refresh_s: float = 0.0
+
 
 Names = tuple[bytes, bytes, bytes]
 """How a record names tenant, tenant without its client's salt, and public prefix; see sealing."""
@@ -74,7 +95,7 @@ class Header:
         names: Of its tenant.
         salt: Random; in the key and in the checksums.
         durable: Offset up to which its segment was durable.
-        lease: Turn and wall-clock end of its lease.
+        lease: The newest.
         subject: The bytes of the fields above up to the salt.
         body: Parent digest and tokens, perhaps sealed.
         checksums: One per block.
@@ -92,7 +113,7 @@ class Header:
     names: Names
     salt: bytes
     durable: int
-    lease: tuple[int, float]
+    lease: Lease
     subject: bytes
     body: bytes
     checksums: bytes
@@ -135,7 +156,7 @@ class Header:
     def _cipher(self, key: bytes) -> AESGCM:
         return _record_cipher(key, self.salt)
 
-    def bytes_for(self, seed: int, durable: int, lease: tuple[int, float]) -> bytes:
+    def bytes_for(self, seed: int, durable: int, lease: Lease) -> bytes:
         """Return the header for another segment, with the lease as it is now."""
         return _assemble(self.subject, durable, lease, self.body + self.checksums, seed)
 
@@ -166,7 +187,7 @@ def encode(
         body = cipher.encrypt(_BODY_NONCE, body, subject)
         blocks = [cipher.encrypt(_nonce(i), block, subject) for i, block in enumerate(blocks)]
     rest = body + b"".join(_checksum(block) for block in blocks)
-    lease = (1 if extent.keep_until else 0, extent.keep_until)
+    lease = Lease(1 if extent.keep_until else 0, extent.keep_until, extent.refresh_s)
     return [_assemble(subject, durable, lease, rest, seed), *blocks]
 
 
@@ -182,7 +203,7 @@ def filler(kind: int, total_bytes: int, seed: int, durable: int) -> bytes:
     zero = bytes(NAME_BYTES)
     fields = (MAGIC, kind, 0, FIXED_BYTES, total_bytes, 0, 0, 0, 0, bytes(32))
     subject = _SUBJECT.pack(*fields, zero, zero, zero, zero)
-    return _assemble(subject, durable, (0, 0.0), b"", seed)
+    return _assemble(subject, durable, Lease(), b"", seed)
 
 
 def header_length(start: Buffer) -> int:
@@ -223,9 +244,9 @@ def parse(header: bytes, seed: int) -> Header | None:
     )  # fmt: skip
 
 
-def lease_slot(turn: int, keep_until: float, salt: bytes) -> tuple[int, bytes]:
-    """Return where in a record a lease of that turn is written, and its bytes."""
-    return LEASES_AT + turn % 2 * _LEASE.size, _lease(turn, keep_until, salt)
+def lease_slot(lease: Lease, salt: bytes) -> tuple[int, bytes]:
+    """Return where in a record a lease is written, and its bytes."""
+    return LEASES_AT + lease.turn % 2 * _LEASE.size, _lease_bytes(lease, salt)
 
 
 def aligned(size: int) -> int:
@@ -244,12 +265,10 @@ def _subject(extent: Extent, names: Names, salt: bytes, body_bytes: int, sealed:
     )  # fmt: skip
 
 
-def _assemble(
-    subject: bytes, durable: int, lease: tuple[int, float], rest: bytes, seed: int
-) -> bytes:
+def _assemble(subject: bytes, durable: int, lease: Lease, rest: bytes, seed: int) -> bytes:
     checked = subject + _DURABLE.pack(durable)
-    slots = [_lease(0, 0.0, _salt_of(subject)), _lease(0, 0.0, _salt_of(subject))]
-    slots[lease[0] % 2] = _lease(*lease, _salt_of(subject))
+    slots = [_lease_bytes(Lease(), _salt_of(subject))] * 2
+    slots[lease.turn % 2] = _lease_bytes(lease, _salt_of(subject))
     return b"".join([checked, _header_checksum(checked, rest, seed), *slots, rest])
 
 
@@ -265,20 +284,27 @@ def _salt_of(subject: bytes) -> bytes:
     return subject[-32:-16]
 
 
-def _lease(turn: int, keep_until: float, salt: bytes) -> bytes:
-    check = xxhash.xxh32_intdigest(salt + struct.pack("<Id", turn, keep_until))
-    return _LEASE.pack(turn, check, keep_until)
+def _lease_bytes(lease: Lease, salt: bytes) -> bytes:
+    seconds = (min(ceil(x), _MOST_SECONDS) for x in (lease.keep_until, lease.refresh_s))
+    terms = _TERMS.pack(*seconds)
+    return _LEASE.pack(lease.turn, _lease_checksum(lease.turn, terms, salt, seed=1), terms)
 
 
-def _newest_lease(header: bytes) -> tuple[int, float]:
-    """Return turn and end of the newer of two leases; one that is torn does not count."""
-    salt, newest = _salt_of(header[: _SUBJECT.size]), (0, 0.0)
+def _lease_checksum(turn: int, terms: bytes, salt: bytes, seed: int) -> int:
+    return xxhash.xxh32_intdigest(salt + struct.pack("<I", turn) + terms, seed)
+
+
+def _newest_lease(header: bytes) -> Lease:
+    """Return the newer of two leases; one that is torn does not count."""
+    salt, newest = _salt_of(header[: _SUBJECT.size]), Lease()
     for slot in range(2):
-        place = LEASES_AT + slot * _LEASE.size
-        turn, _, keep_until = _LEASE.unpack_from(header, place)
-        intact = _lease(turn, keep_until, salt) == header[place : place + _LEASE.size]
-        if intact and turn >= newest[0]:
-            newest = (turn, keep_until)
+        turn, checksum, terms = _LEASE.unpack_from(header, LEASES_AT + slot * _LEASE.size)
+        if turn < newest.turn:
+            continue
+        if checksum == _lease_checksum(turn, terms, salt, seed=1):
+            newest = Lease(turn, *map(float, _TERMS.unpack(terms)))
+        elif checksum == _lease_checksum(turn, terms, salt, seed=0):
+            newest = Lease(turn, struct.unpack("<d", terms)[0])
     return newest
 
 

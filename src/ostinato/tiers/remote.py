@@ -14,7 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from ostinato.tiers.breaker import CallThreads, CircuitBreaker
@@ -111,7 +111,7 @@ class RemoteTier:
         refs = list[ExtentRef]()
         for where, count in found or ():
             size = prefix.namespace.block_bytes
-            refs.append(ExtentRef(self.name, start, count, size, where, where.header.lease[1]))
+            refs.append(ExtentRef(self.name, start, count, size, where, *where.header.lease[1:]))
             start += count * prefix.namespace.block_size
         return refs
 
@@ -149,7 +149,7 @@ class RemoteTier:
                 self._listener.on_stored(self.name, extent)
         return results
 
-    def lease(self, prefix: Prefix, keep_until: float) -> int:
+    def lease(self, prefix: Prefix, keep_until: float, refresh_s: float = 0.0) -> int:
         """Let what is stored of a prefix live as long as its lease; see ``KVTier``."""
         refs = self.look_up(prefix, 0)
         places = [ref.locator.place for ref in refs if isinstance(ref.locator, FoundExtent)]
@@ -310,7 +310,7 @@ class RemoteTier:
             if shared == extent.num_blocks:
                 return StoreResult.PRESENT
             size, first = extent.prefix.namespace.block_bytes, extent.first_block + shared
-            rest = extent.prefix.extent(first, extent.end_block - first, extent.keep_until)
+            rest = replace(extent, first_block=first, num_blocks=extent.end_block - first)
             return self._put(rest, memoryview(payload)[shared * size :])
         value = b"".join(encode(extent, payload, self._sealing.names(extent.prefix), key, 0))
         self._store.put(place, value, ttl)

@@ -18,7 +18,7 @@ from ostinato.core.errors import ConfigError
 from ostinato.tiers.folder import Folder
 from ostinato.tiers.index import ExtentIndex, Record
 from ostinato.tiers.port import Buffer, Extent
-from ostinato.tiers.record import ALIGNMENT, Names, encode, lease_slot, parse, record_bytes
+from ostinato.tiers.record import ALIGNMENT, Lease, Names, encode, lease_slot, parse, record_bytes
 from ostinato.tiers.retention import LEAST_SHARE, choose_eviction
 from ostinato.tiers.segments import SUFFIX, Segment, UnreadableSegment
 
@@ -78,6 +78,7 @@ class SegmentLog:
         limits.check()
         self.limits, self.index = limits, index
         self.written_bytes = self.num_evicted = 0
+        self.damage = list[tuple[str, int, int]]()  # file, offset, bytes: found at start
         self._folder, self._clock = folder, clock
         self._staged = list[Record]()
         self.segments = self._open_all()
@@ -147,15 +148,15 @@ class SegmentLog:
             active.cut()
             self._active = active
 
-    def lease(self, records: Iterable[Record], keep_until: float) -> None:
-        """Set the end of leases, durably; OSError if the medium fails."""
+    def lease(self, records: Iterable[Record], keep_until: float, refresh_s: float) -> None:
+        """Set the ends of leases, and how uses move them, durably; OSError if the medium fails."""
         touched = set[Segment]()
         for record in records:
             segment = self._segment_of(record)
-            turn = record.lease[0] + 1
-            place, slot = lease_slot(turn, keep_until, record.header.salt)
+            lease = Lease(record.lease.turn + 1, keep_until, refresh_s)
+            place, slot = lease_slot(lease, record.header.salt)
             segment.file.write([slot], record.offset + place)
-            record.lease = turn, keep_until
+            record.lease = lease
             touched.add(segment)
         for segment in touched:
             segment.file.sync()
@@ -193,10 +194,13 @@ class SegmentLog:
         for name in [x for x in self._folder.names() if x.endswith(SUFFIX)]:
             try:
                 segments.append(Segment.open(self._folder, name))
-            except UnreadableSegment:
+            except UnreadableSegment as error:
+                if error.damaged_bytes:
+                    self.damage.append((name, 0, error.damaged_bytes))
                 self._folder.remove(name)
         with ThreadPoolExecutor(_SCAN_THREADS) as threads:
             list(threads.map(Segment.scan, segments))
+        self.damage += [(segment.name, *place) for segment in segments for place in segment.damage]
         for record in (record for segment in segments for record in segment.records):
             record.last_use_s = self.index.time_of_use(record.last_use_s)
             self._enter(record)

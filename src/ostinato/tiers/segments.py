@@ -2,14 +2,18 @@
 
 ::
 
-    ┌─────────────────────────────┬────────┬────────┬─────┬──────┐
-    │ magic, sequence, seed, time │ record │ record │ ... │ mark │
-    └─────────────────────────────┴────────┴────────┴─────┴──────┘
-    0                            512
+    ┌──────────────────────────────────────┬────────┬────────┬─────┬──────┐
+    │ magic, sequence, seed, time, durable │ record │ record │ ... │ mark │
+    └──────────────────────────────────────┴────────┴────────┴─────┴──────┘
+    0                                     512
 
 Headers are read, one after the other; where one is damaged, the next that is intact ends the
-damage. Blocks are read only of records that the segment does not say to be durable: the last group.
+damage. Blocks are read only of records that no later one says to be durable: the last group.
 What is torn is cut off at the end of a file, and overwritten in its middle.
+
+*durable*, written after each sync and made durable by the next, tells a group that a crash has torn
+from one that was whole and is damaged: up to it nothing can be torn. In older folders it is empty,
+and damage in the last group is taken for a torn end.
 """
 
 import os
@@ -39,13 +43,25 @@ from ostinato.tiers.record import (
 
 SUFFIX = ".segment"
 _HEADER = struct.Struct("<8sQQd16s")
+_DURABLE = struct.Struct("<Q16s")
+_DURABLE_AT = 256
 _MAGIC = b"OSTKVSG1"
 _READ_BYTES = 4096
 _SEARCH_BYTES = 1 << 20
 
 
 class UnreadableSegment(Exception):
-    """A file of a segment's name whose header is torn, damaged or another segment's."""
+    """A file of a segment's name whose header is torn, damaged or another segment's.
+
+    Attributes:
+        damaged_bytes: How much of it was durable; 0 where it may be torn.
+    """
+
+    def __init__(self, name: str, file: File) -> None:
+        """Refuse a file."""
+        super().__init__(name)
+        durable = _noted_durable(file, name)
+        self.damaged_bytes = durable if durable > ALIGNMENT else 0
 
 
 @dataclass(eq=False)
@@ -61,6 +77,7 @@ class Segment:
         end: Offset after its last record.
         durable: Offset up to which it is durable.
         records: Its extents, also those that no look-up finds, until they are erased.
+        damage: Offsets from which on it was damaged when it was read, with how many bytes.
     """
 
     file: File
@@ -71,6 +88,7 @@ class Segment:
     end: int = ALIGNMENT
     durable: int = ALIGNMENT
     records: list[Record] = field(default_factory=list)
+    damage: list[tuple[int, int]] = field(default_factory=list)
 
     @classmethod
     def create(cls, folder: Folder, sequence: int, created: float) -> "Segment":
@@ -96,16 +114,18 @@ class Segment:
         """
         file = folder.open(name)
         header = _read(file, 0, _HEADER.size)
+        if file.size() < ALIGNMENT:
+            raise UnreadableSegment(name, file)
         if header[:7] == _MAGIC[:7] and header[:8] != _MAGIC:
             raise ConfigError(
                 f"{folder.path}/{name}: format {header[7:8]!r}, where this version reads "
                 f"{_MAGIC[7:]!r}: give it another folder, or remove this one"
             )
-        if file.size() < ALIGNMENT or xxhash.xxh3_128_digest(header[:-16]) != header[-16:]:
-            raise UnreadableSegment(name)
+        if xxhash.xxh3_128_digest(header[:-16]) != header[-16:]:
+            raise UnreadableSegment(name, file)
         _, sequence, seed, created, _ = _HEADER.unpack(header)
         if name != _name(sequence):
-            raise UnreadableSegment(name)
+            raise UnreadableSegment(name, file)
         return cls(file, name, sequence, seed, created)
 
     def append(self, buffers: list[Buffer], size: int) -> int:
@@ -119,6 +139,7 @@ class Segment:
         """Make all records durable."""
         self.file.sync()
         self.durable = self.end
+        self._note_durable()
 
     def cut(self) -> None:
         """Cut off what follows the last durable record."""
@@ -144,19 +165,27 @@ class Segment:
     def scan(self) -> None:
         """Read the headers of its records.
 
-        Effects: cuts off or overwrites what is torn; OSError if that fails.
+        Effects: cuts off or overwrites what is torn or damaged; OSError if that fails.
         """
-        found = list(self._headers())
+        found = list(self.headers())
         self.durable = max([ALIGNMENT, *(header.durable for _, header in found)])
+        committed = max(self.durable, _noted_durable(self.file, self.name))
         intact = [x for x in found if self._is_durable(*x)]
         self.records = [
             Record(header, self, offset, header.lease, last_use_s=self.created)
             for offset, header in intact
             if header.kind == EXTENT
         ]
-        self._heal([(offset, header.total_bytes) for offset, header in intact])
+        places = [(offset, header.total_bytes) for offset, header in intact]
+        self.damage = [
+            (start, min(stop, committed) - start)
+            for start, stop in _gaps(places, committed)
+            if start < committed
+        ]
+        self._heal(places)
 
-    def _headers(self) -> Iterator[tuple[int, Header]]:
+    def headers(self) -> Iterator[tuple[int, Header]]:
+        """Read the headers that can be read, in order of their offsets."""
         size, offset = self.file.size(), ALIGNMENT
         while offset + FIXED_BYTES <= size:
             header = self._header(offset)
@@ -195,16 +224,40 @@ class Segment:
         )
 
     def _heal(self, intact: list[tuple[int, int]]) -> None:
-        end = ALIGNMENT
-        for offset, size in intact:
-            if offset > end:
-                self.overwrite(end, offset - end)
-            end = offset + size
+        end = sum(intact[-1]) if intact else ALIGNMENT
+        for start, stop in _gaps(intact, end):
+            self.overwrite(start, stop - start)
         if end > self.durable:
             self.file.sync()
         self.end = self.durable = end
+        if self.damage:
+            self._note_durable()  # so that it is told once
         if self.file.size() > end:
             self.cut()
+
+    def _note_durable(self) -> None:
+        self.file.write([_durable_note(self.durable, self.name)], _DURABLE_AT)
+
+
+def _gaps(places: list[tuple[int, int]], end: int) -> Iterator[tuple[int, int]]:
+    """Yield start and stop of what is between records, and after the last up to ``end``."""
+    last = ALIGNMENT
+    for offset, size in [*places, (end, 0)]:
+        if offset > last:
+            yield last, offset
+        last = offset + size
+
+
+def _durable_note(durable: int, name: str) -> bytes:
+    check = xxhash.xxh3_128_digest(name.encode() + durable.to_bytes(8, "little"))
+    return _DURABLE.pack(durable, check)
+
+
+def _noted_durable(file: File, name: str) -> int:
+    """Return how much of a file was durable for certain; 0 if that is not noted."""
+    note = _read(file, _DURABLE_AT, _DURABLE.size)
+    durable = int.from_bytes(note[:8], "little")
+    return durable if note == _durable_note(durable, name) else 0
 
 
 def _name(sequence: int) -> str:

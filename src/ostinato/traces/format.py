@@ -27,13 +27,13 @@ class Header(msgspec.Struct, frozen=True, tag_field="event", tag="header", kw_on
     """The first line.
 
     Attributes:
-        version: Of the format.
+        version: Version of the format.
         cache: Settings of the cache; tenants of ``tenant_shares`` are pseudonyms.
         scheduler: Settings of the scheduler.
         model: The model's shape: what its tokens weigh, not what they say.
         is_cold: Whether nothing was cached or running when the recording began; only then
             a replay gives the same hits from the first request on.
-        epoch: Of the weights at the beginning.
+        epoch: Epoch of the weights at the beginning.
         start_us: The engine's clock at the beginning, in microseconds.
         unix_s: Time of day at the beginning, in seconds since 1970.
     """
@@ -79,7 +79,7 @@ class Added(Event, frozen=True):
         adapter: A pseudonym of its adapter; empty without one.
         head: A pseudonym of the public prefix that it begins with, and its length in tokens;
             None without one.
-        epoch: Of the weights, when it was made.
+        epoch: Epoch of the weights, when it was made.
         images: Among its tokens.
         n: Continuations.
         max_tokens: Most tokens of each; None is no limit of its own.

@@ -79,7 +79,7 @@ class Scene:
         for (cached, _), table, (keys, values) in zip(
             self.shape.sequences, self.tables, self.whole, strict=True
         ):
-            self.store.write(0, keys[:cached], values[:cached], self._slots(table, cached))
+            self.store.write(0, keys[:cached], values[:cached], self.slots(table, cached))
 
     def share(self) -> None:
         """Let sequences begin as earlier ones do, with the same blocks."""
@@ -102,7 +102,7 @@ class Scene:
             slots,
         )
 
-    def _slots(self, table: list[int], num_tokens: int) -> Tensor:
+    def slots(self, table: list[int], num_tokens: int) -> Tensor:
         size = self.shape.block_size
         return torch.tensor([table[p // size] * size + p % size for p in range(num_tokens)]).long()
 

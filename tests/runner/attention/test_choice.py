@@ -87,14 +87,14 @@ def test_where_the_library_is_not_expected_nothing_is_said(
     ("reason", "changed"),
     {
         **UNKNOWN,
-        "dtype is float64, and the library knows float32, bfloat16, float16: set dtype": {
+        "dtype is float64, and the library supports float32, bfloat16, float16: set dtype": {
             "dtype": torch.float64
         },
         "device='cuda:0', and the library computes on a CPU": {"device": torch.device("cuda", 0)},
     }.items(),
 )
 def test_a_library_that_cannot_is_refused_if_it_is_asked_for(reason: str, changed: dict[str, Any]):
-    with pytest.raises(ConfigError, match="attention='native' cannot be had") as refusal:
+    with pytest.raises(ConfigError, match="attention='native' is unavailable") as refusal:
         choose_attention("native", replace(ORDINARY, **changed))
 
     assert reason in str(refusal.value) and "attention='auto'" in str(refusal.value)
@@ -109,7 +109,7 @@ def test_what_the_library_can_never_do_is_refused_before_anything_is_loaded(
 ):
     """Not even the model has to be there."""
     [name] = settings
-    with pytest.raises(ConfigError, match=f"attention='native' cannot be had: {name}"):
+    with pytest.raises(ConfigError, match=f"attention='native' is unavailable: {name}"):
         EngineConfig.of("nowhere", {"attention": "native", **settings})
     EngineConfig.of("nowhere", {"attention": "auto", **settings})
     assert NATIVE_BLOCK == TOKEN_GROUP

@@ -320,14 +320,14 @@ def test_auto_never_plans_more_than_never(num_decodes: int, num_blocks: int, isa
 def test_tables_that_point_beyond_what_is_there_are_refused(
     array: str, index: int, value: int, said: str
 ):
-    """Before anything goes by them."""
+    """Before they are used."""
     metadata = Tables(Shape(((5_000, 1), (40, 3)), block_size=16)).metadata
     kind, sizes = PlanKind(None, 1, 1, 1), NativeLimits()
     plan_tables(metadata, kind, sizes, "auto")
     wrong = getattr(metadata, array).copy()
     wrong[index] = value
 
-    with pytest.raises(ValueError, match=rf"^{said} of a step point beyond"):
+    with pytest.raises(ValueError, match=rf"^{said} of a step are out of range"):
         plan_tables(replace(metadata, **{array: wrong}), kind, sizes, "auto")
 
 

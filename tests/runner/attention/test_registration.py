@@ -83,7 +83,7 @@ def test_keywords_that_are_off_and_positions_are_no_reason_to_refuse():
         ({"output_attentions": True}, "'output_attentions'"),
         ({"dropout": 0.1}, "dropout=0.1"),
         ({"is_causal": False}, "later tokens"),
-        ({"mask": torch.zeros(1, 1, 5, 5)}, "mask of its own"),
+        ({"mask": torch.zeros(1, 1, 5, 5)}, "its own attention mask"),
         ({"ostinato_step": None}, "is not handed the keywords"),
     ],
 )
@@ -100,7 +100,7 @@ def test_a_module_that_is_not_causal_is_refused_unless_the_call_says_otherwise()
 
 
 def test_a_module_that_does_not_know_its_layer_is_refused():
-    with pytest.raises(UnsupportedModel, match="which layer"):
+    with pytest.raises(UnsupportedModel, match="its layer"):
         call(nn.Identity())
 
 

@@ -1,4 +1,4 @@
-"""What a query gets hangs on its own sequence alone, to the bit: law 7 of the native attention.
+"""A query's result depends only on its own sequence, to the bit: law 7 of native attention.
 
 Not on where its blocks are or how large they are, on what else the step brings, on which runs are
 read once, on parts, threads, or how many rows a kernel takes at a time.
@@ -41,7 +41,7 @@ def alone(scene: Scene, sizes: NativeLimits, style: AttentionStyle, block_size: 
             solo.whole = [(keys[: position + 1], values[: position + 1])]
             solo.queries = scene.queries[row : row + 1]
             solo.store.write(
-                0, keys[:position], values[:position], solo._slots(solo.tables[0], position)
+                0, keys[:position], values[:position], solo.slots(solo.tables[0], position)
             )
             found.append(solo.attend(style))
             row += 1

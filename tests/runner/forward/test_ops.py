@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
+from ostinato.runner.forward.layer_specs import Heads, HeadShape, Norm, RopeAngles
 from ostinato.runner.forward.ops import NativeOps
-from ostinato.runner.forward.parts import Heads, HeadShape, Norm, Turns
 from ostinato.runner.native.library import library
 from tests.support.instruction_sets import ISAS, isa_in_use
 
@@ -128,7 +128,7 @@ def test_heads_are_taken_apart_normed_and_turned(
     shape = HeadShape(num_heads, num_kv_heads, dim, query_norm, key_norm)
     projected = random_rows(num_rows, shape.num_projected, dtype)
     angles = torch.rand(num_rows, dim) * 7
-    turns = Turns(angles.cos().to(dtype), angles.sin().to(dtype))
+    turns = RopeAngles(angles.cos().to(dtype), angles.sin().to(dtype))
     widths = [n * dim for n in (num_heads, num_kv_heads, num_kv_heads)]
     heads = Heads(*(random_rows(num_rows, width, dtype) for width in widths))
 

@@ -15,11 +15,11 @@ from ostinato.core.plan import CopyRun
 from ostinato.runner.attention.native_backend import NativeAttention
 from ostinato.runner.forward import steps
 from ostinato.runner.forward.fused import FusedForward
-from ostinato.runner.forward.places import replace_weights
 from ostinato.runner.forward.program import Attend, Copies, Copy, Program, Take, Write
 from ostinato.runner.forward.steps import Steps
+from ostinato.runner.forward.weight_refs import replace_weights
 from ostinato.runner.model_loader import LoadedModel, load_model
-from ostinato.runner.native.face import Attention, Kv
+from ostinato.runner.native.ctypes_api import Attention, Kv
 from ostinato.runner.native.library import Isa, library
 from tests.runner.bench import Bench, own_logits, random_prompt
 from tests.support.checkpoints import Checkpoints

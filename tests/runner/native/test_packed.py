@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.forward.packing import pack_linears, stack, unpack_linears
-from ostinato.runner.forward.places import replace_weights, weight_places
+from ostinato.runner.forward.weight_refs import replace_weights, weight_places
 from ostinato.runner.native.packed import PackedWeight
 from tests.support.instruction_sets import needs_library
 

@@ -1,4 +1,4 @@
-"""Who has which key, and who goes away: in the APIs that others brought into the world."""
+"""Keys, tenants and disconnects, in the APIs of OpenAI and Anthropic."""
 
 from typing import Any
 

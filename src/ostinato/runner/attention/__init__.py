@@ -4,16 +4,16 @@ Files in reading order:
 
 * ``backend``: the interface of an attention backend
 * ``shared_runs``: finds the runs of blocks that several sequences of a step share
-* ``read_plan``: what a step reads, as values
+* ``read_plan``: the read plan of a step, as values
 * ``reads``: groups sequences that are read together
-* ``gathers``: gathers scattered blocks into keys and values that kernels can read
+* ``kv_gather``: gathers scattered blocks into keys and values that kernels can read
 * ``folding``: folds the rows of a step into rectangles for kernels, and back
 * ``softmax``: a softmax computed in parts
 * ``cascade``: reads a shared run once for all rows that see it
-* ``torch_backend``: the answer in plain torch, on any device and in any dtype;
+* ``torch_backend``: attention in plain torch, on any device and in any dtype
 * ``native_plan``: plans how the native library reads a step
-* ``native_backend``: the answer of the native library, on a CPU;
+* ``native_backend``: attention by the native library, on a CPU
 * ``choice``: chooses the native library or plain torch
 * ``registration``: registers attention with the models of ``transformers``
-* ``mask_request``: the keys that the model's own mask would let a query see
+* ``mask_request``: checks the model's own mask against its layers' windows
 """

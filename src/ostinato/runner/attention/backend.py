@@ -16,7 +16,7 @@ from ostinato.runner.states.step import LayerStates
 
 @dataclass(frozen=True, slots=True)
 class AttentionStyle:
-    """How one layer weighs what it sees.
+    """Parameters of one layer's attention.
 
     Attributes:
         scale: Factor on the product of query and key.
@@ -33,7 +33,7 @@ class AttentionStyle:
 
     @property
     def plain(self) -> bool:
-        """Whether it is softmax over scaled products and nothing else."""
+        """Whether it is plain softmax over scaled products."""
         return self.soft_cap is None and self.sinks is None
 
 
@@ -41,12 +41,12 @@ class AttentionStep(ABC):
     """One step as the attention of one group of layers sees it.
 
     Attributes:
-        metadata: Where tokens go and what they see.
+        metadata: Slots and block tables of the step.
         store: Keys and values of all slots.
     """
 
     def __init__(self, metadata: AttentionMetadata, store: KVStore) -> None:
-        """Say which step, and which store."""
+        """Bind a step to a store."""
         self.metadata = metadata
         self.store = store
 
@@ -70,7 +70,7 @@ class AttentionStep(ABC):
             queries: Shape (num_tokens, num_heads, key_dim), any strides.
             keys: Shape (num_tokens, num_kv_heads, key_dim), any strides.
             values: Shape (num_tokens, num_kv_heads, value_dim), any strides.
-            style: How scores are made.
+            style: Parameters of attention.
 
         Returns:
             Shape (num_tokens, num_heads, value_dim), in the dtype of the queries.
@@ -97,7 +97,7 @@ class AttentionStep(ABC):
                 already; reading them here instead is allowed where the store keeps them
                 unrounded.
             values: The new tokens' values, likewise.
-            style: How scores are made.
+            style: Parameters of attention.
 
         Returns:
             Shape (num_tokens, num_heads, value_dim), in the dtype of the queries.
@@ -121,12 +121,12 @@ class GroupedStep:
     def attend(
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, style: AttentionStyle
     ) -> Tensor:
-        """Answer one layer's call; shapes as in ``AttentionStep.attend``."""
+        """Attend in one layer; shapes as in ``AttentionStep.attend``."""
         return self.steps[self.of_layer[layer]].attend(layer, queries, keys, values, style)
 
 
 class AttentionBackend(Protocol):
-    """Computes attention of a step's queries over a KV store that it makes."""
+    """Creates KV stores, and computes attention over them."""
 
     def new_store(
         self,
@@ -137,14 +137,14 @@ class AttentionBackend(Protocol):
         device: torch.device,
         layers: Sequence[int] | None = None,
     ) -> KVStore:
-        """Make a store that it can read; arguments and errors as in ``KVStore``."""
+        """Create a store; arguments and errors as in ``KVStore``."""
         ...
 
     def start(self, metadata: AttentionMetadata, store: KVStore) -> AttentionStep:
         """Begin a step.
 
         Args:
-            metadata: Where tokens go and what they see.
+            metadata: Slots and block tables of the step.
             store: One that ``new_store`` made.
         """
         ...

@@ -6,7 +6,7 @@ that each key/value head is one product (Hydragen, Juravsky et al., arXiv 2402.0
     rows of A, B, C, ...   (1, num_kv_heads, heads per kv head * rows, key_dim)
     keys of the run        (1, num_kv_heads, num_keys, key_dim)
 
-Every row sees every key, so there is no mask. Long runs come in tiles.
+Every row sees every key, so there is no mask. Long runs are read in tiles.
 """
 
 from collections.abc import Iterator
@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from ostinato.runner.attention.backend import AttentionStep, AttentionStyle
-from ostinato.runner.attention.folding import fold, unfold
-from ostinato.runner.attention.gathers import gather_run
+from ostinato.runner.attention.folding import fold_gqa, unfold_gqa
+from ostinato.runner.attention.kv_gather import gather_run
 from ostinato.runner.attention.read_plan import ReadLimits, SharedRead
 from ostinato.runner.attention.softmax import Part, RunningSoftmax
 from ostinato.runner.kv_store import LayerKV
@@ -47,32 +47,32 @@ def read_run(
     style: AttentionStyle,
     tile: Tile,
 ) -> Iterator[Part]:
-    """Let rows look at a run.
+    """Attend from rows to a run.
 
     Args:
         step: Whose store.
         layer: Which layer.
         read: The run, and which rows.
-        queries: Of all sharers, shape (num_sharers, num_heads, key_dim).
+        queries: Queries of all sharers, shape (num_sharers, num_heads, key_dim).
         style: How scores are made; its sinks are left to the tails, which count them once.
         tile: How much to read at a time.
 
     Yields:
-        Parts of shape (1, num_heads, num_rows, ...), to be put together.
+        Partial results of shape (1, num_heads, num_rows, ...), to be merged.
     """
     num_heads = queries.shape[1]
     rows = queries.index_select(0, read.rows).transpose(0, 1)[None]
     if knows_log_sums(queries, step.store.spec.layers[layer], style):
         for blocks in read.blocks.split(tile.num_blocks, dim=1):
             keys, values = gather_run(step, layer, blocks, queries.dtype)
-            yield flash(fold(rows, keys.shape[1]), keys, values, style, num_heads)
+            yield flash(fold_gqa(rows, keys.shape[1]), keys, values, style, num_heads)
         return
     precision = torch.promote_types(queries.dtype, torch.float32)
     softmax: RunningSoftmax | None = None
     for blocks in read.blocks.split(tile.num_blocks, dim=1):
         keys, values = gather_run(step, layer, blocks, precision)
         if softmax is None:
-            folded = fold(rows.to(precision), keys.shape[1])
+            folded = fold_gqa(rows.to(precision), keys.shape[1])
             softmax = RunningSoftmax.start(folded, values.shape[3], num_heads, None)
         softmax.add(scores_of(folded, keys, style), values)
     assert softmax is not None, "no run is empty"
@@ -80,7 +80,7 @@ def read_run(
 
 
 def knows_log_sums(queries: Tensor, layer: LayerKV, style: AttentionStyle) -> bool:
-    """Whether the fused kernel that also returns log-sum-exps can do a layer."""
+    """Return whether the fused kernel that also returns log-sum-exps supports a layer."""
     return queries.device.type == "cpu" and style.plain and layer.key_dim == layer.value_dim
 
 
@@ -92,20 +92,20 @@ def flash(
     num_heads: int,
     mask: Tensor | None = None,
 ) -> Part:
-    """Attend in one call of torch's FlashAttention for the CPU, which says its log-sum-exps.
+    """Attend in one call of torch's FlashAttention for CPUs, which returns log-sum-exps.
 
     Args:
         folded: Shape (sequences, num_kv_heads, rows, dim).
         keys: Shape (sequences, num_kv_heads, keys, dim).
         values: Likewise.
-        style: How scores are made.
+        style: Parameters of attention.
         num_heads: Query heads, to unfold by.
         mask: Added to the scores, shape (sequences, 1, rows, keys).
     """
     mean, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         folded, keys, values, 0.0, False, attn_mask=mask, scale=style.scale
     )
-    return Part(unfold(mean, num_heads), unfold(log_sum, num_heads))
+    return Part(unfold_gqa(mean, num_heads), unfold_gqa(log_sum, num_heads))
 
 
 def scores_of(
@@ -116,8 +116,8 @@ def scores_of(
     Args:
         folded: Queries, shape (sequences, num_kv_heads, rows, dim).
         keys: Shape (sequences, num_kv_heads, keys, dim).
-        style: How scores are made.
-        seen: Which keys each query sees, shape (sequences, queries, keys); None is all.
+        style: Parameters of attention.
+        seen: Mask of the keys that each query sees, shape (sequences, queries, keys); None is all.
     """
     scores = (folded @ keys.transpose(2, 3)).mul_(style.scale)
     if style.soft_cap is not None:

@@ -1,7 +1,7 @@
 """Chooses the native library or plain torch.
 
-The library is several times faster, and knows CPUs, three formats and blocks of a multiple of
-sixteen tokens. Whatever it does not know, torch does.
+The library is several times faster, and supports CPUs, three formats and blocks of a multiple of
+sixteen tokens. Torch computes everything else.
 """
 
 import functools
@@ -15,7 +15,7 @@ from ostinato.runner.attention.backend import AttentionBackend
 from ostinato.runner.attention.native_backend import NativeAttention
 from ostinato.runner.attention.torch_backend import SHARING, TorchAttention
 from ostinato.runner.kv_store import KVSpec
-from ostinato.runner.native.face import DTYPES, KV_DTYPES
+from ostinato.runner.native.ctypes_api import DTYPES, KV_DTYPES
 from ostinato.runner.native.library import library, why_missing
 from ostinato.runner.native.store import TOKEN_GROUP
 from ostinato.runner.settings import AttentionName, ReadOnce
@@ -25,12 +25,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AttentionCase:
-    """What attention is wanted for.
+    """The requirements on attention.
 
     Attributes:
-        spec: What is kept per token.
-        dtype: In which the model computes.
-        kv_dtype: In which keys and values are kept.
+        spec: The KV per token.
+        dtype: The model's compute dtype.
+        kv_dtype: Format of keys and values.
         block_size: Tokens per block.
         device: Where the model computes.
     """
@@ -43,11 +43,11 @@ class AttentionCase:
 
 
 def check_asked_for(name: AttentionName) -> None:
-    """Load the library, and refuse before a model is loaded for it what cannot be.
+    """Load the library, and check its settings before a model is loaded.
 
     Raises:
-        ConfigError: The library was asked for by name, and there is none; or ``OSTINATO_ISA``
-            names an instruction set that this machine does not run.
+        ConfigError: The library is required by name, and missing; or ``OSTINATO_ISA`` names an
+            instruction set that this machine lacks.
     """
     if library() is None and name == "native":
         raise _refusal(None)
@@ -56,15 +56,15 @@ def check_asked_for(name: AttentionName) -> None:
 def choose_attention(
     name: AttentionName, case: AttentionCase, read_once: ReadOnce = "auto"
 ) -> AttentionBackend:
-    """Say who computes.
+    """Choose the backend.
 
     Args:
         name: ``native``, ``torch``, or ``auto``: the library wherever it can.
-        case: What it is wanted for.
-        read_once: When blocks that sequences share are read once for all of them.
+        case: The requirements.
+        read_once: When blocks shared by sequences are read once.
 
     Raises:
-        ConfigError: The library was asked for by name and cannot do it.
+        ConfigError: The library is required by name, and does not support the case.
 
     Effects: logs once per reason why ``auto`` does without the library; not on a GPU or in float64,
         where it is never used.
@@ -83,15 +83,15 @@ def choose_attention(
 
 
 def _refusal(hindrance: str | None) -> ConfigError:
-    """Say why the library cannot be had; None if there is none."""
+    """Return why the library is unavailable; None if it is available."""
     reason = hindrance or why_missing()
-    return ConfigError(f"attention='native' cannot be had: {reason}; or set attention='auto'")
+    return ConfigError(f"attention='native' is unavailable: {reason}; or set attention='auto'")
 
 
 def why_torch(name: AttentionName, case: AttentionCase) -> str | None:
-    """Say why torch computes a case even where there is a library; None if it does not.
+    """Return why torch computes a case although the library is available; None if it does not.
 
-    Names the first thing that the library does not know, with the setting that would help.
+    Names the first unsupported property, with the setting that would help.
     """
     if name == "torch":
         return "attention='torch' is set"
@@ -103,9 +103,8 @@ def why_torch(name: AttentionName, case: AttentionCase) -> str | None:
     ):
         if dtype not in known:
             unknown, *names = (str(name).removeprefix("torch.") for name in (dtype, *known))
-            return (
-                f"{setting} is {unknown}, and the library knows {', '.join(names)}: set {setting}"
-            )
+            supported = ", ".join(names)
+            return f"{setting} is {unknown}, and the library supports {supported}: set {setting}"
     if case.block_size % TOKEN_GROUP:
         return f"block_size={case.block_size} must be a multiple of {TOKEN_GROUP}: set block_size"
     for layer, kept in enumerate(case.spec.layers):

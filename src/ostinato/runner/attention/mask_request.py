@@ -1,9 +1,8 @@
-"""The keys that the model's own mask would let a query see.
+"""Checks the model's own mask against its layers' windows.
 
-Models ask for masks by describing them as functions of positions. We build none; but while a
-model is probed, the description is evaluated at positions far beyond the probe's prompt, and
-compared with the window that the layer then names to its attention. So a window of 4,096 is
-checked with a prompt of 24 tokens.
+Models describe masks as functions of positions. We build no masks; but while a model is probed, the
+description is evaluated at positions far beyond the probe's prompt, and compared with the window
+that the layer passes to its attention. So a window of 4,096 is checked with a prompt of 24 tokens.
 """
 
 from collections.abc import Callable
@@ -19,15 +18,15 @@ from ostinato.errors import UnsupportedModel
 from ostinato.runner.attention.registration import paged_attention
 
 PROBE_NAME = "ostinato_probe"
-"""The attention implementation under which masks are described instead of left out."""
+"""The attention implementation for which models describe masks."""
 
 _FAR = 5000
-"""A position beyond which a mask without a window would show one that it hides."""
+"""A position beyond any window."""
 
 
 @dataclass(frozen=True, slots=True)
 class MaskRequest:
-    """A mask that a model asked for.
+    """A mask that a model requested.
 
     Attributes:
         window: Positions that a query sees; None sees all up to itself.
@@ -38,8 +37,8 @@ class MaskRequest:
     known: bool
 
     def __getattr__(self, name: str) -> Any:
-        """Refuse a model that computes with masks itself, as if this were a tensor."""
-        if name.startswith("__"):  # Python itself asks, or a tool that looks at objects
+        """Stands for a mask, and refuses models that compute with it."""
+        if name.startswith("__"):  # Python itself, or an inspection tool
             raise AttributeError(name)
         raise UnsupportedModel(
             f"the model works on its attention mask itself (mask.{name}) before attention sees "
@@ -48,7 +47,7 @@ class MaskRequest:
 
 
 def register_probe() -> None:
-    """Make the probe's attention known to ``transformers``; more than once does no harm."""
+    """Register the probe's attention with ``transformers``; idempotent."""
     AttentionInterface.register(PROBE_NAME, probed_attention)
     AttentionMaskInterface.register(PROBE_NAME, describe_mask)
 
@@ -56,11 +55,11 @@ def register_probe() -> None:
 def describe_mask(
     *_: Any, mask_function: Callable[..., Any], local_size: int | None = None, **__: Any
 ) -> MaskRequest:
-    """Find out what a mask function lets through, instead of building the mask.
+    """Find out what a mask function shows, without building the mask.
 
     Args:
         mask_function: From index tensors of batch, head, query and key to a bool tensor.
-        local_size: The window or chunk that the model names.
+        local_size: The model's window or chunk.
     """
     reach = local_size or _FAR
     marks = {0, 1, 7, reach - 1, reach, reach + 1, 2 * reach, 2 * reach + 5}
@@ -73,7 +72,7 @@ def describe_mask(
     zero = torch.tensor(0)
     try:
         seen = torch.as_tensor(mask_function(zero, zero, queries, keys))
-    except (IndexError, RuntimeError, TypeError):  # it looks at this very prompt
+    except (IndexError, RuntimeError, TypeError):  # it depends on the prompt itself
         return MaskRequest(local_size, known=False)
     return MaskRequest(local_size, known=bool((seen.expand_as(expected) == expected).all()))
 
@@ -86,7 +85,7 @@ def probed_attention(
     attention_mask: MaskRequest | Tensor | None,
     **keywords: Any,
 ) -> tuple[Tensor, None]:
-    """Attend like ``paged_attention``, but hold the layer's mask against its keywords first.
+    """Attend like ``paged_attention``, after comparing the layer's mask with its keywords.
 
     Raises:
         UnsupportedModel: The mask is of an unknown kind, or its window is not the layer's.
@@ -112,6 +111,6 @@ def _check_request(module: nn.Module, request: MaskRequest, window: int | None) 
 
 
 def _effective(window: int | None, module: nn.Module) -> int | None:
-    """Return a window if it hides anything within the model's positions, else None."""
+    """Return a window if it is smaller than the model's context, else None."""
     positions = getattr(getattr(module, "config", None), "max_position_embeddings", None)
     return None if not window or (positions is not None and window >= positions) else window

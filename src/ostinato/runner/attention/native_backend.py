@@ -1,7 +1,7 @@
 """Attention by the native library.
 
 Tables are checked once per step, and planned once per kind of layer; a layer then costs a few
-microseconds of Python: it fills in where its keys, values, queries and outputs are, and calls.
+microseconds of Python: it sets the addresses of keys, values, queries and outputs, and calls.
 The call runs on the threads of torch's own OpenMP, hence from the thread that runs the model.
 """
 
@@ -24,7 +24,7 @@ from ostinato.runner.attention.native_plan import (
 from ostinato.runner.inputs import AttentionMetadata
 from ostinato.runner.kv_store import KVSpec, KVStore, LayerKV
 from ostinato.runner.native.checks import Slots, fill_rows
-from ostinato.runner.native.face import Attention
+from ostinato.runner.native.ctypes_api import Attention
 from ostinato.runner.native.library import attention_isa
 from ostinato.runner.native.store import NativeKVStore
 from ostinato.runner.settings import ReadOnce
@@ -44,7 +44,7 @@ class NativeAttention:
         read_once: ReadOnce = "auto",
         limits: NativeLimits | None = None,
     ) -> None:
-        """Say what computes.
+        """Create the backend.
 
         Args:
             native: The library.
@@ -68,7 +68,7 @@ class NativeAttention:
     ) -> KVStore:
         """Make a store; see ``AttentionBackend``. The device is a CPU."""
         if device.type != "cpu":
-            raise ValueError(f"no native store lives on {device}")
+            raise ValueError(f"no native store on {device}: it is for CPUs")
         return NativeKVStore(self._native, spec, num_blocks, block_size, dtype, layers)
 
     def start(self, metadata: AttentionMetadata, store: KVStore) -> "NativeStep":
@@ -77,11 +77,11 @@ class NativeAttention:
         return NativeStep(metadata, store, self)
 
     def plan(self, step: StepTables, kind: PlanKind) -> NativePlan:
-        """Work out how layers of a kind are read in a step."""
+        """Plan the reads of a kind of layers in a step."""
         return plan_native(self._native, step, self.limits.rules(kind, self.read_once))
 
     def compute(self, attention: Attention) -> None:
-        """Compute one layer; whatever it points to has been checked."""
+        """Compute one layer; all addresses have been checked."""
         self._native.ost_attend(byref(attention))
 
 
@@ -93,7 +93,7 @@ class NativeStep(AttentionStep):
     def __init__(
         self, metadata: AttentionMetadata, store: NativeKVStore, backend: NativeAttention
     ) -> None:
-        """Check the step's slots and tables; plans are made when a layer first asks for one."""
+        """Check the step's slots and tables; plans are made lazily."""
         super().__init__(metadata, store)
         self._backend = backend
         self._num_threads = torch.get_num_threads()
@@ -107,7 +107,7 @@ class NativeStep(AttentionStep):
     def attend(
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, style: AttentionStyle
     ) -> Tensor:
-        """Store, copy, and let each token look back; see ``AttentionStep``."""
+        """Store, copy and attend; see ``AttentionStep``."""
         self.store.write_checked(layer, keys, values, self._slots, self._num_threads)
         if len(self._targets):
             self.store.copy_checked(layer, self._sources, self._targets)
@@ -116,7 +116,7 @@ class NativeStep(AttentionStep):
     def read(
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, style: AttentionStyle
     ) -> Tensor:
-        """Let each query attend to its sequence up to itself; see ``AttentionStep``."""
+        """Attend; see ``AttentionStep``."""
         num_tokens, num_heads, _ = queries.shape
         kept = self.store.spec.layers[layer]
         attention = self.of_kind(layer, num_heads, style.window)
@@ -135,16 +135,16 @@ class NativeStep(AttentionStep):
 
     @property
     def slots(self) -> Slots:
-        """Where the step's tokens go."""
+        """Slots of the step's tokens."""
         return self._slots
 
     @property
     def copies(self) -> tuple[Slots, Slots]:
-        """What is copied in each layer before it is read: from where, and as many places to go."""
+        """Slots to copy from and to in each layer, before reading."""
         return self._sources, self._targets
 
     def of_kind(self, layer: int, num_heads: int, window: int | None) -> Attention:
-        """Return what a layer's attention shares with all layers of its kind in this step.
+        """Return the arguments that all layers of a kind share in this step.
 
         Returns:
             Filled in but for the layer's own: keys and values, queries, output, sinks, scale and
@@ -158,7 +158,7 @@ class NativeStep(AttentionStep):
         return call.attention
 
     def plan(self, num_heads: int, kept: LayerKV, window: int | None) -> NativePlan:
-        """Work out how layers of a kind are read."""
+        """Plan the reads of a kind of layers."""
         if num_heads % kept.num_kv_heads:
             raise ValueError(f"{num_heads} heads cannot share {kept.num_kv_heads} heads of keys")
         kind = PlanKind(
@@ -172,7 +172,7 @@ class NativeStep(AttentionStep):
 
 
 class _PlannedCall:
-    """What the calls of all layers of a kind have in common.
+    """The arguments that the calls of all layers of a kind share.
 
     Attributes:
         attention: Filled in but for the layer's own keys, values, queries and outputs.
@@ -181,7 +181,7 @@ class _PlannedCall:
     def __init__(
         self, plan: NativePlan, num_heads: int, value_dim: int, window: int | None, threads: int
     ) -> None:
-        """Point at a plan, and keep it."""
+        """Reference a plan, and keep it alive."""
         laid = plan.laid
         shape = laid.num_partials, num_heads, value_dim + 2
         self._kept = plan, np.empty(shape, dtype=np.float32)
@@ -205,7 +205,7 @@ class _PlannedCall:
 
 
 def _checked_sinks(sinks: Tensor, num_heads: int) -> Tensor:
-    """Return sinks as the library reads them, shape (num_heads,), float32."""
+    """Return sinks for the library, shape (num_heads,), float32."""
     if sinks.shape != (num_heads,) or sinks.device.type != "cpu":
         raise ValueError(f"sinks are one number for each of {num_heads} heads")
     return sinks.detach().float().contiguous()

@@ -5,12 +5,12 @@ neighbouring rows, its *segments* are the runs of keys that they see, cut to the
 would keep one thread busy while others wait are cut into parts by keys; what parts bring for a row
 is merged by its log-sum-exp.
 
-The library works them out itself (``native/src/plan.h``), anew in each step: nothing is kept that
-could be out of date, and it takes less time than finding out whether it is. It looks at the tables
-before, in one pass: behind a forward no code is in the processor's caches, and a dozen calls of
-NumPy take longer than planning. Here is decided what reading once must save.
+The library plans each step anew (``native/src/plan.h``): nothing can be stale, and checking for
+staleness would take longer. It checks the tables first, in one pass: after a forward pass no code
+is in the processor's caches, and a dozen NumPy calls take longer than planning. This module decides
+what reading once must save.
 
-Cost: some ten microseconds for any number of decodes, and ten times that behind a forward.
+Cost: about ten microseconds for any number of decodes, and ten times that after a forward pass.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from ostinato.runner.inputs import AttentionMetadata, Ints
 from ostinato.runner.native.checks import address_of
-from ostinato.runner.native.face import ITEM, SEGMENT, STEP_FAULTS, Plan, Rules, Tables
+from ostinato.runner.native.ctypes_api import ITEM, SEGMENT, STEP_FAULTS, Plan, Rules, Tables
 from ostinato.runner.native.library import Isa
 from ostinato.runner.settings import ReadOnce
 
@@ -34,23 +34,23 @@ Records = npt.NDArray[Any]
 Int32s = npt.NDArray[np.int32]
 
 _MANY = 2**62
-"""More than any array has."""
+"""Larger than any array."""
 
 _ROOM = 1 << 14
-"""Bytes that are offered first: what a few dozen decodes take."""
+"""Initial size of the buffer in bytes: enough for a few dozen decodes."""
 
 _INT64 = np.dtype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class PlanKind:
-    """What plans of one step differ by.
+    """What distinguishes the plans of one step.
 
     Attributes:
         window: Positions that a query sees; None sees all before it.
         group: Query heads per key/value head.
         num_kv_heads: Heads of keys.
-        num_threads: How many work.
+        num_threads: Number of threads.
     """
 
     window: int | None
@@ -61,7 +61,7 @@ class PlanKind:
 
 @dataclass(frozen=True, slots=True)
 class NativeLimits:
-    """How the library's time is spent; rows count each head of queries.
+    """Costs and sizes in the library; rows count each head of queries.
 
     Attributes:
         item_rows: Rows whose running state stays in a core's cache besides the keys that are
@@ -69,16 +69,16 @@ class NativeLimits:
         run_keys: Runs end at multiples of this: keys that one instruction sums up, or a block's
             least.
         section_keys: Keys of a sequence that are summed up by themselves, a multiple of 32; part of
-            what is computed, so no setting of anyone's.
+            what is computed, so it is not a setting.
         keys_per_run: Keys that must be saved besides, since what is read again soon comes from a
             core's cache, in half the time.
         keys_per_row: Keys that could be read in the time that a row needs to go from one segment
             to the next: the last tiles of a segment are not full, and products may cost so
             much that reading keys is never waited for.
-        row_cost: What looking at a key costs a row, in readings of the key.
+        row_cost: Cost of a key per row, in units of reading the key.
         min_part: Cost below which an item is not cut further.
         most_packed: Cost up to which neighbouring items become one.
-        tasks_per_thread: How many tasks each thread shall find.
+        tasks_per_thread: Number of tasks per thread.
     """
 
     item_rows: int = 512
@@ -93,14 +93,14 @@ class NativeLimits:
 
     @classmethod
     def of(cls, isa: Isa) -> "NativeLimits":
-        """Take what was measured with an instruction set: on tiles, products cost least."""
+        """Return the values measured with an instruction set."""
         return cls(keys_per_row=4.0, run_keys=32) if isa == Isa.AMX else cls()
 
     def rules(self, kind: PlanKind, read_once: ReadOnce) -> Rules:
-        """Say by what a step is planned.
+        """Return the rules for a step.
 
         Args:
-            kind: Of which layers.
+            kind: The kind of layers.
             read_once: Whether what sequences share is read once for all of them: where that is
                 cheaper (``auto``), ``always`` or ``never``.
         """
@@ -130,11 +130,11 @@ class StepTables:
     """
 
     def __init__(self, metadata: AttentionMetadata, num_blocks: int) -> None:
-        """See that arrays are as long as they are said to be.
+        """Check the lengths of arrays.
 
         Args:
             metadata: What the step is.
-            num_blocks: Of the store, the last of which stands where none is held.
+            num_blocks: Number of blocks of the store; the last one pads tables.
         """
         kept = starts, firsts, blocks, table_starts = (
             _contiguous(metadata.starts),
@@ -169,7 +169,7 @@ class NativePlan:
     def __init__(
         self, laid: Plan, memory: npt.NDArray[np.uint8], block_size: int, section_keys: int
     ) -> None:
-        """Keep what the library wrote, and the memory that holds it."""
+        """Keep the library's output, and its memory."""
         self.laid = laid
         self.block_size = block_size
         self.section_keys = section_keys
@@ -177,12 +177,12 @@ class NativePlan:
 
     @cached_property
     def tokens(self) -> Int32s:
-        """Which token a row is, shape (num_rows,)."""
+        """Token of each row, shape (num_rows,)."""
         return self._array("tokens", np.dtype(np.int32), self.laid.num_rows)
 
     @cached_property
     def positions(self) -> Int32s:
-        """Where it stands in its sequence, likewise."""
+        """Position of each row in its sequence, likewise."""
         return self._array("positions", np.dtype(np.int32), self.laid.num_rows)
 
     @cached_property
@@ -201,7 +201,7 @@ class NativePlan:
         return self._array("items", ITEM, self.laid.num_items)
 
     def merges(self) -> dict[int, list[int]]:
-        """Say which partials are put together for each row that was cut."""
+        """Return which partial results are merged for each row that was split."""
         int32, num = np.dtype(np.int32), self.laid.num_merges
         rows = self._array("merge_rows", int32, num).tolist()
         starts = self._array("merge_starts", int32, num + 1)
@@ -209,7 +209,7 @@ class NativePlan:
         return {row: partials[starts[n] : starts[n + 1]].tolist() for n, row in enumerate(rows)}
 
     def reads(self) -> Counter[int]:
-        """Count how often each block is read for one head of keys: law 2's witness."""
+        """Count how often each block is read for one head of keys, to test law 2."""
         counted: Counter[int] = Counter()
         for item in self.items:
             for segment in self.segments[item["first_segment"] : item["last_segment"]]:
@@ -238,10 +238,10 @@ def plan_native(native: ctypes.CDLL, step: StepTables, rules: Rules) -> NativePl
     Args:
         native: The library.
         step: What the step is.
-        rules: Of which layers, and what costs how much.
+        rules: The kind of layers, and the costs.
 
     Raises:
-        ValueError: Tables do not cover what their sequences see, or name blocks that there are not.
+        ValueError: Tables are too short for their sequences, or contain invalid blocks.
     """
     laid, room = Plan(), _ROOM
     while True:
@@ -250,14 +250,14 @@ def plan_native(native: ctypes.CDLL, step: StepTables, rules: Rules) -> NativePl
             byref(step.tables), byref(rules), address_of(memory), room, byref(laid)
         )
         if needed < 0:
-            raise ValueError(f"{STEP_FAULTS[needed]} of a step point beyond what is there")
+            raise ValueError(f"{STEP_FAULTS[needed]} of a step are out of range")
         if needed <= room:
             return NativePlan(laid, memory, step.tables.block_size, rules.section_keys)
         room = needed
 
 
 def _contiguous(numbers: Ints) -> Ints:
-    """Return numbers as the library reads them: int64, side by side; nearly always as they are."""
+    """Return a contiguous int64 array, usually without a copy."""
     if numbers.dtype is _INT64 and numbers.flags.c_contiguous:
         return numbers
     return np.ascontiguousarray(numbers, dtype=np.int64)

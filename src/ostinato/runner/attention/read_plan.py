@@ -1,4 +1,4 @@
-"""What a step reads, as values. Values only; ``reads`` works them out."""
+"""The read plan of a step, as values; ``reads`` computes them."""
 
 from dataclasses import dataclass
 
@@ -8,11 +8,11 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class SharingCost:
-    """What reading a run of blocks once costs, in keys that could be read instead.
+    """The cost of reading a run of blocks once, in keys that could be read instead.
 
     Attributes:
-        keys_per_run: For a reading of its own.
-        keys_per_row: For putting one row's part together with its others.
+        keys_per_run: Cost of a separate read.
+        keys_per_row: Cost of merging the partial results of one row.
     """
 
     keys_per_run: float
@@ -31,9 +31,9 @@ class ReadLimits:
     Attributes:
         max_keys: Most keys gathered at once, padding included.
         max_pairs: Most pairs of query and key at once, padding included.
-        max_width: Most keys of one sequence that are looked at at once; more come in tiles.
+        max_width: Maximum keys of one sequence at once; more are read in tiles.
         min_queries: Chunks of queries are not cut below this, whatever ``max_pairs`` says.
-        sharing: What reading once costs; None reads for each sequence alone.
+        sharing: Cost of reading once; None reads for each sequence separately.
     """
 
     max_keys: int
@@ -52,7 +52,7 @@ class ReadBatch:
         num_queries: Queries of each, padding included.
         rows: Rows of the step that hold them, padded with each sequence's last row, shape
             (num_sequences * num_queries,).
-        real: Which of ``rows`` are no padding; None if all are.
+        real: Which of ``rows`` are not padding; None if all are.
         positions: Position of each query, shape (num_sequences, num_queries).
         blocks: Tables, shape (num_sequences, blocks_per_sequence); None for fresh sequences,
             whose keys are ``rows``.
@@ -73,7 +73,7 @@ class ReadBatch:
     stale: Tensor
 
     def visible(self, window: int | None, first: int = 0, stop: int | None = None) -> Tensor:
-        """Say which keys each query sees.
+        """Return the mask of keys that each query sees.
 
         Args:
             window: Positions that a query sees; None sees all up to itself.
@@ -109,10 +109,10 @@ class ReadPlan:
     """How the layers of one kind read in one step.
 
     Attributes:
-        alone: Sequences that share nothing, or nothing worth the while.
+        alone: Sequences that share nothing, or too little.
         sharers: Rows of all other sequences, ascending, shape (num_sharers,).
         shared: Runs of blocks that are read once for several of them.
-        tails: What each of them sees besides; rows are counted among ``sharers``.
+        tails: The rest that each of them sees; rows are counted among ``sharers``.
     """
 
     alone: tuple[ReadBatch, ...]

@@ -32,8 +32,8 @@ from ostinato.runner.attention.shared_runs import SharedRun, shared_columns, sha
 from ostinato.runner.inputs import AttentionMetadata, Ints
 
 _PADDING = 1.25
-"""How much longer than the shortest the longest of a batch may be: a fifth of the work is
-spent on padding at worst, and ragged prompts still meet."""
+"""Maximum ratio of the longest to the shortest of a batch: at most a fifth of the work is
+padding, and prompts of different lengths still share batches."""
 
 _FREE_PADDING = 64
 """Keys of padding that cost less than another batch would."""
@@ -59,10 +59,10 @@ class _Piece:
 
 
 class ReadPlans:
-    """The read plans of one step, worked out once for each kind of layer."""
+    """The read plans of one step, computed once for each kind of layer."""
 
     def __init__(self, metadata: AttentionMetadata, zero_block: int) -> None:
-        """Remember what the step is; nothing is worked out yet."""
+        """Keep the step; plans are computed lazily."""
         self._metadata = metadata
         self._zero_block = zero_block
         self._plans: dict[object, ReadPlan] = {}

@@ -1,8 +1,8 @@
 """Registers attention with the models of ``transformers``.
 
-``AttentionInterface`` lets a model's layers call any function that is registered by name.
-Ours takes the step as a keyword, which models hand down to every layer, and says no to
-whatever it does not know: a bias that is silently dropped gives fluent, wrong text.
+``AttentionInterface`` lets a model's layers call any function that is registered by name. Ours
+takes the step as a keyword, which models pass to every layer, and refuses unknown arguments: a bias
+that is silently dropped gives fluent, wrong text.
 """
 
 from typing import Any, Protocol
@@ -22,7 +22,7 @@ STEP_KEYWORD = "ostinato_step"
 """The keyword of a model call that carries the ``LayerAttention``."""
 
 _HARMLESS = frozenset({"position_ids", "cache_position"})
-"""Keywords that some models hand down and that add nothing: positions are in keys already."""
+"""Keywords of some models that have no effect: positions are already in the keys."""
 
 
 class StepNotReceived(UnsupportedModel):
@@ -30,17 +30,17 @@ class StepNotReceived(UnsupportedModel):
 
 
 class LayerAttention(Protocol):
-    """What the keyword carries: a ``GroupedStep``, or another observer of the calls."""
+    """The value of the keyword: a ``GroupedStep``, or an observer of the calls."""
 
     @property
     def states(self) -> LayerStates | None:
-        """Answers the layers that carry a state; None if no layer does."""
+        """Computes layers with a state; None if there are none."""
         ...
 
     def attend(
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, style: AttentionStyle
     ) -> Tensor:
-        """Answer one layer's call; shapes as in ``AttentionStep.attend``."""
+        """Attend in one layer; shapes as in ``AttentionStep.attend``."""
         ...
 
 
@@ -60,14 +60,14 @@ def paged_attention(
     ostinato_step: LayerAttention | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Attend through the block tables of a step, as a layer of a model asks for it.
+    """Attend through the block tables of a step; called by a model's layer.
 
     Args:
         module: The layer's attention module; ``layer_idx`` says which layer.
         query: Shape (1, num_heads, num_tokens, key_dim).
         key: Shape (1, num_kv_heads, num_tokens, key_dim).
         value: Shape (1, num_kv_heads, num_tokens, value_dim).
-        attention_mask: Always None: block tables say who sees whom.
+        attention_mask: Always None: block tables define visibility.
         scaling: Factor on scores; None is ``key_dim ** -0.5``.
         dropout: Always 0.
         is_causal: Overrides the module's own attribute of this name.
@@ -75,13 +75,13 @@ def paged_attention(
         softcap: Soft cap of scores; None is off.
         s_aux: Attention sinks, shape (num_heads,); None is off.
         ostinato_step: The step.
-        others: Anything else; None and False are taken for "off".
+        others: Anything else; None and False mean "off".
 
     Returns:
         Shape (1, num_tokens, num_heads, value_dim), and None for the weights.
 
     Raises:
-        UnsupportedModel: The layer asks for what we do not do.
+        UnsupportedModel: The layer requests something unsupported.
         StepNotReceived: There is no step.
 
     Effects: writes the step's keys and values, and runs its copies, in this layer.
@@ -109,18 +109,18 @@ def layer_index(module: nn.Module) -> int:
     """Return which layer an attention module belongs to.
 
     Raises:
-        UnsupportedModel: It does not say.
+        UnsupportedModel: It has no ``layer_idx``.
     """
     index = getattr(module, "layer_idx", None)
     if not isinstance(index, int):
         raise UnsupportedModel(
-            f"{type(module).__name__} does not say which layer it is (layer_idx={index!r})"
+            f"{type(module).__name__} does not have its layer's index (layer_idx={index!r})"
         )
     return index
 
 
 def register() -> None:
-    """Make our function known to ``transformers``; once is enough, more does no harm.
+    """Register our function with ``transformers``; idempotent.
 
     The mask function returns None, so that models build no mask.
     """
@@ -145,16 +145,16 @@ def _refuse_unknown(
     attention_mask: Tensor | None,
     others: dict[str, Any],
 ) -> None:
-    """Raise UnsupportedModel for the first thing that we do not do."""
+    """Raise UnsupportedModel for the first unsupported argument."""
     name = type(module).__name__
     if not causal:
         raise UnsupportedModel(f"{name} attends to later tokens too; only causal attention caches")
     if dropout:
-        raise UnsupportedModel(f"{name} asks for dropout={dropout} in inference")
+        raise UnsupportedModel(f"{name} uses dropout={dropout} in inference")
     if attention_mask is not None:
-        raise UnsupportedModel(f"{name} brings an attention mask of its own")
+        raise UnsupportedModel(f"{name} passes its own attention mask")
     for keyword, value in others.items():
         if value is not None and value is not False and keyword not in _HARMLESS:
             raise UnsupportedModel(
-                f"{name} asks its attention for {keyword!r}, which Ostinato does not know"
+                f"{name} passes {keyword!r} to its attention, which Ostinato does not support"
             )

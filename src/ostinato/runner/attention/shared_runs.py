@@ -32,8 +32,8 @@ from ostinato.runner.inputs import AttentionMetadata, Ints
 Bools = npt.NDArray[np.bool_]
 
 Worth = Callable[[int, int, int], bool]
-"""Whether a run is worth a reading of its own, by its tokens, the sequences that share it, and
-their new tokens."""
+"""Decides whether to read a run separately, from its tokens, the sequences that share it, and their
+new tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class SharedRun:
     """Neighbouring blocks that several sequences hold at the same place of their tables.
 
     Attributes:
-        sequences: Who share it, as indices into the step, at least two.
+        sequences: The sequences that share it, as indices into the step, at least two.
         first_column: Where it begins in their tables.
         num_blocks: How long it is.
     """
@@ -121,7 +121,7 @@ def _num_common(one: Ints, other: Ints) -> int:
 def _edges(
     metadata: AttentionMetadata, order: list[int], alike: list[int], worth: Worth
 ) -> Iterator[SharedRun]:
-    """Walk down the tree of sorted tables, and name the edges that are worth it."""
+    """Walk down the tree of sorted tables, and yield the edges worth reading once."""
     num_new = np.diff(metadata.starts)
     todo = [(0, len(order), 0)]
     while todo:

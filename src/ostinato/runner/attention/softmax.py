@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ostinato.runner.attention.folding import unfold
+from ostinato.runner.attention.folding import unfold_gqa
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class RunningSoftmax:
     def start(
         cls, folded: Tensor, value_dim: int, num_heads: int, sinks: Tensor | None
     ) -> "RunningSoftmax":
-        """Begin with nothing seen but the sinks, which weigh and bring no value."""
+        """Start with the sinks only, which have weight and no value."""
         num_sequences, num_kv_heads, num_rows, _ = folded.shape
         shape = (num_sequences, num_kv_heads, num_rows, 1)
         weighted = folded.new_zeros(*shape[:3], value_dim)
@@ -48,7 +48,7 @@ class RunningSoftmax:
         return cls(peak, torch.ones_like(peak), weighted)
 
     def add(self, scores: Tensor, values: Tensor) -> None:
-        """Take in a tile: scores of shape (sequences, num_kv_heads, rows, keys), overwritten."""
+        """Add a tile: scores of shape (sequences, num_kv_heads, rows, keys), overwritten."""
         peak = torch.maximum(self.peak, scores.amax(dim=-1, keepdim=True))
         shrink = (self.peak - peak).exp_()
         weights = scores.sub_(peak).exp_()
@@ -59,7 +59,9 @@ class RunningSoftmax:
     def result(self, num_heads: int) -> "Part":
         """Return the weighted mean, heads unfolded."""
         log_sum = (self.peak + self.total.log()).squeeze(3)
-        return Part(unfold(self.weighted / self.total, num_heads), unfold(log_sum, num_heads))
+        return Part(
+            unfold_gqa(self.weighted / self.total, num_heads), unfold_gqa(log_sum, num_heads)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Attention of some rows, put together from parts.
+    """Attention of some rows, merged from partial results.
 
     Attributes:
         mean: Shape (num_rows, num_heads, value_dim), in float32 or wider.
@@ -89,7 +91,7 @@ class Parts:
 
     @classmethod
     def room_for(cls, queries: Tensor, value_dim: int) -> "Parts":
-        """Make room for a first part of each row; queries are (num_rows, num_heads, key_dim)."""
+        """Allocate for rows; queries are (num_rows, num_heads, key_dim)."""
         dtype = torch.promote_types(queries.dtype, torch.float32)
         return cls(
             queries.new_empty(*queries.shape[:2], value_dim, dtype=dtype),
@@ -97,7 +99,7 @@ class Parts:
         )
 
     def add(self, rows: Tensor, mean: Tensor, log_sum: Tensor) -> None:
-        """Take in a further part of some rows.
+        """Merge a further part of some rows.
 
         Args:
             rows: Which, each once, shape (num_rows,).

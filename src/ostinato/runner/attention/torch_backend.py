@@ -1,6 +1,6 @@
 """Attention in plain torch, on any device and in any dtype.
 
-Two ways, and the first that can do what a layer asks for is taken:
+Two ways; the first that supports a layer is used:
 
 * *fused*: ``scaled_dot_product_attention``, FlashAttention's tiling (Dao et al., arXiv
   2205.14135) without its scores ever in memory;
@@ -21,8 +21,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ostinato.runner.attention.backend import AttentionStep, AttentionStyle
 from ostinato.runner.attention.cascade import Tile, flash, knows_log_sums, read_run, scores_of
-from ostinato.runner.attention.folding import fold, pick, put, unfold
-from ostinato.runner.attention.gathers import gather
+from ostinato.runner.attention.folding import fold_gqa, gather_rows, scatter_rows, unfold_gqa
+from ostinato.runner.attention.kv_gather import gather
 from ostinato.runner.attention.read_plan import ReadBatch, ReadLimits, ReadPlan, SharingCost
 from ostinato.runner.attention.reads import ReadPlans
 from ostinato.runner.attention.softmax import Part, Parts, RunningSoftmax
@@ -34,7 +34,7 @@ from ostinato.runner.settings import ReadOnce
 
 @dataclass(frozen=True, slots=True)
 class ScratchLimits:
-    """How much memory the backend may use for itself, in bytes.
+    """Limits of the backend's scratch memory, in bytes.
 
     Attributes:
         gather_bytes: Keys and values of one batch; small enough that they stay in cache.
@@ -51,7 +51,7 @@ class ScratchLimits:
 
 @dataclass(frozen=True, slots=True)
 class SharingBytes:
-    """What reading once costs, in bytes of keys and values that could be read instead.
+    """The cost of reading once, in bytes of keys and values that could be read instead.
 
     Attributes:
         per_run: For a reading of its own: some calls, whatever its length.
@@ -67,7 +67,7 @@ SHARING: dict[ReadOnce, SharingBytes | None] = {
     "always": SharingBytes(per_run=0, per_value=0),
     "never": None,
 }
-"""What the setting of that name means."""
+"""The cost for a value of the setting ``read_once``."""
 
 
 class TorchAttention:
@@ -78,7 +78,7 @@ class TorchAttention:
         scratch: ScratchLimits | None = None,
         sharing: SharingBytes | None = SHARING["auto"],
     ) -> None:
-        """Say what may be used.
+        """Create the backend.
 
         Args:
             scratch: Memory for itself.
@@ -113,23 +113,25 @@ class TorchAttention:
         values: Tensor,
         style: AttentionStyle,
     ) -> Tensor:
-        """Let each query attend to its sequence up to itself; see ``AttentionStep``."""
+        """Attend; see ``AttentionStep``."""
         num_tokens, num_heads, _ = queries.shape
         output = queries.new_empty(num_tokens, num_heads, values.shape[2])
-        # Fused kernels want keys and values of one size; else all scores would be in memory.
+        # Fused kernels need keys and values of one size; otherwise all scores would be in memory.
         unrounded = keys.dtype == values.dtype == step.store.dtype
         fresh = style.plain and unrounded and keys.shape[2] == values.shape[2]
         limits = self._limits(queries, keys, values, style)
         plan = step.reads.plan(style.window, limits, allow_fresh=fresh)
         for batch in plan.alone:
-            picked = pick(queries, batch)
+            picked = gather_rows(queries, batch)
             if batch.blocks is None:
-                attended = _causal(picked, pick(keys, batch), pick(values, batch), style)
+                attended = _causal(
+                    picked, gather_rows(keys, batch), gather_rows(values, batch), style
+                )
             elif style.plain and batch.num_keys <= limits.max_width:
                 attended = self._fused(step, layer, batch, picked, style)
             else:
                 attended = self._explicit(step, layer, batch, picked, style, limits).mean
-            put(output, attended.to(output.dtype), batch)
+            scatter_rows(output, attended.to(output.dtype), batch)
         if plan.shared:
             sharers = queries.index_select(0, plan.sharers)
             attended = self._shared(step, layer, plan, sharers, style, limits)
@@ -139,7 +141,7 @@ class TorchAttention:
     def _limits(
         self, queries: Tensor, keys: Tensor, values: Tensor, style: AttentionStyle
     ) -> ReadLimits:
-        """Say how large a batch may be, given what one key and one score weigh.
+        """Return the limits of a batch, from the bytes of one key and one score.
 
         An explicit layer holds about three score matrices of its softmax at a time.
         """
@@ -157,7 +159,7 @@ class TorchAttention:
         )
 
     def _sharing_cost(self, bytes_per_key: int, values_per_row: int) -> SharingCost | None:
-        """Say what reading once costs, in keys."""
+        """Return the cost of reading once, in keys."""
         if self.sharing is None:
             return None
         return SharingCost(
@@ -175,12 +177,12 @@ class TorchAttention:
     ) -> Tensor:
         """Attend in one call; returns (sequences, num_heads, queries, value_dim)."""
         keys, values = gather(step, layer, batch, queries.dtype)
-        folded = fold(queries, keys.shape[1])
+        folded = fold_gqa(queries, keys.shape[1])
         mask = self._mask(step, batch, style.window, folded)
         attended = scaled_dot_product_attention(
             folded, keys, values, attn_mask=mask, scale=style.scale
         )
-        return unfold(attended, queries.shape[1])
+        return unfold_gqa(attended, queries.shape[1])
 
     def _mask(
         self, step: "TorchStep", batch: ReadBatch, window: int | None, folded: Tensor
@@ -221,7 +223,7 @@ class TorchAttention:
         for column in range(0, batch.blocks.shape[1], num_columns):
             keys, values = gather(step, layer, batch, precision, column, num_columns)
             if softmax is None:
-                folded = fold(queries.to(precision), keys.shape[1])
+                folded = fold_gqa(queries.to(precision), keys.shape[1])
                 softmax = RunningSoftmax.start(folded, values.shape[3], num_heads, style.sinks)
             first = column * block_size
             seen = batch.visible(style.window, first, first + keys.shape[2])
@@ -241,11 +243,11 @@ class TorchAttention:
         """Attend to shared runs and tails; returns (num_sharers, num_heads, value_dim)."""
         parts: Parts | None = None
         for batch in plan.tails:
-            part = self._tail(step, layer, batch, pick(queries, batch), style, limits)
+            part = self._tail(step, layer, batch, gather_rows(queries, batch), style, limits)
             if parts is None:
                 parts = Parts.room_for(queries, part.mean.shape[3])
-            put(parts.mean, part.mean.to(parts.mean.dtype), batch)
-            put(parts.log_sum, part.log_sum.to(parts.log_sum.dtype), batch)
+            scatter_rows(parts.mean, part.mean.to(parts.mean.dtype), batch)
+            scatter_rows(parts.log_sum, part.log_sum.to(parts.log_sum.dtype), batch)
         assert parts is not None, "the step's own tokens are always in a tail"
         tile = Tile.of(step, limits)
         for read in plan.shared:
@@ -262,12 +264,12 @@ class TorchAttention:
         style: AttentionStyle,
         limits: ReadLimits,
     ) -> Part:
-        """Attend to what sequences do not share."""
+        """Attend to the parts that sequences do not share."""
         spec = step.store.spec.layers[layer]
         if not knows_log_sums(queries, spec, style) or batch.num_keys > limits.max_width:
             return self._explicit(step, layer, batch, queries, style, limits)
         keys, values = gather(step, layer, batch, queries.dtype)
-        folded = fold(queries, keys.shape[1])
+        folded = fold_gqa(queries, keys.shape[1])
         mask = self._mask(step, batch, style.window, folded)
         return flash(folded, keys, values, style, queries.shape[1], mask)
 
@@ -282,7 +284,7 @@ class TorchStep(AttentionStep):
     def __init__(
         self, metadata: AttentionMetadata, store: KVStore, attention: TorchAttention
     ) -> None:
-        """Say which step, and who reads; nothing is worked out yet."""
+        """Bind a step; plans are computed lazily."""
         super().__init__(metadata, store)
         self.reads = ReadPlans(metadata, store.zero_block)
         self._attention = attention
@@ -290,7 +292,7 @@ class TorchStep(AttentionStep):
     def read(
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, style: AttentionStyle
     ) -> Tensor:
-        """Let each query attend to its sequence up to itself; see ``AttentionStep``."""
+        """Attend; see ``AttentionStep``."""
         return self._attention.read(self, layer, queries, keys, values, style)
 
 

@@ -1,11 +1,11 @@
-"""Buffers for the numbers that a program works on.
+"""Buffers of a program.
 
-They stay from step to step, some with room for every row of a step and some for a chunk's alone::
+They are kept from step to step, some with room for all rows of a step, some for those of a chunk::
 
     for all rows    residual stream, angles, queries, keys, values, what they attended to
-    in the arena    everything else: what a chunk leaves there is overwritten by the next
+    in the arena    everything else: overwritten by the next chunk
 
-The arena is one block of memory: a program tells by the address what is in it.
+The arena is one block of memory: a program recognizes its buffers by address.
 """
 
 import torch
@@ -20,18 +20,18 @@ class Arena:
     Attributes:
         most_rows: Rows that there is room for.
         rows_per_chunk: Rows of a chunk, at most.
-        dtype: Of all buffers.
+        dtype: Dtype of all buffers.
     """
 
     def __init__(self, most_rows: int, rows_per_chunk: int, width: int, dtype: torch.dtype) -> None:
         """Make room.
 
         Args:
-            most_rows: Of a step.
-            rows_per_chunk: Of a chunk.
+            most_rows: Maximum rows of a step.
+            rows_per_chunk: Maximum rows of a chunk.
             width: Numbers in the arena for each row of a chunk: those of all its buffers, and what
                 is between their rows.
-            dtype: Of all buffers.
+            dtype: Dtype of all buffers.
         """
         self.most_rows, self.rows_per_chunk = most_rows, min(most_rows, rows_per_chunk)
         self.dtype = dtype

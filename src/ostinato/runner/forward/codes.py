@@ -26,12 +26,12 @@ GROUP_STEP = 32
 """Groups are a multiple of so many inputs."""
 
 _ZERO = {4: 8, 8: 0}
-"""The code of nothing, where a group has no minimum."""
+"""The code of zero, for a group without minimum."""
 
 
 @dataclass(frozen=True, slots=True)
 class CodeFormat:
-    """How weights are written as codes.
+    """A format of codes.
 
     Attributes:
         bits: 8 or 4.
@@ -47,7 +47,7 @@ class CodeFormat:
 
     @property
     def zero(self) -> int:
-        """The code of weights that are nothing, where groups do not say it."""
+        """The code of zero, unless groups define it."""
         return 0 if self.has_minima or self.has_zeros else _ZERO[self.bits]
 
     @property
@@ -74,7 +74,7 @@ class Codes:
     """A weight.
 
     Attributes:
-        format: How it is written.
+        format: Format of the codes.
         codes: Shape (num_outputs, num_inputs), int8 for 8 bits and uint8 for 4.
         scales: Shape (num_outputs, num_groups).
         minima: Likewise, of the same dtype; None without.
@@ -156,7 +156,7 @@ def codes_of(
 
 
 def joined(parts: Sequence[Codes]) -> Codes:
-    """Put weights below each other; where formats differ, in one that holds all of them.
+    """Concatenate weights; if formats differ, in one that represents all of them.
 
     Raises:
         UnsupportedModel: Their inputs are not in one order.

@@ -1,7 +1,6 @@
 """Recognizes decoders that the fused forward can compute.
 
-Judged by what it is built of, not by its name. Llama, Mistral, Qwen2 and Qwen3 are, and whatever
-else is made like them::
+By structure, not by name: Llama, Mistral, Qwen2, Qwen3, and similar ones::
 
     embed_tokens ─► n × layer ─► norm ─► lm_head
 
@@ -9,8 +8,8 @@ else is made like them::
               ─► o_proj ─► + ─► post_attention_layernorm ─► gate_proj, up_proj ─► silu(gate) * up
               ─► down_proj ─► +
 
-Parts do not show what is done between them: a scale, an order. So this only says what may be tried;
-``choose`` compares what comes out.
+Modules do not reveal the operations between them, such as a scale. So this only selects candidates;
+``select_forward`` compares their results.
 """
 
 from collections.abc import Sequence
@@ -24,9 +23,9 @@ from transformers import PreTrainedModel
 from transformers.activations import SiLUActivation
 
 from ostinato.runner.attention.backend import AttentionStyle
+from ostinato.runner.forward.layer_specs import HeadShape, Norm
 from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.forward.packing import Pack, pack_plain, stack
-from ostinato.runner.forward.parts import HeadShape, Norm
 from ostinato.runner.forward.plain_layers import is_plain_linear, is_unaltered
 from ostinato.runner.native.packed import PackedWeight
 
@@ -72,7 +71,7 @@ class DecoderLayer:
         input_norm: Before attention.
         project: Queries, keys and values.
         shape: How they are cut into heads.
-        style: How scores are made.
+        style: Parameters of attention.
         combine: The heads' results.
         output_norm: Before the feed-forward part.
         gate_up: Gate and up.
@@ -99,7 +98,7 @@ class DecoderLayer:
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """A model taken apart.
+    """The parts of a model.
 
     Attributes:
         embedding: Ids to the residual stream, the model's own module.
@@ -116,8 +115,8 @@ class Decoder:
     head: Projection
 
 
-def unlike(model: PreTrainedModel) -> str | None:
-    """Say in which way a model is no decoder of this kind; None if it is one."""
+def unsupported_reason(model: PreTrainedModel) -> str | None:
+    """Return why a model is not such a decoder; None if it is."""
     inner = _inner(model)
     if inner is None or _children(model) != {model.base_model_prefix, "lm_head"}:
         return "more or less than a decoder and a head"
@@ -131,24 +130,24 @@ def unlike(model: PreTrainedModel) -> str | None:
     if (name := next(altered, None)) is not None:
         return f"{name or type(model).__name__} has hooks or a forward of its own"
     if not _is_norm(inner.norm):
-        return f"{type(inner.norm).__name__} is no RMSNorm"
+        return f"{type(inner.norm).__name__} is not an RMSNorm"
     return next(
         (reason for layer in cast(nn.ModuleList, inner.layers) if (reason := _unlike_layer(layer))),
         None,
     )
 
 
-def take_apart(
+def parse_decoder(
     model: PreTrainedModel, styles: Sequence[AttentionStyle], pack: Pack = pack_plain
 ) -> Decoder:
     """Pack a model's weights as the fused forward reads them.
 
     Args:
-        model: One to which ``unlike`` has no objection.
+        model: One for which ``unsupported_reason`` returns None.
         styles: How each layer's scores are made, as the layer itself asked for it.
         pack: Packs weights.
 
-    Effects: replaces its linear layers by packed ones; the model itself goes on working.
+    Effects: replaces its linear layers by packed ones; the model itself keeps working.
     """
     inner = cast(nn.Module, _inner(model))
     head, embedding = cast(nn.Linear, model.lm_head), cast(nn.Embedding, inner.embed_tokens)
@@ -220,7 +219,7 @@ def _norm(module: object) -> Norm:
 
 
 def _unlike_layer(layer: nn.Module) -> str | None:
-    """Say in which way a layer is not as drawn above."""
+    """Return how a layer differs from the one above."""
     if _children(layer) != {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}:
         return f"{type(layer).__name__} has other parts"
     attention, mlp = cast(nn.Module, layer.self_attn), cast(nn.Module, layer.mlp)
@@ -233,16 +232,16 @@ def _unlike_layer(layer: nn.Module) -> str | None:
         return f"its activation is {type(mlp.act_fn).__name__}, not SiLU"
     inner = [attention.get_submodule(name) for name in norms]
     if not all(map(_is_norm, (layer.input_layernorm, layer.post_attention_layernorm, *inner))):
-        return "it has norms that are no RMSNorm"
+        return "it has norms that are not RMSNorm"
     return _unlike_products(attention, mlp)
 
 
 def _unlike_products(attention: nn.Module, mlp: nn.Module) -> str | None:
-    """Say what is wrong with a layer's linear parts."""
+    """Return what is unsupported in a layer's linear parts."""
     linears = [attention.get_submodule(name) for name in (*_PROJECTIONS, "o_proj")]
     linears += [mlp.get_submodule(name) for name in (*_GATE_UP, "down_proj")]
     if not all(map(is_plain_linear, linears)):
-        return "it has projections that are no plain linear layers"
+        return "it has projections that are not plain linear layers"
     for names in (linears[:3], linears[4:6]):
         if len({getattr(linear, "bias", None) is None for linear in names}) > 1:
             return "of projections that read one input, some have a bias and some have none"

@@ -10,7 +10,7 @@ processor's cache when the next needs it; attention alone sees all rows at once:
                                 │        │ project, turn │ attend │ ...
                                 │        │ ── layer 1 ── │
 
-Behind the last attention, only rows whose logits are wanted go on.
+After the last attention, only rows with requested logits are computed.
 
 Where the library reads every layer's keys and values, all that is one call, see ``steps``. This is
 what is left for attention in torch, and for layers with scores of a kind that programs do not have.
@@ -24,18 +24,18 @@ from torch import Tensor
 
 from ostinato.runner.attention.registration import LayerAttention
 from ostinato.runner.forward.decoder import Decoder, DecoderLayer, Projection
-from ostinato.runner.forward.lookups import Angles, Lookup, Vectors
+from ostinato.runner.forward.embedding_and_rope import Angles, Lookup, Vectors
+from ostinato.runner.forward.layer_specs import Heads, Norm, RopeAngles
 from ostinato.runner.forward.ops import NativeOps
-from ostinato.runner.forward.parts import Heads, Norm, Turns
 from ostinato.runner.forward.steps import Steps
 from ostinato.runner.forward.workspace import Workspace
-from ostinato.runner.heap import LARGEST_KEPT_BYTES
 from ostinato.runner.inputs import Ints
 from ostinato.runner.lora import StepAdapters
 from ostinato.runner.lora_records import add_updates
+from ostinato.runner.malloc_tuning import LARGEST_KEPT_BYTES
 
 _PRODUCT_BYTES = LARGEST_KEPT_BYTES * 7 // 8
-"""Most bytes of one product: above a certain size its memory would be faulted in each time."""
+"""Maximum bytes of one product: larger ones would be page-faulted in each time."""
 
 MOST_ROWS = 512
 """Rows of a product: what products leave should be in the processor's cache."""
@@ -45,7 +45,7 @@ class FusedForward:
     """Computes the steps of a decoder; called like a ``ModelCall``, one step at a time."""
 
     def __init__(self, decoder: Decoder, ops: NativeOps) -> None:
-        """Take over a decoder whose weights are packed."""
+        """Wrap a decoder with packed weights."""
         self._decoder = decoder
         self._ops = ops
         self._vectors = Vectors(decoder.embedding)
@@ -84,7 +84,7 @@ class FusedForward:
         if found is not None:
             return found
         stream = given.rows()  # (num_tokens, width): the residual stream, added to in place
-        turns = Turns(*angles.rows().chunk(2, dim=1))
+        turns = RopeAngles(*angles.rows().chunk(2, dim=1))
         normed = self._workspace.rows("normed", *stream.shape)
         for first, last in self._chunks(len(stream)):
             into = normed[first:last]
@@ -102,11 +102,11 @@ class FusedForward:
         self,
         index: int,
         normed: Tensor,
-        turns: Turns,
+        turns: RopeAngles,
         step: LayerAttention,
         adapters: StepAdapters | None,
     ) -> Tensor:
-        """Project the normed rows and let them look back; (num_tokens, num_heads * dim)."""
+        """Project the normed rows and attend; (num_tokens, num_heads * dim)."""
         layer, num_tokens = self._decoder.layers[index], len(turns.cosines)
         shape = layer.shape
         heads = self._heads(layer, num_tokens)
@@ -132,7 +132,7 @@ class FusedForward:
         first: int,
         adapters: StepAdapters | None,
     ) -> None:
-        """Bring some rows from their attention to the norm of the next layer."""
+        """Compute some rows from attention to the norm of the next layer."""
         layer = self._decoder.layers[index]
         last = first + len(attended)
         stream, into = stream[first:last], normed[first:last]

@@ -7,7 +7,7 @@ import ctypes
 
 from torch import Tensor
 
-from ostinato.runner.forward.parts import Heads, HeadShape, Norm, Turns
+from ostinato.runner.forward.layer_specs import Heads, HeadShape, Norm, RopeAngles
 from ostinato.runner.forward.records import AddNorm, Gated, TakeApart
 
 
@@ -34,14 +34,14 @@ class NativeOps:
         Args:
             residual: Shape (num_rows, width).
             addend: What is added to it first, of that shape; None adds nothing.
-            norm: Of that width.
+            norm: A norm of that width.
             output: Gets the normed rows; of that shape.
 
         Effects: writes ``residual`` where there is an addend, and ``output``.
         """
         self._add_norm(ctypes.byref(AddNorm.of(residual, addend, norm, output)))
 
-    def heads(self, projected: Tensor, shape: HeadShape, turns: Turns, heads: Heads) -> None:
+    def heads(self, projected: Tensor, shape: HeadShape, turns: RopeAngles, heads: Heads) -> None:
         """Take projected rows apart, norm queries and keys, and turn them by their position.
 
         Args:

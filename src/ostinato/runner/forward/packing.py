@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.forward.plain_layers import is_plain_linear
-from ostinato.runner.native.face import DTYPES
+from ostinato.runner.native.ctypes_api import DTYPES
 from ostinato.runner.native.library import library
 from ostinato.runner.native.packed import PackedWeight
 
@@ -75,7 +75,7 @@ def stack(parent: nn.Module, names: Sequence[str], pack: Pack = pack_plain) -> P
 
     Args:
         parent: Their module.
-        names: Of its children, in the order of rows.
+        names: Names of its children, in the order of rows.
         pack: How.
 
     Effects: replaces them.

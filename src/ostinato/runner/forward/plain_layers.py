@@ -1,4 +1,4 @@
-"""Checks that a layer is what its class says, and may be replaced.
+"""Checks that a layer is unmodified, and may be replaced.
 
 Quantizers, adapters and offloading change layers in place: a subclass, another kind of tensor,
 scales beside the weight, hooks, a ``forward`` of the instance's own. Their type may still be
@@ -9,7 +9,7 @@ from typing import TypeGuard
 
 from torch import Tensor, nn
 
-from ostinato.runner.native.face import DTYPES
+from ostinato.runner.native.ctypes_api import DTYPES
 
 _PARTS = {"weight", "bias"}
 

@@ -14,11 +14,11 @@ from typing import Any
 from torch import Tensor
 
 from ostinato.runner.forward.arena import Arena
-from ostinato.runner.forward.lookups import Lookup
+from ostinato.runner.forward.embedding_and_rope import Lookup
 from ostinato.runner.forward.records import AddNorm, Gated, TakeApart
 from ostinato.runner.lora_records import LoraProduct
 from ostinato.runner.native.checks import address_of
-from ostinato.runner.native.face import Attention, Kv, Rows
+from ostinato.runner.native.ctypes_api import Attention, Kv, Rows
 from ostinato.runner.native.packed import Product
 
 

@@ -14,7 +14,7 @@ from torch.nn import functional
 from ostinato.runner.forward.codes import CodeFormat, Codes, encode, joined
 from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.huge_pages import into_huge_pages
-from ostinato.runner.native.face import DTYPES
+from ostinato.runner.native.ctypes_api import DTYPES
 from ostinato.runner.native.library import library
 from ostinato.runner.native.packed import PackedWeight, Product, padded_width
 from ostinato.runner.settings import QuantizationName

@@ -10,7 +10,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from ostinato.runner.forward.parts import Heads, HeadShape, Norm, Turns
+from ostinato.runner.forward.layer_specs import Heads, HeadShape, Norm, RopeAngles
 from ostinato.runner.native.packed import Matrix
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
@@ -73,7 +73,9 @@ class TakeApart(ctypes.Structure):
     )
 
     @classmethod
-    def of(cls, projected: Tensor, shape: HeadShape, turns: Turns, heads: Heads) -> "TakeApart":
+    def of(
+        cls, projected: Tensor, shape: HeadShape, turns: RopeAngles, heads: Heads
+    ) -> "TakeApart":
         """Check and describe; see ``NativeOps.heads``."""
         num_rows, dim = projected.shape[0], shape.dim
         _check(projected, shape=(num_rows, shape.num_projected))

@@ -27,9 +27,9 @@ from ostinato.runner.attention.native_backend import NativeStep
 from ostinato.runner.attention.registration import LayerAttention
 from ostinato.runner.forward.arena import Arena
 from ostinato.runner.forward.decoder import PRODUCTS, Decoder, DecoderLayer, Projection
-from ostinato.runner.forward.lookups import Lookup
+from ostinato.runner.forward.embedding_and_rope import Lookup
+from ostinato.runner.forward.layer_specs import Heads, Norm, RopeAngles
 from ostinato.runner.forward.lora_products import AdapterParts
-from ostinato.runner.forward.parts import Heads, Norm, Turns
 from ostinato.runner.forward.program import (
     Attend,
     Copies,
@@ -45,7 +45,7 @@ from ostinato.runner.inputs import Ints
 from ostinato.runner.lora import StepAdapters
 from ostinato.runner.lora_records import Groups, LoraProduct
 from ostinato.runner.native.checks import address_of, fill_rows, within
-from ostinato.runner.native.face import Attention, Rows
+from ostinato.runner.native.ctypes_api import Attention, Rows
 from ostinato.runner.native.packed import Matrix, Product, row_stride
 
 ROWS_PER_CHUNK = 384
@@ -242,7 +242,7 @@ class _LaidDown:
         shape, rows = layer.shape, self._first_chunk
         num_values, num_kv = shape.num_heads * shape.dim, shape.num_kv_heads * shape.dim
         projected = yield from self._product(index, "project", normed, "projected")
-        turns = Turns(*rows("turns", 2 * shape.dim).chunk(2, dim=1))
+        turns = RopeAngles(*rows("turns", 2 * shape.dim).chunk(2, dim=1))
         heads = Heads(rows("queries", num_values), rows("keys", num_kv), rows("values", num_kv))
         yield TakeApart.of(projected, shape, turns, heads)
         keys, values = (_rows_of(t, shape.dim) for t in (heads.keys, heads.values))

@@ -1,7 +1,7 @@
 """Buffers for the numbers of a step that is not a program.
 
 They stay from step to step: memory that is freed after each step comes back page by page, each
-zeroed by the kernel, see ``heap``.
+zeroed by the kernel, see ``malloc_tuning``.
 """
 
 import torch

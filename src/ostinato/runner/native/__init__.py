@@ -3,12 +3,12 @@
 A shared object with a plain C ABI, built from ``native/`` when the package is installed; where it
 is missing, everything runs in plain torch. Files in reading order:
 
-* ``face``: the library's structures and functions as Python sees them
+* ``ctypes_api``: the library's structures and functions as Python sees them
 * ``library``: loads the library, and asks what this processor can do
 * ``checks``: checks arguments before the library sees a pointer
 * ``pages``: takes memory for keys and values from the kernel
 * ``packed``: a weight in tiles, and products with it
-* ``best``: the largest number of each row
+* ``argmax``: the largest number of each row
 * ``delta``: the step of a gated delta rule
 * ``store``: a store of keys and values that the library reads
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from ostinato.runner.native.face import DTYPES, Rows
+from ostinato.runner.native.ctypes_api import DTYPES, Rows
 
 Ints = npt.NDArray[np.int64]
 
@@ -25,7 +25,7 @@ class Slots:
 
     Attributes:
         ids: Shape (num_slots,), contiguous.
-        address: Of the first.
+        address: Address of the first element.
     """
 
     ids: Ints

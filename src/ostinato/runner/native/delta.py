@@ -9,7 +9,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from ostinato.runner.native.face import DTYPES
+from ostinato.runner.native.ctypes_api import DTYPES
 
 
 class _Delta(ctypes.Structure):
@@ -50,7 +50,7 @@ def delta_step(
 
     Args:
         native: The library.
-        states: Of all slots, shape (num_slots, num_heads, key_dim, value_dim), float32.
+        states: States of all slots, shape (num_slots, num_heads, key_dim, value_dim), float32.
         slots: All different, shape (num_sequences,), int64.
         heads: Queries and keys, shape (num_sequences, num_key_heads, key_dim), and values, shape
             (num_sequences, num_heads, value_dim).

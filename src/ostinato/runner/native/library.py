@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 
 from ostinato.core.errors import ConfigError
-from ostinato.runner.native.face import declare
+from ostinato.runner.native.ctypes_api import declare
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ostinato.runner.huge_pages import expect_block, into_huge_pages
-from ostinato.runner.native.face import DTYPES
+from ostinato.runner.native.ctypes_api import DTYPES
 from ostinato.runner.native.library import library
 
 INPUT_STEP = 32

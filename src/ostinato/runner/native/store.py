@@ -28,7 +28,7 @@ from torch import Tensor
 from ostinato.runner.kv_codes import decode, row_bytes
 from ostinato.runner.kv_store import Bytes, KVSpec, KVStore, LayerKV
 from ostinato.runner.native.checks import Ints, Slots, fill_rows
-from ostinato.runner.native.face import KV_DTYPES, Kv, Rows
+from ostinato.runner.native.ctypes_api import KV_DTYPES, Kv, Rows
 from ostinato.runner.native.pages import Area, take_pages
 
 logger = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
 """Makes a model's layers with a state compute each sequence by itself.
 
 The code of ``transformers`` stays as it is. A mixer gets a copy of its own ``forward`` in which the
-names of the functions that carry a state stand for ours; with no step under way, ours call theirs.
+names of the functions that carry a state stand for ours; outside of a step, ours call theirs.
 """
 
 import inspect
@@ -16,7 +16,7 @@ from ostinato.runner.states.recurrences import RECURRENCES, LightningAttention
 from ostinato.runner.states.step import LayerStates
 
 CurrentStates = Callable[[], LayerStates | None]
-"""Returns what answers the calls of the step under way; None to let the model do it itself."""
+"""Returns what answers the calls of the current step; None to let the model do it itself."""
 
 
 def bind_mixers(model: nn.Module, current: CurrentStates) -> None:

@@ -85,8 +85,8 @@ class Recurrence(ABC):
 
         Args:
             call: The mixer's call, cut to these tokens.
-            states: Of all slots, shape (num_slots, ...).
-            slots: Of these sequences, shape (num_sequences,), int64.
+            states: States of all slots, shape (num_slots, ...).
+            slots: Slots of these sequences, shape (num_sequences,), int64.
 
         Effects: overwrites the states of those slots.
         """

@@ -40,7 +40,7 @@ class _Part:
     Attributes:
         first: The first row.
         length: Rows of each sequence.
-        slots: Of the sequences, shape (num_sequences,), int64.
+        slots: Slots of the sequences, shape (num_sequences,), int64.
         is_step: Whether each is one token behind others.
         is_fresh: Whether no token came before.
     """

@@ -1,11 +1,11 @@
-"""Keeps the memory of large temporaries.
+"""Keeps the memory of large temporaries (malloc settings).
 
-glibc gives a large block back to the kernel when it is freed, and the kernel zeroes each page of it
-when it is asked for again: tens of thousands of page faults in a step of 512 tokens. Told to keep
-blocks of up to 32 MiB, the most that it can be told, it has them at hand for the next step.
+glibc returns a large freed block to the kernel, which zeroes each page when it is allocated again:
+tens of thousands of page faults in a step of 512 tokens. Set to keep blocks of up to 32 MiB, its
+maximum, glibc has them ready for the next step.
 
-This holds for the whole process. What is kept is bounded, and where glibc is told otherwise, by
-``GLIBC_TUNABLES`` or a variable that begins with ``MALLOC_``, nothing is changed.
+This affects the whole process. The kept memory is bounded, and nothing is changed if the user
+configured glibc by ``GLIBC_TUNABLES`` or a variable that begins with ``MALLOC_``.
 """
 
 import ctypes
@@ -24,10 +24,10 @@ MOST_KEPT_BYTES = 256 * 2**20
 
 @functools.cache
 def keep_large_blocks() -> bool:
-    """Tell glibc to keep the memory of large temporaries, once per process.
+    """Configure glibc to keep the memory of large temporaries, once per process.
 
     Returns:
-        Whether it was told: not without glibc, nor where the environment settles it.
+        Whether it was configured: not without glibc, or if the environment does so.
     """
     if platform.libc_ver()[0] != "glibc" or _is_settled(os.environ):
         return False
@@ -38,6 +38,6 @@ def keep_large_blocks() -> bool:
 
 
 def _is_settled(environment: "os._Environ[str]") -> bool:
-    """Whether the user has told glibc what to do."""
+    """Return whether the user has configured glibc."""
     tunables = environment.get("GLIBC_TUNABLES", "")
     return "glibc.malloc" in tunables or any(name.startswith("MALLOC_") for name in environment)

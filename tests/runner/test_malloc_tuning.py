@@ -1,4 +1,4 @@
-"""Large temporaries stay in the process, unless somebody else has settled it."""
+"""Large temporaries stay in the process, unless the environment configures malloc."""
 
 import os
 import platform
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="there
 
 COUNT = """
 import resource
-from ostinato.runner.heap import keep_large_blocks
+from ostinato.runner.malloc_tuning import keep_large_blocks
 import numpy as np
 
 def faults():

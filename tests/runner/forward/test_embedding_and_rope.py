@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ostinato.runner.forward.lookups import Angles, Lookup, Vectors
+from ostinato.runner.forward.embedding_and_rope import Angles, Lookup, Vectors
 from ostinato.runner.inputs import Ints
 from ostinato.runner.model_loader import load_model
 from tests.support.checkpoints import Checkpoints

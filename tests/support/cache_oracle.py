@@ -5,45 +5,20 @@ blocks are allocated, evicted and freed in which order, and who holds what. It h
 trees or counters: contents are in a dict, references are recounted from block tables, a look-up
 compares with everything there is.
 
-A *value* stands for the KV of one token: it is the same if and only if the token, the image that
-it stands for, everything before it and the identity are.
+A *text* stands for the KV of one token, as in ``fake_kv``: it is the same if and only if the token,
+the image that it stands for, everything before it and the identity are.
 """
 
 from dataclasses import dataclass, field
+from typing import Self
 
+from ostinato.cache.prefix_index import PrefixMatch
 from ostinato.core.identity import PrefixKey
 from ostinato.settings import PrefixCacheConfig
+from tests.support.fake_kv import spell, spell_identity
 
-
-class KvValues:
-    """Numbers that stand for KV."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[object, int] = {}
-
-    def root(self, key: PrefixKey) -> int:
-        """Return the value before a sequence's first token: its identity."""
-        return self._number(key.identity)
-
-    def of(self, key: PrefixKey, known: list[int] | None = None) -> list[int]:
-        """Return one value per token; ``known`` are those of its first tokens."""
-        values = list(known or ())
-        before = values[-1] if values else self.root(key)
-        for position in range(len(values), len(key)):
-            before = self._number((before, key.tokens[position], _image_at(key, position)))
-            values.append(before)
-        return values
-
-    def _number(self, thing: object) -> int:
-        return self._numbers.setdefault(thing, len(self._numbers))
-
-
-def _image_at(key: PrefixKey, position: int) -> tuple[bytes, int, int] | None:
-    """Return which part of which image a position stands for."""
-    for image in key.images:
-        if image.start <= position < image.end:
-            return image.digest, position - image.start, image.length
-    return None
+MAX_SLOTS = 600
+"""A larger cache is not predicted: the oracle compares with everything there is."""
 
 
 def whole_images(key: PrefixKey, start: int, stop: int) -> int:
@@ -57,12 +32,12 @@ class Cached:
     """A published block.
 
     Attributes:
-        before: Value of the token before its first one.
-        values: Values of its tokens; fewer than a block for a sealed tail.
+        before: Text before its first token.
+        texts: Texts of its tokens; fewer than a block for a sealed tail.
     """
 
-    before: int
-    values: tuple[int, ...]
+    before: str
+    texts: tuple[str, ...]
 
 
 @dataclass(eq=False)
@@ -71,7 +46,7 @@ class Table:
 
     Attributes:
         key: The sequence.
-        values: One per token of it so far.
+        texts: One per token of it so far.
         blocks: Its block table.
         writes: Whether it publishes.
         num_published: Leading blocks that are published.
@@ -81,7 +56,7 @@ class Table:
     """
 
     key: PrefixKey
-    values: list[int]
+    texts: list[str]
     blocks: list[int]
     writes: bool
     num_published: int = 0
@@ -108,10 +83,15 @@ class CacheOracle:
     were allocated, and holds them to what every policy promises.
     """
 
-    def __init__(self, config: PrefixCacheConfig, values: KvValues) -> None:
+    @classmethod
+    def of(cls, config: PrefixCacheConfig) -> Self | None:
+        """Return the oracle of a cache; None if that has more groups, tenants or slots."""
+        is_plain = not (config.windows or config.states or config.tenant_shares)
+        return cls(config) if is_plain and config.num_slots <= MAX_SLOTS else None
+
+    def __init__(self, config: PrefixCacheConfig) -> None:
         self.config = config
         self.size = config.block_size
-        self.values = values
         self.cached: dict[int, Cached] = {}  # in order of publication
         self.tables: list[Table] = []
         self.free = list(range(config.num_blocks))
@@ -120,58 +100,74 @@ class CacheOracle:
         self._time = 0
         self.given: list[int] = []
 
+    def __str__(self) -> str:
+        return f"oracle: {self.free_order()} {self.cached}"
+
     # --- looking up ---
 
-    def hits(self, key: PrefixKey, values: list[int]) -> list[int]:
+    def check_match(self, key: PrefixKey, found: PrefixMatch) -> None:
+        """Compare what a look-up has found with all that there is."""
+        texts = spell(key)
+        hits = self.hits(key, texts)
+        num_copied, sources = self.tails(key, texts, len(hits))
+        assert list(found.blocks) == hits, "whole blocks"
+        assert found.num_copied_tokens == num_copied, "the longest tail"
+        assert found.tail is None or found.tail.block in sources, "a tail of that length"
+
+    def never_fits(self, num_tokens: int) -> bool:
+        """Whether so many tokens need more blocks than there are."""
+        return -(-num_tokens // self.size) > self.config.num_blocks
+
+    def hits(self, key: PrefixKey, texts: list[str]) -> list[int]:
         """Return the whole blocks that hit; of several copies the oldest."""
         blocks: list[int] = []
         while (len(blocks) + 1) * self.size < len(key):
             start = len(blocks) * self.size
-            wanted = tuple(values[start : start + self.size])
+            wanted = tuple(texts[start : start + self.size])
             found = self._with_content(wanted)
             if not found:
                 break
             blocks.append(found[0])
         return blocks
 
-    def tails(self, key: PrefixKey, values: list[int], num_hits: int) -> tuple[int, list[int]]:
+    def tails(self, key: PrefixKey, texts: list[str], num_hits: int) -> tuple[int, list[int]]:
         """Return how many tokens can be copied behind the hits, and out of which blocks."""
         start = num_hits * self.size
         stop = min(len(key) - 1, start + self.size)
-        wanted = values[start:stop]
+        wanted = texts[start:stop]
         best: dict[int, list[int]] = {}
-        for block, cached in self._children(values[start - 1] if start else self.values.root(key)):
-            if block == self._with_content(cached.values)[0]:
-                end = whole_images(key, start, start + _num_common(wanted, cached.values))
+        before = texts[start - 1] if start else spell_identity(key.identity.root)
+        for block, cached in self._children(before):
+            if block == self._with_content(cached.texts)[0]:
+                end = whole_images(key, start, start + _num_common(wanted, cached.texts))
                 best.setdefault(end - start, []).append(block)
         most = max(best, default=0)
         return (most, best[most]) if most else (0, [])
 
-    def _with_content(self, values: tuple[int, ...]) -> list[int]:
-        return [block for block, cached in self.cached.items() if cached.values == values]
+    def _with_content(self, texts: tuple[str, ...]) -> list[int]:
+        return [block for block, cached in self.cached.items() if cached.texts == texts]
 
-    def _children(self, before: int) -> list[tuple[int, Cached]]:
+    def _children(self, before: str) -> list[tuple[int, Cached]]:
         return [(b, cached) for b, cached in self.cached.items() if cached.before == before]
 
     # --- what is asked of a cache ---
 
     def admit(
-        self,
-        key: PrefixKey,
-        values: list[int],
-        hits: list[int],
-        source: int | None,
-        writes: bool,
+        self, key: PrefixKey, found: PrefixMatch, writes: bool, given: list[int]
     ) -> Table | None:
-        """Predict an admission; ``source`` is the block to copy from."""
+        """Predict an admission with a match; ``given`` are the blocks that were allocated."""
+        self.given = given
+        hits, source = list(found.blocks), found.tail.block if found.tail else None
         needed = -(-len(key) // self.size) - len(hits)
         free = len(self.free_order()) - sum(block in self.evictable for block in hits)
         if source is not None and needed > free - (source in self.evictable):
             source = None
         if needed > free:
             return None
-        caching = self.config.enable_prefix_caching
-        table = Table(key, values, hits[:], writes and caching, num_published=len(hits))
+        writes = writes and self.config.enable_prefix_caching
+        if public := key.identity.public_prefix:  # what follows a lost prefix cannot be found
+            writes = writes and len(hits) * self.size >= public.num_tokens
+        table = Table(key, spell(key), hits[:], writes, num_published=len(hits))
         if source is not None:
             table.tail = [source]  # what is before it the hits hold
         self._add(table)
@@ -191,7 +187,7 @@ class CacheOracle:
         last = num_tokens // self.size if table.writes else 0
         for position in range(table.num_published, last):
             content = self._content(table, position, self.size)
-            same = self._with_content(content.values)
+            same = self._with_content(content.texts)
             if same and self.config.index == "radix":
                 table.duplicates[position] = same[0]
                 self._hold(same[0])
@@ -220,6 +216,7 @@ class CacheOracle:
                 for block in table.blocks[table.fresh : table.num_published]:
                     del self.cached[block]
                 table.num_published = table.fresh
+                self._evict_unreachable()
             self._release_blocks(table)
 
     def release(self, table: Table, num_tokens: int) -> None:
@@ -227,12 +224,12 @@ class CacheOracle:
         full, rest = divmod(num_tokens, self.size)
         sealed = None
         sealable = self.config.seal_tails and table.writes and table.num_published == full
-        positions = range(full * self.size, num_tokens)
-        has_images = any(_image_at(table.key, place) is not None for place in positions)
+        start = full * self.size
+        has_images = any(i.start < num_tokens and i.end > start for i in table.key.images)
         if sealable and rest and not has_images:
             content = self._content(table, full, rest)
             siblings = [cached for _, cached in self._children(content.before)]
-            if not any(cached.values[:rest] == content.values for cached in siblings):
+            if not any(cached.texts[:rest] == content.texts for cached in siblings):
                 sealed = table.blocks.pop(full)
                 self.cached[sealed] = content
         self._release_blocks(table, sealed)
@@ -242,7 +239,7 @@ class CacheOracle:
         needed = -(-num_tokens // self.size) - table.num_published
         if needed > len(self.free_order()):
             return None
-        child = Table(table.key.copy(), table.values[:], table.held, table.writes)
+        child = Table(table.key.copy(), table.texts[:], table.held, table.writes)
         child.num_published = table.num_published
         self._add(child)
         child.blocks += self._allocate(needed)
@@ -257,6 +254,17 @@ class CacheOracle:
         self._free_blocks(free[::-1])
 
     # --- what can be seen ---
+
+    def contents(self) -> dict[int, tuple[int, int]]:
+        """Return references and number of tokens of each published block."""
+        counts = self.references()
+        return {block: (counts[block], len(c.texts)) for block, c in self.cached.items()}
+
+    def check_slots(self, store: list[str]) -> None:
+        """Law 5: whatever is findable between steps has been computed, and for this prefix."""
+        for block, cached in self.cached.items():
+            found = store[block * self.size :][: len(cached.texts)]
+            assert found == list(cached.texts), f"block {block} holds {found}, not {cached.texts}"
 
     def free_order(self) -> list[int]:
         """Return all free blocks in the order in which they are given away."""
@@ -274,10 +282,26 @@ class CacheOracle:
 
     # --- helpers ---
 
+    def _evict_unreachable(self) -> None:
+        """Law 8: what only the failed step's copy of a block led to is found no longer."""
+        gone: list[int] = []
+        while True:
+            ends = {cached.texts[-1] for cached in self.cached.values()}
+            starts = {block: cached.before for block, cached in self.cached.items()}
+            lost = [b for b, start in starts.items() if not (start in ends or start.endswith(":"))]
+            if not lost:
+                break
+            del self.cached[lost[0]]
+            gone.append(lost[0])
+        for block in reversed(gone):
+            self.evictable.remove(block)
+            self._free_blocks([block])
+
     def _content(self, table: Table, position: int, num_tokens: int) -> Cached:
         start = position * self.size
-        before = table.values[start - 1] if start else self.values.root(table.key)
-        return Cached(before, tuple(table.values[start : start + num_tokens]))
+        table.texts = spell(table.key, table.texts)
+        before = table.texts[start - 1] if start else spell_identity(table.key.identity.root)
+        return Cached(before, tuple(table.texts[start : start + num_tokens]))
 
     def _add(self, table: Table) -> None:
         self.tables.append(table)
@@ -310,9 +334,9 @@ class CacheOracle:
             return
         assert not (self.free and self.config.free_order == "unused_first"), "free blocks are left"
         assert block in self.evictable, "a sequence holds it"
-        values = self.cached[block].values
-        is_copied = len(self._with_content(values)) > 1
-        assert is_copied or not self._children(values[-1]), "cached content builds on it"
+        texts = self.cached[block].texts
+        is_copied = len(self._with_content(texts)) > 1
+        assert is_copied or not self._children(texts[-1]), "cached content builds on it"
 
     def _release_blocks(self, table: Table, sealed: int | None = None) -> None:
         self._free_blocks(table.private)  # they come after what is sealed
@@ -348,8 +372,8 @@ class CacheOracle:
         self._freed_at[block] = self._time
 
 
-def _num_common(left: list[int], right: tuple[int, ...]) -> int:
-    """Count the values that two runs begin with alike."""
+def _num_common(left: list[str], right: tuple[str, ...]) -> int:
+    """Count the texts that two runs begin with alike."""
     pairs = enumerate(zip(left, right, strict=False))
     parts = (place for place, (mine, theirs) in pairs if mine != theirs)
     return next(parts, min(len(left), len(right)))

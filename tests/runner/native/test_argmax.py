@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from ostinato.runner.native.best import best_places, takes
+from ostinato.runner.native.argmax import best_places, takes
 from ostinato.runner.native.library import library
 
 NATIVE = library()

@@ -62,7 +62,7 @@ class Heads:
 
 
 @dataclass(frozen=True, slots=True)
-class Turns:
+class RopeAngles:
     """The angles of a step's positions (RoPE; Su et al., arXiv 2104.09864).
 
     Attributes:
@@ -73,6 +73,6 @@ class Turns:
     cosines: Tensor
     sines: Tensor
 
-    def rows(self, first: int, last: int) -> "Turns":
+    def rows(self, first: int, last: int) -> "RopeAngles":
         """Return a view of some rows."""
-        return Turns(self.cosines[first:last], self.sines[first:last])
+        return RopeAngles(self.cosines[first:last], self.sines[first:last])

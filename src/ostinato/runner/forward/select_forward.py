@@ -2,13 +2,13 @@
 
 ::
 
-    auto     fused, if the model is a decoder that we know and it comes out the same; else packed
+    auto     fused, if the decoder is supported and gives equal results; else packed
     packed   the modules of transformers, their linear layers with packed weights
     plain    the modules of transformers as they are
 
-Whatever is chosen has answered the probe's prompt in chunks, in scattered blocks, as the plain
-modules did. Quantized weights are packed wherever they are, and what is fused is held against the
-modules with the same weights.
+The chosen forward has answered the probe's prompt in chunks, in scattered blocks, as the plain
+modules did. Quantized weights are always packed, and the fused forward is compared with modules of
+the same weights.
 """
 
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ostinato.errors import ConfigError, UnsupportedModel
-from ostinato.runner.forward.decoder import take_apart, unlike
+from ostinato.runner.forward.decoder import parse_decoder, unsupported_reason
 from ostinato.runner.forward.fused import FusedForward
 from ostinato.runner.forward.ops import NativeOps
 from ostinato.runner.forward.packing import (
@@ -65,17 +65,17 @@ def choose_forward(
     wanted: ForwardName,
     quantization: Quantization | None = None,
 ) -> ChosenForward:
-    """Make a model as fast as it can be made without computing anything else.
+    """Make a model as fast as possible without changing its results.
 
     Args:
         model: In evaluation mode, with our attention.
         call: Calls it.
-        probed: What the probe found when it was plain.
-        wanted: What the user allows.
+        probed: The probe's result with plain modules.
+        wanted: The setting ``forward``.
         quantization: How weights are quantized; None leaves them as they are.
 
     Raises:
-        ConfigError: Quantized weights were asked for, and cannot be computed with here.
+        ConfigError: Quantized weights are requested, and not supported here.
         UnsupportedModel: Likewise, because of the model.
 
     Effects: may replace linear layers of the model.
@@ -102,7 +102,7 @@ def _quantized(
     wanted: ForwardName,
     quantization: Quantization,
 ) -> ChosenForward:
-    """Quantize linear layers, and fuse the operations between them if it comes out the same."""
+    """Quantize linear layers, and fuse the operations between them if results are equal."""
     _check_quantizable(model, quantization)
     reason = "forward='packed' is set" if wanted == "packed" else _why_unfused(model)
     with torch.no_grad():
@@ -137,10 +137,10 @@ def _check_quantizable(model: PreTrainedModel, quantization: Quantization) -> No
 
 
 def _why_unfused(model: PreTrainedModel) -> str | None:
-    """Say why a model is not to be fused; None if that may be tried."""
+    """Return why a model cannot be fused; None if it may be tried."""
     if model.dtype not in DTYPES:
         return f"there are no fused operations in {str(model.dtype).removeprefix('torch.')}"
-    if (difference := unlike(model)) is not None:
+    if (difference := unsupported_reason(model)) is not None:
         return f"{type(model).__name__} is not built like Llama: {difference}"
     return None
 
@@ -148,16 +148,16 @@ def _why_unfused(model: PreTrainedModel) -> str | None:
 def _fused(
     model: PreTrainedModel, probed: Probed, quantization: Quantization | None = None
 ) -> FusedForward:
-    """Pack a model's weights and return what computes with them."""
+    """Pack a model's weights and return the forward that uses them."""
     native = library()
     assert native is not None, "weights can be packed"
     pack = pack_plain if quantization is None else quantization.pack
     with torch.no_grad():
-        return FusedForward(take_apart(model, probed.styles, pack), NativeOps(native))
+        return FusedForward(parse_decoder(model, probed.styles, pack), NativeOps(native))
 
 
 def _try_fused(model: PreTrainedModel, probed: Probed) -> FusedForward | str:
-    """Return the fused forward; why there is none for this model, which stays plain then."""
+    """Return the fused forward, or the reason why the model stays plain."""
     if (reason := _why_unfused(model)) is not None:
         return reason
     fused = _fused(model, probed)
@@ -171,7 +171,7 @@ def _try_fused(model: PreTrainedModel, probed: Probed) -> FusedForward | str:
 def _try_packed(
     model: PreTrainedModel, call: ModelCall, probed: Probed, reason: str
 ) -> ChosenForward:
-    """Pack the linear layers, if the model comes out the same."""
+    """Pack the linear layers, if results are equal."""
     with torch.no_grad():
         pack_linears(model)
     different = _difference(model, probed, call)
@@ -182,7 +182,7 @@ def _try_packed(
 
 
 def _difference(model: PreTrainedModel, probed: Probed, call: StepCall) -> str | None:
-    """Say by how much logits differ from the plain modules'; None if rounding explains it."""
+    """Return how much logits differ from the plain modules'; None if rounding explains it."""
     with torch.inference_mode():
         found = through_blocks(probed.spec, probed.states, call, model, probed.attention)
     away = in_roundings(found, probed.logits, probed.noise)

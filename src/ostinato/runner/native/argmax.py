@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ostinato.runner.native.face import DTYPES
+from ostinato.runner.native.ctypes_api import DTYPES
 
 
 class _Best(ctypes.Structure):

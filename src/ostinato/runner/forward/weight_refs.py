@@ -13,7 +13,7 @@ from ostinato.runner.forward.packed_linear import PackedLinear
 
 
 @dataclass(frozen=True, slots=True)
-class WeightPlace:
+class WeightRef:
     """Where one weight is.
 
     Attributes:
@@ -36,7 +36,7 @@ class WeightPlace:
             self.owner.copy_(tensor)
 
 
-def weight_places(model: nn.Module) -> dict[str, WeightPlace]:
+def weight_places(model: nn.Module) -> dict[str, WeightRef]:
     """Return all weights and persistent buffers by their names in ``state_dict``."""
     return {
         prefix + name: place
@@ -70,14 +70,14 @@ def replace_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
             module.follow()
 
 
-def _own_places(module: nn.Module) -> Iterator[tuple[str, WeightPlace]]:
+def _own_places(module: nn.Module) -> Iterator[tuple[str, WeightRef]]:
     """Yield what a module itself holds."""
     if isinstance(module, PackedLinear):
         (tied,) = module.tied
         shape = torch.Size((module.out_features, module.in_features))
         home = id(module) if tied is None else (tied.device, tied.data_ptr())
-        yield "weight", WeightPlace(shape, module.packed.dtype, home, module)
+        yield "weight", WeightRef(shape, module.packed.dtype, home, module)
     for name, tensor in (*module._parameters.items(), *module._buffers.items()):
         if tensor is not None and name not in module._non_persistent_buffers_set:
             home = (tensor.device, tensor.data_ptr())
-            yield name, WeightPlace(tensor.shape, tensor.dtype, home, tensor)
+            yield name, WeightRef(tensor.shape, tensor.dtype, home, tensor)

@@ -10,10 +10,11 @@ from transformers import BloomConfig
 from ostinato.errors import UnsupportedModel
 from ostinato.runner.model_call import ModelCall
 from ostinato.runner.model_loader import LoadedModel, load_model
+from ostinato.runner.model_support import UNLIMITED_TOKENS, check_config, length_limit
 from ostinato.runner.probe import probe_model
-from ostinato.runner.support import UNLIMITED_TOKENS, check_config, length_limit
 from tests.runner.conftest import Served
-from tests.support.checkpoints import MAX_LENGTH, Checkpoints, make_config
+from tests.support.checkpoints import Checkpoints, make_config
+from tests.support.model_families import MAX_LENGTH
 
 LONGROPE = {
     "rope_type": "longrope",

@@ -1,0 +1,37 @@
+"""Logged requests, read and written."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ostinato.errors import BrokenTrace
+from ostinato.lab.request_log import (
+    LoggedRequest,
+    parse_request,
+    render_plainly,
+)
+
+SAID = [{"role": "user", "content": "Who comes?"}]
+CHAT = {"model": "m", "messages": SAID}
+ANTHROPIC = {"model": "m", "max_tokens": 9, "system": "Be brief.", "messages": SAID}
+
+
+def read(record: Any) -> LoggedRequest:
+    return parse_request(json.dumps(record).encode(), 1)
+
+
+def rendered(record: Any) -> str:
+    return render_plainly(read(record))
+
+
+def refused(record: Any) -> str:
+    with pytest.raises(BrokenTrace) as error:
+        read(record)
+    return str(error.value)
+
+
+def write(path: Path, records: list[Any]) -> Path:
+    path.write_text("\n".join(map(json.dumps, records)))
+    return path
