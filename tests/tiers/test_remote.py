@@ -11,11 +11,12 @@ import valkey
 
 from ostinato.core.errors import ConfigError
 from ostinato.tiers import conformance
-from ostinato.tiers.breaker import CircuitBreaker
+from ostinato.tiers.breaker import CallThreads, CircuitBreaker
 from ostinato.tiers.byte_store import StoreError
 from ostinato.tiers.conformance import NAMESPACE, assert_nowhere, conversation, get, payload, put
-from ostinato.tiers.port import LoadFault, StoreResult
-from ostinato.tiers.remote import RemoteOptions, RemoteTier, open_store
+from ostinato.tiers.port import LoadFault, StoreResult, TierListener
+from ostinato.tiers.remote import RemoteOptions, RemoteTier
+from ostinato.tiers.remote_address import open_remote, open_store
 from ostinato.tiers.remote_search import FoundExtent
 from ostinato.tiers.valkey_store import ValkeyStore
 from tests.support.redis_server import redis_server
@@ -62,6 +63,20 @@ def test_two_engines_share_a_prefix_and_only_until_its_tenant_is_erased(server):
 def test_an_address_of_another_kind_is_refused_with_those_that_are_taken(url):
     with pytest.raises(ConfigError, match=r"kv_remote begins with .*redis.*s3"):
         open_store(url)
+
+
+def test_a_tier_of_another_package_is_made_by_its_function():
+    """It gets the settings, and whom to tell; what cannot be imported is refused by name."""
+    options, listener = RemoteOptions(), TierListener()
+    tier = open_remote(f"python://{__name__}/make_tier", options, listener)
+    assert put(tier, conversation(1)) == [StoreResult.STORED] * 2
+    for url in ("python://no_such_module/make", f"python://{__name__}/no_such_name", "python://"):
+        with pytest.raises(ConfigError, match=r"python://MODULE/FACTORY"):
+            open_remote(url, options, listener)
+
+
+def make_tier(options: RemoteOptions, listener: TierListener) -> RemoteTier:
+    return RemoteTier(ServerInMemory(), options, listener)
 
 
 def test_values_end_by_themselves_and_leases_keep_them(server):
@@ -142,6 +157,26 @@ def test_a_breaker_tries_again_after_a_time_that_doubles():
     assert breaker.allows()
     breaker.succeeded()
     assert breaker.allows() and breaker.allows()
+
+
+def test_a_call_that_waits_while_the_tier_closes_fails_as_any_other():
+    """It is in the queue behind one that hangs, and raises nothing that callers do not know."""
+    answered, failed = threading.Event(), list[Exception]()
+    threads = CallThreads(1, answered.set)
+
+    def call() -> None:
+        try:
+            threads.call(answered.wait, 60)
+        except Exception as error:
+            failed.append(error)
+
+    waiting = [threading.Thread(target=call) for _ in range(3)]
+    for thread in waiting:
+        thread.start()
+    threads.close()
+    for thread in waiting:
+        thread.join()
+    assert all(type(error) is StoreError for error in failed)
 
 
 def test_a_server_that_answers_with_another_record_is_not_believed():

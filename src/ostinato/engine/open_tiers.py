@@ -12,7 +12,8 @@ from ostinato.tiers.chain import TierChain
 from ostinato.tiers.disk import DiskOptions, DiskTier
 from ostinato.tiers.host_memory import MemoryFolder
 from ostinato.tiers.port import KVTier, TierListener
-from ostinato.tiers.remote import RemoteOptions, RemoteTier, open_store
+from ostinato.tiers.remote import RemoteOptions
+from ostinato.tiers.remote_address import open_remote
 
 LEAST_BLOCKS = 64
 """Blocks that host memory or a disk must hold: it is divided into 32 segments, and a segment keeps
@@ -60,8 +61,7 @@ def open_tiers(config: EngineConfig, runner: ModelRunner, listener: TierListener
         tiers.append(DiskTier(config.kv_disk, options, listener=listener))
     if config.kv_remote is not None:
         remote = RemoteOptions(sealed=config.is_sealed, secret=secret)
-        store = open_store(config.kv_remote, remote.timeout_s)
-        tiers.append(RemoteTier(store, remote, listener))
+        tiers.append(open_remote(config.kv_remote, remote, listener))
     tier = tiers[0] if len(tiers) == 1 else TierChain(tiers)
     return OpenTiers(tier, copies, least // LEAST_BLOCKS)
 

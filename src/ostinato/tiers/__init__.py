@@ -3,6 +3,7 @@
 Files in reading order:
 
 * ``retention``: what is kept when there is no more room
+* ``prefix``: how KV is named, by all that its bytes depend on
 * ``port``: ``KVTier``, the four calls, and what they take and return
 * ``record``: how an extent is laid out, checked and sealed
 * ``sealing``: names and keys of tenants
@@ -18,8 +19,11 @@ Files in reading order:
 * ``object_store``: S3, Google, Azure, a folder
 * ``remote_search``: where a prefix continues on a server
 * ``remote``: ``RemoteTier``
+* ``remote_address``: the tier of a ``kv_remote``, also one of another package
 * ``chain``: several tiers as one
-* ``conformance``: the suite that every tier passes, and a storm of faults
+* ``conformance_medium``: what the conformance suite stores, and the medium that it asks for
+* ``conformance_faults``: damage of a medium, and a storm of all kinds
+* ``conformance``: the suite that every tier passes
 * ``simulated``: a disk that is killed, loses power, fails or is damaged, for tests
 
 Rules:

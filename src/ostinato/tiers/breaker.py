@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import TypeVar
 
@@ -81,8 +81,11 @@ class CallThreads:
             raise StoreError("the tier is closed") from error
         try:
             return future.result(max(0.0, timeout_s))
+        except CancelledError as error:
+            raise StoreError("the tier is closed") from error
         except FutureTimeout as error:
-            if future.done():  # the call itself raised a TimeoutError
+            # The call itself may have raised a TimeoutError, or may have ended just now.
+            if future.done() and future.exception() is error:
                 raise StoreError("the server did not answer in time") from error
             future.cancel()
             self._abort()

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from ostinato.core.tokens import TOKEN_BYTES, num_common_tokens
 from ostinato.tiers.folder import File
-from ostinato.tiers.port import Prefix, block_digests
+from ostinato.tiers.prefix import Prefix, block_digests
 from ostinato.tiers.record import Header, Lease
 from ostinato.tiers.retention import Retained, ReuseClass
 

@@ -16,12 +16,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
-from urllib.parse import urlsplit
 
-from ostinato.core.errors import ConfigError
 from ostinato.tiers.breaker import CallThreads, CircuitBreaker
 from ostinato.tiers.byte_store import ByteStore, CommandRefused, StoredKeys, StoreError
-from ostinato.tiers.object_store import BucketStore
 from ostinato.tiers.port import (
     Buffer,
     Extent,
@@ -44,7 +41,6 @@ from ostinato.tiers.remote_search import (
 )
 from ostinato.tiers.retention import ReuseClass
 from ostinato.tiers.sealing import Sealing
-from ostinato.tiers.valkey_store import ValkeyStore
 
 logger = logging.getLogger(__name__)
 
@@ -262,6 +258,8 @@ class RemoteTier:
         finally:
             self._reserve(-count * width)
         self._breaker.succeeded()
+        if time.monotonic() > deadline:  # the answer came, and this thread was late
+            return LoadFault.DEADLINE
         return answer if answer else LoadFault.MISSING
 
     def _reserve(self, size: int) -> bool:
@@ -338,28 +336,3 @@ class RemoteTier:
             num_extents += len(doomed)
             num_bytes += sum(doomed.values())
         return num_extents, num_bytes
-
-
-_SERVERS = ("redis", "rediss", "valkey", "valkeys", "unix")
-_BUCKETS = ("s3", "gs", "az", "file", "memory")
-
-
-def open_store(url: str, timeout_s: float = 1.0) -> ByteStore:
-    """Return the store of an address: an object store, or else a server of the Redis protocol.
-
-    Args:
-        url: Such as ``redis://host:6379/0``, ``s3://bucket/folder``.
-        timeout_s: For connecting, and for each part of an answer.
-
-    Raises:
-        ConfigError: Its client is not installed, or it is no such address.
-    """
-    scheme = urlsplit(url).scheme
-    if scheme in _BUCKETS:
-        return BucketStore(url, timeout_s)
-    if scheme in _SERVERS:
-        return ValkeyStore(url, timeout_s)
-    raise ConfigError(
-        f"kv_remote begins with {scheme + '://' if scheme else 'no scheme'}: give the address of a "
-        f"server ({', '.join(_SERVERS)}) or of an object store ({', '.join(_BUCKETS)})"
-    )
