@@ -134,7 +134,8 @@ def status(
         table.add_column(heading)
     for row in answer["workers"]:
         health = "draining" if row["is_draining"] else row["trouble"] or "well"
-        known = f"{row['state']}: {row['reason']}" if row["reason"] else row["state"]
+        heard = row["state"] if row["is_well"] else f"{row['state']} when last heard"
+        known = f"{heard}: {row['reason']}" if row["reason"] else heard
         counts = (row[k] for k in ("num_requests", "cached_tokens", "hit_tokens"))
         table.add_row(
             row["name"], health, known, *(f"{n:,}" for n in counts), f"{row['computed_tokens']:,}"

@@ -30,7 +30,8 @@ function share(worker, most) {
 
 function workerRow(worker, most) {
   const total = worker.hit_tokens + worker.computed_tokens;
-  const known = worker.reason ? `${worker.state}: ${worker.reason}` : worker.state;
+  const heard = worker.is_well ? worker.state : `${worker.state} when last heard`;
+  const known = worker.reason ? `${heard}: ${worker.reason}` : heard;
   return element(
     "tr", {}, cell(worker.name), health(worker), cell(known, "wrap"), share(worker, most),
     cell(total ? percent(worker.hit_tokens / total) : "–", "number"), number(worker.num_requests),
