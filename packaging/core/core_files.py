@@ -11,7 +11,7 @@ LEFT_OUT = (
 )
 """Rooms and files that need more: torch, FastAPI, msgspec, aiohttp, matplotlib."""
 
-KEPT = ("tiers/__init__.py", "tiers/port.py", "tiers/retention.py")
+KEPT = tuple(f"tiers/{name}.py" for name in ("__init__", "port", "prefix", "retention"))
 """What other rooms need of those: receipts of an erasure name tiers."""
 
 

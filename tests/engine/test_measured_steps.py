@@ -30,7 +30,7 @@ def test_a_recording_in_part_does_not_say_what_its_steps_computed(tmp_path):
         llm.start_recording(tmp_path / "t")
         llm.generate("What was cached before, and more", one, use_tqdm=False)
         llm.stop_recording()
-    with pytest.raises(ConfigError, match="a recording in part"):
+    with pytest.raises(ConfigError, match="an incomplete recording"):
         cost_of(read_recording(tmp_path / "t"))
 
 

@@ -150,7 +150,7 @@ def test_weights_that_do_not_fit_change_nothing(make_llm: MakeLLM, update, messa
     ("source", "kind", "message"),
     [
         ({"name": "missing weights"}, BrokenCheckpoint, r"model\.layers\.1\.mlp\.up_proj"),
-        ({"name": "truncated"}, BrokenCheckpoint, "no whole safetensors file"),
+        ({"name": "truncated"}, BrokenCheckpoint, "not a complete safetensors file"),
         ({"rope_theta": 77.0}, ConfigError, "its config says rope.*weights of another model"),
         ({"intermediate_size": 32}, ConfigError, "its config says intermediate_size=32"),
         ("no-such-directory/at/all", ModelError, "no such directory"),

@@ -28,7 +28,7 @@ def test_the_playground_shows_each_token_as_cached_copied_or_computed(open_url, 
 
 def test_a_prompt_that_is_not_to_be_kept_is_computed_again(open_url, view) -> None:
     view.goto(open_url)
-    view.fill("#prompt", "Nothing of this stays behind.")
+    view.fill("#prompt", "Zero of all this stays behind")
     view.uncheck("#write")
     for _ in range(2):
         view.click("#run")
