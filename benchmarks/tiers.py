@@ -210,7 +210,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--cold", action="store_true", help="Read from the device.")
     parser.add_argument(
-        "--touch-gib", type=float, default=6, help="memory written once before each restart"
+        "--touch-gib", type=float, default=9, help="memory written once before each restart"
     )
     parser.add_argument("--part", choices=("compute", "load", "load-long", "chat"))
     options = parser.parse_args()
