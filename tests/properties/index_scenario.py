@@ -294,10 +294,10 @@ class IndexScenario:
     def _admit(self, name: str, chunk: int) -> None:
         """Look up in both caches, compare, and admit."""
         waiting = [cache for cache in self.caches if name in cache.waiting]
-        if len(waiting) == 2 and self.hash.contents() == self.radix.contents():
-            one, other = (cache.waiting[name].key for cache in waiting)
-            if one.tokens == other.tokens:
-                found = [c.look_up(c.waiting[name].key).num_tokens for c in waiting]
+        keys = [cache.waiting[name].key for cache in waiting]
+        if len(keys) == 2 and keys[0].tokens == keys[1].tokens:
+            found = [c.look_up(key).num_tokens for c, key in zip(waiting, keys, strict=True)]
+            if self.hash.contents() == self.radix.contents():  # with what the look-up published
                 assert found[0] == found[1], "equal content, equal hits"
         for cache in waiting:
             cache.try_to_admit(name, chunk)

@@ -129,7 +129,7 @@ class TinyCache:
         return self.look_up(prefix_key(prompt, images, **identity))
 
     def look_up(self, key: PrefixKey) -> PrefixMatch:
-        """Look a key up, and see to it that this changes nothing."""
+        """Publish what has grown, look a key up, and see to it that this changes nothing."""
         self._publish_grown()
         before = self.manager.describe()
         found = self.calls.match(key)
