@@ -154,6 +154,35 @@ def test_a_match_is_stale_once_the_cache_has_changed(index):
     assert cache.manager.admit(key, cache.manager.match(key)) is not None
 
 
+def test_a_match_is_stale_once_another_prompt_was_published(index):
+    """It may have split the node that the match names."""
+    cache = tiny_cache(8, index=index)
+    cache.serve("ABCDEFGH")
+    key = prefix_key("ABCDEFGHI")
+    match = cache.manager.match(key)
+    cache.plan("other", "ABCDXYZW")
+    refused(cache, StaleMatch, lambda: cache.manager.admit(key, match))
+
+
+def test_a_match_is_stale_once_the_step_that_it_follows_has_failed(index):
+    cache = tiny_cache(8, index=index)
+    cache.plan("leader", "ABCDEFGH")
+    key = prefix_key("ABCDEFGHI")
+    match = cache.manager.match(key)
+    assert match.num_tokens == 8
+    cache.fail()
+    refused(cache, StaleMatch, lambda: cache.manager.admit(key, match))
+
+
+def test_a_match_is_stale_once_a_partial_block_was_published(index):
+    cache = tiny_cache(8, index=index)
+    cache.admit("other", "ABCDEFGHIJ")
+    key = prefix_key("ABCDEFGHIJK")
+    match = cache.manager.match(key)
+    cache.finish("other")
+    refused(cache, StaleMatch, lambda: cache.manager.admit(key, match))
+
+
 # --- requests -------------------------------------------------------------------------------
 
 
