@@ -29,7 +29,7 @@ from ostinato.cache.block_table import BlockTable, StepCopies
 from ostinato.cache.child_index import num_shared_tokens
 from ostinato.cache.eviction import BlockShares, LeastRecentlyUsed
 from ostinato.cache.live_tables import LiveTables
-from ostinato.cache.observer import CacheObserver, Observers
+from ostinato.cache.observer import CacheObserver
 from ostinato.cache.pool import BlockPool, Contents
 from ostinato.cache.prefix_index import PrefixIndex, PrefixMatch
 from ostinato.cache.radix_index import RadixIndex
@@ -92,7 +92,7 @@ class CacheManager:
             make_pool: Makes the pool, which says in which order free blocks are given away.
         """
         self.config, self.block_size, self.epoch = config, config.block_size, epoch
-        self.observers = Observers(observers)
+        self.observers = tuple(observers)
         shares = BlockShares(LeastRecentlyUsed()) if shares is None else shares
         self.pool = make_pool(config.num_blocks, shares, clock, self.observers)
         self.pools = [self.pool]
@@ -183,8 +183,8 @@ class CacheManager:
         may_publish = key.identity.public_prefix is None or self._may_publish(key, hit)
         table.writes = writes and may_publish and self.config.enable_prefix_caching
         self.tables.enter(table, hit)
-        for notify in self.observers.on_admit:
-            notify(table, context, preempted)
+        for observer in self.observers:
+            observer.on_admit(table, context, preempted)
         self._take(table, num_tokens, room)
         return table, self._copies_of_tail(table, match) if match.tail is not None else ()
 
@@ -288,8 +288,8 @@ class CacheManager:
             return None
         child = self._fork(table, firsts[0])
         self.tables.enter(child, num_tokens)
-        for notify in self.observers.on_fork:
-            notify(table, child)
+        for observer in self.observers:
+            observer.on_fork(table, child)
         self._take(child, num_tokens, num_tokens)
         return child, self.copies.of_fork(table, child, firsts, num_tokens)
 
@@ -297,13 +297,13 @@ class CacheManager:
 
     def begin_step(self) -> None:
         """Note that a step is about to be planned."""
-        for notify in self.observers.on_step:
-            notify(self.unpin)
+        for observer in self.observers:
+            observer.on_step(self.unpin)
 
     def settle(self) -> None:
         """Tell observers that an operation is complete."""
-        for notify in self.observers.on_settle:
-            notify()
+        for observer in self.observers:
+            observer.on_settle()
 
     def pin(self, key: PrefixKey, num_tokens: int) -> BlockTable:
         """Hold the cached whole blocks among a sequence's first tokens for no sequence.
@@ -340,8 +340,8 @@ class CacheManager:
         self._weights = weights
         for table in self.live_tables:
             table.writes = False
-        for notify in self.observers.on_clear:
-            notify(everything=False)
+        for observer in self.observers:
+            observer.on_clear(everything=False)
         self._remove_stale()
 
     def rekey(self, key: PrefixKey) -> PrefixKey:
@@ -416,8 +416,8 @@ class CacheManager:
         fresh = first + len(result.duplicates)  # they come before new content
         if fresh < last and table.first_published is None:
             table.first_published = fresh
-        for notify in self.observers.on_publish:
-            notify(table, first, last, result)
+        for observer in self.observers:
+            observer.on_publish(table, first, last, result)
 
     def _settle(self, table: BlockTable) -> None:
         """Release the sources of copies, and exchange duplicates for canonical blocks."""
@@ -434,8 +434,8 @@ class CacheManager:
         if table.first_published is not None:
             table.num_published, table.first_published = table.first_published, None
             table.path, removal = self.index.retract(table.path, table.num_published)
-            for notify in self.observers.on_retract:
-                notify(table, removal)
+            for observer in self.observers:
+                observer.on_retract(table, removal)
 
     def _publish_partial(self, table: BlockTable, num_tokens: int) -> bool:
         """Make the partial last block of an ended sequence findable, if there is one."""
@@ -479,8 +479,8 @@ class CacheManager:
         if table.duplicates or len(table.blocks) > table.num_published:
             self.pool.free(table.private_blocks, table.tenant)
         findable = num_tokens if sealed else table.num_published * self.block_size
-        for notify in self.observers.on_release:
-            notify(table, num_tokens, findable, sealed)
+        for observer in self.observers:
+            observer.on_release(table, num_tokens, findable, sealed)
         self._release_path(table)
         self.tables.leave(table)
         if table.key.identity.epoch < self.epoch:
@@ -488,8 +488,8 @@ class CacheManager:
 
     def _end_step(self) -> None:
         """Tell observers that a step has ended."""
-        for notify in self.observers.on_commit:
-            notify()
+        for observer in self.observers:
+            observer.on_commit()
         self.settle()
 
     def _remove_stale(self) -> None:

@@ -4,7 +4,7 @@ History, counters, events, leases and the ghost are observers, in rooms of their
 keeps of a request is in its own memory, by the block table's number.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -85,30 +85,3 @@ class CacheObserver:
 
     def on_clear(self, everything: bool) -> None:
         """The weights have changed, or everything was removed by an administrator."""
-
-
-Callbacks = tuple[Callable[..., None], ...]
-
-
-class Observers:
-    """All callbacks, event by event; those that an observer does not override are left out."""
-
-    on_step: Callbacks
-    on_admit: Callbacks
-    on_fork: Callbacks
-    on_publish: Callbacks
-    on_commit: Callbacks
-    on_retract: Callbacks
-    on_evict: Callbacks
-    on_reuse: Callbacks
-    on_release: Callbacks
-    on_settle: Callbacks
-    on_clear: Callbacks
-
-    def __init__(self, observers: Iterable[CacheObserver] = ()) -> None:
-        """Take the observers of one cache; they are called in this order."""
-        every = tuple(observers)
-        for event in Observers.__annotations__:
-            default = getattr(CacheObserver, event)
-            overriding = (o for o in every if getattr(type(o), event) is not default)
-            setattr(self, event, tuple(getattr(observer, event) for observer in overriding))

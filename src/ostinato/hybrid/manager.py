@@ -12,7 +12,7 @@ from typing import Any
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.block_table import BlockTable, StepCopies
 from ostinato.cache.manager import CacheManager
-from ostinato.cache.observer import Observers
+from ostinato.cache.observer import CacheObserver
 from ostinato.cache.pool import Contents
 from ostinato.cache.prefix_index import PrefixMatch, PublishResult
 from ostinato.core.identity import PrefixKey
@@ -20,7 +20,7 @@ from ostinato.core.ids import BlockId
 from ostinato.core.plan import CopyRun
 from ostinato.hybrid.layer_group import HybridMatch, LayerGroup
 
-MakeLayerGroups = Callable[[Observers, StepCopies], Sequence[LayerGroup]]
+MakeLayerGroups = Callable[[Sequence[CacheObserver], StepCopies], Sequence[LayerGroup]]
 """Makes the groups of layers beside full attention; states are copied with the step's copies."""
 
 _NEW, _KNOWN = PublishResult(), PublishResult(1)
@@ -159,8 +159,8 @@ class HybridCacheManager(CacheManager):
         whole = num_tokens - num_tokens % self.block_size
         for number, (group, held) in enumerate(self._pairs(table), 1):
             for place, is_new in group.publish(table, held, whole):
-                for notify in self.observers.on_publish:
-                    notify(table, place, place + 1, _NEW if is_new else _KNOWN, number)
+                for observer in self.observers:
+                    observer.on_publish(table, place, place + 1, _NEW if is_new else _KNOWN, number)
 
     def _settle(self, table: BlockTable) -> None:
         super()._settle(table)
@@ -171,9 +171,9 @@ class HybridCacheManager(CacheManager):
     def _retract(self, table: BlockTable) -> None:
         super()._retract(table)
         for number, (group, held) in enumerate(self._pairs(table), 1):
-            removed = group.retract(held)
-            for notify in self.observers.on_retract if removed is not None else ():
-                notify(table, removed, number)
+            if (removed := group.retract(held)) is not None:
+                for observer in self.observers:
+                    observer.on_retract(table, removed, number)
 
     def _publish_partial(self, table: BlockTable, num_tokens: int) -> bool:
         is_published = super()._publish_partial(table, num_tokens)

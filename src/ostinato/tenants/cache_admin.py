@@ -227,8 +227,8 @@ class CacheAdmin:
             )
         self._end_all()
         self._manager.remove(lambda entry: True)
-        for notify in self._manager.observers.on_clear:
-            notify(everything=True)
+        for observer in self._manager.observers:
+            observer.on_clear(everything=True)
 
     def _end(self, lease_id: LeaseId) -> bool:
         lease = self._leases.close(lease_id)
