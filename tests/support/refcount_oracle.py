@@ -99,7 +99,8 @@ class RefcountOracle:
 
     def leased(self, group: int) -> set[int]:
         """Return the blocks that leases hold in a group."""
-        windows, tables = windows_of(self._cache.manager), self._cache.manager.pinned_tables
+        windows = windows_of(self._cache.manager)
+        tables = self._cache.manager.tables.pinned.values()
         if group > len(windows):
             return {table.held[-1].source.block for table in tables if table.held[-1].source}
         null = None if not group else windows[group - 1].null_block

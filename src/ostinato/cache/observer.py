@@ -19,21 +19,13 @@ EvictionCause = Literal["space", "quota", "removed"]
 
 @dataclass(slots=True)
 class Eviction:
-    """Cached blocks that are given away or removed.
-
-    Attributes:
-        cause: Why.
-        entry: What they belonged to.
-        removal: Which blocks.
-        table: For whom; None if for no request.
-        group: Of layers: 0 for full attention.
-    """
+    """Cached blocks that are evicted or removed."""
 
     cause: EvictionCause
-    entry: CacheEntry
+    entry: CacheEntry  # what the blocks belonged to
     removal: Removal
-    table: BlockTable | None
-    group: int = 0
+    table: BlockTable | None  # whom they are evicted for; None if for no request
+    group: int = 0  # of layers: 0 for full attention
 
 
 class CacheObserver:
