@@ -9,11 +9,9 @@ same one.
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator
-from hashlib import sha256
-from itertools import zip_longest
-from typing import Any, Generic, Protocol, TypeVar
+from itertools import count
+from typing import Any, Generic, TypeVar
 
-from ostinato.core.identity import BlockExtra
 from ostinato.core.tokens import TOKEN_BYTES, num_common_tokens
 
 ChildT = TypeVar("ChildT")
@@ -102,45 +100,18 @@ class ChildIndex(Generic[ChildT]):
         return next(name for name in reversed(self._by_name) if name.startswith(beginning))
 
 
-class _Node(Protocol):
-    """What has children: a radix node, or a content of the hash index."""
+def walk(roots: Iterable[Any]) -> Iterator[tuple[int | None, Any]]:
+    """Walk all that continues some roots, each with the number of its parent in the walk.
 
-    children: Any
-
-
-NodeT = TypeVar("NodeT", bound=_Node)
-
-
-def walk(roots: Iterable[NodeT]) -> Iterator[tuple[int | None, NodeT]]:
-    """Walk all that continues some roots, each with the number of its parent in the walk."""
-    stack: list[tuple[int | None, NodeT]] = [(None, child) for r in roots for child in r.children]
-    number = 0
-    while stack:
+    Args:
+        roots: Of a tree whose nodes keep their children in a ``ChildIndex`` of that name.
+    """
+    stack: list[tuple[int | None, Any]] = [
+        (None, child) for root in roots for child in root.children
+    ]
+    for number in count():
+        if not stack:
+            return
         parent, node = stack.pop()
         yield parent, node
         stack += [(number, child) for child in node.children]
-        number += 1
-
-
-def child_name(run: bytes, extra: BlockExtra) -> bytes:
-    """Return the name of a block with an extra: names begin alike as far as blocks do.
-
-    Where an image or a boundary begins, part of its digest stands for the token. All of it comes
-    after the tokens, so that different blocks have different names.
-    """
-    words, rest = bytearray(run), b""
-    for start, _, part in extra.parts:
-        word = slice(start * TOKEN_BYTES, (start + 1) * TOKEN_BYTES)
-        rest += part + run[word]
-        words[word] = sha256(words[word] + part).digest()[:TOKEN_BYTES]
-    return bytes(words) + rest
-
-
-def num_shared_tokens(left: BlockExtra | None, right: BlockExtra | None, most: int) -> int:
-    """Count the leading tokens that two blocks share, of those alike: of an image all, or none."""
-    pairs = zip_longest(left.parts if left else (), right.parts if right else ())
-    for pair in pairs:
-        start, end, _ = min(part for part in pair if part is not None)
-        if start < most and (pair[0] != pair[1] or end > most):
-            return start
-    return most

@@ -28,7 +28,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.child_index import child_name, num_shared_tokens, walk
+from ostinato.cache.child_index import walk
 from ostinato.cache.eviction import RequestSummary
 from ostinato.cache.pool import BlockPool
 from ostinato.cache.prefix_index import CachedRun, PrefixMatch, PublishResult, Removal, TailMatch
@@ -68,13 +68,12 @@ class RadixIndex:
         view = memoryview(key.tokens)  # a slice of it copies nothing
         while not unmatched and node.end < most and (child := node.children.newest) is not None:
             # Most nodes have one child, which agrees as a whole: found without its name.
-            if key.has_extras or not _agrees(child, view, most, size):
-                run, extra = key.block_run(node.end * size, (node.end + 1) * size)
-                child = node.children.get(run if extra is None else child_name(run, extra))
+            whole = child.end <= most and not (key.spans or child.spans)
+            if not (whole and child.tokens.startswith(view[node.end * size : child.end * size])):
+                child = node.children.get(key.child_name(node.end * size, (node.end + 1) * size))
                 if child is None:
                     break
-                used = child.num_common_blocks(key, view.cast("B"), most - node.end, size)
-                unmatched = child.num_blocks - used
+                unmatched = child.num_blocks - child.num_common_blocks(key, most, size)
             node = child
             entries.append(node)
             blocks.extend(node.blocks[:-unmatched] if unmatched else node.blocks)
@@ -88,16 +87,16 @@ class RadixIndex:
     ) -> TailMatch | None:
         """Find the block after a match with the longest common prefix with the sequence."""
         size, start = self.block_size, (node.start + used) * self.block_size
-        run, extra = key.block_run(start, min(num_tokens, start + size))
+        stop = min(num_tokens, start + size)
+        run = key.packed_range(start, stop)
         if used < node.num_blocks:
-            child, common = node, num_common_tokens(run, node.run_of(used, size)[0])
+            child, common = node, num_common_tokens(run, node.block_key(used, size).tokens)
         else:
-            name = run if extra is None else child_name(run, extra)[: len(run)]
+            name = key.child_name(start, stop)[: len(run)] if key.spans else run
             closest, common = node.children.closest(name)
             child, used = closest or node, 0
-        if common and (extra is not None or child.extras):
-            other, other_extra = child.run_of(used, size)
-            common = num_shared_tokens(extra, other_extra, num_common_tokens(run, other))
+        if common and (key.spans or child.spans):
+            common = key.block_key(start, stop).num_common_tokens(child.block_key(used, size))
         return TailMatch(BlockId(child.blocks[used]), common, child, used) if common else None
 
     def acquire(self, key: PrefixKey, match: PrefixMatch) -> tuple[RadixNode, RadixNode | None]:
@@ -143,16 +142,13 @@ class RadixIndex:
             return self._publish_partial(path, key, blocks, num_tokens)
         duplicates: list[tuple[int, BlockId]] = []
         first, last = node.end, num_tokens // size
-        self.version += 1
         while node.end < last:
-            run, extra = key.block_run(node.end * size, (node.end + 1) * size)
-            name = run if extra is None else child_name(run, extra)
+            name = key.child_name(node.end * size, (node.end + 1) * size)
             child = node.children.get(name)
             if child is None:
                 node = self._add(node, key, blocks[node.end - first :], name, summary)
                 continue
-            with memoryview(key.tokens).cast("B") as packed:
-                used = child.num_common_blocks(key, packed, last - node.end, size)
+            used = child.num_common_blocks(key, last, size)
             node = child if used == child.num_blocks else self._split(child, used)
             self._pool.hold((node,))
             duplicates += [(place, BlockId(b)) for place, b in enumerate(node.blocks, node.start)]
@@ -169,7 +165,7 @@ class RadixIndex:
             parent = node.parent
             assert parent is not None
             removed.extend(node.blocks[::-1])
-            parent.children.remove(node.child_name(self.block_size))
+            parent.children.remove(node.block_key(0, self.block_size).child_name)
             node = parent
         return node, Removal(removed, _last_block(node))
 
@@ -190,7 +186,7 @@ class RadixIndex:
         kept = max(0, entry.num_blocks - most)
         self._pool.shrink(entry, entry.num_blocks - kept)
         if not kept:
-            parent.children.remove(entry.child_name(size))
+            parent.children.remove(entry.block_key(0, size).child_name)
             if parent.parent is None:
                 self._drop_empty(parent)
             elif parent.is_leaf:
@@ -247,24 +243,25 @@ class RadixIndex:
             child.ref_count, child.uses, child.born_s = 1, uses, self._pool.now()
             node.add_child(name, child)
             node = child
-        if key.has_extras:
-            node.extras = {**node.extras, **key.extras(node.end, node.end + len(blocks), size)}
         tokens = memoryview(key.tokens)[node.end * size : (node.end + len(blocks)) * size]
         node.append(tokens, blocks)
+        if key.spans:
+            node.keep_spans(key.spans, size)
+        self.version += 1
         return node
 
     def _publish_partial(
         self, path: RadixNode, key: PrefixKey, blocks: "array[int]", num_tokens: int
     ) -> tuple[RadixNode, PublishResult]:
         """Add a leaf with fewer tokens than a block, unless one begins with the same."""
-        run, extra = key.block_run(path.end * self.block_size, num_tokens)
-        if extra is not None or path.children.begins_with(run):
+        own = key.block_key(path.end * self.block_size, num_tokens)
+        if own.spans or path.children.begins_with(own.tokens):
             return path, PublishResult(1)
         self.version += 1
         tail = RadixNode(path, key.identity)
-        tail.append(run, blocks)
+        tail.append(own.tokens, blocks)
         tail.ref_count, tail.born_s = 1, self._pool.now()
-        path.add_child(run, tail)
+        path.add_child(own.tokens, tail)
         return tail, _ALL_NEW
 
     def _drop_empty(self, root: RadixNode) -> None:
@@ -277,14 +274,6 @@ class RadixIndex:
         head = node.split(num_blocks, self.block_size)
         self._pool.split(node, head)
         return head
-
-
-def _agrees(node: RadixNode, view: memoryview, most: int, block_size: int) -> bool:
-    """Whether a sequence without extras has all of a node among its first ``most`` blocks."""
-    start, end = node.start, node.end
-    if end > most or node.extras:
-        return False
-    return node.tokens.startswith(view[start * block_size : end * block_size])
 
 
 def _last_block(node: RadixNode) -> BlockId | None:

@@ -27,13 +27,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.child_index import child_name, num_shared_tokens, walk
+from ostinato.cache.child_index import walk
 from ostinato.cache.eviction import RequestSummary
 from ostinato.cache.pool import BlockPool
 from ostinato.cache.prefix_index import CachedRun, PrefixMatch, PublishResult, Removal, TailMatch
-from ostinato.core.identity import Identity, PrefixKey
+from ostinato.core.identity import BlockKey, Identity, PrefixKey
 from ostinato.core.ids import BlockDigest, BlockId
-from ostinato.core.tokens import num_common_tokens
 from ostinato.indexes.block_hash import BlockHasher
 from ostinato.indexes.hash_content import CachedContent, HashCopy, HashPath
 
@@ -81,13 +80,14 @@ class HashIndex:
         self, content: CachedContent, key: PrefixKey, start: int, num_tokens: int
     ) -> TailMatch | None:
         """Find the block after a match with the longest common prefix with the sequence."""
-        run, extra = key.block_run(start, min(num_tokens, start + self.block_size))
-        name = run if extra is None else child_name(run, extra)[: len(run)]
+        stop = min(num_tokens, start + self.block_size)
+        run = key.packed_range(start, stop)
+        name = key.child_name(start, stop)[: len(run)] if key.spans else run
         child, common = content.children.closest(name)
         if child is None:
             return None
-        if extra is not None or child.extra is not None:
-            common = num_shared_tokens(extra, child.extra, num_common_tokens(run, child.run))
+        if key.spans or child.key.spans:
+            common = key.block_key(start, stop).num_common_tokens(child.key)
         return TailMatch(child.copies[0].block, common, child.copies[0]) if common else None
 
     def acquire(self, key: PrefixKey, match: PrefixMatch) -> tuple[HashPath, HashCopy | None]:
@@ -219,13 +219,12 @@ class HashIndex:
 
     def _add(self, parent: CachedContent, key: PrefixKey, index: int) -> CachedContent:
         """Add a content that is new."""
-        start, stop = index * self.block_size, (index + 1) * self.block_size
-        run, extra = key.block_run(start, stop)
+        own = key.block_key(index * self.block_size, (index + 1) * self.block_size)
         digest = self._hasher.digests(key, index + 1)[index]
         identity, _ = key.identity_of(index, self.block_size)
-        content = CachedContent(parent, digest, run, extra, identity)
+        content = CachedContent(parent, digest, own, identity)
         self._contents.setdefault(digest, []).append(content)
-        parent.children.add(content.child_name, content)
+        parent.children.add(own.child_name, content)
         return content
 
     def _publish_partial(
@@ -233,12 +232,12 @@ class HashIndex:
     ) -> tuple[HashPath, PublishResult]:
         """Add a content with fewer tokens than a block and no digest."""
         parent = path.last
-        run, extra = key.block_run(len(path.copies) * self.block_size, num_tokens)
-        if extra is not None or parent.children.begins_with(run):
+        own = key.block_key(len(path.copies) * self.block_size, num_tokens)
+        if own.spans or parent.children.begins_with(own.tokens):
             return path, PublishResult(1)
         self.version += 1
-        content = CachedContent(parent, None, run, None, key.identity)
-        parent.children.add(run, content)
+        content = CachedContent(parent, None, own, key.identity)
+        parent.children.add(own.tokens, content)
         path.copies.append(HashCopy(block, content, self._pool.now(), 1))
         return path, PublishResult()
 
@@ -265,7 +264,7 @@ class HashIndex:
             return copies[0].block
         parent = content.parent
         assert parent is not None and not content.children
-        parent.children.remove(content.child_name)
+        parent.children.remove(content.key.child_name)
         if content.digest is not None:
             same_digest = self._contents[content.digest]
             same_digest.remove(content)
@@ -282,7 +281,7 @@ class HashIndex:
         identity = key.identity.root
         root = self._roots.get(identity)
         if root is None:
-            root = CachedContent(None, self._hasher.root(key), b"", None, identity)
+            root = CachedContent(None, self._hasher.root(key), BlockKey(b"", (), 0), identity)
             self._roots[identity] = root
         return root
 
