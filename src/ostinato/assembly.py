@@ -148,9 +148,9 @@ def build_cache(
     shares = make_shares(config.tenant_shares, policy, config.num_blocks, clock)
     ghost = None
     if config.num_ghost_blocks and config.enable_prefix_caching:
-        ghost = Ghost(config, clock, counters.stats.first, list(shares.policies()))
+        ghost = Ghost(config, clock, counters.stats.first, shares.policies)
         observers.append(ghost)
-    if all(isinstance(policy, LearnsFromMisses) for policy in shares.policies()):
+    if all(isinstance(policy, LearnsFromMisses) for policy in shares.policies):
         observers.append(MissObserver(shares, config.block_size, clock))
     observers += more_observers
     manager = make_manager(config, clock, digest, shares, observers, public, epoch)

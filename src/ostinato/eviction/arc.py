@@ -12,9 +12,9 @@ from ostinato.eviction.leaf_heap import LeafHeap, LeafState
 
 @dataclass(slots=True)
 class ListState(LeafState):
-    """Note whether an entry is in the list of what was in use again."""
+    """What is noted of an entry in a list."""
 
-    is_again: bool = False
+    is_again: bool = False  # whether that is the list of what was in use again
 
 
 class AdaptiveReplacement(LeafHeap[ListState]):
@@ -34,11 +34,15 @@ class AdaptiveReplacement(LeafHeap[ListState]):
         self._memories = [GhostList[None](num_blocks, lambda run: None) for _ in range(2)]
 
     def segment(self, entry: CacheEntry) -> int:
-        """Say which list an entry is in."""
+        """Return which list an entry is in."""
         return int(self.state(entry).is_again)
 
+    def segments(self) -> tuple[int, int]:
+        """Return first the list that is beyond the border."""
+        return (0, 1) if self._num_once > self._target else (1, 0)
+
     def released(self, entry: CacheEntry) -> None:
-        """Let an entry join its list."""
+        """Put an entry into its list."""
         self.state(entry).is_again = entry.uses > 1
         if entry.uses <= 1:
             self._num_once += entry.num_blocks
@@ -49,7 +53,7 @@ class AdaptiveReplacement(LeafHeap[ListState]):
             self._num_once -= entry.num_blocks
 
     def evicted(self, entry: CacheEntry, num_blocks: int) -> None:
-        """Remember from which list it went."""
+        """Remember from which list it is evicted."""
         segment = self.segment(entry)
         self._memories[segment].put(entry, num_blocks, None)
         if segment == 0 and num_blocks < entry.num_blocks:
@@ -69,15 +73,9 @@ class AdaptiveReplacement(LeafHeap[ListState]):
         return 0, most
 
     def forget(self, belongs: Callable[[CacheEntry], bool]) -> None:
-        """Remember nothing of what belongs to something."""
+        """Erase what is remembered of entries that match."""
         for memory in self._memories:
             memory.forget(belongs)
-
-    def victim(self, num_wanted: int = 0) -> CacheEntry | None:
-        """Name the oldest leaf of the list that is beyond the border."""
-        first = 0 if self._num_once > self._target else 1
-        entry = self.least(first)
-        return self.least(1 - first) if entry is None else entry
 
     def check(self) -> None:
         """Recount the first list as well."""

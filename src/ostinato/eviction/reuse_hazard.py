@@ -25,10 +25,10 @@ cache sees. Cost: O(log cells) per eviction, and a fit every 50 requests while t
 
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.eviction import EvictionPolicy, LeastRecentlyUsed, RequestSummary
+from ostinato.cache.eviction import LeastRecentlyUsed, RequestSummary, Victim
 from ostinato.core.identity import PrefixKey
 from ostinato.eviction.ghost_list import EvictedRun, GhostList
 from ostinato.eviction.hazard_table import EDGES_S, NUM_BINS, HazardTable
@@ -57,7 +57,7 @@ _MEMORY_WITH_TIER = 64
 """Evicted blocks that are remembered, in pools; with a tier, at most."""
 
 
-class ReuseHazard(EvictionPolicy):
+class ReuseHazard(LeastRecentlyUsed):
     """Evict the leaf with the fewest expected hits per block-second."""
 
     def __init__(
@@ -70,16 +70,14 @@ class ReuseHazard(EvictionPolicy):
             clock: Seconds that never fall.
             requests_per_fit: Requests between two fits of the index.
         """
+        super().__init__()
         self._clock = clock
         self._requests_per_fit = requests_per_fit
         self._table = HazardTable(_SHAPE)
         self._lives = LifetimeStats(self._table)
         self.shadow = LruShadow(self._lives, self._aged)
         self._memory = GhostList[Cohort](_MEMORY * num_blocks, self._dropped)
-        self._queue = LeastRecentlyUsed()
-        self._num_idle = 0
         self._old, self._recent = VictimHeap(self._table.index), VictimHeap(self._table.index)
-        self._most_taken = 0
         self._turn: RequestSummary | None = None
         self._request_class = 0  # of the running turn, uses left out
         self._num_turns = 0
@@ -125,7 +123,7 @@ class ReuseHazard(EvictionPolicy):
         """Begin lives of one batch; without a request, of the class that the entry had."""
         if summary is not None and summary is not self._turn:
             self._next_turn(summary)
-        self._queue.add(entries, summary)
+        super().add(entries, summary)
         now_s, running, total = entries[0].idle_since_s, -1, 0
         for entry in entries:
             if summary is not None:
@@ -144,12 +142,11 @@ class ReuseHazard(EvictionPolicy):
             if entry.is_leaf:
                 self._offer(entry)
         self.shadow.open(cohort.batch, total)
-        self._num_idle += total
 
     def remove(self, entries: Sequence[CacheEntry]) -> None:
         """End lives: entries are used again; those of one batch are counted at once."""
         self._advance()
-        self.shadow.settle(self._num_idle)
+        self.shadow.settle(self.num_blocks)
         batch, count = None, 0
         for entry in entries:
             cohort: Cohort = entry.policy_state
@@ -165,29 +162,27 @@ class ReuseHazard(EvictionPolicy):
                 self._withdraw(entry)
         if batch is not None:
             self._reused(batch, count)
-        self._queue.remove(entries)
+        super().remove(entries)
 
     def _reused(self, batch: ReleaseBatch, num_blocks: int) -> None:
         """Note that cached blocks of a batch are used again."""
         self.shadow.reused(batch, num_blocks, cached=True)
         self.shadow.close(batch, num_blocks, cached=True)
-        self._num_idle -= num_blocks
 
     def evict(self, entry: CacheEntry, num_blocks: int) -> None:
         """Let lives go on in memory."""
         if num_blocks == entry.num_blocks:
             self._withdraw(entry)
-        self._queue.evict(entry, num_blocks)
-        self._num_idle -= num_blocks
+        super().evict(entry, num_blocks)
         self.shadow.evicted(entry.policy_state.batch, num_blocks)
         self._memory.put(entry, num_blocks, entry.policy_state)
 
     def split(self, tail: CacheEntry, head: CacheEntry) -> None:
-        """Take the head; it has the same past and is no leaf."""
+        """Add the head; it has the same past and is no leaf."""
         head.policy_state = tail.policy_state
-        self._queue.split(tail, head)
+        super().split(tail, head)
 
-    def expose(self, entry: CacheEntry) -> None:
+    def became_leaf(self, entry: CacheEntry) -> None:
         """Add an entry to the leaves."""
         self._offer(entry)
 
@@ -195,7 +190,7 @@ class ReuseHazard(EvictionPolicy):
         self, key: PrefixKey, first: int, last: int, block_size: int, summary: RequestSummary
     ) -> None:
         """End lives of blocks that were evicted and are asked for."""
-        self.shadow.settle(self._num_idle)
+        self.shadow.settle(self.num_blocks)
         self.shadow.num_looked_up += last
         if self._memory:
             self._advance()
@@ -232,36 +227,30 @@ class ReuseHazard(EvictionPolicy):
 
     # --- what is evicted next ---
 
-    def victim(self, num_wanted: int = 0) -> CacheEntry | None:
-        """Name the leaf with the least index of those that may be evicted; LRU's if none may."""
-        oldest = self._queue.victim()
+    def victim(self, num_wanted: int = 0) -> Victim | None:
+        """Return the leaf with the least index of those that may be evicted; LRU's if none may.
+
+        Of what LRU holds, no more blocks than there is budget for.
+        """
+        oldest = super().victim()
         if oldest is None:
             return None
         self._advance()
         self._fit()
         shadow = self.shadow
-        shadow.trim(self._num_idle - num_wanted)
+        shadow.trim(self.num_blocks - num_wanted)
         free, worst = self._least(self._old), None
         budget = shadow.budget()
         if budget > 0 or free is None:
             worst = self._least(self._recent)
         if worst is not None and (free is None or worst[0] < free[0]):
-            self._most_taken = max(0, budget) + shadow.num_free(worst[1].policy_state.batch)
-            if self._most_taken > 0:
-                return worst[1]
-        self._most_taken = self._num_idle
+            most = max(0, budget) + shadow.num_free(worst[1].policy_state.batch)
+            if most > 0:
+                return worst[1], min(worst[1].num_blocks, most)
         if free is not None:
-            return free[1]
-        self._most_taken = max(1, shadow.num_free(oldest.policy_state.batch))
-        return oldest
-
-    def takeable(self, victim: CacheEntry) -> int:
-        """Allow no more blocks that LRU holds than there is budget for."""
-        return min(victim.num_blocks, self._most_taken)
-
-    def __iter__(self) -> Iterator[CacheEntry]:
-        """Walk in order of release."""
-        return iter(self._queue)
+            return free[1], free[1].num_blocks
+        entry, num_blocks = oldest
+        return entry, min(num_blocks, max(1, shadow.num_free(entry.policy_state.batch)))
 
     def check(self) -> None:
         """Assert that every evictable leaf is offered, and recount lives."""
@@ -271,16 +260,15 @@ class ReuseHazard(EvictionPolicy):
         self._recent.check()
         assert not any(cohort.batch.is_recent for cohort in self._old), "LRU holds it"
         assert all(cohort.batch.is_recent for cohort in self._recent), "LRU does not hold it"
-        assert self._num_idle == sum(entry.num_blocks for entry in self._queue)
         offered = 0
-        for entry in self._queue:
+        for entry in self:
             cohort: Cohort = entry.policy_state
             offered += entry in cohort.leaves
             assert not entry.is_leaf or entry in cohort.leaves, "a leaf is not offered"
         listed = sum(len(cohort.leaves) for cells in (self._old, self._recent) for cohort in cells)
         assert offered == listed, "a leaf belongs to no cohort"
         open_lives: dict[Cohort, int] = {}
-        lives = [(entry.policy_state, entry.num_blocks) for entry in self._queue]
+        lives = [(entry.policy_state, entry.num_blocks) for entry in self]
         lives += [(run.note, run.num_blocks) for run in self._memory.runs()]
         for cohort, num_blocks in lives:
             open_lives[cohort] = open_lives.get(cohort, 0) + num_blocks

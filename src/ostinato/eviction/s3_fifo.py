@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.eviction import RequestSummary
+from ostinato.cache.eviction import RequestSummary, Victim
 from ostinato.core.identity import PrefixKey
 from ostinato.eviction.ghost_list import GhostList
 from ostinato.eviction.leaf_heap import LeafHeap, LeafState, Rank
@@ -18,19 +18,12 @@ _Waiting = tuple[int, int, CacheEntry]
 
 @dataclass(slots=True)
 class QueueState(LeafState):
-    """What is noted of an entry in a queue.
+    """What is noted of an entry in a queue."""
 
-    Attributes:
-        turn: When it joined its queue; None before the first time.
-        waits: Its place in its queue; None if it is held.
-        is_main: Whether that is the main queue.
-        seen: Its uses when it joined.
-    """
-
-    turn: int | None = None
-    waits: int | None = None
-    is_main: bool = False
-    seen: int = 0
+    turn: int | None = None  # when it joined its queue; None before the first time
+    waits: int | None = None  # its place in its queue; None if it is held
+    is_main: bool = False  # whether that is the main queue
+    seen: int = 0  # its uses when it joined
 
 
 class S3Fifo(LeafHeap[QueueState]):
@@ -61,11 +54,11 @@ class S3Fifo(LeafHeap[QueueState]):
         return (self._turn_of(entry),)
 
     def segment(self, entry: CacheEntry) -> int:
-        """Say whether an entry is in the main queue."""
+        """Return whether an entry is in the main queue."""
         return int(self.state(entry).is_main)
 
     def released(self, entry: CacheEntry) -> None:
-        """Let an entry join a queue, or go on in its own."""
+        """Put an entry into a queue, unless it is in one."""
         state = self.state(entry)
         if state.turn is None:
             state.is_main, state.seen = entry.uses > 1, entry.uses
@@ -75,7 +68,7 @@ class S3Fifo(LeafHeap[QueueState]):
         self._wait(entry)
 
     def split(self, tail: CacheEntry, head: CacheEntry) -> None:
-        """Take the head; it waits where its tail does."""
+        """Add the head; it waits where its tail does."""
         super().split(tail, head)
         self._wait(head)
 
@@ -96,27 +89,34 @@ class S3Fifo(LeafHeap[QueueState]):
     def recall(
         self, key: PrefixKey, first: int, most: int, block_size: int, summary: RequestSummary | None
     ) -> tuple[int, int]:
-        """Tell what was evicted of the new: it joins the main queue."""
+        """Return what was evicted of the new: it joins the main queue."""
         run = self._memory.take(key, first, most, block_size)
         return (0, most) if run is None else (1, run.num_blocks)
 
     def forget(self, belongs: Callable[[CacheEntry], bool]) -> None:
-        """Remember nothing of what belongs to something."""
+        """Erase what is remembered of entries that match."""
         self._memory.forget(belongs)
 
-    def victim(self, num_wanted: int = 0) -> CacheEntry | None:
-        """Let what was in use go on, until something comes up that was not."""
-        while (entry := self._head()) is not None:
+    def segments(self) -> tuple[int, int]:
+        """Return the small queue first while it is too long."""
+        return (0, 1) if self._num_small > self._most_small else (1, 0)
+
+    def victim(self, num_wanted: int = 0) -> Victim | None:
+        """Move what was in use again to the end, until something comes up that was not."""
+        self._pass()
+        while (victim := super().victim()) is not None:
+            entry, _ = victim
             state = self.state(entry)
             if state.is_main:
                 self._turn_over(self._turn_of(entry))
             if entry.uses <= state.seen:
-                return entry
+                return victim
             if state.is_main:
                 self._go_on(entry)
             else:
                 self._promote(entry)
             self.offer(entry)
+            self._pass()
         return None
 
     def check(self) -> None:
@@ -136,7 +136,7 @@ class S3Fifo(LeafHeap[QueueState]):
         place = state.waits = next(self._numbers)
         waiting = self._waiting[state.is_main]
         heapq.heappush(waiting, (self._turn_of(entry), place, entry))
-        if len(waiting) > 64 and len(waiting) > 4 * len(self._queue):
+        if len(waiting) > 64 and len(waiting) > 4 * len(self):
             waiting[:] = [held for held in waiting if held[1] == self.state(held[2]).waits]
             heapq.heapify(waiting)
 
@@ -188,10 +188,3 @@ class S3Fifo(LeafHeap[QueueState]):
         turn = self.state(entry).turn
         assert turn is not None, "it joins a queue before it is ranked"
         return turn
-
-    def _head(self) -> CacheEntry | None:
-        """Name the leaf that comes up: of the small queue while that is too long."""
-        self._pass()
-        first = 0 if self._num_small > self._most_small else 1
-        entry = self.least(first)
-        return self.least(1 - first) if entry is None else entry

@@ -185,14 +185,15 @@ class PolicySimulation:
         victim = self._policy.victim(num_wanted)
         if victim is None:
             return False
-        assert isinstance(victim, _Block)
-        self._policy.evict(victim, 1)
-        del self._blocks[victim.name]
-        parent = victim.parent
+        block, _ = victim
+        assert isinstance(block, _Block)
+        self._policy.evict(block, 1)
+        del self._blocks[block.name]
+        parent = block.parent
         if parent is not None:
             parent.num_children -= 1
             if not parent.num_children and not parent.ref_count:
-                self._policy.expose(parent)
+                self._policy.became_leaf(parent)
         return True
 
 

@@ -251,7 +251,6 @@ class StateGroup(LayerGroup):
     def evict(self, entry: CacheEntry, most: int) -> Removal:
         """Remove an evictable checkpoint."""
         assert isinstance(entry, Checkpoint) and not entry.ref_count and most
-        self.pool.shrink(entry, 1)
         entry.content.copies.remove(entry)
         del self._contents[entry.content.digest]
         if self._observer.by_block.get(entry.last_block) is entry:
@@ -311,4 +310,4 @@ class StateGroup(LayerGroup):
         orphans, self._observer.orphans = self._observer.orphans, []
         for orphan in orphans:
             if orphan.num_blocks and not orphan.ref_count:
-                self.pool.evict(orphan, "space", None, self)
+                self.pool.evict(orphan, "space", self)

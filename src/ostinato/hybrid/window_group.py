@@ -197,7 +197,6 @@ class WindowGroup(LayerGroup):
     def evict(self, entry: CacheEntry, most: int) -> Removal:
         """Remove one evictable copy."""
         assert isinstance(entry, WindowCopy) and not entry.ref_count and most
-        self.pool.shrink(entry, 1)
         self._forget(entry)
         return Removal(array("i", [entry.block]))
 
