@@ -15,7 +15,7 @@ from ostinato.core.config import SchedulerConfig
 from ostinato.core.errors import ConfigError
 from ostinato.eviction import make_policy
 from ostinato.eviction.classic_order import ClassicPool
-from ostinato.eviction.learned_policy import LearnsFromMisses, MissObserver
+from ostinato.eviction.learned_policy import LearnedPolicy, MissObserver
 from ostinato.ghost.ghost import Ghost
 from ostinato.hybrid.checkpoint import LeastSavedWork
 from ostinato.hybrid.layer_group import LayerGroup
@@ -150,7 +150,7 @@ def build_cache(
     if config.num_ghost_blocks and config.enable_prefix_caching:
         ghost = Ghost(config, clock, counters.stats.first, shares.policies)
         observers.append(ghost)
-    if all(isinstance(policy, LearnsFromMisses) for policy in shares.policies):
+    if all(isinstance(policy, LearnedPolicy) for policy in shares.policies):
         observers.append(MissObserver(shares, config.block_size, clock))
     observers += more_observers
     manager = make_manager(config, clock, digest, shares, observers, public, epoch)

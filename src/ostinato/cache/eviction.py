@@ -102,17 +102,9 @@ class LeastRecentlyUsed(EvictionPolicy):
         """Start without an entry."""
         self._queue: OrderedDict[CacheEntry, None] = OrderedDict()
 
-    def __len__(self) -> int:
-        """Number of entries."""
-        return len(self._queue)
-
     def __iter__(self) -> Iterator[CacheEntry]:
         """Iterate, least recently released first; the queue must not change meanwhile."""
         return iter(self._queue)
-
-    def __reversed__(self) -> Iterator[CacheEntry]:
-        """Iterate, most recently released first."""
-        return reversed(self._queue)
 
     def add(self, entries: Sequence[CacheEntry], summary: RequestSummary | None) -> None:
         """Append entries, one after the other."""

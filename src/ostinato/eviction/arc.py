@@ -31,7 +31,7 @@ class AdaptiveReplacement(LeafHeap[ListState]):
         self._num_blocks = num_blocks
         self._target = 0.0  # blocks that the first list may have
         self._num_once = 0
-        self._memories = [GhostList[None](num_blocks, lambda run: None) for _ in range(2)]
+        self._memories = [GhostList[None](num_blocks) for _ in range(2)]
 
     def segment(self, entry: CacheEntry) -> int:
         """Return which list an entry is in."""

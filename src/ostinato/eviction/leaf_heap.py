@@ -114,7 +114,7 @@ class LeafHeap(LeastRecentlyUsed, Generic[State]):
         number = self.segment(entry)
         heap = self._heaps[number]
         heapq.heappush(heap, (self.rank(entry), place, entry))
-        if len(heap) > 64 and len(heap) > 4 * len(self):
+        if len(heap) > 64 and len(heap) > 4 * len(self._queue):
             heap = [held for held in heap if held[1] == self.state(held[2]).place]
             heapq.heapify(heap)
             self._heaps[number] = heap

@@ -24,8 +24,9 @@ cache sees. Cost: O(log cells) per eviction, and a fit every 50 requests while t
 """
 
 from bisect import bisect_left, bisect_right
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
+from itertools import groupby
 
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.eviction import LeastRecentlyUsed, RequestSummary, Victim
@@ -48,7 +49,7 @@ _CLASSES_PER_USES = _SHAPE[1] * _SHAPE[2] * _SHAPE[3]
 
 _MANY_USES = _USES[-1] + 1
 _FIRST_CLASS = [bisect_left(_USES, uses) * _CLASSES_PER_USES for uses in range(_MANY_USES + 1)]
-"""The first class by number of uses; more than ``_MANY_USES`` are like so many."""
+"""The first class by number of uses, up to ``_MANY_USES``; more count as that."""
 
 _AGES_S = EDGES_S[1:-1]
 
@@ -82,7 +83,7 @@ class ReuseHazard(LeastRecentlyUsed):
         self._request_class = 0  # of the running turn, uses left out
         self._num_turns = 0
         self._is_fit_due = False
-        self._new_per_turn = _Mean()
+        self._sum_new = self._sum_weights = 0.0  # new blocks per turn, the last hundred most
 
     @property
     def num_remembered_blocks(self) -> int:
@@ -112,7 +113,8 @@ class ReuseHazard(LeastRecentlyUsed):
     def request_class(self, summary: RequestSummary) -> int:
         """Return the class of what a request releases, uses left out."""
         features = features_of(summary)
-        share = features.num_new_blocks / max(1e-9, self._new_per_turn.value)
+        mean_new = self._sum_new / max(1.0, self._sum_weights)
+        share = features.num_new_blocks / max(1e-9, mean_new)
         place = 0 if features.gap_s is None else bisect_right(_GAPS_S, features.gap_s)
         place = place * _SHAPE[2] + bisect_right(_OUTPUT_TOKENS, summary.num_output_tokens)
         return place * _SHAPE[3] + bisect_right(_NEW_SHARES, share)
@@ -120,7 +122,7 @@ class ReuseHazard(LeastRecentlyUsed):
     # --- what comes and goes ---
 
     def add(self, entries: Sequence[CacheEntry], summary: RequestSummary | None) -> None:
-        """Begin lives of one batch; without a request, of the class that the entry had."""
+        """Begin lives of one batch; without a request, each of the class that its entry had."""
         if summary is not None and summary is not self._turn:
             self._next_turn(summary)
         super().add(entries, summary)
@@ -147,30 +149,22 @@ class ReuseHazard(LeastRecentlyUsed):
         """End lives: entries are used again; those of one batch are counted at once."""
         self._advance()
         self.shadow.settle(self.num_blocks)
-        batch, count = None, 0
-        for entry in entries:
-            cohort: Cohort = entry.policy_state
-            if cohort.batch is not batch:
-                if batch is not None:
-                    self._reused(batch, count)
-                batch, count = cohort.batch, 0
-            num_blocks = entry.num_blocks
-            cohort.num_open -= num_blocks
-            cohort.num_reused += num_blocks
-            count += num_blocks
-            if cohort.leaves and entry in cohort.leaves:
-                self._withdraw(entry)
-        if batch is not None:
-            self._reused(batch, count)
+        for batch, some in groupby(entries, lambda entry: entry.policy_state.batch):
+            count = 0
+            for entry in some:
+                cohort: Cohort = entry.policy_state
+                num_blocks = entry.num_blocks
+                cohort.num_open -= num_blocks
+                cohort.num_reused += num_blocks
+                count += num_blocks
+                if entry in cohort.leaves:
+                    self._withdraw(entry)
+            self.shadow.reused(batch, count, cached=True)
+            self.shadow.close(batch, count, cached=True)
         super().remove(entries)
 
-    def _reused(self, batch: ReleaseBatch, num_blocks: int) -> None:
-        """Note that cached blocks of a batch are used again."""
-        self.shadow.reused(batch, num_blocks, cached=True)
-        self.shadow.close(batch, num_blocks, cached=True)
-
     def evict(self, entry: CacheEntry, num_blocks: int) -> None:
-        """Let lives go on in memory."""
+        """Continue lives in memory."""
         if num_blocks == entry.num_blocks:
             self._withdraw(entry)
         super().evict(entry, num_blocks)
@@ -189,7 +183,7 @@ class ReuseHazard(LeastRecentlyUsed):
     def look_up(
         self, key: PrefixKey, first: int, last: int, block_size: int, summary: RequestSummary
     ) -> None:
-        """End lives of blocks that were evicted and are asked for."""
+        """End lives of evicted blocks that a request asks for."""
         self.shadow.settle(self.num_blocks)
         self.shadow.num_looked_up += last
         if self._memory:
@@ -206,7 +200,7 @@ class ReuseHazard(LeastRecentlyUsed):
     def recall(
         self, key: PrefixKey, first: int, most: int, block_size: int, summary: RequestSummary | None
     ) -> tuple[int, int]:
-        """Tell of blocks that were evicted and are published anew."""
+        """Return what is remembered of blocks that are published again."""
         run = _looked_up(summary, first, most) if summary is not None else None
         if run is None:
             if self._memory:
@@ -222,7 +216,7 @@ class ReuseHazard(LeastRecentlyUsed):
         return run.uses, run.num_blocks
 
     def forget(self, belongs: Callable[[CacheEntry], bool]) -> None:
-        """Remember nothing of what belongs to something."""
+        """Erase what is remembered of entries that match."""
         self._memory.forget(belongs)
 
     # --- what is evicted next ---
@@ -267,11 +261,11 @@ class ReuseHazard(LeastRecentlyUsed):
             assert not entry.is_leaf or entry in cohort.leaves, "a leaf is not offered"
         listed = sum(len(cohort.leaves) for cells in (self._old, self._recent) for cohort in cells)
         assert offered == listed, "a leaf belongs to no cohort"
-        open_lives: dict[Cohort, int] = {}
+        open_lives = Counter[Cohort]()
         lives = [(entry.policy_state, entry.num_blocks) for entry in self]
         lives += [(run.note, run.num_blocks) for run in self._memory.runs()]
         for cohort, num_blocks in lives:
-            open_lives[cohort] = open_lives.get(cohort, 0) + num_blocks
+            open_lives[cohort] += num_blocks
         assert all(cohort.num_open == count for cohort, count in open_lives.items())
 
     # --- bookkeeping ---
@@ -284,11 +278,12 @@ class ReuseHazard(LeastRecentlyUsed):
             self._table.fade()
             self._is_fit_due = True
         self._turn = summary
-        self._new_per_turn.add(features_of(summary).num_new_blocks)
+        self._sum_new = 0.99 * self._sum_new + features_of(summary).num_new_blocks
+        self._sum_weights = 0.99 * self._sum_weights + 1.0
         self._request_class = self.request_class(summary)
 
     def _fit(self) -> None:
-        """Bring the index up to date, where one is due; while all fits, nothing asks for it."""
+        """Fit the index if that is due; never called while everything fits."""
         if self._is_fit_due:
             self._is_fit_due = False
             self._table.fit()
@@ -302,19 +297,19 @@ class ReuseHazard(LeastRecentlyUsed):
         self.shadow.close(cohort.batch, num_blocks, cached=False)
 
     def _dropped(self, run: EvictedRun[Cohort]) -> None:
-        """Stop waiting for a life's end; it counts for as long as it was watched."""
+        """End lives that are no longer remembered; they count for as long as they were."""
         cohort = run.note
         cohort.num_open -= run.num_blocks
         self.shadow.close(cohort.batch, run.num_blocks, cached=False)
 
     def _advance(self) -> None:
-        """Let cohorts grow older, and move into other cells."""
+        """Age cohorts, and move them into other cells."""
         lives, now_s = self._lives, self._clock()
         if now_s < lives.due_s:
             return
         lives.advance(now_s)
         for cohort, left in lives.moved:
-            cells = self._recent if cohort.batch.is_recent else self._old
+            cells = self._cells_of(cohort)
             cells.discard(cohort, left)
             cells.add(cohort)
         lives.moved.clear()
@@ -326,8 +321,11 @@ class ReuseHazard(LeastRecentlyUsed):
                 self._recent.discard(cohort, cohort.cell)
                 self._old.add(cohort)
 
+    def _cells_of(self, cohort: Cohort) -> VictimHeap:
+        return self._recent if cohort.batch.is_recent else self._old
+
     def _least(self, cells: VictimHeap) -> tuple[float, CacheEntry] | None:
-        """Name the leaf with the least index, and its index."""
+        """Return the least index, and the leaf that has it."""
         while (least := cells.least()) is not None:
             index, cohort = least
             entry = next(reversed(cohort.leaves))
@@ -339,7 +337,7 @@ class ReuseHazard(LeastRecentlyUsed):
     def _offer(self, entry: CacheEntry) -> None:
         cohort: Cohort = entry.policy_state
         if not cohort.leaves:
-            (self._recent if cohort.batch.is_recent else self._old).add(cohort)
+            self._cells_of(cohort).add(cohort)
             if cohort.leaves is NO_LEAVES:
                 cohort.leaves = OrderedDict()
         cohort.leaves[entry] = None
@@ -349,34 +347,16 @@ class ReuseHazard(LeastRecentlyUsed):
         if entry in cohort.leaves:
             del cohort.leaves[entry]
             if not cohort.leaves:
-                cells = self._recent if cohort.batch.is_recent else self._old
-                cells.discard(cohort, cohort.cell)
+                self._cells_of(cohort).discard(cohort, cohort.cell)
 
 
 def _looked_up(summary: RequestSummary, first: int, most: int) -> EvictedRun[Cohort] | None:
-    """Take what a request's look-up has noted of a block and those after it."""
+    """Remove and return what a request's look-up has found of a block and those after it."""
     recalled = features_of(summary).recalled
     while recalled and recalled[0].start <= first:
         run: EvictedRun[Cohort] = recalled.pop(0)
-        if run.start < first:
-            continue  # another request has published it meanwhile
-        if run.num_blocks > most:
-            recalled.insert(0, run.part(most, run.num_blocks))
-            run = run.part(0, most)
-        return run
+        if run.start == first:  # else another request has published it meanwhile
+            if run.num_blocks > most:
+                recalled.insert(0, run.part(most, run.num_blocks))
+            return run.part(0, min(most, run.num_blocks))
     return None
-
-
-class _Mean:
-    """A mean in which the last hundred values count most."""
-
-    def __init__(self) -> None:
-        self._sum = self._weight = 0.0
-
-    def add(self, value: float) -> None:
-        self._sum = 0.99 * self._sum + value
-        self._weight = 0.99 * self._weight + 1.0
-
-    @property
-    def value(self) -> float:
-        return self._sum / self._weight if self._weight else 0.0

@@ -47,7 +47,7 @@ class S3Fifo(LeafHeap[QueueState]):
         # By turn, leaves or not: of the small queue and of the main one.
         self._waiting: tuple[list[_Waiting], list[_Waiting]] = ([], [])
         self._turns = 0
-        self._memory = GhostList[None](num_blocks, lambda run: None)
+        self._memory = GhostList[None](num_blocks)
 
     def rank(self, entry: CacheEntry) -> Rank:
         """Rank by place in the queue."""
@@ -136,7 +136,7 @@ class S3Fifo(LeafHeap[QueueState]):
         place = state.waits = next(self._numbers)
         waiting = self._waiting[state.is_main]
         heapq.heappush(waiting, (self._turn_of(entry), place, entry))
-        if len(waiting) > 64 and len(waiting) > 4 * len(self):
+        if len(waiting) > 64 and len(waiting) > 4 * len(self._queue):
             waiting[:] = [held for held in waiting if held[1] == self.state(held[2]).waits]
             heapq.heapify(waiting)
 

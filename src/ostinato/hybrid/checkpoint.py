@@ -84,7 +84,7 @@ class LeastSavedWork(LeastRecentlyUsed):
 
     def victim(self, num_wanted: int = 0) -> Victim | None:
         """Return the checkpoint that is worth least; of equals the oldest."""
-        now = next((entry.idle_tick + 1 for entry in reversed(self)), 0)
+        now = next((entry.idle_tick + 1 for entry in reversed(self._queue)), 0)
 
         def worth(entry: CacheEntry) -> float:
             assert isinstance(entry, Checkpoint)
