@@ -151,7 +151,7 @@ class CacheManager:
             hit = match.num_tokens
             room = self._room_to_admit(key, match, wanted)
         if room <= hit:
-            self._check_fits(num_tokens)
+            self.check_fits(num_tokens)
             return None
         table = self._hold(key, match)
         may_publish = key.identity.public_prefix is None or self._may_publish(key, hit)
@@ -336,6 +336,15 @@ class CacheManager:
         for pool in self.pools if not tables else ():
             assert pool.num_free == pool.num_blocks, "blocks leaked (law 9)"
 
+    def check_fits(self, num_tokens: int) -> None:
+        """Raise PromptTooLong if so many tokens would not fit an empty cache."""
+        if self.blocks_for(num_tokens) > self.config.num_blocks:
+            raise PromptTooLong(
+                f"the prompt has {num_tokens} tokens and needs {self.blocks_for(num_tokens)} "
+                f"blocks of {self.block_size}, but the pool has {self.config.num_blocks}: shorten "
+                "the prompt, or raise num_blocks or kv_cache_memory"
+            )
+
     def blocks_for(self, num_tokens: int) -> int:
         """Number of blocks that so many tokens fill or begin."""
         return -(-num_tokens // self.block_size)
@@ -470,11 +479,3 @@ class CacheManager:
     def _remove_stale(self) -> None:
         """Remove what was computed under old weights and is not held."""
         self.remove(lambda entry: entry.identity.epoch < self.epoch)
-
-    def _check_fits(self, num_tokens: int) -> None:
-        if self.blocks_for(num_tokens) > self.config.num_blocks:
-            raise PromptTooLong(
-                f"the prompt has {num_tokens} tokens and needs {self.blocks_for(num_tokens)} "
-                f"blocks of {self.block_size}, but the pool has {self.config.num_blocks}: shorten "
-                "the prompt, or raise num_blocks"
-            )
