@@ -74,11 +74,11 @@ class CacheManager:
             clock: Seconds that never fall; for ages.
             shares: Who may take whose blocks; all from all, under LRU, by default.
             make_index: Makes the prefix index.
-            observers: Are told of what happens.
+            observers: Are called for what happens.
             may_publish: Whether a sequence that begins with a public prefix and hit so many
                 tokens may publish what it computes.
             epoch: Of the weights.
-            make_pool: Makes the pool, which says in which order free blocks are given away.
+            make_pool: Makes the pool, which says in which order free blocks are allocated.
         """
         self.config, self.block_size = config, config.block_size
         self.epoch = epoch  # of the weights; part of every new identity
@@ -128,8 +128,8 @@ class CacheManager:
 
         Returns:
             The block table, and the slots to copy in this step; None if not even one new
-            token fits now, and then nothing has changed. A copy is given up if only its source
-            stands in the way.
+            token fits now, and then nothing has changed. The copy of a tail is left out if only its
+            source stands in the way.
 
         Raises:
             PromptTooLong: It would not fit an empty cache.
@@ -458,7 +458,7 @@ class CacheManager:
     def _leave(self, table: BlockTable, num_tokens: int, sealed: bool) -> None:
         """Release all that a table holds: private blocks first, then what it shares.
 
-        Observers are told in between, while the published blocks are held.
+        Observers are called in between, while the published blocks are held.
         """
         if table.duplicates or len(table.blocks) > table.num_published:
             self.pool.free(table.private_blocks, table.tenant)

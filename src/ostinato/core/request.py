@@ -1,4 +1,4 @@
-"""A request, and what observers of the cache are told about it."""
+"""A request, and what observers of the cache learn of it."""
 
 from array import array
 from dataclasses import dataclass, field
@@ -48,7 +48,7 @@ class Request:
 
 @dataclass(slots=True)
 class RequestContext:
-    """What observers of the cache are told about the request that is admitted."""
+    """What observers of the cache learn of the request that is admitted."""
 
     name: str = ""  # the request's id
     off: str = ""  # the setting that keeps it from reading the cache; empty if it reads

@@ -161,7 +161,7 @@ class WindowGroup(LayerGroup):
                 if copy is not None:
                     assert copy.ref_count == 1, "another request holds it"
                     copy.ref_count = 0
-                    self._forget(copy)
+                    self._remove(copy)
                     removed.append(copy.block)
                     held.copies[place] = None
             held.num_published, held.first_published = held.first_published, None
@@ -199,7 +199,7 @@ class WindowGroup(LayerGroup):
         """Remove one evictable copy."""
         assert isinstance(entry, WindowCopy) and not entry.ref_count and most
         self.pool.shrink(entry, 1)
-        self._forget(entry)
+        self._remove(entry)
         return Removal(array("i", [entry.block]))
 
     def runs(self) -> Iterator[CachedRun]:
@@ -252,7 +252,7 @@ class WindowGroup(LayerGroup):
         table.blocks[first:last] = array("i", [self.null_block] * len(held))
         table.copies[first:last] = [None] * len(held)
 
-    def _forget(self, copy: WindowCopy) -> None:
+    def _remove(self, copy: WindowCopy) -> None:
         """Take a copy out of its content; the last one takes the content with it."""
         copy.content.copies.remove(copy)
         if not copy.content.copies:

@@ -9,7 +9,7 @@ class SchedulerStats:
 
     num_steps: int = 0  # steps that ran, failed ones included
     num_failed_steps: int = 0  # steps whose forward pass raised
-    num_preemptions: int = 0  # times that a running sequence's blocks were taken back
+    num_preemptions: int = 0  # times that a running sequence was preempted
     computed_prompt_tokens: int = 0  # prompt tokens that went through the model
     computed_output_tokens: int = 0  # generated tokens that went through the model
     waited_prompt_tokens: int = 0

@@ -31,7 +31,7 @@ from ostinato.tenants.terms import (
 class Erasable(Protocol):
     """A room that remembers something of tenants."""
 
-    def forget(self, tenant: bytes) -> int:
+    def erase(self, tenant: bytes) -> int:
         """Erase what is kept of a tenant; returns the number of kept events."""
 
 
@@ -175,7 +175,7 @@ class CacheAdmin:
         self._public.remove(tenant)
         num_blocks = self._manager.remove(lambda entry: entry.identity.belongs_to(tenant))
         self._manager.settle()
-        num_events = sum(erasable.forget(tenant) for erasable in self._erasables)
+        num_events = sum(erasable.erase(tenant) for erasable in self._erasables)
         return EraseReceipt(num_blocks=num_blocks, num_leases=len(leases), num_events=num_events)
 
     def live_slots(self) -> list[dict[int, int]]:
