@@ -205,7 +205,7 @@ class CacheManager:
             if table.needs_settling:
                 self.tables.check_live(table)
                 self._settle(table)
-        self._end_step()
+        self.settle()
 
     def fail(self, tables: Iterable[BlockTable]) -> None:
         """Take back what a failed step published, and release all its tables, in the plan's order.
@@ -221,7 +221,7 @@ class CacheManager:
         for table in reversed(failed):  # what found a block is planned after its publisher
             self._retract(table)
             self._leave(table, table.num_published * self.block_size, False)
-        self._end_step()
+        self.settle()
 
     def release(self, table: BlockTable, num_tokens: int, num_output_tokens: int = 0) -> None:
         """Release a table: published blocks stay findable, the others become free.
@@ -275,7 +275,7 @@ class CacheManager:
             observer.on_step(self.unpin)
 
     def settle(self) -> None:
-        """Tell observers that an operation is complete."""
+        """Tell observers that a step or an operation between steps is complete."""
         for observer in self.observers:
             observer.on_settle()
 
@@ -469,12 +469,6 @@ class CacheManager:
         self.tables.leave(table)
         if table.key.identity.epoch < self.epoch:
             self._remove_stale()
-
-    def _end_step(self) -> None:
-        """Tell observers that a step has ended."""
-        for observer in self.observers:
-            observer.on_commit()
-        self.settle()
 
     def _remove_stale(self) -> None:
         """Remove what was computed under old weights and is not held."""

@@ -48,9 +48,6 @@ class CacheObserver:
     ) -> None:
         """Blocks ``first .. last`` of a table became findable."""
 
-    def on_commit(self) -> None:
-        """A step has ended: it ran, or it failed and was retracted."""
-
     def on_retract(self, table: BlockTable, removal: Removal, group: int = 0) -> None:
         """A failed step took back what it had published."""
 
@@ -73,7 +70,7 @@ class CacheObserver:
         """
 
     def on_settle(self) -> None:
-        """A step or an operation between steps is complete."""
+        """A step has ended, whether it ran or failed; or an operation between steps has."""
 
     def on_clear(self, everything: bool) -> None:
         """The weights have changed, or everything was removed by an administrator."""

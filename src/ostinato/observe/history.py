@@ -172,7 +172,7 @@ class RequestHistory(CacheObserver):
         if group == 0 and record is not None:
             self._publishing.append((record, table.blocks[first:last]))
 
-    def on_commit(self) -> None:
+    def on_settle(self) -> None:
         """Note that what was published in the step is now computed, or retracted."""
         if self._publishing:
             self._publishing, self._in_step, self._num_asked = [], {}, 0
