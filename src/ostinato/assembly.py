@@ -38,10 +38,9 @@ from ostinato.scheduling.fair_share import FairShare
 from ostinato.scheduling.held_requests import HeldRequests, SkipHeld
 from ostinato.scheduling.longest_prefix import LongestPrefixFirst
 from ostinato.settings import FreeOrder, PrefixCacheConfig, TenantShare, window_blocks
-from ostinato.tenants.cache_admin import CacheAdmin, Erasable
+from ostinato.tenants.cache_admin import CacheAdmin, Erasable, PublicPrefixes
 from ostinato.tenants.lease_book import LeaseBook
-from ostinato.tenants.lease_limits import SLOTS_TO_GO_ON
-from ostinato.tenants.public_prefixes import PublicPrefixes
+from ostinato.tenants.lease_limits import MIN_STATE_SLOTS
 from ostinato.tenants.shares import TenantShares
 
 Clock = Callable[[], float]
@@ -212,7 +211,7 @@ def make_states(
     """Make the group of layers that keep states."""
     states, number = config.states, len(config.windows)
     assert states is not None
-    pool = make_group_pool(config, states.num_slots, SLOTS_TO_GO_ON, clock, observers, number + 1)
+    pool = make_group_pool(config, states.num_slots, MIN_STATE_SLOTS, clock, observers, number + 1)
     placement = Placement(states.sparse_checkpoints)
     cuts = StateCuts(states, placement, number)
     return StateGroup(pool, hasher, copies, cuts, placement, orphans)

@@ -221,7 +221,7 @@ def test_publishing_extends_the_path_and_retracting_shortens_it(index, monkeypat
     cache = tiny_cache(4, index=index)
     pool, prefixes = cache.manager.pool, cache.manager.index
     key = prefix_key("ABCDEFGHIJKL")
-    blocks = pool.take(BlockTable(key, array("i")), 3, prefixes)
+    blocks = pool.allocate(BlockTable(key, array("i")), 3, prefixes)
     path, tail = prefixes.acquire(key, prefixes.match(key, 12))
     assert tail is None
     path, publication = prefixes.publish(path, key, blocks, 12)

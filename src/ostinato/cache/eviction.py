@@ -74,7 +74,7 @@ class EvictionPolicy(Protocol):
         """
         return 0, most
 
-    def forget(self, belongs: Callable[[CacheEntry], bool]) -> None:
+    def erase(self, belongs: Callable[[CacheEntry], bool]) -> None:
         """Erase what is remembered of evicted entries that match."""
         return None
 

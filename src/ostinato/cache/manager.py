@@ -393,7 +393,7 @@ class CacheManager:
         """Give a table slots; the caller knows that there is room."""
         missing = -(-num_tokens // self.block_size) - len(table.blocks)
         if missing > 0:
-            table.blocks.extend(self.pool.take(table, missing, self.index))
+            table.blocks.extend(self.pool.allocate(table, missing, self.index))
         table.num_slots = len(table.blocks) * self.block_size
 
     def _copies_of_tail(self, table: BlockTable, match: PrefixMatch) -> tuple[CopyRun, ...]:

@@ -74,14 +74,14 @@ class BlockPool:
 
     # --- blocks of tables ---
 
-    def take(self, table: BlockTable, num_blocks: int, contents: Contents) -> "array[int]":
+    def allocate(self, table: BlockTable, num_blocks: int, contents: Contents) -> "array[int]":
         """Allocate private blocks for a table; the caller knows that its tenant may have them."""
-        taken = array("i")
-        while missing := num_blocks - len(taken):
+        allocated = array("i")
+        while missing := num_blocks - len(allocated):
             victim, cause = self._next_victim(table.tenant, missing)
             if victim is None:
                 blocks = self._unused[: -missing - 1 : -1]
-                assert blocks, "more blocks are taken than num_free_for allows"
+                assert blocks, "more blocks are allocated than num_free_for allows"
                 del self._unused[-len(blocks) :]
             else:
                 entry, most = victim
@@ -89,8 +89,8 @@ class BlockPool:
                 self.shares.charge(entry.identity.owner, -len(blocks))
             self.num_allocated += len(blocks)
             self.shares.charge(table.tenant, len(blocks))
-            taken.extend(blocks)
-        return taken
+            allocated.extend(blocks)
+        return allocated
 
     def free(self, blocks: "array[int]", tenant: bytes) -> None:
         """Free private blocks of a tenant, in token order; they are allocated tail first."""
@@ -121,7 +121,7 @@ class BlockPool:
             assert len(inner) < len(waiting), "what is removed has descendants that are not"
             waiting = inner[::-1]  # a chain that came root first goes in the second round
         for policy in self.shares.policies:
-            policy.forget(belongs)
+            policy.erase(belongs)
         return count
 
     def _next_victim(self, tenant: bytes, num_wanted: int) -> tuple[Victim | None, EvictionCause]:
@@ -150,7 +150,7 @@ class BlockPool:
 
     # --- entries of indexes ---
 
-    def hold(self, entries: Sequence[CacheEntry]) -> None:
+    def acquire(self, entries: Sequence[CacheEntry]) -> None:
         """Count one more holder of entries of one sequence."""
         idle = [entry for entry in entries if not entry.ref_count]
         for entry in entries:

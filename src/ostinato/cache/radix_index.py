@@ -119,14 +119,14 @@ class RadixIndex:
             if source.num_blocks > 1:
                 source = self._split(source, 1)
             nodes.append(source)
-        self._pool.hold(nodes)
+        self._pool.acquire(nodes)
         return path, source
 
     def fork(self, path: RadixNode) -> RadixNode:
         """Hold the blocks of a path once more."""
         nodes = path.up()
         nodes.pop().ref_count += 1  # the root
-        self._pool.hold(nodes)
+        self._pool.acquire(nodes)
         return path
 
     def publish(
@@ -154,7 +154,7 @@ class RadixIndex:
             with memoryview(key.tokens).cast("B") as packed:
                 used = child.num_common_blocks(key, packed, last - node.end, size)
             node = child if used == child.num_blocks else self._split(child, used)
-            self._pool.hold((node,))
+            self._pool.acquire((node,))
             duplicates += [(place, BlockId(b)) for place, b in enumerate(node.blocks, node.start)]
         return node, PublishResult(len(duplicates), tuple(duplicates)) if duplicates else _ALL_NEW
 

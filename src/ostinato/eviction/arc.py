@@ -1,4 +1,4 @@
-"""ARC: balances room between what was in use once and what was in use again."""
+"""ARC: balances space between entries used once and entries used again."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from ostinato.eviction.leaf_heap import LeafHeap, LeafState
 class ListState(LeafState):
     """What is noted of an entry in a list."""
 
-    is_again: bool = False  # whether that is the list of what was in use again
+    is_again: bool = False  # whether that is the list of entries used again
 
 
 class AdaptiveReplacement(LeafHeap[ListState]):
-    """Two LRU lists, in use once and in use again, and a border that moves between them.
+    """Two LRU lists, for entries used once and used again, with an adaptive target size.
 
-    Content that returns after it was evicted from a list moves the border in that list's favour.
+    Content that returns after it was evicted from a list moves the target in that list's favour.
 
     Source: Megiddo, Modha, ARC: a self-tuning, low overhead replacement cache, FAST 2003.
     """
@@ -38,7 +38,7 @@ class AdaptiveReplacement(LeafHeap[ListState]):
         return int(self.state(entry).is_again)
 
     def segments(self) -> tuple[int, int]:
-        """Return first the list that is beyond the border."""
+        """Return first the list that is above its target."""
         return (0, 1) if self._num_once > self._target else (1, 0)
 
     def released(self, entry: CacheEntry) -> None:
@@ -62,7 +62,7 @@ class AdaptiveReplacement(LeafHeap[ListState]):
     def recall(
         self, key: PrefixKey, first: int, most: int, block_size: int, summary: RequestSummary | None
     ) -> tuple[int, int]:
-        """Move the border towards the list that lost what returns."""
+        """Move the target towards the list that lost what returns."""
         once, again = (max(1, memory.num_blocks) for memory in self._memories)
         for segment, step in ((0, max(1.0, again / once)), (1, -max(1.0, once / again))):
             run = self._memories[segment].take(key, first, most, block_size)
@@ -72,10 +72,10 @@ class AdaptiveReplacement(LeafHeap[ListState]):
                 return 1, run.num_blocks
         return 0, most
 
-    def forget(self, belongs: Callable[[CacheEntry], bool]) -> None:
+    def erase(self, belongs: Callable[[CacheEntry], bool]) -> None:
         """Erase what is remembered of entries that match."""
         for memory in self._memories:
-            memory.forget(belongs)
+            memory.erase(belongs)
 
     def check(self) -> None:
         """Recount the first list as well."""

@@ -20,12 +20,12 @@ class ClassicPool(BlockPool):
         super().__init__(*args)
         self._freed_at = dict.fromkeys(self._unused, 0)  # in pool ticks
 
-    def take(self, table: BlockTable, num_blocks: int, contents: Contents) -> "array[int]":
+    def allocate(self, table: BlockTable, num_blocks: int, contents: Contents) -> "array[int]":
         """Allocate private blocks one by one, since unused and cached ones alternate."""
-        taken = array("i")
+        allocated = array("i")
         for _ in range(num_blocks):
-            taken.extend(super().take(table, 1, contents))
-        return taken
+            allocated.extend(super().allocate(table, 1, contents))
+        return allocated
 
     def free(self, blocks: "array[int]", tenant: bytes) -> None:
         """Free private blocks, in token order: they are allocated tail first, after all others."""

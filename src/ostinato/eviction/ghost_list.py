@@ -91,7 +91,7 @@ class GhostList(Generic[Note]):
             self._insert(run.part(common, run.num_blocks), block_size * TOKEN_BYTES)
         return run.part(0, common)
 
-    def forget(self, belongs: Callable[[CacheEntry], bool]) -> None:
+    def erase(self, belongs: Callable[[CacheEntry], bool]) -> None:
         """Drop every run whose entry matches."""
         for name in [name for name, run in self._runs.items() if belongs(run.entry)]:
             self._dropped(self._pop(name))

@@ -1,7 +1,7 @@
-"""Finds the leaf with the least rank: the part that most policies share.
+"""Evicts the leaf with the least rank: the part that most policies share.
 
-Evictable leaves wait in a heap by rank. What is held again, evicted or ranked anew leaves a stale
-place in the heap behind, which is skipped when it comes up.
+Evictable leaves are in a heap by rank. An entry that is held again, evicted or ranked again leaves
+a stale place in the heap, which is skipped when it comes up.
 """
 
 import heapq
@@ -109,7 +109,7 @@ class LeafHeap(LeastRecentlyUsed, Generic[State]):
         self.offer(entry)
 
     def offer(self, entry: CacheEntry) -> None:
-        """Rank an entry, or rank it anew."""
+        """Rank an entry, or rank it again."""
         place = self.state(entry).place = next(self._numbers)
         number = self.segment(entry)
         heap = self._heaps[number]

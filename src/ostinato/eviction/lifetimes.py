@@ -1,4 +1,4 @@
-"""Counts how long blocks wait until they are used again.
+"""Counts how long it takes until blocks are used again.
 
 A *life* begins when a block is released and ends when it is used again, cached or not. Lives of
 one class that one turn began make a *cohort*, which grows older bin by bin. Blocks of one turn
@@ -11,7 +11,7 @@ bin's end or were reused in it, and of those that were reused::
     reused in it                     0         12        3        hazard 0, 0.40, 0.17
     counted                          1, 0      1, 0.4    0.6, 0.1
 
-Lives of evicted blocks go on for as long as they are remembered, so that a policy which evicts
+Lives of evicted blocks continue for as long as they are remembered, so that a policy which evicts
 a class at once still learns that it was wrong.
 """
 

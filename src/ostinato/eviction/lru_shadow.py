@@ -115,7 +115,7 @@ class LruShadow:
             self._num_recent += num_blocks
 
     def evicted(self, batch: ReleaseBatch, num_blocks: int) -> None:
-        """Note that blocks are cached no more; their lives go on."""
+        """Note that blocks are no longer cached; their lives continue."""
         batch.num_cached -= num_blocks
         if batch.is_recent and batch is not self._edge:
             self._divergence += num_blocks
@@ -131,7 +131,7 @@ class LruShadow:
         self.credit += (num_blocks if cached else 0) - theirs
 
     def close(self, batch: ReleaseBatch, num_blocks: int, *, cached: bool) -> None:
-        """Note that lives ended, or are not remembered any more."""
+        """Note that lives ended, or are no longer remembered."""
         batch.num_open -= num_blocks
         batch.num_cached -= num_blocks if cached else 0
         if batch is self._edge:

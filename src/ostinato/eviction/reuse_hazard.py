@@ -215,9 +215,9 @@ class ReuseHazard(LeastRecentlyUsed):
             note_gap(summary, self._clock() - run.idle_since_s, run.uses)
         return run.uses, run.num_blocks
 
-    def forget(self, belongs: Callable[[CacheEntry], bool]) -> None:
+    def erase(self, belongs: Callable[[CacheEntry], bool]) -> None:
         """Erase what is remembered of entries that match."""
-        self._memory.forget(belongs)
+        self._memory.erase(belongs)
 
     # --- what is evicted next ---
 

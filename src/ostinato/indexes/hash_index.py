@@ -95,7 +95,7 @@ class HashIndex:
         path = self._hold(HashPath(self._root(key), list(match.entries)))
         source: HashCopy | None = None if match.tail is None else match.tail.entry
         if source is not None:
-            self._pool.hold((source,))
+            self._pool.acquire((source,))
         return path, source
 
     def fork(self, path: HashPath) -> HashPath:
@@ -131,7 +131,7 @@ class HashIndex:
             num_known += is_known
             if is_known and not self._keeps_copies:
                 canonical: HashCopy = content.copies[0]
-                self._pool.hold((canonical,))
+                self._pool.acquire((canonical,))
                 path.copies.append(canonical)
                 duplicates.append((index, canonical.block))
                 continue
@@ -213,7 +213,7 @@ class HashIndex:
     def _hold(self, path: HashPath) -> HashPath:
         """Count one more holder of a path's copies."""
         self._root_uses[path.root.identity] += 1
-        self._pool.hold(path.copies)
+        self._pool.acquire(path.copies)
         return path
 
     def _add(self, parent: CachedContent, key: PrefixKey, index: int) -> CachedContent:
