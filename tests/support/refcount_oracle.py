@@ -120,8 +120,9 @@ class RefcountOracle:
         """Return digest and group of every full block that is findable."""
         whole = self._size * TOKEN_BYTES
         found = {(digest, 0) for _, digest, cached in self.named() if len(cached.tokens) == whole}
+        copies = ((group, copy.content) for group, copy in self.copies())
         return found | {
-            (copy.content.digest, group) for group, copy in self.copies() if copy.content.full
+            (content.digest, group) for group, content in copies if len(content.name) >= whole
         }
 
     def named(self) -> Iterator[tuple[Identity, bytes, CachedBlock]]:

@@ -321,7 +321,7 @@ class TinyCache:
                 pictures[held.blocks[place]] = f"{text or '-'}:private"
         for copy in window.copies():
             text = letters(copy.content.name)
-            text += "~" * (not copy.content.full)
+            text += "~" * (len(text) < self.block_size)
             pictures[copy.block] = f"{text}:{'held' if copy.ref_count else 'evictable'}"
         return " ".join(pictures)
 

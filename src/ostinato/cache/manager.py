@@ -73,11 +73,11 @@ class CacheManager:
             clock: Seconds that never fall; for ages.
             shares: Who may take whose blocks; all from all, under LRU, by default.
             make_index: Makes the prefix index.
-            observers: Are told of what happens.
+            observers: Are called for what happens.
             may_publish: Whether a sequence that begins with a public prefix and hit so many
                 tokens may publish what it computes.
             epoch: Of the weights.
-            make_pool: Makes the pool, which says in which order free blocks are given away.
+            make_pool: Makes the pool, which says in which order free blocks are allocated.
         """
         self.config, self.block_size = config, config.block_size
         self.epoch = epoch  # of the weights; part of every new identity
@@ -127,8 +127,8 @@ class CacheManager:
 
         Returns:
             The block table, and the slots to copy in this step; None if not even one new
-            token fits now, and then nothing has changed. A copy is given up if only its source
-            stands in the way.
+            token fits now, and then nothing has changed. The copy of a tail is left out if only its
+            source stands in the way.
 
         Raises:
             PromptTooLong: It would not fit an empty cache.
@@ -150,7 +150,7 @@ class CacheManager:
             hit = match.num_tokens
             room = self._room_to_admit(key, match, wanted)
         if room <= hit:
-            self._check_fits(num_tokens)
+            self.check_fits(num_tokens)
             return None
         table = self._hold(key, match)
         may_publish = key.identity.public_prefix is None or self._may_publish(key, hit)
@@ -204,7 +204,7 @@ class CacheManager:
             if table.needs_settling:
                 self.tables.check_live(table)
                 self._settle(table)
-        self._end_step()
+        self.settle()
 
     def fail(self, tables: Iterable[BlockTable]) -> None:
         """Take back what a failed step published, and release all its tables, in the plan's order.
@@ -220,7 +220,7 @@ class CacheManager:
         for table in reversed(failed):  # what found a block is planned after its publisher
             self._retract(table)
             self._leave(table, table.num_published * self.block_size, False)
-        self._end_step()
+        self.settle()
 
     def release(self, table: BlockTable, num_tokens: int, num_output_tokens: int = 0) -> None:
         """Release a table: published blocks stay findable, the others become free.
@@ -274,7 +274,7 @@ class CacheManager:
             observer.on_step(self.unpin)
 
     def settle(self) -> None:
-        """Tell observers that an operation is complete."""
+        """Tell observers that a step or an operation between steps is complete."""
         for observer in self.observers:
             observer.on_settle()
 
@@ -335,6 +335,15 @@ class CacheManager:
         for pool in self.pools if not tables else ():
             assert pool.num_free == pool.num_blocks, "blocks leaked (law 9)"
 
+    def check_fits(self, num_tokens: int) -> None:
+        """Raise PromptTooLong if so many tokens would not fit an empty cache."""
+        if self.blocks_for(num_tokens) > self.config.num_blocks:
+            raise PromptTooLong(
+                f"the prompt has {num_tokens} tokens and needs {self.blocks_for(num_tokens)} "
+                f"blocks of {self.block_size}, but the pool has {self.config.num_blocks}: shorten "
+                "the prompt, or raise num_blocks or kv_cache_memory"
+            )
+
     def blocks_for(self, num_tokens: int) -> int:
         """Number of blocks that so many tokens fill or begin."""
         return -(-num_tokens // self.block_size)
@@ -383,7 +392,7 @@ class CacheManager:
         """Give a table slots; the caller knows that there is room."""
         missing = -(-num_tokens // self.block_size) - len(table.blocks)
         if missing > 0:
-            table.blocks.extend(self.pool.take(table, missing, self.index))
+            table.blocks.extend(self.pool.allocate(table, missing, self.index))
         table.num_slots = len(table.blocks) * self.block_size
 
     def _copies_of_tail(self, table: BlockTable, match: PrefixMatch) -> tuple[CopyRun, ...]:
@@ -448,7 +457,7 @@ class CacheManager:
     def _leave(self, table: BlockTable, num_tokens: int, sealed: bool) -> None:
         """Release all that a table holds: private blocks first, then what it shares.
 
-        Observers are told in between, while the published blocks are held.
+        Observers are called in between, while the published blocks are held.
         """
         if table.duplicates or len(table.blocks) > table.num_published:
             self.pool.free(table.private_blocks, table.tenant)
@@ -460,20 +469,6 @@ class CacheManager:
         if table.key.identity.epoch < self.epoch:
             self._remove_stale()
 
-    def _end_step(self) -> None:
-        """Tell observers that a step has ended."""
-        for observer in self.observers:
-            observer.on_commit()
-        self.settle()
-
     def _remove_stale(self) -> None:
         """Remove what was computed under old weights and is not held."""
         self.remove(lambda entry: entry.identity.epoch < self.epoch)
-
-    def _check_fits(self, num_tokens: int) -> None:
-        if self.blocks_for(num_tokens) > self.config.num_blocks:
-            raise PromptTooLong(
-                f"the prompt has {num_tokens} tokens and needs {self.blocks_for(num_tokens)} "
-                f"blocks of {self.block_size}, but the pool has {self.config.num_blocks}: shorten "
-                "the prompt, or raise num_blocks"
-            )

@@ -29,7 +29,7 @@ class Eviction:
 
 
 class CacheObserver:
-    """Is told of what the cache does; overrides what it wants to know."""
+    """Is called for what the cache does; overrides the methods that it needs."""
 
     def on_step(self, unpin: Callable[[BlockTable], None]) -> None:
         """A step is about to be planned; what is pinned may be released by ``unpin``."""
@@ -48,17 +48,14 @@ class CacheObserver:
     ) -> None:
         """Blocks ``first .. last`` of a table became findable."""
 
-    def on_commit(self) -> None:
-        """A step has ended: it ran, or it failed and was taken back."""
-
     def on_retract(self, table: BlockTable, removal: Removal, group: int = 0) -> None:
         """A failed step took back what it had published."""
 
     def on_evict(self, eviction: Eviction) -> None:
-        """Cached blocks are given away or removed."""
+        """Cached blocks are evicted or removed."""
 
     def on_reuse(self, entries: Sequence[CacheEntry], num_allocated: int) -> None:
-        """Evictable entries are held again, when so many blocks had been given away."""
+        """Evictable entries are held again, when so many blocks had been allocated."""
 
     def on_release(
         self, table: BlockTable, num_tokens: int, num_findable: int, sealed: bool
@@ -73,7 +70,7 @@ class CacheObserver:
         """
 
     def on_settle(self) -> None:
-        """A step or an operation between steps is complete."""
+        """A step has ended, whether it ran or failed; or an operation between steps has."""
 
     def on_clear(self, everything: bool) -> None:
         """The weights have changed, or everything was removed by an administrator."""

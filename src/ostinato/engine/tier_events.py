@@ -71,7 +71,7 @@ class TierEvents(TierListener):
             if identity.belongs_to(salt):
                 self._remove(self._log, tier, [digest])
         self._log.flush()
-        self._log.forget(salt)
+        self._log.erase(salt)
 
     def _store(self, log: EventLog, tier: str, extent: Extent) -> None:
         key, names = extent.prefix.sequence, extent.prefix.digests
