@@ -9,7 +9,6 @@ same one.
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator
-from itertools import count
 from typing import Any, Generic, TypeVar
 
 from ostinato.core.tokens import TOKEN_BYTES, num_common_tokens
@@ -18,21 +17,16 @@ ChildT = TypeVar("ChildT")
 
 
 class ChildIndex(Generic[ChildT]):
-    """The children of one prefix.
-
-    Attributes:
-        get: Finds the child whose first block has a name; None if there is none.
-        newest: The newest child, or None; most prefixes have one.
-    """
+    """The children of one prefix, by the names of their first blocks."""
 
     __slots__ = ("_by_name", "_names", "_num_added", "_numbers", "get", "newest")
 
     def __init__(self) -> None:
         """Make an index without children."""
-        self._by_name: dict[bytes, ChildT] = {}
+        self._by_name: dict[bytes, ChildT] = {}  # oldest first
         self.get = self._by_name.get
-        self.newest: ChildT | None = None
-        self._names: list[bytes] = []
+        self.newest: ChildT | None = None  # most prefixes have one child
+        self._names: list[bytes] = []  # sorted
         self._numbers: dict[bytes, int] = {}  # in order of arrival
         self._num_added = 0
 
@@ -41,7 +35,7 @@ class ChildIndex(Generic[ChildT]):
         return len(self._names)
 
     def __iter__(self) -> Iterator[ChildT]:
-        """Walk all children, in order of arrival."""
+        """Iterate over all children, oldest first."""
         return iter(self._by_name.values())
 
     def add(self, name: bytes, child: ChildT) -> None:
@@ -101,17 +95,8 @@ class ChildIndex(Generic[ChildT]):
 
 
 def walk(roots: Iterable[Any]) -> Iterator[tuple[int | None, Any]]:
-    """Walk all that continues some roots, each with the number of its parent in the walk.
-
-    Args:
-        roots: Of a tree whose nodes keep their children in a ``ChildIndex`` of that name.
-    """
-    stack: list[tuple[int | None, Any]] = [
-        (None, child) for root in roots for child in root.children
-    ]
-    for number in count():
-        if not stack:
-            return
-        parent, node = stack.pop()
+    """Iterate over the nodes below some roots, each with the number of its parent among them."""
+    found: list[tuple[int | None, Any]] = [(None, child) for r in roots for child in r.children]
+    for number, (parent, node) in enumerate(found):  # which grows meanwhile
         yield parent, node
-        stack += [(number, child) for child in node.children]
+        found += [(number, child) for child in node.children]

@@ -42,16 +42,12 @@ _ALL_NEW = PublishResult()
 
 
 class RadixIndex:
-    """A tree of token runs.
-
-    Attributes:
-        block_size: Tokens per block.
-        version: Raised whenever content is added, split or removed: older matches are stale.
-    """
+    """A tree of token runs."""
 
     def __init__(self, pool: BlockPool, block_size: int) -> None:
         """Make an empty index over a pool."""
-        self.version, self.block_size = 0, block_size
+        self.version = 0  # raised whenever content is added, split or removed
+        self.block_size = block_size
         self._pool = pool
         self._roots: dict[Identity, RadixNode] = {}
 
@@ -165,7 +161,7 @@ class RadixIndex:
             parent = node.parent
             assert parent is not None
             removed.extend(node.blocks[::-1])
-            parent.children.remove(node.block_key(0, self.block_size).child_name)
+            parent.children.remove(node.name)
             node = parent
         return node, Removal(removed, _last_block(node))
 
@@ -175,22 +171,19 @@ class RadixIndex:
         root = nodes.pop()
         self._pool.release(nodes, summary)
         root.ref_count -= 1
-        self._drop_empty(root)
+        self._became_leaf(root)
 
     def evict(self, entry: CacheEntry, most: int) -> Removal:
         """Remove the last blocks of an idle leaf."""
         assert isinstance(entry, RadixNode) and not entry.ref_count and entry.is_leaf
-        parent, size = entry.parent, self.block_size
+        parent, kept = entry.parent, max(0, entry.num_blocks - most)
         assert parent is not None
         self.version += 1
-        kept = max(0, entry.num_blocks - most)
         if not kept:
-            parent.children.remove(entry.block_key(0, size).child_name)
-            if parent.parent is None:
-                self._drop_empty(parent)
-            elif parent.is_leaf:
-                self._pool.became_leaf(parent)
-        return Removal(entry.cut(kept, size)[::-1], _last_block(entry if kept else parent))
+            parent.children.remove(entry.name)
+            self._became_leaf(parent)
+        removed = entry.cut(kept, self.block_size)[::-1]
+        return Removal(removed, _last_block(entry if kept else parent))
 
     def runs(self) -> Iterator[CachedRun]:
         """Walk all nodes but the roots; each is one run."""
@@ -203,16 +196,17 @@ class RadixIndex:
         counted.update(map(id, sources))
         nodes = [node for _, node in walk(self._roots.values())]
         for node in nodes:
-            parent, size = node.parent, self.block_size * TOKEN_BYTES
+            parent, width, count = node.parent, self.block_size * TOKEN_BYTES, node.num_blocks
             assert node.ref_count == counted.pop(id(node), 0), "a node's references are miscounted"
-            assert node.blocks and node.tokens, "a node has no blocks"
-            assert node.num_blocks == len(node.blocks) == node.end - node.start, "miscounted blocks"
+            assert count == len(node.blocks) == node.end - node.start > 0, "miscounted blocks"
             assert parent is not None and node.start == parent.end, "not where its parent ends"
+            assert parent.children.get(node.name) is node, "not found by its name"
+            assert node.name == node.block_key(0, self.block_size).child_name, "another's name"
             assert (id(node) in idle) == (node.ref_count == 0), "idle nodes alone are evictable"
             parted = node.identity.tenant != parent.identity.tenant and parent.parent is not None
             assert not parted or parent.ref_count, "content after a public prefix that may go"
-            is_whole = len(node.tokens) == node.num_blocks * size
-            assert is_whole or (node.num_blocks == 1 and node.is_leaf), "a partial block goes on"
+            is_partial = 0 < len(node.tokens) < width and count == 1 and node.is_leaf
+            assert is_partial or len(node.tokens) == count * width, "a partial block goes on"
         assert len(idle) == sum(not node.ref_count for node in nodes), "a lost node is evictable"
         for root in self._roots.values():
             assert root.ref_count == counted.pop(id(root), 0), "a root's references"
@@ -238,10 +232,8 @@ class RadixIndex:
         uses, blocks = recalled[0] + 1, blocks[: min(recalled[1], next_stage - node.end)]
         extends = node.ref_count == 1 and node.uses == uses and node.is_leaf
         if not extends or node.parent is None or node.identity != identity:
-            child = RadixNode(node, identity)
-            child.ref_count, child.uses, child.born_s = 1, uses, self._pool.now()
-            node.add_child(name, child)
-            node = child
+            node = self._add_child(node, identity, name)
+            node.uses = uses
         tokens = memoryview(key.tokens)[node.end * size : (node.end + len(blocks)) * size]
         node.append(tokens, blocks)
         if key.spans:
@@ -257,15 +249,23 @@ class RadixIndex:
         if own.spans or path.children.begins_with(own.tokens):
             return path, PublishResult(1)
         self.version += 1
-        tail = RadixNode(path, key.identity)
+        tail = self._add_child(path, key.identity, own.tokens)
         tail.append(own.tokens, blocks)
-        tail.ref_count, tail.born_s = 1, self._pool.now()
-        path.add_child(own.tokens, tail)
         return tail, _ALL_NEW
 
-    def _drop_empty(self, root: RadixNode) -> None:
-        if not root.ref_count and root.is_leaf:
-            del self._roots[root.identity]
+    def _add_child(self, parent: RadixNode, identity: Identity, name: bytes) -> RadixNode:
+        """Add an empty node that one request holds."""
+        child = RadixNode(parent, identity, name)
+        child.ref_count, child.born_s = 1, self._pool.now()
+        parent.add_child(child)
+        return child
+
+    def _became_leaf(self, node: RadixNode) -> None:
+        """Tell the policy of a node that has lost its last child; remove a root without any."""
+        if node.is_leaf and node.parent is not None:
+            self._pool.became_leaf(node)
+        elif node.is_leaf and not node.ref_count:
+            del self._roots[node.identity]
 
     def _split(self, node: RadixNode, num_blocks: int) -> RadixNode:
         """Make the first blocks of a node a node of their own, which is returned."""

@@ -29,15 +29,18 @@ _NO_CHILDREN: "ChildIndex[Any]" = ChildIndex()
 class RadixNode(CacheEntry):
     """An edge of tokens and the blocks that hold them."""
 
-    __slots__ = ("blocks", "children", "end", "num_blocks", "parent", "spans", "start", "tokens")
+    __slots__ = (
+        "blocks", "children", "end", "name", "num_blocks", "parent", "spans", "start", "tokens",
+    )  # fmt: skip
 
     num_blocks: int
     end: int
 
-    def __init__(self, parent: "RadixNode | None", identity: Identity) -> None:
+    def __init__(self, parent: "RadixNode | None", identity: Identity, name: bytes = b"") -> None:
         """Make an empty node after a parent, which does not know it yet; or a root."""
         super().__init__(identity)
         self.parent = parent  # None for a root
+        self.name = name  # of its first block, among the parent's children
         self.num_blocks = 0
         self.start = self.end = 0 if parent is None else parent.end  # in blocks from the root
         self.tokens = bytearray()  # packed; whole blocks, or one that is partial
@@ -73,11 +76,11 @@ class RadixNode(CacheEntry):
         """Return the packed tokens and the extra of its ``index``-th block."""
         return self.block_key(index, block_size).name
 
-    def add_child(self, name: bytes, child: "RadixNode") -> None:
-        """Add a child, as ``ChildIndex.add`` does."""
+    def add_child(self, child: "RadixNode") -> None:
+        """Add a child under its name."""
         if self.children is _NO_CHILDREN:
             self.children = ChildIndex()
-        self.children.add(name, child)
+        self.children.add(child.name, child)
 
     def num_common_blocks(self, key: PrefixKey, most: int, block_size: int) -> int:
         """Count the leading blocks that a sequence has among its first ``most`` ones."""
@@ -113,16 +116,17 @@ class RadixNode(CacheEntry):
         """
         parent, size = self.parent, num_blocks * block_size * TOKEN_BYTES
         assert parent is not None and 0 < num_blocks < self.num_blocks
-        head = RadixNode(parent, self.identity)
+        head = RadixNode(parent, self.identity, self.name)
         head.append(memoryview(self.tokens)[:size], self.blocks[:num_blocks])
         head.ref_count, head.born_s = self.ref_count, self.born_s
-        parent.children.replace(self.block_key(0, block_size).child_name, head)
+        parent.children.replace(self.name, head)
         del self.tokens[:size]
         del self.blocks[:num_blocks]
         self.parent, self.start, self.num_blocks = head, head.end, self.num_blocks - num_blocks
         for node in (head, self):
             node.keep_spans(self.spans, block_size)
-        head.add_child(self.block_key(0, block_size).child_name, self)
+        self.name = self.block_key(0, block_size).child_name
+        head.add_child(self)
         return head
 
     def keep_spans(self, spans: Spans, block_size: int) -> None:

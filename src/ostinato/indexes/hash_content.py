@@ -9,16 +9,9 @@ from ostinato.indexes.block_copy import BlockContent, BlockCopy
 
 
 class CachedContent(BlockContent):
-    """What one block holds: its tokens and, through its parent, all before them.
+    """What one block holds: its tokens and, through its parent, all before them."""
 
-    Attributes:
-        parent: The content before it; None for a root, which has no tokens.
-        start: Blocks before it.
-        key: What tells it from other continuations of its parent.
-        children: What may follow it.
-    """
-
-    __slots__ = ("children", "key", "parent", "start")
+    __slots__ = ("children", "key", "num_paths", "parent", "start")
 
     def __init__(
         self,
@@ -29,9 +22,11 @@ class CachedContent(BlockContent):
     ) -> None:
         """Make a content without copies; without a digest it is a partial block."""
         super().__init__(identity, digest, key.name if key.spans else key.tokens)
-        self.parent, self.key = parent, key
+        self.parent = parent  # None for a root, which has no tokens
+        self.key = key
         self.start: int = 0 if parent is None or parent.parent is None else parent.start + 1
         self.children: ChildIndex[CachedContent] = ChildIndex()
+        self.num_paths = 0  # that begin at a root
 
 
 class HashCopy(BlockCopy):
