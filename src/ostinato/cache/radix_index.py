@@ -100,11 +100,10 @@ class RadixIndex:
 
         Of a tail's node, what follows the source block is split off.
         """
-        identity = key.identity.root
-        if match.entries:
-            path = match.entries[-1]
-        elif (path := self._roots.get(identity)) is None:
-            path = self._roots[identity] = RadixNode(None, identity)
+        root = key.identity.root
+        path = match.entries[-1] if match.entries else self._roots.get(root)
+        if path is None:
+            path = self._roots[root] = RadixNode(None, root)
         if match.num_unmatched:
             path = self._split(path, path.num_blocks - match.num_unmatched)
         nodes = path.up()

@@ -248,11 +248,12 @@ class PrefixKey:
     def block_name(self, index: int, block_size: int) -> bytes:
         """Packed tokens and extra of a full block: what its digest covers after its prefix."""
         start, stop = index * block_size, (index + 1) * block_size
-        return self.block_key(start, stop).name if self.spans else self.tokens[start:stop].tobytes()
+        packed = self.tokens[start:stop].tobytes()
+        return packed + self.extra(start, stop) if self.spans else packed
 
     def extra(self, start: int, stop: int) -> bytes:
         """What spans add to the name of a block of tokens ``start .. stop``; mostly nothing."""
-        return b"".join(span.encoded(start) for span in touching(self.spans, start, stop))
+        return b"".join([span.encoded(start) for span in self.spans if span.touches(start, stop)])
 
     def child_name(self, start: int, stop: int) -> bytes:
         """Return the name by which an index finds a block among continuations of its prefix."""
