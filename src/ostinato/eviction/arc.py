@@ -30,7 +30,7 @@ class AdaptiveReplacement(LeafHeap[LeafState]):
 
     def segments(self) -> tuple[int, int]:
         """Return first the list that is above its target."""
-        return (0, 1) if self._segment_blocks[0] > self._target else (1, 0)
+        return (0, 1) if self.segment_blocks[0] > self._target else (1, 0)
 
     def evicted(self, entry: CacheEntry, num_blocks: int) -> None:
         """Remember from which list it is evicted."""

@@ -44,7 +44,7 @@ class LeafHeap(LeastRecentlyUsed, Generic[State]):
         super().__init__()
         self._new_state = new_state
         self._heaps: list[list[tuple[Rank, int, CacheEntry]]] = [[] for _ in range(num_segments)]
-        self._segment_blocks = [0] * num_segments
+        self.segment_blocks = [0] * num_segments
         self._numbers = count()
 
     def state(self, entry: CacheEntry) -> State:
@@ -85,7 +85,7 @@ class LeafHeap(LeastRecentlyUsed, Generic[State]):
         for entry in entries:
             state = self.state(entry)
             state.segment = self.segment_of(entry)
-            self._segment_blocks[state.segment] += entry.num_blocks
+            self.segment_blocks[state.segment] += entry.num_blocks
             self.added(entry)
             if entry.is_leaf:
                 self.offer(entry)
@@ -115,8 +115,8 @@ class LeafHeap(LeastRecentlyUsed, Generic[State]):
     def move(self, entry: CacheEntry, segment: int) -> None:
         """Move an entry to another segment, without ranking it."""
         state = self.state(entry)
-        self._segment_blocks[state.segment] -= entry.num_blocks
-        self._segment_blocks[segment] += entry.num_blocks
+        self.segment_blocks[state.segment] -= entry.num_blocks
+        self.segment_blocks[segment] += entry.num_blocks
         state.segment = segment
 
     def offer(self, entry: CacheEntry) -> None:
@@ -141,12 +141,12 @@ class LeafHeap(LeastRecentlyUsed, Generic[State]):
     def check(self) -> None:
         """Assert that every leaf is in its heap, and recount blocks."""
         places = [{place for _, place, _ in heap} for heap in self._heaps]
-        segment_blocks = [0] * len(self._heaps)
+        counted = [0] * len(self._heaps)
         for entry in self:
             state = self.state(entry)
-            segment_blocks[state.segment] += entry.num_blocks
+            counted[state.segment] += entry.num_blocks
             assert not entry.is_leaf or state.place in places[state.segment], "a leaf is not ranked"
-        assert segment_blocks == self._segment_blocks, "the blocks of segments are miscounted"
+        assert counted == self.segment_blocks, "the blocks of segments are miscounted"
 
     def _least(self, segment: int) -> CacheEntry | None:
         """Return the leaf of the least rank in a segment, in O(log n) amortised."""
@@ -164,7 +164,7 @@ class LeafHeap(LeastRecentlyUsed, Generic[State]):
     def _lose(self, entry: CacheEntry, num_blocks: int) -> None:
         """Count an entry's last blocks no longer; without blocks it is removed."""
         state = self.state(entry)
-        self._segment_blocks[state.segment] -= num_blocks
+        self.segment_blocks[state.segment] -= num_blocks
         if num_blocks == entry.num_blocks:
             self.removed(entry)
             state.place = None

@@ -53,7 +53,7 @@ class S3Fifo(LeafHeap[QueueState]):
 
     @property
     def _is_small_full(self) -> bool:
-        return self._segment_blocks[0] > self._most_small
+        return self.segment_blocks[0] > self._most_small
 
     def segment_of(self, entry: CacheEntry) -> int:
         """Return which queue an entry joins: the one that it was in before, if any."""

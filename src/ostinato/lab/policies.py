@@ -64,7 +64,7 @@ class SegmentedLru(LeafHeap[LeafState]):
         """Protect up to 80 % of the pool."""
         if entry.uses > 1:
             self._protected[entry] = None
-        while self._segment_blocks[1] > self._most_protected:
+        while self.segment_blocks[1] > self._most_protected:
             oldest, _ = self._protected.popitem(last=False)
             self.move(oldest, 0)
             if self.state(oldest).place is not None:
