@@ -29,8 +29,8 @@ from ostinato.cache.block_table import BlockTable, StepCopies
 from ostinato.cache.eviction import BlockShares, LeastRecentlyUsed
 from ostinato.cache.live_tables import LiveTables
 from ostinato.cache.observer import CacheObserver
-from ostinato.cache.pool import BlockPool, Contents
-from ostinato.cache.prefix_index import PrefixIndex, PrefixMatch
+from ostinato.cache.pool import BlockPool
+from ostinato.cache.prefix_index import Contents, PrefixIndex, PrefixMatch
 from ostinato.cache.radix_index import RadixIndex
 from ostinato.core.config import CacheConfig
 from ostinato.core.errors import PromptTooLong, StaleMatch
