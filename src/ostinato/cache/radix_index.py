@@ -185,7 +185,7 @@ class RadixIndex:
         return Removal(removed, _last_block(entry if kept else parent))
 
     def runs(self) -> Iterator[CachedRun]:
-        """Walk all nodes but the roots; each is one run."""
+        """Iterate over all nodes but the roots; each is one run."""
         return (CachedRun(parent, (node,)) for parent, node in walk(self._roots.values()))
 
     def check(self, paths: "list[RadixNode]", sources: Sequence[CacheEntry] = ()) -> None:
@@ -203,9 +203,9 @@ class RadixIndex:
             assert node.name == node.block_key(0, self.block_size).child_name, "another's name"
             assert (id(node) in idle) == (node.ref_count == 0), "idle nodes alone are evictable"
             parted = node.identity.tenant != parent.identity.tenant and parent.parent is not None
-            assert not parted or parent.ref_count, "content after a public prefix that may go"
+            assert not parted or parent.ref_count, "an idle public prefix has content after it"
             is_partial = 0 < len(node.tokens) < width and count == 1 and node.is_leaf
-            assert is_partial or len(node.tokens) == count * width, "a partial block goes on"
+            assert is_partial or len(node.tokens) == count * width, "a partial block with children"
         assert len(idle) == sum(not node.ref_count for node in nodes), "a lost node is evictable"
         for root in self._roots.values():
             assert root.ref_count == counted.pop(id(root), 0), "a root's references"

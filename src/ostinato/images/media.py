@@ -2,7 +2,7 @@
 
 A URL in a prompt is a request that a client makes from inside the operator's network. So nothing
 is fetched unless the operator names domains, and then only from public addresses: each is checked
-where its socket is made, so that redirects, other notations and second DNS answers change nothing.
+when its socket is made, which redirects, other notations and second DNS answers cannot avoid.
 """
 
 import asyncio

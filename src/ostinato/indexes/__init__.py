@@ -1,4 +1,4 @@
-"""The hash index: prefixes found by chained digest, as in vLLM; the reference beside the tree.
+"""The hash index: prefixes found by chained digest, as in vLLM; an alternative to the radix tree.
 
 Files in reading order:
 

@@ -2,7 +2,7 @@
 
 A map from digest to content, as in vLLM: a match hashes block after block and stops at the
 first digest that is not there. Digests may collide by malice or bad luck, so each candidate's
-parent and tokens are compared as well; by induction a hit is exact whatever the digest.
+parent and tokens are compared as well; by induction a hit is exact with any digest.
 
 ::
 
@@ -113,7 +113,7 @@ class HashIndex:
         if num_tokens % self.block_size:
             return self._publish_partial(path, key, blocks[0], num_tokens)
         first, last = len(path.copies), len(path.copies) + len(blocks)
-        self._hasher.digests(key, last)  # whatever it raises, nothing has changed
+        self._hasher.digests(key, last)  # if it raises, nothing has changed
         policy, now_s = self._pool.shares.policy_of(key.identity.owner), self._pool.now()
         num_known, duplicates = 0, list[tuple[int, BlockId]]()
         uses, left = 0, 0  # what is remembered, and of how many more blocks
@@ -170,7 +170,7 @@ class HashIndex:
         return Removal(array("i", [entry.block]), self._remove(entry))
 
     def runs(self) -> Iterator[CachedRun]:
-        """Walk all contents but the roots; the copies of one are one run."""
+        """Iterate over all contents but the roots; the copies of one are one run."""
         return (CachedRun(parent, content.copies) for parent, content in walk(self._roots.values()))
 
     def check(self, paths: "list[HashPath]", sources: Sequence[CacheEntry] = ()) -> None:
@@ -190,8 +190,8 @@ class HashIndex:
             assert content.copies and parent is not None, "a content without a copy"
             parted = parent.copies and parent.identity.tenant != content.identity.tenant
             is_held = any(copy.ref_count for copy in parent.copies)
-            assert not parted or is_held, "content after a public prefix that may go"
-            assert content.digest is not None or not content.children, "a partial block goes on"
+            assert not parted or is_held, "an idle public prefix has content after it"
+            assert content.digest is not None or not content.children, "a partial block as parent"
             known = self._contents.get(content.digest, []) if content.digest else [content]
             assert content in known, "a content has lost its digest"
         num_named = sum(content.digest is not None for content in contents)
@@ -202,7 +202,7 @@ class HashIndex:
             assert num_paths or root.children, "an empty root was left behind"
 
     def _find(self, parent: CachedContent, key: PrefixKey, index: int) -> CachedContent | None:
-        """Look a block up by digest; compare parent and tokens, whatever the digest says."""
+        """Look a block up by digest; parent and tokens are compared as well."""
         digest = self._hasher.digests(key, index + 1)[index]
         for content in self._contents.get(digest, ()):
             if content.parent is parent and content.name == key.block_name(index, self.block_size):
