@@ -13,7 +13,7 @@ Files in reading order:
 * ``states/``: layers with a state: Mamba, linear attention
 * ``attention/``: attention over scattered blocks, one file per backend
 * ``lora``: assigns LoRA updates to the rows of a step
-* ``lora_records``: adds LoRA updates to the outputs of linear layers
+* ``lora_updates``: adds LoRA updates to the outputs of linear layers
 * ``lora_config``: reads and checks an adapter's config
 * ``lora_files``: loads an adapter of ``peft``, and checks that it fits the model
 * ``model_call``: calls a model

@@ -21,7 +21,7 @@ from transformers.pytorch_utils import Conv1D
 from ostinato.core.errors import RequestError
 from ostinato.runner.lora import LoraAdapter, LoraLayer, PackedLoraLayer, pack_layers
 from ostinato.runner.lora_config import WEIGHTS_FILE, LoraConfig, read_config
-from ostinato.runner.lora_records import can_pack
+from ostinato.runner.lora_updates import can_pack
 
 _HEAD_BYTES = 2**23
 """Most bytes of the head of a file of weights: each tensor takes some 150 of them."""

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from ostinato.runner.attention.registration import STEP_KEYWORD, LayerAttention
 from ostinato.runner.inputs import Ints
 from ostinato.runner.lora import LoraAdapter, StepAdapters
-from ostinato.runner.lora_records import add_updates
+from ostinato.runner.lora_updates import add_updates
 from ostinato.runner.states.mixers import bind_mixers
 
 
