@@ -36,8 +36,7 @@ Files in reading order:
 * ``pretrained``: reads config, weights and tokenizer with ``transformers``
 * ``model_loader``: loads a model, and checks that it can be served correctly
 * ``model_support``: checks that a model can be served correctly
-* ``quantization``: checks that a quantized checkpoint computes each token by itself
-* ``row_watch``: checks that each layer of a quantized checkpoint computes each row by itself
+* ``quantization``: checks that a quantized checkpoint computes each token independently
 * ``rounding``: measures how far logits move by rounding alone
 * ``probe``: compares our attention with the model's own before serving
 * ``memory``: computes how many blocks fit

@@ -39,8 +39,7 @@ from ostinato.runner.pretrained import (
     torch_dtype,
 )
 from ostinato.runner.probe import probe_model
-from ostinato.runner.quantization import check_quantization
-from ostinato.runner.row_watch import quantization_settings
+from ostinato.runner.quantization import check_quantization, quantization_settings
 from ostinato.runner.settings import AttentionName, DtypeName, ForwardName, QuantizationName
 from ostinato.runner.states.store import StateSpec
 from ostinato.runner.vision import Vision, load_vision, take_encoder
