@@ -241,7 +241,7 @@ class ScenarioChecks(StepChecks):
         """What was promised would hit, now and under any pressure."""
         for promise in self.leases.values():
             key = promise.key
-            match = self._cache.manager.match_first(key, promise.num_tokens)
+            match = self._cache.manager.match(key, promise.num_tokens)
             assert match.num_shared_tokens == promise.num_tokens, "a leased block is gone"
         assert self._cache.admin.num_leases >= len(self.leases), "a lease is gone"
 

@@ -227,7 +227,7 @@ def holdings(cache: TinyCache) -> dict[bytes, Holdings]:
     """Recount every tenant's blocks from contents and tables; ``d`` has no account of its own."""
     found = {}
     contents = list(cached_blocks(cache.manager.index))
-    live = [*(s.table for s in cache.sequences.values()), *cache.manager.pinned_tables]
+    live = [*(s.table for s in cache.sequences.values()), *cache.manager.tables.pinned.values()]
     for tenant in TENANTS:
         mine = [c for c in contents if c.parent.startswith(Identity(tenant=tenant).encoded)]
         private = sum(len(table.private_blocks) for table in live if table.tenant == tenant)

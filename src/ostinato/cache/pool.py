@@ -16,7 +16,7 @@ from typing import Protocol
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.eviction import BlockShares, RequestSummary
-from ostinato.cache.observer import Eviction, EvictionCause, Observers
+from ostinato.cache.observer import CacheObserver, Eviction, EvictionCause
 from ostinato.cache.prefix_index import CachedRun, Removal
 from ostinato.core.ids import BlockId
 
@@ -46,7 +46,7 @@ class BlockPool:
         num_blocks: int,
         shares: BlockShares,
         clock: Callable[[], float],
-        observers: Observers,
+        observers: Sequence[CacheObserver],
         group: int = 0,
     ) -> None:
         """Make a pool in which every block is unused.
@@ -57,8 +57,7 @@ class BlockPool:
         self.shares = shares
         self.num_allocated = 0
         self.now = clock
-        self._on_reuse = () if group else observers.on_reuse
-        self._on_evict = observers.on_evict
+        self._observers = observers
         self._group = group
         self._tick = 0
         self._unused = array("i", range(num_blocks - 1, -1, -1))  # given away from the end on
@@ -159,10 +158,10 @@ class BlockPool:
         contents: Contents,
     ) -> "array[int]":
         removal = contents.evict(entry, most)
-        if self._on_evict:
+        if self._observers:
             eviction = Eviction(cause, entry, removal, table, self._group)
-            for notify in self._on_evict:
-                notify(eviction)
+            for observer in self._observers:
+                observer.on_evict(eviction)
         return removal.blocks
 
     # --- what indexes tell of their entries ---
@@ -177,8 +176,8 @@ class BlockPool:
         self.shares.remove(idle)
         for entry in idle:
             entry.uses += 1
-        for notify in self._on_reuse:
-            notify(idle, self.num_allocated)
+        for observer in () if self._group else self._observers:
+            observer.on_reuse(idle, self.num_allocated)
 
     def release(self, entries: Sequence[CacheEntry], summary: RequestSummary | None = None) -> None:
         """Count one holder less of entries of one sequence, tail first; without any they are idle.

@@ -275,7 +275,7 @@ class StateGroup(LayerGroup):
         own += [held.saving[1] for held in every if held.saving is not None]
         self.pool.check([*own, *(checkpoint.block for checkpoint in self._contents.values())])
 
-    # --- small print ---
+    # --- helpers ---
 
     def _find(self, key: PrefixKey, num_blocks: int) -> Checkpoint | None:
         """Return the checkpoint of a prefix of so many blocks; None for the beginning."""

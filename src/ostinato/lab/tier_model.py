@@ -204,7 +204,7 @@ class SimulatedLoads:
     def _put(self, manager: CacheManager, load: _Load) -> None:
         tokens = load.sequence.key.tokens[: load.end * manager.block_size]
         key = PrefixKey(load.sequence.key.identity, tokens)
-        match = replace(manager.match_first(key, len(key)), tail=None)
+        match = replace(manager.match(key, len(key)), tail=None)
         if match.num_shared_tokens == len(key):
             return
         context = RequestContext(is_sibling=True)

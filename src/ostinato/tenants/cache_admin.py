@@ -31,7 +31,7 @@ from ostinato.tenants.terms import (
 class Erasable(Protocol):
     """A room that remembers something of tenants."""
 
-    def forget(self, tenant: bytes) -> int:
+    def erase(self, tenant: bytes) -> int:
         """Erase what is kept of a tenant; returns the number of kept events."""
 
 
@@ -90,7 +90,7 @@ class CacheAdmin:
         """
         self._manager.tables.check_between_steps()
         self.expire()
-        match, size = self._manager.match_first(key, len(key)), self._manager.block_size
+        match, size = self._manager.match(key, len(key)), self._manager.block_size
         wanted, cached = len(key) // size, len(match.blocks)
         if not cached:
             return LeaseReceipt(LeaseStatus.REJECTED, reason=self._limits.nothing_to_hold(key))
@@ -162,7 +162,7 @@ class CacheAdmin:
         Effects: its leases end; kept events are removed, so that consumers start over. The KV
         store is the caller's to zero: see ``live_slots``.
         """
-        live = self._manager.live_tables
+        live = self._manager.tables.live.values()
         running = sum(table.key.identity.belongs_to(tenant) for table in live)
         if running:
             raise CacheInUse(
@@ -175,7 +175,7 @@ class CacheAdmin:
         self._public.remove(tenant)
         num_blocks = self._manager.remove(lambda entry: entry.identity.belongs_to(tenant))
         self._manager.settle()
-        num_events = sum(erasable.forget(tenant) for erasable in self._erasables)
+        num_events = sum(erasable.erase(tenant) for erasable in self._erasables)
         return EraseReceipt(num_blocks=num_blocks, num_leases=len(leases), num_events=num_events)
 
     def live_slots(self) -> list[dict[int, int]]:
@@ -188,7 +188,7 @@ class CacheAdmin:
                 for place, block in enumerate(entry.blocks):
                     live[block] = min(size, written - place * size)
             slots.append(live)
-        for table in [*self._manager.live_tables, *self._manager.pinned_tables]:
+        for table in [*self._manager.tables.live.values(), *self._manager.tables.pinned.values()]:
             held = [table.blocks, *(held.blocks for held in table.held)]
             for pool, live, blocks in zip(self._manager.pools, slots, held, strict=True):
                 for place, block in enumerate(blocks):
@@ -227,8 +227,8 @@ class CacheAdmin:
             )
         self._end_all()
         self._manager.remove(lambda entry: True)
-        for notify in self._manager.observers.on_clear:
-            notify(everything=True)
+        for observer in self._manager.observers:
+            observer.on_clear(everything=True)
 
     def _end(self, lease_id: LeaseId) -> bool:
         lease = self._leases.close(lease_id)

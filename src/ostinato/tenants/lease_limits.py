@@ -49,7 +49,7 @@ class LeaseLimits:
                 break
             count += 1
         if count < len(match.blocks):  # windows and states end where fewer do
-            count = len(self._manager.match_first(key, count * self._manager.block_size).blocks)
+            count = len(self._manager.match(key, count * self._manager.block_size).blocks)
         return count if self._windows_bindable(count) and self._is_state_bindable() else 0
 
     def _windows_bindable(self, num_blocks: int) -> bool:
