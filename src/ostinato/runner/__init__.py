@@ -25,7 +25,6 @@ Files in reading order:
 * ``compute_path``: describes how steps are computed here, and why not faster
 * ``logit_edits``, ``truncation``, ``randomness``, ``sampler``: choose the next token
 * ``logprobs``: log-probabilities of tokens
-* ``device``: resolves and checks a device name
 * ``fetched_models``: models from the package index, and their folder
 * ``gguf_file``: opens a GGUF file and checks that it can be loaded
 * ``gguf_codes``: the codes of a GGUF file for a model's linear layers
