@@ -148,7 +148,7 @@ class AdminApi:
         self._engine.recorder.tick()
         receipt = self._engine.cache.admin.erase(salt)
         self._engine.grammars.forget(salt.decode(errors="replace"))
-        num_texts = self._engine.prompts.forget_texts(salt)
+        num_texts = self._engine.prompts.remove_texts(salt)
         self._engine.audit.forget(salt)
         if self._engine.image_encoder is not None:
             self._engine.image_encoder.forget(salt)
@@ -177,7 +177,7 @@ class AdminApi:
         engine.recorder.tick()
         epoch = engine.cache.admin.new_epoch(engine.loaded.fingerprint)
         engine.recorder.on_new_epoch()
-        engine.prompts.forget_texts()
+        engine.prompts.remove_texts()
         if engine.image_encoder is not None:
             engine.image_encoder.forget(None)
         return epoch

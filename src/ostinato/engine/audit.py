@@ -138,7 +138,7 @@ class HitAudit:
         if self._running is not None and self._running.key.identity.adapter == adapter:
             self._running = None
 
-    def rest(self) -> bool:
+    def run_idle_work(self) -> bool:
         """Compute a chunk, or compare; returns whether there is more to do."""
         if self._running is None:
             if not self._waiting:

@@ -23,7 +23,6 @@ from ostinato.engine.adapters import Adapters
 from ostinato.engine.audit import HitAudit
 from ostinato.engine.caller import Owner
 from ostinato.engine.config import EngineConfig
-from ostinato.engine.identities import Identities
 from ostinato.engine.image_encoder import ImageEncoder
 from ostinato.engine.kv_events_publisher import publish_kv_events
 from ostinato.engine.open_tiers import open_tiers
@@ -31,11 +30,9 @@ from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.prompt_tokenizer import PromptTokenizer
 from ostinato.engine.public_prefixes import PublicPrefixes
 from ostinato.engine.recorder import Recorder
-from ostinato.engine.request_factory import RequestFactory
+from ostinato.engine.request_factory import Identities, RequestFactory
 from ostinato.engine.request_state import RequestState
-from ostinato.engine.request_validation import (
-    PreparedRequest,
-)
+from ostinato.engine.request_validation import PreparedRequest
 from ostinato.engine.setup import set_up
 from ostinato.engine.tier_stores import TierStores
 from ostinato.engine.tiered_cache import WAIT_S, TieredCache
@@ -264,12 +261,6 @@ class Engine:
         self.free_adapters()
         return state.output()
 
-    def discard(self, request_id: str) -> None:
-        """End a request without an output; unknown ids are ignored."""
-        self._cancel(RequestId(request_id))
-        self._states.pop(RequestId(request_id), None)
-        self.free_adapters()
-
     def reset_cache(self, preempt_running: bool = False) -> None:
         """Remove every cached prefix, between steps.
 
@@ -281,7 +272,7 @@ class Engine:
         if preempt_running:
             self.scheduler.preempt_all()
         self.cache.admin.reset()
-        self.prompts.forget_texts()
+        self.prompts.remove_texts()
         self.recorder.on_reset(preempt_running)
 
     @property

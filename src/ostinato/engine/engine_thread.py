@@ -163,9 +163,9 @@ class EngineThread:
     def _run_idle_work(self) -> bool:
         """Do a little of the work that waits for idle moments; returns whether there is more."""
         ghost, tiers = self.engine.cache.ghost, self.engine.tiers
-        if self.engine.audit.rest() or (ghost is not None and ghost.rest()):
+        if self.engine.audit.run_idle_work() or (ghost is not None and ghost.rest()):
             return True
-        return tiers is not None and tiers.rest()
+        return tiers is not None and tiers.run_idle_work()
 
     def _wait_for_turns(self, num_ended: int, step_s: float) -> None:
         """Give callers that were answered a moment to ask again, unless they never do."""

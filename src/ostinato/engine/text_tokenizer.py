@@ -1,4 +1,4 @@
-"""Tokenizes of a text only what is not known.
+"""Tokenizes only the part of a text that is not known.
 
 ::
 
@@ -6,9 +6,9 @@
                         ▲                                                                       │
                         └──────── note, when a request is taken; note_answer, when it ends ◄────┘
 
-What a model generated keeps its tokens (a tokenizer may make others of the same text, and then the
-cache would miss). All other text has the tokens that it has when all of it is tokenized at once:
-only ``TextBoundaries`` join parts.
+Generated text keeps its tokens: a tokenizer may split the same text otherwise, and then the cache
+would miss. All other text has the tokens that it has when the whole is tokenized at once, since
+parts are joined at ``TextBoundaries`` only.
 """
 
 import json
@@ -29,16 +29,16 @@ from ostinato.engine.tokenized_text import Places, TokenizedText
 
 @dataclass(frozen=True, slots=True)
 class PartlyTokenized:
-    """A text of which the beginning is known.
+    """A text whose beginning is known.
 
     Attributes:
         text: All of it, in UTF-8.
-        known: A text that begins like it.
-        end: Bytes that they have in common and that end at a boundary.
-        count: Tokens of the known text that stand for those.
+        known: A text with the same beginning.
+        end: Bytes that they have in common, up to a boundary.
+        count: Tokens of the known text for those bytes.
         width: Bytes of the special token that ends there; 0 if one begins there.
         tokens_between: Further tokens, before the rest.
-        is_cut: Whether the rest may be cut at boundaries; else it is tokenized at once.
+        is_cut: Whether the rest may be cut at boundaries.
     """
 
     text: bytes
@@ -65,12 +65,6 @@ class TextTokenizer:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, max_bytes: int) -> None:
-        """Know no text.
-
-        Args:
-            tokenizer: The model's.
-            max_bytes: What may be remembered.
-        """
         self._tokenizer = tokenizer
         self._table = TokenTable(tokenizer)
         self.boundaries = TextBoundaries.of(tokenizer)
@@ -133,7 +127,7 @@ class TextTokenizer:
 
     @property
     def takes_prompts(self) -> bool:
-        """Whether prompts that are no conversations can be put together of parts."""
+        """Whether plain prompts, too, can be composed of known and new parts."""
         return self._before is not None
 
     def with_special_tokens(self, known: TokenizedText) -> "array[int]":
@@ -142,7 +136,7 @@ class TextTokenizer:
         return array("I", self._before) + known.tokens
 
     def _cut(self, text: bytes, known: TokenizedText, num_alike: int) -> PartlyTokenized:
-        """Return how much of a text can be had from one that begins like it."""
+        """Return how much of a text can be taken from one with the same beginning."""
         places = known.boundaries.up_to(num_alike)
         end, count, width = 0, 0, 0
         if len(places.ends):
@@ -155,9 +149,9 @@ class TextTokenizer:
         return self._cut_answer(text, known, ends[-1]) or at_boundary if ends else at_boundary
 
     def _cut_answer(self, text: bytes, known: TokenizedText, end: int) -> PartlyTokenized | None:
-        """Cut an answer where a special token ends it in another text; None if not all is its own.
+        """Cut an answer where a special token ends it in another text; None if that is impossible.
 
-        Where that is within a token, as before a stop string, what is left of it is tokenized anew.
+        Within a token, as before a stop string, the rest of that token is tokenized again.
         """
         places = known.answer.up_to(end)
         if not places.ends:
@@ -179,7 +173,7 @@ class TextTokenizer:
         tokens: "array[int]",
         boundaries: Places,
     ) -> None:
-        """Tokenize what is left, part by part, each behind the special token before it."""
+        """Tokenize the rest in parts, each after the special token before it."""
         text, start, lead = partly.text, partly.end - partly.width, partly.width
         ends = self.boundaries.split(text, start)[bool(lead) :]
         if not ends or ends[-1][0] < len(text):
@@ -197,7 +191,7 @@ class TextTokenizer:
                 boundaries.add(end, len(tokens), width)
 
     def _add_answer(self, prompt: TokenizedText, answer: "array[int]") -> TokenizedText:
-        """Work out the text of an answer, and where another text may part from it."""
+        """Decode an answer, and note where another text may branch off."""
         detokenizer = Detokenizer(self._table, skip_special_tokens=False, prompt=prompt.tokens)
         end = len(prompt.text)
         boundaries, within, pieces = prompt.boundaries.up_to(end), Places(), [prompt.text]
@@ -207,13 +201,13 @@ class TextTokenizer:
             end += len(piece)
             letters = self._letters.get(token)
             if letters and piece.endswith(letters):
-                if len(piece) > len(letters):  # half a character before it ends with it
+                if len(piece) > len(letters):  # it also ends half a character before it
                     within.add(end - len(letters), count - 1)
                 boundaries.add(end, count, len(letters))
-            if piece and detokenizer.is_settled:
+            if piece and detokenizer.is_complete:
                 within.add(end, count)
         rest = detokenizer.finish().encode()
-        if rest:  # half a character, which nothing completes any more
+        if rest:  # half a character
             within.add(end + len(rest), len(prompt) + len(answer))
         text, tokens = b"".join([*pieces, rest]), prompt.tokens + answer
         generated = (*prompt.generated, (len(prompt), len(tokens)))
@@ -228,7 +222,7 @@ def _encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[bytes]) -> list[
         [text.decode() for text in texts],
         add_special_tokens=False,
         return_attention_mask=False,
-        verbose=False,  # that a prompt is too long is for admission to say
+        verbose=False,  # admission refuses a prompt that is too long
     )
     return list(encoded["input_ids"])
 
@@ -239,7 +233,7 @@ _POST_PROCESSORS = {
 
 
 def _special_tokens(tokenizer: Any) -> list[int] | None:
-    """Return what a tokenizer puts before each text; None if not known, or if it ends it too."""
+    """Return what a tokenizer puts before each text; None if unknown, or if it appends too."""
     processor = tokenizer.backend_tokenizer.post_processor
     state = {} if processor is None else json.loads(processor.__getstate__())
     kinds = {part.get("type") for part in (state, *state.get("processors", ())) if part}

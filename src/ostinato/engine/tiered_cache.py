@@ -2,7 +2,7 @@
 
 ::
 
-    add ──► loads (tier_loads)      step ──► begin_step, end_step      idle ──► rest
+    add ──► loads (tier_loads)      step ──► begin_step, end_step      idle ──► run_idle_work
     cache ──► stores (tier_stores)  lease, erase, close
 
 A prefix on a tier is named by everything that its bytes depend on, so that no other model, format
@@ -236,7 +236,7 @@ class TieredCache:
         if not self._scheduler.num_running:
             self.loads.wait(WAIT_S)
 
-    def rest(self) -> bool:
+    def run_idle_work(self) -> bool:
         """Write in an idle moment; returns whether there is more to do."""
         self.loads.drain()  # of requests that were cancelled
         self._write_lease_ends()

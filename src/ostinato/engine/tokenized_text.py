@@ -1,4 +1,4 @@
-"""A text with the tokens that stand for it, and the places where another text may part from it.
+"""A text with its tokens, and the places where another text may branch off.
 
 ::
 
@@ -42,26 +42,26 @@ class Places:
     widths: "array[int]" = field(default_factory=_row)
 
     def add(self, end: int, count: int, width: int | None = None) -> None:
-        """Put a place behind the others."""
+        """Append a place."""
         self.ends.append(end)
         self.counts.append(count)
         if width is not None:
             self.widths.append(width)
 
     def up_to(self, end: int) -> "Places":
-        """Return a copy of those that are no further on."""
+        """Return a copy of those at or before ``end``."""
         num = bisect_right(self.ends, end)
         return Places(self.ends[:num], self.counts[:num], self.widths[:num])
 
     @property
     def num_bytes(self) -> int:
-        """Of memory."""
+        """Memory of the arrays."""
         return TOKEN_BYTES * (len(self.ends) + len(self.counts) + len(self.widths))
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizedText(Sequence[int]):
-    """A row of token ids that knows which text it stands for.
+    """A row of token ids, with the text that it encodes.
 
     Attributes:
         text: In UTF-8.
@@ -78,7 +78,6 @@ class TokenizedText(Sequence[int]):
     generated: tuple[tuple[int, int], ...] = ()
 
     def __len__(self) -> int:
-        """Number of tokens."""
         return len(self.tokens)
 
     @overload
@@ -86,21 +85,19 @@ class TokenizedText(Sequence[int]):
     @overload
     def __getitem__(self, place: slice) -> "array[int]": ...
     def __getitem__(self, place: Any) -> Any:
-        """Return one id, or a row of them."""
         return self.tokens[place]
 
     def __iter__(self) -> Iterator[int]:
-        """Walk the ids."""
         return iter(self.tokens)
 
     @property
     def num_generated_tokens(self) -> int:
-        """Tokens that stand as a model generated them."""
+        """Tokens that a model generated."""
         return sum(stop - start for start, stop in self.generated)
 
     @property
     def num_bytes(self) -> int:
-        """Memory that it takes, about."""
+        """Approximate memory."""
         places = self.boundaries.num_bytes + self.answer.num_bytes
         return len(self.text) + TOKEN_BYTES * len(self.tokens) + places + _OVERHEAD_BYTES
 
