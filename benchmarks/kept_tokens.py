@@ -65,7 +65,7 @@ def schedule(engine: Engine, messages: list[dict[str, str]], keep_tokens: bool) 
         SamplingParams(max_tokens=1),
     )
     engine.add(made)
-    engine.cancel(made.request.request_id)
+    engine.discard(made.request.request_id)
     return len(made.request.prompt_token_ids)
 
 

@@ -262,7 +262,7 @@ class AsyncAdminApi:
 
     async def publish(self, name: str, prompt: Prompt) -> LeaseReceipt:
         """Compute a prefix once for several tenants, and hold it."""
-        made = await self._tokenizing.do(lambda: self._admin.publishable(name, prompt))
+        made = await self._tokenizing.run(lambda: self._admin.publishable(name, prompt))
         params = SamplingParams(max_tokens=1, detokenize=False)
         request = self._tokenizing.request
         async for _ in self._thread.stream(lambda: request(made, params, None, 0)):
@@ -292,4 +292,4 @@ class AsyncAdminApi:
                 await asyncio.sleep(0)  # answered between steps: one question per step
             yield cancelled
         finally:
-            thread.tell(lambda: engine.unblock_tenant(salt))
+            thread.run_later(lambda: engine.unblock_tenant(salt))

@@ -212,7 +212,7 @@ class AsyncLLM:
 
         Unknown ids are ignored: the request may have ended.
         """
-        self._thread.tell(lambda: self._thread.cancel(request_id))
+        self._thread.run_later(lambda: self._thread.cancel(request_id))
 
     async def reset_prefix_cache(self, preempt_running: bool = False) -> None:
         """Remove every cached prefix; running requests start again, if they are preempted.

@@ -55,7 +55,7 @@ def run_batch(
                 gate.check()
         finally:
             for request in made:  # those that were interrupted
-                engine.cancel(request.request.request_id)
+                engine.discard(request.request.request_id)
             engine.drain_tiers()
     finished = [outputs[request.request.request_id] for request in made]
     failed = [output for output in finished if output.error is not None]

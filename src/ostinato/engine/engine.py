@@ -36,7 +36,6 @@ from ostinato.engine.request_validation import PreparedRequest
 from ostinato.engine.setup import set_up
 from ostinato.engine.tier_stores import TierStores
 from ostinato.engine.tiered_cache import WAIT_S, TieredCache
-from ostinato.engine.token_table import TokenTable
 from ostinato.errors import RequestError
 from ostinato.observe.counters import CacheStats
 from ostinato.runner.model_loader import LoadedModel
@@ -110,8 +109,6 @@ class Engine:
         self.audit = HitAudit(config.audit_share, config.audit_quarantine, self.runner, self.cache)
         self.is_computing = False
         self._clock = clock
-        tokenizer = self.loaded.tokenizer
-        self._tokens = None if tokenizer is None else TokenTable(tokenizer)
         self.prompts = PromptTokenizer(self.loaded, config, self.public_prefixes)
         self.texts, self.image_prompts = self.prompts.texts, self.prompts.images
         kv_dtype = self.runner.kv_stores[0].dtype
@@ -173,7 +170,7 @@ class Engine:
         self.recorder.tick()
         self.scheduler.add(made.request, made.seeds)
         self.recorder.on_added(made.request, made.arrival_s)
-        state = RequestState(made, self._tokens)
+        state = RequestState(made, None if self.texts is None else self.texts.table)
         self._states[made.request.request_id] = state
         if self.image_encoder is not None and made.images:
             [sequence] = self.scheduler.requests.live[made.request.request_id]
@@ -260,6 +257,12 @@ class Engine:
         self.prompts.note_answers(state)
         self.free_adapters()
         return state.output()
+
+    def discard(self, request_id: str) -> None:
+        """End a request without an output, also after a bug in making it; ignores unknown ids."""
+        self._cancel(RequestId(request_id))
+        self._states.pop(RequestId(request_id), None)
+        self.free_adapters()
 
     def reset_cache(self, preempt_running: bool = False) -> None:
         """Remove every cached prefix, between steps.

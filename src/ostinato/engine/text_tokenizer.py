@@ -59,14 +59,15 @@ class TextTokenizer:
     """Tokenizes texts for one model, and remembers them; safe in any thread.
 
     Attributes:
+        table: The text of each token.
         boundaries: Where texts may be cut.
-        known: What is remembered.
+        known: Texts with their tokens.
         num_tokenized_bytes: Bytes of text that went through the tokenizer so far.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, max_bytes: int) -> None:
         self._tokenizer = tokenizer
-        self._table = TokenTable(tokenizer)
+        self.table = TokenTable(tokenizer)
         self.boundaries = TextBoundaries.of(tokenizer)
         self._letters = {token_id: text for text, token_id in self.boundaries.ids.items()}
         self._widest = max(map(len, self._letters.values()), default=0)
@@ -161,7 +162,7 @@ class TextTokenizer:
             return PartlyTokenized(text, known, end, count)
         [tokens] = _encode(self._tokenizer, [part])
         before = known.tokens[max(0, count - 8) : count]
-        detokenizer = Detokenizer(self._table, skip_special_tokens=False, prompt=before)
+        detokenizer = Detokenizer(self.table, skip_special_tokens=False, prompt=before)
         if (detokenizer.append(tokens) + detokenizer.finish()).encode() != part:
             return None  # such as one that puts a space before each text
         return PartlyTokenized(text, known, end, count, tokens_between=tuple(tokens))
@@ -192,7 +193,7 @@ class TextTokenizer:
 
     def _add_answer(self, prompt: TokenizedText, answer: "array[int]") -> TokenizedText:
         """Decode an answer, and note where another text may branch off."""
-        detokenizer = Detokenizer(self._table, skip_special_tokens=False, prompt=prompt.tokens)
+        detokenizer = Detokenizer(self.table, skip_special_tokens=False, prompt=prompt.tokens)
         end = len(prompt.text)
         boundaries, within, pieces = prompt.boundaries.up_to(end), Places(), [prompt.text]
         for count, token in enumerate(answer, len(prompt) + 1):
