@@ -32,7 +32,7 @@ def remove_adapter(engine: Engine, lora_id: int | str) -> bool:
     """Unload an adapter by its number or name, between steps; returns whether there was one.
 
     Effects: requests that have it finish, and publish nothing more; then its weights are freed.
-    What it has cached stays, for when the same content is loaded again.
+    What it has cached stays, in case the same content is loaded again.
     """
     for name, named in engine.adapters.by_name.items():
         if lora_id in (name, named.request.lora_int_id):
@@ -66,11 +66,7 @@ def with_adapters(
 
 
 def check_adapter_request(request: object) -> None:
-    """Refuse what is no ``LoRARequest``.
-
-    Raises:
-        RequestError: It is none.
-    """
+    """Raise ``RequestError`` for other types than ``LoRARequest``."""
     if not isinstance(request, LoRARequest):
         raise RequestError(f"lora_request={request!r:.80}: must be a LoRARequest")
 
@@ -95,5 +91,5 @@ def _add(engine: Engine, named: NamedAdapter) -> None:
 
 def _end(engine: Engine, adapter: LoraAdapter) -> None:
     if engine.adapters.end(adapter, engine.cache.manager.live_tables):
-        engine.audit.forget_adapter(adapter.digest)
+        engine.audit.remove_adapter(adapter.digest)
     engine.free_adapters()

@@ -70,27 +70,18 @@ class Adapters(CacheObserver):
     """
 
     def __init__(self, config: EngineConfig, held: dict[bytes, LoraAdapter]) -> None:
-        """Start without one.
-
-        Args:
-            config: The engine's.
-            held: Adapters by digest, as the runner finds them; changed here alone.
-        """
+        """Start with ``held``, the runner's adapters by digest, which is changed here alone."""
         self.by_name: dict[str, NamedAdapter] = {}
         self._config, self._held = config, held
         self._ending: set[bytes] = set()  # unloaded, with requests that have not ended
 
     @property
     def num_bytes(self) -> int:
-        """Memory of all weights, of those included that are about to go."""
+        """Memory of all weights, including those of unloaded adapters that requests still use."""
         return sum(adapter.num_bytes for adapter in self._held.values())
 
     def of(self, name: str) -> LoraAdapter:
-        """Return the adapter of a name.
-
-        Raises:
-            RequestError: None of that name is loaded.
-        """
+        """Return the adapter of a name; raises ``RequestError`` if it is not loaded."""
         named = self.by_name.get(name)
         if named is None:
             known = ", ".join(sorted(self.by_name)) or "none"
@@ -136,24 +127,18 @@ class Adapters(CacheObserver):
         return None if old is None else old.adapter
 
     def remove(self, name: str) -> LoraAdapter:
-        """Let no new request use an adapter.
-
-        Raises:
-            RequestError: None of that name is loaded.
-        """
-        adapter = self.of(name)
-        del self.by_name[name]
-        return adapter
+        """Let no new request use an adapter, and return it."""
+        return self.by_name.pop(name).adapter
 
     def end(self, adapter: LoraAdapter, tables: list[BlockTable]) -> bool:
         """Publish nothing more of an adapter, unless another name has the same content.
 
         Args:
-            adapter: It has lost a name.
+            adapter: One of its names was removed.
             tables: Of running sequences.
 
         Returns:
-            Whether it has no name any more.
+            Whether it has no other name.
         """
         if self.is_usable(adapter.digest):
             return False

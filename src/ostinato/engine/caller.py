@@ -62,7 +62,6 @@ class CallGate:
     """Lets one call at a time into an engine; the next may come from another thread."""
 
     def __init__(self, owner: Owner) -> None:
-        """Guard an engine of one process."""
         self._owner = owner
         self._is_free = threading.Lock()
         self._call = ""

@@ -192,7 +192,7 @@ class GrammarCompiler:
         table = TokenTable(self._loaded.require_tokenizer())
         return DelayedConstraint(constraint.copy(), wanted, table)
 
-    def forget(self, tenant: str) -> None:
+    def remove_tenant(self, tenant: str) -> None:
         """Remove everything compiled for a tenant, whatever its clients added to its salt."""
         with self._guard:
             for salt in [salt for salt in self._compiled if is_salt_of(salt, tenant)]:

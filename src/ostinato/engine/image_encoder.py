@@ -110,8 +110,8 @@ class ImageEncoder:
         if self._begun:
             self._thread.wait_for(lambda: bool(self._thread.done), seconds)
 
-    def forget(self, tenant: bytes | None) -> None:
-        """Forget what was made of a tenant's images; with None of all, after new weights."""
+    def remove_outputs(self, tenant: bytes | None) -> None:
+        """Remove the outputs of a tenant's images; with None all, after new weights."""
         if tenant is None:
             self._start_over()
         wanted = self._wanted()

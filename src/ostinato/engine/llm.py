@@ -275,7 +275,7 @@ class LLM:
             Whether all, a part or nothing of it is held, and the reason.
 
         Raises:
-            RequestError: It is no prompt of this model.
+            RequestError: It is not a prompt of this model.
         """
         return AdminApi(self.engine).lease(parse_prompt(prompt), terms)
 
@@ -367,9 +367,7 @@ class LLM:
         self._engine = None
 
     def __enter__(self) -> "LLM":
-        """Return itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close."""
         self.close()
