@@ -151,22 +151,14 @@ class DeferredSigint:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Restore Python's handler.
-
-        Raises:
-            KeyboardInterrupt: One is pending, and nothing else is being raised.
-        """
+        """Restore Python's handler, and raise a pending Ctrl-C unless another error is raised."""
         if self._is_installed:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         if error is None:
             self.check()
 
     def check(self) -> None:
-        """Raise a pending Ctrl-C.
-
-        Raises:
-            KeyboardInterrupt: One is pending.
-        """
+        """Raise ``KeyboardInterrupt`` if a Ctrl-C is pending."""
         if self._is_pending:
             self._is_pending = False
             raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""Which settings of an engine are refused: each alone, then those that contradict each other."""
+"""Checks the settings of an engine: each alone, then those that contradict each other."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -107,7 +107,7 @@ def _check_each(settings: EngineSettings) -> None:
 
 
 def _check_native_attention(settings: EngineSettings) -> None:
-    """Refuse ``native`` where the library can never compute."""
+    """Refuse ``native`` for settings that the library does not support."""
     if settings.attention != "native":
         return
     block_size = settings.block_size
@@ -130,7 +130,7 @@ def _check_native_attention(settings: EngineSettings) -> None:
 
 
 def _check_quantization(settings: EngineSettings) -> None:
-    """Refuse quantized weights where they could never be computed with."""
+    """Refuse quantized weights for settings that cannot use them."""
     quantization = settings.quantization
     if quantization is None:
         return

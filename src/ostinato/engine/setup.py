@@ -1,7 +1,7 @@
 """Loads an engine's model and sizes its pools.
 
-A number of blocks is used for every group of layers. Bytes, given or a share of the
-machine's memory, are split by ``hybrid.pool_sizes``, between states and blocks first.
+A given number of blocks applies to every group of layers. A number of bytes, given or a share of
+the free memory, is split by ``hybrid.pool_sizes``, between states and blocks first.
 """
 
 import logging
@@ -30,7 +30,7 @@ from ostinato.settings import StateConfig, WindowConfig, window_blocks
 logger = logging.getLogger("ostinato")
 
 _MOST_CHECKPOINTS = 4096
-"""Unless ``num_state_slots`` is set: finding the one to evict takes time with their number."""
+"""Unless ``num_state_slots`` is set: the time to find the one to evict grows with their number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ def size_pools(
 def size_states(
     config: EngineConfig, scheduling: SchedulerConfig, loaded: LoadedModel, block_bytes: int
 ) -> StateConfig | None:
-    """Say how many states the pool shall have; None for a model without.
+    """Return how many states the pool has; None for a model without.
 
     Raises:
         ConfigError: Not two of them fit, the model has no use for those that are configured, or
@@ -178,8 +178,7 @@ def size_states(
     running = 2 * scheduling.max_num_seqs
     memory, _ = memory_for(config.kv_cache_memory, loaded.device)
     if config.num_blocks is None:
-        args = memory, block_bytes, state_bytes, config.block_size, scheduling
-        _, slots = split_states(*args)
+        _, slots = split_states(memory, block_bytes, state_bytes, config.block_size, scheduling)
     else:
         checkpoints = config.num_blocks * config.block_size // TOKENS_PER_CHECKPOINT
         slots = min(running + checkpoints, memory // state_bytes)

@@ -52,8 +52,8 @@ class WeightUpdate:
         """Overwrite a model's weights in place.
 
         Returns:
-            The same model with its new fingerprint. That of a whole checkpoint is what a new
-            engine would have; that of a part also depends on the weights before.
+            The same model with its new fingerprint: of a whole checkpoint the same as in a new
+            engine; of a part, it also depends on the weights before.
         """
         replace_weights(loaded.model, self.tensors)
         if loaded.vision is not None and self.vision is not None:
@@ -92,7 +92,7 @@ def read_weights(source: WeightSource, loaded: LoadedModel) -> WeightUpdate:
     _check_checkpoint(tensors, loaded, fresh.path)
     quantization = str(loaded.quantization or "")
     digest = quantized_fingerprint(fresh.fingerprint, quantization)
-    # What was quantized by another is quantized anew here, by its format alone.
+    # A checkpoint that came quantized is quantized again here, by its format alone.
     is_complete = loaded.quantization is None or loaded.quantization.stored is None
     return WeightUpdate(tensors, digest, is_complete, fresh.vision)
 
@@ -133,8 +133,9 @@ def _check_tied(given: Mapping[str, Tensor], kept: Mapping[str, WeightRef]) -> N
 
 def _check_same_config(fresh: LoadedModel, loaded: LoadedModel) -> None:
     """Refuse a checkpoint with another config."""
-    new, old = (_relevant(model.config.to_dict()) for model in (fresh, loaded))
-    changed = sorted(key for key in {*new, *old} if new.get(key) != old.get(key))
+    new, old = fresh.config.to_dict(), loaded.config.to_dict()
+    relevant = {*new, *old} - _IRRELEVANT
+    changed = sorted(key for key in relevant if new.get(key) != old.get(key))
     if changed:
         key = changed[0]
         raise ConfigError(
@@ -156,10 +157,6 @@ def _check_checkpoint(tensors: Mapping[str, Tensor], loaded: LoadedModel, path: 
                 f"{tuple(tensors[name].shape)}, but the model's is {kept[name].dtype} of shape "
                 f"{tuple(kept[name].shape)}"
             )
-
-
-def _relevant(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in config.items() if key not in _IRRELEVANT}
 
 
 def _digest(tensors: Mapping[str, Tensor]) -> bytes:
