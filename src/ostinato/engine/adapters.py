@@ -6,7 +6,7 @@ requests that have it finish and publish nothing more; its weights are freed wit
 """
 
 from array import array
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from stat import S_ISREG
@@ -49,17 +49,11 @@ class LoRARequest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NamedAdapter:
-    """An adapter under its name.
+    """An adapter under its name."""
 
-    Attributes:
-        request: Its name, number and path.
-        adapter: Its weights.
-        stamp: Sizes and times of its files when they were read.
-    """
-
-    request: LoRARequest
+    request: LoRARequest  # its name, number and path
     adapter: LoraAdapter
-    stamp: tuple[tuple[int, int], ...]
+    stamp: tuple[tuple[int, int], ...]  # sizes and times of its files when they were read
 
 
 class Adapters(CacheObserver):
@@ -130,7 +124,7 @@ class Adapters(CacheObserver):
         """Let no new request use an adapter, and return it."""
         return self.by_name.pop(name).adapter
 
-    def end(self, adapter: LoraAdapter, tables: list[BlockTable]) -> bool:
+    def end(self, adapter: LoraAdapter, tables: Iterable[BlockTable]) -> bool:
         """Publish nothing more of an adapter, unless another name has the same content.
 
         Args:

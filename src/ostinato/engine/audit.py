@@ -50,46 +50,27 @@ CHUNK_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class AuditFinding:
-    """A prefix whose cached keys or values differ from those that the model computes.
+    """A prefix whose cached keys or values differ from those that the model computes."""
 
-    Attributes:
-        num_tokens: Tokens that were compared.
-        first_token: The first of them that differs.
-        layers: Layers in which any differ.
-        cached_blocks: The cache's blocks, one table per group of layers.
-        computed_blocks: The blocks that they were compared with, in a store of their own.
-        num_removed: Blocks that were removed from the cache for it.
-    """
-
-    num_tokens: int
-    first_token: int
-    layers: tuple[int, ...]
-    cached_blocks: tuple[tuple[int, ...], ...]
-    computed_blocks: tuple[int, ...]
-    num_removed: int = 0
+    num_tokens: int  # tokens that were compared
+    first_token: int  # the first of them that differs
+    layers: tuple[int, ...]  # layers in which any differ
+    cached_blocks: tuple[tuple[int, ...], ...]  # the cache's blocks, one table per group of layers
+    computed_blocks: tuple[int, ...]  # those that they were compared with
+    num_removed: int = 0  # blocks that were removed from the cache for it
 
 
 @dataclass(frozen=True, slots=True)
 class AuditCounts:
-    """What audits have found since the start.
+    """What audits have found since the start."""
 
-    Attributes:
-        num_drawn: Hits that were drawn.
-        num_same: Compared, and equal.
-        num_different: Compared, and different.
-        num_gone: Not compared, since the cache had evicted or removed them.
-        num_tokens: Tokens that were compared.
-        num_removed: Blocks removed by quarantines.
-        findings: The last few that differed.
-    """
-
-    num_drawn: int = 0
-    num_same: int = 0
-    num_different: int = 0
-    num_gone: int = 0
-    num_tokens: int = 0
-    num_removed: int = 0
-    findings: tuple[AuditFinding, ...] = ()
+    num_drawn: int = 0  # hits that were drawn
+    num_same: int = 0  # compared, and equal
+    num_different: int = 0  # compared, and different
+    num_gone: int = 0  # not compared, since the cache had evicted or removed them
+    num_tokens: int = 0  # tokens that were compared
+    num_removed: int = 0  # blocks removed by quarantines
+    findings: tuple[AuditFinding, ...] = ()  # the last few that differed
 
 
 class HitAudit:
@@ -151,7 +132,7 @@ class HitAudit:
             if not self._waiting:
                 return False
             key = self._waiting.popleft()
-            if self._cache.manager.match_first(key, len(key.tokens)).num_tokens < len(key.tokens):
+            if self._cache.manager.match(key, len(key.tokens)).num_tokens < len(key.tokens):
                 self._count(num_gone=1)
             else:
                 self._running = _Recomputation(key, self._runner)

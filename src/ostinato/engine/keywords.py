@@ -17,15 +17,10 @@ ClassT = TypeVar("ClassT")
 
 @dataclass(frozen=True, slots=True)
 class Unsupported:
-    """A keyword that vLLM has and Ostinato does not.
+    """A keyword that vLLM has and Ostinato does not."""
 
-    Attributes:
-        instead: The reason, and what to use instead.
-        harmless: Values that change nothing.
-    """
-
-    instead: str
-    harmless: tuple[object, ...] = (None,)
+    instead: str  # the reason, and what to use instead
+    harmless: tuple[object, ...] = (None,)  # values that change nothing
 
     def accepts(self, value: object) -> bool:
         """Whether a value changes nothing."""

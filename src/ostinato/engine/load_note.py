@@ -32,30 +32,17 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class LoadNote:
-    """What a tier had of a prompt, and how much of it was loaded.
+    """What a tier had of a prompt, and how much of it was loaded."""
 
-    Attributes:
-        tier: Its name; of several, the first.
-        start: Position of the first token that the pool did not have.
-        found: Position after the last token that the tier had.
-        loaded: What was loaded, in token order: from where, and the positions of its first token
-            and after its last.
-        leased: Position after the last loaded token under a lease; 0 without one.
-        keep_until: Wall-clock end of that lease.
-        refresh_s: How long each use keeps it from then on; 0 if uses do not move its end.
-        fault: Why the load ended early; None if it did not.
-        is_cheaper_to_compute: Whether nothing was loaded because computing is faster.
-    """
-
-    tier: str
-    start: int
-    found: int
-    loaded: tuple[tuple[str, int, int], ...] = ()
-    leased: int = 0
-    keep_until: float = 0.0
-    refresh_s: float = 0.0
-    fault: LoadFault | None = None
-    is_cheaper_to_compute: bool = False
+    tier: str  # its name; of several, the first
+    start: int  # position of the first token that the pool did not have
+    found: int  # position after the last token that the tier had
+    loaded: tuple[tuple[str, int, int], ...] = ()  # from where, and which positions, in token order
+    leased: int = 0  # position after the last loaded token under a lease; 0 without one
+    keep_until: float = 0.0  # wall-clock end of that lease
+    refresh_s: float = 0.0  # how long each use keeps it from then on; 0 if uses do not move its end
+    fault: LoadFault | None = None  # why the load ended early; None if it did not
+    is_cheaper_to_compute: bool = False  # whether nothing was loaded because computing is faster
 
     @property
     def end(self) -> int:

@@ -24,17 +24,11 @@ LEAST_SECRET_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class OpenTiers:
-    """The tiers of an engine, and how blocks get there.
+    """The tiers of an engine, and how blocks get there."""
 
-    Attributes:
-        tier: A single one, or a chain in the order of their speed.
-        copies: Between the pool and host memory.
-        most_extent_bytes: The longest record that all of them accept.
-    """
-
-    tier: KVTier
-    copies: BlockCopies
-    most_extent_bytes: int
+    tier: KVTier  # a single one, or a chain in the order of their speed
+    copies: BlockCopies  # between the pool and host memory
+    most_extent_bytes: int  # the longest record that all of them accept
 
 
 def open_tiers(config: EngineConfig, runner: ModelRunner, listener: TierListener) -> OpenTiers:

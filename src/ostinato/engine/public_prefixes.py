@@ -19,17 +19,11 @@ ALL_PUBLIC = "*"
 
 @dataclass(frozen=True, slots=True)
 class PublishedPrefix:
-    """One published prefix.
-
-    Attributes:
-        name: Its name.
-        tokens: Its tokens, in whole blocks.
-        is_held: Whether it is in the cache; if not, it has to be published again.
-    """
+    """One published prefix."""
 
     name: str
-    tokens: "array[int]"
-    is_held: bool
+    tokens: "array[int]"  # its tokens, in whole blocks
+    is_held: bool  # whether it is in the cache; if not, it has to be published again
 
 
 def salt_of_public(name: str) -> bytes:

@@ -32,25 +32,15 @@ _CUT_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """A request that passed every check and may be added.
+    """A request that passed every check and may be added."""
 
-    Attributes:
-        request: As the scheduler takes it.
-        params: Its sampling parameters, with those that concern text.
-        prompt: The text, if it was given as one.
-        seeds: One per continuation.
-        arrival_s: By the engine's clock.
-        known: The text of its prompt with its tokens, to be remembered; None if it is not.
-        images: Among its tokens.
-    """
-
-    request: Request
-    params: SamplingParams
-    prompt: str | None
-    seeds: tuple[int, ...]
-    arrival_s: float
-    known: TokenizedText | None = None
-    images: tuple[ServedImage, ...] = ()
+    request: Request  # as the scheduler takes it
+    params: SamplingParams  # its sampling parameters, with those that concern text
+    prompt: str | None  # the text, if it was given as one
+    seeds: tuple[int, ...]  # one per continuation
+    arrival_s: float  # by the engine's clock
+    known: TokenizedText | None = None  # the prompt, if it is to be remembered
+    images: tuple[ServedImage, ...] = ()  # among its tokens
 
 
 def tokenize(

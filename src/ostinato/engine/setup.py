@@ -35,17 +35,11 @@ _MOST_CHECKPOINTS = 4096
 
 @dataclass(frozen=True, slots=True)
 class PoolSizes:
-    """Blocks per group, and slots of states.
+    """Blocks per group, and slots of states."""
 
-    Attributes:
-        num_blocks: Of group 0.
-        windows: Of each window.
-        states: Of layers that carry one; None if there are none.
-    """
-
-    num_blocks: int
-    windows: tuple[WindowConfig, ...] = ()
-    states: StateConfig | None = None
+    num_blocks: int  # of group 0
+    windows: tuple[WindowConfig, ...] = ()  # of each window
+    states: StateConfig | None = None  # of layers that carry one; None if there are none
 
     @property
     def all(self) -> list[int]:
@@ -55,21 +49,13 @@ class PoolSizes:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """A model that is ready to run.
-
-    Attributes:
-        loaded: The model.
-        runner: Executes steps.
-        compute_path: How it does so, and why not faster.
-        sizes: Blocks per group of layers.
-        scheduling: Settings of the scheduler.
-    """
+    """A model that is ready to run."""
 
     loaded: LoadedModel
-    runner: ModelRunner
-    compute_path: ComputePath
-    sizes: PoolSizes
-    scheduling: SchedulerConfig
+    runner: ModelRunner  # executes steps
+    compute_path: ComputePath  # how it does so, and why not faster
+    sizes: PoolSizes  # blocks per group of layers
+    scheduling: SchedulerConfig  # settings of the scheduler
 
 
 def set_up(config: EngineConfig) -> Setup:

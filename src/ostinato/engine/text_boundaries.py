@@ -41,17 +41,11 @@ _PRE_TOKENIZERS = {
 
 @dataclass(frozen=True, slots=True)
 class TextBoundaries:
-    """The tokens of one tokenizer after which a text may be cut.
+    """The tokens of one tokenizer after which a text may be cut."""
 
-    Attributes:
-        ids: Of each, by its letters in UTF-8.
-        pattern: Finds them in a text.
-        before: Matches those before which a text may be cut too: they take no white space there.
-    """
-
-    ids: dict[bytes, int]
-    pattern: re.Pattern[bytes]
-    before: re.Pattern[bytes]
+    ids: dict[bytes, int]  # of each, by its letters in UTF-8
+    pattern: re.Pattern[bytes]  # finds them in a text
+    before: re.Pattern[bytes]  # matches those that take no white space before them
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase) -> "TextBoundaries":

@@ -29,25 +29,15 @@ from ostinato.engine.tokenized_text import Places, TokenizedText
 
 @dataclass(frozen=True, slots=True)
 class PartlyTokenized:
-    """A text whose beginning is known.
+    """A text whose beginning is known."""
 
-    Attributes:
-        text: All of it, in UTF-8.
-        known: A text with the same beginning.
-        end: Bytes that they have in common, up to a boundary.
-        count: Tokens of the known text for those bytes.
-        width: Bytes of the special token that ends there; 0 if one begins there.
-        tokens_between: Further tokens, before the rest.
-        is_cut: Whether the rest may be cut at boundaries.
-    """
-
-    text: bytes
-    known: TokenizedText | None = None
-    end: int = 0
-    count: int = 0
-    width: int = 0
-    tokens_between: tuple[int, ...] = ()
-    is_cut: bool = True
+    text: bytes  # all of it, in UTF-8
+    known: TokenizedText | None = None  # a text with the same beginning
+    end: int = 0  # bytes that they have in common, up to a boundary
+    count: int = 0  # tokens of the known text for those bytes
+    width: int = 0  # bytes of the special token that ends there; 0 if one begins there
+    tokens_between: tuple[int, ...] = ()  # further tokens, before the rest
+    is_cut: bool = True  # whether the rest may be cut at boundaries
 
     @property
     def num_left(self) -> int:

@@ -243,7 +243,7 @@ class TierLoads:
         end, first = load.look_up.end_block, load.look_up.first_block
         sequence = load.sequence
         key = first_tokens(sequence.key, end * self._size)
-        match = replace(self._manager.match_first(key, end * self._size), tail=None)
+        match = replace(self._manager.match(key, end * self._size), tail=None)
         if len(match.blocks) >= end or len(match.blocks) < first:
             return True  # it was computed meanwhile, or its beginning was evicted
         assert load.look_up.refs

@@ -27,19 +27,12 @@ NUM_READERS = 2
 
 @dataclass(slots=True, eq=False)
 class LookUp:
-    """A look-up in flight.
+    """A look-up in flight."""
 
-    Attributes:
-        prefix: What is looked up.
-        first_block: The first block that the pool does not have.
-        refs: What tiers have from there on; None until it is known.
-        is_cancelled: Whether its request has ended.
-    """
-
-    prefix: Prefix
-    first_block: int
-    refs: list[ExtentRef] | None = None
-    is_cancelled: bool = False
+    prefix: Prefix  # what is looked up
+    first_block: int  # the first block that the pool does not have
+    refs: list[ExtentRef] | None = None  # what tiers have from there on; None until it is known
+    is_cancelled: bool = False  # whether its request has ended
 
     @property
     def num_blocks(self) -> int:
@@ -54,40 +47,24 @@ class LookUp:
 
 @dataclass(slots=True, eq=False)
 class Piece:
-    """What one thread reads at a time: an extent, or the needed part of it.
+    """What one thread reads at a time: an extent, or the needed part of it."""
 
-    Attributes:
-        ref: The extent.
-        blocks: Of the pool, to be filled.
-        num_skipped: Leading blocks of the extent that the pool has.
-        num_loaded: Leading blocks of ``blocks`` that were filled.
-        fault: Why not all of them.
-    """
-
-    ref: ExtentRef
-    blocks: abc.Sequence[int]
-    num_skipped: int = 0
-    num_loaded: int = 0
-    fault: LoadFault | None = None
+    ref: ExtentRef  # the extent
+    blocks: abc.Sequence[int]  # of the pool, to be filled
+    num_skipped: int = 0  # leading blocks of the extent that the pool has
+    num_loaded: int = 0  # leading blocks of ``blocks`` that were filled
+    fault: LoadFault | None = None  # why not all of them
 
 
 @dataclass(slots=True, eq=False)
 class Read:
-    """Pieces that are being read into the pool.
+    """Pieces that are being read into the pool."""
 
-    Attributes:
-        pieces: In token order.
-        deadline: By ``time.monotonic()``.
-        num_running: Threads that have not finished with it.
-        is_stopped: Whether the rest is not needed, or useless after a fault.
-        waiting: Pieces that no thread has begun.
-    """
-
-    pieces: list[Piece]
-    deadline: float
-    num_running: int = NUM_READERS
-    is_stopped: bool = False
-    waiting: deque[Piece] = field(init=False)
+    pieces: list[Piece]  # in token order
+    deadline: float  # by ``time.monotonic()``
+    num_running: int = NUM_READERS  # threads that have not finished with it
+    is_stopped: bool = False  # whether the rest is not needed, or useless after a fault
+    waiting: deque[Piece] = field(init=False)  # pieces that no thread has begun
 
     def __post_init__(self) -> None:
         self.waiting = deque(self.pieces)
@@ -101,27 +78,16 @@ class Read:
 
 @dataclass(slots=True, eq=False)
 class Load:
-    """The load of one request's prefix.
+    """The load of one request's prefix."""
 
-    Attributes:
-        sequence: The request's.
-        look_up: Its look-up in the tiers.
-        asked_s: When that began, by ``time.monotonic()``.
-        after: Another request's load of the same prefix, which it waits for.
-        table: Blocks to be filled, once they are allocated.
-        read: Fills them.
-        began_s: When that began.
-        note: The result; None if no tier had anything.
-    """
-
-    sequence: Sequence
-    look_up: LookUp
-    asked_s: float
-    after: "Load | None" = None
-    table: BlockTable | None = None
-    read: Read | None = None
-    began_s: float = 0.0
-    note: LoadNote | None = None
+    sequence: Sequence  # the request's
+    look_up: LookUp  # its look-up in the tiers
+    asked_s: float  # when that began, by ``time.monotonic()``
+    after: "Load | None" = None  # another request's load of the same prefix, which it waits for
+    table: BlockTable | None = None  # blocks to be filled, once they are allocated
+    read: Read | None = None  # fills them
+    began_s: float = 0.0  # when that began
+    note: LoadNote | None = None  # the result; None if no tier had anything
 
     @property
     def name(self) -> RequestId:

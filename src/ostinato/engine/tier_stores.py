@@ -74,21 +74,13 @@ PAUSES_S = {
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """A prefix that is to be written.
+    """A prefix that is to be written."""
 
-    Attributes:
-        key: The sequence.
-        num_tokens: Its first tokens, in whole blocks.
-        keep_until: Wall-clock end of its lease; 0 without one.
-        refresh_s: How long each use keeps it from then on; 0 if uses do not move the end.
-        first_block: Blocks before it are written, or belong to a public prefix.
-    """
-
-    key: PrefixKey
-    num_tokens: int
-    keep_until: float = 0.0
-    refresh_s: float = 0.0
-    first_block: int = 0
+    key: PrefixKey  # the sequence
+    num_tokens: int  # its first tokens, in whole blocks
+    keep_until: float = 0.0  # wall-clock end of its lease; 0 without one
+    refresh_s: float = 0.0  # how long each use keeps it from then on; 0 if uses do not move the end
+    first_block: int = 0  # blocks before it are written, or belong to a public prefix
 
 
 class TierStores(CacheObserver):
@@ -144,7 +136,7 @@ class TierStores(CacheObserver):
         self.fastest = seen[0].tier
         self.outlives_process = any(stats.tier != "host" for stats in seen)
         limit = max(stats.limit_bytes for stats in seen)
-        remember_for_tier(manager.pool.shares.policies(), limit // width)
+        remember_for_tier(manager.pool.shares.policies, limit // width)
         self.look_at_tier()
 
     # --- events of the cache ---
@@ -312,7 +304,7 @@ class TierStores(CacheObserver):
     def _copy_out(self, wanted: _Wanted) -> None:
         """Copy as much of a prefix as fits the staging memory, and queue it for the writer."""
         begun_s = time.perf_counter()
-        match = self._manager.match_first(wanted.key, wanted.num_tokens)
+        match = self._manager.match(wanted.key, wanted.num_tokens)
         blocks = match.blocks
         public = wanted.key.identity.public_prefix
         num_public = 0 if public is None else public.num_tokens

@@ -57,33 +57,19 @@ _OWN_WORDS = {"_name_or_path", "transformers_version", "torch_dtype", "dtype", "
 
 @dataclass(frozen=True, slots=True)
 class TierCounts:
-    """Counts of the tiers of an engine since the start.
+    """Counts of the tiers of an engine since the start."""
 
-    Attributes:
-        tiers: State and counts of each tier, as of the last call or the last write.
-        loaded_tokens: Tokens loaded into the pool, by tier.
-        load_seconds: Total time of loads.
-        load_faults: Loads that ended early, by reason.
-        num_cheaper: Loads that were not begun because computing is faster.
-        num_loading: Requests that wait for a load now.
-        stores: Extents that were written or refused, by result.
-        num_waiting: Prefixes that wait to be written.
-        num_left_out: Prefixes that were not written because too many waited.
-        load_bytes_per_s: Speed of loads; None before the first.
-        compute_tokens_per_s: Speed of computing prompts; None before the first.
-    """
-
-    tiers: tuple[TierStats, ...] = ()
-    loaded_tokens: dict[str, int] = field(default_factory=dict)
-    load_seconds: float = 0.0
-    load_faults: dict[str, int] = field(default_factory=dict)
-    num_cheaper: int = 0
-    num_loading: int = 0
-    stores: dict[str, int] = field(default_factory=dict)
-    num_waiting: int = 0
-    num_left_out: int = 0
-    load_bytes_per_s: float | None = None
-    compute_tokens_per_s: float | None = None
+    tiers: tuple[TierStats, ...] = ()  # as of the last call or the last write
+    loaded_tokens: dict[str, int] = field(default_factory=dict)  # into the pool, by tier
+    load_seconds: float = 0.0  # total time of loads
+    load_faults: dict[str, int] = field(default_factory=dict)  # loads that ended early, by reason
+    num_cheaper: int = 0  # loads that were not begun because computing is faster
+    num_loading: int = 0  # requests that wait for a load now
+    stores: dict[str, int] = field(default_factory=dict)  # extents, by result
+    num_waiting: int = 0  # prefixes that wait to be written
+    num_left_out: int = 0  # prefixes that were not written because too many waited
+    load_bytes_per_s: float | None = None  # speed of loads; None before the first
+    compute_tokens_per_s: float | None = None  # speed of computing prompts; None before the first
 
     def as_dict(self) -> dict[str, object]:
         """Return it in plain values, for JSON."""
@@ -303,7 +289,7 @@ class TieredCache:
     def _mark_loaded(self, key: PrefixKey, note: LoadNote) -> None:
         """Mark what was loaded as written, and renew the lease of what was leased."""
         manager = self._cache.manager
-        match = manager.match_first(key, note.end)
+        match = manager.match(key, note.end)
         for tier, start, stop in note.loaded:
             if tier == self.stores.fastest:  # what a slower one had is written there, too
                 size = manager.block_size

@@ -23,17 +23,11 @@ _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 @dataclass(frozen=True, slots=True)
 class TokenEntry:
-    """One id.
+    """One id."""
 
-    Attributes:
-        known: Whether the tokenizer has it; models often have more ids than their tokenizer.
-        special: Whether ``skip_special_tokens`` leaves it out.
-        data: Its bytes; None if it is text, which depends on the tokens before.
-    """
-
-    known: bool
-    special: bool = False
-    data: bytes | None = None
+    known: bool  # whether the tokenizer has it; models often have more ids than their tokenizer
+    special: bool = False  # whether ``skip_special_tokens`` leaves it out
+    data: bytes | None = None  # its bytes; None if it is text, which depends on the tokens before
 
 
 class TokenTable:

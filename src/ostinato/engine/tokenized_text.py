@@ -29,16 +29,11 @@ def _row() -> "array[int]":
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Places in a text, in order, and how many tokens stand before each.
+    """Places in a text, in order, and how many tokens stand before each."""
 
-    Attributes:
-        ends: Bytes of the text before each place.
-        counts: Tokens before it.
-        widths: Bytes of the special token that ends there; empty between the tokens of an answer.
-    """
-
-    ends: "array[int]" = field(default_factory=_row)
-    counts: "array[int]" = field(default_factory=_row)
+    ends: "array[int]" = field(default_factory=_row)  # bytes of the text before each place
+    counts: "array[int]" = field(default_factory=_row)  # tokens before it
+    # Of the special tokens there; empty for an answer.
     widths: "array[int]" = field(default_factory=_row)
 
     def add(self, end: int, count: int, width: int | None = None) -> None:
@@ -61,21 +56,13 @@ class Places:
 
 @dataclass(frozen=True, slots=True)
 class TokenizedText(Sequence[int]):
-    """A row of token ids, with the text that it encodes.
+    """A row of token ids, with the text that it encodes."""
 
-    Attributes:
-        text: In UTF-8.
-        tokens: Packed, shape (num_tokens,).
-        boundaries: Where a text may be cut behind a special token.
-        answer: Where the newest answer may be cut; empty if its end is a boundary.
-        generated: Ranges of tokens that a model generated, in order.
-    """
-
-    text: bytes
-    tokens: "array[int]"
-    boundaries: Places = field(default_factory=Places)
-    answer: Places = field(default_factory=Places)
-    generated: tuple[tuple[int, int], ...] = ()
+    text: bytes  # in UTF-8
+    tokens: "array[int]"  # packed, shape (num_tokens,)
+    boundaries: Places = field(default_factory=Places)  # where it may be cut after a special token
+    answer: Places = field(default_factory=Places)  # cuts within the newest answer, if any
+    generated: tuple[tuple[int, int], ...] = ()  # ranges of tokens that a model generated, in order
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -34,19 +34,12 @@ _IRRELEVANT = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WeightUpdate:
-    """Weights that were checked against a model.
+    """Weights that were checked against a model."""
 
-    Attributes:
-        tensors: By name; a part of the model's.
-        digest: SHA-256 over names and content, or of the whole checkpoint.
-        is_complete: Whether nothing of the old weights stays.
-        vision: The encoder of images that comes with them; None keeps the model's.
-    """
-
-    tensors: Mapping[str, Tensor]
-    digest: bytes
-    is_complete: bool
-    vision: Vision | None = None
+    tensors: Mapping[str, Tensor]  # by name; a part of the model's
+    digest: bytes  # SHA-256 over names and content, or of the whole checkpoint
+    is_complete: bool  # whether nothing of the old weights stays
+    vision: Vision | None = None  # the encoder of images; None keeps the model's
 
     def apply(self, loaded: LoadedModel) -> LoadedModel:
         """Overwrite a model's weights in place.
