@@ -157,6 +157,11 @@ class Adapters(CacheObserver):
         return any(named.adapter.digest == digest for named in list(self.by_name.values()))
 
     @property
+    def numbers(self) -> set[int]:
+        """The ``lora_int_id`` of each loaded adapter."""
+        return {named.request.lora_int_id for named in self.by_name.values()}
+
+    @property
     def names(self) -> dict[bytes, str]:
         """Names by digest, the last of several."""
         return {named.adapter.digest: name for name, named in list(self.by_name.items())}

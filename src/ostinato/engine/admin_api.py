@@ -24,7 +24,6 @@ from ostinato.engine.engine import Engine
 from ostinato.engine.engine_thread import EngineThread
 from ostinato.engine.prompts import Prompt, check_salt
 from ostinato.engine.public_prefixes import salt_of_public
-from ostinato.engine.recorder import Settings
 from ostinato.engine.request_validation import tokenize
 from ostinato.engine.sampling_params import SamplingParams
 from ostinato.engine.tokenizer_executor import TokenizerExecutor
@@ -63,7 +62,7 @@ class AdminApi:
         ended = admin.end_lease(lease_id)
         if ended and tiers is not None:
             for table in tables:
-                tiers.end_lease(table.key, table.num_planned)
+                tiers.stores.set_lease_end(table.key, table.num_planned, 0.0)
         self._engine.recorder.on_lease_ended(lease_id)
         return ended
 
@@ -190,9 +189,14 @@ class AdminApi:
             )
         cache = engine.cache
         is_cold = not engine.has_work and cache.manager.pool.num_unused == cache.config.num_blocks
-        shape, epoch = self._shape(), cache.manager.epoch
-        settings = Settings(cache.config, engine.scheduler.config, shape, epoch, is_cold)
-        recorder.start(Path(path), settings)
+        recorder.start(
+            Path(path),
+            cache.config,
+            scheduler=engine.scheduler.config,
+            model=self._shape(),
+            epoch=cache.manager.epoch,
+            is_cold=is_cold,
+        )
         return Path(path)
 
     def start_recording_if_set(self) -> None:

@@ -244,9 +244,7 @@ class AsyncLLM:
 
     async def list_loras(self) -> set[int]:
         """Return the numbers of the loaded adapters."""
-        return await self.look(
-            lambda engine: {it.request.lora_int_id for it in engine.adapters.by_name.values()}
-        )
+        return await self.look(lambda engine: engine.adapters.numbers)
 
     async def lease(self, prompt: PromptInput, terms: LeaseTerms = PINNED) -> LeaseReceipt:
         """Keep a prompt's cached blocks from being evicted; as ``LLM.lease``."""

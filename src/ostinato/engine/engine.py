@@ -313,7 +313,7 @@ class Engine:
     def drain_tiers(self) -> None:
         """End all loads from tiers; their requests compute the rest."""
         if self.tiers is not None:
-            self.tiers.drain()
+            self.tiers.loads.drain()
 
     def close(self) -> None:
         """Stop recording and publishing; a second call does nothing, nor does one in a fork."""

@@ -27,7 +27,7 @@ class PromptDict(TypedDict, total=False):
         cache_write: False keeps nothing of it for other requests.
         public_prefixes: Names of published prefixes that it may begin with; ``"*"`` is all.
         adapter: Name of a loaded LoRA adapter; empty for the base model.
-        keep_tokens: False tokenizes all of the text anew, also what the model generated.
+        keep_tokens: False tokenizes all of the text, including what the model generated.
         sections: Names and texts of its messages and fields, in order; for explanations.
         multi_modal_data: ``{"image": ...}``: an image or a list of them, in the order of their
             placeholders; each a ``PIL.Image``, an RGB array of uint8, or a file's bytes.
@@ -50,20 +50,13 @@ PromptInput = str | TokenIds | PromptDict
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt, parsed.
+    """One prompt, parsed; ``PromptDict`` describes most of its fields.
 
     Attributes:
         text: As given; None for token ids.
         token_ids: As given; None for a text.
-        cache_salt: Only requests of the same salt share blocks.
-        cache_read: Whether cached KV may be used.
-        cache_write: Whether computed KV may be found by others.
-        public_prefixes: Names of published prefixes that it may begin with; ``"*"`` is all.
-        adapter: Name of a loaded LoRA adapter; empty for the base model.
-        publishes: Name of the prefix that it is computed for, to be published; None is usual.
-        keep_tokens: Whether text that is known keeps its tokens.
-        sections: Names and texts of its messages and fields, in order; for explanations.
-        known: Its text with its tokens, where it is known how they belong together.
+        publishes: Name of the public prefix that it is computed for; usually None.
+        known: Its text with its tokens, if they are known to belong together.
         images: In the order of their placeholders.
     """
 

@@ -19,7 +19,6 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec
 
-from ostinato.core.config import SchedulerConfig
 from ostinato.core.identity import PrefixKey
 from ostinato.core.ids import RequestId
 from ostinato.core.request import Request
@@ -76,17 +75,6 @@ class FreezableClock:
         self._frozen_s = None
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What the header of a trace has of an engine."""
-
-    cache: PrefixCacheConfig
-    scheduler: SchedulerConfig
-    model: dict[str, Any]
-    epoch: int
-    is_cold: bool
-
-
 @dataclass(slots=True)
 class _Live:
     """A request that was recorded and has not ended."""
@@ -136,25 +124,28 @@ class Recorder:
         """Where the recording that runs is written; None if none runs."""
         return None if self._writer is None else self._writer.path
 
-    def start(self, path: Path, settings: Settings) -> None:
-        """Begin a recording to a new file; raises ``ConfigError`` if it cannot be made."""
+    def start(self, path: Path, cache: PrefixCacheConfig, **engine: Any) -> None:
+        """Begin a recording to a new file; raises ``ConfigError`` if it cannot be made.
+
+        Args:
+            path: The file.
+            cache: The settings of the cache.
+            **engine: Further fields of ``Header`` that describe the engine.
+        """
         assert self._writer is None, "one recording at a time"
         self._writer = TraceWriter(path)
         self._names, self._live, self._chains = TokenHasher(), {}, {}
         self._num_steps = self._num_requests = 0
         self._times = []
         self._start_us = self._now_us = self.clock.freeze()
-        names, cache = self._names, settings.cache
+        names = self._names
         tenant_shares = {names.salt(t).encode(): share for t, share in cache.tenant_shares.items()}
         header = Header(
             version=VERSION,
             cache=replace(cache, tenant_shares=tenant_shares),
-            scheduler=settings.scheduler,
-            model=settings.model,
-            is_cold=settings.is_cold,
-            epoch=settings.epoch,
             start_us=self._start_us,
             unix_s=time.time(),
+            **engine,
         )
         self._writer.put(lambda: header)
 

@@ -110,23 +110,20 @@ def _check_native_attention(settings: EngineSettings) -> None:
     """Refuse ``native`` for settings that the library does not support."""
     if settings.attention != "native":
         return
-    block_size = settings.block_size
-    at_least("block_size", block_size, 1)
-    hindrances = {
-        f"block_size={block_size} must be a multiple of {NATIVE_BLOCK}: set block_size": (
-            block_size % NATIVE_BLOCK
-        ),
-        f"device={settings.device!r}, and the library computes on a CPU": settings.device != "cpu",
-    }
-    for name, int8 in (("dtype", ""), ("kv_cache_dtype", ", int8")):
-        known = f"the library supports float32, bfloat16, float16{int8}"
-        is_float64 = getattr(settings, name) == "float64"
-        hindrances[f"{name} is float64, and {known}: set {name}"] = is_float64
-    for hindrance, holds in hindrances.items():
-        if holds:
-            raise ConfigError(
-                f"attention='native' is unavailable: {hindrance}; or set attention='auto'"
-            )
+    at_least("block_size", settings.block_size, 1)
+    dtypes = "float64, and the library supports float32, bfloat16, float16"
+    if settings.block_size % NATIVE_BLOCK:
+        size = settings.block_size
+        reason = f"block_size={size} must be a multiple of {NATIVE_BLOCK}: set block_size"
+    elif settings.device != "cpu":
+        reason = f"device={settings.device!r}, and the library computes on a CPU"
+    elif settings.dtype == "float64":
+        reason = f"dtype is {dtypes}: set dtype"
+    elif settings.kv_cache_dtype == "float64":
+        reason = f"kv_cache_dtype is {dtypes}, int8: set kv_cache_dtype"
+    else:
+        return
+    raise ConfigError(f"attention='native' is unavailable: {reason}; or set attention='auto'")
 
 
 def _check_quantization(settings: EngineSettings) -> None:

@@ -26,6 +26,7 @@ from ostinato.engine.open_tiers import OpenTiers
 from ostinato.engine.tier_loads import TierLoads
 from ostinato.engine.tier_prefixes import first_tokens
 from ostinato.engine.tier_stores import TierStores
+from ostinato.engine.weights import IRRELEVANT_ENTRIES
 from ostinato.runner.compute_path import ComputePath
 from ostinato.runner.model_runner import ModelRunner
 from ostinato.sched.scheduler import Scheduler
@@ -50,9 +51,6 @@ MOST_RETURNING = 8
 
 LEAST_MEASURED = 64
 """Fewest prompt tokens of a step that measures the speed of computing."""
-
-_OWN_WORDS = {"_name_or_path", "transformers_version", "torch_dtype", "dtype", "architectures"}
-"""Entries of a model's config that do not change what is computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,22 +221,14 @@ class TieredCache:
 
     # --- administration ---
 
-    def drain(self) -> None:
-        """End all loads; afterwards no thread writes into the pool."""
-        self.loads.drain()
-
     def lease(self, key: PrefixKey, num_tokens: int, terms: LeaseTerms) -> None:
         """Write a leased prefix, with its terms unless it is pinned."""
         keep_until = 0.0 if terms.ttl_s is None else time.time() + terms.ttl_s
         self.stores.lease(key, num_tokens, keep_until, _refresh_s(terms))
 
-    def end_lease(self, key: PrefixKey, num_tokens: int) -> None:
-        """End the lease of a written prefix."""
-        self.stores.set_lease_end(key, num_tokens, 0.0)
-
     def erase(self, salt: bytes) -> tuple[TierReceipt, ...]:
         """Remove everything of a tenant from every tier; its requests have ended."""
-        self.drain()
+        self.loads.drain()
         self.loads.wipe()
         self.stores.remove_tenant(salt)
         receipts = tuple(self._tier.erase(salt))
@@ -306,7 +296,7 @@ def _refresh_s(terms: LeaseTerms) -> float:
 
 
 def _config_digest(config: dict[str, object]) -> bytes:
-    kept = {name: value for name, value in config.items() if name not in _OWN_WORDS}
+    kept = {name: value for name, value in config.items() if name not in IRRELEVANT_ENTRIES}
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).digest()
 
 

@@ -21,7 +21,7 @@ from ostinato.runner.vision import Vision
 WeightSource = str | Path | Mapping[str, Tensor]
 """A checkpoint as ``LLM`` takes it, or tensors by name."""
 
-_IRRELEVANT = {
+IRRELEVANT_ENTRIES = {
     "_name_or_path",
     "_model_name_or_path",
     "dtype",
@@ -127,7 +127,7 @@ def _check_tied(given: Mapping[str, Tensor], kept: Mapping[str, WeightRef]) -> N
 def _check_same_config(fresh: LoadedModel, loaded: LoadedModel) -> None:
     """Refuse a checkpoint with another config."""
     new, old = fresh.config.to_dict(), loaded.config.to_dict()
-    relevant = {*new, *old} - _IRRELEVANT
+    relevant = {*new, *old} - IRRELEVANT_ENTRIES
     changed = sorted(key for key in relevant if new.get(key) != old.get(key))
     if changed:
         key = changed[0]
