@@ -48,17 +48,7 @@ TRY_AGAIN = 32
 
 
 class TierLoads:
-    """Loads in flight.
-
-    Attributes:
-        held: Requests that wait for one.
-        reading: Speed of tiers, in bytes.
-        computing: Speed of the model on prompts, in tokens.
-        num_cheaper: Loads that were not begun because computing is faster.
-        loaded_tokens: Tokens loaded since the start, by tier.
-        load_seconds: Total time of loads.
-        num_faults: Loads that ended early, by reason.
-    """
+    """Loads in flight."""
 
     def __init__(
         self,
@@ -69,12 +59,13 @@ class TierLoads:
         listener: TierListener,
     ) -> None:
         self._listener = listener
-        self.held = held
-        self.reading, self.computing = Rate(), Rate()
-        self.num_cheaper = 0
-        self.loaded_tokens: dict[str, int] = {}
-        self.load_seconds = 0.0
-        self.num_faults: dict[str, int] = {}
+        self.held = held  # requests that wait for one
+        self.reading = Rate()  # of tiers, in bytes
+        self.computing = Rate()  # of the model on prompts, in tokens
+        self.num_cheaper = 0  # loads that were not begun because computing is faster
+        self.loaded_tokens: dict[str, int] = {}  # by tier
+        self.load_seconds = 0.0  # in total
+        self.num_faults: dict[str, int] = {}  # loads that ended early, by reason
         self._manager, self._block_bytes = manager, opened.copies.block_bytes
         self._namespace_of = namespace_of
         self._size = manager.block_size

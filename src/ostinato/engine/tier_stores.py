@@ -84,26 +84,15 @@ class _Wanted:
 
 
 class TierStores(CacheObserver):
-    """Prefixes that wait to be written, and the writer.
-
-    Attributes:
-        results: Extents that were written or refused, by result.
-        num_left_out: Prefixes that were not written because too many waited.
-        copied_bytes: Bytes copied out of the pool.
-        copy_s: Time of copying, in the engine's thread.
-        write_s: Processor time of checksums and writing.
-        tier_stats: State and counts of the tiers, as last seen by the writer.
-        events: Announces what tiers store and remove.
-        fastest: Name of the tier that is looked up first.
-        outlives_process: Whether one of them is found again after a restart.
-    """
+    """Prefixes that wait to be written, and the writer."""
 
     def __init__(self, block_size: int) -> None:
         """Observe a cache; call ``open`` before its first request."""
-        self.results: dict[StoreResult, int] = {}
-        self.num_left_out = 0
-        self.copied_bytes, self.copy_s, self.write_s = 0, 0.0, 0.0
-        self.tier_stats: tuple[TierStats, ...] = ()
+        self.results: dict[StoreResult, int] = {}  # extents that were written or refused
+        self.num_left_out = 0  # prefixes that were not written because too many waited
+        self.copied_bytes, self.copy_s = 0, 0.0  # out of the pool, in the engine's thread
+        self.write_s = 0.0  # processor time of checksums and writing
+        self.tier_stats: tuple[TierStats, ...] = ()  # as last seen by the writer
         self.events = TierEvents()
         self._size = block_size
         self._waiting: deque[_Wanted] = deque()
@@ -122,7 +111,7 @@ class TierStores(CacheObserver):
         manager: CacheManager,
         namespace_of: Callable[[Identity], Namespace],
     ) -> None:
-        """Begin to write the content of the pool's blocks to a tier."""
+        """Start to write the content of the pool's blocks to a tier."""
         self._tier, self._copies, self._manager = opened.tier, opened.copies, manager
         self._namespace_of = namespace_of
         self._block_bytes = width = self._copies.block_bytes
@@ -133,7 +122,7 @@ class TierStores(CacheObserver):
         self._writer = ThreadPoolExecutor(1, "ostinato-tier-write")
         self._is_open = True
         seen = self._tier.stats()
-        self.fastest = seen[0].tier
+        self.fastest = seen[0].tier  # looked up first
         self.outlives_process = any(stats.tier != "host" for stats in seen)
         limit = max(stats.limit_bytes for stats in seen)
         remember_for_tier(manager.pool.shares.policies, limit // width)
