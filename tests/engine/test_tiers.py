@@ -243,7 +243,7 @@ def test_a_preempted_request_loads_again_what_the_pool_has_lost(new_llm: NewLLM)
     engine = llm.engine
     engine.add(engine.make_request(engine_prompt(TEXT), GREEDY, "preempted"))
     engine.step()
-    engine.tiers.stores.want_everything()
+    engine.tiers.stores.queue_everything()
     engine.tiers.stores.flush(10)
     engine.tiers.loads.computing.per_s = 1.0  # no load is too slow
     engine.reset_cache(preempt_running=True)
@@ -452,7 +452,7 @@ def test_a_byte_search_of_pool_files_and_server_finds_nothing_erased(tmp_path: P
             }
 
         ask(llm, salt="acme")
-        stores.want_everything()
+        stores.queue_everything()
         stores.flush(20)
         block = bytes(places()["copies"][: store.block_bytes])
         found = {name: (block in held, tokens in held) for name, held in places().items()}

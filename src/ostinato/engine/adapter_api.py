@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from ostinato.core.errors import RequestError
 from ostinato.engine.adapters import LoRARequest, NamedAdapter
+from ostinato.engine.batch import one_each
 from ostinato.engine.engine import Engine
 from ostinato.engine.engine_thread import EngineThread
 from ostinato.engine.prompts import Prompt
@@ -53,12 +54,7 @@ def with_adapters(
     """
     if requests is None:
         return prompts
-    each = requests if isinstance(requests, Sequence) else [requests] * len(prompts)
-    if len(each) != len(prompts):
-        raise RequestError(
-            f"{len(each)} lora_request for {len(prompts)} prompts: give one for all, or one per "
-            "prompt"
-        )
+    each = one_each("lora_request", requests, len(prompts))
     for request in {id(one): one for one in each if one is not None}.values():
         load_adapter(engine, request)
     names = ["" if request is None else request.lora_name for request in each]

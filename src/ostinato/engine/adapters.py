@@ -94,7 +94,7 @@ class Adapters(CacheObserver):
         """Read and check an adapter, in any thread; nothing changes yet.
 
         Raises:
-            RequestError: It cannot be served; the message says why.
+            RequestError: It cannot be served.
         """
         self._check(request)
         stamp, config = _stamp(request), self._config
@@ -125,11 +125,11 @@ class Adapters(CacheObserver):
         return self.by_name.pop(name).adapter
 
     def end(self, adapter: LoraAdapter, tables: Iterable[BlockTable]) -> bool:
-        """Publish nothing more of an adapter, unless another name has the same content.
+        """Publish nothing more of an adapter whose name was removed, unless it has another one.
 
         Args:
-            adapter: One of its names was removed.
-            tables: Of running sequences.
+            adapter: The adapter.
+            tables: Those of running sequences.
 
         Returns:
             Whether it has no other name.
@@ -159,7 +159,7 @@ class Adapters(CacheObserver):
     @property
     def numbers(self) -> set[int]:
         """The ``lora_int_id`` of each loaded adapter."""
-        return {named.request.lora_int_id for named in self.by_name.values()}
+        return {named.request.lora_int_id for named in list(self.by_name.values())}
 
     @property
     def names(self) -> dict[bytes, str]:
@@ -225,7 +225,7 @@ def _stamp(request: LoRARequest) -> tuple[tuple[int, int], ...]:
             raise RequestError(
                 f"adapter {request.lora_name!r:.200}: {path} cannot be read: {error}"
             ) from None
-        if not S_ISREG(status.st_mode):  # reading a pipe could wait for ever
+        if not S_ISREG(status.st_mode):  # reading a pipe could block forever
             raise RequestError(f"adapter {request.lora_name!r:.200}: {path} is no file")
         found.append((status.st_size, status.st_mtime_ns))
     return tuple(found)

@@ -23,7 +23,7 @@ from ostinato.engine.admin_api import AdminApi, AsyncAdminApi
 from ostinato.engine.chat import Message, sections_of
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.engine import Engine
-from ostinato.engine.engine_thread import EngineThread, in_thread_of_its_own
+from ostinato.engine.engine_thread import EngineThread, run_in_new_thread
 from ostinato.engine.explain_api import explain_request
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.prompts import Prompt, PromptInput, TokenIds, parse_prompt
@@ -59,7 +59,7 @@ class AsyncLLM:
             ConfigError: A setting is out of range.
             ModelError: The model cannot be served.
         """
-        self._engine = in_thread_of_its_own(Engine, EngineConfig.of(model, settings))
+        self._engine = run_in_new_thread(Engine, EngineConfig.of(model, settings))
         self._admin = AdminApi(self._engine)
         self._admin.start_recording_if_set()
         self.tokenizing = TokenizerExecutor(self._engine)

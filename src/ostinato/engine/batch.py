@@ -32,10 +32,10 @@ def run_batch(
     priority: int | Sequence[int] | None,
 ) -> list[RequestOutput]:
     """Check everything, then add everything, then step until all have ended."""
-    each_params = _one_each(
+    each_params = one_each(
         "sampling_params", SamplingParams() if params is None else params, len(prompts)
     )
-    each_priority = _one_each("priority", 0 if priority is None else priority, len(prompts))
+    each_priority = one_each("priority", 0 if priority is None else priority, len(prompts))
     made = [
         engine.make_request(prompt, p, priority=rank)
         for prompt, p, rank in zip(prompts, each_params, each_priority, strict=True)
@@ -68,7 +68,7 @@ def run_batch(
     return finished
 
 
-def _one_each(name: str, value: Any, count: int) -> list[Any]:
+def one_each(name: str, value: Any, count: int) -> list[Any]:
     """Repeat a single setting, or check that there is one per prompt."""
     if not isinstance(value, Sequence) or isinstance(value, str):
         return [value] * count

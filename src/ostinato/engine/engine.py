@@ -294,16 +294,16 @@ class Engine:
 
     def requests_of(self, salt: str | bytes) -> list[RequestId]:
         """List the live requests of a tenant, or of a public prefix."""
-        tenant, states = _packed(salt), self._states.items()
+        tenant, states = _salt_bytes(salt), self._states.items()
         return [name for name, state in states if state.request.identity.belongs_to(tenant)]
 
     def block_tenant(self, salt: str | bytes) -> None:
         """Refuse a tenant's requests until ``unblock_tenant`` was called as often."""
-        self._blocked.append(_packed(salt))
+        self._blocked.append(_salt_bytes(salt))
 
     def unblock_tenant(self, salt: str | bytes) -> None:
         """Accept a tenant's requests again."""
-        self._blocked.remove(_packed(salt))
+        self._blocked.remove(_salt_bytes(salt))
 
     def free_adapters(self) -> None:
         """Free the weights of unloaded adapters that no live request has."""
@@ -383,6 +383,6 @@ class Engine:
         return ended
 
 
-def _packed(salt: str | bytes) -> bytes:
+def _salt_bytes(salt: str | bytes) -> bytes:
     """Return a salt as identities hold it; those of public prefixes are bytes already."""
     return salt.encode() if isinstance(salt, str) else salt

@@ -35,7 +35,7 @@ MAX_USELESS_WAITS = 8
 """After so many useless waits, only one in so many is tried: these callers send no next turn."""
 
 
-def in_thread_of_its_own(make: Callable[[ArgumentT], AnswerT], argument: ArgumentT) -> AnswerT:
+def run_in_new_thread(make: Callable[[ArgumentT], AnswerT], argument: ArgumentT) -> AnswerT:
     """Return what ``make`` returns, called in a thread that has ended by then.
 
     OpenMP keeps threads for every thread that has computed, until it ends, and where all of them

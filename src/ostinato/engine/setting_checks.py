@@ -1,31 +1,23 @@
 """Checks the settings of an engine: each alone, then those that contradict each other."""
 
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args, get_origin
 
 from ostinato.core.config import at_least, one_of
 from ostinato.core.errors import ConfigError
 from ostinato.engine.settings import EngineSettings
-from ostinato.runner.settings import (
-    MAX_LORA_RANK,
-    NATIVE_BLOCK,
-    AttentionName,
-    DtypeName,
-    ForwardName,
-    KVDtypeName,
-    QuantizationName,
-    ReadOnce,
-)
+from ostinato.runner.settings import MAX_LORA_RANK, NATIVE_BLOCK, QuantizationName
 from ostinato.settings import TenantShare
 
 _CHOICES = {
-    "dtype": DtypeName,
-    "kv_cache_dtype": KVDtypeName,
-    "attention": AttentionName,
-    "forward": ForwardName,
-    "read_once": ReadOnce,
+    field.name: get_args(field.type)
+    for field in fields(EngineSettings)
+    if get_origin(field.type) is Literal
 }
+
+_SWITCHES = [field.name for field in fields(EngineSettings) if field.type is bool]
 
 _LEAST = {
     "seed": 0,
@@ -44,14 +36,6 @@ _LEAST = {
 _LEAST_IF_GIVEN = (
     *("num_blocks", "num_state_slots", "kv_cache_memory", "max_model_len"),
     *("kv_host_bytes", "kv_disk_bytes_per_day"),
-)
-
-_SWITCHES = (
-    "enable_prefix_caching",
-    "seal_tails",
-    "keep_tokens",
-    "audit_quarantine",
-    "enable_lora",
 )
 
 _TYPES: dict[str, tuple[type | tuple[type, ...], str]] = {
@@ -88,7 +72,7 @@ def check_settings(settings: EngineSettings) -> None:
 def _check_each(settings: EngineSettings) -> None:
     """Refuse values of the wrong type or out of range."""
     for name, choices in _CHOICES.items():
-        one_of(name, getattr(settings, name), get_args(choices))
+        one_of(name, getattr(settings, name), choices)
     for name, least in _LEAST.items():
         at_least(name, getattr(settings, name), least)
     for name in _LEAST_IF_GIVEN:

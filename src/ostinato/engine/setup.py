@@ -41,11 +41,6 @@ class PoolSizes:
     windows: tuple[WindowConfig, ...] = ()  # of each window
     states: StateConfig | None = None  # of layers that carry one; None if there are none
 
-    @property
-    def all(self) -> list[int]:
-        """Blocks of every group, in order."""
-        return [self.num_blocks, *(window.num_blocks for window in self.windows)]
-
 
 @dataclass(frozen=True, slots=True)
 class Setup:
@@ -90,9 +85,8 @@ def set_up(config: EngineConfig) -> Setup:
     case = AttentionCase(spec, loaded.dtype, kv_dtype, config.block_size, loaded.device)
     attention = choose_attention(config.attention, case, config.read_once)
     num_slots = 0 if sizes.states is None else sizes.states.num_slots
-    runner = ModelRunner(
-        loaded, sizes.all, config.block_size, kv_dtype, attention, groups, num_slots
-    )
+    blocks = [sizes.num_blocks, *(window.num_blocks for window in sizes.windows)]
+    runner = ModelRunner(loaded, blocks, config.block_size, kv_dtype, attention, groups, num_slots)
     if loaded.vision is not None:
         runner.images = ImageStore(loaded.vision, config.mm_encoder_cache_bytes)
     compute_path = ComputePath.of(loaded, config.attention, case)

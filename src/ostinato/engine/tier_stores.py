@@ -103,7 +103,7 @@ class TierStores(CacheObserver):
         self._pressure: Literal["none", "new", "known"] = "none"
         self._paused_until_s = 0.0
         self._changed = threading.Condition()
-        self._is_open = self._is_looking = self._is_reporting = self._has_images = False
+        self._is_open = self._is_refreshing = self._is_reporting = self._has_images = False
 
     def open(
         self,
@@ -126,7 +126,7 @@ class TierStores(CacheObserver):
         self.outlives_process = any(stats.tier != "host" for stats in seen)
         limit = max(stats.limit_bytes for stats in seen)
         remember_for_tier(manager.pool.shares.policies, limit // width)
-        self.look_at_tier()
+        self.refresh_stats()
 
     # --- events of the cache ---
 
@@ -135,7 +135,7 @@ class TierStores(CacheObserver):
         num_blocks = table.num_shared_tokens // self._size
         self._has_images |= bool(table.key.images)
         if num_blocks and table.writes and table.blocks[num_blocks - 1] not in self._marked:
-            self._want(_Wanted(table.key, table.num_shared_tokens))
+            self._queue(_Wanted(table.key, table.num_shared_tokens))
 
     def on_release(
         self, table: BlockTable, num_tokens: int, num_findable: int, sealed: bool
@@ -151,7 +151,7 @@ class TierStores(CacheObserver):
         elif self._pressure == "none":
             self._pressure = "new"  # everything that is cached is to be written
         elif whole and table.writes and table.blocks[whole - 1] not in self._marked:
-            self._want(_Wanted(table.key, whole * self._size))
+            self._queue(_Wanted(table.key, whole * self._size))
 
     def on_evict(self, eviction: Eviction) -> None:
         """Blocks get other content."""
@@ -175,7 +175,7 @@ class TierStores(CacheObserver):
         """Note that blocks were loaded, and need not be written."""
         self._marked.update(blocks)
 
-    def _want(self, wanted: _Wanted) -> None:
+    def _queue(self, wanted: _Wanted) -> None:
         if not self._is_open:
             return
         if len(self._waiting) >= MOST_WAITING:
@@ -202,13 +202,13 @@ class TierStores(CacheObserver):
         prefix = prefix_of(key, num_tokens, self._namespace_of)
         self._writer.submit(_logged, self._tier.lease, prefix, keep_until, refresh_s)
 
-    def look_at_tier(self) -> None:
+    def refresh_stats(self) -> None:
         """Have the writer read the tiers' counts: a medium may be slow to answer."""
-        if not self._is_looking:
-            self._is_looking = True
-            self._writer.submit(_logged, self._look)
+        if not self._is_refreshing:
+            self._is_refreshing = True
+            self._writer.submit(_logged, self._read_stats)
 
-    def earn(self, busy_s: float, num_threads: int) -> None:
+    def add_credit(self, busy_s: float, num_threads: int) -> None:
         """Add a step's share of processor time for storing."""
         self._credit_s = min(MOST_CREDIT_S, self._credit_s + busy_s * num_threads * SHARE)
 
@@ -226,7 +226,7 @@ class TierStores(CacheObserver):
             self._writer.submit(_logged, self._report_uses)
         if self._pressure == "new":
             self._pressure = "known"
-            self.want_everything()
+            self.queue_everything()
         may_copy = is_idle or self._credit_s > 0
         if not self._waiting or not may_copy or time.monotonic() < self._paused_until_s:
             return False
@@ -267,10 +267,10 @@ class TierStores(CacheObserver):
         self.wait_until_written()
         self._staging[:] = bytes(len(self._staging))
 
-    def want_everything(self) -> None:
+    def queue_everything(self) -> None:
         """Queue everything that is cached, the most used and the last used first."""
         for key in cached_paths(self._manager, self._has_images)[:MOST_WAITING]:
-            self._want(_Wanted(key, len(key)))
+            self._queue(_Wanted(key, len(key)))
 
     def close(self) -> None:
         """End the thread."""
@@ -279,8 +279,8 @@ class TierStores(CacheObserver):
 
     # --- copying and writing ---
 
-    def _look(self) -> None:
-        self._is_looking = False
+    def _read_stats(self) -> None:
+        self._is_refreshing = False
         self.tier_stats = tuple(self._tier.stats())
 
     def _report_uses(self) -> None:
@@ -341,7 +341,7 @@ class TierStores(CacheObserver):
             self._credit_s -= took_s
             self._changed.notify_all()
         if not {StoreResult.STORED, StoreResult.PRESENT}.issuperset(results):
-            self._look()  # the tier may be read-only now
+            self._read_stats()  # the tier may be read-only now
 
 
 def cuts(first: int, last: int, every: int) -> list[int]:

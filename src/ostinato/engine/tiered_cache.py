@@ -110,7 +110,7 @@ class TieredCache:
     def counts(self) -> TierCounts:
         """The counts so far."""
         loads, stores = self.loads, self.stores
-        stores.look_at_tier()
+        stores.refresh_stats()
         return TierCounts(
             stores.tier_stats,
             dict(loads.loaded_tokens),
@@ -201,7 +201,7 @@ class TieredCache:
         """Measure a step; if nothing could run, wait a moment for a tier."""
         self.loads.release_loaded()
         took_s = time.perf_counter() - self._begun_s
-        self.stores.earn(took_s, torch.get_num_threads())
+        self.stores.add_credit(took_s, torch.get_num_threads())
         num_tokens = self._scheduler.stats.computed_prompt_tokens - self._begun_tokens
         if num_tokens >= LEAST_MEASURED:
             self.loads.computing.add(num_tokens, took_s)
@@ -243,7 +243,7 @@ class TieredCache:
         self._leases_due_s = 0.0
         self._write_lease_ends()
         if self.stores.outlives_process:
-            self.stores.want_everything()
+            self.stores.queue_everything()
             self.stores.flush(FLUSH_S)
         self.stop()
 
