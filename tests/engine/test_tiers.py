@@ -243,7 +243,7 @@ def test_a_preempted_request_loads_again_what_the_pool_has_lost(new_llm: NewLLM)
     engine = llm.engine
     engine.add(engine.make_request(engine_prompt(TEXT), GREEDY, "preempted"))
     engine.step()
-    engine.tiers.stores.want_everything()
+    engine.tiers.stores.queue_everything()
     engine.tiers.stores.flush(10)
     engine.tiers.loads.computing.per_s = 1.0  # no load is too slow
     engine.reset_cache(preempt_running=True)
@@ -267,7 +267,7 @@ def test_kv_events_tell_what_tiers_store_lose_and_erase(new_llm: NewLLM, tier: M
     for _ in range(2):  # five blocks are loaded, three computed, and written at their second use
         ask(llm, salt="acme")
         llm.engine.tiers.stores.flush(10)
-        llm.engine.tiers.rest()
+        llm.engine.tiers.run_idle_work()
     pool = [d for e in events if isinstance(e, BlockStored) and not e.medium for d in e.digests]
     disk = [e for e in events if isinstance(e, BlockStored) and e.medium == "disk"]
     assert [len(event.digests) for event in disk] == [5, 3]
@@ -367,7 +367,7 @@ def test_host_memory_behind_a_device_has_what_the_pool_evicts(monkeypatch: pytes
     for text in texts:
         outputs.append(ask(llm, text, salt="acme"))
         llm.engine.tiers.stores.flush(10)
-    llm.engine.tiers.rest()
+    llm.engine.tiers.run_idle_work()
     llm.engine.tiers.loads.computing.per_s = 1.0  # no load is too slow
     again = ask(llm, texts[0], salt="acme")
     assert again.cached_tokens_from == {"host": 128}
@@ -452,7 +452,7 @@ def test_a_byte_search_of_pool_files_and_server_finds_nothing_erased(tmp_path: P
             }
 
         ask(llm, salt="acme")
-        stores.want_everything()
+        stores.queue_everything()
         stores.flush(20)
         block = bytes(places()["copies"][: store.block_bytes])
         found = {name: (block in held, tokens in held) for name, held in places().items()}
