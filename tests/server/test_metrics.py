@@ -22,7 +22,7 @@ from ostinato.server.errors import ApiError
 from ostinato.server.metrics import hit_share_label
 from ostinato.server.serving import serve
 from ostinato.server.state import ServerState
-from ostinato.server.tier_metrics import tier_metrics
+from ostinato.server.engine_metrics import tier_metrics
 from tests.support.servers import await_idle, serving
 from tests.support.waiting import queued_commands, until
 

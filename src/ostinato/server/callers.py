@@ -196,7 +196,7 @@ class KeyedCallers:
         return self._names.get(salt, "(not in the keys file)")
 
 
-def require_caller(request: Request) -> Caller:
+async def require_caller(request: Request) -> Caller:
     """Return the caller; a dependency of every route except health.
 
     Raises:
@@ -206,11 +206,11 @@ def require_caller(request: Request) -> Caller:
     return callers.identify(request.headers)
 
 
-CallerOfRequest = Annotated[Caller, Depends(require_caller)]
-"""Write ``caller: CallerOfRequest`` in the signature of a route."""
+CallerDep = Annotated[Caller, Depends(require_caller)]
+"""Write ``caller: CallerDep`` in the signature of a route."""
 
 
-def require_administrator(caller: CallerOfRequest) -> Caller:
+def require_administrator(caller: CallerDep) -> Caller:
     """Return the caller, if it may administer.
 
     Raises:
@@ -227,8 +227,8 @@ def require_administrator(caller: CallerOfRequest) -> Caller:
     return caller
 
 
-Administrator = Annotated[Caller, Depends(require_administrator)]
-"""Write ``caller: Administrator`` in the signature of a route for administrators."""
+ADMIN_ONLY = [Depends(require_administrator)]
+"""Dependencies of the routes that only an administrator may call."""
 
 
 def _key_in(headers: Mapping[str, str]) -> str:

@@ -24,7 +24,7 @@ from ostinato.server.answer_parser import (
     parse_answer,
 )
 from ostinato.server.call import GenerateCall
-from ostinato.server.callers import Caller, CallerOfRequest
+from ostinato.server.callers import Caller, CallerDep
 from ostinato.server.models import adapter_of
 from ostinato.server.prompting import (
     AnswerReader,
@@ -37,7 +37,7 @@ from ostinato.server.protocol.answers import ChatCompletion, Usage
 from ostinato.server.protocol.chat import ChatBody
 from ostinato.server.protocol.logprobs import chat_logprobs, prompt_logprobs
 from ostinato.server.serving import check_room, serve
-from ostinato.server.state import ServerState
+from ostinato.server.state import ServerState, StateDep
 from ostinato.server.streaming import DONE, Delta, Deltas, begin, event, until_gone
 from ostinato.server.tools import Message
 
@@ -47,9 +47,8 @@ router = APIRouter(tags=["chat"])
 
 
 @router.post(ENDPOINT, response_model=ChatCompletion)
-async def chat(body: ChatBody, request: Request, caller: CallerOfRequest) -> Response:
+async def chat(body: ChatBody, request: Request, state: StateDep, caller: CallerDep) -> Response:
     """Continue a conversation, in one response or as a stream of server-sent events."""
-    state: ServerState = request.app.state.server
     adapter = adapter_of(state, body.model)
     use = body.tool_use()
     messages: Sequence[Message] = [message.rendered() for message in body.messages]

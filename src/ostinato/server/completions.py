@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse, Response
 from ostinato.engine.async_llm import AsyncLLM
 from ostinato.engine.outputs import RequestOutput
 from ostinato.server.call import GenerateCall
-from ostinato.server.callers import Caller, CallerOfRequest
+from ostinato.server.callers import Caller, CallerDep
 from ostinato.server.models import adapter_of
 from ostinato.server.protocol.answers import Completion, Usage
 from ostinato.server.protocol.completions import CompletionBody
@@ -24,7 +24,7 @@ from ostinato.server.protocol.logprobs import (
     prompt_logprobs,
 )
 from ostinato.server.serving import check_room, serve
-from ostinato.server.state import ServerState
+from ostinato.server.state import ServerState, StateDep
 from ostinato.server.streaming import DONE, Delta, Deltas, begin, event, until_gone
 
 ENDPOINT = "/v1/completions"
@@ -33,9 +33,10 @@ router = APIRouter(tags=["completions"])
 
 
 @router.post(ENDPOINT, response_model=Completion)
-async def complete(body: CompletionBody, request: Request, caller: CallerOfRequest) -> Response:
+async def complete(
+    body: CompletionBody, request: Request, state: StateDep, caller: CallerDep
+) -> Response:
     """Continue prompts, in one response or as a stream of server-sent events."""
-    state: ServerState = request.app.state.server
     adapter = adapter_of(state, body.model)
     answer = Answer(state, body, caller, adapter)
     check_room(state, caller, answer.calls)

@@ -6,21 +6,20 @@ requests of others, not even that there were any; administrators also see matche
 
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 
 from ostinato.core.errors import RequestError
 from ostinato.observe.explanation import Explanation
-from ostinato.server.callers import Caller, CallerOfRequest
+from ostinato.server.callers import Caller, CallerDep
 from ostinato.server.errors import ApiError
-from ostinato.server.state import ServerState
+from ostinato.server.state import ServerState, StateDep
 
 router = APIRouter(tags=["explanations"])
 
 
 @router.get("/v1/explain/{response_id}")
-async def explain(response_id: str, request: Request, caller: CallerOfRequest) -> dict[str, Any]:
+async def explain(response_id: str, state: StateDep, caller: CallerDep) -> dict[str, Any]:
     """Explain for every token of a prompt whether it hit, and why it missed."""
-    state: ServerState = request.app.state.server
     explanation = await _explanation(state, caller, response_id)
     return {
         "object": "explanation",

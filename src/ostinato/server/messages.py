@@ -33,7 +33,7 @@ from ostinato.server.answer_parser import (
 )
 from ostinato.server.breakpoints import Covered, Kept, keep, measure
 from ostinato.server.call import GenerateCall
-from ostinato.server.callers import Caller, CallerOfRequest
+from ostinato.server.callers import Caller, CallerDep
 from ostinato.server.models import adapter_of
 from ostinato.server.prompting import (
     AnswerReader,
@@ -45,7 +45,7 @@ from ostinato.server.prompting import (
 from ostinato.server.protocol.answers import Counted, MessageBody
 from ostinato.server.protocol.messages import CountBody, MessagesBody
 from ostinato.server.serving import serve
-from ostinato.server.state import ServerState
+from ostinato.server.state import ServerState, StateDep
 from ostinato.server.streaming import Delta, Deltas, begin, named_event, until_gone
 
 ENDPOINT = "/v1/messages"
@@ -54,9 +54,10 @@ router = APIRouter(tags=["messages"])
 
 
 @router.post(ENDPOINT, response_model=MessageBody)
-async def create_message(body: MessagesBody, request: Request, caller: CallerOfRequest) -> Response:
+async def create_message(
+    body: MessagesBody, request: Request, state: StateDep, caller: CallerDep
+) -> Response:
     """Continue a conversation, in one response or as a stream of server-sent events."""
-    state: ServerState = request.app.state.server
     adapter = adapter_of(state, body.model)
     params, use = body.params(state.formats), body.tool_use()
     state.check_room(1, 1)
@@ -86,11 +87,8 @@ async def create_message(body: MessagesBody, request: Request, caller: CallerOfR
 
 
 @router.post(f"{ENDPOINT}/count_tokens", response_model=Counted)
-async def count_tokens(
-    body: CountBody, request: Request, caller: CallerOfRequest
-) -> dict[str, int]:
+async def count_tokens(body: CountBody, state: StateDep, caller: CallerDep) -> dict[str, int]:
     """Count the tokens of a prompt, without running it."""
-    state: ServerState = request.app.state.server
     adapter_of(state, body.model)
     whose = sender(caller, body.cache_salt, body.keep_tokens)
     conversation, whose = await load_images(state, body.conversation(), whose)

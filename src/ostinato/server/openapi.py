@@ -103,7 +103,7 @@ def _statuses(route: APIRoute, has_keys: bool) -> set[int]:
     asked, statuses = route.dependant, set() if has_keys else {403}
     if _depends_on(asked, require_caller):
         statuses |= {401}
-    if _depends_on(asked, require_administrator) or route.path.startswith("/metrics"):
+    if _depends_on(asked, require_administrator):
         statuses |= {403}
     if "GET" not in (route.methods or ()):
         statuses |= {400, 401, 408, 413, 429}

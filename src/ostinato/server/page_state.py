@@ -27,7 +27,7 @@ from ostinato.server.accounts import (
     Account,
     merge,
 )
-from ostinato.server.callers import Caller, CallerOfRequest
+from ostinato.server.callers import Caller, CallerDep
 from ostinato.server.engine_watch import EngineWatch
 from ostinato.server.page_figures import (
     LoadHistory,
@@ -39,7 +39,7 @@ from ostinato.server.page_figures import (
     token_counts,
     totals,
 )
-from ostinato.server.state import ServerState
+from ostinato.server.state import ServerState, StateDep
 
 router = APIRouter(include_in_schema=False)
 
@@ -78,22 +78,20 @@ class Seen:
 def install(app: FastAPI, state: ServerState) -> None:
     """Add a cache of views to an application; tenants are erased from it as well."""
     app.state.sights = sights = dict[str, EngineWatch[Seen]]()
-    app.state.load_history = LoadHistory(lambda: app.state.snapshots.look())
+    app.state.load_history = LoadHistory(state.snapshots.look)
     state.observers.append(app.state.load_history)
     state.usage.when_forgetting(sights.clear)
 
 
 @router.get("/ui/state")
 async def page_state(
-    request: Request, response: Response, caller: CallerOfRequest
+    request: Request, state: StateDep, response: Response, caller: CallerDep
 ) -> dict[str, Any]:
     """Return the page's data for one caller."""
     response.headers["Cache-Control"] = "no-store"
-    state: ServerState = request.app.state.server
     watches: dict[str, EngineWatch[Seen]] = request.app.state.sights
-    snapshots: EngineWatch[Snapshot] = request.app.state.snapshots
     seen = await _watch_of(watches, state, caller).look()
-    snapshot = await snapshots.look()
+    snapshot = await state.snapshots.look()
     state.usage.catch_up()
     accounts, now_s = state.usage.accounts, state.usage.now_s()
     load_history: LoadHistory = request.app.state.load_history

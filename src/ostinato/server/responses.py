@@ -15,7 +15,7 @@ from ostinato.engine.chat import sections_of
 from ostinato.engine.outputs import RequestOutput
 from ostinato.server.answer_parser import AnswerParser, ParsedAnswer, TextPiece
 from ostinato.server.call import GenerateCall
-from ostinato.server.callers import Caller, CallerOfRequest
+from ostinato.server.callers import Caller, CallerDep
 from ostinato.server.errors import ApiError
 from ostinato.server.models import adapter_of
 from ostinato.server.prompting import (
@@ -31,7 +31,7 @@ from ostinato.server.protocol.responses import ResponsesBody
 from ostinato.server.response_items import Event, ItemWriter
 from ostinato.server.response_store import StoredResponse
 from ostinato.server.serving import serve
-from ostinato.server.state import ServerState
+from ostinato.server.state import ServerState, StateDep
 from ostinato.server.streaming import Delta, Deltas, begin, named_event, until_gone
 from ostinato.server.tools import Message
 
@@ -42,10 +42,9 @@ router = APIRouter(tags=["responses"])
 
 @router.post(ENDPOINT, response_model=ResponseBody)
 async def create_response(
-    body: ResponsesBody, request: Request, caller: CallerOfRequest
+    body: ResponsesBody, request: Request, state: StateDep, caller: CallerDep
 ) -> Response:
     """Continue a conversation, in one response or as a stream of server-sent events."""
-    state: ServerState = request.app.state.server
     adapter = adapter_of(state, body.model)
     params, use = body.params(state.formats), body.tool_use()
     state.check_room(1, 1)
@@ -79,19 +78,14 @@ async def create_response(
 
 
 @router.get(f"{ENDPOINT}/{{response_id}}")
-async def get_response(
-    response_id: str, request: Request, caller: CallerOfRequest
-) -> dict[str, Any]:
+async def get_response(response_id: str, state: StateDep, caller: CallerDep) -> dict[str, Any]:
     """Return a stored response."""
-    return _stored(request.app.state.server, caller, response_id, "response_id").body
+    return _stored(state, caller, response_id, "response_id").body
 
 
 @router.delete(f"{ENDPOINT}/{{response_id}}", response_model=DeletedResponse)
-async def delete_response(
-    response_id: str, request: Request, caller: CallerOfRequest
-) -> dict[str, Any]:
+async def delete_response(response_id: str, state: StateDep, caller: CallerDep) -> dict[str, Any]:
     """Delete a response; later ones that continue it remain."""
-    state: ServerState = request.app.state.server
     _stored(state, caller, response_id, "response_id")
     state.responses.delete(caller.salt, response_id)
     return {"id": response_id, "object": "response.deleted", "deleted": True}
@@ -100,14 +94,14 @@ async def delete_response(
 @router.get(f"{ENDPOINT}/{{response_id}}/input_items", response_model=ItemList)
 async def list_input_items(
     response_id: str,
-    request: Request,
-    caller: CallerOfRequest,
+    state: StateDep,
+    caller: CallerDep,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     order: Literal["asc", "desc"] = "desc",
     after: str | None = None,
 ) -> dict[str, Any]:
     """List the input items of a response, without those of earlier responses."""
-    items = list(_stored(request.app.state.server, caller, response_id, "response_id").inputs)
+    items = list(_stored(state, caller, response_id, "response_id").inputs)
     items = items if order == "asc" else items[::-1]
     places = [place for place, item in enumerate(items, 1) if item["id"] == after]
     left = items[places[0] if places else 0 :]
@@ -122,15 +116,13 @@ async def list_input_items(
 
 
 @router.post(f"{ENDPOINT}/{{response_id}}/cancel")
-async def cancel_response(
-    response_id: str, request: Request, caller: CallerOfRequest
-) -> dict[str, Any]:
+async def cancel_response(response_id: str, state: StateDep, caller: CallerDep) -> dict[str, Any]:
     """Refuse: only background responses can be cancelled, and there are none.
 
     Raises:
         ApiError: It has ended (400), or is unknown (404).
     """
-    _stored(request.app.state.server, caller, response_id, "response_id")
+    _stored(state, caller, response_id, "response_id")
     raise ApiError(
         400,
         f"response_id={response_id!r:.120}: only a response created with background=true can be "

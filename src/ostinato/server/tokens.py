@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from pydantic import Field, model_validator
 
-from ostinato.server.callers import CallerOfRequest
+from ostinato.server.callers import CallerDep
 from ostinato.server.models import adapter_of
 from ostinato.server.prompting import load_images, render_prompt, sender
 from ostinato.server.protocol.answers import Detokenized, Tokenized
@@ -13,7 +13,7 @@ from ostinato.server.protocol.body import MOST_MESSAGES, Body, Items
 from ostinato.server.protocol.chat import ChatMessage, TemplateFields
 from ostinato.server.protocol.sampling import KEEP_TOKENS, ShortText
 from ostinato.server.protocol.tools import MOST_TOOLS, ToolBody, tool_use
-from ostinato.server.state import ServerState
+from ostinato.server.state import StateDep
 
 router = APIRouter(tags=["tokens"])
 
@@ -51,9 +51,8 @@ class DetokenizeBody(Body):
 
 
 @router.post("/tokenize", response_model=Tokenized)
-async def tokenize(body: TokenizeBody, request: Request, caller: CallerOfRequest) -> dict[str, Any]:
+async def tokenize(body: TokenizeBody, state: StateDep, caller: CallerDep) -> dict[str, Any]:
     """Return the prompt ids of a completion or a chat."""
-    state: ServerState = request.app.state.server
     adapter_of(state, body.model or state.config.model_names[0])
     whose = sender(caller, body.cache_salt, body.keep_tokens)
     if body.messages is not None:
@@ -72,10 +71,7 @@ async def tokenize(body: TokenizeBody, request: Request, caller: CallerOfRequest
 
 
 @router.post("/detokenize", response_model=Detokenized)
-async def detokenize(
-    body: DetokenizeBody, request: Request, caller: CallerOfRequest
-) -> dict[str, str]:
+async def detokenize(body: DetokenizeBody, state: StateDep, caller: CallerDep) -> dict[str, str]:
     """Return the text of ids, special tokens included."""
-    state: ServerState = request.app.state.server
     adapter_of(state, body.model or state.config.model_names[0])
     return {"prompt": await state.llm.decode(body.tokens)}

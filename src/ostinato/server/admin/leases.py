@@ -3,7 +3,7 @@
 import time
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 
 from ostinato.engine.engine import Engine
 from ostinato.engine.prompts import PromptDict
@@ -11,38 +11,31 @@ from ostinato.engine.public_prefixes import PublishedPrefix, public_name
 from ostinato.server.admin.bodies import LeaseBody, PrefixBody, UnpublishBody
 from ostinato.server.admin.prewarming import prewarm
 from ostinato.server.admin.statistics import name_of
-from ostinato.server.callers import Administrator
+from ostinato.server.callers import ADMIN_ONLY
 from ostinato.server.errors import ApiError
-from ostinato.server.state import ServerState
+from ostinato.server.state import StateDep
 from ostinato.tenants.lease_book import Lease
 from ostinato.tenants.terms import LeaseId, LeaseReceipt, LeaseStatus
 
-router = APIRouter(prefix="/admin", tags=["administration"])
+router = APIRouter(prefix="/admin", tags=["administration"], dependencies=ADMIN_ONLY)
 
 
 @router.post("/prewarm")
-async def prewarm_prompt(
-    body: PrefixBody, request: Request, administrator: Administrator
-) -> dict[str, int]:
+async def prewarm_prompt(body: PrefixBody, state: StateDep) -> dict[str, int]:
     """Compute a prompt, so that the first request with it hits."""
-    state: ServerState = request.app.state.server
     return await prewarm(state, body)
 
 
 @router.post("/leases")
-async def open_lease(
-    body: LeaseBody, request: Request, administrator: Administrator
-) -> dict[str, Any]:
+async def open_lease(body: LeaseBody, state: StateDep) -> dict[str, Any]:
     """Lease the cached part of a prefix; the receipt says how much that is, and why."""
-    state: ServerState = request.app.state.server
     receipt = await state.llm.lease(await body.as_prompt(state), body.terms())
     return as_json(receipt, body.ttl_s)
 
 
 @router.get("/leases")
-async def list_leases(request: Request, administrator: Administrator) -> dict[str, Any]:
+async def list_leases(state: StateDep) -> dict[str, Any]:
     """List leases; public prefixes are listed under ``/admin/public``."""
-    state: ServerState = request.app.state.server
 
     def look(engine: Engine) -> list[Lease]:
         return engine.cache.admin.leases()
@@ -63,15 +56,12 @@ async def list_leases(request: Request, administrator: Administrator) -> dict[st
 
 
 @router.delete("/leases/{lease_id}")
-async def end_lease(
-    lease_id: int, request: Request, administrator: Administrator
-) -> dict[str, bool]:
+async def end_lease(lease_id: int, state: StateDep) -> dict[str, bool]:
     """Release a lease.
 
     Raises:
         ApiError: There is no such lease, or it has expired (404).
     """
-    state: ServerState = request.app.state.server
     if not await state.llm.end_lease(LeaseId(lease_id)):
         raise ApiError(
             404,
@@ -94,15 +84,12 @@ def as_json(receipt: LeaseReceipt, ttl_s: float | None) -> dict[str, Any]:
 
 
 @router.put("/public/{name}")
-async def publish(
-    name: str, body: PrefixBody, request: Request, administrator: Administrator
-) -> dict[str, Any]:
+async def publish(name: str, body: PrefixBody, state: StateDep) -> dict[str, Any]:
     """Compute and publish a prefix for all tenants that may read it.
 
     Raises:
         ApiError: It cannot be held in full (409); then no part of it is.
     """
-    state: ServerState = request.app.state.server
     if body.tenant or body.cache_salt:
         raise ApiError(
             400, "a public prefix has no owner: leave out tenant and cache_salt", param="tenant"
@@ -115,9 +102,8 @@ async def publish(
 
 
 @router.get("/public")
-async def list_public(request: Request, administrator: Administrator) -> dict[str, Any]:
+async def list_public(state: StateDep) -> dict[str, Any]:
     """List public prefixes; one that is not held was ended by a reset or by new weights."""
-    state: ServerState = request.app.state.server
 
     def look(engine: Engine) -> list[PublishedPrefix]:
         return engine.public_prefixes.listed()
@@ -131,10 +117,7 @@ async def list_public(request: Request, administrator: Administrator) -> dict[st
 
 
 @router.post("/public/{name}/unpublish")
-async def unpublish(
-    name: str, body: UnpublishBody, request: Request, administrator: Administrator
-) -> dict[str, int]:
+async def unpublish(name: str, body: UnpublishBody, state: StateDep) -> dict[str, int]:
     """Unpublish a prefix, and evict what tenants computed after it."""
-    state: ServerState = request.app.state.server
     receipt = await state.llm.unpublish(name, body.cancel_running)
     return {"num_requests": receipt.num_requests, "num_blocks": receipt.num_blocks}
