@@ -91,15 +91,9 @@ async def measure(
         if not any(message["role"] == "user" for message in messages):
             messages = [*messages, _STAND_IN]
         try:
-            use = body.tool_use()
-            head = await render_prompt(
-                state,
-                messages,
-                use,
-                replace(whose, images=images),
-                opens_turn=False,
-                **body.template(),
-            )
+            prompt, options = replace(whose, images=images), body.template()
+            options["add_generation_prompt"] = False
+            head = await render_prompt(state, messages, body.tool_use(), prompt, **options)
         except RequestError as error:
             raise RequestError(f"cache_control cannot be placed there: {error}") from error
         num_common = num_common_tokens(head.tokens.tobytes(), tokens.tokens.tobytes())

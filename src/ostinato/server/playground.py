@@ -17,7 +17,7 @@ from ostinato.server.call import GenerateCall
 from ostinato.server.callers import CallerDep
 from ostinato.server.errors import ApiError
 from ostinato.server.protocol.body import Body
-from ostinato.server.serving import serve
+from ostinato.server.serving import last_output
 from ostinato.server.state import StateDep
 from ostinato.server.streaming import until_gone
 
@@ -48,15 +48,7 @@ async def play(
         text=body.prompt,
         cache_write=body.write,
     )
-
-    async def whole() -> RequestOutput:
-        newest: RequestOutput | None = None
-        async for output in serve(state, caller, call):
-            newest = output
-        assert newest is not None, "a request that does not fail has an output"
-        return newest
-
-    output = await until_gone(request, whole())
+    output = await until_gone(request, last_output(state, caller, call))
     pieces = await state.llm.tokenizing.pieces(output.prompt_token_ids)
     return {
         "id": call.request_id,

@@ -3,9 +3,9 @@
 import json
 import time
 import uuid
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
@@ -18,19 +18,13 @@ from ostinato.server.call import GenerateCall
 from ostinato.server.callers import Caller, CallerDep
 from ostinato.server.errors import ApiError
 from ostinato.server.models import adapter_of
-from ostinato.server.prompting import (
-    AnswerReader,
-    load_images,
-    read_with,
-    render_prompt,
-    sender,
-)
+from ostinato.server.prompting import AnswerReader, read_with, render_chat
 from ostinato.server.protocol.answers import DeletedResponse, ItemList, ResponseBody, Usage
 from ostinato.server.protocol.logprobs import chat_logprobs
 from ostinato.server.protocol.responses import ResponsesBody
 from ostinato.server.response_items import Event, ItemWriter
 from ostinato.server.response_store import StoredResponse
-from ostinato.server.serving import serve
+from ostinato.server.serving import check_room, last_output, serve
 from ostinato.server.state import ServerState, StateDep
 from ostinato.server.streaming import Delta, Deltas, begin, named_event, until_gone
 from ostinato.server.tools import Message
@@ -45,31 +39,30 @@ async def create_response(
     body: ResponsesBody, request: Request, state: StateDep, caller: CallerDep
 ) -> Response:
     """Continue a conversation, in one response or as a stream of server-sent events."""
-    adapter = adapter_of(state, body.model)
-    params, use = body.params(state.formats), body.tool_use()
-    state.check_room(1, 1)
+    call = GenerateCall(
+        endpoint=ENDPOINT,
+        adapter=adapter_of(state, body.model),
+        params=body.params(state.formats),
+        user=body.user,
+        request_id=f"resp_{uuid.uuid4().hex}",
+        **body.cache_settings(),
+    )
+    check_room(state, caller, [call])
     old: list[Message] = []
     if body.previous_response_id is not None:
         stored = _stored(state, caller, body.previous_response_id, "previous_response_id")
         old = list(stored.messages)
     new = body.conversation()
     head = [{"role": "system", "content": body.instructions}] if body.instructions else []
-    whose = sender(caller, body.cache_salt, body.keep_tokens)
-    messages: Sequence[Message] = [*head, *old, *new]
-    sections = sections_of(messages)
-    messages, whose = await load_images(state, messages, whose)
-    tokens = await render_prompt(state, messages, use, whose, **body.template())
-    reader = await read_with(state, tokens, use)
-    call = GenerateCall(
-        endpoint=ENDPOINT,
-        adapter=adapter,
-        params=reader.settle(params),
+    messages = [*head, *old, *new]
+    whose, tokens = await render_chat(state, caller, body, messages)
+    reader = await read_with(state, tokens, body.tool_use())
+    call = replace(
+        call,
+        params=reader.settle(call.params),
         token_ids=tokens,
         images=whose.images,
-        user=body.user,
-        sections=sections,
-        request_id=f"resp_{uuid.uuid4().hex}",
-        **body.cache_settings(),
+        sections=sections_of(messages),
     )
     answer = ResponseAnswer(state, body, caller, call, reader, old, new)
     if body.stream:
@@ -150,11 +143,7 @@ class ResponseAnswer:
 
     async def whole(self) -> dict[str, Any]:
         """Return the complete response."""
-        last: RequestOutput | None = None
-        async with aclosing(serve(self.state, self.caller, self.call)) as outputs:
-            async for output in outputs:
-                last = output
-        assert last is not None, "a request ended without an output"
+        last = await last_output(self.state, self.caller, self.call)
         [delta] = Deltas().take(last)
         list(self._items(delta, self.reader.parser()))
         return self._end(delta, last)

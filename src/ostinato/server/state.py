@@ -74,20 +74,6 @@ class ServerState:
         self.snapshots = EngineWatch(self.llm, take_snapshot)
         self.observers.append(self.usage)
 
-    def enter(self, num_sequences: int) -> None:
-        """Admit the continuations of one prompt, until ``leave``.
-
-        Raises:
-            ApiError: As ``check_room``.
-        """
-        self.check_room(num_sequences, num_sequences)
-        self.num_live += num_sequences
-
-    def leave(self, num_sequences: int) -> None:
-        """End continuations."""
-        self.num_live -= num_sequences
-        assert self.num_live >= 0, "more requests left than entered"
-
     def check_room(self, num_sequences: int, num_per_prompt: int) -> None:
         """Refuse a call that does not fit, before any of it starts.
 

@@ -1,14 +1,12 @@
 """Computes prefixes ahead of requests."""
 
 import json
-from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from ostinato.core.errors import ConfigError, OstinatoError
-from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.prompts import PromptDict
 from ostinato.engine.sampling_params import SamplingParams
 from ostinato.server.admin.bodies import PrefixBody, PrewarmLine
@@ -16,7 +14,7 @@ from ostinato.server.call import GenerateCall
 from ostinato.server.callers import NO_LIMITS
 from ostinato.server.errors import ApiError
 from ostinato.server.prompting import sender
-from ostinato.server.serving import serve
+from ostinato.server.serving import last_output
 from ostinato.server.state import ServerState
 from ostinato.tenants.terms import LeaseStatus
 
@@ -39,11 +37,7 @@ async def prewarm(state: ServerState, body: PrefixBody) -> dict[str, int]:
         token_ids=await body.token_ids(state, sender(caller, body.cache_salt)),
         cache_salt=body.cache_salt,
     )
-    last: RequestOutput | None = None
-    async with aclosing(serve(state, caller, call)) as outputs:
-        async for output in outputs:
-            last = output
-    assert last is not None, "a request ended without an output"
+    last = await last_output(state, caller, call)
     num_tokens, cached = len(last.prompt_token_ids), last.num_cached_tokens
     return {
         "num_tokens": num_tokens,

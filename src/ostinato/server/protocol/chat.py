@@ -148,8 +148,9 @@ class TemplateFields(Body):
         return self
 
     def template(self) -> dict[str, Any]:
-        """Return what the chat template is told besides the messages."""
+        """Return the options of the chat template."""
         values: dict[str, Any] = dict(self.chat_template_kwargs)
+        values["add_generation_prompt"] = self.add_generation_prompt
         if self.continue_final_message:
             values["continue_final_message"] = True
         return values
@@ -214,7 +215,7 @@ class ChatBody(TemplateFields, SamplingFields):
         return replace(params, structured_outputs=form, stop=(*params.stop, *use.stops(formats)))
 
     def template(self) -> dict[str, Any]:
-        """Return what the chat template is told besides the messages."""
+        """Return the options of the chat template."""
         values = super().template()
         if self.reasoning_effort is not None:
             values.setdefault("reasoning_effort", self.reasoning_effort)

@@ -126,7 +126,7 @@ class CountBody(Body):
         return self
 
     def template(self) -> dict[str, Any]:
-        """Return what the chat template is told besides the messages."""
+        """Return the options of the chat template."""
         if self.thinking is None:
             return {}
         return dict.fromkeys(("enable_thinking", "thinking"), self.thinking.type != "disabled")

@@ -241,7 +241,7 @@ class ResponsesBody(SamplerFields, CacheFields):
         return _LOGPROBS in self.include
 
     def template(self) -> dict[str, Any]:
-        """Return what the chat template is told besides the messages."""
+        """Return the options of the chat template."""
         effort = None if self.reasoning is None else self.reasoning.effort
         return {} if effort is None else {"reasoning_effort": effort}
 
