@@ -3,9 +3,12 @@
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ostinato.engine.grammar import JSON_WHITE_SPACE
+from ostinato.engine.sampling_params import SamplingParams
 from ostinato.engine.structured_outputs import StructuredOutputs
+from ostinato.errors import InvalidSamplingParams
 from ostinato.server.answer_formats import AnswerFormats
 from ostinato.server.tools import Tool, ToolUse
 
@@ -16,16 +19,40 @@ _SPACING = {"x-guidance": {"whitespace_pattern": JSON_WHITE_SPACE}}
 """Options for ``llguidance``, as in structured outputs."""
 
 
-def form_of(
-    answer: StructuredOutputs | None, use: ToolUse, formats: AnswerFormats
-) -> StructuredOutputs | None:
-    """Return the structured output that an answer must follow, if any.
+def constrain(
+    params: SamplingParams,
+    answer: StructuredOutputs | None,
+    use: ToolUse,
+    formats: AnswerFormats,
+    field: str,
+) -> SamplingParams:
+    """Return sampling parameters whose grammar includes the response format and the calls.
 
     Args:
+        params: Parameters; structured outputs in them are those of the request's own field.
         answer: JSON format of an answer without calls; None for text.
         use: The tools of the request.
         formats: The model's formats.
+        field: Name of the request's response format, for the error.
+
+    Raises:
+        InvalidSamplingParams: Structured outputs, and a format or a required call as well.
     """
+    form = params.structured_outputs  # of the whole answer, including calls
+    if form is None:
+        form = _form_of(answer, use, formats)
+    elif answer is not None or use.choice != "auto":
+        raise InvalidSamplingParams(
+            f"structured_outputs constrains the whole answer: leave out {field}, and leave "
+            "tool_choice at auto"
+        )
+    return replace(params, structured_outputs=form, stop=(*params.stop, *use.stops(formats)))
+
+
+def _form_of(
+    answer: StructuredOutputs | None, use: ToolUse, formats: AnswerFormats
+) -> StructuredOutputs | None:
+    """Return the structured output that an answer must follow, if any."""
     is_framed = formats.reasoning is not None and bool(formats.reasoning.frames)
     if not use.tools:
         return answer

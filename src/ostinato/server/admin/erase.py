@@ -29,7 +29,7 @@ async def erase(body: EraseBody, state: StateDep) -> dict[str, Any]:
     With a client's salt only that salt is erased; without one, all data of the tenant, those of
     observers included.
     """
-    caller = body.caller(state.callers)
+    caller = state.callers.named(body.tenant)
     salt = caller.narrow(body.cache_salt)
     receipt = await state.llm.erase(salt, body.cancel_running)
     state.held_prefixes.forget(salt)  # their leases have ended

@@ -5,17 +5,15 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from ostinato.engine.engine import Engine
 from ostinato.engine.prompts import PromptDict
-from ostinato.engine.public_prefixes import PublishedPrefix, public_name
+from ostinato.engine.public_prefixes import public_name
 from ostinato.server.admin.bodies import LeaseBody, PrefixBody, UnpublishBody
 from ostinato.server.admin.prewarming import prewarm
 from ostinato.server.admin.statistics import name_of
 from ostinato.server.callers import ADMIN_ONLY
 from ostinato.server.errors import ApiError
 from ostinato.server.state import StateDep
-from ostinato.tenants.lease_book import Lease
-from ostinato.tenants.terms import LeaseId, LeaseReceipt, LeaseStatus
+from ostinato.tenants.terms import LeaseId, LeaseStatus
 
 router = APIRouter(prefix="/admin", tags=["administration"], dependencies=ADMIN_ONLY)
 
@@ -30,16 +28,18 @@ async def prewarm_prompt(body: PrefixBody, state: StateDep) -> dict[str, int]:
 async def open_lease(body: LeaseBody, state: StateDep) -> dict[str, Any]:
     """Lease the cached part of a prefix; the receipt says how much that is, and why."""
     receipt = await state.llm.lease(await body.as_prompt(state), body.terms())
-    return as_json(receipt, body.ttl_s)
+    return {
+        "status": str(receipt.status),
+        "reason": receipt.reason,
+        "lease_id": receipt.lease_id,
+        "num_tokens": receipt.num_tokens,
+        "expires_in_s": None if receipt.lease_id is None else body.ttl_s,
+    }
 
 
 @router.get("/leases")
 async def list_leases(state: StateDep) -> dict[str, Any]:
     """List leases; public prefixes are listed under ``/admin/public``."""
-
-    def look(engine: Engine) -> list[Lease]:
-        return engine.cache.admin.leases()
-
     now_s = time.monotonic()
     leases = [
         {
@@ -49,7 +49,7 @@ async def list_leases(state: StateDep) -> dict[str, Any]:
             "expires_in_s": None if lease.expires_s is None else round(lease.expires_s - now_s, 3),
             "refresh_on_hit": lease.terms.refresh_on_hit,
         }
-        for lease in await state.llm.look(look)
+        for lease in await state.llm.look(lambda engine: engine.cache.admin.leases())
         if public_name(lease.table.tenant) is None
     ]
     return {"leases": leases}
@@ -70,17 +70,6 @@ async def end_lease(lease_id: int, state: StateDep) -> dict[str, bool]:
             code="lease_not_found",
         )
     return {"released": True}
-
-
-def as_json(receipt: LeaseReceipt, ttl_s: float | None) -> dict[str, Any]:
-    """Return a receipt as JSON."""
-    return {
-        "status": str(receipt.status),
-        "reason": receipt.reason,
-        "lease_id": receipt.lease_id,
-        "num_tokens": receipt.num_tokens,
-        "expires_in_s": None if receipt.lease_id is None else ttl_s,
-    }
 
 
 @router.put("/public/{name}")
@@ -104,14 +93,11 @@ async def publish(name: str, body: PrefixBody, state: StateDep) -> dict[str, Any
 @router.get("/public")
 async def list_public(state: StateDep) -> dict[str, Any]:
     """List public prefixes; one that is not held was ended by a reset or by new weights."""
-
-    def look(engine: Engine) -> list[PublishedPrefix]:
-        return engine.public_prefixes.listed()
-
+    listed = await state.llm.look(lambda engine: engine.public_prefixes.listed())
     return {
         "public": [
             {"name": known.name, "num_tokens": len(known.tokens), "is_held": known.is_held}
-            for known in await state.llm.look(look)
+            for known in listed
         ]
     }
 

@@ -1,6 +1,5 @@
 """Computes prefixes ahead of requests."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,7 +29,7 @@ async def prewarm(state: ServerState, body: PrefixBody) -> dict[str, int]:
     Raises:
         ApiError: There is no such tenant, or the prompt can never be served.
     """
-    caller = replace(body.caller(state.callers), limits=NO_LIMITS)
+    caller = replace(state.callers.named(body.tenant), limits=NO_LIMITS)
     call = GenerateCall(
         endpoint=ENDPOINT,
         params=SamplingParams(max_tokens=1, detokenize=False),
@@ -61,9 +60,7 @@ def read_prewarm_file(path: str | Path) -> list[PrewarmLine]:
         if not line.strip():
             continue
         try:
-            found.append(PrewarmLine.model_validate(json.loads(line)))
-        except json.JSONDecodeError as error:
-            raise ConfigError(f"prewarm file {str(path)!r}, line {number}: {error}") from error
+            found.append(PrewarmLine.model_validate_json(line))
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             place = ".".join(map(str, first["loc"])) or "the object"

@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Query
 
-from ostinato.core.identity import tenant_of
+from ostinato.core.identity import Identity, tenant_of
 from ostinato.engine.engine import Engine
 from ostinato.engine.public_prefixes import public_name
 from ostinato.engine.snapshot import Snapshot, take_snapshot
@@ -59,11 +59,11 @@ async def heaviest_prefixes(
     """List the prefixes that saved the most tokens."""
     salt = None if tenant is None else state.callers.named(tenant).salt.encode()
 
+    def belongs(identity: Identity) -> bool:
+        return salt is None or identity.owner == salt
+
     def look(engine: Engine) -> list[CachedPrefix]:
-        cache = engine.cache
-        if salt is None:
-            return top_prefixes(cache.manager, cache.hits, most)
-        return top_prefixes(cache.manager, cache.hits, most, lambda id_: id_.owner == salt)
+        return top_prefixes(engine.cache.manager, engine.cache.hits, most, belongs)
 
     return {"prefixes": [await _described(state, one) for one in await state.llm.look(look)]}
 
