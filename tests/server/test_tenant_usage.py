@@ -75,7 +75,7 @@ def test_generated_tokens_and_waits_are_booked_in_their_seconds() -> None:
     }
     assert [second.gaps_s for second in account.seconds.values()] == [[0.5], [0.5, 0.5], [2.0]]
     [ended] = account.ended
-    assert (ended.output_tokens, ended.took_s, ended.request_id) == (5, 4.0, "name")
+    assert (ended.output, ended.took_s, ended.id) == (5, 4.0, "name")
     assert percentiles([4.0, 1.0, 2.0, 3.0]) == [3.0, 4.0, 4.0]
 
 

@@ -14,6 +14,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 import ostinato
 from ostinato.core.identity import Identity
 from ostinato.engine.engine import Engine
+from ostinato.engine.public_prefixes import public_name
 from ostinato.engine.snapshot import Snapshot
 from ostinato.engine.tiered_cache import TierCounts
 from ostinato.observe.introspection import (
@@ -23,13 +24,11 @@ from ostinato.observe.introspection import (
     map_blocks,
     top_prefixes,
 )
-from ostinato.server.accounts import (
-    Account,
-    merge,
-)
+from ostinato.server.accounts import Account, merge
 from ostinato.server.callers import Caller, CallerDep
 from ostinato.server.engine_watch import EngineWatch
 from ostinato.server.page_figures import (
+    SHOWN_STATES,
     LoadHistory,
     ended_requests,
     first_tokens,
@@ -54,12 +53,6 @@ MANY_CELLS = 1024
 
 MAX_WATCHES = 64
 """Most callers whose view of the cache is remembered."""
-
-PUBLIC = b"\xff"
-"""Prefix of the salts of public prefixes; no text begins with it."""
-
-LIVELIEST = (BlockState.PRIVATE, BlockState.HELD, BlockState.EVICTABLE, BlockState.UNUSED)
-"""The order in which a block's state names its cell's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +192,7 @@ def lay_out_blocks(state: ServerState, drawn: BlockMap, caller: Caller) -> dict[
         owners = np.zeros(len(states), int)
     per_cell = 1 if len(states) <= MAX_CELLS else -(-len(states) // MANY_CELLS)
     mixes = _count_by_cell(states, per_cell, len(BlockState))
-    shown = np.array(LIVELIEST)[(mixes[:, LIVELIEST] > 0).argmax(1)]
+    shown = np.array(SHOWN_STATES)[(mixes[:, SHOWN_STATES] > 0).argmax(1)]
     whose = _count_by_cell(owners + 1, per_cell, len(tenants) + 1)[:, 1:]
     most = whose.argmax(1) if tenants else np.zeros(len(whose), int)
     return {
@@ -224,17 +217,15 @@ def _count_by_cell(
 
 def _name(state: ServerState, salt: bytes) -> str:
     """Return the owner of a salt: a tenant, or a public prefix."""
-    if salt.startswith(PUBLIC):
-        return f"public: {salt[len(PUBLIC) :].decode()}"
-    return state.usage.name_of(salt)
+    public = public_name(salt)
+    return state.usage.name_of(salt) if public is None else f"public: {public}"
 
 
 async def _prefixes(state: ServerState, prefixes: list[CachedPrefix]) -> list[dict[str, Any]]:
     """List prefixes with their texts, which are decoded in another thread."""
-    heads = await state.llm.tokenizing.decode_each([prefix.head.tolist() for prefix in prefixes])
-    branches = await state.llm.tokenizing.decode_each(
-        [prefix.branch.tolist() for prefix in prefixes]
-    )
+    decode = state.llm.tokenizing.decode_each
+    heads = await decode([prefix.head.tolist() for prefix in prefixes])
+    branches = await decode([prefix.branch.tolist() for prefix in prefixes])
     return [
         {
             "head": head,

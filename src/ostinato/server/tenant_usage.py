@@ -153,15 +153,17 @@ def _ended(record: ServedRequest, now_s: float, output_tokens: int) -> EndedRequ
     """Summarize a finished request that had a first token."""
     first_token_s = record.time_to_first_token_s
     assert record.output is not None and first_token_s is not None
+    prompt = PromptTokens.of(record.output)
     reason = record.output.outputs[0].finish_reason if record.output.outputs else None
     return EndedRequest(
-        record.request_id,
-        _name_of(record),
-        now_s,
-        PromptTokens.of(record.output),
-        first_token_s,
-        output_tokens,
-        first_token_s + sum(record.gaps_s),
-        "error" if record.error else "gone" if record.is_gone else str(reason),
-        record.call.adapter,
+        id=record.request_id,
+        tenant=_name_of(record),
+        adapter=record.call.adapter,
+        at_s=now_s,
+        prompt=prompt.total,
+        hit=prompt.hit,
+        first_token_s=first_token_s,
+        output=output_tokens,
+        took_s=first_token_s + sum(record.gaps_s),
+        ended="error" if record.error else "gone" if record.is_gone else str(reason),
     )
