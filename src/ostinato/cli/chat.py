@@ -11,7 +11,7 @@ from rich.table import Table
 
 from ostinato.cli import _engine_options as options
 from ostinato.cli._errors import complain
-from ostinato.cli._option_groups import grouped, option
+from ostinato.cli._option_groups import option
 from ostinato.cli._streaming import account, follow, loaded, note, was_interrupted, write
 from ostinato.engine.sampling_params import SamplingParams
 from ostinato.engine.settings import DEFAULT_MODEL
@@ -111,7 +111,6 @@ _SPEECH_ENDS: dict[str, tuple[str, ...]] = {DEFAULT_MODEL: ("\n\n",)}
 """Stop strings of models that never end their answers."""
 
 
-@grouped
 def run(
     name: Annotated[
         str | None, typer.Argument(metavar="[MODEL]", help="The model, as with --model.")

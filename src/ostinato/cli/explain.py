@@ -12,7 +12,7 @@ from rich.text import Text
 
 from ostinato.cli import _engine_options as options
 from ostinato.cli._admin_client import AdminClient, AdministrationFailed
-from ostinato.cli._option_groups import grouped, option
+from ostinato.cli._option_groups import option
 from ostinato.cli._tokenizer import IgnoredFields, ModelOfTokens, load_tokenizer
 from ostinato.cli._trace_source import SkipBroken, name_broken
 from ostinato.cli.cache import URL
@@ -50,7 +50,6 @@ _PSEUDONYMS = (
 )
 
 
-@grouped
 def run(
     files: Annotated[
         list[Path] | None,
@@ -153,7 +152,7 @@ def _ask(name: str, server: AdminClient) -> Explanation:
     Raises:
         AdministrationFailed: The request is unknown, or another tenant's.
     """
-    answer = server.ask("GET", f"v1/explain/{quote(name, safe='')}")
+    answer = server.call("GET", f"v1/explain/{quote(name, safe='')}")
     try:
         return Explanation.from_dict(answer)
     except (KeyError, TypeError, ValueError) as error:

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from ostinato.cli import _engine_options as options
-from ostinato.cli._option_groups import grouped, option
+from ostinato.cli._option_groups import option
 from ostinato.cli._streaming import (
     account,
     follow,
@@ -31,7 +31,6 @@ _OUTPUT = "Output"
 _REQUEST_ID = "generate"
 
 
-@grouped
 def run(
     prompt: Annotated[
         str | None, typer.Argument(help="Text to continue; - or nothing reads standard input.")

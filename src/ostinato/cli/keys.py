@@ -7,17 +7,16 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ostinato.cli._option_groups import grouped, option
+from ostinato.cli._option_groups import GroupedTyper, option
 
 _FILE = Annotated[str, typer.Option("--file", "-f", help="The keys file.")]
 
-app = typer.Typer(
+app = GroupedTyper(
     no_args_is_help=True, help="Create API keys for tenants of a server, and list the tenants."
 )
 
 
-@app.command("new")
-@grouped
+@app.command()
 def new(
     tenant: Annotated[str, typer.Argument(help="Name of the tenant.")],
     file: _FILE = "keys.json",

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ostinato.cli import _engine_options as options
-from ostinato.cli._option_groups import grouped, option
+from ostinato.cli._option_groups import option
 from ostinato.cli._tokenizer import IgnoredFields, ModelOfTokens, load_tokenizer
 from ostinato.cli._trace_source import SkipBroken, name_broken, progress_bar
 from ostinato.lab.lint import Finding, LintReport, lint
@@ -18,7 +18,6 @@ from ostinato.lab.quantities import count, read_bytes
 from ostinato.lab.request_log import LogOptions, read_request_log
 
 
-@grouped
 def run(
     requests: Annotated[
         Path,

@@ -16,7 +16,7 @@ from rich.text import Text
 from ostinato.cli import _trace_source as source
 from ostinato.cli._config_source import load_config
 from ostinato.cli._cost_options import CostOptions, MachineOptions
-from ostinato.cli._option_groups import grouped, option
+from ostinato.cli._option_groups import option
 from ostinato.cli._report_folder import open_folder, say_written, unwritable
 from ostinato.core.config import one_of
 from ostinato.core.errors import ConfigError
@@ -62,7 +62,6 @@ class Paper:
         return (*_notes(self.plan.setup, self.currency), *self.trace.notes)
 
 
-@grouped
 def run(
     trace: source.TracePath,
     model: str | None = option(

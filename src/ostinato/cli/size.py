@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ostinato.cli._config_source import load_config
-from ostinato.cli._option_groups import grouped, option
+from ostinato.cli._option_groups import option
 from ostinato.core.config import SchedulerConfig, at_least
 from ostinato.hybrid.pool_sizes import split_states
 from ostinato.lab.image_tokens import encoder_weights, image_tokens, output_values, read_size
@@ -58,7 +58,6 @@ class Question:
         return max(0, read_bytes("memory", self.memory) - self.adapter_bytes)
 
 
-@grouped
 def run(
     model: Annotated[
         str,
