@@ -7,7 +7,7 @@ do. Without keys there is one anonymous caller, and the server listens on loopba
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated
 
 from fastapi import Depends, Request
 
@@ -66,30 +66,6 @@ class Caller:
 
 ANONYMOUS = Caller(may_go_first=True, may_administer=True, public_prefixes=(ALL_PUBLIC,))
 """The only caller of a server without keys; it may do everything."""
-
-
-class Callers(Protocol):
-    """The interface of authentication."""
-
-    def identify(self, headers: Mapping[str, str]) -> Caller:
-        """Return the caller that sent these headers.
-
-        Raises:
-            ApiError: No key, or an unknown one (401).
-        """
-        ...
-
-    def named(self, tenant: str) -> Caller:
-        """Return a tenant's caller, for the administrator.
-
-        Raises:
-            ApiError: There is none (404).
-        """
-        ...
-
-    def name_of(self, salt: str) -> str:
-        """Return the tenant of a salt; empty if there is none."""
-        ...
 
 
 class AnyCaller:
@@ -194,6 +170,9 @@ class KeyedCallers:
     def name_of(self, salt: str) -> str:
         """Return the tenant of a salt; salts are never shown."""
         return self._names.get(salt, "(not in the keys file)")
+
+
+Callers = AnyCaller | KeyedCallers
 
 
 async def require_caller(request: Request) -> Caller:

@@ -13,7 +13,7 @@ import gc
 import logging
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from types import FrameType
 from typing import Any
 
@@ -66,13 +66,7 @@ def warm_up(state: ServerState, prompts: list[PrewarmLine]) -> None:
     Raises:
         ConfigError: One of them cannot be served or leased; the engine has been stopped.
     """
-    if not prompts:
-        return
-    try:
-        asyncio.run(prewarm_all(state, prompts))
-    except BaseException:
-        state.llm.shutdown()
-        raise
+    _run_or_shut_down(state, prewarm_all(state, prompts))
 
 
 def load_adapters(state: ServerState, adapters: Mapping[str, str]) -> None:
@@ -86,8 +80,12 @@ def load_adapters(state: ServerState, adapters: Mapping[str, str]) -> None:
         for name, path in adapters.items():
             await load_named(state, name, path)
 
+    _run_or_shut_down(state, load_all())
+
+
+def _run_or_shut_down(state: ServerState, work: Coroutine[Any, Any, object]) -> None:
     try:
-        asyncio.run(load_all())
+        asyncio.run(work)
     except BaseException:
         state.llm.shutdown()
         raise

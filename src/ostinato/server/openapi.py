@@ -16,7 +16,7 @@ from fastapi.responses import HTMLResponse
 from fastapi.routing import APIRoute
 
 from ostinato.server.callers import require_administrator, require_caller
-from ostinato.server.errors import SHAPES
+from ostinato.server.errors import ANTHROPIC_PATH
 from ostinato.server.protocol.answers import AnthropicErrorBody, ErrorBody
 
 _REASONS = {
@@ -86,7 +86,7 @@ def _complete(operation: dict[str, Any], route: APIRoute, has_keys: bool) -> Non
         operation["security"] = [{name: []} for name in _SCHEMES] + ([] if has_keys else [{}])
     else:
         operation["security"] = []
-    model = AnthropicErrorBody if route.path.startswith(tuple(SHAPES)) else ErrorBody
+    model = AnthropicErrorBody if route.path.startswith(ANTHROPIC_PATH) else ErrorBody
     body = {"application/json": {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}}
     responses = operation["responses"]
     responses.pop("422", None)

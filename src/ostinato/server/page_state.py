@@ -5,6 +5,7 @@ not even the size of the pool, which would reveal the load of others.
 """
 
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 
 import ostinato
 from ostinato.core.identity import Identity
+from ostinato.engine.async_llm import AsyncLLM
 from ostinato.engine.engine import Engine
 from ostinato.engine.public_prefixes import public_name
 from ostinato.engine.snapshot import Snapshot
@@ -27,6 +29,7 @@ from ostinato.observe.introspection import (
 from ostinato.server.accounts import Account, merge
 from ostinato.server.callers import Caller, CallerDep
 from ostinato.server.engine_watch import EngineWatch
+from ostinato.server.observer import Observer
 from ostinato.server.page_figures import (
     SHOWN_STATES,
     LoadHistory,
@@ -68,12 +71,44 @@ class Seen:
     prefixes: list[CachedPrefix]
 
 
+class CacheViews(Observer):
+    """The last view of the cache for each caller; callers with equal rights share one."""
+
+    def __init__(self, llm: AsyncLLM) -> None:
+        """Start without views."""
+        self._llm = llm
+        self._watches: dict[str, EngineWatch[Seen]] = {}
+
+    async def look(self, caller: Caller) -> Seen:
+        """Return the newest view that is available soon."""
+        name = "" if caller.may_administer else caller.salt
+        if name not in self._watches:
+            if len(self._watches) >= MAX_WATCHES:
+                self._watches.pop(next(iter(self._watches)))
+            self._watches[name] = EngineWatch(self._llm, partial(_view, caller))
+        return await self._watches[name].look()
+
+    def forget(self, tenant: str) -> bool:
+        """Remove all views, since any may show an erased prefix."""
+        self._watches.clear()
+        return False
+
+
+def _view(caller: Caller, engine: Engine) -> Seen:
+    def belongs(identity: Identity) -> bool:
+        return caller.may_administer or identity.owner == caller.salt.encode()
+
+    manager = engine.cache.manager
+    return Seen(
+        map_blocks(manager), top_prefixes(manager, engine.cache.hits, MAX_PREFIXES, belongs)
+    )
+
+
 def install(app: FastAPI, state: ServerState) -> None:
-    """Add a cache of views to an application; tenants are erased from it as well."""
-    app.state.sights = sights = dict[str, EngineWatch[Seen]]()
+    """Add the observers that the page needs to an application."""
+    app.state.views = CacheViews(state.llm)
     app.state.load_history = LoadHistory(state.snapshots.look)
-    state.observers.append(app.state.load_history)
-    state.usage.when_forgetting(sights.clear)
+    state.observers += [app.state.views, app.state.load_history]
 
 
 @router.get("/ui/state")
@@ -82,8 +117,8 @@ async def page_state(
 ) -> dict[str, Any]:
     """Return the page's data for one caller."""
     response.headers["Cache-Control"] = "no-store"
-    watches: dict[str, EngineWatch[Seen]] = request.app.state.sights
-    seen = await _watch_of(watches, state, caller).look()
+    views: CacheViews = request.app.state.views
+    seen = await views.look(caller)
     snapshot = await state.snapshots.look()
     state.usage.catch_up()
     accounts, now_s = state.usage.accounts, state.usage.now_s()
@@ -110,26 +145,6 @@ async def page_state(
         "blocks": lay_out_blocks(state, seen.blocks, caller),
         "prefixes": await _prefixes(state, seen.prefixes),
     }
-
-
-def _watch_of(
-    watches: dict[str, EngineWatch[Seen]], state: ServerState, caller: Caller
-) -> EngineWatch[Seen]:
-    """Return a caller's watch of the cache; callers with equal rights share one."""
-    name = "" if caller.may_administer else caller.salt
-    if name not in watches:
-        if len(watches) >= MAX_WATCHES:
-            watches.pop(next(iter(watches)))
-
-        def sees(identity: Identity) -> bool:
-            return caller.may_administer or identity.owner == caller.salt.encode()
-
-        def look(engine: Engine) -> Seen:
-            found = top_prefixes(engine.cache.manager, engine.cache.hits, MAX_PREFIXES, sees)
-            return Seen(map_blocks(engine.cache.manager), found)
-
-        watches[name] = EngineWatch(state.llm, look)
-    return watches[name]
 
 
 def _tenants(accounts: dict[str, Account]) -> list[dict[str, Any]]:

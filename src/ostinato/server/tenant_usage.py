@@ -55,7 +55,6 @@ class TenantUsage(Observer):
         self.accounts: dict[str, Account] = {}
         self._names: dict[bytes, str] = {}  # tenants by salt
         self._clock = clock
-        self._also: list[Callable[[], None]] = []
         self._under_way: dict[str, Progress] = {}
 
     def now_s(self) -> float:
@@ -80,7 +79,7 @@ class TenantUsage(Observer):
         first = FirstToken(self._clock(), took_s, prompt.hit_share, record.request_id)
         self._account(record).book(prompt, first)
         progress = self._under_way[record.request_id] = Progress(record, first.at_s)
-        self._go_on(progress)
+        self._count_new(progress)
 
     def finished(self, record: ServedRequest) -> None:
         """Count the generated tokens."""
@@ -91,15 +90,15 @@ class TenantUsage(Observer):
         account = self._account(record)
         account.output_tokens += count
         if progress is not None:
-            self._go_on(progress)
+            self._count_new(progress)
             account.ended.append(_ended(record, self._clock(), count))
 
     def catch_up(self) -> None:
         """Count what unfinished requests have generated so far."""
         for progress in self._under_way.values():
-            self._go_on(progress)
+            self._count_new(progress)
 
-    def _go_on(self, progress: Progress) -> None:
+    def _count_new(self, progress: Progress) -> None:
         """Count new tokens and gaps, each in its second."""
         record = progress.record
         assert record.output is not None, "it has its first token"
@@ -117,14 +116,8 @@ class TenantUsage(Observer):
             progress.num_tokens += new_tokens
         progress.num_gaps += len(gaps)
 
-    def when_forgetting(self, also: Callable[[], None]) -> None:
-        """Register a callback for when a tenant is erased."""
-        self._also.append(also)
-
     def forget(self, tenant: str) -> bool:
         """Erase a tenant's counters; return whether there were any."""
-        for also in self._also:
-            also()
         self._names = {salt: name for salt, name in self._names.items() if name != tenant}
         return self.accounts.pop(tenant, None) is not None
 

@@ -8,7 +8,6 @@ from fastapi import APIRouter
 from ostinato.server.admin.bodies import EraseBody, ResetBody
 from ostinato.server.callers import ADMIN_ONLY, KeyedCallers
 from ostinato.server.errors import ApiError
-from ostinato.server.observer import ForgetsTenants
 from ostinato.server.state import StateDep
 from ostinato.server.tenant_usage import salt_label
 
@@ -42,7 +41,7 @@ async def erase(body: EraseBody, state: StateDep) -> dict[str, Any]:
         noted = [
             type(observer).__module__.rpartition(".")[2]
             for observer in state.observers
-            if isinstance(observer, ForgetsTenants) and observer.forget(name)
+            if observer.forget(name)
         ]
     return {**asdict(receipt), "num_responses": num_responses, "noted_by": noted}
 
