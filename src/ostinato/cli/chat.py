@@ -97,9 +97,6 @@ class Conversation:
         note("that line was removed from the conversation")
 
 
-if TYPE_CHECKING:
-    from ostinato import AsyncLLM
-
 _COMMANDS = {
     "/help": "this list",
     "/reset": "start a new conversation; the cache is kept",

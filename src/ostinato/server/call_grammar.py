@@ -63,8 +63,8 @@ def _form_of(
     called = [tool for tool in use.tools if use.only in (None, tool.name)]
     rules = _CallRules(formats, called, use.is_parallel)
     if use.choice == "required":
-        thought = rules.thought if is_framed else ""
-        head = [f"start: {thought}{rules.calls}"]
+        reasoning = rules.reasoning if is_framed else ""
+        head = [f"start: {reasoning}{rules.calls}"]
     elif answer is not None:
         head = [f"start: {rules.calls} | answer", f"answer: {_json_rule(answer)}"]
     else:
@@ -78,7 +78,7 @@ class _CallRules:
     Attributes:
         lines: The rules.
         calls: Expression for all calls of an answer.
-        thought: Expression for what may precede them in harmony's format.
+        reasoning: Expression for what may precede them in harmony's format.
     """
 
     def __init__(self, formats: AnswerFormats, tools: Sequence[Tool], is_parallel: bool) -> None:
@@ -97,7 +97,7 @@ class _CallRules:
         more = f"({self._literal(self._written.separator or '')} call){{0,{_MOST_CALLS - 1}}}"
         several = f"call {more}" if self._is_parallel else "call"
         self.calls = f"{self._literal(first)} {several} {self._literal(last)}"
-        self.thought = (
+        self.reasoning = (
             f"({self._literal('<|channel|>analysis<|message|>')} TEXT "
             f"{self._literal('<|end|><|start|>assistant')})? "
         )

@@ -84,8 +84,8 @@ class AnyCaller:
         if tenant:
             raise ApiError(
                 404,
-                f"tenant={tenant!r:.200}: without keys there are no tenants; leave it out, and "
-                "name a cache_salt where that is meant",
+                f"tenant={tenant!r:.200}: without keys there are no tenants; leave it out, or give "
+                "the cache_salt that its clients send",
                 param="tenant",
                 code="tenant_not_found",
             )

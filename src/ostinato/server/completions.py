@@ -181,12 +181,7 @@ class Echo:
         return cls(text, first, output.prompt_logprobs, is_alone)
 
     def choice(self, delta: Delta, index: int) -> dict[str, Any]:
-        """Return the new part of one choice, with the prompt before its first piece.
-
-        Args:
-            delta: The new part.
-            index: Index of the choice.
-        """
+        """Return the new part of one choice, with the prompt before its first piece."""
         text = "" if self.is_alone else delta.text
         return {
             "index": index,

@@ -32,8 +32,8 @@ from ostinato.server.models import load_named
 from ostinato.server.state import ServerState
 from ostinato.server.tracing import make_tracer
 
-_LAST_WORDS_S = 5
-"""Time for clients to read the rest, once the engine has ended."""
+_SHUTDOWN_TIMEOUT_S = 5
+"""Time for clients to read their responses to the end, once the engine has stopped."""
 
 
 def open_state(model: str, settings: dict[str, Any], config: ServerConfig) -> ServerState:
@@ -151,7 +151,7 @@ class DrainingServer(uvicorn.Server):
                 lifespan="off",
                 ws="none",
                 timeout_keep_alive=75,  # longer than most clients keep connections alive
-                timeout_graceful_shutdown=_LAST_WORDS_S,
+                timeout_graceful_shutdown=_SHUTDOWN_TIMEOUT_S,
             )
         )
         self._state = state

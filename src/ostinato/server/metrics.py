@@ -10,6 +10,7 @@ otherwise tenants are ``tenant-1``, ``tenant-2``, in order of their first reques
 
 import time
 from collections.abc import Iterable
+from functools import partial
 from itertools import count
 
 from fastapi import APIRouter, FastAPI, Request
@@ -88,62 +89,47 @@ class ServerMetrics(Observer, Collector):
         self._tenant_numbers: dict[str, int] = {}
         self._next_number = count(1)
         self._snapshot: Snapshot | None = None
-        self._requests = Counter(
+        counter = partial(Counter, registry=self.registry)
+        seconds = partial(Histogram, buckets=SECONDS, registry=self.registry)
+        self._requests = counter(
             "ostinato_requests",
             "Requests that ended, by the finish reason of their first continuation, or error, or "
             "gone if the client disconnected.",
             ["finish_reason"],
-            registry=self.registry,
         )
-        self._refused = Counter(
+        self._refused = counter(
             "ostinato_refused_requests",
             "Requests refused at admission, by status: 429 for a full queue or a limit.",
             ["status"],
-            registry=self.registry,
         )
-        self._generated = Counter(
-            "ostinato_generated_tokens",
-            "Tokens generated for requests that ended.",
-            registry=self.registry,
+        self._generated = counter(
+            "ostinato_generated_tokens", "Tokens generated for requests that ended."
         )
-        self._first_token = Histogram(
+        self._first_token = seconds(
             "ostinato_time_to_first_token_seconds",
             "Time from a request's arrival to its first token, by the share of its prompt that "
             "hit.",
             ["hit_share"],
-            buckets=SECONDS,
-            registry=self.registry,
         )
-        self._gaps = Histogram(
+        self._gaps = seconds(
             "ostinato_inter_token_latency_seconds",
             "Time between two outputs of a request.",
             buckets=GAPS,
-            registry=self.registry,
         )
-        self._queue = Histogram(
+        self._queue = seconds(
             "ostinato_queue_time_seconds",
             "Time from a request's arrival at the engine to its first step.",
-            buckets=SECONDS,
-            registry=self.registry,
         )
-        self._duration = Histogram(
-            "ostinato_request_duration_seconds",
-            "Time from a request's arrival to its end.",
-            buckets=SECONDS,
-            registry=self.registry,
+        self._duration = seconds(
+            "ostinato_request_duration_seconds", "Time from a request's arrival to its end."
         )
-        self._http = Counter(
-            "ostinato_http_requests",
-            "Answers over HTTP.",
-            ["method", "route", "status"],
-            registry=self.registry,
+        self._http = counter(
+            "ostinato_http_requests", "Answers over HTTP.", ["method", "route", "status"]
         )
-        self._http_time = Histogram(
+        self._http_time = seconds(
             "ostinato_http_request_duration_seconds",
             "Time from a request over HTTP to its last byte.",
             ["route"],
-            buckets=SECONDS,
-            registry=self.registry,
         )
         self.registry.register(self)
         ProcessCollector(registry=self.registry)

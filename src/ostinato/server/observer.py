@@ -78,6 +78,6 @@ class Observer:
     def refused(self, caller: Caller, call: GenerateCall, error: ApiError) -> None:
         """A request was refused: the queue is full, or a limit is reached."""
 
-    def forget(self, tenant: str) -> bool:
+    def erase(self, tenant: str) -> bool:
         """Erase a tenant's data; return whether there was any."""
         return False

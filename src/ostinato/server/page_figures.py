@@ -40,19 +40,16 @@ class LoadHistory(Observer):
         self._look = look
         self._clock = clock
         self._rows: deque[tuple[int, list[int]]] = deque(maxlen=HISTORY_S)
-        self._looking: asyncio.Task[None] | None = None
+        self._sampling: asyncio.Task[None] | None = None
 
     def accepted(self, record: ServedRequest) -> None:
-        """Sample."""
-        self._look_soon()
+        """Sample between two steps, at most once a second; no request waits for it."""
+        if self._sampling is not None and not self._sampling.done():
+            return
+        if not self._rows or self._rows[-1][0] < int(self._clock()):
+            self._sampling = asyncio.create_task(self._sample())
 
-    def first_token(self, record: ServedRequest) -> None:
-        """Sample."""
-        self._look_soon()
-
-    def finished(self, record: ServedRequest) -> None:
-        """Sample."""
-        self._look_soon()
+    first_token = finished = accepted
 
     def note(self, snapshot: Snapshot) -> None:
         """Keep the last sample of a second."""
@@ -62,14 +59,7 @@ class LoadHistory(Observer):
         blocks = [snapshot.states[state] for state in SHOWN_STATES]
         self._rows.append((second, [snapshot.num_running, snapshot.num_waiting, *blocks]))
 
-    def _look_soon(self) -> None:
-        """Sample between two steps, at most once a second; no request waits for it."""
-        if self._looking is not None and not self._looking.done():
-            return
-        if not self._rows or self._rows[-1][0] < int(self._clock()):
-            self._looking = asyncio.create_task(self._look_once())
-
-    async def _look_once(self) -> None:
+    async def _sample(self) -> None:
         with suppress(EngineStopped):
             self.note(await self._look())
 

@@ -88,7 +88,7 @@ class CacheViews(Observer):
             self._watches[name] = EngineWatch(self._llm, partial(_view, caller))
         return await self._watches[name].look()
 
-    def forget(self, tenant: str) -> bool:
+    def erase(self, tenant: str) -> bool:
         """Remove all views, since any may show an erased prefix."""
         self._watches.clear()
         return False

@@ -158,11 +158,11 @@ class ResponseAnswer:
                     for kind in ("created", "in_progress"):
                         yield self._event(kind, response=self._response("in_progress"))
                 for delta in deltas.take(output):
-                    told = list(self._items(delta, parser))
+                    events = list(self._items(delta, parser))
                     if delta.finish_reason is not None:  # stored before a slow client has read it
                         response = self._end(delta, output)
-                        told.append((response["status"], {"response": response}))
-                    for kind, content in told:
+                        events.append((response["status"], {"response": response}))
+                    for kind, content in events:
                         yield self._event(kind, **content)
 
     def _items(self, delta: Delta, parser: AnswerParser) -> Iterator[Event]:
@@ -191,10 +191,10 @@ class ResponseAnswer:
         if is_cut:
             response["incomplete_details"] = {"reason": "max_output_tokens"}
         if self.body.is_stored:
-            self._remember(response)
+            self._store(response)
         return response
 
-    def _remember(self, response: dict[str, Any]) -> None:
+    def _store(self, response: dict[str, Any]) -> None:
         new, inputs = [*self.new, *self._writer.messages()], self.body.input_items()
         stored = StoredResponse(
             salt=self.caller.narrow(self.body.cache_salt),

@@ -55,7 +55,7 @@ class TenantUsage(Observer):
         self.accounts: dict[str, Account] = {}
         self._names: dict[bytes, str] = {}  # tenants by salt
         self._clock = clock
-        self._under_way: dict[str, Progress] = {}
+        self._unfinished: dict[str, Progress] = {}
 
     def now_s(self) -> float:
         """Return the clock's seconds."""
@@ -78,12 +78,12 @@ class TenantUsage(Observer):
         prompt = PromptTokens.of(record.output)
         first = FirstToken(self._clock(), took_s, prompt.hit_share, record.request_id)
         self._account(record).book(prompt, first)
-        progress = self._under_way[record.request_id] = Progress(record, first.at_s)
+        progress = self._unfinished[record.request_id] = Progress(record, first.at_s)
         self._count_new(progress)
 
     def finished(self, record: ServedRequest) -> None:
         """Count the generated tokens."""
-        progress = self._under_way.pop(record.request_id, None)
+        progress = self._unfinished.pop(record.request_id, None)
         if record.output is None:
             return
         count = _num_generated(record.output)
@@ -95,7 +95,7 @@ class TenantUsage(Observer):
 
     def catch_up(self) -> None:
         """Count what unfinished requests have generated so far."""
-        for progress in self._under_way.values():
+        for progress in self._unfinished.values():
             self._count_new(progress)
 
     def _count_new(self, progress: Progress) -> None:
@@ -116,7 +116,7 @@ class TenantUsage(Observer):
             progress.num_tokens += new_tokens
         progress.num_gaps += len(gaps)
 
-    def forget(self, tenant: str) -> bool:
+    def erase(self, tenant: str) -> bool:
         """Erase a tenant's counters; return whether there were any."""
         self._names = {salt: name for salt, name in self._names.items() if name != tenant}
         return self.accounts.pop(tenant, None) is not None

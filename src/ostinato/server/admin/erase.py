@@ -31,17 +31,17 @@ async def erase(body: EraseBody, state: StateDep) -> dict[str, Any]:
     caller = state.callers.named(body.tenant)
     salt = caller.narrow(body.cache_salt)
     receipt = await state.llm.erase(salt, body.cancel_running)
-    state.held_prefixes.forget(salt)  # their leases have ended
-    num_responses = state.responses.forget(salt)
+    state.held_prefixes.erase(salt)  # their leases have ended
+    num_responses = state.responses.erase(salt)
     noted: list[str] = []
     if not body.cache_salt or not caller.salt:
         # Without keys, observers know tenants by a label of the salt that they chose.
         name = caller.tenant or salt_label(body.cache_salt)
-        state.rate_limit.forget(caller.tenant)
+        state.rate_limit.remove(caller.tenant)
         noted = [
             type(observer).__module__.rpartition(".")[2]
             for observer in state.observers
-            if observer.forget(name)
+            if observer.erase(name)
         ]
     return {**asdict(receipt), "num_responses": num_responses, "noted_by": noted}
 
