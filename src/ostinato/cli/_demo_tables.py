@@ -144,15 +144,12 @@ def _agreement(figures: Figures) -> str:
     if not compared:
         return "No call was answered without a cache in time, so no answers could be compared."
     if equal == compared:
-        return f"The answers are the same with and without a cache in {_all(compared)} compared."
+        all_calls = "the one call" if compared == 1 else f"all {compared:,} calls"
+        return f"The answers are the same with and without a cache in {all_calls} compared."
     return (
         f"The answers are the same with and without a cache in {equal:,} of {compared:,} calls: "
         "float32 rounds differently in other batches, and two tokens were almost equally likely."
     )
-
-
-def _all(compared: int) -> str:
-    return "the one call" if compared == 1 else f"all {compared:,} calls"
 
 
 def as_json(results: list[list[Outcome]], figures: Figures) -> dict[str, object]:

@@ -43,7 +43,8 @@ def _hits_table(found: Simulation) -> Table:
     table.add_column("", no_wrap=True)
     for heading in _sizes(found):
         table.add_column(heading.replace(" = ", "\n"), justify="right")
-    best = [max(each) for each in zip(*_policy_ratios(found), strict=True)]
+    by_policy = [[result.hit_ratio for result in results] for results in found.results.values()]
+    best = [max(ratios) for ratios in zip(*by_policy, strict=True)]
     for name, ratios in found.ratios().items():
         is_policy = name not in found.bounds
         cells = [
@@ -61,10 +62,6 @@ def _sizes(found: Simulation) -> list[str]:
     if memory is None:
         return names
     return [f"{name} = {write_bytes(size)}" for name, size in zip(names, memory, strict=True)]
-
-
-def _policy_ratios(found: Simulation) -> list[list[float]]:
-    return [[result.hit_ratio for result in results] for results in found.results.values()]
 
 
 def _sentence(found: Simulation) -> str:

@@ -65,16 +65,15 @@ def list_tenants(file: _FILE = "keys.json") -> None:
     table.add_column("Public", overflow="fold")
     table.add_column("Administers")
     for name, entry in read_keys(file).tenants.items():
-        limits = (entry.quota, entry.guaranteed, entry.priority, entry.max_requests)
+        limits = (
+            *(entry.quota, entry.guaranteed, entry.priority),
+            *(entry.max_requests, entry.tokens_per_minute),
+        )
         table.add_row(
             name,
             str(len(entry.keys)),
-            *(_shown(value) for value in (*limits, entry.tokens_per_minute)),
+            *("-" if limit is None else f"{limit:,}" for limit in limits),
             " ".join(entry.public) or "-",
             "yes" if entry.administers else "-",
         )
     Console().print(table)
-
-
-def _shown(value: int | None) -> str:
-    return "-" if value is None else f"{value:,}"

@@ -106,11 +106,14 @@ def run(
     traffic, recording = reading.open(trace, model), reading.recording(trace)
     config = None if model is None else load_config(model)
     cost = steps.choose(machine, recording, config)
+    other_bytes = adapter_bytes(lora or [])
+    if reading.image and config is not None:
+        other_bytes += WEIGHT_BYTES * encoder_weights(config)
     setup = Setup(
         cost,
         _groups(traffic, cost, config),
         prices,
-        *_gpus(cost, adapter_bytes(lora or []) + _encoder_bytes(config, reading.image)),
+        *_gpus(cost, other_bytes),
         utilisation,
         cast("PolicyName", policy),
     )
@@ -140,11 +143,6 @@ def _groups(trace: BlockTrace, cost: StepCost, config: Config | None) -> KVGroup
     if trace.token_bytes is None:
         raise ConfigError(f"{trace.name} does not have the size of a token: add --model")
     return KVGroups(trace.token_bytes)
-
-
-def _encoder_bytes(config: Config | None, image: str) -> int:
-    """Return the bytes of the image encoder in bfloat16, if there are images."""
-    return WEIGHT_BYTES * encoder_weights(config) if image and config is not None else 0
 
 
 def _gpus(cost: StepCost, num_other_bytes: int) -> tuple[int, int]:
@@ -210,18 +208,15 @@ def _row(memory: str, routed: Fleet, in_turn: Fleet, remark: str) -> tuple[str, 
 
 
 def _remark(plan: Plan, option: Option) -> str:
+    is_partial = plan.setup.kv.windows or plan.setup.kv.state_bytes
+    keeps_all = "full attention evicts nothing" if is_partial else "evicts nothing"
     remarks = {
         "the GPUs' own": option.memory_bytes == plan.setup.own_bytes,
         "knee": option == plan.knee,
         "lowest bill": option == plan.best,
-        _evicts_nothing(plan): not option.affinity.evicts,
+        keeps_all: not option.affinity.evicts,
     }
     return ", ".join(remark for remark, holds in remarks.items() if holds)
-
-
-def _evicts_nothing(plan: Plan) -> str:
-    is_partial = plan.setup.kv.windows or plan.setup.kv.state_bytes
-    return "full attention evicts nothing" if is_partial else "evicts nothing"
 
 
 def _notes(setup: Setup, currency: str) -> Iterator[str]:

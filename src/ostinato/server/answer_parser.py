@@ -127,7 +127,7 @@ class ParsedAnswer:
 def parse_answer(text: str, parser: "AnswerParser") -> ParsedAnswer:
     """Parse a complete answer."""
     answer = ParsedAnswer()
-    for piece in [*parser.feed(text), *parser.finish()]:
+    for piece in parser.feed(text, is_last=True):
         answer.add(piece)
     return answer
 
@@ -166,15 +166,15 @@ class AnswerParser:
         self._in_tail = False
         self._is_skipping = False
 
-    def feed(self, text: str) -> list[Piece]:
-        """Parse new text."""
+    def feed(self, text: str, is_last: bool = False) -> list[Piece]:
+        """Parse new text; the last text ends the answer."""
         if self._tools is None and self._reasoning is None:
             return [TextPiece(text)] if text else []
         self._held += text
         pieces: list[Piece] = []
         while self._held and self._take(pieces):
             pass
-        return pieces
+        return pieces + self.finish() if is_last else pieces
 
     def finish(self) -> list[Piece]:
         """Parse the end: an unclosed call counts if it is complete, or well formed so far."""
@@ -220,12 +220,8 @@ class AnswerParser:
 
     def _marks(self) -> Any:
         """Return the expression of everything that may begin here."""
-        return _compile(self._tools, self._reasoning, self.is_reasoning, self._place())
-
-    def _place(self) -> str:
-        if self._has_text:
-            return "later"
-        return "following" if self.num_calls else "first"
+        place = "later" if self._has_text else "following" if self.num_calls else "first"
+        return _compile(self._tools, self._reasoning, self.is_reasoning, place)
 
     def _emit(self, text: str, pieces: list[Piece]) -> None:
         """Emit text, without white space that only separates marks."""

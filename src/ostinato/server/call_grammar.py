@@ -2,8 +2,9 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from ostinato.engine.grammar import JSON_WHITE_SPACE
 from ostinato.engine.sampling_params import SamplingParams
@@ -66,7 +67,9 @@ def _form_of(
         reasoning = rules.reasoning if is_framed else ""
         head = [f"start: {reasoning}{rules.calls}"]
     elif answer is not None:
-        head = [f"start: {rules.calls} | answer", f"answer: {_json_rule(answer)}"]
+        assert answer.json_object or answer.json is not None, "formats of answers are text or JSON"
+        schema = {"type": "object"} if answer.json_object else json.loads(answer.source)
+        head = [f"start: {rules.calls} | answer", f"answer: {_json_rule(schema)}"]
     else:
         head = rules.text_and_calls()
     return StructuredOutputs(grammar="%llguidance {}\n" + "\n".join([*head, *rules.lines]))
@@ -90,7 +93,7 @@ class _CallRules:
         for name, tool in zip(names, tools, strict=True):
             self.lines += [
                 f"{name}: {self._call(self._written.written, name, tool)}",
-                f"{name}_arguments: %json {_schema(tool)}",
+                f"{name}_arguments: {_json_rule({'type': 'object', **tool.parameters})}",
             ]
         self._tools = dict(zip(names, tools, strict=True))
         first, last = self._written.group
@@ -137,13 +140,5 @@ class _CallRules:
         return " ".join(written)
 
 
-def _schema(tool: Tool) -> str:
-    """Return the schema of a call's arguments."""
-    schema = {"type": "object", **tool.parameters, **_SPACING}
-    return json.dumps(schema, ensure_ascii=False)
-
-
-def _json_rule(answer: StructuredOutputs) -> str:
-    assert answer.json_object or answer.json is not None, "formats of answers are text or JSON"
-    schema = {"type": "object"} if answer.json_object else json.loads(answer.source)
+def _json_rule(schema: Mapping[str, Any]) -> str:
     return f"%json {json.dumps({**schema, **_SPACING}, ensure_ascii=False)}"

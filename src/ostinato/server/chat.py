@@ -13,7 +13,6 @@ from fastapi.responses import JSONResponse, Response
 from ostinato.engine.chat import sections_of
 from ostinato.engine.outputs import RequestOutput
 from ostinato.server.answer_parser import (
-    AnswerParser,
     ArgumentsPiece,
     CallStart,
     ParsedAnswer,
@@ -95,7 +94,7 @@ class Answer:
             async for output in outputs:
                 last, chunks = output, list[dict[str, Any]]()
                 for delta in deltas.take(output):
-                    pieces = _pieces(delta, parsers[delta.index])
+                    pieces = parsers[delta.index].feed(delta.text, delta.is_last)
                     for piece in pieces:
                         answers[delta.index].add(piece)
                     if not delta.is_later:
@@ -184,11 +183,6 @@ class Answer:
             "system_fingerprint": self.state.fingerprint,
             "choices": choices,
         }
-
-
-def _pieces(delta: Delta, parser: AnswerParser) -> list[Piece]:
-    """Return the new parts."""
-    return parser.feed(delta.text) + (parser.finish() if delta.finish_reason else [])
 
 
 def _finish_reason(delta: Delta, has_calls: bool) -> str | None:

@@ -232,17 +232,12 @@ async def merge(
         while newest or not all(reader.done() for reader in readers):
             await arrived.wait()
             arrived.clear()
-            _raise_first(readers)
+            for reader in readers:
+                if reader.done():
+                    reader.result()  # raises what it raised
             while newest:
                 yield newest.popitem()
     finally:
         for reader in readers:
             reader.cancel()
         await asyncio.gather(*readers, return_exceptions=True)
-
-
-def _raise_first(readers: Sequence["asyncio.Task[None]"]) -> None:
-    """Raise the exception of the first reader that failed."""
-    for reader in readers:
-        if reader.done():
-            reader.result()

@@ -199,7 +199,7 @@ class HostGuard:
     def __init__(self, app: ASGIApp, allowed_origins: Sequence[str] = ()) -> None:
         """Wrap an application without keys; pages of allowed origins may call it."""
         self._app = app
-        self._allowed_origins = allowed_origins
+        self._allowed = frozenset(allowed_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -207,15 +207,12 @@ class HostGuard:
             headers = dict(scope["headers"])
             for name, prefix in ((b"host", "//"), (b"origin", "")):
                 value = headers.get(name, b"").decode("latin-1")
-                is_allowed = name == b"origin" and self._allows(value)
+                is_allowed = name == b"origin" and not self._allowed.isdisjoint((value, "*"))
                 if value and not is_allowed and not _is_of_this_machine(prefix + value):
                     error = _foreign_host(name.decode().capitalize(), value)
                     await response_of(scope["path"], error)(scope, receive, send)
                     return
         await self._app(scope, receive, send)
-
-    def _allows(self, origin: str) -> bool:
-        return origin in self._allowed_origins or "*" in self._allowed_origins
 
 
 def _is_of_this_machine(address: str) -> bool:

@@ -1,5 +1,6 @@
 """``/health`` and ``/ready``."""
 
+from types import NoneType
 from typing import Any
 
 from fastapi import APIRouter
@@ -37,7 +38,13 @@ async def server_info(state: StateDep) -> dict[str, Any]:
     config = state.llm.engine.config
     settings = {name: getattr(config, name) for name in config.__dataclass_fields__}
     del settings["tenant_shares"]  # its names are the tenants' salts
-    return {"engine_config": {name: _plain(value) for name, value in settings.items()}}
+    plain = (bool, int, float, str, NoneType)
+    return {
+        "engine_config": {
+            name: value if isinstance(value, plain) else str(value)
+            for name, value in settings.items()
+        }
+    }
 
 
 @router.post("/reset_prefix_cache", dependencies=ADMIN_ONLY)
@@ -61,8 +68,3 @@ async def ready(state: StateDep) -> JSONResponse:
 async def version() -> dict[str, str]:
     """Return the version of Ostinato."""
     return {"version": ostinato.__version__}
-
-
-def _plain(value: Any) -> Any:
-    """Return a setting as JSON."""
-    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)

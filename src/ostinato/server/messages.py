@@ -142,11 +142,9 @@ class MessageAnswer:
 
     def _pieces(self, delta: Delta, parser: AnswerParser) -> Iterator[bytes]:
         """Yield the events of new pieces."""
-        for piece in parser.feed(delta.text):
+        for piece in parser.feed(delta.text, delta.is_last):
             yield from self._piece(piece)
-        if delta.finish_reason is not None:
-            for piece in parser.finish():
-                yield from self._piece(piece)
+        if delta.is_last:
             yield from self._close()
 
     def _piece(self, piece: Piece) -> Iterator[bytes]:

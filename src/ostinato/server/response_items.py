@@ -56,7 +56,8 @@ class ItemWriter:
                 self._written.append(piece.text)
                 yield self._part_event("reasoning_text.delta", delta=piece.text)
             case CallStart():
-                yield from self._begin_call(piece)
+                item = {"id": _name("fc"), "type": "function_call", "call_id": piece.call_id}
+                yield from self._begin({**item, "name": piece.name, "arguments": ""})
             case ArgumentsPiece():
                 self._written.append(piece.text)
                 yield self._item_event("function_call_arguments.delta", delta=piece.text)
@@ -95,10 +96,6 @@ class ItemWriter:
         self.items[-1]["content"].append(part)
         yield self._part_event("content_part.added", part=_copy(part))
 
-    def _begin_call(self, start: CallStart) -> Iterator[Event]:
-        item = {"id": _name("fc"), "type": "function_call", "call_id": start.call_id}
-        yield from self._begin({**item, "name": start.name, "arguments": ""})
-
     def _begin(self, item: dict[str, Any]) -> Iterator[Event]:
         yield from self._close("completed")
         self.items.append({**item, "status": "in_progress"})
@@ -110,22 +107,18 @@ class ItemWriter:
             return
         item, self._is_open = self.items[-1], False
         item["status"] = status
-        (item["content"][0] if "content" in item else item).update(self._text())
+        text, self._written = "".join(self._written), []
         if "content" in item:
             part = item["content"][0]
+            part["text"] = text
             more = {"logprobs": part["logprobs"]} if "logprobs" in part else {}
             yield self._part_event(f"{part['type']}.done", text=part["text"], **more)
             yield self._part_event("content_part.done", part=_copy(part))
         else:
-            given = {"name": item["name"], "arguments": item["arguments"]}
+            item["arguments"] = text
+            given = {"name": item["name"], "arguments": text}
             yield self._item_event("function_call_arguments.done", **given)
         yield self._whole_item("output_item.done")
-
-    def _text(self) -> dict[str, str]:
-        """Return the text of the last item, by its field."""
-        name = "text" if "content" in self.items[-1] else "arguments"
-        text, self._written = "".join(self._written), []
-        return {name: text}
 
     def _whole_item(self, kind: str) -> Event:
         item = dict(self.items[-1])

@@ -170,8 +170,7 @@ class ResponseAnswer:
         logprobs: list[dict[str, Any]] = []
         if delta.logprobs is not None:
             logprobs = chat_logprobs(delta.logprobs, self.body.top_logprobs or 0)["content"]
-        pieces = parser.feed(delta.text) + (parser.finish() if delta.finish_reason else [])
-        for piece in pieces:
+        for piece in parser.feed(delta.text, delta.is_last):
             self._answer.add(piece)
             is_text = isinstance(piece, TextPiece)
             yield from self._writer.take(piece, logprobs if is_text else ())
