@@ -106,7 +106,7 @@ def notes(figures: Figures) -> Iterator[str]:
     """Return notes on the results."""
     wave = figures.no_cache
     question = figures.calls.prompts[0].rpartition("\n\n")[2]
-    yield f"One of the calls: {question!r} goes on {figures.cold.answers[0]!r}."
+    yield f"One of the calls: {question!r} is continued by {figures.cold.answers[0]!r}."
     if not wave.complete:
         yield (
             f"Without a cache we gave up after {write_seconds(wave.seconds)} and "

@@ -18,10 +18,10 @@ from ostinato.core.errors import ConfigError
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 URL = "http://127.0.0.1:8000"
-Url = Annotated[str, typer.Option("--url", envvar="OSTINATO_URL", help="Of the server.")]
+Url = Annotated[str, typer.Option("--url", envvar="OSTINATO_URL", help="URL of the server.")]
 Key = Annotated[
     str | None,
-    typer.Option("--key", envvar="OSTINATO_ADMIN_KEY", help="Of an administrator."),
+    typer.Option("--key", envvar="OSTINATO_ADMIN_KEY", help="API key of an administrator."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the response as JSON.")]
 PromptText = Annotated[str, typer.Argument(help="A text, or @FILE for the content of a file.")]

@@ -11,10 +11,10 @@ from rich.console import Console
 from ostinato.cli import _engine_options as options
 from ostinato.cli._option_groups import option
 from ostinato.cli._streaming import (
-    account,
     follow,
     loaded,
     note,
+    summary,
     was_interrupted,
     write,
     write_prompt,
@@ -157,7 +157,7 @@ def _finish(output: "RequestOutput", echo: bool) -> None:
             if echo:
                 write_prompt(output.prompt or "")
             write(f"{completion.text}\n")
-    note(account(output))
+    note(summary(output))
 
 
 def _as_json(model: str, output: "RequestOutput") -> dict[str, object]:

@@ -67,11 +67,11 @@ class RouteOptions:
 class RouterAddress:
     """A running router, and the API key."""
 
-    url: Annotated[str, typer.Option(envvar="OSTINATO_ROUTER_URL", help="Of the router.")] = (
+    url: Annotated[str, typer.Option(envvar="OSTINATO_ROUTER_URL", help="URL of the router.")] = (
         "http://127.0.0.1:8080"
     )
     key: Annotated[
-        str | None, typer.Option(envvar="OSTINATO_ADMIN_KEY", help="Of an administrator.")
+        str | None, typer.Option(envvar="OSTINATO_ADMIN_KEY", help="API key of an administrator.")
     ] = None
 
     @property
