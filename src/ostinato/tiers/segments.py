@@ -1,4 +1,4 @@
-"""Segments: append-only files of records, and how they are read at start.
+"""Segments: append-only files of records, and how they are recovered at start.
 
 ::
 
@@ -7,13 +7,13 @@
     └──────────────────────────────────────┴────────┴────────┴─────┴──────┘
     0                                     512
 
-Headers are read, one after the other; where one is damaged, the next that is intact ends the
-damage. Blocks are read only of records that no later one says to be durable: the last group.
-What is torn is cut off at the end of a file, and overwritten in its middle.
+Headers are read in order; after a damaged one, reading continues at the next intact one. Blocks are
+read only in the last group, which no later record declares durable. A torn end of the file is cut
+off, and damage in the middle is overwritten.
 
-*durable*, written after each sync and made durable by the next, tells a group that a crash has torn
-from one that was whole and is damaged: up to it nothing can be torn. In older folders it is empty,
-and damage in the last group is taken for a torn end.
+*durable* is written after each sync and becomes durable with the next one. It tells a group torn by
+a crash from damage: nothing before that offset can be torn. Folders of older versions lack it, and
+there damage in the last group counts as a torn end.
 """
 
 import os
@@ -24,9 +24,10 @@ from dataclasses import dataclass, field
 import xxhash
 
 from ostinato.core.errors import ConfigError
+from ostinato.core.tokens import TOKEN_BYTES, num_common_tokens
 from ostinato.tiers.folder import File, Folder
-from ostinato.tiers.index import Record
-from ostinato.tiers.port import Buffer
+from ostinato.tiers.port import Buffer, LoadFault
+from ostinato.tiers.prefix import Prefix, block_digests
 from ostinato.tiers.record import (
     ALIGNMENT,
     ERASED,
@@ -35,11 +36,13 @@ from ostinato.tiers.record import (
     MAGIC,
     MARK,
     Header,
+    Lease,
     aligned,
     filler,
     header_length,
     parse,
 )
+from ostinato.tiers.retention import Retained
 
 SUFFIX = ".segment"
 _HEADER = struct.Struct("<8sQQd16s")
@@ -64,9 +67,70 @@ class UnreadableSegment(Exception):
         self.damaged_bytes = durable if durable > ALIGNMENT else 0
 
 
+@dataclass(slots=True, eq=False)
+class Record(Retained):
+    """A stored extent.
+
+    Attributes:
+        header: Parsed and checked.
+        segment: The segment that contains it.
+        offset: Its offset there.
+        lease: How long it is kept.
+        tokens: Packed; empty while it is sealed and its key unknown.
+        digests: One per block; empty like ``tokens``.
+        num_indexed: Blocks that look-ups find here, and not in a newer record.
+        erased: Its bytes are overwritten, or about to be.
+    """
+
+    header: Header
+    segment: "Segment"
+    offset: int
+    lease: Lease = field(default_factory=Lease)
+    tokens: bytes = b""
+    digests: list[bytes] = field(default_factory=list)
+    num_indexed: int = 0
+    erased: bool = False
+
+    @property
+    def size(self) -> int:
+        """Bytes in its segment."""
+        return self.header.total_bytes
+
+    @property
+    def keep_until(self) -> float:
+        """Wall-clock end of its lease; 0 without one."""
+        return self.lease.keep_until
+
+    def open(self, key: bytes | None) -> bool:
+        """Read its tokens; returns whether the key is the record's."""
+        opened = self.header.open(key)
+        if opened is not None:
+            parent, self.tokens = opened
+            self.digests = block_digests(parent, self.tokens, self.header.block_size)
+        return opened is not None
+
+    def num_common_blocks(self, prefix: Prefix, block: int, index: int) -> int:
+        """Return how many of its blocks from ``index`` on are the prefix's from ``block`` on."""
+        header, width = self.header, prefix.namespace.block_size * TOKEN_BYTES
+        if header.namespace != prefix.namespace.digest or header.first_block + index != block:
+            return 0
+        mine, wanted = memoryview(self.tokens)[index * width :], memoryview(prefix.packed)
+        common = num_common_tokens(mine, wanted[block * width : prefix.num_blocks * width])
+        return common // prefix.namespace.block_size
+
+    def read_block(self, index: int, key: bytes | None, into: memoryview) -> LoadFault | None:
+        """Read and verify a block; OSError if the medium fails."""
+        header = self.header
+        stored = memoryview(bytearray(header.stored_block_bytes)) if header.sealed else into
+        start = self.offset + header.header_bytes + index * header.stored_block_bytes
+        if self.segment.file.read(stored, start) < len(stored):
+            return LoadFault.SHORT
+        return None if header.open_block(index, key, stored, into) else LoadFault.CHECKSUM
+
+
 @dataclass(eq=False)
 class Segment:
-    """One file.
+    """One file of records.
 
     Attributes:
         file: Open.
