@@ -19,7 +19,7 @@ from ostinato.core.errors import OstinatoError
 from ostinato.fleet.admin import FleetAdmin
 from ostinato.fleet.admission import Admission
 from ostinato.fleet.config import FleetConfig
-from ostinato.fleet.decisions import Decisions
+from ostinato.fleet.decisions import DecisionLog
 from ostinato.fleet.fleet import Fleet
 from ostinato.fleet.metrics import FleetMetrics
 from ostinato.fleet.proxy import Proxy
@@ -49,7 +49,7 @@ GENERATING = (
 )
 """Routes that are routed by their prompt."""
 
-HANDED_ON = (
+FORWARDED = (
     ("POST", "/v1/messages/count_tokens"),
     ("POST", "/v1/embeddings"),
     ("POST", "/tokenize"),
@@ -60,7 +60,7 @@ HANDED_ON = (
     ("POST", "/v1/responses/{number}/cancel"),
     ("GET", "/v1/explain/{number}"),
 )
-"""Routes for any worker, or for the one that stored a response."""
+"""Routes forwarded to any worker, or to the one that stored a response."""
 
 
 class FleetApp:
@@ -87,10 +87,9 @@ class FleetApp:
         self.fleet = Fleet(config, self._session)
         self._tokens = PromptTokens(self.fleet, tokenizer)
         self._metrics = FleetMetrics(self.fleet, self._tokens.counts)
-        decisions = Decisions()
+        decisions = DecisionLog()
         self.admission = Admission(config, self._callers)
         prefixes = FleetPrefixes(self.fleet, self._tokens)
-        self.fleet.on_restart.append(prefixes.lost)
         self.proxy = Proxy(
             self.fleet, self.admission, self._tokens, decisions, self._metrics, prefixes
         )
@@ -112,8 +111,8 @@ class FleetApp:
         add = self.web.router.add_route
         for path in GENERATING:
             add("POST", path, self.proxy.generate)
-        for method, path in HANDED_ON:
-            add(method, path, self.proxy.hand_on)
+        for method, path in FORWARDED:
+            add(method, path, self.proxy.forward)
         add("GET", "/v1/models", self._models)
         for path in ("/health", "/ping"):
             add("GET", path, self._health)

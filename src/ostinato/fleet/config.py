@@ -4,16 +4,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import msgspec
+from msgspec.structs import force_setattr
+
 from ostinato.core.config import at_least
 from ostinato.core.errors import ConfigError
 from ostinato.router import POLICIES
 from ostinato.server.config import is_loopback
 
-_FIELDS = ("name", "events", "replay", "topic")
 
-
-@dataclass(frozen=True, slots=True)
-class WorkerSpec:
+class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The address of one engine's server.
 
     Attributes:
@@ -38,16 +38,11 @@ class WorkerSpec:
         """
         try:
             parts = urlsplit(self.url)
+            extras = (parts.path.strip("/"), parts.query, parts.fragment, parts.username)
             is_address = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
         except ValueError:
             is_address = False
-        if (
-            not is_address
-            or parts.path.strip("/")
-            or parts.query
-            or parts.fragment
-            or parts.username
-        ):
+        if not is_address or any(extras):
             raise ConfigError(
                 f"worker={self.url!r:.200}: must be http://host:port or https://host:port, without "
                 "a path, a query or a password"
@@ -63,8 +58,8 @@ class WorkerSpec:
                 )
         if self.replay is not None and self.events is None:
             raise ConfigError(f"replay={self.replay!r} of worker {name} without events: give both")
-        object.__setattr__(self, "url", f"{parts.scheme}://{parts.netloc}")
-        object.__setattr__(self, "name", name)
+        force_setattr(self, "url", f"{parts.scheme}://{parts.netloc}")
+        force_setattr(self, "name", name)
 
     @classmethod
     def parse(cls, text: str) -> "WorkerSpec":
@@ -75,10 +70,11 @@ class WorkerSpec:
         """
         url, *pairs = text.split(",")
         fields = dict(pair.partition("=")[::2] for pair in pairs)
+        known = cls.__struct_fields__[1:]
         for name in fields:
-            if name not in _FIELDS:
+            if name not in known:
                 raise ConfigError(
-                    f"worker={text!r:.200}: {name!r} is none of {', '.join(_FIELDS)}; write "
+                    f"worker={text!r:.200}: {name!r} is none of {', '.join(known)}; write "
                     "URL,name=NAME,events=ENDPOINT,replay=ENDPOINT"
                 )
         return cls(url, **fields)

@@ -25,7 +25,7 @@ _WINDOW = 256
 _AGREEING = 8
 """Tokens in a row that must be the known ones."""
 
-_MOST_TOKENS = 8_000_000
+_MAX_TOKENS = 8_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class KnownTexts:
             self._num_tokens -= 0 if before is None else len(before.ids)
             self._known[digest] = made
             self._num_tokens += len(made.ids)
-        while self._num_tokens > _MOST_TOKENS:
+        while self._num_tokens > _MAX_TOKENS:
             _, oldest = self._known.popitem(last=False)
             self._num_tokens -= len(oldest.ids)
 

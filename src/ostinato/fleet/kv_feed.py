@@ -22,9 +22,9 @@ logger = logging.getLogger("ostinato")
 
 _END_OF_REPLAY = b"\xff" * 8
 _REPLAY_TIMEOUT_S = 5.0
-_MOST_BATCHES = 100_000
-_MOST_MESSAGE_BYTES = 2**28
-_MOST_ATTEMPTS = 5
+_MAX_BATCHES = 100_000
+_MAX_MESSAGE_BYTES = 2**28
+_MAX_ATTEMPTS = 5
 _THREAD_BYTES = 65_536
 """From this size on a message is decoded beside the event loop."""
 
@@ -112,7 +112,7 @@ class KVFeed:
     async def fill(self, missing: Resync | None) -> None:
         """Recover missing events by replay, then by snapshot; else drop the worker's state."""
         async with self._lock:
-            for _ in range(_MOST_ATTEMPTS):
+            for _ in range(_MAX_ATTEMPTS):
                 if missing is None:
                     return
                 if missing.snapshot or (batches := await self._replay(missing.replay_from)) is None:
@@ -149,7 +149,7 @@ class KVFeed:
         try:
             async with asyncio.timeout(_REPLAY_TIMEOUT_S):
                 await socket.send_multipart([b"", start.to_bytes(8, "big")])
-                while len(batches) < _MOST_BATCHES:
+                while len(batches) < _MAX_BATCHES:
                     *_, number, payload = await socket.recv_multipart()
                     if number == _END_OF_REPLAY or not payload:
                         break
@@ -177,8 +177,8 @@ class KVFeed:
 
     def _socket(self, kind: int, endpoint: str) -> zmq.asyncio.Socket:
         socket: zmq.asyncio.Socket = self._context.socket(kind)
-        socket.set_hwm(_MOST_BATCHES)
-        socket.setsockopt(zmq.MAXMSGSIZE, _MOST_MESSAGE_BYTES)
+        socket.set_hwm(_MAX_BATCHES)
+        socket.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES)
         socket.setsockopt(zmq.LINGER, 0)
         socket.connect(endpoint)
         return socket

@@ -20,7 +20,7 @@ from ostinato.fleet.config import FleetConfig
 logger = logging.getLogger("ostinato")
 
 _KEEP_ALIVE_S = 75.0
-_MOST_LINE_BYTES = 16_384
+_MAX_LINE_BYTES = 16_384
 
 
 def run_router(config: FleetConfig, announce: Callable[[str], None]) -> None:
@@ -61,8 +61,8 @@ async def start(app: FleetApp) -> web.AppRunner:
         handler_cancellation=True,  # a client that is gone takes its request along
         keepalive_timeout=_KEEP_ALIVE_S,
         access_log=None,
-        max_line_size=_MOST_LINE_BYTES,
-        max_field_size=_MOST_LINE_BYTES,
+        max_line_size=_MAX_LINE_BYTES,
+        max_field_size=_MAX_LINE_BYTES,
         shutdown_timeout=1.0,
     )
     await runner.setup()

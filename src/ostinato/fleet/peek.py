@@ -2,7 +2,7 @@
 
 import re
 
-_MOST_BYTES = 4096
+_MAX_BYTES = 4096
 _NUMBER = re.compile(rb'"id"\s*:\s*"((?:resp|cmpl|chatcmpl|msg)[-_][\w-]{1,80})"')
 _GENERATED = re.compile(rb'"(?:completion_tokens|output_tokens)"\s*:\s*(\d{1,9})')
 _CACHED = re.compile(rb'"(?:cached_tokens|cache_read_input_tokens)"\s*:\s*(\d{1,9})')
@@ -25,9 +25,9 @@ class Peek:
     def see(self, piece: bytes) -> None:
         """Look at the next bytes."""
         self._num_events += piece.count(b"data:")
-        if len(self._head) < _MOST_BYTES:
-            self._head = (self._head + piece)[:_MOST_BYTES]
-        self._tail = (self._tail + piece)[-_MOST_BYTES:] if len(piece) < _MOST_BYTES else piece
+        if len(self._head) < _MAX_BYTES:
+            self._head = (self._head + piece)[:_MAX_BYTES]
+        self._tail = (self._tail + piece)[-_MAX_BYTES:] if len(piece) < _MAX_BYTES else piece
 
     @property
     def number(self) -> str:
@@ -38,11 +38,11 @@ class Peek:
     @property
     def generated_tokens(self) -> int:
         """Of the answer; for a stream that does not say, its events, which have about one each."""
-        last = _GENERATED.findall(self._tail[-_MOST_BYTES:])
+        last = _GENERATED.findall(self._tail[-_MAX_BYTES:])
         return int(last[-1]) if last else self._num_events
 
     @property
     def cached_tokens(self) -> int | None:
         """Prompt tokens that its worker found cached; None if it does not say."""
-        last = _CACHED.findall(self._tail[-_MOST_BYTES:]) or _CACHED.findall(self._head)
+        last = _CACHED.findall(self._tail[-_MAX_BYTES:]) or _CACHED.findall(self._head)
         return int(last[-1]) if last else None

@@ -29,7 +29,7 @@ from ostinato.fleet.known_texts import CHUNK, KnownTexts
 from ostinato.fleet.prompts import Prompt
 
 _FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-_MOST_KNOWN_CHARACTERS = 32_000_000
+_MAX_KNOWN_CHARACTERS = 32_000_000
 _HUGE_CHARACTERS = 4_000_000
 
 
@@ -108,7 +108,7 @@ class LocalTokenizer:
     def _remember(self, name: str, ids: "array[int]") -> None:
         self._known[name] = ids
         self._num_known_characters += len(name)
-        while self._num_known_characters > _MOST_KNOWN_CHARACTERS:
+        while self._num_known_characters > _MAX_KNOWN_CHARACTERS:
             oldest, _ = self._known.popitem(last=False)
             self._num_known_characters -= len(oldest)
 

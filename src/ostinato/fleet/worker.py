@@ -22,11 +22,11 @@ _TOKENIZE_PAUSE_S = 60.0
 """Seconds without tokenizing at a worker after a failure."""
 
 _SNAPSHOT_TIMEOUT_S = 30.0
-_MOST_ANSWER_BYTES = 2**20
-_MOST_SNAPSHOT_BYTES = 2**29
-_MOST_TOKENS_BYTES = 2**25
-_MOST_MODELS = 1000
-_MOST_LATE = 2
+_MAX_ANSWER_BYTES = 2**20
+_MAX_SNAPSHOT_BYTES = 2**29
+_MAX_TOKENS_BYTES = 2**25
+_MAX_MODELS = 1000
+_MAX_LATE = 2
 """Consecutive health-check timeouts after which a worker is unhealthy."""
 
 
@@ -48,6 +48,7 @@ class Worker:
         num_failed: Requests that failed.
         was_gone: Whether it was unreachable since it was healthy, so it may have restarted.
         broke_off: Whether a response broke off since the last health check.
+        public_prefixes: Tokens of each public prefix published there, by name.
         feed: Its events; None without.
         tasks: Its monitoring tasks.
     """
@@ -65,6 +66,7 @@ class Worker:
     num_failed: int = 0
     was_gone: bool = False
     broke_off: bool = False
+    public_prefixes: dict[str, int] = field(default_factory=dict)
     feed: KVFeed | None = None
     tasks: list["asyncio.Task[None]"] = field(default_factory=list)
     _num_late: int = 0
@@ -91,7 +93,7 @@ class Worker:
             self._num_late = 0
         except TimeoutError:
             self._num_late += 1
-            if self._num_late >= _MOST_LATE:
+            if self._num_late >= _MAX_LATE:
                 self.trouble = f"it did not answer {self._num_late} times"
         except (aiohttp.ClientError, OSError, ValueError) as error:
             self.was_gone |= isinstance(error, aiohttp.ClientConnectorError)
@@ -152,7 +154,7 @@ class Worker:
             ) as answer:
                 if answer.status != 200:
                     return None
-                payload = await _bounded(answer, _MOST_SNAPSHOT_BYTES)
+                payload = await _bounded(answer, _MAX_SNAPSHOT_BYTES)
                 return Snapshot(int(answer.headers["x-kv-events-sequence"]), payload)
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError) as error:
             logger.warning("worker %s: no snapshot: %r", self.name, error)
@@ -177,7 +179,7 @@ class Worker:
                     self.tokenizes = False
                 if answer.status != 200:
                     return None
-                told = msgspec.json.decode(await _bounded(answer, _MOST_TOKENS_BYTES))
+                told = msgspec.json.decode(await _bounded(answer, _MAX_TOKENS_BYTES))
         except (aiohttp.ClientError, OSError, ValueError):
             self._tokenizes_at_s = time.monotonic() + _TOKENIZE_PAUSE_S
             raise
@@ -193,7 +195,7 @@ class Worker:
             headers={**self._headers(), "Content-Type": "application/json"},
             allow_redirects=False,
         ) as answer:
-            told = msgspec.json.decode(await _bounded(answer, _MOST_ANSWER_BYTES))
+            told = msgspec.json.decode(await _bounded(answer, _MAX_ANSWER_BYTES))
             return told if isinstance(told, dict) else {"error": f"status {answer.status}"}
 
     def cancel(self) -> None:
@@ -206,7 +208,7 @@ class Worker:
         status, told = await self._get("/v1/models")
         if status != 200 or not isinstance(told, dict):
             return
-        for model in list(told.get("data") or ())[:_MOST_MODELS]:
+        for model in list(told.get("data") or ())[:_MAX_MODELS]:
             name = str(model["id"])
             self.models[name] = name if model.get("parent") else ""
 
@@ -231,7 +233,7 @@ class Worker:
         async with self.session.get(
             self.spec.url + path, headers=self._headers(), timeout=timeout, allow_redirects=False
         ) as answer:
-            body = await _bounded(answer, _MOST_ANSWER_BYTES)
+            body = await _bounded(answer, _MAX_ANSWER_BYTES)
             is_json = "json" in answer.headers.get("content-type", "")
             return answer.status, msgspec.json.decode(body) if is_json and body else None
 

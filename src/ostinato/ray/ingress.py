@@ -29,8 +29,8 @@ from ostinato.server.errors import ApiError, body_of, body_too_long
 
 logger = logging.getLogger("ostinato")
 
-_MOST_BODY_BYTES = 8 * 2**20
-_MOST_ATTEMPTS = 3
+_MAX_BODY_BYTES = 8 * 2**20
+_MAX_ATTEMPTS = 3
 _ROUTED = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 _HANDED_ON = ("/v1/messages/count_tokens", "/v1/embeddings", "/tokenize", "/detokenize")
 _NOT_PASSED = (b"host", b"origin", b"content-length", b"transfer-encoding", b"connection")
@@ -88,7 +88,7 @@ class Ingress:
         Raises:
             ApiError: Replicas died again and again (503).
         """
-        for _ in range(_MOST_ATTEMPTS):
+        for _ in range(_MAX_ATTEMPTS):
             answer = self._engines.respond.remote(call)
             try:
                 head = await anext(aiter(answer))
@@ -110,17 +110,8 @@ class Ingress:
         """Return what the router is asked; with tokens, if there is a tokenizer."""
         loop = asyncio.get_running_loop()
         prompt, tokens = await loop.run_in_executor(self._thread, self._tokenize, path, body)
-        is_text = tokens is None
-        if tokens is None:
-            tokens = array("I", prompt.characters.encode("utf-32-le", "replace"))
-        return RouteRequest(
-            tokens or array("I", [0]),
-            characters=is_text,
-            salt=caller.narrow(prompt.salt),
-            session=request.headers.get("x-session-id", "")[:200] or prompt.session,
-            tenant=caller.tenant,
-            max_tokens=prompt.max_tokens,
-        )
+        session = request.headers.get("x-session-id", "")[:200] or prompt.session
+        return prompt.route_request(tokens, caller.narrow(prompt.salt), caller.tenant, session)
 
     def _tokenize(self, path: str, body: bytes) -> "tuple[Prompt, array[int] | None]":
         prompt = read_prompt(path, body)
@@ -169,8 +160,8 @@ async def _read(request: Request) -> bytes:
         async for piece in request.stream():
             pieces.append(piece)
             size += len(piece)
-            if size > _MOST_BODY_BYTES:
-                raise body_too_long(size, _MOST_BODY_BYTES)
+            if size > _MAX_BODY_BYTES:
+                raise body_too_long(size, _MAX_BODY_BYTES)
     except ClientDisconnect as error:
         raise ApiError(499, "the client is gone") from error
     return b"".join(pieces)

@@ -18,7 +18,7 @@ from ostinato.server.app import create_app
 from ostinato.server.config import ServerConfig
 from ostinato.server.lifecycle import open_state
 
-_MOST_PIECES = 64
+_MAX_PIECES = 64
 """Pieces of an answer that wait for Ray."""
 
 
@@ -48,7 +48,7 @@ class EngineReplica:
 
     async def respond(self, call: Call) -> AsyncIterator[Head | bytes]:
         """Answer a call: the head first, then the body's pieces."""
-        pieces: asyncio.Queue[MutableMapping[str, Any]] = asyncio.Queue(_MOST_PIECES)
+        pieces: asyncio.Queue[MutableMapping[str, Any]] = asyncio.Queue(_MAX_PIECES)
         incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         incoming.put_nowait({"type": "http.request", "body": call.body, "more_body": False})
         task = asyncio.create_task(self._run(_scope(call), incoming, pieces))

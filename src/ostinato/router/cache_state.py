@@ -42,7 +42,7 @@ GIVEN_UP = 0.02
 which its hits stay above 97 % of those of one engine with the memory of all."""
 
 _FIRST_PRICE = 2.0
-_LEAST_PRICE, _MOST_PRICE = 1.0, 1e4
+_MIN_PRICE, _MAX_PRICE = 1.0, 1e4
 _STEP = 1 / 8
 """Of the price's logarithm, for a typical hit given up."""
 
@@ -110,4 +110,4 @@ class CacheState:
         self._mean_wait += (wait - self._mean_wait) * newest
         over_budget = chosen.tokens_to_compute - least - GIVEN_UP * in_sight
         step = _STEP * over_budget / self._mean_hit
-        self._price = min(_MOST_PRICE, max(_LEAST_PRICE, self._price * exp(min(step, 1.0))))
+        self._price = min(_MAX_PRICE, max(_MIN_PRICE, self._price * exp(min(step, 1.0))))

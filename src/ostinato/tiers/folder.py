@@ -89,7 +89,7 @@ class LocalFile:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         left = [memoryview(buffer).cast("B") for buffer in buffers]
         while left:
-            count = os.pwritev(self._fd, left[:_MOST_BUFFERS], offset)
+            count = os.pwritev(self._fd, left[:_MAX_BUFFERS], offset)
             offset += count
             while left and count >= len(left[0]):
                 count -= len(left.pop(0))
@@ -207,4 +207,4 @@ class LocalFolder:
             os.close(fd)
 
 
-_MOST_BUFFERS = min(1024, os.sysconf("SC_IOV_MAX"))
+_MAX_BUFFERS = min(1024, os.sysconf("SC_IOV_MAX"))

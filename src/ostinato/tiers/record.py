@@ -56,7 +56,7 @@ LEASES_AT = _CHECKED + CHECKSUM_BYTES
 FIXED_BYTES = LEASES_AT + 2 * _LEASE.size
 _BODY_NONCE = b"\xff" * 12
 
-_MOST_SECONDS = 2**32 - 1
+_MAX_SECONDS = 2**32 - 1
 
 
 class Lease(NamedTuple):
@@ -293,7 +293,7 @@ def _salt_of(subject: bytes) -> bytes:
 
 
 def _lease_bytes(lease: Lease, salt: bytes) -> bytes:
-    seconds = (min(ceil(x), _MOST_SECONDS) for x in (lease.keep_until, lease.refresh_s))
+    seconds = (min(ceil(x), _MAX_SECONDS) for x in (lease.keep_until, lease.refresh_s))
     terms = _TERMS.pack(*seconds)
     return _LEASE.pack(lease.turn, _lease_checksum(lease.turn, terms, salt, seed=1), terms)
 

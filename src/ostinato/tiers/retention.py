@@ -22,7 +22,7 @@ LEAST_SHARE = 0.07
 """Share of the older half that is worth least and is not copied. With 0.15, half as much is copied,
 and the agents of docs/tiers.md lose 0.8 points of their hits."""
 
-MOST_SEGMENTS, MOST_RANKS = 40, 2000
+MAX_SEGMENTS, MAX_RANKS = 40, 2000
 """Most segments compared, and ranks sorted, at a time: a terabyte has 140,000 records."""
 
 REMEMBERED = 4
@@ -161,7 +161,7 @@ def choose_eviction(
     """
     every = list(segments)
     older = every[: -(-len(every) // 2)]
-    step = -(-len(older) // MOST_SEGMENTS) or 1
+    step = -(-len(older) // MAX_SEGMENTS) or 1
     for candidates in (older[randrange(step) :: step], every):
         choices = _choices({x: segments[x]() for x in candidates}, room, most, now_s)
         if choices:
@@ -174,7 +174,7 @@ def _choices(
 ) -> list[tuple[Rank, int, Segment, list[Item]]]:
     """Return per segment the best rank that would be lost, and the size and items of the copies."""
     ranks = {item: item.rank(now_s) for items in segments.values() for item in items}
-    sample = sorted(list(ranks.values())[:: -(-len(ranks) // MOST_RANKS) or 1])
+    sample = sorted(list(ranks.values())[:: -(-len(ranks) // MAX_RANKS) or 1])
     least = sample[int(LEAST_SHARE * len(sample))] if sample else (0.0, 0.0)
     choices = list[tuple[Rank, int, Segment, list[Item]]]()
     for segment, items in segments.items():
