@@ -1,4 +1,4 @@
-"""What is known of a prompt: how much of it each worker has, or was sent lately."""
+"""Looks up how much of a prompt each worker has, or was sent."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from ostinato.router.load import Assigned
 from ostinato.router.prefix_tree import Namespace, Node, PrefixTree, block_names
 
 TIER_WORTH = (0.0, 0.2, 0.6)
-"""Of computing a token, the share that loading it takes: from the device, the host, or slower."""
+"""Cost of loading a token relative to computing it: from the device, the host, or slower."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +18,8 @@ class Walked:
     """A prompt's blocks in the tree, for one block size.
 
     Attributes:
-        names: Of all of them.
-        path: Nodes, as far as there are any.
+        names: Names of all blocks.
+        path: Existing nodes of the first ones.
     """
 
     names: Sequence[bytes]
@@ -31,11 +31,11 @@ class Found:
     """What a worker has of a prompt.
 
     Attributes:
-        walked: The prompt's blocks, of its size.
-        cached_tokens: By its events.
-        expected_tokens: Behind those: sent there lately, without an event so far.
-        load_tokens: What loading from slower tiers takes, as tokens to compute.
-        sent_by: Number of the decision that sent the deepest expected block.
+        walked: The prompt's blocks, of the worker's size.
+        cached_tokens: Tokens cached by its events.
+        expected_tokens: Tokens after those that were sent there, without an event so far.
+        load_tokens: Cost of loading from slower tiers, as tokens to compute.
+        sent_by: Decision that sent the deepest expected block.
     """
 
     walked: Walked
@@ -48,7 +48,7 @@ class Found:
 def look_up(
     tree: PrefixTree, request: RouteRequest, workers: Sequence[tuple[int, int]], now: float
 ) -> list[Found]:
-    """Return what workers, given as bit and block size, have of a prompt."""
+    """Return what each worker, given as bit and block size, has of a prompt."""
     found: dict[int, Found] = {}
     for size in {size for _, size in workers}:
         root, names = tree.find_root(_namespace(request, size)), _names(request, size)
@@ -60,7 +60,7 @@ def look_up(
 def _found(walked: Walked, bits: Sequence[int], size: int, now: float) -> dict[int, Found]:
     """Follow a prompt's blocks as far as each worker has, or was sent, all of them.
 
-    Cost: one step per block, and one more for each worker that does not have it in its device.
+    Cost: one step per block, and one more for each worker without it on its device.
     """
     path = walked.path
     end = dict.fromkeys(bits, len(path))
@@ -104,12 +104,12 @@ def _found(walked: Walked, bits: Sequence[int], size: int, now: float) -> dict[i
 def expect(
     tree: PrefixTree, request: RouteRequest, size: int, found: Found, work: Assigned, ttl_s: float
 ) -> None:
-    """Take a prompt's blocks to be cached where it was sent, until events or time tell.
+    """Expect a prompt's blocks at its worker, until events come or ``ttl_s`` has passed.
 
-    Cost: one step per block that its worker's events do not tell of.
+    Cost: one step per block that is not cached by the worker's events.
     """
     walked, now = found.walked, work.at
-    first = found.cached_tokens // size  # before it, the worker has all
+    first = found.cached_tokens // size  # the worker has all blocks before it
     known = walked.path[first:]
     node = walked.path[-1] if walked.path else tree.root(_namespace(request, size))
     tree.expect(known, work.worker, now, now + ttl_s, work.number, work.nodes)
