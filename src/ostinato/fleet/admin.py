@@ -34,7 +34,6 @@ class FleetAdmin:
         decisions: DecisionLog,
         prefixes: FleetPrefixes,
     ) -> None:
-        """Administer a fleet."""
         self._prefixes = prefixes
         self._fleet = fleet
         self._proxy = proxy
@@ -170,29 +169,19 @@ class FleetAdmin:
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a row for each worker."""
-        statuses = {s.name: s for s in self._fleet.router.workers(self._fleet.clock())}
         rows = []
-        for worker in self._fleet.workers.values():
-            status = statuses[worker.name]
+        for status in self._fleet.router.workers(self._fleet.clock()):
+            worker, fields = self._fleet.workers[status.name], msgspec.to_builtins(status)
+            fields["computed_tokens"] = fields.pop("assigned_tokens")
             rows.append(
                 {
-                    "name": worker.name,
+                    **fields,
                     "url": worker.spec.url,
                     "is_well": worker.is_well,
                     "trouble": worker.trouble,
-                    "is_draining": worker.is_draining,
                     "models": list(worker.models),
-                    "state": status.state.value,
-                    "reason": status.reason,
                     "num_requests": worker.num_live,
                     "num_failed": worker.num_failed,
-                    "load_tokens": round(status.load_tokens),
-                    "cached_tokens": status.cached_tokens,
-                    "assigned": status.assigned,
-                    "computed_tokens": status.assigned_tokens,
-                    "hit_tokens": status.hit_tokens,
-                    "next_batch": status.next_batch,
-                    "lost_batches": status.lost_batches,
                     "num_replays": worker.feed.num_replays if worker.feed else 0,
                     "num_snapshots": worker.feed.num_snapshots if worker.feed else 0,
                 }

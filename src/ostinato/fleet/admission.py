@@ -54,7 +54,6 @@ class Admission:
     """
 
     def __init__(self, config: FleetConfig, callers: Callers) -> None:
-        """Start without requests."""
         self.is_draining = False
         self.rate_limit = RateLimit()
         self._config = config

@@ -56,7 +56,6 @@ class DecisionLog:
     """The newest ``MAX_RECORDS`` decisions."""
 
     def __init__(self) -> None:
-        """Start empty."""
         self._records: OrderedDict[int, DecisionRecord] = OrderedDict()
 
     def add(self, decision: Decision, tenant: str) -> DecisionRecord:

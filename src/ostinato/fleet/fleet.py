@@ -46,7 +46,6 @@ class Fleet:
         session: aiohttp.ClientSession,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start without workers; ``start`` adds the configured ones."""
         self.config = config
         self.router = Router(RouterConfig(config.policy, max_tokens=config.max_tracked_tokens))
         self.workers: dict[str, Worker] = {}

@@ -44,7 +44,6 @@ class KnownTexts:
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Start without any."""
         self.num_characters = 0
         self._tokenizer = tokenizer
         self._known: OrderedDict[bytes, _Known] = OrderedDict()  # by the digest of a beginning

@@ -71,7 +71,6 @@ class KVFeed:
         fetch_snapshot: FetchSnapshot,
         clock: Callable[[], float],
     ) -> None:
-        """Make a feed that ``run`` connects."""
         self.num_batches = self.num_replays = self.num_snapshots = 0
         self._name = name
         self._endpoints = endpoints

@@ -21,7 +21,6 @@ class FleetMetrics:
     """
 
     def __init__(self, fleet: Fleet, tokenized: Mapping[str, int]) -> None:
-        """Begin with nothing counted."""
         self._fleet = fleet
         self._tokenized = tokenized
         self._seen: dict[str, int] = {}

@@ -16,7 +16,6 @@ class Peek:
     """
 
     def __init__(self) -> None:
-        """Start before the first byte."""
         self.status = 0
         self._num_events = 0
         self._head = b""

@@ -51,7 +51,6 @@ class NoAnswer(Exception):
     def __init__(
         self, reason: str, answer: web.Response | None = None, may_repeat: bool = False
     ) -> None:
-        """Give the reason."""
         super().__init__(reason)
         self.answer = answer
         self.may_repeat = may_repeat
@@ -95,7 +94,6 @@ class Proxy:
         metrics: FleetMetrics,
         prefixes: FleetPrefixes,
     ) -> None:
-        """Forward requests to a fleet."""
         self._fleet = fleet
         self._config = fleet.config
         self._admission = admission

@@ -26,7 +26,6 @@ class FleetPrefixes:
     """The public prefixes of a fleet, by name; ``Worker.public_prefixes`` says who has them."""
 
     def __init__(self, fleet: Fleet, tokens: PromptTokens) -> None:
-        """Start without prefixes."""
         self._fleet = fleet
         self._tokens = tokens
         self._published: dict[str, tuple[int, ...]] = {}  # tokens, empty if unknown

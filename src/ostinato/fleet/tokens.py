@@ -29,7 +29,6 @@ class PromptTokens:
     """
 
     def __init__(self, fleet: Fleet, tokenizer: LocalTokenizer | None) -> None:
-        """Use a tokenizer, or the workers' own."""
         self.counts: Counter[str] = Counter()
         self._fleet = fleet
         self._tokenizer = tokenizer

@@ -22,7 +22,6 @@ class Progress:
     """
 
     def __init__(self) -> None:
-        """Start before any decision."""
         self.decision: Decision | None = None
         self._tell: Tell | None = None
         self._has_begun = self._has_ended = False

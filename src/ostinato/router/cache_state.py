@@ -57,7 +57,6 @@ class CacheState:
     """Weighs waits against hits."""
 
     def __init__(self) -> None:
-        """Start with a first price."""
         self._price = _FIRST_PRICE
         self._mean_hit = 1.0
         self._mean_wait = 0.0

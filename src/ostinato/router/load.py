@@ -42,7 +42,6 @@ class ReturnTimes:
     """Mean time of sessions from the end of one turn to the next."""
 
     def __init__(self) -> None:
-        """Start with a guess."""
         self._ended: OrderedDict[str, float] = OrderedDict()
         self.mean_s = 30.0
 

@@ -82,7 +82,6 @@ class RoundRobin:
     """Each worker in turn."""
 
     def __init__(self) -> None:
-        """Start with the first."""
         self._turn = -1
 
     def choose(self, request: RouteRequest, fleet: Fleet) -> Choice:
@@ -122,7 +121,6 @@ class SessionAffinity:
     """A session stays on its worker while that has room; a new one goes to the least loaded."""
 
     def __init__(self) -> None:
-        """Start without sessions."""
         self._workers: OrderedDict[str, str] = OrderedDict()
         self._without_session = PrefixHash()
 

@@ -18,15 +18,12 @@ class ByteStore(Protocol):
     @property
     def where(self) -> str:
         """Address, without a password."""
-        ...
 
     def starts(self, keys: Sequence[str], size: int) -> list[bytes]:
         """Return the first bytes of each value; empty where there is none."""
-        ...
 
     def get(self, key: str, start: int, size: int) -> bytes:
         """Return bytes of a value; fewer where it ends, none if it is missing."""
-        ...
 
     def put(self, key: str, value: bytes, ttl_s: float, only_new: bool = False) -> bool:
         """Set a whole value.
@@ -40,24 +37,18 @@ class ByteStore(Protocol):
         Returns:
             False if a value existed and was not replaced.
         """
-        ...
 
     def expire(self, keys: Sequence[str], ttl_s: float) -> None:
         """Keep values for this many seconds from now, if the server supports it."""
-        ...
 
     def keys(self, prefix: str) -> Iterator[str]:
         """List the keys with a prefix."""
-        ...
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete values; missing ones are no error."""
-        ...
 
     def abort(self) -> None:
         """Abort the running calls."""
-        ...
 
     def close(self) -> None:
         """Close all connections."""
-        ...

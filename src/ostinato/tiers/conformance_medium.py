@@ -23,27 +23,21 @@ class Medium(Protocol):
 
     def open(self) -> KVTier:
         """Open a tier on what is stored; an earlier one is closed, or killed."""
-        ...
 
     def kill(self) -> None:
         """Kill the process of the open tier."""
-        ...
 
     def values(self) -> dict[str, bytes]:
         """Return everything stored, by the name of its file or key."""
-        ...
 
     def put(self, name: str, value: bytes | None) -> None:
         """Replace a stored value; None removes it."""
-        ...
 
     def fail_writes(self, after_bytes: int | None) -> None:
         """Make writes fail after this many more bytes, as on a full disk; None ends that."""
-        ...
 
     def slow_reads(self, seconds: float) -> None:
         """Make each read take this long."""
-        ...
 
 
 def payload(prefix: Prefix, first_block: int, num_blocks: int) -> bytes:

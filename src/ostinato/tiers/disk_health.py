@@ -20,7 +20,6 @@ class DiskHealth:
     """
 
     def __init__(self, setting: str) -> None:
-        """Start with a medium that works; warnings name its setting."""
         self.state, self.reason = "on", ""
         self._setting = setting
         self._retry_at = 0.0

@@ -20,23 +20,18 @@ class File(Protocol):
 
     def size(self) -> int:
         """Bytes in it."""
-        ...
 
     def write(self, buffers: Sequence[Buffer], offset: int) -> None:
         """Write all buffers one after the other; else OSError."""
-        ...
 
     def read(self, into: memoryview, offset: int) -> int:
         """Read until the memory is full or the file ends; returns the number of bytes."""
-        ...
 
     def sync(self) -> None:
         """Make all written bytes durable."""
-        ...
 
     def truncate(self, size: int) -> None:
         """Cut off all bytes from an offset on."""
-        ...
 
 
 class Folder(Protocol):
@@ -45,27 +40,21 @@ class Folder(Protocol):
     @property
     def path(self) -> str:
         """Its path."""
-        ...
 
     def names(self) -> list[str]:
         """Names of the files, sorted."""
-        ...
 
     def create(self, name: str) -> File:
         """Create a file, durably."""
-        ...
 
     def open(self, name: str) -> File:
         """Open a file."""
-        ...
 
     def remove(self, name: str) -> None:
         """Remove a file, durably."""
-        ...
 
     def close(self) -> None:
         """Unlock it for other processes."""
-        ...
 
 
 class LocalFile:

@@ -62,7 +62,6 @@ class MemoryFolder:
     path = "memory"
 
     def __init__(self, file_bytes: int) -> None:
-        """Start empty."""
         self._file_bytes = file_bytes
         self._files: dict[str, MemoryFile] = {}
         self._lock = threading.Lock()

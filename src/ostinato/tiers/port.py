@@ -200,7 +200,6 @@ class KVTier(Protocol):
     @property
     def name(self) -> str:
         """A short name: ``disk``, ``remote``."""
-        ...
 
     def look_up(self, prefix: Prefix, start: int) -> list[ExtentRef]:
         """Find stored blocks that continue a prefix.
@@ -212,7 +211,6 @@ class KVTier(Protocol):
         Returns:
             Consecutive runs of blocks from ``start`` on; empty if there are none.
         """
-        ...
 
     def load(
         self, ref: ExtentRef, into: memoryview, num_blocks: int, deadline: float
@@ -225,7 +223,6 @@ class KVTier(Protocol):
             num_blocks: How many, at most ``ref.num_blocks``.
             deadline: Time by ``time.monotonic()`` after which the caller does not wait.
         """
-        ...
 
     def store(self, extents: Sequence[tuple[Extent, Buffer]]) -> list[StoreResult]:
         """Store extents as one group, durable together.
@@ -237,7 +234,6 @@ class KVTier(Protocol):
         Returns:
             One result each; nothing is visible before it is durable.
         """
-        ...
 
     def lease(self, prefix: Prefix, keep_until: float, refresh_s: float = 0.0) -> int:
         """Set the lease of the stored blocks of a prefix, without rewriting them.
@@ -251,7 +247,6 @@ class KVTier(Protocol):
         Returns:
             Number of leading tokens that are stored, and now leased.
         """
-        ...
 
     def use(self, prefix: Prefix, reuse: ReuseClass) -> None:
         """Record that a request has released a prefix, a hint for eviction.
@@ -260,7 +255,6 @@ class KVTier(Protocol):
             prefix: The prefix, stored or not.
             reuse: Its rank for eviction; see ``tiers.retention``.
         """
-        ...
 
     def erase(self, salt: bytes) -> list[TierReceipt]:
         """Remove everything of a tenant, of one of its clients, or of a public prefix.
@@ -272,12 +266,9 @@ class KVTier(Protocol):
         Returns:
             One receipt per medium.
         """
-        ...
 
     def stats(self) -> list[TierStats]:
         """State and counts, one per medium."""
-        ...
 
     def close(self) -> None:
         """Finish running writes and close the medium. May be called twice."""
-        ...

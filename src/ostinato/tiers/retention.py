@@ -35,11 +35,9 @@ class ReuseForecast(Protocol):
 
     def row_of(self, request_class: int, uses: int) -> int:
         """Return the row of blocks by the class of their last request and their number of uses."""
-        ...
 
     def worth(self, row: int, age_s: float) -> float:
         """Return the worth of a block of a row, by the time since its release."""
-        ...
 
 
 @runtime_checkable
@@ -48,11 +46,9 @@ class LearnsReuse(ReuseForecast, Protocol):
 
     def request_class(self, summary: RequestSummary) -> int:
         """Return the class of a request."""
-        ...
 
     def remember(self, num_blocks: int) -> None:
         """Remember at least this many evicted blocks, to learn from their next use."""
-        ...
 
 
 class LastUse:

@@ -61,7 +61,6 @@ class UnreadableSegment(Exception):
     """
 
     def __init__(self, name: str, file: File) -> None:
-        """Refuse a file."""
         super().__init__(name)
         durable = _noted_durable(file, name)
         self.damaged_bytes = durable if durable > ALIGNMENT else 0

@@ -52,15 +52,12 @@ class KeyStore(Protocol):
 
     def find(self, name: bytes) -> WrappedKey | None:
         """Return the key of a tenant's name."""
-        ...
 
     def add(self, key: WrappedKey) -> WrappedKey:
         """Store a key durably; returns the stored one, if another engine was faster."""
-        ...
 
     def destroy(self, name: bytes) -> int:
         """Destroy all keys that have a name; returns how many."""
-        ...
 
 
 class KeyFile:
