@@ -1,7 +1,6 @@
-"""The routes, and their middleware.
+"""Routes and middleware.
 
-An aiohttp application, since its parser and its client pass a request on in a fraction of a
-millisecond; everything that a request needs is decided in ``proxy``.
+An aiohttp application, whose parser and client forward a request in a fraction of a millisecond.
 """
 
 import logging
@@ -47,7 +46,7 @@ GENERATING = (
     "/v1/responses",
     "/v1/messages",
 )
-"""Routes that are routed by their prompt."""
+"""Routes whose worker is chosen by the prompt."""
 
 FORWARDED = (
     ("POST", "/v1/messages/count_tokens"),
@@ -64,7 +63,7 @@ FORWARDED = (
 
 
 class FleetApp:
-    """The application of a router process, and its parts.
+    """The application of a router process.
 
     Attributes:
         config: The settings.
@@ -75,7 +74,7 @@ class FleetApp:
     """
 
     def __init__(self, config: FleetConfig) -> None:
-        """Build a router, in a running event loop; workers join when ``web`` starts.
+        """Build a router in a running event loop; workers join when ``web`` starts.
 
         Raises:
             ConfigError: The keys file or the tokenizer cannot be read.
@@ -144,7 +143,7 @@ class FleetApp:
         return web.json_response({"status": "ready"})
 
     async def _models(self, request: web.Request) -> web.Response:
-        """List what the workers serve, each model once."""
+        """List the models of all workers."""
         self.admission.identify(request)
         names = {name: None for w in self.fleet.workers.values() for name in w.models}
         models = [{"id": n, "object": "model", "created": 0, "owned_by": "fleet"} for n in names]
@@ -177,7 +176,7 @@ def _make_session(config: FleetConfig) -> aiohttp.ClientSession:
 
 @web.middleware
 async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Handle every error in the shape of its path."""
+    """Return errors in the format of the path's API."""
     try:
         return await handler(request)
     except web.HTTPException as error:
@@ -207,7 +206,7 @@ def _answer(request: web.Request, error: ApiError, headers: dict[str, str]) -> w
 
 @web.middleware
 async def _guard_host(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse foreign web pages in this machine's browsers, if there are no keys."""
+    """Without keys, refuse requests of foreign web pages in this machine's browsers."""
     for name, prefix in (("Host", "//"), ("Origin", "")):
         value = request.headers.get(name, "")
         if value and not _is_of_this_machine(prefix + value):
@@ -236,7 +235,7 @@ def _key_form() -> str:
 
 
 async def _page(request: web.Request) -> web.Response:
-    """Return a file of the page; the style, and the form for a key, are the server's."""
+    """Return a file of the page; the style and the form for a key are the server's."""
     name = request.match_info.get("file", "index.html")
     for room in ("ostinato.fleet", "ostinato.server"):
         entry = files(room).joinpath("static", name)

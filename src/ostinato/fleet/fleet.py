@@ -1,4 +1,4 @@
-"""All workers, and the router that chooses between them."""
+"""``Fleet``: the workers, their health, and the router that chooses between them."""
 
 import asyncio
 import logging
@@ -32,12 +32,12 @@ class Owner:
 
 
 class Fleet:
-    """The workers of one router process; used by its event loop alone.
+    """The workers of a router process; for its event loop only.
 
     Attributes:
         config: The settings.
-        router: Knows what each worker has cached and has to do.
-        workers: By name, in the order in which they joined.
+        router: Tracks what each worker has cached and has to do.
+        workers: Workers by name, in the order in which they joined.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Fleet:
         self.workers: dict[str, Worker] = {}
         self.session = session
         self.clock = clock
-        self._owners: OrderedDict[str, Owner] = OrderedDict()  # by the names of answers
+        self._owners: OrderedDict[str, Owner] = OrderedDict()  # by the ids of responses
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -86,7 +86,7 @@ class Fleet:
             self.router.add_worker(spec.name, sends_events=known.feed is not None)
             return known
         if len(self.workers) >= _MAX_WORKERS:
-            raise ConfigError(f"there are {_MAX_WORKERS} workers: let one leave first")
+            raise ConfigError(f"there are {_MAX_WORKERS} workers: remove one first")
         worker = Worker(spec, self.session, self.config.worker_key)
         self.workers[spec.name] = worker
         self.router.add_worker(spec.name, sends_events=spec.events is not None)
@@ -141,10 +141,10 @@ class Fleet:
     def _unfit(self, model: str, tried: Set[str]) -> set[str]:
         """Return the workers that cannot serve a request for a model."""
         serving = {name for name, worker in self.workers.items() if worker.serves(model)}
-        if not serving:  # let a worker say that there is no such model
+        if not serving:  # a worker returns the error
             serving = set(self.workers)
         well = {name for name in serving if self.workers[name].is_well} - tried
-        return self.workers.keys() - (well or serving - tried)  # if none is well, any may be
+        return self.workers.keys() - (well or serving - tried)  # if none is well, try any
 
     async def _meet(self, worker: Worker) -> None:
         """Check a new worker, and subscribe to its events."""

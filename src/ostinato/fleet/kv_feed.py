@@ -1,10 +1,10 @@
-"""A worker's KV events, over ZeroMQ, and what is fetched where some are missing.
+"""A worker's KV events over ZeroMQ, and the recovery of missing ones.
 
 ::
 
-    SUB ─► router.apply ──Resync─► replay socket ──kept no more─► snapshot ──none─► forget
+    SUB ─► router.apply ──Resync─► replay socket ──too old─► snapshot ──none─► forget
 
-The router says what is missing; this file waits for it. Live batches queue in the socket meanwhile.
+The router says what is missing, and this file fetches it, while live batches queue in the socket.
 """
 
 import asyncio
@@ -26,12 +26,12 @@ _MAX_BATCHES = 100_000
 _MAX_MESSAGE_BYTES = 2**28
 _MAX_ATTEMPTS = 5
 _THREAD_BYTES = 65_536
-"""From this size on a message is decoded beside the event loop."""
+"""Size from which a message is decoded in a thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """Where a worker publishes."""
+    """ZeroMQ endpoints of a worker."""
 
     events: str
     replay: str | None = None
@@ -43,7 +43,7 @@ class Snapshot:
     """Everything that a worker had cached at one moment.
 
     Attributes:
-        sequence: Number of the first batch that it does not contain.
+        sequence: Number of the first batch after it.
         payload: A batch of stored events.
     """
 
@@ -58,9 +58,9 @@ class KVFeed:
     """Feeds the events of one worker to the router.
 
     Attributes:
-        num_batches: That arrived live.
-        num_replays: That were asked for.
-        num_snapshots: That were taken.
+        num_batches: Live batches.
+        num_replays: Replays requested.
+        num_snapshots: Snapshots applied.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class KVFeed:
         self._lock = asyncio.Lock()
 
     async def run(self) -> None:
-        """Listen until cancelled, beginning with what was published before."""
+        """Listen until cancelled, after loading what is cached already."""
         socket = self._socket(zmq.SUB, self._endpoints.events)
         try:
             socket.subscribe(self._endpoints.topic.encode())
@@ -90,7 +90,7 @@ class KVFeed:
                 frames = await socket.recv_multipart()
                 self.num_batches += 1
                 await self._take(frames)
-                await asyncio.sleep(0)  # a burst of events lets requests through
+                await asyncio.sleep(0)  # let requests run during a burst of events
         finally:
             socket.close(linger=0)
 
@@ -101,7 +101,7 @@ class KVFeed:
                 return
             first, *rest = await self._replay(0) or (None,)
             if first is None:
-                return  # it has published nothing, or keeps nothing: the first batch will tell
+                return  # nothing was published, or nothing is kept
             missing = self._router.apply(self._name, first, self._clock())
             following = [batch for batch in rest if batch is not None]
             if following:
@@ -109,7 +109,7 @@ class KVFeed:
         await self.fill(missing)
 
     async def fill(self, missing: Resync | None) -> None:
-        """Recover missing events by replay, then by snapshot; else drop the worker's state."""
+        """Recover missing events by replay, then by snapshot; else clear the worker's blocks."""
         async with self._lock:
             for _ in range(_MAX_ATTEMPTS):
                 if missing is None:
@@ -120,7 +120,7 @@ class KVFeed:
                     return
                 missing = self._router.replayed(self._name, batches, self._clock())
             logger.warning(
-                "worker %s: events were lost, and what was known is forgotten", self._name
+                "worker %s: events were lost, and its known blocks are cleared", self._name
             )
             self._router.forget(self._name, self._clock())
 

@@ -16,8 +16,8 @@ class FleetMetrics:
     """Counters of one router process, in a registry of their own.
 
     Attributes:
-        retries: Attempts that a worker did not answer.
-        broken_off: Answers that a worker did not end.
+        retries: Attempts without an answer.
+        broken_off: Responses that broke off.
     """
 
     def __init__(self, fleet: Fleet, tokenized: Mapping[str, int]) -> None:

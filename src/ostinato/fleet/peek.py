@@ -12,7 +12,7 @@ class Peek:
     """Reads a response without delaying it; keeps at most 8 KiB of it.
 
     Attributes:
-        status: HTTP status; 0 until the answer has begun.
+        status: HTTP status; 0 before the response.
     """
 
     def __init__(self) -> None:
@@ -30,18 +30,18 @@ class Peek:
 
     @property
     def number(self) -> str:
-        """What the answer is named by; empty if it has no name."""
+        """Id of the response; empty without one."""
         found = _NUMBER.search(self._head)
         return found[1].decode() if found else ""
 
     @property
     def generated_tokens(self) -> int:
-        """Of the answer; for a stream that does not say, its events, which have about one each."""
+        """Generated tokens; of a stream without usage, its events, about one token each."""
         last = _GENERATED.findall(self._tail[-_MAX_BYTES:])
         return int(last[-1]) if last else self._num_events
 
     @property
     def cached_tokens(self) -> int | None:
-        """Prompt tokens that its worker found cached; None if it does not say."""
+        """Cached prompt tokens; None if the response does not say."""
         last = _CACHED.findall(self._tail[-_MAX_BYTES:]) or _CACHED.findall(self._head)
         return int(last[-1]) if last else None

@@ -1,7 +1,6 @@
-"""Reads the part of a request's body that routing needs.
+"""Reads the fields of a request's body that routing needs.
 
-Bodies are forwarded unchanged, so nothing is refused here: an invalid body has an empty prompt, and
-its worker returns the error.
+Nothing is refused here: an invalid body has an empty prompt, and its worker returns the error.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """Tokenizes prompts as the workers do, outside the event loop.
 
-By the configured tokenizer, else by a worker's ``/tokenize``, else not at all: then prompts are
-compared by characters, and KV events, which contain tokens, cannot be used.
+With the configured tokenizer, else a worker's ``/tokenize``. Without either, prompts are compared
+by characters, and KV events, which contain tokens, cannot be used.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ class PromptTokens:
     """Turns prompts into the tokens that the router compares.
 
     Attributes:
-        counts: Prompts by how they were read: ``ids``, ``local``, ``worker`` or ``characters``.
+        counts: Prompts by source of their tokens: ``ids``, ``local``, ``worker`` or ``characters``.
     """
 
     def __init__(self, fleet: Fleet, tokenizer: LocalTokenizer | None) -> None:

@@ -1,7 +1,7 @@
-"""What clients connect to: OpenAI's and Anthropic's routes, handed to the engines.
+"""``Ingress``: OpenAI's and Anthropic's routes, forwarded to the engines.
 
-It tokenizes prompts beside its event loop, as the request router compares tokens, and passes
-bodies and answers byte for byte.
+It tokenizes prompts for the request router, outside its event loop, and forwards bodies and
+responses byte for byte.
 """
 
 import asyncio
@@ -32,19 +32,19 @@ logger = logging.getLogger("ostinato")
 _MAX_BODY_BYTES = 8 * 2**20
 _MAX_ATTEMPTS = 3
 _ROUTED = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
-_HANDED_ON = ("/v1/messages/count_tokens", "/v1/embeddings", "/tokenize", "/detokenize")
-_NOT_PASSED = (b"host", b"origin", b"content-length", b"transfer-encoding", b"connection")
+_FORWARDED = ("/v1/messages/count_tokens", "/v1/embeddings", "/tokenize", "/detokenize")
+_NOT_FORWARDED = (b"host", b"origin", b"content-length", b"transfer-encoding", b"connection")
 
 
 class Ingress:
-    """Takes HTTP requests; Ray Serve's proxy calls it."""
+    """Handles HTTP requests from Ray Serve's proxy."""
 
     def __init__(self, engines: DeploymentHandle, model: str, keys_file: str | None) -> None:
-        """Stand before the engines.
+        """Load the tokenizer and the keys.
 
         Args:
-            engines: Handle of their deployment.
-            model: Whose tokenizer is used.
+            engines: Handle of the engines' deployment.
+            model: Name of the model, for its tokenizer.
             keys_file: API keys; None admits all clients.
         """
         self._engines = engines.options(stream=True)
@@ -67,26 +67,26 @@ class Ingress:
 
     async def _serve(self, request: Request) -> Response:
         path, method = request.url.path, request.method
-        is_known = path in (*_ROUTED, *_HANDED_ON) if method == "POST" else path == "/v1/models"
+        is_known = path in (*_ROUTED, *_FORWARDED) if method == "POST" else path == "/v1/models"
         if not is_known:
             message = f"{method} {path:.200}: no such route"
             raise ApiError(404, message, code="unknown_url")
         caller = self._callers.identify(request.headers)
         body = await _read(request)
-        headers = [each for each in request.headers.raw if each[0].lower() not in _NOT_PASSED]
+        headers = [each for each in request.headers.raw if each[0].lower() not in _NOT_FORWARDED]
         headers.append((b"host", b"127.0.0.1"))
         headers.append((b"content-length", b"%d" % len(body)))
         query = f"?{request.url.query}" if request.url.query else ""
         call = Call(method, path + query, headers, body)
         if path in _ROUTED:
-            call.asked = await self._asked(path, body, caller, request)
+            call.route_request = await self._route_request(path, body, caller, request)
         return await self._send(call)
 
     async def _answered(self, call: Call) -> tuple[Call, Any, Head]:
-        """Return an answer that has begun; a replica that dies before that has others tried.
+        """Return an answer that has begun, after trying other replicas if one dies before.
 
         Raises:
-            ApiError: Replicas died again and again (503).
+            ApiError: Too many replicas died (503).
         """
         for _ in range(_MAX_ATTEMPTS):
             answer = self._engines.respond.remote(call)
@@ -104,10 +104,10 @@ class Ingress:
         message = "the engines that had this request were lost: try again soon"
         raise ApiError(503, message, "server_error", code="no_worker", headers={"Retry-After": "1"})
 
-    async def _asked(
+    async def _route_request(
         self, path: str, body: bytes, caller: Caller, request: Request
     ) -> RouteRequest:
-        """Return what the router is asked; with tokens, if there is a tokenizer."""
+        """Return the router's view of a request; with tokens, if there is a tokenizer."""
         loop = asyncio.get_running_loop()
         prompt, tokens = await loop.run_in_executor(self._thread, self._tokenize, path, body)
         session = request.headers.get("x-session-id", "")[:200] or prompt.session
@@ -117,12 +117,12 @@ class Ingress:
         prompt = read_prompt(path, body)
         try:
             return prompt, None if self._tokenizer is None else self._tokenizer.encode(prompt)
-        except Exception as error:  # a template may raise anything; the engine says what is wrong
+        except Exception as error:  # a template may raise anything; the engine returns the error
             logger.debug("a prompt is compared by characters: %r", error)
             return prompt, None
 
     async def _send(self, call: Call) -> Response:
-        """Have a replica answer; its head decides the response's."""
+        """Send a call to a replica, and return its response."""
         call, answer, head = await self._answered(call)
         response = StreamingResponse(_relay(call, answer, head.status), head.status)
         decision = call.progress.decision
@@ -136,7 +136,7 @@ class Ingress:
 
 
 async def _relay(call: Call, answer: Any, status: int) -> AsyncIterator[bytes]:
-    """Hand the pieces of an answer on, and tell the request router how it went."""
+    """Forward an answer, and report its progress to the request router."""
     peek = Peek()
     try:
         async for piece in answer:
@@ -146,7 +146,7 @@ async def _relay(call: Call, answer: Any, status: int) -> AsyncIterator[bytes]:
             yield piece
     finally:
         call.progress.ended(peek.cached_tokens)
-        answer.cancel()  # does nothing where the end was reached
+        answer.cancel()  # does nothing after the end
 
 
 async def _read(request: Request) -> bytes:
