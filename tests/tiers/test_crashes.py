@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.tiers.conformance import assert_nowhere, conversation, get, put
+from ostinato.tiers.conformance_medium import assert_nowhere, conversation, get, put
 from ostinato.tiers.disk import DiskOptions, DiskTier
 from ostinato.tiers.index import ExtentIndex
 from ostinato.tiers.port import StoreResult

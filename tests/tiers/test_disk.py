@@ -14,7 +14,7 @@ import xxhash
 
 from ostinato.core.errors import ConfigError
 from ostinato.tiers.chain import TierChain
-from ostinato.tiers.conformance import NAMESPACE, conversation, get, payload, put
+from ostinato.tiers.conformance_medium import NAMESPACE, conversation, get, payload, put
 from ostinato.tiers.disk import DiskOptions, DiskTier
 from ostinato.tiers.folder import LocalFolder
 from ostinato.tiers.limits import DailyBudget

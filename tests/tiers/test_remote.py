@@ -13,7 +13,14 @@ from ostinato.core.errors import ConfigError
 from ostinato.tiers import conformance
 from ostinato.tiers.breaker import CallThreads, CircuitBreaker
 from ostinato.tiers.byte_store import StoreError
-from ostinato.tiers.conformance import NAMESPACE, assert_nowhere, conversation, get, payload, put
+from ostinato.tiers.conformance_medium import (
+    NAMESPACE,
+    assert_nowhere,
+    conversation,
+    get,
+    payload,
+    put,
+)
 from ostinato.tiers.port import LoadFault, StoreResult, TierListener
 from ostinato.tiers.remote import RemoteOptions, RemoteTier
 from ostinato.tiers.remote_address import open_remote, open_store

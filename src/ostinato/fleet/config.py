@@ -94,14 +94,14 @@ class FleetConfig:
         keys_file: API keys; None admits all clients, and then ``host`` must be loopback.
         worker_key: Sent to the workers for events and snapshots.
         replace_keys: Send ``worker_key`` in place of the callers' keys with every request.
-        retries: Other workers to try, as long as no byte was sent.
+        retries: Other workers to try while no byte was sent.
         max_requests: Maximum concurrent requests; beyond that, 429.
         max_body_bytes: Maximum length of a request's body.
         max_tenant_body_bytes: Maximum total bodies of one tenant's unfinished requests.
         body_timeout_s: Time limit for a request's body.
         connect_timeout_s: Time limit to connect to a worker.
-        silence_timeout_s: Time in which a worker sends nothing of its answer, or a client takes
-            nothing of it, before it is given up.
+        silence_timeout_s: Time limit without a byte from a worker, or without a byte accepted by a
+            client.
         health_interval_s: Time between health checks of a worker.
         drain_timeout_s: How long running requests may continue after SIGTERM.
         max_tracked_tokens: Maximum tokens of tracked prefixes, over all workers.
@@ -127,7 +127,7 @@ class FleetConfig:
     max_tracked_tokens: int = 16_000_000
 
     def __post_init__(self) -> None:
-        """Refuse settings that are out of range or would admit everyone.
+        """Check the settings.
 
         Raises:
             ConfigError: The message names the value and what to set instead.

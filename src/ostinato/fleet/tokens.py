@@ -8,14 +8,15 @@ import asyncio
 import logging
 from array import array
 from collections import Counter
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import aiohttp
 
-from ostinato.fleet.fleet import Fleet
 from ostinato.fleet.prompts import Prompt
 from ostinato.fleet.tokenizer import LocalTokenizer
+from ostinato.fleet.worker import Worker
 from ostinato.router import RouteRequest
 
 logger = logging.getLogger("ostinato")
@@ -28,9 +29,9 @@ class PromptTokens:
         counts: Prompts by source of their tokens: ``ids``, ``local``, ``worker`` or ``characters``.
     """
 
-    def __init__(self, fleet: Fleet, tokenizer: LocalTokenizer | None) -> None:
+    def __init__(self, workers: Mapping[str, Worker], tokenizer: LocalTokenizer | None) -> None:
         self.counts: Counter[str] = Counter()
-        self._fleet = fleet
+        self._workers = workers
         self._tokenizer = tokenizer
         self._thread = ThreadPoolExecutor(1, "ostinato-tokenizer")
         self._has_warned = False
@@ -68,8 +69,7 @@ class PromptTokens:
 
     async def _ask_worker(self, prompt: Prompt, headers: dict[str, str]) -> "array[int] | None":
         """Ask a worker that can tokenize."""
-        workers = self._fleet.workers.values()
-        able = [w for w in workers if w.can_tokenize and w.serves(prompt.model)]
+        able = [w for w in self._workers.values() if w.can_tokenize and w.serves(prompt.model)]
         worker = min(able, key=lambda each: each.num_live, default=None)
         if worker is None:
             return None
@@ -85,7 +85,7 @@ class PromptTokens:
 
     def _adapter(self, model: str) -> str:
         """Return the adapter of a model's name; empty without one."""
-        found = (w.models[model] for w in self._fleet.workers.values() if model in w.models)
+        found = (w.models[model] for w in self._workers.values() if model in w.models)
         return next(found, "")
 
     def _warn(self, error: Exception) -> None:

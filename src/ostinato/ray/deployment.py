@@ -28,7 +28,7 @@ class AppSettings(BaseModel):
         target_requests: Requests per engine at which Ray adds and removes engines.
         max_requests: Maximum concurrent requests of an engine; Ray queues the rest.
         num_cpus: CPUs of each engine, for Ray's placement.
-        num_gpus: GPUs of each engine, likewise.
+        num_gpus: GPUs of each engine.
         num_ingress: Processes that accept HTTP requests; each routes by its own requests and the
             events of all engines.
         policy: How engines are chosen, one of ``ostinato.router.POLICIES``.

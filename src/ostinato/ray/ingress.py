@@ -6,9 +6,7 @@ responses byte for byte.
 
 import asyncio
 import logging
-from array import array
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -20,8 +18,9 @@ from starlette.responses import Response, StreamingResponse
 
 from ostinato.core.errors import ConfigError
 from ostinato.fleet.peek import Peek
-from ostinato.fleet.prompts import Prompt, read_prompt
+from ostinato.fleet.prompts import read_prompt
 from ostinato.fleet.tokenizer import LocalTokenizer
+from ostinato.fleet.tokens import PromptTokens
 from ostinato.ray.call import Call, Head, Progress
 from ostinato.router import RouteRequest
 from ostinato.server.callers import AnyCaller, Caller, KeyedCallers
@@ -49,12 +48,12 @@ class Ingress:
         """
         self._engines = engines.options(stream=True)
         self._callers = KeyedCallers(keys_file) if keys_file else AnyCaller()
-        self._thread = ThreadPoolExecutor(1, "ostinato-tokenizer")
-        self._tokenizer: LocalTokenizer | None = None
+        tokenizer: LocalTokenizer | None = None
         try:
-            self._tokenizer = LocalTokenizer(model)
+            tokenizer = LocalTokenizer(model)
         except ConfigError as error:
             logger.warning("prompts are compared by characters: %s", error)
+        self._tokens = PromptTokens({}, tokenizer)
 
     async def __call__(self, request: Request) -> Response:
         """Answer a request."""
@@ -107,19 +106,11 @@ class Ingress:
     async def _route_request(
         self, path: str, body: bytes, caller: Caller, request: Request
     ) -> RouteRequest:
-        """Return the router's view of a request; with tokens, if there is a tokenizer."""
-        loop = asyncio.get_running_loop()
-        prompt, tokens = await loop.run_in_executor(self._thread, self._tokenize, path, body)
+        """Return the router's view of a request."""
+        prompt = await asyncio.to_thread(read_prompt, path, body)
+        salt = caller.narrow(prompt.salt)
         session = request.headers.get("x-session-id", "")[:200] or prompt.session
-        return prompt.route_request(tokens, caller.narrow(prompt.salt), caller.tenant, session)
-
-    def _tokenize(self, path: str, body: bytes) -> "tuple[Prompt, array[int] | None]":
-        prompt = read_prompt(path, body)
-        try:
-            return prompt, None if self._tokenizer is None else self._tokenizer.encode(prompt)
-        except Exception as error:  # a template may raise anything; the engine returns the error
-            logger.debug("a prompt is compared by characters: %r", error)
-            return prompt, None
+        return await self._tokens.request(prompt, salt, caller.tenant, session, {})
 
     async def _send(self, call: Call) -> Response:
         """Send a call to a replica, and return its response."""
@@ -163,5 +154,5 @@ async def _read(request: Request) -> bytes:
             if size > _MAX_BODY_BYTES:
                 raise body_too_long(size, _MAX_BODY_BYTES)
     except ClientDisconnect as error:
-        raise ApiError(499, "the client is gone") from error
+        raise ApiError(499, "the client has disconnected") from error
     return b"".join(pieces)

@@ -17,7 +17,7 @@ class WorkerState(Enum):
     """Its events are complete: exactly its cached blocks are known."""
 
     DEGRADED = "degraded"
-    """Events were missed: some blocks may be gone, or unknown."""
+    """Events were missed: some blocks may be missing or unknown."""
 
     GUESSED = "guessed"
     """No events: recently sent prefixes are assumed to be cached."""

@@ -119,7 +119,7 @@ class EventFeed:
         self._waiting = {at: each for at, each in waiting.items() if at >= self.next}
         return resync or self._apply_waiting()
 
-    def forget(self) -> None:
+    def skip_missing(self) -> None:
         """Clear all blocks, and continue with the next batch: earlier ones are lost."""
         first = min(self._waiting, default=self.next)
         self.lost_batches += max(0, first - self.next)

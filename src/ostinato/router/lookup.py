@@ -13,32 +13,21 @@ TIER_WORTH = (0.0, 0.2, 0.6)
 """Cost of loading a token relative to computing it: from the device, the host, or slower."""
 
 
-@dataclass(frozen=True, slots=True)
-class Walked:
-    """A prompt's blocks in the tree, for one block size.
-
-    Attributes:
-        names: Names of all blocks.
-        path: Existing nodes of the first ones.
-    """
-
-    names: Sequence[bytes]
-    path: Sequence[Node]
-
-
 @dataclass(slots=True)
 class Found:
     """What a worker has of a prompt.
 
     Attributes:
-        walked: The prompt's blocks, of the worker's size.
+        names: Names of the prompt's blocks, of the worker's block size.
+        path: Existing nodes of the first ones.
         cached_tokens: Tokens cached by its events.
         expected_tokens: Tokens after those that were sent there, without an event so far.
         load_tokens: Cost of loading from slower tiers, as tokens to compute.
         sent_by: Decision that sent the deepest expected block.
     """
 
-    walked: Walked
+    names: Sequence[bytes]
+    path: Sequence[Node]
     cached_tokens: int
     expected_tokens: int
     load_tokens: int
@@ -52,17 +41,19 @@ def look_up(
     found: dict[int, Found] = {}
     for size in {size for _, size in workers}:
         root, names = tree.find_root(_namespace(request, size)), _names(request, size)
-        walked = Walked(names, [] if root is None else tree.walk(root, names))
-        found |= _found(walked, [bit for bit, its in workers if its == size], size, now)
+        path = [] if root is None else tree.walk(root, names)
+        bits = [bit for bit, its in workers if its == size]
+        found |= _found(names, path, bits, size, now)
     return [found[bit] for bit, _ in workers]
 
 
-def _found(walked: Walked, bits: Sequence[int], size: int, now: float) -> dict[int, Found]:
+def _found(
+    names: Sequence[bytes], path: Sequence[Node], bits: Sequence[int], size: int, now: float
+) -> dict[int, Found]:
     """Follow a prompt's blocks as far as each worker has, or was sent, all of them.
 
     Cost: one step per block, and one more for each worker without it on its device.
     """
-    path = walked.path
     end = dict.fromkeys(bits, len(path))
     first_sent: dict[int, int] = {}
     sent_by: dict[int, int] = {}
@@ -91,7 +82,8 @@ def _found(walked: Walked, bits: Sequence[int], size: int, now: float) -> dict[i
     cached = {bit: first_sent.get(bit, end[bit]) for bit in bits}
     return {
         bit: Found(
-            walked,
+            names,
+            path,
             cached[bit] * size,
             (end[bit] - cached[bit]) * size,
             round(worth[bit]),
@@ -108,16 +100,13 @@ def expect(
 
     Cost: one step per block that is not cached by the worker's events.
     """
-    walked, now = found.walked, work.at
     first = found.cached_tokens // size  # the worker has all blocks before it
-    known = walked.path[first:]
-    node = walked.path[-1] if walked.path else tree.root(_namespace(request, size))
-    tree.expect(known, work.worker, now, now + ttl_s, work.number, work.nodes)
-    rest = []
-    for name in walked.names[len(walked.path) :]:
+    nodes = list(found.path[first:])
+    node = found.path[-1] if found.path else tree.root(_namespace(request, size))
+    for name in found.names[len(found.path) :]:
         node = tree.child(node, name)
-        rest.append(node)
-    tree.expect(rest, work.worker, now, now + ttl_s, work.number, work.nodes)
+        nodes.append(node)
+    tree.expect(nodes, work.worker, work.at, work.at + ttl_s, work.number, work.nodes)
     tree.shrink()
 
 

@@ -133,7 +133,7 @@ class SessionAffinity:
         if home in names and fleet.has_room(names.index(home)):
             choice = Choice(names.index(home), "its session is there")
         elif home:
-            why = "it has the least to do; the session's worker has no room or is gone"
+            why = "it has the least to do; the session's worker has no room or has left"
             choice = Choice(fleet.least_loaded(), why)
         else:
             choice = Choice(fleet.least_loaded(), "a new session; it has the least to do")

@@ -249,7 +249,7 @@ class Router:
 
     def forget(self, name: str, now: float) -> None:
         """Clear a worker's blocks: neither a replay nor a snapshot is available."""
-        self._workers[name].feed.forget()
+        self._workers[name].feed.skip_missing()
 
     def broken(self, name: str, reason: str, now: float) -> None:
         """Stop using a worker's events, which could not be decoded: it becomes GUESSED."""

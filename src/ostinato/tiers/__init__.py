@@ -16,7 +16,7 @@ Files in reading order:
 * ``segment_log``: appends, commits, and evicts segments
 * ``disk_health``: read-only and off after faults
 * ``disk``: ``DiskTier``
-* ``host_memory``: ``MemoryFolder``, a disk tier's segments in memory, behind the pool of a device
+* ``host_memory``: ``MemoryFolder``, a disk tier's segments in memory, below the pool of a GPU
 * ``breaker``: deadlines of calls, and the circuit breaker
 * ``valkey_store``: a server of the Redis protocol
 * ``object_store``: S3, Google, Azure, a folder

@@ -20,7 +20,7 @@ class ByteStore(Protocol):
         """Address, without a password."""
 
     def starts(self, keys: Sequence[str], size: int) -> list[bytes]:
-        """Return the first bytes of each value; empty where there is none."""
+        """Return the first bytes of each value; empty if there is none."""
 
     def get(self, key: str, start: int, size: int) -> bytes:
         """Return bytes of a value; fewer where it ends, none if it is missing."""

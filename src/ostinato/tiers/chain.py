@@ -60,7 +60,7 @@ class TierChain:
         return max(tier.lease(prefix, keep_until, refresh_s) for tier in self.tiers)
 
     def use(self, prefix: Prefix, reuse: ReuseClass) -> None:
-        """Tell every tier."""
+        """Record a use in every tier."""
         for tier in self.tiers:
             tier.use(prefix, reuse)
 

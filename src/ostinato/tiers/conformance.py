@@ -42,20 +42,7 @@ from ostinato.tiers.conformance_medium import (
 )
 from ostinato.tiers.port import LoadFault, Prefix, StoreResult
 
-__all__ = [
-    "CHECKS",
-    "NAMESPACE",
-    "Check",
-    "Medium",
-    "StormReport",
-    "assert_nowhere",
-    "conversation",
-    "get",
-    "payload",
-    "put",
-    "run",
-    "storm",
-]
+__all__ = ["CHECKS", "Check", "Medium", "StormReport", "check", "run", "storm"]
 
 Check = Callable[[Medium], None]
 CHECKS: list[Check] = []

@@ -118,7 +118,7 @@ class DiskTier:
         return Sealing(secret, KeyFile(self._folder))
 
     def look_up(self, prefix: Prefix, start: int) -> list[ExtentRef]:
-        """Find what continues a prefix; see ``KVTier``. Reads nothing from the disk."""
+        """Find stored blocks that continue a prefix; see ``KVTier``. Reads nothing from the disk."""
         if self._health.state == "off":
             return []
         block, size = start // prefix.namespace.block_size, prefix.namespace.block_bytes
@@ -174,7 +174,7 @@ class DiskTier:
                 self._listener.on_stored(self.name, extent)
 
     def lease(self, prefix: Prefix, keep_until: float, refresh_s: float = 0.0) -> int:
-        """Set the end of the lease of what is stored of a prefix; see ``KVTier``."""
+        """Set the lease of the stored blocks of a prefix; see ``KVTier``."""
         with self._writing:
             self._key(prefix)
             found = self._index.matches(prefix, 0)
@@ -262,7 +262,8 @@ class DiskTier:
                 results.append(self._stage(extent, payload))
             self._log.commit()
         except OSError as error:
-            self._rollback(error)
+            self._log.rollback()
+            self._health.write_failed(error)
             refused = StoreResult(self._health.state)
             done = [x if x is not StoreResult.STORED else refused for x in results]
             return done + [refused] * (len(extents) - len(done))
@@ -275,7 +276,8 @@ class DiskTier:
         key = self._key(extent.prefix)
         present = self._index.matches(extent.prefix, extent.first_block, extent.end_block)
         if skipped := sum(count for *_, count in present):
-            self._extend_leases([record for record, *_ in present], extent)
+            shorter = [x for x, *_ in present if x.keep_until < extent.keep_until]
+            self._log.lease(shorter, extent.keep_until, extent.refresh_s)
             if skipped >= extent.num_blocks:
                 return StoreResult.PRESENT
             size = extent.prefix.namespace.block_bytes
@@ -287,9 +289,6 @@ class DiskTier:
             return StoreResult.TOO_LARGE
         if not self._log.budget.allows(size):
             return StoreResult.BUDGET
-        return self._append(extent, payload, key)
-
-    def _append(self, extent: Extent, payload: Buffer, key: bytes | None) -> StoreResult:
         if self._sealing.on and key is None:
             key = self._sealing.key(extent.prefix, create=True)
             if key is None:  # another secret wrapped it
@@ -299,14 +298,3 @@ class DiskTier:
         except LogFull:
             return StoreResult.FULL
         return StoreResult.STORED
-
-    def _extend_leases(self, records: Sequence[Record], extent: Extent) -> None:
-        shorter = [record for record in records if record.keep_until < extent.keep_until]
-        self._log.lease(shorter, extent.keep_until, extent.refresh_s)
-
-    def _rollback(self, error: OSError) -> None:
-        try:
-            self._log.rollback()
-        except OSError as second:
-            logger.debug("the end of a segment could not be cut off: %s", second)
-        self._health.write_failed(error)

@@ -55,7 +55,7 @@ class DiskHealth:
             logger.warning("%s is off: %s; serving goes on without it", self._setting, self.reason)
 
     def read_succeeded(self) -> None:
-        """Forget earlier read errors."""
+        """Reset the count of failed reads."""
         self._read_errors = 0
 
     def turn_off(self, reason: str) -> None:

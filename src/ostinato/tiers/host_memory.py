@@ -1,4 +1,4 @@
-"""``MemoryFolder``: the segments of a disk tier in host memory, behind the pool of a device.
+"""``MemoryFolder``: the segments of a disk tier in host memory, below the pool of a GPU.
 
 The log of segments serves memory as well as disks: no fragmentation, and one eviction policy.
 Source: Rumble, Kejriwal, Ousterhout, Log-structured memory for DRAM-based storage, 2014.
@@ -57,7 +57,7 @@ class MemoryFile:
 
 
 class MemoryFolder:
-    """Files in memory, each of up to ``file_bytes``; gone with the process."""
+    """Files in memory, each of up to ``file_bytes``; lost with the process."""
 
     path = "memory"
 

@@ -53,7 +53,7 @@ class BucketStore:
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="kv-bucket")
 
     def starts(self, keys: Sequence[str], size: int) -> list[bytes]:
-        """Return the first bytes of each value; empty where there is none."""
+        """Return the first bytes of each value; empty if there is none."""
         return list(self._threads.map(lambda key: self.get(key, 0, size), keys))
 
     def get(self, key: str, start: int, size: int) -> bytes:

@@ -111,7 +111,7 @@ class RemoteTier:
         self._writable_s = 0.0
 
     def look_up(self, prefix: Prefix, start: int) -> list[ExtentRef]:
-        """Find what continues a prefix; see ``KVTier``."""
+        """Find stored blocks that continue a prefix; see ``KVTier``."""
         block = start // prefix.namespace.block_size
         found = self._attempt(lambda: self._search(prefix).run(block))
         refs = list[ExtentRef]()

@@ -6,6 +6,7 @@ eviction frees at least 7 % of a segment unless it is leased, and hits cost no w
 """
 
 import errno
+import logging
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +30,8 @@ from ostinato.tiers.record import (
 )
 from ostinato.tiers.retention import LEAST_SHARE, choose_eviction
 from ostinato.tiers.segments import SUFFIX, Record, Segment, UnreadableSegment
+
+logger = logging.getLogger(__name__)
 
 _SCAN_THREADS = 8
 
@@ -111,11 +114,13 @@ class SegmentLog:
 
     def rollback(self) -> None:
         """Cut off uncommitted records; if that fails, the segment takes no more."""
-        active, self._active = self._active, None
         self._staged.clear()
-        if active is not None:
-            active.cut()
-            self._active = active
+        try:
+            if self._active is not None:
+                self._active.cut()
+        except OSError as error:
+            logger.debug("the end of a segment could not be cut off: %s", error)
+            self._active = None
 
     def lease(self, records: Iterable[Record], keep_until: float, refresh_s: float) -> None:
         """Set leases durably; OSError if the medium fails."""

@@ -54,10 +54,10 @@ _SEARCH_BYTES = 1 << 20
 
 
 class UnreadableSegment(Exception):
-    """A file of a segment's name whose header is torn, damaged or another segment's.
+    """A segment file whose header is torn, damaged or another segment's.
 
     Attributes:
-        damaged_bytes: How much of it was durable; 0 where it may be torn.
+        damaged_bytes: How much of it was durable; 0 if it may be torn.
     """
 
     def __init__(self, name: str, file: File) -> None:
@@ -132,15 +132,15 @@ class Segment:
     """One file of records.
 
     Attributes:
-        file: Open.
-        name: Of the file.
-        sequence: Number; newer segments have larger ones.
-        seed: Of the checksums of its headers.
-        created: Wall-clock time.
+        file: The open file.
+        name: Name of the file.
+        sequence: Its number; newer segments have larger ones.
+        seed: Seed of the checksums of its headers.
+        created: Wall-clock time of its creation.
         end: Offset after its last record.
         durable: Offset up to which it is durable.
-        records: Its extents, also those that no look-up finds, until they are erased.
-        damage: Offsets from which on it was damaged when it was read, with how many bytes.
+        records: Its extents, also those that look-ups do not find, until they are erased.
+        damage: Offset and size of each part that was damaged when it was read.
     """
 
     file: File
@@ -155,7 +155,7 @@ class Segment:
 
     @classmethod
     def create(cls, folder: Folder, sequence: int, created: float) -> "Segment":
-        """Make an empty segment; it is durable after the first sync."""
+        """Create an empty segment, durable after the first sync."""
         name, seed = _name(sequence), int.from_bytes(os.urandom(8), "little")
         segment = cls(folder.create(name), name, sequence, seed, created)
         fields = _HEADER.pack(_MAGIC, sequence, seed, created, bytes(16))[:-16]
@@ -192,7 +192,7 @@ class Segment:
         return cls(file, name, sequence, seed, created)
 
     def append(self, buffers: list[Buffer], size: int) -> int:
-        """Write a record after the last; returns its offset. Not durable before ``sync``."""
+        """Append a record, durable after ``sync``; returns its offset."""
         padding = aligned(size) - size
         self.file.write([*buffers, bytes(padding)] if padding else buffers, self.end)
         offset, self.end = self.end, self.end + aligned(size)
@@ -205,14 +205,14 @@ class Segment:
         self._note_durable()
 
     def cut(self) -> None:
-        """Cut off what follows the last durable record."""
+        """Cut off everything after the last durable record."""
         self.file.truncate(self.durable)
         self.end = self.durable
 
     def overwrite(self, offset: int, size: int) -> None:
-        """Overwrite a record, or damage, with zeros; then durably call it erased.
+        """Overwrite a record, or damage, with zeros, and durably mark it as erased.
 
-        The header goes last: after a crash in between, it is damage that is overwritten again.
+        The header is written last: after a crash before that, it is damage and overwritten again.
         """
         for start in range(offset + FIXED_BYTES, offset + size, _SEARCH_BYTES):
             self.file.write([bytes(min(_SEARCH_BYTES, offset + size - start))], start)
@@ -221,14 +221,14 @@ class Segment:
         self.file.sync()
 
     def mark(self) -> None:
-        """Note that all of it is durable, for a faster start."""
+        """Append a mark that all of it is durable, for a faster start."""
         header = filler(MARK, ALIGNMENT, self.seed, self.durable)
         self.append([header], len(header))
 
     def scan(self) -> None:
         """Read the headers of its records.
 
-        Effects: cuts off or overwrites what is torn or damaged; OSError if that fails.
+        Effects: cuts off or overwrites torn and damaged parts; OSError if that fails.
         """
         found = list(self.headers())
         self.durable = max([ALIGNMENT, *(header.durable for _, header in found)])
@@ -248,7 +248,7 @@ class Segment:
         self._heal(places)
 
     def headers(self) -> Iterator[tuple[int, Header]]:
-        """Read the headers that can be read, in order of their offsets."""
+        """Yield the intact headers, in order of their offsets."""
         size, offset = self.file.size(), ALIGNMENT
         while offset + FIXED_BYTES <= size:
             header = self._header(offset)
@@ -294,7 +294,7 @@ class Segment:
             self.file.sync()
         self.end = self.durable = end
         if self.damage:
-            self._note_durable()  # so that it is told once
+            self._note_durable()  # warn of it only once
         if self.file.size() > end:
             self.cut()
 
@@ -303,7 +303,7 @@ class Segment:
 
 
 def _gaps(places: list[tuple[int, int]], end: int) -> Iterator[tuple[int, int]]:
-    """Yield start and stop of what is between records, and after the last up to ``end``."""
+    """Yield start and stop of the gaps between records, and of the last one up to ``end``."""
     last = ALIGNMENT
     for offset, size in [*places, (end, 0)]:
         if offset > last:
@@ -317,7 +317,7 @@ def _durable_note(durable: int, name: str) -> bytes:
 
 
 def _noted_durable(file: File, name: str) -> int:
-    """Return how much of a file was durable for certain; 0 if that is not noted."""
+    """Return how much of a file is noted as durable; 0 without a note."""
     note = _read(file, _DURABLE_AT, _DURABLE.size)
     durable = int.from_bytes(note[:8], "little")
     return durable if note == _durable_note(durable, name) else 0

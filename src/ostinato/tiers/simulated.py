@@ -40,10 +40,13 @@ class Faults:
 
     def spend(self, size: int) -> int:
         """Count bytes as written; returns how many are written before a fault."""
-        fault = "fail_after" if self.kill_after is None else "kill_after"
-        if (left := getattr(self, fault)) is None:
+        left = self.fail_after if self.kill_after is None else self.kill_after
+        if left is None:
             return size
-        setattr(self, fault, max(0, left - size))
+        if self.kill_after is None:
+            self.fail_after = max(0, left - size)
+        else:
+            self.kill_after = max(0, left - size)
         return min(size, left)
 
     def stop(self) -> None:

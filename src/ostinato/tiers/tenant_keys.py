@@ -1,4 +1,4 @@
-"""Wrapped keys of tenants: in a file beside the segments, or as values on a server."""
+"""Wrapped keys of tenants: in a file of the folder, or as values on a server."""
 
 import os
 from dataclasses import dataclass

@@ -47,7 +47,7 @@ class ValkeyStore:
         self.where = f"{parts.scheme}://{host}{parts.path}"
 
     def starts(self, keys: Sequence[str], size: int) -> list[bytes]:
-        """Return the first bytes of each value; empty where there is none."""
+        """Return the first bytes of each value; empty if there is none."""
         with self._store_errors(), self._client.pipeline(transaction=False) as pipe:
             for key in keys:
                 pipe.getrange(key, 0, size - 1)
