@@ -118,7 +118,7 @@ class DiskTier:
         return Sealing(secret, KeyFile(self._folder))
 
     def look_up(self, prefix: Prefix, start: int) -> list[ExtentRef]:
-        """Find stored blocks that continue a prefix; see ``KVTier``. Reads nothing from the disk."""
+        """Find stored blocks that continue a prefix, without disk reads; see ``KVTier``."""
         if self._health.state == "off":
             return []
         block, size = start // prefix.namespace.block_size, prefix.namespace.block_bytes
