@@ -18,16 +18,17 @@ from ostinato.core.identity import Identity
 from ostinato.tenants.terms import PINNED
 from tests.support.cache_views import prefix_key
 from tests.support.tiny_cache import TinyCache, on_both_indexes, tiny_cache
+from tests.support.whole_state import whole_state
 
 pytestmark = on_both_indexes
 
 
 def refused(cache: TinyCache, error: type[Exception], call, match: str | None = None) -> None:
     """A call raises, and neither the cache nor its counters have changed."""
-    before, published = cache.manager.describe(), cache.prefix_cache.stats.published_blocks
+    before, published = whole_state(cache.manager), cache.prefix_cache.stats.published_blocks
     with pytest.raises(error, match=match):
         call()
-    assert cache.manager.describe() == before
+    assert whole_state(cache.manager) == before
     assert cache.prefix_cache.stats.published_blocks == published
     cache.prefix_cache.check()
 
@@ -58,7 +59,7 @@ def test_what_another_cache_has_pinned_is_not_unpinned_here(index):
     for cache in (ours, theirs):
         cache.serve("ABCDEFGH")
         cache.prefix_cache.admin.lease(prefix_key("ABCDEFGH"), PINNED)
-    [table] = theirs.manager.pinned_tables
+    [table] = theirs.manager.tables.pinned.values()
     refused(ours, ReleasedTable, lambda: ours.manager.unpin(table))
 
 

@@ -171,9 +171,9 @@ def test_an_erased_tenant_leaves_its_batches_and_nothing_in_them():
     for event in (stored("A"), stored("B", YOURS), removed("A"), AllCleared()):
         log.add(event)
         log.flush()
-    assert log.forget(b"mine") == 2
+    assert log.erase(b"mine") == 2
     assert draw_log(log) == ["0:", "1: +B", "2:", "3: 0"]
-    assert log.forget(b"mine") == 0
+    assert log.erase(b"mine") == 0
 
 
 def test_a_gap_with_an_erasure_in_it_cannot_be_replayed():
@@ -182,13 +182,13 @@ def test_a_gap_with_an_erasure_in_it_cannot_be_replayed():
     for event in (stored("A"), stored("B", YOURS), removed("A")):
         log.add(event)
         log.flush()
-    log.forget(b"mine")
+    log.erase(b"mine")
     assert log.replay(1) is log.replay(2) is None
     assert draw_log(log) == ["0:", "1: +B", "2:"]
     log.add(stored("C", YOURS))
     log.flush()
     assert draw_log(log, 3) == ["3: +C"]
-    assert log.forget(b"nobody") == 0
+    assert log.erase(b"nobody") == 0
     assert draw_log(log, 3) == ["3: +C"], "nothing was erased, so nothing is missing"
 
 
@@ -197,7 +197,7 @@ def test_subscribers_are_asked_to_let_go_after_the_log_did():
     log.subscribe(lambda batch: None, lambda: order.extend(draw_log(log)))
     log.add(stored("A"))
     log.flush()
-    log.forget(b"mine")
+    log.erase(b"mine")
     assert order == ["0:"]
 
 

@@ -119,14 +119,14 @@ class RadixIndex:
             if source.num_blocks > 1:
                 source = self._split(source, 1)
             nodes.append(source)
-        self._pool.hold(nodes)
+        self._pool.acquire(nodes)
         return path, source
 
     def fork(self, path: RadixNode) -> RadixNode:
         """Hold the blocks of a path once more."""
         nodes = path.up()
         nodes.pop().ref_count += 1  # the root
-        self._pool.hold(nodes)
+        self._pool.acquire(nodes)
         return path
 
     def publish(
@@ -154,7 +154,7 @@ class RadixIndex:
             with memoryview(key.tokens).cast("B") as packed:
                 used = child.num_common_blocks(key, packed, last - node.end, size)
             node = child if used == child.num_blocks else self._split(child, used)
-            self._pool.hold((node,))
+            self._pool.acquire((node,))
             duplicates += [(place, BlockId(b)) for place, b in enumerate(node.blocks, node.start)]
         return node, PublishResult(len(duplicates), tuple(duplicates)) if duplicates else _ALL_NEW
 
@@ -188,13 +188,12 @@ class RadixIndex:
         assert parent is not None
         self.version += 1
         kept = max(0, entry.num_blocks - most)
-        self._pool.shrink(entry, entry.num_blocks - kept)
         if not kept:
             parent.children.remove(entry.child_name(size))
             if parent.parent is None:
                 self._drop_empty(parent)
             elif parent.is_leaf:
-                self._pool.expose(parent)
+                self._pool.became_leaf(parent)
         return Removal(entry.cut(kept, size)[::-1], _last_block(entry if kept else parent))
 
     def runs(self) -> Iterator[CachedRun]:
@@ -237,8 +236,8 @@ class RadixIndex:
         It may be less than all: blocks that were used differently often, as far as the policy
         remembers, are different nodes, since some are worth more than others.
         """
-        size, shares = self.block_size, self._pool.shares
-        recalled = shares.recall(key, node.end, len(blocks), size, summary)
+        size, policy = self.block_size, self._pool.shares.policy_of(key.identity.owner)
+        recalled = policy.recall(key, node.end, len(blocks), size, summary)
         identity, next_stage = key.identity_of(node.end, size)
         uses, blocks = recalled[0] + 1, blocks[: min(recalled[1], next_stage - node.end)]
         extends = node.ref_count == 1 and node.uses == uses and node.is_leaf

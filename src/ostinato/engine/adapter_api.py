@@ -94,6 +94,6 @@ def _add(engine: Engine, named: NamedAdapter) -> None:
 
 
 def _end(engine: Engine, adapter: LoraAdapter) -> None:
-    if engine.adapters.end(adapter, engine.cache.manager.live_tables):
+    if engine.adapters.end(adapter, engine.cache.manager.tables.live.values()):
         engine.audit.forget_adapter(adapter.digest)
     engine.free_adapters()

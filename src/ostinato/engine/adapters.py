@@ -6,7 +6,7 @@ requests that have it finish and publish nothing more; its weights are freed wit
 """
 
 from array import array
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from stat import S_ISREG
@@ -145,7 +145,7 @@ class Adapters(CacheObserver):
         del self.by_name[name]
         return adapter
 
-    def end(self, adapter: LoraAdapter, tables: list[BlockTable]) -> bool:
+    def end(self, adapter: LoraAdapter, tables: Iterable[BlockTable]) -> bool:
         """Publish nothing more of an adapter, unless another name has the same content.
 
         Args:

@@ -144,7 +144,7 @@ class HitAudit:
             if not self._waiting:
                 return False
             key = self._waiting.popleft()
-            if self._cache.manager.match_first(key, len(key.tokens)).num_tokens < len(key.tokens):
+            if self._cache.manager.match(key, len(key.tokens)).num_tokens < len(key.tokens):
                 self._count(num_gone=1)
             else:
                 self._running = _Recomputation(key, self._runner)

@@ -71,7 +71,7 @@ class TierEvents(TierListener):
             if identity.belongs_to(salt):
                 self._remove(self._log, tier, [digest])
         self._log.flush()
-        self._log.forget(salt)
+        self._log.erase(salt)
 
     def _store(self, log: EventLog, tier: str, extent: Extent) -> None:
         key, names = extent.prefix.sequence, extent.prefix.digests
@@ -93,7 +93,7 @@ class TierEvents(TierListener):
         """Whether consumers know the block that others are stored behind."""
         if not first or any((tier, before) in self._announced for tier in self._tiers):
             return True
-        return len(self._manager.match_first(key, first * self._hasher.block_size).blocks) >= first
+        return len(self._manager.match(key, first * self._hasher.block_size).blocks) >= first
 
     def _remove(self, log: EventLog, tier: str, names: Sequence[bytes]) -> None:
         gone = [self._announced.pop((tier, name), None) for name in names]

@@ -249,7 +249,7 @@ class TierLoads:
         end, first = load.look_up.end_block, load.look_up.first_block
         sequence = load.sequence
         key = first_tokens(sequence.key, end * self._size)
-        match = replace(self._manager.match_first(key, end * self._size), tail=None)
+        match = replace(self._manager.match(key, end * self._size), tail=None)
         if len(match.blocks) >= end or len(match.blocks) < first:
             return True  # it is there meanwhile, or what it continues is not
         assert load.look_up.refs

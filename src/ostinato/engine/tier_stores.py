@@ -144,7 +144,7 @@ class TierStores(CacheObserver):
         self.fastest = seen[0].tier
         self.outlives_process = any(stats.tier != "host" for stats in seen)
         limit = max(stats.limit_bytes for stats in seen)
-        remember_for_tier(manager.pool.shares.policies(), limit // width)
+        remember_for_tier(manager.pool.shares.policies, limit // width)
         self.look_at_tier()
 
     # --- what the cache does ---
@@ -312,7 +312,7 @@ class TierStores(CacheObserver):
     def _copy_out(self, wanted: _Wanted) -> None:
         """Copy as much of a prefix as fits the staging memory, and have it written."""
         begun_s = time.perf_counter()
-        match = self._manager.match_first(wanted.key, wanted.num_tokens)
+        match = self._manager.match(wanted.key, wanted.num_tokens)
         blocks = match.blocks
         public = wanted.key.identity.public_prefix
         num_public = 0 if public is None else public.num_tokens

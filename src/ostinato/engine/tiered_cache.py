@@ -315,7 +315,7 @@ class TieredCache:
     def _take_over(self, key: PrefixKey, note: LoadNote) -> None:
         """Note that what was loaded is written already, and lease again what was leased."""
         manager = self._cache.manager
-        match = manager.match_first(key, note.end)
+        match = manager.match(key, note.end)
         for tier, start, stop in note.loaded:
             if tier == self.stores.fastest:  # what a slower one had is to be written there
                 size = manager.block_size

@@ -1,4 +1,4 @@
-"""ARC: balances room between what was in use once and what was in use again."""
+"""ARC: balances space between entries used once and entries used again."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,15 +12,15 @@ from ostinato.eviction.leaf_heap import LeafHeap, LeafState
 
 @dataclass(slots=True)
 class ListState(LeafState):
-    """Note whether an entry is in the list of what was in use again."""
+    """What is noted of an entry in a list."""
 
-    is_again: bool = False
+    is_again: bool = False  # whether that is the list of entries used again
 
 
 class AdaptiveReplacement(LeafHeap[ListState]):
-    """Two LRU lists, in use once and in use again, and a border that moves between them.
+    """Two LRU lists, for entries used once and used again, with an adaptive target size.
 
-    Content that returns after it was evicted from a list moves the border in that list's favour.
+    Content that returns after it was evicted from a list moves the target in that list's favour.
 
     Source: Megiddo, Modha, ARC: a self-tuning, low overhead replacement cache, FAST 2003.
     """
@@ -31,14 +31,18 @@ class AdaptiveReplacement(LeafHeap[ListState]):
         self._num_blocks = num_blocks
         self._target = 0.0  # blocks that the first list may have
         self._num_once = 0
-        self._memories = [GhostList[None](num_blocks, lambda run: None) for _ in range(2)]
+        self._memories = [GhostList[None](num_blocks) for _ in range(2)]
 
     def segment(self, entry: CacheEntry) -> int:
-        """Say which list an entry is in."""
+        """Return which list an entry is in."""
         return int(self.state(entry).is_again)
 
+    def segments(self) -> tuple[int, int]:
+        """Return first the list that is above its target."""
+        return (0, 1) if self._num_once > self._target else (1, 0)
+
     def released(self, entry: CacheEntry) -> None:
-        """Let an entry join its list."""
+        """Put an entry into its list."""
         self.state(entry).is_again = entry.uses > 1
         if entry.uses <= 1:
             self._num_once += entry.num_blocks
@@ -49,7 +53,7 @@ class AdaptiveReplacement(LeafHeap[ListState]):
             self._num_once -= entry.num_blocks
 
     def evicted(self, entry: CacheEntry, num_blocks: int) -> None:
-        """Remember from which list it went."""
+        """Remember from which list it is evicted."""
         segment = self.segment(entry)
         self._memories[segment].put(entry, num_blocks, None)
         if segment == 0 and num_blocks < entry.num_blocks:
@@ -58,7 +62,7 @@ class AdaptiveReplacement(LeafHeap[ListState]):
     def recall(
         self, key: PrefixKey, first: int, most: int, block_size: int, summary: RequestSummary | None
     ) -> tuple[int, int]:
-        """Move the border towards the list that lost what returns."""
+        """Move the target towards the list that lost what returns."""
         once, again = (max(1, memory.num_blocks) for memory in self._memories)
         for segment, step in ((0, max(1.0, again / once)), (1, -max(1.0, once / again))):
             run = self._memories[segment].take(key, first, most, block_size)
@@ -68,16 +72,10 @@ class AdaptiveReplacement(LeafHeap[ListState]):
                 return 1, run.num_blocks
         return 0, most
 
-    def forget(self, belongs: Callable[[CacheEntry], bool]) -> None:
-        """Remember nothing of what belongs to something."""
+    def erase(self, belongs: Callable[[CacheEntry], bool]) -> None:
+        """Erase what is remembered of entries that match."""
         for memory in self._memories:
-            memory.forget(belongs)
-
-    def victim(self, num_wanted: int = 0) -> CacheEntry | None:
-        """Name the oldest leaf of the list that is beyond the border."""
-        first = 0 if self._num_once > self._target else 1
-        entry = self.least(first)
-        return self.least(1 - first) if entry is None else entry
+            memory.erase(belongs)
 
     def check(self) -> None:
         """Recount the first list as well."""

@@ -1,37 +1,33 @@
-"""Finds the leaf with the least rank: the part that most policies share.
+"""Evicts the leaf with the least rank: the part that most policies share.
 
-Evictable leaves wait in a heap by rank. What is held again, evicted or ranked anew leaves a stale
-place in the heap behind, which is skipped when it comes up.
+Evictable leaves are in a heap by rank. An entry that is held again, evicted or ranked again leaves
+a stale place in the heap, which is skipped when it comes up.
 """
 
 import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import count
 from typing import Generic, TypeVar
 
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.eviction import EvictionPolicy, LeastRecentlyUsed, RequestSummary
+from ostinato.cache.eviction import LeastRecentlyUsed, RequestSummary, Victim
 
 Rank = tuple[float, ...]
 
 
 @dataclass(slots=True)
 class LeafState:
-    """What a policy notes of an entry.
+    """What a policy notes of an entry."""
 
-    Attributes:
-        place: Its place in a heap; None if it is in none.
-    """
-
-    place: int | None = None
+    place: int | None = None  # in a heap; None if it is in none
 
 
 State = TypeVar("State", bound=LeafState)
 
 
-class LeafHeap(EvictionPolicy, Generic[State]):
+class LeafHeap(LeastRecentlyUsed, Generic[State]):
     """A policy that ranks leaves; subclasses say how.
 
     Policies with segments have a heap for each.
@@ -44,8 +40,8 @@ class LeafHeap(EvictionPolicy, Generic[State]):
             new_state: Makes what is noted of an entry.
             num_segments: Of the leaves.
         """
+        super().__init__()
         self._new_state = new_state
-        self._queue = LeastRecentlyUsed()
         self._heaps: list[list[tuple[Rank, int, CacheEntry]]] = [[] for _ in range(num_segments)]
         self._numbers = count()
 
@@ -56,56 +52,64 @@ class LeafHeap(EvictionPolicy, Generic[State]):
             state = entry.policy_state = self._new_state()
         return state
 
+    # --- what subclasses define ---
+
     def segment(self, entry: CacheEntry) -> int:
-        """Say which segment an entry is in."""
+        """Return which segment an entry is in."""
         return 0
 
+    def segments(self) -> Iterable[int]:
+        """Return all segments, the one to evict from first."""
+        return range(len(self._heaps))
+
     def rank(self, entry: CacheEntry) -> Rank:
-        """Say what an entry is worth, the least goes first: by release unless said otherwise."""
+        """Return what an entry is worth, the least goes first: by release unless overridden."""
         return (entry.idle_tick,)
 
     def released(self, entry: CacheEntry) -> None:
-        """Note that an entry comes, before it is ranked."""
+        """Note that an entry was added, before it is ranked."""
 
     def taken(self, entry: CacheEntry) -> None:
-        """Note that an entry goes, held again or evicted."""
+        """Note that an entry was removed, held again or evicted."""
 
     def evicted(self, entry: CacheEntry, num_blocks: int) -> None:
-        """Note that an entry loses blocks."""
+        """Note that an entry is about to lose blocks."""
+
+    # --- the policy ---
 
     def add(self, entries: Sequence[CacheEntry], summary: RequestSummary | None) -> None:
-        """Take entries, in O(log n) each."""
+        """Add entries, in O(log n) each."""
+        super().add(entries, summary)
         for entry in entries:
             self.released(entry)
-            self._queue.add((entry,), summary)
             if entry.is_leaf:
                 self.offer(entry)
 
     def remove(self, entries: Sequence[CacheEntry]) -> None:
         """Remove entries, in O(1) each."""
+        super().remove(entries)
         for entry in entries:
-            self._queue.remove((entry,))
-            self.taken(entry)
-            self.state(entry).place = None
+            self._take(entry)
 
     def evict(self, entry: CacheEntry, num_blocks: int) -> None:
-        """Note what goes; if it is all, remove the entry."""
+        """Note what is evicted; if it is all, remove the entry."""
         self.evicted(entry, num_blocks)
+        super().evict(entry, num_blocks)
         if num_blocks == entry.num_blocks:
-            self.remove((entry,))
+            self._take(entry)
 
     def split(self, tail: CacheEntry, head: CacheEntry) -> None:
-        """Take the head; it has its tail's past and is no leaf."""
-        self._queue.split(tail, head)
+        """Add the head; it has its tail's past and is no leaf."""
+        super().split(tail, head)
         head.policy_state = copy(self.state(tail))
         self.state(head).place = None
 
-    def expose(self, entry: CacheEntry) -> None:
+    def became_leaf(self, entry: CacheEntry) -> None:
         """Rank an entry that is a leaf from now on."""
         self.offer(entry)
 
     def offer(self, entry: CacheEntry) -> None:
-        """Rank an entry, or rank it anew."""
+        """Rank an entry, or rank it again."""
         place = self.state(entry).place = next(self._numbers)
         number = self.segment(entry)
         heap = self._heaps[number]
@@ -115,8 +119,23 @@ class LeafHeap(EvictionPolicy, Generic[State]):
             heapq.heapify(heap)
             self._heaps[number] = heap
 
-    def least(self, segment: int) -> CacheEntry | None:
-        """Name the leaf of the least rank in a segment, in O(log n) amortised."""
+    def victim(self, num_wanted: int = 0) -> Victim | None:
+        """Return the leaf of the least rank in the first segment that has one."""
+        for segment in self.segments():
+            entry = self._least(segment)
+            if entry is not None:
+                return entry, entry.num_blocks
+        return None
+
+    def check(self) -> None:
+        """Assert that every leaf is in the heap once."""
+        places = {place for heap in self._heaps for _, place, _ in heap}
+        for entry in self:
+            place = self.state(entry).place
+            assert not entry.is_leaf or place in places, "a leaf is not offered"
+
+    def _least(self, segment: int) -> CacheEntry | None:
+        """Return the leaf of the least rank in a segment, in O(log n) amortised."""
         heap = self._heaps[segment]
         while heap:
             _, place, entry = heap[0]
@@ -128,21 +147,6 @@ class LeafHeap(EvictionPolicy, Generic[State]):
             heapq.heappop(heap)
         return None
 
-    def victim(self, num_wanted: int = 0) -> CacheEntry | None:
-        """Name the leaf of the least rank in the first segment that has one."""
-        for segment in range(len(self._heaps)):
-            entry = self.least(segment)
-            if entry is not None:
-                return entry
-        return None
-
-    def __iter__(self) -> Iterator[CacheEntry]:
-        """Walk in order of release."""
-        return iter(self._queue)
-
-    def check(self) -> None:
-        """Assert that every leaf is in the heap once."""
-        places = {place for heap in self._heaps for _, place, _ in heap}
-        for entry in self._queue:
-            place = self.state(entry).place
-            assert not entry.is_leaf or place in places, "a leaf is not offered"
+    def _take(self, entry: CacheEntry) -> None:
+        self.taken(entry)
+        self.state(entry).place = None

@@ -95,7 +95,7 @@ class HashIndex:
         path = self._hold(HashPath(self._root(key), list(match.entries)))
         source: HashCopy | None = None if match.tail is None else match.tail.entry
         if source is not None:
-            self._pool.hold((source,))
+            self._pool.acquire((source,))
         return path, source
 
     def fork(self, path: HashPath) -> HashPath:
@@ -125,19 +125,19 @@ class HashIndex:
             if content is None:
                 content = self._add(parent, key, index)
                 if not left:
-                    shares, size = self._pool.shares, self.block_size
-                    uses, left = shares.recall(key, index, last - index, size, summary)
+                    policy, size = self._pool.shares.policy_of(key.identity.owner), self.block_size
+                    uses, left = policy.recall(key, index, last - index, size, summary)
                 left -= 1
             num_known += is_known
             if is_known and not self._keeps_copies:
                 canonical: HashCopy = content.copies[0]
-                self._pool.hold((canonical,))
+                self._pool.acquire((canonical,))
                 path.copies.append(canonical)
                 duplicates.append((index, canonical.block))
                 continue
             path.copies.append(HashCopy(block, content, now_s, 1 if is_known else uses + 1))
             if len(content.copies) == 2:
-                self._pool.expose(content.copies[0])  # what builds on it has another one
+                self._pool.became_leaf(content.copies[0])  # what builds on it has another one
         return path, PublishResult(num_known, tuple(duplicates))
 
     def retract(self, path: HashPath, num_blocks: int) -> tuple[HashPath, Removal]:
@@ -148,7 +148,7 @@ class HashIndex:
         """
         removed = path.copies[num_blocks:]
         for orphan in self._orphans(removed):
-            self._pool.evict(orphan, "space", None, self)
+            self._pool.evict(orphan, "space", self)
         del path.copies[num_blocks:]
         self.version += 1
         before: BlockId | None = None
@@ -168,7 +168,6 @@ class HashIndex:
         """Remove one idle copy."""
         assert isinstance(entry, HashCopy) and not entry.ref_count and entry.is_leaf and most
         self.version += 1
-        self._pool.shrink(entry, 1)
         return Removal(array("i", [entry.block]), self._remove(entry))
 
     def runs(self) -> Iterator[CachedRun]:
@@ -214,7 +213,7 @@ class HashIndex:
     def _hold(self, path: HashPath) -> HashPath:
         """Count one more holder of a path's copies."""
         self._root_uses[path.root.identity] += 1
-        self._pool.hold(path.copies)
+        self._pool.acquire(path.copies)
         return path
 
     def _add(self, parent: CachedContent, key: PrefixKey, index: int) -> CachedContent:
@@ -273,7 +272,7 @@ class HashIndex:
                 del self._contents[content.digest]
         if not parent.children:
             for idle in parent.copies:
-                self._pool.expose(idle)
+                self._pool.became_leaf(idle)
         self._drop_empty_root(parent)
         above: list[HashCopy] = parent.copies
         return above[0].block if above else None

@@ -70,7 +70,7 @@ class SimulatedDisk(CacheObserver):
     def open(self, manager: CacheManager) -> None:
         """Watch a pool, and have its policies remember for the disk."""
         self._pool = manager.pool
-        remember_for_tier(manager.pool.shares.policies(), self.num_blocks)
+        remember_for_tier(manager.pool.shares.policies, self.num_blocks)
 
     def num_found(self, key: PrefixKey, first: int) -> int:
         """Count the blocks on the disk that continue a prompt from its ``first`` block on."""
@@ -204,7 +204,7 @@ class SimulatedLoads:
     def _put(self, manager: CacheManager, load: _Load) -> None:
         tokens = load.sequence.key.tokens[: load.end * manager.block_size]
         key = PrefixKey(load.sequence.key.identity, tokens)
-        match = replace(manager.match_first(key, len(key)), tail=None)
+        match = replace(manager.match(key, len(key)), tail=None)
         if match.num_shared_tokens == len(key):
             return
         context = RequestContext(is_sibling=True)
