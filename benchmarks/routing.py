@@ -1,7 +1,7 @@
 """What do routers make of a fleet: hits, balance, times to the first token?
 
 Eight replicas of the real scheduler and cache serve a trace behind each router, on the same
-arrivals, in simulated time (``ostinato.lab.fleet_replay``)::
+arrivals, in simulated time (``benchmarks/fleet.py``)::
 
     python -m benchmarks.routing mooncake_synthetic.npz
     python -m benchmarks.routing agentic_a.npz --peers routers/bin/python   # see peers/routers.py
@@ -23,12 +23,18 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.fleet import (
+    Dispatcher,
+    FleetConfig,
+    FleetResult,
+    LibraryDispatcher,
+    Outage,
+    replay_fleet,
+)
 from benchmarks.peers.routers import DYNAMO, NAMES, DynamoRouter, HttpRouter
 from ostinato.core.config import SchedulerConfig
 from ostinato.lab.block_trace import BlockRequest, BlockTrace
 from ostinato.lab.cost_model import CostModel
-from ostinato.lab.fleet_replay import Dispatcher, FleetConfig, FleetResult, Outage, replay_fleet
-from ostinato.lab.routed_fleet import LibraryDispatcher
 from ostinato.lab.timed_replay import slowed_to_fit
 from ostinato.lab.trace_builder import make_block_trace
 from ostinato.lab.traces import read_npz
