@@ -36,7 +36,7 @@ from ostinato.core.config import SchedulerConfig
 from ostinato.lab.block_trace import BlockRequest, BlockTrace
 from ostinato.lab.cost_model import CostModel
 from ostinato.lab.timed_replay import slowed_to_fit
-from ostinato.lab.trace_builder import make_block_trace
+from ostinato.lab.trace_builder import TraceBuilder
 from ostinato.lab.traces import read_npz
 from ostinato.router import POLICIES, RouterConfig
 from ostinato.settings import PrefixCacheConfig
@@ -110,14 +110,11 @@ def burst() -> BlockTrace:
 
 
 def _trace(name: str, paths: list[list[int | str]], arrivals: list[float]) -> BlockTrace:
-    return make_block_trace(
-        name,
-        512 // SCALE,
-        [
-            BlockRequest(at, len(path) * 512 // SCALE + 1, 4, tuple(path))
-            for at, path in zip(arrivals, paths, strict=True)
-        ],
-    )
+    requests = [
+        BlockRequest(at, len(path) * 512 // SCALE + 1, 4, tuple(path))
+        for at, path in zip(arrivals, paths, strict=True)
+    ]
+    return TraceBuilder(requests).build(name, 512 // SCALE)
 
 
 class Bench:

@@ -55,6 +55,6 @@ Files in reading order:
 
 Rules:
 
-1. Imports neither an engine, a runner, a router nor torch: the cache and the scheduler are the real ones.
+1. Imports no engine, router or torch; the cache and the scheduler are the real ones.
 2. A config that is not understood is refused, naming its key; nothing is guessed silently.
 """

@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ostinato.core.errors import ConfigError
-from ostinato.core.plan import ScheduledSequence, StepPlan
+from ostinato.core.plan import StepPlan
 from ostinato.lab.recording import Recording
 from ostinato.lab.replay import Replay
 from ostinato.traces.format import Steps
@@ -66,7 +66,7 @@ class Work:
 
     Attributes:
         steps: Forward passes.
-        tokens: PerRequest that go through the model.
+        tokens: Tokens that go through the model.
         pairs: Pairs of a query and a key that it sees.
     """
 
@@ -133,16 +133,10 @@ ASSUMED = CostModel(0.008, 1 / 25_000, 1 / 25_000 / 30_000, "assumed: 8B paramet
 0.5 MFLOP a pair, so that attention takes as long as the rest at 30,000 tokens."""
 
 
-def prefill_work(num_tokens: int, num_cached: int = 0, num_steps: int = 1) -> Work:
-    """Return the work of computing tokens after cached ones."""
-    pairs = num_tokens * num_cached + num_tokens * (num_tokens + 1) // 2
-    return Work(num_steps, num_tokens, pairs)
-
-
 def plan_work(plan: StepPlan) -> Work:
     """Return the work of one planned step."""
-    pairs = sum(map(_pairs, plan.sequences))
-    return Work(1, plan.num_tokens, pairs)
+    computed = ((len(sequence.tokens), sequence.start) for sequence in plan.sequences)
+    return Work(1, plan.num_tokens, sum(n * start + n * (n + 1) // 2 for n, start in computed))
 
 
 def fit(measured: Sequence[tuple[Work, float]], origin: str) -> CostModel:
@@ -226,8 +220,3 @@ def of_repeats(repeats: Sequence[Measured]) -> Measured:
     first = [work for work, _ in repeats[0]]
     alike = [steps for steps in repeats if [work for work, _ in steps] == first]
     return [(work, median(steps[place][1] for steps in alike)) for place, work in enumerate(first)]
-
-
-def _pairs(sequence: ScheduledSequence) -> int:
-    count = len(sequence.tokens)
-    return count * sequence.start + count * (count + 1) // 2

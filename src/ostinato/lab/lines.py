@@ -6,13 +6,14 @@ truncated last line.
 """
 
 import gzip
+import json
 import re
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from ostinato.errors import BrokenTrace
 
@@ -115,6 +116,21 @@ def iter_lines(
     if not num_read:
         reason = f": line {broken[0].number}: {broken[0].reason}" if broken else ": it is empty"
         raise BrokenTrace(f"{path.name}: no line of it can be read{reason}")
+
+
+def read_object(line: bytes) -> dict[str, Any]:
+    """Read a record that is a JSON object.
+
+    Raises:
+        BrokenTrace: It is none.
+    """
+    try:
+        fields = json.loads(line)
+    except ValueError as error:
+        raise BrokenTrace(f"this is no JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise BrokenTrace(f"this is {type(fields).__name__}, not an object")
+    return fields
 
 
 def _records(path: Path) -> Iterator[tuple[int, bytes | BrokenTrace]]:

@@ -43,26 +43,22 @@ class SerialResult:
         policy: Policy of the cache.
         num_blocks: Number of blocks of the cache, in blocks of the trace.
         hit_tokens: Prompt tokens that hit, shape (num_requests,).
-        cached_blocks: Blocks with content after each request, shape (num_requests,).
         evicted_blocks: Blocks that were evicted.
         num_cut: Requests with more blocks than the cache, of which the first alone are used.
         total_input_tokens: Tokens of all prompts.
         loaded_tokens: Prompt tokens that a disk had and the pool had not, over all requests; they
             are among those that hit.
         written_blocks: Blocks that were written to it.
-        copied_blocks: Blocks that were written again, out of segments that were evicted.
     """
 
     policy: SimulatedPolicyName
     num_blocks: int
     hit_tokens: Numbers
-    cached_blocks: Numbers
     evicted_blocks: int
     num_cut: int
     total_input_tokens: int
     loaded_tokens: int = 0
     written_blocks: int = 0
-    copied_blocks: int = 0
 
     @property
     def total_hit_tokens(self) -> int:
@@ -195,14 +191,13 @@ def replay_serially(
     pools = Pools(pools) if isinstance(pools, int) else pools
     cache = SerialCache(pools, policy, trace.num_distinct, disk_blocks)
     disk = cache.disk
-    hits, cached, loaded = [0] * len(trace), [0] * len(trace), 0
+    hits, loaded = [0] * len(trace), 0
     arrivals, outputs = trace.arrival_s.tolist(), trace.output_tokens.tolist()
     for number, path in enumerate(each_path(trace)):
         hits[number] = cache.serve(cache.key(path), arrivals[number], outputs[number])
         if disk is not None:
             hits[number] += disk.last_found
             loaded += disk.last_found
-        cached[number] = cache.manager.pool.num_evictable
         if progress is not None and number % REQUESTS_PER_REPORT == REQUESTS_PER_REPORT - 1:
             progress(REQUESTS_PER_REPORT)
     if progress is not None:
@@ -211,13 +206,11 @@ def replay_serially(
         policy,
         pools.full,
         hit_tokens(trace, hits),
-        np.array(cached, np.int64),
         cache.stats.evicted_blocks,
         cache.num_cut,
         trace.total_input_tokens,
         loaded * trace.block_tokens,
         0 if disk is None else disk.num_written,
-        0 if disk is None else disk.num_copied,
     )
 
 

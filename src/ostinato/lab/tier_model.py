@@ -52,14 +52,13 @@ class SimulatedDisk(CacheObserver):
     Attributes:
         num_blocks: As many fit.
         num_written: Blocks written so far.
-        num_copied: Blocks written again, out of segments that were evicted.
         last_found: Blocks that continued the prompt admitted last, where the pool's hit ended.
     """
 
     def __init__(self, num_blocks: int, block_size: int, clock: Callable[[], float]) -> None:
         """Make an empty disk; ``open`` comes before the first request."""
         self.num_blocks = num_blocks
-        self.num_written = self.num_copied = self.last_found = 0
+        self.num_written = self.last_found = 0
         self._size, self._clock = block_size, clock
         self._blocks: dict[int, StoredBlock] = {}
         self._segment_blocks = max(1, num_blocks // NUM_SEGMENTS)
@@ -130,7 +129,6 @@ class SimulatedDisk(CacheObserver):
         for name in gone:
             del self._blocks[name]
         self._active += kept
-        self.num_copied += len(kept)
 
 
 @dataclass(frozen=True, slots=True)
