@@ -19,7 +19,7 @@ The pause before the next step counts as part of a step, if the next one begins 
 What a model on a GPU takes is derived from its config instead: see ``roofline``.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Protocol
@@ -73,10 +73,6 @@ class Work:
     steps: int
     tokens: int
     pairs: int
-
-    def __add__(self, other: "Work") -> "Work":
-        """Add the work of both."""
-        return Work(self.steps + other.steps, self.tokens + other.tokens, self.pairs + other.pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +129,17 @@ ASSUMED = CostModel(0.008, 1 / 25_000, 1 / 25_000 / 30_000, "assumed: 8B paramet
 0.5 MFLOP a pair, so that attention takes as long as the rest at 30,000 tokens."""
 
 
+Measured = Sequence[tuple[Work, float]]
+"""Work and seconds of each step."""
+
+
 def plan_work(plan: StepPlan) -> Work:
     """Return the work of one planned step."""
     computed = ((len(sequence.tokens), sequence.start) for sequence in plan.sequences)
     return Work(1, plan.num_tokens, sum(n * start + n * (n + 1) // 2 for n, start in computed))
 
 
-def fit(measured: Sequence[tuple[Work, float]], origin: str) -> CostModel:
+def fit(measured: Measured, origin: str) -> CostModel:
     """Fit the prices to measured runs.
 
     Args:
@@ -169,13 +169,9 @@ def fit(measured: Sequence[tuple[Work, float]], origin: str) -> CostModel:
     return CostModel(named[0], named[1], named[2], origin)
 
 
-def error_of(model: CostModel, measured: Iterable[tuple[Work, float]]) -> float:
+def error_of(model: CostModel, measured: Measured) -> float:
     """Return the median relative error."""
     return median(abs(model.seconds(work) - s) / s for work, s in measured)
-
-
-Measured = list[tuple[Work, float]]
-"""Work and seconds of each step."""
 
 
 def measured_steps(recording: Recording) -> Measured:
@@ -199,8 +195,7 @@ def measured_steps(recording: Recording) -> Measured:
         taken.append((end - start) / 1_000_000 + (pause_s if pause_s < LONGEST_PAUSE_S else 0.0))
     works: list[Work] = []
     Replay(recording).run(watch_plan=lambda plan: works.append(plan_work(plan)))
-    pairs = zip(works, taken, strict=True)
-    return [(work, seconds) for work, seconds in pairs if work.tokens and seconds > 0]
+    return [pair for pair in zip(works, taken, strict=True) if pair[0].tokens and pair[1] > 0]
 
 
 def cost_of(recording: Recording) -> CostModel:

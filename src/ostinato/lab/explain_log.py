@@ -45,11 +45,8 @@ def explain_log(
 ) -> Iterator[Explanation]:
     """Run a log's requests one after another, and explain them at admission.
 
-    Args:
-        requests: Requests in order; those without a time are a second apart. Iterated once.
-        tokenizer: Tokenizer of their model.
-        config: Settings of the cache.
-        lines: Lines of the requests to explain; None explains all.
+    Requests without a time are a second apart. ``lines`` are those of the requests to explain; None
+    explains all.
 
     Raises:
         PromptTooLong: A prompt does not fit the cache.

@@ -64,11 +64,7 @@ def read_hash_trace(
 ) -> BlockTrace:
     """Read a trace of block hashes; the partial last block of a prompt is left out.
 
-    Args:
-        path: The file, may be gzipped.
-        block_tokens: Tokens per block; None derives it.
-        on_broken: Whether to stop at an invalid line, or to skip it.
-        unit: Unit of the timestamps; ``auto`` derives it.
+    The block size is derived if ``block_tokens`` is None, and so is the unit of time if ``auto``.
 
     Raises:
         BrokenTrace: A line is invalid, and not to be skipped.

@@ -63,16 +63,7 @@ class ReadLines(Generic[ItemT]):
 def read_lines(
     path: Path, parse: Callable[[bytes], ItemT], on_broken: OnBroken = "refuse"
 ) -> ReadLines[ItemT]:
-    """Read all records of a file.
-
-    Args:
-        path: The file.
-        parse: Reads one record; raises ``BrokenTrace`` if it cannot.
-        on_broken: Whether to stop at an invalid record, or to skip it.
-
-    Raises:
-        BrokenTrace: See ``iter_lines``.
-    """
+    """Read all records of a file, as ``iter_lines`` does."""
     broken: list[BrokenLine] = []
     items = iter_lines(path, lambda _number, record: parse(record), on_broken, broken)
     return ReadLines(list(items), tuple(broken))

@@ -29,7 +29,7 @@ REQUESTS_PER_REPORT = 256
 """Requests between two reports of progress."""
 
 USUAL_POLICY: PolicyName = "reuse_hazard"
-"""Of an engine that is told nothing else (``EngineConfig.eviction_policy``; a test compares)."""
+"""The default of ``EngineConfig.eviction_policy``; a test compares them."""
 
 _PARTIAL_BLOCK = 2**32 - 1
 _IDENTITY = Identity()
@@ -46,9 +46,8 @@ class SerialResult:
         evicted_blocks: Blocks that were evicted.
         num_cut: Requests with more blocks than the cache, of which the first alone are used.
         total_input_tokens: Tokens of all prompts.
-        loaded_tokens: Prompt tokens that a disk had and the pool had not, over all requests; they
-            are among those that hit.
-        written_blocks: Blocks that were written to it.
+        loaded_tokens: Hit tokens that came from a disk.
+        written_blocks: Blocks that were written to the disk.
     """
 
     policy: SimulatedPolicyName
@@ -94,7 +93,7 @@ class SerialCache:
         manager: The real one.
         stats: Its counters.
         num_cut: Requests with more blocks than the cache.
-        disk: Behind it; None without one.
+        disk: The disk behind it; None without one.
     """
 
     def __init__(
@@ -104,14 +103,7 @@ class SerialCache:
         num_distinct: int,
         disk_blocks: int = 0,
     ) -> None:
-        """Make an empty cache.
-
-        Args:
-            pools: Its sizes; more than a trace can fill is not allocated.
-            policy: Which cached block is worth least.
-            num_distinct: Blocks of the trace.
-            disk_blocks: Blocks of a disk behind it; 0 has none.
-        """
+        """Make an empty cache; ``num_distinct`` blocks of content are all that it may need."""
         self._now_s = 0.0
         self._most_blocks = pools.full
         self.num_cut = 0
@@ -182,9 +174,9 @@ def replay_serially(
     Args:
         trace: The traffic.
         pools: Sizes of the cache; a number is that of full attention, without windows.
-        policy: Which cached block is worth least.
-        progress: Is told of requests that were served, some at a time.
-        disk_blocks: Blocks of a disk behind it; 0 has none.
+        policy: Eviction policy.
+        progress: Called with numbers of requests that were served.
+        disk_blocks: Blocks of a disk behind the cache; 0 for none.
 
     Cost: about a microsecond per block under LRU, and tens of them per request.
     """
