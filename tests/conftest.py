@@ -42,6 +42,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.timeout(3600))
 
 
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """Run tests that are coroutines on asyncio alone."""
+    return "asyncio"
+
+
 def pytest_collection_finish() -> None:
     """Search for garbage from now on, in what the tests make."""
     gc.enable()

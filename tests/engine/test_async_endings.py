@@ -21,43 +21,35 @@ from tests.support.waiting import other_tasks_have_started, until
 # --- leaving early ---
 
 
-def test_who_leaves_the_iteration_is_cancelled(checkpoints: Checkpoints) -> None:
+async def test_who_leaves_the_iteration_is_cancelled(checkpoints: Checkpoints) -> None:
     """The request would go on for long; its blocks are free as soon as the reader has left."""
     long = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
 
-    async def story(llm: AsyncLLM) -> int:
+    with async_llm(checkpoints) as llm:
         steps = StepByStep(llm)
         async with aclosing(llm.generate(STEM, long)) as stream:
             first = asyncio.ensure_future(anext(stream))
             await steps.until(first)
         steps.go_on(2)
         await asyncio.wait_for(llm.reset_prefix_cache(), timeout=10)
-        return llm.engine.scheduler_stats.num_steps
-
-    with async_llm(checkpoints) as llm:
-        assert run(story(llm)) < 40
+        assert llm.engine.scheduler_stats.num_steps < 40
 
 
-def test_a_break_is_enough(checkpoints: Checkpoints, expected: list[list[int]]) -> None:
+async def test_a_break_is_enough(checkpoints: Checkpoints, expected: list[list[int]]) -> None:
     """``async for`` leaves the closing to the event loop."""
-
-    async def story(llm: AsyncLLM) -> RequestOutput:
+    with async_llm(checkpoints) as llm:
         async for output in llm.generate(STEM, GREEDY):
             assert not output.finished
             break
-        return await last(llm.generate(PROMPTS[1], GREEDY))
-
-    with async_llm(checkpoints) as llm:
-        assert tokens_of(run(story(llm))) == expected[1]
+        assert tokens_of(await last(llm.generate(PROMPTS[1], GREEDY))) == expected[1]
 
 
 @on_both_indexes
-def test_a_follower_takes_over_when_its_leaders_task_is_cancelled(
+async def test_a_follower_takes_over_when_its_leaders_task_is_cancelled(
     index: str, checkpoints: Checkpoints, expected: list[list[int]]
 ) -> None:
     """The leader is in the middle of its prompt: 16 of 21 tokens are computed."""
-
-    async def story(llm: AsyncLLM) -> RequestOutput:
+    with async_llm(checkpoints, index=index, max_chunk_tokens=8) as llm:
         steps = StepByStep(llm)
         leader = asyncio.create_task(last(llm.generate(STEM, GREEDY)))
         await steps.reached()
@@ -70,19 +62,16 @@ def test_a_follower_takes_over_when_its_leaders_task_is_cancelled(
         with pytest.raises(asyncio.CancelledError):
             await leader
         steps.go_on(1000)
-        return await follower
-
-    with async_llm(checkpoints, index=index, max_chunk_tokens=8) as llm:
-        output = run(story(llm))
+        output = await follower
 
     assert tokens_of(output) == expected[0]
     assert output.num_cached_tokens >= 8
 
 
-def test_an_aborted_request_hands_over_what_there_is(
+async def test_an_aborted_request_hands_over_what_there_is(
     checkpoints: Checkpoints, expected: list[list[int]]
 ) -> None:
-    async def story(llm: AsyncLLM) -> RequestOutput:
+    with async_llm(checkpoints) as llm:
         steps = StepByStep(llm)
         stream = llm.generate(STEM, GREEDY, request_id="mine")
         first = asyncio.ensure_future(anext(stream))
@@ -90,10 +79,7 @@ def test_an_aborted_request_hands_over_what_there_is(
         llm.abort("nobody")
         llm.abort("mine")
         steps.go_on(2)
-        return await last(stream)
-
-    with async_llm(checkpoints) as llm:
-        output = run(story(llm))
+        output = await last(stream)
 
     assert (output.request_id, output.finished, output.error) == ("mine", True, None)
     assert output.outputs[0].finish_reason == "abort"
@@ -103,7 +89,7 @@ def test_an_aborted_request_hands_over_what_there_is(
 
 @on_both_indexes
 @pytest.mark.parametrize("seed", range(3))
-def test_of_many_clients_that_come_and_go_none_is_lost_or_mixed_up(
+async def test_of_many_clients_that_come_and_go_none_is_lost_or_mixed_up(
     seed: int, index: str, checkpoints: Checkpoints, expected: list[list[int]]
 ) -> None:
     """Sixty clients on a pool for three: some leave, some are cancelled, some abort by name."""
@@ -137,15 +123,12 @@ def test_of_many_clients_that_come_and_go_none_is_lost_or_mixed_up(
         assert (len(tokens_of(got)) == 8) == (reason == "length")
         return str(reason)
 
-    async def story(llm: AsyncLLM) -> list[str | BaseException]:
+    settings = {"num_blocks": 24, "max_num_batched_tokens": 24, "max_num_seqs": 8}
+    with async_llm(checkpoints, index=index, max_chunk_tokens=8, **settings) as llm:
         tasks = [asyncio.create_task(client(llm, number)) for number in range(60)]
         for task in chance.sample(tasks, 15):
             tasks.append(asyncio.create_task(cancel_later(llm, task, chance.randrange(30))))
-        return (await asyncio.gather(*tasks, return_exceptions=True))[:60]
-
-    settings = {"num_blocks": 24, "max_num_batched_tokens": 24, "max_num_seqs": 8}
-    with async_llm(checkpoints, index=index, max_chunk_tokens=8, **settings) as llm:
-        results = run(story(llm))
+        results = (await asyncio.gather(*tasks, return_exceptions=True))[:60]
 
     faults = [r for r in results if isinstance(r, BaseException)]
     assert all(isinstance(fault, asyncio.CancelledError) for fault in faults), faults
@@ -175,12 +158,11 @@ def test_an_event_loop_that_is_gone_hurts_no_other_caller(
 # --- what fails ---
 
 
-def test_a_failed_step_ends_its_requests_with_an_error_and_no_others(
+async def test_a_failed_step_ends_its_requests_with_an_error_and_no_others(
     checkpoints: Checkpoints, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One seat: the second request comes when the first has failed."""
-
-    async def story(llm: AsyncLLM) -> list[RequestOutput]:
+    with async_llm(checkpoints, max_num_seqs=1) as llm:
         runner = llm.engine.runner
         execute, num_steps = runner.execute, 0
 
@@ -192,10 +174,7 @@ def test_a_failed_step_ends_its_requests_with_an_error_and_no_others(
             return execute(plan)
 
         monkeypatch.setattr(runner, "execute", fail_once)
-        return await ends(llm.generate(STEM, GREEDY), llm.generate(STEM, GREEDY))
-
-    with async_llm(checkpoints, max_num_seqs=1) as llm:
-        outputs = run(story(llm))
+        outputs = await ends(llm.generate(STEM, GREEDY), llm.generate(STEM, GREEDY))
 
     failed, served = sorted(outputs, key=lambda output: output.error is None)
     assert failed.error == "the forward pass failed: Sabotage: no more"
@@ -224,63 +203,56 @@ def break_down(*_: Any) -> None:
     raise Sabotage("a bug of ours")
 
 
-def test_when_the_loop_breaks_everybody_is_told(
+async def test_when_the_loop_breaks_everybody_is_told(
     breakable: AsyncLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those who run, those who wait, those who ask, and those who come later."""
     llm = breakable
 
-    async def story() -> None:
-        steps, running = await begun(llm)
-        monkeypatch.setattr(llm.engine.scheduler, "plan", break_down)
-        waiting = asyncio.create_task(last(llm.generate(PROMPTS[1], GREEDY)))
-        question = asyncio.ensure_future(llm.reset_prefix_cache())
-        await other_tasks_have_started()
-        steps.go_on(1000)
+    steps, running = await begun(llm)
+    monkeypatch.setattr(llm.engine.scheduler, "plan", break_down)
+    waiting = asyncio.create_task(last(llm.generate(PROMPTS[1], GREEDY)))
+    question = asyncio.ensure_future(llm.reset_prefix_cache())
+    await other_tasks_have_started()
+    steps.go_on(1000)
 
-        results = await asyncio.gather(last(running), waiting, question, return_exceptions=True)
-        for result in results[:2]:
-            assert isinstance(result, EngineStopped), result
-            assert str(result) == "the engine's loop broke: Sabotage('a bug of ours')"
-        assert isinstance(results[2], (EngineStopped, CacheInUse))
-        with pytest.raises(EngineStopped, match="the engine's loop broke: Sabotage"):
-            await last(llm.generate(STEM, GREEDY))
-        with pytest.raises(EngineStopped, match="the engine's loop broke: Sabotage"):
-            await llm.reset_prefix_cache()
-        llm.abort("anybody")
-
-    run(story())
+    results = await asyncio.gather(last(running), waiting, question, return_exceptions=True)
+    for result in results[:2]:
+        assert isinstance(result, EngineStopped), result
+        assert str(result) == "the engine's loop broke: Sabotage('a bug of ours')"
+    assert isinstance(results[2], (EngineStopped, CacheInUse))
+    with pytest.raises(EngineStopped, match="the engine's loop broke: Sabotage"):
+        await last(llm.generate(STEM, GREEDY))
+    with pytest.raises(EngineStopped, match="the engine's loop broke: Sabotage"):
+        await llm.reset_prefix_cache()
+    llm.abort("anybody")
 
 
-def test_a_question_that_breaks_the_loop_is_answered_with_what_broke_it(
+async def test_a_question_that_breaks_the_loop_is_answered_with_what_broke_it(
     breakable: AsyncLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     llm = breakable
 
-    async def story() -> None:
-        steps, running = await begun(llm)
-        monkeypatch.setattr(llm.engine, "reset_cache", break_down)
-        question = asyncio.ensure_future(llm.reset_prefix_cache())
-        await other_tasks_have_started()
-        steps.go_on(1000)
+    steps, running = await begun(llm)
+    monkeypatch.setattr(llm.engine, "reset_cache", break_down)
+    question = asyncio.ensure_future(llm.reset_prefix_cache())
+    await other_tasks_have_started()
+    steps.go_on(1000)
 
-        with pytest.raises(Sabotage):
-            await question
-        with pytest.raises(EngineStopped, match="Sabotage"):
-            await last(running)
-
-    run(story())
+    with pytest.raises(Sabotage):
+        await question
+    with pytest.raises(EngineStopped, match="Sabotage"):
+        await last(running)
 
 
 # --- the end ---
 
 
-def test_a_shutdown_ends_requests_that_are_under_way(
+async def test_a_shutdown_ends_requests_that_are_under_way(
     checkpoints: Checkpoints, expected: list[list[int]]
 ) -> None:
     """Readers get what there is; those who come later are refused; a second call does nothing."""
-
-    async def story(llm: AsyncLLM) -> list[RequestOutput]:
+    with async_llm(checkpoints) as llm:
         steps, streams = await all_begun(llm)
         steps.go_on(2)
         await asyncio.to_thread(llm.shutdown)
@@ -292,10 +264,6 @@ def test_a_shutdown_ends_requests_that_are_under_way(
             await llm.reset_prefix_cache()
         llm.abort("anybody")
         llm.shutdown()
-        return outputs
-
-    with async_llm(checkpoints) as llm:
-        outputs = run(story(llm))
 
     assert [output.outputs[0].finish_reason for output in outputs] == ["abort"] * len(PROMPTS)
     for output, tokens in zip(outputs, expected, strict=True):
@@ -320,10 +288,11 @@ def test_a_request_that_is_being_made_during_the_shutdown_is_refused(
             run(last(llm.generate(STEM, GREEDY)))
 
 
-def test_requests_in_the_queue_during_the_shutdown_are_refused(checkpoints: Checkpoints) -> None:
+async def test_requests_in_the_queue_during_the_shutdown_are_refused(
+    checkpoints: Checkpoints,
+) -> None:
     """The engine is in the middle of a step, so none of them is added before it is closed."""
-
-    async def story(llm: AsyncLLM) -> list[Any]:
+    with async_llm(checkpoints) as llm:
         steps = StepByStep(llm)
         tasks = [asyncio.create_task(last(llm.generate(STEM, GREEDY)))]
         await steps.reached()
@@ -334,10 +303,7 @@ def test_requests_in_the_queue_during_the_shutdown_are_refused(checkpoints: Chec
         await until(lambda: not llm.is_running)
         steps.go_on(1000)
         await closing
-        return await asyncio.gather(*tasks, return_exceptions=True)
-
-    with async_llm(checkpoints) as llm:
-        first, *others = run(story(llm))
+        first, *others = await asyncio.gather(*tasks, return_exceptions=True)
 
     assert first.outputs[0].finish_reason == "abort"
     assert len(others) == len(PROMPTS) + 1

@@ -37,14 +37,11 @@ from tests.support.waiting import other_tasks_have_started
 # --- streaming ---
 
 
-def test_each_output_has_all_of_the_text_so_far(
+async def test_each_output_has_all_of_the_text_so_far(
     checkpoints: Checkpoints, expected: list[list[int]]
 ) -> None:
-    async def story(llm: AsyncLLM) -> list[RequestOutput]:
-        return [output async for output in llm.generate(STEM, GREEDY)]
-
     with async_llm(checkpoints) as llm:
-        outputs = run(story(llm))
+        outputs = [output async for output in llm.generate(STEM, GREEDY)]
 
     assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
     for before, after in pairwise(outputs):
@@ -54,14 +51,11 @@ def test_each_output_has_all_of_the_text_so_far(
     assert outputs[-1].outputs[0].finish_reason == "length"
 
 
-def test_many_at_once_get_what_each_would_get_alone(
+async def test_many_at_once_get_what_each_would_get_alone(
     checkpoints: Checkpoints, expected: list[list[int]]
 ) -> None:
-    async def story(llm: AsyncLLM) -> list[RequestOutput]:
-        return await ends(*(llm.generate(prompt, GREEDY) for prompt in PROMPTS * 5))
-
     with async_llm(checkpoints) as llm:
-        outputs = run(story(llm))
+        outputs = await ends(*(llm.generate(prompt, GREEDY) for prompt in PROMPTS * 5))
 
     assert [output.prompt_token_ids for output in outputs] == PROMPTS * 5
     assert list(map(tokens_of, outputs)) == expected * 5
@@ -71,13 +65,13 @@ def test_many_at_once_get_what_each_would_get_alone(
 @pytest.mark.parametrize(
     ("asked_for", "lengths"), [(None, [1, 4, 7, 8]), (2, [1, 4, 7, 8]), (5, [1, 6, 8])]
 )
-def test_an_interval_makes_fewer_outputs_of_a_stream_the_first_and_the_last_at_once(
+async def test_an_interval_makes_fewer_outputs_of_a_stream_the_first_and_the_last_at_once(
     checkpoints: Checkpoints, asked_for: int | None, lengths: list[int]
 ) -> None:
     """The engine wants three tokens for an output; a request may ask for more, not for fewer."""
     params, found = replace(GREEDY, stream_interval=asked_for), []
 
-    async def story(llm: AsyncLLM) -> None:
+    with async_llm(checkpoints, stream_interval=3) as llm:
         steps = StepByStep(llm)
 
         async def read() -> None:
@@ -90,20 +84,17 @@ def test_an_interval_makes_fewer_outputs_of_a_stream_the_first_and_the_last_at_o
             steps.go_on()
         await reading
 
-    with async_llm(checkpoints, stream_interval=3) as llm:
-        run(story(llm))
-
     assert found == lengths
 
 
-def test_a_continuation_is_streamed_at_once_when_another_has_ended(
+async def test_a_continuation_is_streamed_at_once_when_another_has_ended(
     checkpoints: Checkpoints,
 ) -> None:
     """Of two, one ends early; each of the other's tokens is an output of its own from then on."""
     sampled = replace(GREEDY, temperature=1.0, seed=1, n=2)
     found: list[tuple[int, ...]] = []
 
-    async def story(llm: AsyncLLM) -> None:
+    with async_llm(checkpoints) as llm:
         first = (await last(llm.generate(STEM, sampled))).outputs[0].token_ids[2]
         params, steps = replace(sampled, stop_token_ids=[first]), StepByStep(llm)
 
@@ -116,9 +107,6 @@ def test_a_continuation_is_streamed_at_once_when_another_has_ended(
             await steps.reached()
             steps.go_on()
         await reading
-
-    with async_llm(checkpoints) as llm:
-        run(story(llm))
 
     assert found == [(min(step, 3), step) for step in range(1, 9)]
 
@@ -192,13 +180,13 @@ def test_a_model_is_loaded_in_a_thread_that_ends(
         AsyncLLM(str(checkpoints.path("llama")), kv_cache_memory=1)
 
 
-def test_a_step_of_many_streams_wakes_the_event_loop_once(
+async def test_a_step_of_many_streams_wakes_the_event_loop_once(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Four streams of eight tokens: in steps that all take part in, one call brings all four."""
     posts: list[int] = []
 
-    async def story(llm: AsyncLLM) -> None:
+    with async_llm(checkpoints) as llm:
         loop = asyncio.get_running_loop()
         wake = loop.call_soon_threadsafe
 
@@ -210,9 +198,6 @@ def test_a_step_of_many_streams_wakes_the_event_loop_once(
         monkeypatch.setattr(loop, "call_soon_threadsafe", counted)
         await ends(*(llm.generate(prompt, GREEDY) for prompt in PROMPTS))
 
-    with async_llm(checkpoints) as llm:
-        run(story(llm))
-
     assert sum(posts) == len(PROMPTS) * 8, "each token of each stream is posted"
     assert max(posts) == len(PROMPTS), "those of one step together"
 
@@ -220,7 +205,7 @@ def test_a_step_of_many_streams_wakes_the_event_loop_once(
 # --- turns ---
 
 
-def test_the_next_turn_of_who_was_just_answered_misses_no_step(
+async def test_the_next_turn_of_who_was_just_answered_misses_no_step(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two talk: while one goes on, the other is answered and asks again, three times."""
@@ -235,7 +220,9 @@ def test_the_next_turn_of_who_was_just_answered_misses_no_step(
             prompt = prompt + tokens_of(await last(llm.generate(prompt, params)))
         llm.abort("nobody")  # any command ends the wait for a turn that does not come
 
-    async def story(llm: AsyncLLM) -> None:
+    waits = asyncio.Semaphore(0)
+    with async_llm(checkpoints) as llm:
+        plans = record_plans(llm)
         loop = asyncio.get_running_loop()
 
         def noted(*arguments: Any) -> int:
@@ -244,11 +231,6 @@ def test_the_next_turn_of_who_was_just_answered_misses_no_step(
 
         monkeypatch.setattr(CommandQueue, "run_until", noted)
         await asyncio.gather(talk(llm, [9, 8, 7], [40]), talk(llm, [1, 2, 3], [5, 5, 5]))
-
-    waits = asyncio.Semaphore(0)
-    with async_llm(checkpoints) as llm:
-        plans = record_plans(llm)
-        run(story(llm))
         sizes = [len(plan.sequences) for plan in plans]
 
     together = [size == 2 for size in sizes]
@@ -297,48 +279,37 @@ def record_plans(llm: AsyncLLM) -> list[StepPlan]:
         (STEM, SamplingParams(stop_token_ids=[320]), InvalidSamplingParams),
     ],
 )
-def test_a_bad_request_is_refused_and_the_engine_goes_on(
+async def test_a_bad_request_is_refused_and_the_engine_goes_on(
     prompt: Any,
     params: Any,
     error: type[Exception],
     checkpoints: Checkpoints,
     expected: list[list[int]],
 ) -> None:
-    async def story(llm: AsyncLLM) -> RequestOutput:
+    with async_llm(checkpoints) as llm:
         with pytest.raises(error):
             await last(llm.generate(prompt, params))
-        return await last(llm.generate(STEM, GREEDY))
-
-    with async_llm(checkpoints) as llm:
-        assert tokens_of(run(story(llm))) == expected[0]
+        assert tokens_of(await last(llm.generate(STEM, GREEDY))) == expected[0]
 
 
 @pytest.mark.parametrize("named", [{"priority": "high"}, {"request_id": 5}])
-def test_names_and_priorities_are_checked(named: Any, checkpoints: Checkpoints) -> None:
-    async def story(llm: AsyncLLM) -> None:
-        with pytest.raises(RequestError, match="must be"):
-            await last(llm.generate(STEM, GREEDY, **named))
-
-    with async_llm(checkpoints) as llm:
-        run(story(llm))
+async def test_names_and_priorities_are_checked(named: Any, checkpoints: Checkpoints) -> None:
+    with async_llm(checkpoints) as llm, pytest.raises(RequestError, match="must be"):
+        await last(llm.generate(STEM, GREEDY, **named))
 
 
-def test_a_name_in_use_is_refused_and_who_had_it_goes_on(
+async def test_a_name_in_use_is_refused_and_who_had_it_goes_on(
     checkpoints: Checkpoints, expected: list[list[int]]
 ) -> None:
     """Both were made before either was added; the second one's end must not end the first."""
-
-    async def story(llm: AsyncLLM) -> tuple[Sequence[Any], RequestOutput]:
+    with async_llm(checkpoints) as llm:
         steps = StepByStep(llm)
         twins = [asyncio.create_task(last(llm.generate(STEM, GREEDY, request_id="twin")))
                  for _ in range(2)]  # fmt: skip
         await other_tasks_have_started()
         steps.go_on(1000)
         results = await asyncio.gather(*twins, return_exceptions=True)
-        return results, await last(llm.generate(STEM, GREEDY, request_id="twin"))
-
-    with async_llm(checkpoints) as llm:
-        results, later = run(story(llm))
+        results, later = results, await last(llm.generate(STEM, GREEDY, request_id="twin"))
 
     refused = [result for result in results if isinstance(result, DuplicateRequest)]
     served = [tokens_of(result) for result in results if isinstance(result, RequestOutput)]
@@ -346,12 +317,17 @@ def test_a_name_in_use_is_refused_and_who_had_it_goes_on(
     assert tokens_of(later) == expected[0]
 
 
-def test_a_caller_who_is_refused_and_leaves_first_ends_no_other_request(
+async def test_a_caller_who_is_refused_and_leaves_first_ends_no_other_request(
     checkpoints: Checkpoints, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The refusal is on its way when the second one's task is cancelled."""
 
-    async def story(llm: AsyncLLM) -> RequestOutput:
+    def make_prompt(make: Any) -> PreparedRequest:
+        from ostinato.engine.prompts import Prompt
+
+        return make(Prompt(token_ids=STEM), GREEDY, "twin")
+
+    with async_llm(checkpoints) as llm:
         steps = StepByStep(llm)
         make = llm.engine.make_request
         twins = [make_prompt(make) for _ in range(2)]
@@ -363,15 +339,7 @@ def test_a_caller_who_is_refused_and_leaves_first_ends_no_other_request(
         assert not twins
         second.cancel()
         steps.go_on(1000)
-        return await first
-
-    def make_prompt(make: Any) -> PreparedRequest:
-        from ostinato.engine.prompts import Prompt
-
-        return make(Prompt(token_ids=STEM), GREEDY, "twin")
-
-    with async_llm(checkpoints) as llm:
-        output = run(story(llm))
+        output = await first
 
     assert tokens_of(output) == expected[0]
     assert output.outputs[0].finish_reason == "length"
@@ -380,10 +348,10 @@ def test_a_caller_who_is_refused_and_leaves_first_ends_no_other_request(
 # --- the cache ---
 
 
-def test_a_reset_is_refused_while_requests_run_unless_they_are_preempted(
+async def test_a_reset_is_refused_while_requests_run_unless_they_are_preempted(
     checkpoints: Checkpoints, expected: list[list[int]]
 ) -> None:
-    async def story(llm: AsyncLLM) -> list[RequestOutput]:
+    with async_llm(checkpoints) as llm:
         steps, streams = await all_begun(llm)
         refused = asyncio.ensure_future(llm.reset_prefix_cache())
         await steps.until(asyncio.gather(refused, return_exceptions=True))
@@ -391,10 +359,7 @@ def test_a_reset_is_refused_while_requests_run_unless_they_are_preempted(
         reset = asyncio.ensure_future(llm.reset_prefix_cache(preempt_running=True))
         await steps.until(reset)
         steps.go_on(1000)
-        return await ends(*streams)
-
-    with async_llm(checkpoints) as llm:
-        outputs = run(story(llm))
+        outputs = await ends(*streams)
         assert llm.engine.scheduler_stats.num_preemptions == len(PROMPTS)
 
     assert list(map(tokens_of, outputs)) == expected

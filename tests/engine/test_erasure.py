@@ -148,12 +148,11 @@ def test_what_is_no_salt_cannot_be_erased_and_the_engine_goes_on(make_llm: MakeL
 # --- with an event loop -------------------------------------------------------------------
 
 
-def test_an_erasure_waits_for_the_tenant_s_requests_and_lets_no_new_ones_in(
+async def test_an_erasure_waits_for_the_tenant_s_requests_and_lets_no_new_ones_in(
     checkpoints: Checkpoints,
 ):
     """The running one ends as ever; the one that comes meanwhile is refused; later ones are not."""
-
-    async def story(llm: AsyncLLM):
+    with async_llm(checkpoints) as llm:
         steps = StepByStep(llm)
         running = asyncio.create_task(last(llm.generate(salted_prompt(PROMPT, SALT), ONE_LONG)))
         await steps.until(asyncio.create_task(until_live(llm, 1)))
@@ -173,9 +172,6 @@ def test_an_erasure_waits_for_the_tenant_s_requests_and_lets_no_new_ones_in(
         assert receipt.num_requests == 0 and receipt.num_blocks > 6
         again = await last(llm.generate(salted_prompt(PROMPT, SALT), ONE))
         assert again.num_cached_tokens == 0
-
-    with async_llm(checkpoints) as llm:
-        asyncio.run(story(llm))
 
 
 async def until_live(llm: AsyncLLM, count: int) -> None:
@@ -212,10 +208,9 @@ def test_an_erasure_that_cancels_ends_the_tenant_s_requests_and_no_others(
         asyncio.run(story(llm, alone))
 
 
-def test_keys_and_values_are_gone_while_others_run(checkpoints: Checkpoints):
+async def test_keys_and_values_are_gone_while_others_run(checkpoints: Checkpoints):
     """The neighbour is between two of its tokens when the tenant's are searched for."""
-
-    async def story(llm: AsyncLLM):
+    with async_llm(checkpoints) as llm:
         await last(llm.generate(salted_prompt(PROMPT, SALT), ONE))
         secrets = kv_now(llm.engine)
         steps = StepByStep(llm)
@@ -229,16 +224,12 @@ def test_keys_and_values_are_gone_while_others_run(checkpoints: Checkpoints):
         steps.go_on(1000)
         assert (await theirs).finished
 
-    with async_llm(checkpoints) as llm:
-        asyncio.run(story(llm))
 
-
-def test_an_erasure_whose_caller_gave_up_lets_the_tenant_in_again(
+async def test_an_erasure_whose_caller_gave_up_lets_the_tenant_in_again(
     checkpoints: Checkpoints,
 ):
     """The tenant must not stay shut out."""
-
-    async def story(llm: AsyncLLM):
+    with async_llm(checkpoints) as llm:
         steps = StepByStep(llm)
         running = asyncio.create_task(last(llm.generate(salted_prompt(PROMPT, SALT), ONE_LONG)))
         await steps.until(asyncio.create_task(until_live(llm, 1)))
@@ -250,12 +241,9 @@ def test_an_erasure_whose_caller_gave_up_lets_the_tenant_in_again(
         await running
         assert (await last(llm.generate(salted_prompt(PROMPT, SALT), ONE))).finished
 
+
+async def test_the_async_face_leases_erases_and_refuses_like_the_other(checkpoints: Checkpoints):
     with async_llm(checkpoints) as llm:
-        asyncio.run(story(llm))
-
-
-def test_the_async_face_leases_erases_and_refuses_like_the_other(checkpoints: Checkpoints):
-    async def story(llm: AsyncLLM):
         await last(llm.generate(salted_prompt(PROMPT, SALT), ONE))
         receipt = await llm.lease(salted_prompt(PROMPT, SALT))
         assert (receipt.status, receipt.num_tokens) == (LeaseStatus.ACCEPTED, 24)
@@ -268,6 +256,3 @@ def test_the_async_face_leases_erases_and_refuses_like_the_other(checkpoints: Ch
         llm.shutdown()
         with pytest.raises(EngineStopped):
             await llm.lease(PROMPT)
-
-    with async_llm(checkpoints) as llm:
-        asyncio.run(story(llm))

@@ -14,7 +14,7 @@ from ostinato.engine.text_tokenizer import PartlyTokenized, TextTokenizer
 from ostinato.engine.token_table import TokenTable
 
 
-def test_each_log_probability_is_written_once_however_long_the_stream(
+async def test_each_log_probability_is_written_once_however_long_the_stream(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Every output of a stream holds all that came before; that is shared, not made anew."""
@@ -29,16 +29,13 @@ def test_each_log_probability_is_written_once_however_long_the_stream(
     monkeypatch.setattr(TokenTable, "text", count)
     params = SamplingParams(max_tokens=40, logprobs=4, prompt_logprobs=2, ignore_eos=True)
 
-    async def read() -> None:
-        async with AsyncLLM(num_blocks=64) as llm:
-            async for output in llm.generate("To be, or not", params):
-                [part] = output.outputs
-                assert part.logprobs is not None
-                assert len(part.logprobs) == len(part.token_ids)
-            total = sum(next(iter(position.values())).logprob for position in part.logprobs)
-            assert part.cumulative_logprob == pytest.approx(total)
-
-    asyncio.run(read())
+    async with AsyncLLM(num_blocks=64) as llm:
+        async for output in llm.generate("To be, or not", params):
+            [part] = output.outputs
+            assert part.logprobs is not None
+            assert len(part.logprobs) == len(part.token_ids)
+        total = sum(next(iter(position.values())).logprob for position in part.logprobs)
+        assert part.cumulative_logprob == pytest.approx(total)
     assert named <= 40 * 5 + 13 * 3
 
 
@@ -77,7 +74,7 @@ async def _first_of_stream(text: str) -> None:
         await anext(llm.generate(text))
 
 
-def test_short_texts_do_not_wait_for_a_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_short_texts_do_not_wait_for_a_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bob is answered while Ann's book is being tokenized: it takes until then, here.
 
     Nor does a long text of his that is known but for its last word.
@@ -96,19 +93,16 @@ def test_short_texts_do_not_wait_for_a_long_one(monkeypatch: pytest.MonkeyPatch)
         async for _ in llm.generate(text, SamplingParams(max_tokens=1)):
             pass
 
-    async def both() -> None:
-        async with AsyncLLM(num_blocks=64) as llm:
-            texts, history = llm.engine.texts, "all the men " * 9000 + "<eos>"
-            assert texts is not None
-            texts.known.note(b"", finish(texts, texts.begin(history, ())))
-            book = asyncio.create_task(read(llm, "all the world " * 3000))
-            await read(llm, "hi")
-            assert len(await llm.encode(history + "and women")) == 108_010
-            answered.set()
-            with pytest.raises(PromptTooLong):
-                await book
-
-    asyncio.run(both())
+    async with AsyncLLM(num_blocks=64) as llm:
+        texts, history = llm.engine.texts, "all the men " * 9000 + "<eos>"
+        assert texts is not None
+        texts.known.note(b"", finish(texts, texts.begin(history, ())))
+        book = asyncio.create_task(read(llm, "all the world " * 3000))
+        await read(llm, "hi")
+        assert len(await llm.encode(history + "and women")) == 108_010
+        answered.set()
+        with pytest.raises(PromptTooLong):
+            await book
 
 
 def test_ids_outside_a_model_vocabulary_are_refused():

@@ -1,6 +1,5 @@
 """`/v1/chat/completions` through OpenAI's own client."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +21,14 @@ MESSAGES: Any = [{"role": "user", "content": "Who art thou, stranger?"}]
 GREEDY: Any = {"model": MODEL, "messages": MESSAGES, "temperature": 0, "max_completion_tokens": 12}
 
 
-def test_the_answer_is_what_the_engine_says(client: openai.OpenAI, state: ServerState) -> None:
-    async def expected() -> tuple[str, int]:
-        greedy = SamplingParams(temperature=0, max_tokens=12)
-        async for output in state.llm.chat(MESSAGES, greedy):
-            last = output
-        return last.outputs[0].text, len(last.prompt_token_ids)
-
+async def test_the_answer_is_what_the_engine_says(
+    client: openai.OpenAI, state: ServerState
+) -> None:
     answer = client.chat.completions.create(**GREEDY)
-    text, num_prompt_tokens = asyncio.run(expected())
+    greedy = SamplingParams(temperature=0, max_tokens=12)
+    async for output in state.llm.chat(MESSAGES, greedy):
+        last = output
+    text, num_prompt_tokens = last.outputs[0].text, len(last.prompt_token_ids)
 
     assert (answer.object, answer.choices[0].message.role) == ("chat.completion", "assistant")
     assert answer.choices[0].message.content == text

@@ -300,19 +300,16 @@ def test_the_administrator_alone_may_scrape(llm) -> None:
     assert answer.json()["error"]["code"] == "not_an_administrator"
 
 
-def test_refusals_and_readers_who_left_are_counted(llm) -> None:
+async def test_refusals_and_readers_who_left_are_counted(llm) -> None:
     state = ServerState(llm, ServerConfig(max_requests=1))
 
-    async def leave() -> None:
+    with serving(state) as url:
         params = SamplingParams(max_tokens=50, temperature=0, ignore_eos=True)
         stream = serve(state, ANN, GenerateCall(endpoint="/test", params=params, text="abc"))
         await anext(stream)
         with pytest.raises(ApiError):
             await ask(state, ANN, "abc")
         await stream.aclose()
-
-    with serving(state) as url:
-        asyncio.run(leave())
         page = scrape(url)
     assert page.value("ostinato_requests_total", finish_reason="gone") == 1
     assert page.value("ostinato_refused_requests_total", status="429") == 1

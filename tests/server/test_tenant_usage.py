@@ -152,7 +152,7 @@ async def watch_while_held_up(llm: AsyncLLM) -> None:
         pass
 
 
-def test_a_look_that_took_long_is_not_repeated_at_once(state: ServerState) -> None:
+async def test_a_look_that_took_long_is_not_repeated_at_once(state: ServerState) -> None:
     """It takes a second each time, and rests for fifty."""
     now_s = [100.0]
 
@@ -160,13 +160,10 @@ def test_a_look_that_took_long_is_not_repeated_at_once(state: ServerState) -> No
         now_s[0] += 1
         return now_s[0]
 
-    async def look_often() -> None:
-        watch = EngineWatch(state.llm, slow, clock=lambda: now_s[0])
-        assert [await watch.look() for _ in range(5)] == [101.0] * 5
-        now_s[0] += 50
-        assert await watch.look() == 152.0
-
-    asyncio.run(look_often())
+    watch = EngineWatch(state.llm, slow, clock=lambda: now_s[0])
+    assert [await watch.look() for _ in range(5)] == [101.0] * 5
+    now_s[0] += 50
+    assert await watch.look() == 152.0
 
 
 def test_the_first_look_at_an_engine_that_has_ended_says_so() -> None:
