@@ -144,10 +144,7 @@ class TestConversation:
         assert "that line was removed from the conversation" in capsys.readouterr().err
 
     def test_a_failing_forward_pass_is_told_and_the_conversation_goes_on(
-        self,
-        llm: AsyncLLM,
-        monkeypatch: pytest.MonkeyPatch,
-        capsys: pytest.CaptureFixture[str],
+        self, llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ):
         conversation = Conversation(llm, SamplingParams(max_tokens=5, seed=5))
         with monkeypatch.context() as patch:

@@ -39,9 +39,7 @@ async def ends(*streams: AsyncGenerator[RequestOutput, None]) -> list[RequestOut
     return list(await asyncio.gather(*map(last, streams)))
 
 
-async def all_begun(
-    llm: AsyncLLM,
-) -> tuple[StepByStep, list[AsyncGenerator[RequestOutput, None]]]:
+async def all_begun(llm: AsyncLLM) -> tuple[StepByStep, list[AsyncGenerator[RequestOutput, None]]]:
     """Return a stream per prompt, each in the middle, and what lets them go on."""
     steps, streams = StepByStep(llm), [llm.generate(prompt, GREEDY) for prompt in PROMPTS]
     await steps.until(asyncio.gather(*map(anext, streams)))

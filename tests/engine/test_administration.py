@@ -2,13 +2,7 @@
 
 import pytest
 
-from ostinato import (
-    LLM,
-    OPENAI_24H,
-    LeaseStatus,
-    LeaseTerms,
-    TenantShare,
-)
+from ostinato import LLM, OPENAI_24H, LeaseStatus, LeaseTerms, TenantShare
 from ostinato.engine.admin_api import AdminApi
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.engine import Engine

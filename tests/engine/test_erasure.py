@@ -5,12 +5,7 @@ import asyncio
 import pytest
 import torch
 
-from ostinato import (
-    AsyncLLM,
-    EraseReceipt,
-    LeaseStatus,
-    SamplingParams,
-)
+from ostinato import AsyncLLM, EraseReceipt, LeaseStatus, SamplingParams
 from ostinato.engine.engine import Engine
 from ostinato.engine.prompts import parse_prompt
 from ostinato.errors import CacheInUse, ConfigError, EngineStopped, RequestError
@@ -179,9 +174,7 @@ async def until_live(llm: AsyncLLM, count: int) -> None:
     await until(lambda: len(llm.engine.requests_of(SALT)) >= count)
 
 
-def test_an_erasure_that_cancels_ends_the_tenant_s_requests_and_no_others(
-    checkpoints: Checkpoints,
-):
+def test_an_erasure_that_cancels_ends_the_tenant_s_requests_and_no_others(checkpoints: Checkpoints):
     """Two of the tenant's, one of them waiting; the neighbour's goes on while KV is zeroed."""
 
     async def story(llm: AsyncLLM, alone: list[int]):
@@ -225,9 +218,7 @@ async def test_keys_and_values_are_gone_while_others_run(checkpoints: Checkpoint
         assert (await theirs).finished
 
 
-async def test_an_erasure_whose_caller_gave_up_lets_the_tenant_in_again(
-    checkpoints: Checkpoints,
-):
+async def test_an_erasure_whose_caller_gave_up_lets_the_tenant_in_again(checkpoints: Checkpoints):
     """The tenant must not stay shut out."""
     with async_llm(checkpoints) as llm:
         steps = StepByStep(llm)

@@ -5,9 +5,7 @@ from typing import Any
 import pytest
 
 from ostinato import LLM
-from ostinato.core.errors import (
-    RequestError,
-)
+from ostinato.core.errors import RequestError
 from tests.engine.llm_calls import GREEDY, tokens_of
 
 

@@ -6,11 +6,7 @@ from typing import Any
 import pytest
 
 from ostinato import LLM, SamplingParams
-from ostinato.errors import (
-    InvalidSamplingParams,
-    MissingTokenizer,
-    ModelNotFound,
-)
+from ostinato.errors import InvalidSamplingParams, MissingTokenizer, ModelNotFound
 from tests.engine.llm_calls import GREEDY, PROMPTS, tokens_of
 from tests.engine.test_llm_chat import conversation
 from tests.support.checkpoints import Checkpoints, without_tokenizer

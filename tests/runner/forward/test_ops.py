@@ -68,13 +68,7 @@ def random_rows(num_rows: int, width: int, dtype: torch.dtype, gap: int = 0) -> 
 @settings(max_examples=15)
 @given(**SHAPES, adds=st.booleans())
 def test_add_and_norm(
-    ops: NativeOps,
-    dtype: torch.dtype,
-    num_rows: int,
-    width: int,
-    gap: int,
-    seed: int,
-    adds: bool,
+    ops: NativeOps, dtype: torch.dtype, num_rows: int, width: int, gap: int, seed: int, adds: bool
 ) -> None:
     torch.manual_seed(seed)
     stream, addend = (random_rows(num_rows, width, dtype, gap) for _ in range(2))

@@ -11,12 +11,7 @@ from torch import Tensor
 
 from ostinato.runner.native.library import Isa, library, use_isa
 from ostinato.runner.native.packed import PackedWeight, Packing, Product
-from tests.support.instruction_sets import (
-    ISAS,
-    isa_in_use,
-    needs_library,
-    threads_in_use,
-)
+from tests.support.instruction_sets import ISAS, isa_in_use, needs_library, threads_in_use
 
 pytestmark = needs_library
 
