@@ -4,10 +4,13 @@ import gc
 import os
 import ssl
 from functools import cache
+from typing import get_args
 from unittest import mock
 
 import pytest
 from hypothesis import is_hypothesis_test, settings
+
+from ostinato.settings import IndexName
 
 # Before torch is imported by any test. By default OpenMP's threads spin while they wait, which on a
 # busy machine keeps the very thread off its core that they wait for: ten times slower.
@@ -46,6 +49,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def anyio_backend() -> str:
     """Run tests that are coroutines on asyncio alone."""
     return "asyncio"
+
+
+@pytest.fixture(params=get_args(IndexName))
+def index(request: pytest.FixtureRequest) -> IndexName:
+    """Run a test that asks for an index once with each."""
+    return request.param
 
 
 def pytest_collection_finish() -> None:

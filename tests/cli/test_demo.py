@@ -253,7 +253,6 @@ def unwrapped(text: str) -> str:
     return " ".join(text.split())
 
 
-@pytest.mark.parametrize("index", ["radix", "hash"])
 def test_a_recorded_run_finds_the_same_when_it_is_replayed(terminal: Terminal, tmp_path, index):
     """Request by request: the calls at once, the same again, and those on an emptied cache."""
     path = tmp_path / "demo.trace"

@@ -4,10 +4,7 @@ import pytest
 
 from ostinato.errors import CacheInUse
 from ostinato.observe.introspection import cached_blocks
-from tests.support.tiny_cache import on_both_indexes, tiny_cache
-
-pytestmark = on_both_indexes
-
+from tests.support.tiny_cache import tiny_cache
 
 # --- eviction (law 8) ---------------------------------------------------------------------
 

@@ -17,9 +17,7 @@ from ostinato.core.errors import (
 from ostinato.core.identity import Identity
 from ostinato.tenants.terms import PINNED
 from tests.support.cache_views import prefix_key
-from tests.support.tiny_cache import TinyCache, on_both_indexes, tiny_cache
-
-pytestmark = on_both_indexes
+from tests.support.tiny_cache import TinyCache, tiny_cache
 
 
 def refused(cache: TinyCache, error: type[Exception], call, match: str | None = None) -> None:

@@ -5,9 +5,7 @@ import pytest
 from ostinato.core.identity import ImageSpan
 from ostinato.observe.introspection import cached_blocks
 from tests.support.cache_views import prefix_key
-from tests.support.tiny_cache import on_both_indexes, tiny_cache
-
-pytestmark = on_both_indexes
+from tests.support.tiny_cache import tiny_cache
 
 
 def found(cache, prompt: str, **what) -> tuple[int, int]:

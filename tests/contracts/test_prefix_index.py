@@ -11,9 +11,7 @@ import pytest
 from ostinato.cache.block_table import BlockTable
 from ostinato.observe.introspection import cached_blocks
 from tests.support.cache_views import letters, prefix_key
-from tests.support.tiny_cache import on_both_indexes, tiny_cache
-
-pytestmark = on_both_indexes
+from tests.support.tiny_cache import tiny_cache
 
 
 def found(cache, prompt: str, **what) -> tuple[int, int]:

@@ -14,9 +14,7 @@ from ostinato.settings import TenantShare, WindowConfig
 from ostinato.tenants.terms import PINNED, LeaseStatus
 from tests.support.cache_views import letters, prefix_key
 from tests.support.memory_search import Traces, search
-from tests.support.tiny_cache import on_both_indexes, tiny_cache
-
-pytestmark = on_both_indexes
+from tests.support.tiny_cache import tiny_cache
 
 SALT = b"\xffpublic"
 TEXT = "PUBLICLY"

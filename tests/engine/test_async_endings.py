@@ -15,7 +15,6 @@ from tests.engine.async_calls import GREEDY, PROMPTS, STEM, all_begun, ends, run
 from tests.engine.faults import Sabotage
 from tests.engine.stepping import StepByStep, async_llm, last
 from tests.support.checkpoints import Checkpoints
-from tests.support.tiny_cache import on_both_indexes
 from tests.support.waiting import other_tasks_have_started, until
 
 # --- leaving early ---
@@ -44,7 +43,6 @@ async def test_a_break_is_enough(checkpoints: Checkpoints, expected: list[list[i
         assert tokens_of(await last(llm.generate(PROMPTS[1], GREEDY))) == expected[1]
 
 
-@on_both_indexes
 async def test_a_follower_takes_over_when_its_leaders_task_is_cancelled(
     index: str, checkpoints: Checkpoints, expected: list[list[int]]
 ) -> None:
@@ -87,7 +85,6 @@ async def test_an_aborted_request_hands_over_what_there_is(
     assert tokens_of(output) == expected[0][: len(tokens_of(output))]
 
 
-@on_both_indexes
 @pytest.mark.parametrize("seed", range(3))
 async def test_of_many_clients_that_come_and_go_none_is_lost_or_mixed_up(
     seed: int, index: str, checkpoints: Checkpoints, expected: list[list[int]]

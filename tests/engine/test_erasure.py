@@ -49,7 +49,6 @@ def num_found(engine: Engine, wanted: list[set[bytes]]) -> int:
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text"])
-@pytest.mark.parametrize("index", ["radix", "hash"])
 def test_an_erased_tenant_s_keys_and_values_are_nowhere(make_llm: MakeLLM, family: str, index: str):
     """Also those in blocks that were evicted or given back: its second prompt was not stored."""
     llm = make_llm(family, index=index, **SMALL)

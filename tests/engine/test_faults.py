@@ -19,7 +19,6 @@ from ostinato.errors import CacheInUse, DuplicateRequest, RequestError, StepFail
 from ostinato.observe.introspection import cached_blocks
 from tests.engine.faults import Sabotage, sabotage
 from tests.support.engines import MakeLLM, assert_idle
-from tests.support.tiny_cache import on_both_indexes
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 STEM = list(range(30, 61))
@@ -59,7 +58,6 @@ def run(engine: Engine) -> dict[str, RequestOutput]:
 # --- a forward pass raises ---
 
 
-@on_both_indexes
 @pytest.mark.parametrize("step", range(9))
 def test_after_a_failed_step_answers_are_exact(
     step: int, index: str, make_llm: MakeLLM, expected: list[list[int]]
@@ -83,7 +81,6 @@ def test_after_a_failed_step_answers_are_exact(
     assert tokens_of(llm.generate(PROMPTS, GREEDY, use_tqdm=False)) == expected
 
 
-@on_both_indexes
 @pytest.mark.parametrize("step", [0, 3, 6])
 def test_under_memory_pressure_a_failed_step_leaves_no_trace_either(
     step: int, index: str, make_llm: MakeLLM, expected: list[list[int]]
@@ -190,7 +187,6 @@ def pythons_own_handler() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-@on_both_indexes
 @pytest.mark.parametrize("step", [0, 1, 4])
 def test_an_interrupt_in_a_forward_pass_leaves_nothing(
     step: int, index: str, make_llm: MakeLLM, expected: list[list[int]]
@@ -306,7 +302,6 @@ def test_a_programs_own_handler_is_left_alone(
 # --- cancelling ---
 
 
-@on_both_indexes
 def test_when_a_leader_is_cancelled_its_follower_goes_on_where_it_was(
     index: str, make_llm: MakeLLM, expected: list[list[int]]
 ) -> None:
@@ -424,7 +419,6 @@ def test_a_name_is_a_text(name: Any, llm: LLM) -> None:
         llm.engine.make_request(Prompt(token_ids=STEM), GREEDY, name)
 
 
-@on_both_indexes
 def test_a_reset_is_refused_while_requests_run_unless_they_are_preempted(
     index: str, make_llm: MakeLLM, expected: list[list[int]]
 ) -> None:

@@ -20,7 +20,6 @@ def asked(tokens: list[int], salt: str, names: tuple[str, ...] = ("manual",)) ->
     return {"prompt_token_ids": tokens, "cache_salt": salt, "public_prefixes": names}
 
 
-@pytest.mark.parametrize("index", ["radix", "hash"])
 @pytest.mark.parametrize("model", ["llama", "gemma3_text"])
 def test_tenants_share_a_public_prefix_and_answer_as_without_it(
     make_llm: MakeLLM, model: str, index: str

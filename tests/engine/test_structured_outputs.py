@@ -152,7 +152,6 @@ def test_every_continuation_has_a_form_of_its_own(scribe: LLM) -> None:
     assert all(map(is_person, texts)) and len(set(texts)) > 1
 
 
-@pytest.mark.parametrize("index", ["radix", "hash"])
 def test_the_form_outlives_preemption(make_llm: MakeLLM, index: str) -> None:
     """A pool too small for three: what is preempted comes back and goes on where it was."""
     params = [asked({"json": PERSON}, seed=seed, temperature=1.5) for seed in range(3)]

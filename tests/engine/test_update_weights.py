@@ -51,7 +51,6 @@ def fresh_outputs(path: Path) -> list[int]:
     return outputs(llm)[1]
 
 
-@pytest.mark.parametrize("index", ["radix", "hash"])
 @pytest.mark.parametrize("family", ["llama", "gemma3_text"])
 def test_after_one_weight_changed_nothing_hits_and_outputs_are_those_of_a_fresh_engine(
     make_llm: MakeLLM, checkpoints: Checkpoints, tmp_path: Path, family: str, index: str

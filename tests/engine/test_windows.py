@@ -69,7 +69,6 @@ def test_a_long_request_holds_of_its_window_no_more_than_that_sees(
 
 
 @of_both_kinds
-@pytest.mark.parametrize("index", ["radix", "hash"])
 def test_answers_are_those_without_a_cache_whatever_was_evicted_from_the_window(
     family: str, index: str, make_llm: MakeLLM
 ) -> None:

@@ -16,7 +16,6 @@ from ostinato.settings import IndexName
 from tests.exactness.reference import NUM_NEW, PROMPTS, random_ids
 from tests.support.engines import MakeLLM
 from tests.support.pairs import pairwise
-from tests.support.tiny_cache import on_both_indexes
 
 TINIEST = {"num_hidden_layers": 1, "num_key_value_heads": 1, "max_position_embeddings": 1024}
 
@@ -92,7 +91,6 @@ def test_a_thousand_prompts_with_one_system_prompt(
         assert warm == 1000
 
 
-@on_both_indexes
 def test_one_prompt_a_hundred_times_at_once(index: str, metered: Metered) -> None:
     """24 tokens fill six blocks: the first computes them all, each other one its last token."""
     llm, meter = metered(index=index)
@@ -102,7 +100,6 @@ def test_one_prompt_a_hundred_times_at_once(index: str, metered: Metered) -> Non
     assert meter.read() == 24 + 99
 
 
-@on_both_indexes
 def test_the_next_turn_finds_what_was_generated(index: str, metered: Metered) -> None:
     """21 tokens and 10 generated; the last of them was never put through the model."""
     llm, meter = metered(index=index)
@@ -115,7 +112,6 @@ def test_the_next_turn_finds_what_was_generated(index: str, metered: Metered) ->
     assert meter.read() == 1 + 5
 
 
-@on_both_indexes
 def test_without_sealed_tails_the_next_turn_computes_from_the_block_boundary(
     index: str, metered: Metered
 ) -> None:
@@ -130,7 +126,6 @@ def test_without_sealed_tails_the_next_turn_computes_from_the_block_boundary(
     assert meter.read() == 21 + 10 + 5 - 28
 
 
-@on_both_indexes
 def test_the_prompt_of_several_samples_is_computed_once(index: str, metered: Metered) -> None:
     """Four samples of ten tokens; a second time all but the prompt's last token is there."""
     llm, meter = metered(index=index)
@@ -147,7 +142,6 @@ def test_the_prompt_of_several_samples_is_computed_once(index: str, metered: Met
     assert texts[0] == texts[1]
 
 
-@on_both_indexes
 def test_a_prompt_that_leaves_a_block_in_its_middle_copies(index: str, metered: Metered) -> None:
     """Blocks of 16: ways part at token 23, so one block is shared and 7 tokens are copied."""
     llm, meter = metered(index=index, block_size=16)
@@ -161,7 +155,6 @@ def test_a_prompt_that_leaves_a_block_in_its_middle_copies(index: str, metered: 
     assert meter.read() == 11
 
 
-@on_both_indexes
 def test_who_was_preempted_computes_again_what_was_evicted(index: str, metered: Metered) -> None:
     """Eight blocks for two strangers of 12 tokens that generate 9 each.
 
@@ -177,7 +170,6 @@ def test_who_was_preempted_computes_again_what_was_evicted(index: str, metered: 
     assert meter.read() == 2 * (12 + 8) + 4
 
 
-@on_both_indexes
 def test_every_recomputed_token_was_looked_up_and_missed(index: str, metered: Metered) -> None:
     """Five prompts in a pool for one and a quarter: nothing cached is computed again."""
     llm, meter = metered(index=index, num_blocks=15)
@@ -191,7 +183,6 @@ def test_every_recomputed_token_was_looked_up_and_missed(index: str, metered: Me
     assert meter.read() == sum(misses) + len(PROMPTS) * (NUM_NEW - 1) + recomputed
 
 
-@on_both_indexes
 def test_who_arrives_during_a_chunked_prefill_waits_and_shares(
     index: str, metered: Metered
 ) -> None:
@@ -219,7 +210,6 @@ def test_who_arrives_during_a_chunked_prefill_waits_and_shares(
     assert meter.read() == 24 + 1 + 5
 
 
-@on_both_indexes
 def test_an_unrelated_request_is_not_held_up_by_a_chunked_prefill(
     index: str, metered: Metered
 ) -> None:
@@ -242,7 +232,6 @@ def test_an_unrelated_request_is_not_held_up_by_a_chunked_prefill(
     [{"cache_salt": "another tenant"}, {"cache_read": False}],
     ids=["other salt", "no reading"],
 )
-@on_both_indexes
 def test_who_may_not_share_computes_everything(
     index: str, changes: dict[str, object], metered: Metered
 ) -> None:
@@ -257,7 +246,6 @@ def test_who_may_not_share_computes_everything(
     assert meter.read() == 24
 
 
-@on_both_indexes
 def test_what_was_not_written_is_not_found(index: str, metered: Metered) -> None:
     """Two requests that leave nothing behind, then two ordinary ones."""
     llm, meter = metered(index=index)
@@ -272,7 +260,6 @@ def test_what_was_not_written_is_not_found(index: str, metered: Metered) -> None
     assert counts == [24, 24, 24, 1]
 
 
-@on_both_indexes
 def test_prompt_logprobs_need_every_token_but_leave_them_behind(
     index: str, metered: Metered
 ) -> None:

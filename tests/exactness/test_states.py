@@ -29,7 +29,6 @@ BY_DAY = {
 }
 
 each_family = pytest.mark.parametrize("family", HYBRIDS)
-each_index = pytest.mark.parametrize("index", ["radix", "hash"])
 
 
 def make(make_llm: MakeLLM, family: str, **settings: object) -> LLM:
@@ -58,7 +57,6 @@ def test_hits_strangers_forks_and_a_later_turn(
 
 @pytest.mark.nightly
 @each_family
-@each_index
 def test_cold_and_then_with_hits(
     family: str, index: str, make_llm: MakeLLM, reference_of: ReferenceOf
 ) -> None:
@@ -75,7 +73,6 @@ def test_cold_and_then_with_hits(
 
 @pytest.mark.nightly
 @each_family
-@each_index
 def test_chunked_and_all_at_once(
     family: str, index: str, make_llm: MakeLLM, reference_of: ReferenceOf
 ) -> None:
@@ -90,7 +87,6 @@ def test_chunked_and_all_at_once(
 
 @pytest.mark.nightly
 @each_family
-@each_index
 def test_preempted(family: str, index: str, make_llm: MakeLLM, reference_of: ReferenceOf) -> None:
     """A pool of 50 blocks: the longest sequence needs 40, so two of them are too many."""
     llm = make(make_llm, family, index=index, num_blocks=50)
@@ -103,7 +99,6 @@ def test_preempted(family: str, index: str, make_llm: MakeLLM, reference_of: Ref
 
 @pytest.mark.nightly
 @each_family
-@each_index
 def test_few_states(family: str, index: str, make_llm: MakeLLM, reference_of: ReferenceOf) -> None:
     """Four slots for ten prompts: hardly a checkpoint survives, and sequences wait for a slot."""
     llm = make(make_llm, family, index=index, num_state_slots=4)

@@ -2,7 +2,7 @@
 
 from ostinato.indexes.block_hash import BlockHasher, sha256
 from tests.support.cache_views import prefix_key
-from tests.support.tiny_cache import on_both_indexes, tiny_cache
+from tests.support.tiny_cache import tiny_cache
 
 PROMPT = "You are a helpful assistant. Be brief. What is a prefix cache good for, really?!"
 
@@ -27,7 +27,6 @@ def test_one_character_in_the_fourth_block_leaves_three_digests_as_they_were():
     assert not set(before[3:]) & set(after[3:])
 
 
-@on_both_indexes
 def test_one_character_at_the_start_loses_the_whole_hit(index):
     cache = tiny_cache(16, 16, index=index)
     cache.serve(PROMPT)
@@ -35,7 +34,6 @@ def test_one_character_at_the_start_loses_the_whole_hit(index):
     assert cache.match("y" + PROMPT[1:] + "!").num_tokens == 0
 
 
-@on_both_indexes
 def test_one_character_at_the_tail_loses_only_what_follows_it(index):
     """Stable things first, changing things last."""
     cache = tiny_cache(16, 16, index=index)
@@ -44,7 +42,6 @@ def test_one_character_at_the_tail_loses_only_what_follows_it(index):
     assert (found.num_shared_tokens, found.num_copied_tokens) == (64, 6)
 
 
-@on_both_indexes
 def test_somebody_else_finds_what_you_computed(index):
     """Prefixes are cached by content, not by conversation."""
     cache = tiny_cache(16, 16, index=index)
@@ -54,7 +51,6 @@ def test_somebody_else_finds_what_you_computed(index):
     assert somebody_else.blocks[:5] == cache.blocks("you")
 
 
-@on_both_indexes
 def test_a_salt_parts_the_cache_from_the_first_block_on(index):
     """Latency can no longer tell one tenant what another one asked."""
     cache = tiny_cache(16, 16, index=index)
@@ -70,7 +66,6 @@ def test_a_salt_rewrites_every_digest():
     assert not set(plain) & set(salted)
 
 
-@on_both_indexes
 def test_of_a_prompt_that_is_cached_verbatim_all_but_the_last_token_hits(index):
     """``max_cache_hit_length = num_tokens - 1``: the model needs a query."""
     cache = tiny_cache(16, 16, index=index)

@@ -20,7 +20,7 @@ from ostinato.observe.events import (
 )
 from ostinato.settings import WindowConfig
 from tests.support.cache_views import letters, prefix_key
-from tests.support.tiny_cache import TinyCache, on_both_indexes, tiny_cache
+from tests.support.tiny_cache import TinyCache, tiny_cache
 
 MINE, YOURS = Identity(tenant=b"mine"), Identity(tenant=b"yours")
 
@@ -243,7 +243,6 @@ def _extra(key, block):
 # --- the cache ---
 
 
-@on_both_indexes
 def test_each_step_tells_what_it_stored_and_evicted(index):
     """Tails go first, so a removal names the deepest block first."""
     cache = watched(4, index=index, seal_tails=False)
@@ -258,7 +257,6 @@ def test_each_step_tells_what_it_stored_and_evicted(index):
     ]
 
 
-@on_both_indexes
 def test_a_block_is_removed_with_its_last_copy(index):
     """Two sequences compute the same block in one step; no event tells of the second copy."""
     cache = watched(3, index=index, seal_tails=False)
@@ -277,7 +275,6 @@ def test_a_block_is_removed_with_its_last_copy(index):
     assert sum("ABCD" in line for line in lines) == 2, "stored once, removed once"
 
 
-@on_both_indexes
 def test_a_failed_step_announces_nothing(index):
     """But what it evicted is gone."""
     cache = watched(2, index=index, seal_tails=False)
@@ -287,7 +284,6 @@ def test_a_failed_step_announces_nothing(index):
     assert told(cache, "ABCDEFGH", "QRST") == ["0+ ABCD EFGH", "1- EFGH"]
 
 
-@on_both_indexes
 def test_sealed_tails_are_not_announced(index):
     cache = watched(4, index=index)
     cache.serve("ABCDEF")
@@ -297,7 +293,6 @@ def test_sealed_tails_are_not_announced(index):
     assert told(cache, "ABCD", "Q" * 16) == ["0+ ABCD", "1- ABCD", "1+ QQQQ QQQQ QQQQ QQQQ"]
 
 
-@on_both_indexes
 def test_a_reset_is_told_as_removals_and_a_clearing(index):
     """So that who missed something before knows everything from here on."""
     cache = watched(4, index=index)
@@ -308,14 +303,12 @@ def test_a_reset_is_told_as_removals_and_a_clearing(index):
     assert told(cache, "ABCDEFGH")[-2:] == ["cleared", "cleared"]
 
 
-@on_both_indexes
 def test_who_may_not_write_is_not_announced(index):
     cache = watched(4, index=index)
     cache.serve("ABCDEFGH", writes=False)
     assert told(cache) == []
 
 
-@on_both_indexes
 def test_windows_tell_of_their_own_blocks(index):
     """A block of a window is stored and removed in its group, and stays in the other."""
     cache = watched(8, index=index, windows=(WindowConfig(5, 2),), seal_tails=False)
@@ -334,7 +327,6 @@ def test_windows_tell_of_their_own_blocks(index):
     assert groups.count(("BlockRemoved", 1, 1)) == 2
 
 
-@on_both_indexes
 @pytest.mark.parametrize("digest", ["sha256", "xxh3_128", lambda data: b"the worst"])
 def test_a_removal_names_what_was_stored_whatever_the_index_hashes_with(index, digest):
     """Outsiders get SHA-256, also of an index with a digest of this process or a bad one."""

@@ -4,9 +4,7 @@ import random
 
 from ostinato.observe.introspection import BlockState, count_states, map_blocks, top_prefixes
 from tests.support.cache_views import letters, prefix_key
-from tests.support.tiny_cache import TinyCache, on_both_indexes, tiny_cache
-
-pytestmark = on_both_indexes
+from tests.support.tiny_cache import TinyCache, tiny_cache
 
 
 def top(cache: TinyCache, most: int, *how):

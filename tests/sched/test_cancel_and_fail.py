@@ -3,10 +3,7 @@
 import pytest
 
 from ostinato.observe.introspection import cached_blocks
-from tests.support.tiny_cache import on_both_indexes
 from tests.support.tiny_scheduler import tiny_scheduler
-
-pytestmark = on_both_indexes
 
 # --- cancel ---------------------------------------------------------------------------------
 

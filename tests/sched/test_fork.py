@@ -1,9 +1,6 @@
 """Several continuations of one prompt (``n > 1``)."""
 
-from tests.support.tiny_cache import on_both_indexes
 from tests.support.tiny_scheduler import tiny_scheduler
-
-pytestmark = on_both_indexes
 
 
 def test_a_prompt_is_computed_once_for_all_its_continuations(index):

@@ -1,9 +1,6 @@
 """When blocks run out, the last in rank gives its own back, and comes back itself."""
 
-from tests.support.tiny_cache import on_both_indexes
 from tests.support.tiny_scheduler import TinyScheduler, tiny_scheduler
-
-pytestmark = on_both_indexes
 
 
 def crowded(index, **settings) -> TinyScheduler:

@@ -2,10 +2,7 @@
 
 import pytest
 
-from tests.support.tiny_cache import on_both_indexes
 from tests.support.tiny_scheduler import TinyScheduler, tiny_scheduler
-
-pytestmark = on_both_indexes
 
 
 def logprobs(tiny: TinyScheduler, name: str) -> str:

@@ -7,10 +7,7 @@ are drawn.
 import pytest
 
 from ostinato.core.identity import ImageSpan
-from tests.support.tiny_cache import on_both_indexes
 from tests.support.tiny_scheduler import TinyScheduler, tiny_scheduler
-
-pytestmark = on_both_indexes
 
 
 def chunked(index, **settings) -> TinyScheduler:

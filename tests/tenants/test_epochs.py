@@ -5,9 +5,9 @@ import pytest
 from ostinato.settings import WindowConfig
 from ostinato.tenants.terms import PINNED
 from tests.support.cache_views import prefix_key, windows_of
-from tests.support.tiny_cache import TinyCache, on_both_indexes, tiny_cache
+from tests.support.tiny_cache import TinyCache, tiny_cache
 
-pytestmark = [on_both_indexes, pytest.mark.parametrize("windows", [(), (WindowConfig(6, 12),)])]
+pytestmark = pytest.mark.parametrize("windows", [(), (WindowConfig(6, 12),)])
 
 FREE = ["free"] * 12
 
