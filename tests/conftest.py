@@ -11,6 +11,8 @@ import pytest
 from hypothesis import is_hypothesis_test, settings
 
 from ostinato.settings import IndexName
+from tests.support.tiny_cache import TinyCache, tiny_cache
+from tests.support.tiny_scheduler import TinyScheduler, tiny_scheduler
 
 # Before torch is imported by any test. By default OpenMP's threads spin while they wait, which on a
 # busy machine keeps the very thread off its core that they wait for: ten times slower.
@@ -55,6 +57,18 @@ def anyio_backend() -> str:
 def index(request: pytest.FixtureRequest) -> IndexName:
     """Run a test that asks for an index once with each."""
     return request.param
+
+
+@pytest.fixture
+def cache(index: IndexName) -> TinyCache:
+    """Return an empty cache of eight blocks of four tokens, with each index."""
+    return tiny_cache(8, index=index)
+
+
+@pytest.fixture
+def tiny(index: IndexName) -> TinyScheduler:
+    """Return an idle scheduler of a tiny cache, with each index."""
+    return tiny_scheduler(index=index)
 
 
 def pytest_collection_finish() -> None:

@@ -17,8 +17,7 @@ def test_the_owner_of_a_narrowed_salt_is_the_tenant():
     assert tenant_of(b"") == b""
 
 
-def test_a_narrowed_salt_finds_neither_the_tenant_s_nor_another_s(index):
-    cache = tiny_cache(8, index=index)
+def test_a_narrowed_salt_finds_neither_the_tenant_s_nor_another_s(cache):
     cache.serve("ABCDEFGH", tenant=b"tenant")
     assert cache.match("ABCDEFGHI", tenant=TEAM).num_tokens == 0
     cache.serve("ABCDEFGH", tenant=TEAM)

@@ -10,19 +10,25 @@ Corrected against the article:
 Whole blocks are the article's unit. We copy single tokens besides; both numbers stand here.
 """
 
+import pytest
+
 from ostinato.assembly import build_cache
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.observe.introspection import cached_blocks
 from ostinato.settings import PrefixCacheConfig
-from tests.support.tiny_cache import tiny_cache
+from tests.support.tiny_cache import TinyCache, tiny_cache
 
 TO_BE = "To be or not to be"
 TO_BE_GOES_ON = "\ntile; nobly said he"  # 20 generated tokens; the last one is never computed
 
 
-def test_1_an_identical_prompt_hits_16_of_18_tokens_in_whole_blocks(index):
+@pytest.fixture
+def cache(index) -> TinyCache:
+    return tiny_cache(32, 4, index=index)
+
+
+def test_1_an_identical_prompt_hits_16_of_18_tokens_in_whole_blocks(cache):
     """4 blocks hit and 2 tokens are left; one of them is copied, for it is cached as well."""
-    cache = tiny_cache(32, 4, index=index)
     first = cache.admit("request 0", TO_BE)
     assert (first.num_shared, first.num_copied) == (0, 0)
     assert cache.prefix_cache.stats.published_blocks == 4
@@ -36,9 +42,8 @@ def test_1_an_identical_prompt_hits_16_of_18_tokens_in_whole_blocks(index):
     assert second.num_computed_here == 1
 
 
-def test_1_in_whole_blocks_alone_two_tokens_are_left_to_prefill(index):
+def test_1_in_whole_blocks_alone_two_tokens_are_left_to_prefill(cache):
     """While request 0's last block is its own, nothing can be copied out of it."""
-    cache = tiny_cache(32, 4, index=index)
     cache.admit("request 0", TO_BE)
     second = cache.plan("request 1", TO_BE)
 
@@ -46,9 +51,8 @@ def test_1_in_whole_blocks_alone_two_tokens_are_left_to_prefill(index):
     assert cache.prefix_cache.stats.published_blocks == 4, "no duplicates"
 
 
-def test_1_blocks_filled_while_decoding_are_cached_too(index):
+def test_1_blocks_filled_while_decoding_are_cached_too(cache):
     """18 + 19 computed tokens are 9 full blocks: the next turn of the chat finds them."""
-    cache = tiny_cache(32, 4, index=index)
     cache.admit("request 0", TO_BE)
     cache.append("request 0", TO_BE_GOES_ON[:-1])
 
@@ -56,9 +60,8 @@ def test_1_blocks_filled_while_decoding_are_cached_too(index):
     assert cache.match(TO_BE + TO_BE_GOES_ON + " then").num_shared_tokens == 36
 
 
-def test_2_a_shared_prefix_is_cached_once(index):
+def test_2_a_shared_prefix_is_cached_once(cache):
     """Three blocks of "Hello world " for both; only "dog" is computed for request 1."""
-    cache = tiny_cache(32, 4, index=index)
     cache.admit("request 0", "Hello world " + "cat")
     second = cache.admit("request 1", "Hello world " + "dog")
 
@@ -67,9 +70,8 @@ def test_2_a_shared_prefix_is_cached_once(index):
     assert len(list(cached_blocks(cache.manager.index))) == 3
 
 
-def test_2_with_the_answers_nine_full_blocks_are_cached(index):
+def test_2_with_the_answers_nine_full_blocks_are_cached(cache):
     """24 computed tokens each, of which 12 are shared: 6 + 3 blocks."""
-    cache = tiny_cache(32, 4, index=index)
     cache.admit("request 0", "Hello world " + "cat")
     cache.append("request 0", "ive as fa")
     cache.admit("request 1", "Hello world " + "dog")
@@ -78,9 +80,8 @@ def test_2_with_the_answers_nine_full_blocks_are_cached(index):
     assert len(list(cached_blocks(cache.manager.index))) == 9
 
 
-def test_3_prompts_that_share_nothing_fill_five_blocks_each(index):
+def test_3_prompts_that_share_nothing_fill_five_blocks_each(cache):
     """22 and 20 tokens, 10 full blocks, no hit."""
-    cache = tiny_cache(32, 4, index=index)
     first = cache.admit("request 0", "The cat sat on the mat")
     second = cache.admit("request 1", "Once upon a midnight")
 

@@ -8,8 +8,7 @@ from ostinato.core.identity import Identity, PrefixKey
 from tests.support.tiny_cache import tiny_cache
 
 
-def test_match_returns_the_blocks_on_the_way_and_takes_no_reference(index):
-    cache = tiny_cache(8, 4, index=index)
+def test_match_returns_the_blocks_on_the_way_and_takes_no_reference(cache):
     cache.serve("ABCDEFGHIJKL")
     found = cache.match("ABCDEFGHxyz")
 
@@ -17,9 +16,8 @@ def test_match_returns_the_blocks_on_the_way_and_takes_no_reference(index):
     assert "held" not in cache.picture()
 
 
-def test_insert_splits_the_run_where_the_new_path_diverges(index):
+def test_insert_splits_the_run_where_the_new_path_diverges(cache):
     """Both branches hit afterwards, and the shared blocks are kept once."""
-    cache = tiny_cache(8, 4, index=index)
     cache.serve("ABCDEFGHIJKL")
     cache.serve("ABCDEFGHWXYZ")
 
@@ -74,9 +72,8 @@ def _hits_behind_shared_tokens(cache, num_shared: int) -> tuple[int, int]:
     return tables[1].num_shared_tokens, tables[1].num_copied_tokens
 
 
-def test_two_tenants_share_a_system_prompt_and_no_block(index):
+def test_two_tenants_share_a_system_prompt_and_no_block(cache):
     """The lesson's last failure mode: a tenant id in the chain parts the cache."""
-    cache = tiny_cache(8, 4, index=index)
     cache.serve("ABCDEFGH", tenant=b"one")
 
     assert cache.match("ABCDEFGHI", tenant=b"two").num_tokens == 0

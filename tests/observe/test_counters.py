@@ -28,9 +28,8 @@ def test_random_prompts_show_no_hits(index):
     assert stats.first.hit_ratio == 0.0
 
 
-def test_preempted_requests_that_come_back_are_not_counted_as_new_hits(index):
+def test_preempted_requests_that_come_back_are_not_counted_as_new_hits(cache):
     """Preempted nine times, each time finding all of itself: the hit ratio stays zero."""
-    cache = tiny_cache(8, index=index)
     cache.serve("ABCDEFGHIJ", tenant=b"t")
     for _ in range(9):
         cache.serve("ABCDEFGHIJ", tenant=b"t", preempted=True)

@@ -61,6 +61,11 @@ def small_log(keep: int = 10) -> EventLog:
     return EventLog(lambda: 2.5, keep)
 
 
+@pytest.fixture
+def log() -> EventLog:
+    return small_log()
+
+
 def names_of(cache: TinyCache, prompt: str, **identity: bytes) -> dict[bytes, str]:
     """The digests of a prompt's full blocks, and their letters."""
     size = cache.block_size
@@ -119,9 +124,8 @@ def test_the_newest_batches_are_kept_and_older_ones_are_known_to_be_gone():
     assert draw_log(log, 4) == [] == draw_log(log, 9)
 
 
-def test_what_a_failed_step_stored_was_never_heard_of():
+def test_what_a_failed_step_stored_was_never_heard_of(log):
     """Of a run of blocks, the first one taken back takes along those that follow."""
-    log = small_log()
     log.add(stored("ABC"))
     log.add(stored("XY"))
     log.retract(MINE, [digest("C"), digest("B")], 0)
@@ -130,16 +134,14 @@ def test_what_a_failed_step_stored_was_never_heard_of():
     assert draw_log(log) == ["0: +A"]
 
 
-def test_a_failed_step_that_only_stored_takes_no_number():
-    log = small_log()
+def test_a_failed_step_that_only_stored_takes_no_number(log):
     log.add(stored("AB"))
     log.retract(MINE, [digest("B"), digest("A")], 0)
     log.flush()
     assert draw_log(log) == [] and log.next_sequence == 0
 
 
-def test_what_was_announced_before_is_removed_when_a_failed_step_loses_its_last_copy():
-    log = small_log()
+def test_what_was_announced_before_is_removed_when_a_failed_step_loses_its_last_copy(log):
     log.add(stored("A"))
     log.flush()
     log.retract(MINE, [digest("A")], 0)
@@ -147,9 +149,8 @@ def test_what_was_announced_before_is_removed_when_a_failed_step_loses_its_last_
     assert draw_log(log) == ["0: +A", "1: -A"]
 
 
-def test_of_two_announcements_in_a_step_the_later_one_is_taken_back():
+def test_of_two_announcements_in_a_step_the_later_one_is_taken_back(log):
     """Stored, evicted and stored again, then failed: it must not stay."""
-    log = small_log()
     for event in (stored("A"), removed("A"), stored("A")):
         log.add(event)
     log.retract(MINE, [digest("A")], 0)
@@ -157,8 +158,7 @@ def test_of_two_announcements_in_a_step_the_later_one_is_taken_back():
     assert draw_log(log) == ["0: +A -A"]
 
 
-def test_groups_are_taken_back_each_by_itself():
-    log = small_log()
+def test_groups_are_taken_back_each_by_itself(log):
     log.add(stored("A"))
     log.add(stored("A", group=1))
     log.retract(MINE, [digest("A")], 1)
@@ -166,8 +166,7 @@ def test_groups_are_taken_back_each_by_itself():
     assert draw_log(log) == ["0: +A"]
 
 
-def test_an_erased_tenant_leaves_its_batches_and_nothing_in_them():
-    log = small_log()
+def test_an_erased_tenant_leaves_its_batches_and_nothing_in_them(log):
     for event in (stored("A"), stored("B", YOURS), removed("A"), AllCleared()):
         log.add(event)
         log.flush()
@@ -176,9 +175,8 @@ def test_an_erased_tenant_leaves_its_batches_and_nothing_in_them():
     assert log.forget(b"mine") == 0
 
 
-def test_a_gap_with_an_erasure_in_it_cannot_be_replayed():
+def test_a_gap_with_an_erasure_in_it_cannot_be_replayed(log):
     """From 0 on it can: who knows nothing has nothing to forget."""
-    log = small_log()
     for event in (stored("A"), stored("B", YOURS), removed("A")):
         log.add(event)
         log.flush()
@@ -212,9 +210,8 @@ def test_a_cache_without_listeners_computes_no_digest():
     assert cache.prefix_cache.stats.published_blocks == 2
 
 
-def test_a_recorder_says_what_an_image_adds_to_each_block():
+def test_a_recorder_says_what_an_image_adds_to_each_block(log):
     """The third block has no image; digest, offset and length are in the extras."""
-    log = small_log()
     key = prefix_key("ABCDEFGHIJKL", [ImageSpan(b"cat", 2, 4)])
     recorder = EventRecorder(log, BlockHasher(4, sha256))
     blocks = array("i", [0, 1, 2])

@@ -52,15 +52,13 @@ def served(tiny: TinyScheduler, **prompts: str) -> None:
         tiny.run()
 
 
-def test_the_first_prompt_was_never_seen(index):
-    tiny = tiny_scheduler(index=index)
+def test_the_first_prompt_was_never_seen(tiny):
     served(tiny, first="ABCDEFGH")
     assert picture(told(tiny, "first")) == "0-7 never seen"
 
 
-def test_a_prompt_that_parts_in_the_middle_of_a_block(index):
+def test_a_prompt_that_parts_in_the_middle_of_a_block(tiny):
     """ABCD hits, EF is copied, XY differs; both sides stand above a caret."""
-    tiny = tiny_scheduler(index=index)
     served(tiny, first="ABCDEFGHIJ", second="ABCDEFXYIJ")
     explanation = told(tiny, "second")
     assert picture(explanation) == "0-3 hit, 4-5 copied, 6-9 differs first"
@@ -73,17 +71,15 @@ def test_a_prompt_that_parts_in_the_middle_of_a_block(index):
     assert explanation.difference.num_alike_after == 2
 
 
-def test_a_prompt_that_goes_on_where_another_ends(index):
+def test_a_prompt_that_goes_on_where_another_ends(tiny):
     """The answer's only token was sampled and never computed."""
-    tiny = tiny_scheduler(index=index)
     served(tiny, first="ABCDEF", second="ABCDEFaXYZ")
     assert picture(told(tiny, "second")) == (
         "0-3 hit, 4-5 copied, 6-6 never computed first, 7-9 never seen first"
     )
 
 
-def test_the_last_token_is_always_computed(index):
-    tiny = tiny_scheduler(index=index)
+def test_the_last_token_is_always_computed(tiny):
     served(tiny, first="ABCDEFGH", second="ABCDEFGH")
     assert picture(told(tiny, "second")) == "0-3 hit, 4-6 copied, 7-7 last token"
 
@@ -107,17 +103,15 @@ def test_of_a_prompt_whose_tail_was_evicted_the_head_hits(index):
     assert picture(told(tiny, "third")).startswith("0-11 hit, 12-15 evicted first")
 
 
-def test_a_reset_is_told_from_an_eviction(index):
-    tiny = tiny_scheduler(index=index)
+def test_a_reset_is_told_from_an_eviction(tiny):
     served(tiny, first="ABCDEFGH")
     tiny.reset()
     served(tiny, second="ABCDEFGH")
     assert picture(told(tiny, "second")) == "0-6 removed first, 7-7 last token"
 
 
-def test_what_another_holds_in_a_block_that_is_not_full_is_in_flight(index):
+def test_what_another_holds_in_a_block_that_is_not_full_is_in_flight(tiny):
     """EF lies in a private block until the first one ends and seals it."""
-    tiny = tiny_scheduler(index=index)
     tiny.add("first", "ABCDEF", max_tokens=8)
     tiny.step()
     tiny.add("second", "ABCDEFXY")
@@ -125,8 +119,7 @@ def test_what_another_holds_in_a_block_that_is_not_full_is_in_flight(index):
     assert picture(told(tiny, "second")) == "0-3 hit, 4-5 in flight first, 6-7 differs first"
 
 
-def test_who_shares_a_step_was_waited_for(index):
-    tiny = tiny_scheduler(index=index)
+def test_who_shares_a_step_was_waited_for(tiny):
     tiny.add("first", "ABCDEFGHI")
     tiny.add("second", "ABCDEFGHX")
     tiny.run()
@@ -150,8 +143,7 @@ def test_a_tail_that_is_not_sealed_ends_at_the_block_boundary(index):
     assert picture(told(tiny, "second")) == "0-3 hit, 4-5 block boundary first, 6-7 differs first"
 
 
-def test_another_adapter_shares_nothing(index):
-    tiny = tiny_scheduler(index=index)
+def test_another_adapter_shares_nothing(tiny):
     for name in ("first", "second"):
         request = make_request(name, "ABCDEFGHXY")
         tiny.add_request(replace(request, identity=Identity(adapter=name.encode())))
@@ -159,8 +151,7 @@ def test_another_adapter_shares_nothing(index):
     assert picture(told(tiny, "second")) == "0-8 other adapter first, 9-9 last token"
 
 
-def test_another_image_shares_what_comes_before_it(index):
-    tiny = tiny_scheduler(index=index)
+def test_another_image_shares_what_comes_before_it(tiny):
     tiny.add("cat", "ABCDE####F", images=(ImageSpan(b"cat", 5, 4),))
     tiny.run()
     tiny.add("dog", "ABCDE####F", images=(ImageSpan(b"dog", 5, 4),))
@@ -168,8 +159,7 @@ def test_another_image_shares_what_comes_before_it(index):
     assert picture(told(tiny, "dog")) == "0-3 hit, 4-4 copied, 5-8 other image cat, 9-9 last token"
 
 
-def test_new_weights_share_nothing_with_the_old_ones(index):
-    tiny = tiny_scheduler(index=index)
+def test_new_weights_share_nothing_with_the_old_ones(tiny):
     served(tiny, first="ABCDEFGH")
     tiny.cache.admin.new_epoch()
     served(tiny, second="ABCDEFGH")
@@ -177,8 +167,7 @@ def test_new_weights_share_nothing_with_the_old_ones(index):
     assert picture(told(tiny, "second")) == "0-6 other weights first, 7-7 last token"
 
 
-def test_another_tenant_is_mentioned_to_administrators_alone_and_never_by_name(index):
-    tiny = tiny_scheduler(index=index)
+def test_another_tenant_is_mentioned_to_administrators_alone_and_never_by_name(tiny):
     tiny.add("anns", "ABCDEFGHIJ", tenant="ann")
     tiny.run()
     tiny.add("bobs", "ABCDEFGHIJ", tenant="bob")
@@ -207,8 +196,7 @@ def test_who_was_evicted_for_another_tenant_does_not_learn_for_whom(index):
     ("how", "setting"),
     [({"cache_read": False}, "cache_read=False"), ({"prompt_logprobs": 0}, "prompt_logprobs=0")],
 )
-def test_who_may_not_read_is_told_which_setting_says_so(index, how, setting):
-    tiny = tiny_scheduler(index=index)
+def test_who_may_not_read_is_told_which_setting_says_so(tiny, how, setting):
     served(tiny, first="ABCDEFGH")
     tiny.add("second", "ABCDEFGH", **how)
     tiny.run()
@@ -223,9 +211,8 @@ def test_without_a_cache_everything_is_switched_off():
     assert span.setting == "enable_prefix_caching=False"
 
 
-def test_what_was_not_to_be_kept_is_not_compared_with(index):
+def test_what_was_not_to_be_kept_is_not_compared_with(tiny):
     """It is never found or named, and its own explanation says why it is silent."""
-    tiny = tiny_scheduler(index=index)
     tiny.add("secret", "ABCDEFGH", cache_write=False)
     tiny.run()
     served(tiny, second="ABCDEFXY")
@@ -236,9 +223,8 @@ def test_what_was_not_to_be_kept_is_not_compared_with(index):
     assert picture(again) == "0-7 never seen"
 
 
-def test_a_request_that_did_not_write_is_a_cause_of_its_own(index):
+def test_a_request_that_did_not_write_is_a_cause_of_its_own(tiny):
     """And not the difference to an unrelated prompt; while it runs, each token is known."""
-    tiny = tiny_scheduler(index=index)
     served(tiny, unrelated="QRSTUVWX")
     tiny.add("secret", "ABCDEFGHIJ", cache_write=False)
     tiny.run()
@@ -251,8 +237,7 @@ def test_a_request_that_did_not_write_is_a_cause_of_its_own(index):
     assert "not written" not in picture(told(tiny, "stranger")), "second has written ABCD"
 
 
-def test_what_did_not_write_is_told_to_its_own_tenant_alone(index):
-    tiny = tiny_scheduler(index=index)
+def test_what_did_not_write_is_told_to_its_own_tenant_alone(tiny):
     tiny.add("secret", "ABCDEFGHIJ", cache_write=False, tenant="ann")
     tiny.run()
     tiny.add("bobs", "ABCDEFGHIJ", tenant="bob")
@@ -273,16 +258,14 @@ def test_a_loss_to_its_own_quota_says_so(index):
     assert "evicted for second because its tenant is at its own quota" in str(explanation)
 
 
-def test_a_failed_step_computed_nothing(index):
-    tiny = tiny_scheduler(index=index)
+def test_a_failed_step_computed_nothing(tiny):
     tiny.add("first", "ABCDEFGH")
     tiny.failing_step()
     served(tiny, second="ABCDEFGH")
     assert picture(told(tiny, "second")) == "0-6 never computed first, 7-7 last token"
 
 
-def test_a_preempted_request_is_explained_as_it_was_first_admitted(index):
-    tiny = tiny_scheduler(index=index)
+def test_a_preempted_request_is_explained_as_it_was_first_admitted(tiny):
     served(tiny, first="ABCDEFGH")
     tiny.add("second", "ABCDEFXYZ", max_tokens=4)
     tiny.step()
@@ -355,9 +338,8 @@ def test_the_page_and_the_values_say_the_same():
     }
 
 
-def test_behind_a_public_head_no_tenant_learns_who_computed_it(index):
+def test_behind_a_public_head_no_tenant_learns_who_computed_it(tiny):
     """Two tenants begin with one published prefix and arrive in one step."""
-    tiny = tiny_scheduler(index=index)
     publisher = Identity(tenant=b"\0head")
     head = PublicPrefix(publisher.tenant, 8)
     request = make_request("publisher", "ABCDEFGH?")

@@ -15,9 +15,8 @@ def test_computed_tokens_are_split_into_prompt_and_answer():
     assert (stats.computed_prompt_tokens, stats.computed_output_tokens) == (4, 4)
 
 
-def test_tokens_that_hit_are_not_computed(index):
+def test_tokens_that_hit_are_not_computed(tiny):
     """Eight of ten hit, six in whole blocks and copied; the answer's last is never computed."""
-    tiny = tiny_scheduler(index=index)
     tiny.add("one", "ABCDEFGHIJ", max_tokens=3)
     tiny.run()
     stats = tiny.scheduler.stats
@@ -28,9 +27,8 @@ def test_tokens_that_hit_are_not_computed(index):
     assert stats.num_steps == 6
 
 
-def test_queries_and_hits_are_counted_once_per_request_and_returns_apart(index):
+def test_queries_and_hits_are_counted_once_per_request_and_returns_apart(tiny):
     """A busy engine cannot make its hit ratio look better than it is."""
-    tiny = tiny_scheduler(index=index)
     tiny.add("one", "ABCDEF", max_tokens=3)
     tiny.add("two", "ABCDEx", max_tokens=3)
     tiny.step()
@@ -53,9 +51,8 @@ def test_a_sibling_that_waited_is_no_new_request(index):
     assert tiny.sequences["one/2"].num_preemptions == 0
 
 
-def test_what_a_request_found_is_told_by_the_token(index):
+def test_what_a_request_found_is_told_by_the_token(tiny):
     """Four tokens in a whole block, two copied; its sibling says the same."""
-    tiny = tiny_scheduler(index=index)
     tiny.add("before", "ABCDEFGH")
     tiny.run()
     tiny.add("one", "ABCDEFx", n=2, max_tokens=2)
@@ -64,9 +61,8 @@ def test_what_a_request_found_is_told_by_the_token(index):
     assert tiny.hits("one") == tiny.hits("one/1") == (4, 2)
 
 
-def test_tokens_that_another_computed_meanwhile_are_told_from_those_that_were_there(index):
+def test_tokens_that_another_computed_meanwhile_are_told_from_those_that_were_there(tiny):
     """The second came with the first and found ABCDEFGH in its step; the third came later."""
-    tiny = tiny_scheduler(index=index)
     tiny.add("first", "ABCDEFGHvw", max_tokens=2)
     tiny.add("second", "ABCDEFGHxy", max_tokens=2)
     tiny.run()

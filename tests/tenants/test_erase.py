@@ -104,15 +104,13 @@ def test_the_receipt_counts_blocks_of_all_groups(index):
     assert cache.prefix_cache.admin.erase(SALT).num_blocks == 3 + kept
 
 
-def test_who_is_unknown_is_erased_with_an_empty_receipt(index):
-    cache = tiny_cache(8, index=index)
+def test_who_is_unknown_is_erased_with_an_empty_receipt(cache):
     cache.serve("ABCDEFGH", tenant=b"somebody else")
     assert cache.prefix_cache.admin.erase(SALT) == EraseReceipt()
     assert cache.match("ABCDEFGHI", tenant=b"somebody else").num_tokens == 8
 
 
-def test_a_tenant_that_runs_is_not_erased_and_nothing_changes(index):
-    cache = tiny_cache(8, index=index)
+def test_a_tenant_that_runs_is_not_erased_and_nothing_changes(cache):
     cache.serve("ABCDEFGH", tenant=SALT)
     cache.admit("running", "ABCDEFGHI", tenant=SALT)
     before = cache.manager.describe()

@@ -52,17 +52,15 @@ def flood(cache: TinyCache, prompts: int = 20) -> None:
 # --- what is answered ---------------------------------------------------------------------
 
 
-def test_what_is_cached_is_held_in_whole_blocks(index):
+def test_what_is_cached_is_held_in_whole_blocks(cache):
     """Ten tokens fill two blocks; the lease asks for no more than those."""
-    cache = tiny_cache(8, index=index)
     cache.serve("ABCDEFGHIJ")
     receipt = lease(cache, "ABCDEFGHIJ")
     assert receipt == LeaseReceipt(LeaseStatus.ACCEPTED, 8, "", receipt.lease_id, None)
     assert cache.picture().startswith("ABCD:held EFGH:held IJ~:evictable free")
 
 
-def test_a_lease_is_clipped_to_what_is_cached_and_says_so(index):
-    cache = tiny_cache(8, index=index)
+def test_a_lease_is_clipped_to_what_is_cached_and_says_so(cache):
     cache.serve("ABCDEFGH")
     receipt = lease(cache, "ABCDEFGHIJKL")
     assert (receipt.status, receipt.num_tokens) == (LeaseStatus.CLIPPED, 8)
@@ -77,15 +75,13 @@ def test_a_lease_is_clipped_to_what_is_cached_and_says_so(index):
         ("", "its 0 tokens do not fill a block of 4: lease a longer prefix"),
     ],
 )
-def test_where_there_is_nothing_to_hold_a_lease_is_rejected(index, prompt, reason):
-    cache = tiny_cache(8, index=index)
+def test_where_there_is_nothing_to_hold_a_lease_is_rejected(cache, prompt, reason):
     cache.serve("ABCDEFGH")
     assert lease(cache, prompt) == LeaseReceipt(LeaseStatus.REJECTED, reason=reason)
     assert cache.prefix_cache.admin.num_leases == 0
 
 
-def test_a_lease_holds_no_other_tenant_s_blocks(index):
-    cache = tiny_cache(8, index=index)
+def test_a_lease_holds_no_other_tenant_s_blocks(cache):
     cache.serve("ABCDEFGH", tenant=b"one")
     assert lease(cache, "ABCDEFGH", tenant=b"two").status is LeaseStatus.REJECTED
 
@@ -143,9 +139,8 @@ def test_a_time_to_live_is_positive(ttl_s):
 # --- what is kept -------------------------------------------------------------------------
 
 
-def test_a_pinned_path_survives_a_flood(index):
+def test_a_pinned_path_survives_a_flood(cache):
     """Twenty prompts of half the pool pass by; what is not pinned beside it goes."""
-    cache = tiny_cache(8, index=index)
     cache.serve("ABCDEFGH")
     cache.serve("abcdefgh")
     lease(cache, "ABCDEFGH")
@@ -154,8 +149,7 @@ def test_a_pinned_path_survives_a_flood(index):
     assert cache.match("abcdefgh!").num_tokens == 0
 
 
-def test_a_released_lease_keeps_nothing(index):
-    cache = tiny_cache(8, index=index)
+def test_a_released_lease_keeps_nothing(cache):
     cache.serve("ABCDEFGH")
     receipt = lease(cache, "ABCDEFGH")
     assert cache.prefix_cache.admin.end_lease(receipt.lease_id)
@@ -177,8 +171,7 @@ def test_whatever_is_pinned_the_longest_request_runs(index):
     assert cache.admit("longest", "ABCDEFGHIJKLMNOPQRST") is not None
 
 
-def test_a_lease_on_what_runs_outlives_it(index):
-    cache = tiny_cache(8, index=index)
+def test_a_lease_on_what_runs_outlives_it(cache):
     cache.admit("running", "ABCDEFGH")
     lease(cache, "ABCDEFGH")
     cache.finish("running")
@@ -212,8 +205,7 @@ def test_leases_leave_a_window_s_pool_enough_for_one_sequence(index):
 # --- for how long -------------------------------------------------------------------------
 
 
-def test_a_lease_ends_when_its_time_is_up(index):
-    cache = tiny_cache(8, index=index)
+def test_a_lease_ends_when_its_time_is_up(cache):
     cache.serve("ABCDEFGH")
     receipt = lease(cache, "ABCDEFGH", FOR_FIVE)
     assert receipt.expires_s == cache.num_steps + 5
@@ -222,8 +214,7 @@ def test_a_lease_ends_when_its_time_is_up(index):
     assert cache.picture().startswith("ABCD:evictable EFGH:evictable")
 
 
-def test_a_pin_never_ends_by_itself(index):
-    cache = tiny_cache(8, index=index)
+def test_a_pin_never_ends_by_itself(cache):
     cache.serve("ABCDEFGH")
     lease(cache, "ABCDEFGH")
     assert wait(cache, 10**9) == 1
@@ -233,9 +224,8 @@ def test_a_pin_never_ends_by_itself(index):
     ("terms", "seconds", "refreshed"),
     [(ANTHROPIC_5M, 300, True), (ANTHROPIC_1H, 3600, True), (OPENAI_24H, 86400, False)],
 )
-def test_the_presets_last_as_long_as_those_of_hosted_apis(index, terms, seconds, refreshed):
+def test_the_presets_last_as_long_as_those_of_hosted_apis(cache, terms, seconds, refreshed):
     """Used one second before its end, a refreshed one lasts as long once more."""
-    cache = tiny_cache(8, index=index)
     cache.serve("ABCDEFGH")
     lease(cache, "ABCDEFGH", terms)
     assert wait(cache, seconds - 2) == 1
@@ -256,8 +246,7 @@ def test_the_presets_last_as_long_as_those_of_hosted_apis(index, terms, seconds,
         ("ABCDEFGHIJ", b"other", False),
     ],
 )
-def test_a_lease_is_refreshed_by_who_uses_all_of_it(index, prompt, tenant, refreshes):
-    cache = tiny_cache(8, index=index)
+def test_a_lease_is_refreshed_by_who_uses_all_of_it(cache, prompt, tenant, refreshes):
     cache.serve("ABCDEFGH")
     lease(cache, "ABCDEFGH", FOR_FIVE_REFRESHED)
     wait(cache, 3)
@@ -265,8 +254,7 @@ def test_a_lease_is_refreshed_by_who_uses_all_of_it(index, prompt, tenant, refre
     assert wait(cache, 1) == int(refreshes)
 
 
-def test_who_does_not_read_the_cache_refreshes_nothing(index):
-    cache = tiny_cache(8, index=index)
+def test_who_does_not_read_the_cache_refreshes_nothing(cache):
     cache.serve("ABCDEFGH")
     lease(cache, "ABCDEFGH", FOR_FIVE_REFRESHED)
     wait(cache, 3)
