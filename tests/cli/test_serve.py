@@ -19,7 +19,7 @@ from .terminal import Terminal
 MODEL = "tiny-shakespeare"
 
 
-def test_it_serves_this_machine_alone_and_drains_when_it_is_told_to_end(tmp_path: Path) -> None:
+def test_it_serves_this_machine_alone_and_drains_when_it_is_told_to_end(tmp_path: Path):
     """After SIGTERM: not ready, nothing new, what runs goes on to its end, exit code 0."""
     adapter = save_adapter(resolve_model(MODEL), tmp_path / "sql", 1)
     named = ("--lora-modules", f"sql={adapter}")
@@ -48,13 +48,13 @@ def test_it_serves_this_machine_alone_and_drains_when_it_is_told_to_end(tmp_path
         assert server.wait() == 0
 
 
-def test_another_host_is_refused_without_keys(terminal: Terminal) -> None:
+def test_another_host_is_refused_without_keys(terminal: Terminal):
     line = terminal.refuse("serve", "--host", "0.0.0.0")
 
     assert "host='0.0.0.0' can be reached from other machines" in line
 
 
-def test_an_address_in_use_is_refused_before_a_model_is_loaded(terminal: Terminal) -> None:
+def test_an_address_in_use_is_refused_before_a_model_is_loaded(terminal: Terminal):
     """The model does not exist, and that is not what is complained about."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -64,11 +64,11 @@ def test_an_address_in_use_is_refused_before_a_model_is_loaded(terminal: Termina
     assert "--port 0" in line
 
 
-def test_a_wrong_setting_of_the_engine_is_refused_by_name(terminal: Terminal) -> None:
+def test_a_wrong_setting_of_the_engine_is_refused_by_name(terminal: Terminal):
     assert "order='best'" in terminal.refuse("serve", "--order", "best", "--port", "0")
 
 
-def test_a_conversation_hits_after_a_restart(tmp_path: Path) -> None:
+def test_a_conversation_hits_after_a_restart(tmp_path: Path):
     """Serve with a disk, SIGTERM, serve again: the first request finds its prefix on the disk."""
     options = ("--num-blocks", "64", "--kv-disk", str(tmp_path / "kv"), "--kv-disk-bytes", "64MiB")
     call = {"model": MODEL, "prompt": "To be, or not " * 8, "max_tokens": 4, "temperature": 0}

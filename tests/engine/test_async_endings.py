@@ -20,7 +20,7 @@ from tests.support.waiting import other_tasks_have_started, until
 # --- leaving early ---
 
 
-async def test_who_leaves_the_iteration_is_cancelled(checkpoints: Checkpoints) -> None:
+async def test_who_leaves_the_iteration_is_cancelled(checkpoints: Checkpoints):
     """The request would go on for long; its blocks are free as soon as the reader has left."""
     long = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
 
@@ -34,7 +34,7 @@ async def test_who_leaves_the_iteration_is_cancelled(checkpoints: Checkpoints) -
         assert llm.engine.scheduler_stats.num_steps < 40
 
 
-async def test_a_break_is_enough(checkpoints: Checkpoints, expected: list[list[int]]) -> None:
+async def test_a_break_is_enough(checkpoints: Checkpoints, expected: list[list[int]]):
     """``async for`` leaves the closing to the event loop."""
     with async_llm(checkpoints) as llm:
         async for output in llm.generate(STEM, GREEDY):
@@ -45,7 +45,7 @@ async def test_a_break_is_enough(checkpoints: Checkpoints, expected: list[list[i
 
 async def test_a_follower_takes_over_when_its_leaders_task_is_cancelled(
     index: str, checkpoints: Checkpoints, expected: list[list[int]]
-) -> None:
+):
     """The leader is in the middle of its prompt: 16 of 21 tokens are computed."""
     with async_llm(checkpoints, index=index, max_chunk_tokens=8) as llm:
         steps = StepByStep(llm)
@@ -68,7 +68,7 @@ async def test_a_follower_takes_over_when_its_leaders_task_is_cancelled(
 
 async def test_an_aborted_request_hands_over_what_there_is(
     checkpoints: Checkpoints, expected: list[list[int]]
-) -> None:
+):
     with async_llm(checkpoints) as llm:
         steps = StepByStep(llm)
         stream = llm.generate(STEM, GREEDY, request_id="mine")
@@ -88,7 +88,7 @@ async def test_an_aborted_request_hands_over_what_there_is(
 @pytest.mark.parametrize("seed", range(3))
 async def test_of_many_clients_that_come_and_go_none_is_lost_or_mixed_up(
     seed: int, index: str, checkpoints: Checkpoints, expected: list[list[int]]
-) -> None:
+):
     """Sixty clients on a pool for three: some leave, some are cancelled, some abort by name."""
     chance = random.Random(seed)
 
@@ -134,7 +134,7 @@ async def test_of_many_clients_that_come_and_go_none_is_lost_or_mixed_up(
 
 def test_an_event_loop_that_is_gone_hurts_no_other_caller(
     checkpoints: Checkpoints, expected: list[list[int]]
-) -> None:
+):
     """Its stream was never closed, and its question never heard; the next loop is served."""
     long = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
 
@@ -157,7 +157,7 @@ def test_an_event_loop_that_is_gone_hurts_no_other_caller(
 
 async def test_a_failed_step_ends_its_requests_with_an_error_and_no_others(
     checkpoints: Checkpoints, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     """One seat: the second request comes when the first has failed."""
     with async_llm(checkpoints, max_num_seqs=1) as llm:
         runner = llm.engine.runner
@@ -202,7 +202,7 @@ def break_down(*_: Any) -> None:
 
 async def test_when_the_loop_breaks_everybody_is_told(
     breakable: AsyncLLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     """Those who run, those who wait, those who ask, and those who come later."""
     llm = breakable
 
@@ -227,7 +227,7 @@ async def test_when_the_loop_breaks_everybody_is_told(
 
 async def test_a_question_that_breaks_the_loop_is_answered_with_what_broke_it(
     breakable: AsyncLLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     llm = breakable
 
     steps, running = await begun(llm)
@@ -247,7 +247,7 @@ async def test_a_question_that_breaks_the_loop_is_answered_with_what_broke_it(
 
 async def test_a_shutdown_ends_requests_that_are_under_way(
     checkpoints: Checkpoints, expected: list[list[int]]
-) -> None:
+):
     """Readers get what there is; those who come later are refused; a second call does nothing."""
     with async_llm(checkpoints) as llm:
         steps, streams = await all_begun(llm)
@@ -270,7 +270,7 @@ async def test_a_shutdown_ends_requests_that_are_under_way(
 
 def test_a_request_that_is_being_made_during_the_shutdown_is_refused(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     """It passed every check while the engine was there, and comes when it is gone."""
     with async_llm(checkpoints) as llm:
         make = llm.engine.make_request
@@ -285,9 +285,7 @@ def test_a_request_that_is_being_made_during_the_shutdown_is_refused(
             run(last(llm.generate(STEM, GREEDY)))
 
 
-async def test_requests_in_the_queue_during_the_shutdown_are_refused(
-    checkpoints: Checkpoints,
-) -> None:
+async def test_requests_in_the_queue_during_the_shutdown_are_refused(checkpoints: Checkpoints):
     """The engine is in the middle of a step, so none of them is added before it is closed."""
     with async_llm(checkpoints) as llm:
         steps = StepByStep(llm)
@@ -307,7 +305,7 @@ async def test_requests_in_the_queue_during_the_shutdown_are_refused(
     assert all(isinstance(other, EngineStopped) for other in others), others
 
 
-def test_a_context_shuts_down_at_its_end(checkpoints: Checkpoints) -> None:
+def test_a_context_shuts_down_at_its_end(checkpoints: Checkpoints):
     path = str(checkpoints.path("llama"))
 
     async def story() -> tuple[AsyncLLM, RequestOutput]:
@@ -321,7 +319,7 @@ def test_a_context_shuts_down_at_its_end(checkpoints: Checkpoints) -> None:
         run(last(llm.generate(STEM, GREEDY)))
 
 
-def test_counters_can_be_read_at_any_time(checkpoints: Checkpoints) -> None:
+def test_counters_can_be_read_at_any_time(checkpoints: Checkpoints):
     with async_llm(checkpoints) as llm:
         run(last(llm.generate(STEM, GREEDY)))
         run(last(llm.generate(STEM, GREEDY)))

@@ -39,7 +39,7 @@ from tests.support.waiting import other_tasks_have_started
 
 async def test_each_output_has_all_of_the_text_so_far(
     checkpoints: Checkpoints, expected: list[list[int]]
-) -> None:
+):
     with async_llm(checkpoints) as llm:
         outputs = [output async for output in llm.generate(STEM, GREEDY)]
 
@@ -53,7 +53,7 @@ async def test_each_output_has_all_of_the_text_so_far(
 
 async def test_many_at_once_get_what_each_would_get_alone(
     checkpoints: Checkpoints, expected: list[list[int]]
-) -> None:
+):
     with async_llm(checkpoints) as llm:
         outputs = await ends(*(llm.generate(prompt, GREEDY) for prompt in PROMPTS * 5))
 
@@ -67,7 +67,7 @@ async def test_many_at_once_get_what_each_would_get_alone(
 )
 async def test_an_interval_makes_fewer_outputs_of_a_stream_the_first_and_the_last_at_once(
     checkpoints: Checkpoints, asked_for: int | None, lengths: list[int]
-) -> None:
+):
     """The engine wants three tokens for an output; a request may ask for more, not for fewer."""
     params, found = replace(GREEDY, stream_interval=asked_for), []
 
@@ -87,9 +87,7 @@ async def test_an_interval_makes_fewer_outputs_of_a_stream_the_first_and_the_las
     assert found == lengths
 
 
-async def test_a_continuation_is_streamed_at_once_when_another_has_ended(
-    checkpoints: Checkpoints,
-) -> None:
+async def test_a_continuation_is_streamed_at_once_when_another_has_ended(checkpoints: Checkpoints):
     """Of two, one ends early; each of the other's tokens is an output of its own from then on."""
     sampled = replace(GREEDY, temperature=1.0, seed=1, n=2)
     found: list[tuple[int, ...]] = []
@@ -113,7 +111,7 @@ async def test_a_continuation_is_streamed_at_once_when_another_has_ended(
 
 def test_a_slow_reader_misses_no_token_and_holds_up_no_other(
     checkpoints: Checkpoints, expected: list[list[int]]
-) -> None:
+):
     """It reads one output, waits until another request has ended, and gets the rest at once."""
 
     async def story(llm: AsyncLLM) -> list[RequestOutput]:
@@ -132,7 +130,7 @@ def test_a_slow_reader_misses_no_token_and_holds_up_no_other(
     assert tokens_of(outputs[-1]) == expected[0]
 
 
-def test_a_conversation_is_streamed(bard: LLM) -> None:
+def test_a_conversation_is_streamed(bard: LLM):
     messages = [{"role": "user", "content": "What news?"}]
     offline = bard.chat(messages, GREEDY, use_tqdm=False)[0]
     llm = AsyncLLM("tiny-shakespeare", dtype="float32", num_blocks=64)
@@ -154,7 +152,7 @@ def test_a_conversation_is_streamed(bard: LLM) -> None:
 )
 def test_threads_that_wait_sleep_soon_unless_told_otherwise(
     given: dict[str, str], spins: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     """They share the cores with Python and the event loop; torch reads it when it is loaded."""
     monkeypatch.setattr(os, "environ", dict(given))
     assert ostinato.AsyncLLM is AsyncLLM
@@ -163,7 +161,7 @@ def test_threads_that_wait_sleep_soon_unless_told_otherwise(
 
 def test_a_model_is_loaded_in_a_thread_that_ends(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     """OpenMP would keep the threads that it lent to the loading thread, beside the engine's."""
     loaders: list[threading.Thread] = []
 
@@ -182,7 +180,7 @@ def test_a_model_is_loaded_in_a_thread_that_ends(
 
 async def test_a_step_of_many_streams_wakes_the_event_loop_once(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     """Four streams of eight tokens: in steps that all take part in, one call brings all four."""
     posts: list[int] = []
 
@@ -207,7 +205,7 @@ async def test_a_step_of_many_streams_wakes_the_event_loop_once(
 
 async def test_the_next_turn_of_who_was_just_answered_misses_no_step(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     """Two talk: while one goes on, the other is answered and asks again, three times."""
     monkeypatch.setattr(engine_thread, "PATIENCE", 1e6)  # a test's steps take no time
     wait_for_turns = CommandQueue.run_until
@@ -240,7 +238,7 @@ async def test_the_next_turn_of_who_was_just_answered_misses_no_step(
 
 def test_callers_who_never_ask_again_are_seldom_waited_for(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     with async_llm(checkpoints, num_blocks=128, max_num_seqs=2) as llm:
         waits: list[int] = []
         count = lambda _, most, __: waits.append(most) or 0  # noqa: E731
@@ -285,7 +283,7 @@ async def test_a_bad_request_is_refused_and_the_engine_goes_on(
     error: type[Exception],
     checkpoints: Checkpoints,
     expected: list[list[int]],
-) -> None:
+):
     with async_llm(checkpoints) as llm:
         with pytest.raises(error):
             await last(llm.generate(prompt, params))
@@ -293,14 +291,14 @@ async def test_a_bad_request_is_refused_and_the_engine_goes_on(
 
 
 @pytest.mark.parametrize("named", [{"priority": "high"}, {"request_id": 5}])
-async def test_names_and_priorities_are_checked(named: Any, checkpoints: Checkpoints) -> None:
+async def test_names_and_priorities_are_checked(named: Any, checkpoints: Checkpoints):
     with async_llm(checkpoints) as llm, pytest.raises(RequestError, match="must be"):
         await last(llm.generate(STEM, GREEDY, **named))
 
 
 async def test_a_name_in_use_is_refused_and_who_had_it_goes_on(
     checkpoints: Checkpoints, expected: list[list[int]]
-) -> None:
+):
     """Both were made before either was added; the second one's end must not end the first."""
     with async_llm(checkpoints) as llm:
         steps = StepByStep(llm)
@@ -319,7 +317,7 @@ async def test_a_name_in_use_is_refused_and_who_had_it_goes_on(
 
 async def test_a_caller_who_is_refused_and_leaves_first_ends_no_other_request(
     checkpoints: Checkpoints, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     """The refusal is on its way when the second one's task is cancelled."""
 
     def make_prompt(make: Any) -> PreparedRequest:
@@ -350,7 +348,7 @@ async def test_a_caller_who_is_refused_and_leaves_first_ends_no_other_request(
 
 async def test_a_reset_is_refused_while_requests_run_unless_they_are_preempted(
     checkpoints: Checkpoints, expected: list[list[int]]
-) -> None:
+):
     with async_llm(checkpoints) as llm:
         steps, streams = await all_begun(llm)
         refused = asyncio.ensure_future(llm.reset_prefix_cache())

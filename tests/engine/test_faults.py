@@ -61,7 +61,7 @@ def run(engine: Engine) -> dict[str, RequestOutput]:
 @pytest.mark.parametrize("step", range(9))
 def test_after_a_failed_step_answers_are_exact(
     step: int, index: str, make_llm: MakeLLM, expected: list[list[int]]
-) -> None:
+):
     """Chunked prefills, copies, shared blocks and decodes: each step fails once, then all is run.
 
     Law 5: nothing that the failed step was to publish is found afterwards.
@@ -84,7 +84,7 @@ def test_after_a_failed_step_answers_are_exact(
 @pytest.mark.parametrize("step", [0, 3, 6])
 def test_under_memory_pressure_a_failed_step_leaves_no_trace_either(
     step: int, index: str, make_llm: MakeLLM, expected: list[list[int]]
-) -> None:
+):
     """A pool in which requests preempt and evict each other."""
     llm = make_llm("llama", index=index, num_blocks=12)
     for _ in range(2):
@@ -98,7 +98,7 @@ def test_under_memory_pressure_a_failed_step_leaves_no_trace_either(
 
 def test_only_requests_of_the_failed_step_end(
     make_llm: MakeLLM, expected: list[list[int]], caplog: pytest.LogCaptureFixture
-) -> None:
+):
     """One seat: the first runs and fails in its third step, the others come after it."""
     llm = make_llm("llama", max_num_seqs=1)
 
@@ -118,7 +118,7 @@ def test_only_requests_of_the_failed_step_end(
     assert records[0].exc_info is not None and records[0].exc_info[0] is Sabotage
 
 
-def test_what_was_computed_before_the_failed_step_is_still_found(make_llm: MakeLLM) -> None:
+def test_what_was_computed_before_the_failed_step_is_still_found(make_llm: MakeLLM):
     """31 tokens in chunks of 8: the third fails, and the first two stay: 16 tokens."""
     llm = make_llm("llama", max_chunk_tokens=8)
     with sabotage(llm, step=2), pytest.raises(StepFailed) as caught:
@@ -130,7 +130,7 @@ def test_what_was_computed_before_the_failed_step_is_still_found(make_llm: MakeL
     assert llm.generate([STEM], GREEDY, use_tqdm=False)[0].num_cached_tokens == 16
 
 
-def test_all_continuations_of_a_request_fail_together(make_llm: MakeLLM) -> None:
+def test_all_continuations_of_a_request_fail_together(make_llm: MakeLLM):
     """Two seats for four continuations: those that still wait end with the others."""
     llm = make_llm("llama", max_num_seqs=2)
     four = SamplingParams(n=4, seed=1, max_tokens=6, ignore_eos=True)
@@ -143,9 +143,7 @@ def test_all_continuations_of_a_request_fail_together(make_llm: MakeLLM) -> None
     assert [len(completion.token_ids) for completion in completions] == [2, 2, 1, 1]
 
 
-def test_a_follower_takes_over_when_its_leader_fails(
-    make_llm: MakeLLM, expected: list[list[int]]
-) -> None:
+def test_a_follower_takes_over_when_its_leader_fails(make_llm: MakeLLM, expected: list[list[int]]):
     """The twin waits for the leader's chunks; the leader's second one fails."""
     llm = make_llm("llama", max_chunk_tokens=8)
     engine = llm.engine
@@ -161,7 +159,7 @@ def test_a_follower_takes_over_when_its_leader_fails(
 
 def test_an_error_behind_the_forward_pass_leaves_nothing_either(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, expected: list[list[int]]
-) -> None:
+):
     """A mistake of ours reaches the caller as it is, and the engine continues."""
 
     def give_up(*_: Any) -> None:
@@ -190,7 +188,7 @@ def pythons_own_handler() -> Iterator[None]:
 @pytest.mark.parametrize("step", [0, 1, 4])
 def test_an_interrupt_in_a_forward_pass_leaves_nothing(
     step: int, index: str, make_llm: MakeLLM, expected: list[list[int]]
-) -> None:
+):
     llm = make_llm("llama", index=index, max_num_batched_tokens=17, max_num_seqs=4)
 
     with sabotage(llm, step, KeyboardInterrupt()), pytest.raises(KeyboardInterrupt):
@@ -234,7 +232,7 @@ def test_ctrl_c_tears_nothing(
     make_llm: MakeLLM,
     monkeypatch: pytest.MonkeyPatch,
     expected: list[list[int]],
-) -> None:
+):
     """A real signal, wherever it comes: the batch ends, and the next one is exact."""
     llm = make_llm("llama", max_num_batched_tokens=17, max_num_seqs=4)
 
@@ -249,7 +247,7 @@ def test_ctrl_c_tears_nothing(
 
 
 @pytest.mark.usefixtures("pythons_own_handler")
-def test_ctrl_c_does_not_wait_for_the_end_of_a_forward_pass(make_llm: MakeLLM) -> None:
+def test_ctrl_c_does_not_wait_for_the_end_of_a_forward_pass(make_llm: MakeLLM):
     """It comes in the first of two layers; the second is not computed any more."""
     llm = make_llm("llama")
     reached: list[str] = []
@@ -271,7 +269,7 @@ def test_ctrl_c_does_not_wait_for_the_end_of_a_forward_pass(make_llm: MakeLLM) -
 @pytest.mark.usefixtures("pythons_own_handler")
 def test_ctrl_c_while_a_batch_is_tidied_up_waits_for_that(
     make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     """The second Ctrl-C of an impatient user comes when the first is being obeyed."""
     llm = make_llm("llama")
     with monkeypatch.context() as patch:
@@ -286,7 +284,7 @@ def test_ctrl_c_while_a_batch_is_tidied_up_waits_for_that(
 @pytest.mark.usefixtures("pythons_own_handler")
 def test_a_programs_own_handler_is_left_alone(
     make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch, expected: list[list[int]]
-) -> None:
+):
     """The handler of the signal runs at once, and decides what it means."""
     llm = make_llm("llama")
     seen: list[int] = []
@@ -304,7 +302,7 @@ def test_a_programs_own_handler_is_left_alone(
 
 def test_when_a_leader_is_cancelled_its_follower_goes_on_where_it_was(
     index: str, make_llm: MakeLLM, expected: list[list[int]]
-) -> None:
+):
     """Two chunks of 8 are computed; the follower finds them and computes the other 15 tokens."""
     llm = make_llm("llama", index=index, max_chunk_tokens=8)
     engine = llm.engine
@@ -325,7 +323,7 @@ def test_when_a_leader_is_cancelled_its_follower_goes_on_where_it_was(
     assert engine.runner.num_tokens_computed == 31 + 5
 
 
-def test_a_follower_may_leave_while_it_waits(make_llm: MakeLLM, expected: list[list[int]]) -> None:
+def test_a_follower_may_leave_while_it_waits(make_llm: MakeLLM, expected: list[list[int]]):
     llm = make_llm("llama", max_chunk_tokens=8)
     engine = llm.engine
     leader, follower = add(engine, STEM), add(engine, STEM)
@@ -342,7 +340,7 @@ def test_a_follower_may_leave_while_it_waits(make_llm: MakeLLM, expected: list[l
 @pytest.mark.parametrize("num_steps", range(6))
 def test_a_cancelled_request_tells_what_it_brought(
     num_steps: int, make_llm: MakeLLM, expected: list[list[int]]
-) -> None:
+):
     """Before its first step, in the middle of its prompt, and while it decodes."""
     llm = make_llm("llama", max_chunk_tokens=16)
     engine = llm.engine
@@ -360,7 +358,7 @@ def test_a_cancelled_request_tells_what_it_brought(
     assert_idle(engine)
 
 
-def test_all_continuations_of_a_request_are_cancelled(make_llm: MakeLLM) -> None:
+def test_all_continuations_of_a_request_are_cancelled(make_llm: MakeLLM):
     llm = make_llm("llama", max_num_seqs=2)
     engine = llm.engine
     name = add(engine, STEM, SamplingParams(n=4, seed=1, max_tokens=6, ignore_eos=True))
@@ -374,7 +372,7 @@ def test_all_continuations_of_a_request_are_cancelled(make_llm: MakeLLM) -> None
     assert_idle(engine)
 
 
-def test_a_cancelled_request_is_not_known_any_more(llm: LLM) -> None:
+def test_a_cancelled_request_is_not_known_any_more(llm: LLM):
     engine = llm.engine
     name = add(engine, STEM)
 
@@ -386,7 +384,7 @@ def test_a_cancelled_request_is_not_known_any_more(llm: LLM) -> None:
 # --- names, and the cache in use ---
 
 
-def test_a_name_is_unique_among_live_requests(llm: LLM) -> None:
+def test_a_name_is_unique_among_live_requests(llm: LLM):
     engine = llm.engine
     first = engine.make_request(Prompt(token_ids=STEM), GREEDY, "twin")
     second = engine.make_request(Prompt(token_ids=STEM), GREEDY, "twin")
@@ -402,7 +400,7 @@ def test_a_name_is_unique_among_live_requests(llm: LLM) -> None:
     run(engine)
 
 
-def test_names_that_are_made_up_avoid_those_in_use(make_llm: MakeLLM) -> None:
+def test_names_that_are_made_up_avoid_those_in_use(make_llm: MakeLLM):
     llm = make_llm("llama")
     engine = llm.engine
     taken = [add(engine, STEM, request_id=f"request-{number}") for number in (0, 1, 3)]
@@ -414,14 +412,14 @@ def test_names_that_are_made_up_avoid_those_in_use(make_llm: MakeLLM) -> None:
 
 
 @pytest.mark.parametrize("name", [5, b"x", ["x"]])
-def test_a_name_is_a_text(name: Any, llm: LLM) -> None:
+def test_a_name_is_a_text(name: Any, llm: LLM):
     with pytest.raises(RequestError, match=r"request_id=.*: must be a str"):
         llm.engine.make_request(Prompt(token_ids=STEM), GREEDY, name)
 
 
 def test_a_reset_is_refused_while_requests_run_unless_they_are_preempted(
     index: str, make_llm: MakeLLM, expected: list[list[int]]
-) -> None:
+):
     """A refused reset changes nothing; one that preempts changes no answer."""
     llm = make_llm("llama", index=index)
     engine = llm.engine

@@ -16,7 +16,7 @@ from ostinato.engine.token_table import TokenTable
 
 async def test_each_log_probability_is_written_once_however_long_the_stream(
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+):
     """Every output of a stream holds all that came before; that is shared, not made anew."""
     named = 0
     text = TokenTable.text
@@ -39,7 +39,7 @@ async def test_each_log_probability_is_written_once_however_long_the_stream(
     assert named <= 40 * 5 + 13 * 3
 
 
-def test_a_text_far_too_long_is_refused_before_all_of_it_is_tokenized() -> None:
+def test_a_text_far_too_long_is_refused_before_all_of_it_is_tokenized():
     """Ten million characters for a context of 64 tokens: a piece or two of them are looked at."""
     num_characters = 0
 
@@ -53,13 +53,13 @@ def test_a_text_far_too_long_is_refused_before_all_of_it_is_tokenized() -> None:
     assert num_characters < 100_000
 
 
-def test_a_text_of_few_tokens_is_served_however_long_it_is() -> None:
+def test_a_text_of_few_tokens_is_served_however_long_it_is():
     """Where a tokenizer makes one token of a thousand characters, length alone says nothing."""
     refuse_long_text("x" * 1_000_000, 64, cast(Any, lambda text, **_: {"input_ids": [0] * 17}))
 
 
 @pytest.mark.parametrize("make", ["LLM", "AsyncLLM"])
-def test_both_faces_refuse_a_text_far_too_long(make: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_faces_refuse_a_text_far_too_long(make: str, monkeypatch: pytest.MonkeyPatch):
     """The message names the setting."""
     text = "To be " * 20_000
     with pytest.raises(PromptTooLong, match=r"120000 characters.*raise max_model_len"):
@@ -74,7 +74,7 @@ async def _first_of_stream(text: str) -> None:
         await anext(llm.generate(text))
 
 
-async def test_short_texts_do_not_wait_for_a_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_short_texts_do_not_wait_for_a_long_one(monkeypatch: pytest.MonkeyPatch):
     """Bob is answered while Ann's book is being tokenized: it takes until then, here.
 
     Nor does a long text of his that is known but for its last word.

@@ -10,7 +10,7 @@ from ostinato.engine.tenant_queue import TenantQueue
 from tests.support.waiting import other_tasks_have_started
 
 
-async def test_a_tenant_waits_for_one_piece_of_each_other_tenant() -> None:
+async def test_a_tenant_waits_for_one_piece_of_each_other_tenant():
     """Ann sends four pieces, then Bob one: his is the second to be done."""
     done: list[str] = []
     gate = threading.Event()
@@ -27,7 +27,7 @@ async def test_a_tenant_waits_for_one_piece_of_each_other_tenant() -> None:
     assert done == ["a1", "b1", "a2", "a3", "a4"]
 
 
-async def test_a_tenant_has_one_piece_under_way_whatever_the_number_of_threads() -> None:
+async def test_a_tenant_has_one_piece_under_way_whatever_the_number_of_threads():
     """Two threads, and still Ann's second piece waits for her first."""
     under_way, most = 0, 0
 
@@ -42,7 +42,7 @@ async def test_a_tenant_has_one_piece_under_way_whatever_the_number_of_threads()
     assert most == 1
 
 
-async def test_what_is_raised_reaches_its_sender_and_the_next_piece_is_done() -> None:
+async def test_what_is_raised_reaches_its_sender_and_the_next_piece_is_done():
     """A piece that fails is its sender's affair alone."""
     queue = TenantQueue("test")
     with pytest.raises(ZeroDivisionError):
@@ -50,7 +50,7 @@ async def test_what_is_raised_reaches_its_sender_and_the_next_piece_is_done() ->
     assert await queue.run("ann", lambda: 7) == 7
 
 
-async def test_a_sender_that_goes_away_gives_up_its_place() -> None:
+async def test_a_sender_that_goes_away_gives_up_its_place():
     """Its piece is not done; what waits behind it is."""
     done: list[str] = []
     gate = threading.Event()

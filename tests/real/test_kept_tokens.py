@@ -37,7 +37,7 @@ def num_missed(ask: Ask) -> int:
 
 
 @pytest.mark.nightly
-def test_every_turn_hits_all_tokens_of_those_before_it(state: ServerState) -> None:
+def test_every_turn_hits_all_tokens_of_those_before_it(state: ServerState):
     def ask(messages: list[dict[str, str]], seed: int) -> Turn:
         async def last() -> RequestOutput:
             params = SamplingParams(max_tokens=NUM_NEW, seed=seed, logit_bias=NO_MARKS)
@@ -52,7 +52,7 @@ def test_every_turn_hits_all_tokens_of_those_before_it(state: ServerState) -> No
     assert num_missed(ask) == 0
 
 
-def test_every_turn_of_a_client_hits_all_tokens_of_those_before_it(client: openai.OpenAI) -> None:
+def test_every_turn_of_a_client_hits_all_tokens_of_those_before_it(client: openai.OpenAI):
     def ask(messages: Any, seed: int) -> Turn:
         answer = client.chat.completions.create(
             model="smollm2",

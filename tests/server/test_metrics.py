@@ -117,7 +117,7 @@ async def known_traffic(state: ServerState) -> None:
     await ask(state, BOB, "abcdefghijklmnop")
 
 
-def test_how_steps_are_computed_is_information_that_never_changes(llm) -> None:
+def test_how_steps_are_computed_is_information_that_never_changes(llm):
     with serving(ServerState(llm, ServerConfig())) as url:
         page = scrape(url)
 
@@ -126,7 +126,7 @@ def test_how_steps_are_computed_is_information_that_never_changes(llm) -> None:
     assert page.labels("ostinato_compute_path_info", "dtype") == {"float32"}
 
 
-def test_prompt_tokens_by_origin_add_up_to_known_traffic(llm) -> None:
+def test_prompt_tokens_by_origin_add_up_to_known_traffic(llm):
     """Of 80: 12 cached, 12 waited for and 3 copied (MNO); Bob finds nothing of Ann's."""
     state = ServerState(llm, ServerConfig())
     with serving(state) as url:
@@ -156,7 +156,7 @@ def test_prompt_tokens_by_origin_add_up_to_known_traffic(llm) -> None:
     assert after.value("ostinato_blocks") == 24
 
 
-def test_what_other_sizes_and_policies_would_find_is_a_gauge_each(llm) -> None:
+def test_what_other_sizes_and_policies_would_find_is_a_gauge_each(llm):
     """Three sizes, and LRU at this size; administrators see the same."""
     state = ServerState(llm, ServerConfig())
     with serving(state) as url:
@@ -184,7 +184,7 @@ def test_what_other_sizes_and_policies_would_find_is_a_gauge_each(llm) -> None:
     assert double > half + 0.1, "seven prompts need more room than there is"
 
 
-def test_evictions_show_how_old_and_how_far_apart(llm) -> None:
+def test_evictions_show_how_old_and_how_far_apart(llm):
     """Forty different prompts through twenty-four blocks."""
     state = ServerState(llm, ServerConfig())
     with serving(state) as url:
@@ -207,7 +207,7 @@ def test_evictions_show_how_old_and_how_far_apart(llm) -> None:
     assert states["evictable"] == llm.engine.cache.manager.pool.num_evictable > 0
 
 
-def test_names_and_units_follow_the_conventions(llm) -> None:
+def test_names_and_units_follow_the_conventions(llm):
     """What ``promtool check metrics`` would say, in short."""
     state = ServerState(llm, ServerConfig())
     with serving(state) as url:
@@ -250,14 +250,14 @@ def check_histogram(family) -> None:
         assert buckets[-1] == (float("inf"), counts[rest]), family.name
 
 
-def test_tenants_are_named_only_if_the_administrator_says_so(llm) -> None:
+def test_tenants_are_named_only_if_the_administrator_says_so(llm):
     state = ServerState(llm, ServerConfig(metrics_tenant_names=True))
     with serving(state) as url:
         asyncio.run(ask(state, ANN, "abc"))
         assert scrape(url).labels("ostinato_tenant_prompt_tokens_total", "tenant") == {"ann"}
 
 
-def test_a_thousand_tenants_are_sixty_five_labels(llm) -> None:
+def test_a_thousand_tenants_are_sixty_five_labels(llm):
     state = ServerState(llm, ServerConfig())
     with serving(state) as url:
 
@@ -272,7 +272,7 @@ def test_a_thousand_tenants_are_sixty_five_labels(llm) -> None:
     assert page.value(name, tenant="tenant-65", result="miss") == 6 * 3
 
 
-def test_routes_are_counted_by_template_and_strangers_addresses_not_at_all(llm) -> None:
+def test_routes_are_counted_by_template_and_strangers_addresses_not_at_all(llm):
     state = ServerState(llm, ServerConfig())
     with serving(state) as url:
         httpx.get(f"{url}/v1/models/tiny-shakespeare")
@@ -288,7 +288,7 @@ def test_routes_are_counted_by_template_and_strangers_addresses_not_at_all(llm) 
     assert not any("secret" in str(sample.labels) for sample in page.samples)
 
 
-def test_the_administrator_alone_may_scrape(llm) -> None:
+def test_the_administrator_alone_may_scrape(llm):
     class OnlyTenants:
         def identify(self, headers) -> Caller:
             return ANN
@@ -300,7 +300,7 @@ def test_the_administrator_alone_may_scrape(llm) -> None:
     assert answer.json()["error"]["code"] == "not_an_administrator"
 
 
-async def test_refusals_and_readers_who_left_are_counted(llm) -> None:
+async def test_refusals_and_readers_who_left_are_counted(llm):
     state = ServerState(llm, ServerConfig(max_requests=1))
 
     with serving(state) as url:
@@ -315,7 +315,7 @@ async def test_refusals_and_readers_who_left_are_counted(llm) -> None:
     assert page.value("ostinato_refused_requests_total", status="429") == 1
 
 
-def test_a_scrape_is_answered_while_a_step_takes_long(llm, monkeypatch) -> None:
+def test_a_scrape_is_answered_while_a_step_takes_long(llm, monkeypatch):
     """The engine is held up in a forward pass; the page shows what was seen last."""
     goes_on, entered = threading.Event(), threading.Event()
     execute = llm.engine.runner.execute
@@ -339,14 +339,14 @@ def test_a_scrape_is_answered_while_a_step_takes_long(llm, monkeypatch) -> None:
             asking.join()
 
 
-def test_shares_have_four_labels() -> None:
+def test_shares_have_four_labels():
     shares = (0, 0.1, 0.5, 0.89, 0.9, 1)
     assert [hit_share_label(share) for share in shares] == [
         "none", "below_half", "half_or_more", "half_or_more", "nearly_all", "nearly_all",
     ]  # fmt: skip
 
 
-def test_the_dashboard_asks_for_metrics_and_labels_that_exist(llm) -> None:
+def test_the_dashboard_asks_for_metrics_and_labels_that_exist(llm):
     """And every metric of ours but the HTTP times is on it."""
     path = Path(ostinato.server.__file__).parent / "dashboards" / "ostinato.json"
     board = json.loads(path.read_text(encoding="utf-8"))
@@ -383,7 +383,7 @@ def test_the_dashboard_asks_for_metrics_and_labels_that_exist(llm) -> None:
     assert len(cells) == len(set(cells)), "panels overlap"
 
 
-def test_the_page_of_the_docs_lists_every_metric(llm) -> None:
+def test_the_page_of_the_docs_lists_every_metric(llm):
     text = (Path(__file__).parents[2] / "docs" / "observing.md").read_text(encoding="utf-8")
     state = ServerState(llm, ServerConfig())
     with serving(state) as url:

@@ -12,9 +12,7 @@ TOKENS = list(range(5, 69))
 WHOSE = PromptDict(cache_salt="")
 
 
-async def test_a_prefix_is_leased_once_while_its_lease_runs(
-    scribe: tuple[str, ServerState],
-) -> None:
+async def test_a_prefix_is_leased_once_while_its_lease_runs(scribe: tuple[str, ServerState]):
     """Twice at once, again later, for another time, under another salt, and after its end."""
     llm = scribe[1].llm
 
