@@ -11,36 +11,36 @@ import pytest
 from ostinato import AsyncLLM, RequestOutput, SamplingParams
 from ostinato.engine.request_validation import PreparedRequest
 from ostinato.errors import CacheInUse, EngineStopped
-from tests.engine.async_calls import GREEDY, PROMPTS, STEM, all_begun, ends, run, tokens_of
+from tests.engine.async_calls import GREEDY, PROMPTS, STEM, all_begun, ends, llm, run, tokens_of
 from tests.engine.faults import Sabotage
 from tests.engine.stepping import StepByStep, async_llm, last
 from tests.support.checkpoints import Checkpoints
 from tests.support.waiting import other_tasks_have_started, until
 
+__all__ = ["llm"]
+
 # --- leaving early ---
 
 
-async def test_who_leaves_the_iteration_is_cancelled(checkpoints: Checkpoints):
+async def test_who_leaves_the_iteration_is_cancelled(llm: AsyncLLM):
     """The request would go on for long; its blocks are free as soon as the reader has left."""
     long = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
 
-    with async_llm(checkpoints) as llm:
-        steps = StepByStep(llm)
-        async with aclosing(llm.generate(STEM, long)) as stream:
-            first = asyncio.ensure_future(anext(stream))
-            await steps.until(first)
-        steps.go_on(2)
-        await asyncio.wait_for(llm.reset_prefix_cache(), timeout=10)
-        assert llm.engine.scheduler_stats.num_steps < 40
+    steps = StepByStep(llm)
+    async with aclosing(llm.generate(STEM, long)) as stream:
+        first = asyncio.ensure_future(anext(stream))
+        await steps.until(first)
+    steps.go_on(2)
+    await asyncio.wait_for(llm.reset_prefix_cache(), timeout=10)
+    assert llm.engine.scheduler_stats.num_steps < 40
 
 
-async def test_a_break_is_enough(checkpoints: Checkpoints, expected: list[list[int]]):
+async def test_a_break_is_enough(llm: AsyncLLM, expected: list[list[int]]):
     """``async for`` leaves the closing to the event loop."""
-    with async_llm(checkpoints) as llm:
-        async for output in llm.generate(STEM, GREEDY):
-            assert not output.finished
-            break
-        assert tokens_of(await last(llm.generate(PROMPTS[1], GREEDY))) == expected[1]
+    async for output in llm.generate(STEM, GREEDY):
+        assert not output.finished
+        break
+    assert tokens_of(await last(llm.generate(PROMPTS[1], GREEDY))) == expected[1]
 
 
 async def test_a_follower_takes_over_when_its_leaders_task_is_cancelled(
@@ -67,17 +67,16 @@ async def test_a_follower_takes_over_when_its_leaders_task_is_cancelled(
 
 
 async def test_an_aborted_request_hands_over_what_there_is(
-    checkpoints: Checkpoints, expected: list[list[int]]
+    llm: AsyncLLM, expected: list[list[int]]
 ):
-    with async_llm(checkpoints) as llm:
-        steps = StepByStep(llm)
-        stream = llm.generate(STEM, GREEDY, request_id="mine")
-        first = asyncio.ensure_future(anext(stream))
-        await steps.until(first)
-        llm.abort("nobody")
-        llm.abort("mine")
-        steps.go_on(2)
-        output = await last(stream)
+    steps = StepByStep(llm)
+    stream = llm.generate(STEM, GREEDY, request_id="mine")
+    first = asyncio.ensure_future(anext(stream))
+    await steps.until(first)
+    llm.abort("nobody")
+    llm.abort("mine")
+    steps.go_on(2)
+    output = await last(stream)
 
     assert (output.request_id, output.finished, output.error) == ("mine", True, None)
     assert output.outputs[0].finish_reason == "abort"
@@ -132,24 +131,21 @@ async def test_of_many_clients_that_come_and_go_none_is_lost_or_mixed_up(
     assert "length" in results
 
 
-def test_an_event_loop_that_is_gone_hurts_no_other_caller(
-    checkpoints: Checkpoints, expected: list[list[int]]
-):
+def test_an_event_loop_that_is_gone_hurts_no_other_caller(llm: AsyncLLM, expected: list[list[int]]):
     """Its stream was never closed, and its question never heard; the next loop is served."""
     long = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
 
-    with async_llm(checkpoints) as llm:
-        loop = asyncio.new_event_loop()
-        stream = llm.generate(STEM, long)
-        loop.run_until_complete(anext(stream))
-        question = loop.create_task(llm.reset_prefix_cache())
-        loop.run_until_complete(other_tasks_have_started())
-        question.cancel()
-        loop.run_until_complete(asyncio.gather(question, return_exceptions=True))
-        loop.close()
+    loop = asyncio.new_event_loop()
+    stream = llm.generate(STEM, long)
+    loop.run_until_complete(anext(stream))
+    question = loop.create_task(llm.reset_prefix_cache())
+    loop.run_until_complete(other_tasks_have_started())
+    question.cancel()
+    loop.run_until_complete(asyncio.gather(question, return_exceptions=True))
+    loop.close()
 
-        assert tokens_of(run(last(llm.generate(PROMPTS[1], GREEDY)))) == expected[1]
-        del stream, question
+    assert tokens_of(run(last(llm.generate(PROMPTS[1], GREEDY)))) == expected[1]
+    del stream, question
 
 
 # --- what fails ---
@@ -246,21 +242,20 @@ async def test_a_question_that_breaks_the_loop_is_answered_with_what_broke_it(
 
 
 async def test_a_shutdown_ends_requests_that_are_under_way(
-    checkpoints: Checkpoints, expected: list[list[int]]
+    llm: AsyncLLM, expected: list[list[int]]
 ):
     """Readers get what there is; those who come later are refused; a second call does nothing."""
-    with async_llm(checkpoints) as llm:
-        steps, streams = await all_begun(llm)
-        steps.go_on(2)
-        await asyncio.to_thread(llm.shutdown)
-        outputs = await ends(*streams)
+    steps, streams = await all_begun(llm)
+    steps.go_on(2)
+    await asyncio.to_thread(llm.shutdown)
+    outputs = await ends(*streams)
 
-        with pytest.raises(EngineStopped, match="was shut down: make another AsyncLLM"):
-            await last(llm.generate(STEM, GREEDY))
-        with pytest.raises(EngineStopped, match="was shut down: make another AsyncLLM"):
-            await llm.reset_prefix_cache()
-        llm.abort("anybody")
-        llm.shutdown()
+    with pytest.raises(EngineStopped, match="was shut down: make another AsyncLLM"):
+        await last(llm.generate(STEM, GREEDY))
+    with pytest.raises(EngineStopped, match="was shut down: make another AsyncLLM"):
+        await llm.reset_prefix_cache()
+    llm.abort("anybody")
+    llm.shutdown()
 
     assert [output.outputs[0].finish_reason for output in outputs] == ["abort"] * len(PROMPTS)
     for output, tokens in zip(outputs, expected, strict=True):
@@ -269,36 +264,34 @@ async def test_a_shutdown_ends_requests_that_are_under_way(
 
 
 def test_a_request_that_is_being_made_during_the_shutdown_is_refused(
-    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+    llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch
 ):
     """It passed every check while the engine was there, and comes when it is gone."""
-    with async_llm(checkpoints) as llm:
-        make = llm.engine.make_request
+    make = llm.engine.make_request
 
-        def make_late(*arguments: Any) -> PreparedRequest:
-            made = make(*arguments)
-            llm.shutdown()
-            return made
+    def make_late(*arguments: Any) -> PreparedRequest:
+        made = make(*arguments)
+        llm.shutdown()
+        return made
 
-        monkeypatch.setattr(llm.engine, "make_request", make_late)
-        with pytest.raises(EngineStopped, match="was shut down"):
-            run(last(llm.generate(STEM, GREEDY)))
+    monkeypatch.setattr(llm.engine, "make_request", make_late)
+    with pytest.raises(EngineStopped, match="was shut down"):
+        run(last(llm.generate(STEM, GREEDY)))
 
 
-async def test_requests_in_the_queue_during_the_shutdown_are_refused(checkpoints: Checkpoints):
+async def test_requests_in_the_queue_during_the_shutdown_are_refused(llm: AsyncLLM):
     """The engine is in the middle of a step, so none of them is added before it is closed."""
-    with async_llm(checkpoints) as llm:
-        steps = StepByStep(llm)
-        tasks = [asyncio.create_task(last(llm.generate(STEM, GREEDY)))]
-        await steps.reached()
-        tasks += [asyncio.create_task(last(llm.generate(p, GREEDY))) for p in PROMPTS]
-        tasks.append(asyncio.create_task(llm.reset_prefix_cache()))
-        await other_tasks_have_started()
-        closing = asyncio.create_task(asyncio.to_thread(llm.shutdown))
-        await until(lambda: not llm.is_running)
-        steps.go_on(1000)
-        await closing
-        first, *others = await asyncio.gather(*tasks, return_exceptions=True)
+    steps = StepByStep(llm)
+    tasks = [asyncio.create_task(last(llm.generate(STEM, GREEDY)))]
+    await steps.reached()
+    tasks += [asyncio.create_task(last(llm.generate(p, GREEDY))) for p in PROMPTS]
+    tasks.append(asyncio.create_task(llm.reset_prefix_cache()))
+    await other_tasks_have_started()
+    closing = asyncio.create_task(asyncio.to_thread(llm.shutdown))
+    await until(lambda: not llm.is_running)
+    steps.go_on(1000)
+    await closing
+    first, *others = await asyncio.gather(*tasks, return_exceptions=True)
 
     assert first.outputs[0].finish_reason == "abort"
     assert len(others) == len(PROMPTS) + 1
@@ -319,9 +312,8 @@ def test_a_context_shuts_down_at_its_end(checkpoints: Checkpoints):
         run(last(llm.generate(STEM, GREEDY)))
 
 
-def test_counters_can_be_read_at_any_time(checkpoints: Checkpoints):
-    with async_llm(checkpoints) as llm:
-        run(last(llm.generate(STEM, GREEDY)))
-        run(last(llm.generate(STEM, GREEDY)))
+def test_counters_can_be_read_at_any_time(llm: AsyncLLM):
+    run(last(llm.generate(STEM, GREEDY)))
+    run(last(llm.generate(STEM, GREEDY)))
 
-        assert (llm.cache_stats.first.query_tokens, llm.cache_stats.first.hit_tokens) == (42, 20)
+    assert (llm.cache_stats.first.query_tokens, llm.cache_stats.first.hit_tokens) == (42, 20)
