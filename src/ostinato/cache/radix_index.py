@@ -245,7 +245,7 @@ class RadixIndex:
     ) -> tuple[RadixNode, PublishResult]:
         """Add a leaf with fewer tokens than a block, unless one begins with the same."""
         own = key.block_key(path.end * self.block_size, num_tokens)
-        if own.spans or path.children.begins_with(own.tokens):
+        if own.spans or path.children.closest(own.tokens)[1] == num_tokens % self.block_size:
             return path, PublishResult(1)
         self.version += 1
         tail = self._add_child(path, key.identity, own.tokens)
