@@ -50,10 +50,6 @@ class BlockHasher:
         self.block_size = block_size
         self._digest = digest
 
-    def root(self, key: PrefixKey) -> BlockDigest:
-        """Return the parent digest of a sequence's first block."""
-        return BlockDigest(self._digest(key.identity.root.encoded))
-
     def digests(self, key: PrefixKey, num_blocks: int) -> list[BlockDigest]:
         """Return the key's memo of chained digests, with at least those of its first full blocks.
 
@@ -61,7 +57,7 @@ class BlockHasher:
         """
         memo = key.digests.setdefault(self, [])
         if len(memo) < num_blocks:
-            parent = memo[-1] if memo else self.root(key)
+            parent = memo[-1] if memo else self._root(key)
             digest, size = self._digest, self.block_size
             for index in range(len(memo), num_blocks):
                 parent = BlockDigest(digest(parent + key.block_name(index, size)))
@@ -70,5 +66,9 @@ class BlockHasher:
 
     def child(self, key: PrefixKey, num_blocks: int, name: bytes) -> BlockDigest:
         """Return the digest of a block of that name after a sequence's first blocks."""
-        parent = self.digests(key, num_blocks)[num_blocks - 1] if num_blocks else self.root(key)
+        parent = self.digests(key, num_blocks)[num_blocks - 1] if num_blocks else self._root(key)
         return BlockDigest(self._digest(parent + name))
+
+    def _root(self, key: PrefixKey) -> BlockDigest:
+        """Return the parent digest of a sequence's first block."""
+        return BlockDigest(self._digest(key.identity.root.encoded))

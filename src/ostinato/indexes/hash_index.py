@@ -33,8 +33,8 @@ from ostinato.cache.pool import BlockPool
 from ostinato.cache.prefix_index import CachedRun, PrefixMatch, PublishResult, Removal, TailMatch
 from ostinato.core.identity import BlockKey, Identity, PrefixKey
 from ostinato.core.ids import BlockDigest, BlockId
+from ostinato.indexes.block_copy import CachedContent, HashCopy, HashPath
 from ostinato.indexes.block_hash import BlockHasher
-from ostinato.indexes.hash_content import CachedContent, HashCopy, HashPath
 
 
 class HashIndex:
@@ -91,7 +91,12 @@ class HashIndex:
 
     def acquire(self, key: PrefixKey, match: PrefixMatch) -> tuple[HashPath, HashCopy | None]:
         """Hold the matched copies, and apart from them a tail's."""
-        path = self._hold(HashPath(self._root(key), list(match.entries)))
+        identity = key.identity.root
+        root = self._roots.get(identity)
+        if root is None:
+            nothing = BlockKey(b"", (), 0)
+            root = self._roots[identity] = CachedContent(None, None, nothing, identity)
+        path = self._hold(HashPath(root, list(match.entries)))
         source: HashCopy | None = None if match.tail is None else match.tail.entry
         if source is not None:
             self._pool.acquire((source,))
@@ -271,14 +276,6 @@ class HashIndex:
         self._became_leaf(parent)
         above: list[HashCopy] = parent.copies
         return above[0].block if above else None
-
-    def _root(self, key: PrefixKey) -> CachedContent:
-        identity = key.identity.root
-        root = self._roots.get(identity)
-        if root is None:
-            root = CachedContent(None, self._hasher.root(key), BlockKey(b"", (), 0), identity)
-            self._roots[identity] = root
-        return root
 
     def _became_leaf(self, content: CachedContent) -> None:
         """Tell the policy if a content has no children left; remove a root without any."""
