@@ -29,11 +29,9 @@ _NO_CHILDREN: "ChildIndex[Any]" = ChildIndex()
 class RadixNode(CacheEntry):
     """An edge of tokens and the blocks that hold them."""
 
-    __slots__ = (
-        "blocks", "children", "end", "name", "num_blocks", "parent", "spans", "start", "tokens",
-    )  # fmt: skip
+    __slots__ = ("children", "end", "name", "parent", "spans", "start", "tokens")
 
-    num_blocks: int
+    blocks: "array[int]"
     end: int
 
     def __init__(self, parent: "RadixNode | None", identity: Identity, name: bytes = b"") -> None:
@@ -41,10 +39,9 @@ class RadixNode(CacheEntry):
         super().__init__(identity)
         self.parent = parent  # None for a root
         self.name = name  # of its first block, among the parent's children
-        self.num_blocks = 0
         self.start = self.end = 0 if parent is None else parent.end  # in blocks from the root
         self.tokens = bytearray()  # packed; whole blocks, or one that is partial
-        self.blocks: array[int] = array("i")  # ids, shape (num_blocks,)
+        self.blocks = array("i")  # ids, shape (num_blocks,)
         self.spans: Spans = ()  # that overlap its blocks
         self.children: ChildIndex[RadixNode] = _NO_CHILDREN  # what may follow the last block
 

@@ -84,11 +84,8 @@ class _Block(CacheEntry):
 
     def __init__(self, name: int, index: int, parent: "_Block | None") -> None:
         super().__init__(_SHARED)
-        self.name, self.index, self.parent, self.num_children = name, index, parent, 0
-
-    @property
-    def num_blocks(self) -> int:
-        return 1
+        self.name, self.index, self.parent = name, index, parent
+        self.num_blocks, self.num_children = 1, 0
 
     @property
     def is_leaf(self) -> bool:

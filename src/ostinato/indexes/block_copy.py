@@ -1,6 +1,5 @@
 """Blocks that hold the same content: an entry each, the oldest first; here and in ``hybrid``."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,19 +31,15 @@ class BlockCopy(CacheEntry):
         """Add a copy to a content, held by one request."""
         super().__init__(content.identity)
         self.block = BlockId(block)
+        self.blocks, self.num_blocks = (self.block,), 1
         self.content: Any = content
         self.ref_count, self.born_s, self.uses = 1, born_s, uses
         content.copies.append(self)
 
-    @property
-    def blocks(self) -> Sequence[int]:
-        """Its block."""
-        return (self.block,)
-
-    @property
-    def num_blocks(self) -> int:
-        """One, until it is evicted."""
-        return int(self in self.content.copies)
+    def remove(self) -> None:
+        """Remove it from its content: its block is evicted or retracted."""
+        self.content.copies.remove(self)
+        self.num_blocks = 0
 
     def name_of(self, index: int, block_size: int) -> bytes:
         """Return the packed tokens and the extra of its block."""

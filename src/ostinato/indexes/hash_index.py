@@ -262,7 +262,7 @@ class HashIndex:
         """
         content = copy.content
         copies: list[HashCopy] = content.copies
-        copies.remove(copy)
+        copy.remove()
         if copies:
             return copies[0].block
         parent = content.parent
