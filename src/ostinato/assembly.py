@@ -15,7 +15,7 @@ from ostinato.core.config import SchedulerConfig
 from ostinato.core.errors import ConfigError
 from ostinato.eviction import make_policy
 from ostinato.eviction.classic_order import ClassicPool
-from ostinato.eviction.learned_policy import LearnsFromMisses, MissObserver
+from ostinato.eviction.learned_policy import LearnedPolicy, MissObserver
 from ostinato.ghost.ghost import Ghost
 from ostinato.hybrid.checkpoint import LeastSavedWork
 from ostinato.hybrid.layer_group import LayerGroup
@@ -38,10 +38,9 @@ from ostinato.scheduling.fair_share import FairShare
 from ostinato.scheduling.held_requests import HeldRequests, SkipHeld
 from ostinato.scheduling.longest_prefix import LongestPrefixFirst
 from ostinato.settings import FreeOrder, PrefixCacheConfig, TenantShare, window_blocks
-from ostinato.tenants.cache_admin import CacheAdmin, Erasable
+from ostinato.tenants.cache_admin import CacheAdmin, Erasable, PublicPrefixes
 from ostinato.tenants.lease_book import LeaseBook
-from ostinato.tenants.lease_limits import SLOTS_TO_GO_ON
-from ostinato.tenants.public_prefixes import PublicPrefixes
+from ostinato.tenants.lease_limits import MIN_STATE_SLOTS
 from ostinato.tenants.shares import TenantShares
 
 Clock = Callable[[], float]
@@ -148,9 +147,9 @@ def build_cache(
     shares = make_shares(config.tenant_shares, policy, config.num_blocks, clock)
     ghost = None
     if config.num_ghost_blocks and config.enable_prefix_caching:
-        ghost = Ghost(config, clock, counters.stats.first, list(shares.policies()))
+        ghost = Ghost(config, clock, counters.stats.first, shares.policies)
         observers.append(ghost)
-    if all(isinstance(policy, LearnsFromMisses) for policy in shares.policies()):
+    if all(isinstance(policy, LearnedPolicy) for policy in shares.policies):
         observers.append(MissObserver(shares, config.block_size, clock))
     observers += more_observers
     manager = make_manager(config, clock, digest, shares, observers, public, epoch)
@@ -212,7 +211,7 @@ def make_states(
     """Make the group of layers that keep states."""
     states, number = config.states, len(config.windows)
     assert states is not None
-    pool = make_group_pool(config, states.num_slots, SLOTS_TO_GO_ON, clock, observers, number + 1)
+    pool = make_group_pool(config, states.num_slots, MIN_STATE_SLOTS, clock, observers, number + 1)
     placement = Placement(states.sparse_checkpoints)
     cuts = StateCuts(states, placement, number)
     return StateGroup(pool, hasher, copies, cuts, placement, orphans)

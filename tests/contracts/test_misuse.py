@@ -165,6 +165,25 @@ def test_a_match_is_stale_once_another_prompt_was_published(index):
     refused(cache, StaleMatch, lambda: cache.manager.admit(key, match))
 
 
+def test_a_match_is_stale_once_the_sequence_that_it_hits_has_published_more(index):
+    """A radix node has grown in place: to hold all of it would hold too much."""
+    cache = tiny_cache(8, index=index)
+    cache.admit("leader", "ABCDEFGH", upto=4)
+    key = prefix_key("ABCDXYZW")
+    match = cache.manager.match(key)
+    cache.advance("leader", 8)
+    refused(cache, StaleMatch, lambda: cache.manager.admit(key, match))
+
+
+def test_a_match_is_stale_once_blocks_were_evicted_and_nothing_published(index):
+    cache = tiny_cache(4, index=index)
+    cache.serve("ABCDEFGH")
+    key = prefix_key("ABCDEFGHI")
+    match = cache.manager.match(key)
+    cache.admit("stranger", "QRSTUVWXYZab", writes=False)
+    refused(cache, StaleMatch, lambda: cache.manager.admit(key, match))
+
+
 def test_a_match_is_stale_once_the_step_that_it_follows_has_failed(index):
     cache = tiny_cache(8, index=index)
     cache.plan("leader", "ABCDEFGH")

@@ -228,16 +228,11 @@ def test_a_recorder_says_what_an_image_adds_to_each_block():
     assert event.extras == (extra, None)
     assert letters(event.tokens) == "EFGHIJKL"
     root = sha256(key.identity.encoded)
-    first = sha256(root + key.packed_range(0, 4) + _extra(key, 0))
+    first = sha256(root + key.packed_range(0, 4) + key.extra(0, 4))
     second = sha256(first + key.packed_range(4, 8) + extra)
     assert event.parent == first
     assert event.digests == (second, sha256(second + key.packed_range(8, 12)))
     assert (event.block_size, event.group) == (4, 0)
-
-
-def _extra(key, block):
-    extra = key.extra(block * 4, block * 4 + 4)
-    return b"" if extra is None else extra.encoded
 
 
 # --- the cache ---

@@ -235,7 +235,7 @@ class ScenarioChecks(StepChecks):
             for tenant in self._settings.tenant_shares.keys() - running:
                 account = shares_of(pool).of(tenant)
                 self.counts["leased above quota"] += bool(account.num_over_quota)
-                assert not account.num_over_quota or not account.num_evictable, "above quota"
+                assert not account.num_over_quota or not account.policy.num_blocks, "above quota"
 
     def _check_leases(self) -> None:
         """What was promised would hit, now and under any pressure."""

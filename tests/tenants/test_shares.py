@@ -302,7 +302,7 @@ def check_shares(cache: TinyCache, before: dict[bytes, Holdings], actor: bytes |
     busy = {s.table.tenant for s in cache.sequences.values()}
     for account, tenant in zip(list(cache.manager.pool.shares)[1:], SHARES, strict=True):
         assert account.num_charged == after[tenant].charged
-        assert account.num_evictable == after[tenant].idle
+        assert account.policy.num_blocks == after[tenant].idle
     for tenant, share in SHARES.items():
         if tenant != actor and actor is not None:
             kept = min(before[tenant].charged, share.guaranteed)

@@ -144,7 +144,7 @@ class TierStores(CacheObserver):
         self.fastest = seen[0].tier
         self.outlives_process = any(stats.tier != "host" for stats in seen)
         limit = max(stats.limit_bytes for stats in seen)
-        remember_for_tier(manager.pool.shares.policies(), limit // width)
+        remember_for_tier(manager.pool.shares.policies, limit // width)
         self.look_at_tier()
 
     # --- what the cache does ---

@@ -102,13 +102,13 @@ class WindowGroup(LayerGroup):
         """Hold the window before the end of a hit, and the source of a copy."""
         num_blocks = len(match.blocks)
         copies = self._window(key, num_blocks)
-        self.pool.hold(copies)
+        self.pool.acquire(copies)
         first = num_blocks - len(copies)
         blocks = array("i", [self.null_block] * first + [copy.block for copy in copies])
         noted = [*[None] * first, *copies]
         held = WindowTable(key.identity.owner, blocks, noted, first, num_blocks)
         if isinstance(tail, WindowCopy):
-            self.pool.hold((tail,))
+            self.pool.acquire((tail,))
             held.tail = tail
         return held
 
@@ -133,7 +133,7 @@ class WindowGroup(LayerGroup):
         """Give a table private blocks for its first tokens."""
         missing = -(-num_tokens // self._block_size) - len(held.blocks)
         if missing > 0:
-            held.blocks.extend(self.pool.take(table, missing, self))
+            held.blocks.extend(self.pool.allocate(table, missing, self))
             held.copies.extend([None] * missing)
 
     def publish(
@@ -191,14 +191,13 @@ class WindowGroup(LayerGroup):
     def fork(self, held: WindowTable) -> WindowTable:
         """Share what is published; the rest of the places are still to be given blocks."""
         shared = held.num_shared
-        self.pool.hold([copy for copy in held.copies[held.first : shared] if copy is not None])
+        self.pool.acquire([copy for copy in held.copies[held.first : shared] if copy is not None])
         blocks, copies = held.blocks[:shared], held.copies[:shared]
         return WindowTable(held.tenant, blocks, copies, held.first, shared)
 
     def evict(self, entry: CacheEntry, most: int) -> Removal:
         """Remove one evictable copy."""
         assert isinstance(entry, WindowCopy) and not entry.ref_count and most
-        self.pool.shrink(entry, 1)
         self._remove(entry)
         return Removal(array("i", [entry.block]))
 

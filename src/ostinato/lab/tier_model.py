@@ -70,7 +70,7 @@ class SimulatedDisk(CacheObserver):
     def open(self, manager: CacheManager) -> None:
         """Watch a pool, and have its policies remember for the disk."""
         self._pool = manager.pool
-        remember_for_tier(manager.pool.shares.policies(), self.num_blocks)
+        remember_for_tier(manager.pool.shares.policies, self.num_blocks)
 
     def num_found(self, key: PrefixKey, first: int) -> int:
         """Count the blocks on the disk that continue a prompt from its ``first`` block on."""
