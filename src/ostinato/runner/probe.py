@@ -235,7 +235,7 @@ def through_blocks(
     Returns:
         Shape (num_tokens, vocab_size).
     """
-    prompt, stranger = _prompts(cast(Tensor, model.get_input_embeddings().weight).shape[0])
+    prompt, other = _prompts(cast(Tensor, model.get_input_embeddings().weight).shape[0])
     backend, store = _bench(spec, model, attention)
     of_layer, slots = one_group(spec).of_layer, StateStore(states, 2, model.device)
     num_blocks = store.num_blocks
@@ -249,7 +249,7 @@ def through_blocks(
                 ScheduledSequence(
                     SequenceId(i), tokens[start : start + length], start, (table,), state_slot=i
                 )
-                for i, (tokens, table) in enumerate(zip((stranger, prompt), tables, strict=True))
+                for i, (tokens, table) in enumerate(zip((other, prompt), tables, strict=True))
             )
         )
         inputs = build_inputs(plan, store.block_size, store.device)
