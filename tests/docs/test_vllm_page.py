@@ -63,9 +63,9 @@ TABLES = {
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_a_table_of_the_page_holds_what_the_code_holds(table: str) -> None:
+def test_a_table_of_the_page_holds_what_the_code_holds(table: str):
     assert TABLES[table] in PAGE
 
 
-def test_settings_that_are_said_to_be_the_same_are_there() -> None:
+def test_settings_that_are_said_to_be_the_same_are_there():
     assert set(SAME_SETTINGS) <= {field.name for field in fields(EngineConfig)}

@@ -110,7 +110,7 @@ class ModelRunner:
         logits = self.forward(inputs, adapters, laid_out)
         self.states.copy(plan.state_saves)
         self.num_tokens_computed += plan.num_tokens
-        return self._result(plan, inputs, logits)
+        return self.sample(plan, inputs, logits)
 
     def forward(
         self,
@@ -138,7 +138,7 @@ class ModelRunner:
             return self._call(ids, positions, attention, rows, adapters, vectors)
         return self.loaded.call(ids, positions, attention, rows, adapters, vectors, images.later)
 
-    def _result(self, plan: StepPlan, inputs: StepInputs, logits: Tensor) -> StepResult:
+    def sample(self, plan: StepPlan, inputs: StepInputs, logits: Tensor) -> StepResult:
         """Sample tokens, and compute prompt log-probs."""
         tasks = [s.sample for s in plan.sequences if s.sample is not None]
         rows = logits  # nearly always all of them: only prompt log-probs need others
