@@ -22,9 +22,6 @@ from torch.nn import functional
 
 from ostinato.errors import UnsupportedModel
 
-GROUP_STEP = 32
-"""Group sizes are a multiple of this."""
-
 _ZERO = {4: 8, 8: 0}
 """The code of zero, for a group without minimum."""
 
