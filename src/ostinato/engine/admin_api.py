@@ -44,8 +44,7 @@ class AdminApi:
         tokens, _, images = self._engine.prompts.placed(prompt, self._tokens(prompt))
         if not tokens:
             raise EmptyPrompt("a lease needs at least one token: the prompt is empty")
-        text = tokens[: images[0].start] if images else tokens
-        identity = self._engine.identities.of_prompt(prompt, text)
+        identity = self._engine.identities.of_prompt(prompt, tokens, images)
         key, recorder = PrefixKey(identity, tokens, images), self._engine.recorder
         recorder.tick()
         receipt = self._engine.cache.admin.lease(key, terms)
