@@ -21,7 +21,7 @@ from tests.engine.kv_events_publishing import ANY_PORT, Gate, Listen, Publish, f
 from tests.support.cache_views import prefix_key
 from tests.support.engines import MakeLLM
 from tests.support.fake_runner import toss_a_coin
-from tests.support.tiny_cache import on_both_indexes, tiny_cache
+from tests.support.tiny_cache import tiny_cache
 from tests.support.tiny_scheduler import TinyScheduler, tiny_scheduler
 from tests.support.waiting import wait_until
 
@@ -77,7 +77,6 @@ def random_traffic(index: IndexName, seed: int, **settings: Any) -> TinySchedule
 # --- exactly what is cached ---
 
 
-@on_both_indexes
 @pytest.mark.parametrize("windows", [(), WINDOWS], ids=["full", "windows"])
 def test_who_listens_from_the_start_knows_exactly_what_is_cached(
     index: IndexName, windows: tuple[WindowConfig, ...], publish: Publish, listen: Listen
@@ -111,7 +110,6 @@ def test_who_listens_from_the_start_knows_exactly_what_is_cached(
         assert met[what] > 0, f"the traffic was too tame: no {what}"
 
 
-@on_both_indexes
 def test_who_joins_late_catches_up_by_replay(index: IndexName, publish: Publish, listen: Listen):
     """From batch 0 on, as long as all of them are kept."""
     tiny, chance = random_traffic(index, 1, windows=WINDOWS), random.Random(1)
@@ -126,7 +124,6 @@ def test_who_joins_late_catches_up_by_replay(index: IndexName, publish: Publish,
     agree(late, tiny.cache)
 
 
-@on_both_indexes
 @pytest.mark.parametrize("digest", ["sha256", "xxh3_128"])
 def test_blocks_have_one_name_whatever_the_index_looks_them_up_by(
     index: IndexName, digest: Any, publish: Publish, listen: Listen
@@ -144,7 +141,6 @@ def test_blocks_have_one_name_whatever_the_index_looks_them_up_by(
     assert tiny.cache.stats.evicted_blocks and consumer.blocks
 
 
-@on_both_indexes
 def test_a_whole_engine_is_known_from_outside(index: IndexName, make_llm: MakeLLM, listen: Listen):
     """A model with windows, through `LLM` and its settings; a step of it raises."""
     llm = make_llm(
@@ -313,7 +309,6 @@ def test_a_consumer_that_leaves_in_the_middle_of_its_replay_hurts_no_other(
 # --- routing ---
 
 
-@on_both_indexes
 @pytest.mark.parametrize("windows", [(), WINDOWS], ids=["full", "windows"])
 def test_a_router_finds_the_worker_with_the_longest_prefix(
     index: IndexName, windows: tuple[WindowConfig, ...], publish: Publish, listen: Listen

@@ -42,7 +42,7 @@ def open_tiers(config: EngineConfig, runner: ModelRunner, listener: TierListener
     least = _least_limit(config, copies.block_bytes)
     if config.kv_host_bytes is not None:
         options = DiskOptions(config.kv_host_bytes, 0, config.is_sealed, secret)
-        folder = MemoryFolder(options.limits.segment)
+        folder = MemoryFolder(options.max_segment_bytes)
         tiers.append(DiskTier(folder, options, listener=listener, name="host"))
     if config.kv_disk is not None:
         per_day = config.kv_disk_bytes_per_day or 0

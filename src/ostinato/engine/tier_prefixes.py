@@ -32,7 +32,7 @@ def _replace_images(tokens: "array[int]", key: PrefixKey, size: int) -> None:
     shown = PrefixKey(Identity(), key.tokens, key.images)  # without the identity's boundaries
     for block in range(len(tokens) // size):
         start, stop = block * size, (block + 1) * size
-        if shown.extra(start, stop) is not None:
+        if shown.extra(start, stop):
             name = hashlib.shake_256(shown.block_name(block, size))
             tokens[start:stop] = array("I", name.digest(size * TOKEN_BYTES))
 
