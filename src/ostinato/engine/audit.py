@@ -74,11 +74,7 @@ class AuditCounts:
 
 
 class HitAudit:
-    """Draws hits, computes them again, and compares; called between steps.
-
-    Attributes:
-        counts: What it has found.
-    """
+    """Draws hits, computes them again, and compares; called between steps."""
 
     def __init__(
         self, share: float, quarantines: bool, runner: ModelRunner, cache: PrefixCache
@@ -88,7 +84,7 @@ class HitAudit:
         Raises:
             ConfigError: The native library does not compute whole steps, so bits may differ.
         """
-        self.counts = AuditCounts()
+        self.counts = AuditCounts()  # what it has found
         self._share, self._quarantines = share, quarantines
         self._runner, self._cache = runner, cache
         self._random = random.Random(0)

@@ -90,11 +90,7 @@ class Identities:
 
 
 class RequestFactory:
-    """Makes the requests of one engine.
-
-    Attributes:
-        grammars: Compiles structured outputs; safe in any thread.
-    """
+    """Makes the requests of one engine."""
 
     def __init__(
         self,
@@ -105,7 +101,7 @@ class RequestFactory:
         identities: Identities,
         clock: Callable[[], float],
     ) -> None:
-        self.grammars = GrammarCompiler(loaded)
+        self.grammars = GrammarCompiler(loaded)  # safe in any thread
         self._loaded = loaded
         self._config = config
         self._scheduler = scheduler
