@@ -1,9 +1,9 @@
 """What every test shares: threads that leave the cores to others, and how much Hypothesis draws."""
 
+import functools
 import gc
 import os
 import ssl
-from functools import cache
 from typing import get_args
 from unittest import mock
 
@@ -25,7 +25,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 gc.disable()
 
 # httpx loads a megabyte of certificates for each client, and no test speaks TLS.
-mock.patch.object(ssl, "create_default_context", cache(ssl.create_default_context)).start()
+mock.patch.object(
+    ssl, "create_default_context", functools.cache(ssl.create_default_context)
+).start()
 
 # No deadline, since a busy machine is no bug.
 settings.register_profile("daily", max_examples=30, deadline=None)
