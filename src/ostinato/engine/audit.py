@@ -109,7 +109,7 @@ class HitAudit:
             self._waiting.append(PrefixKey(request.identity, tokens))
             self._count(num_drawn=1)
 
-    def remove_tenant(self, tenant: bytes) -> None:
+    def erase(self, tenant: bytes) -> None:
         """Remove a tenant's hits, and the keys and values that were recomputed for it."""
         self._remove_hits(lambda key: key.identity.belongs_to(tenant))
 

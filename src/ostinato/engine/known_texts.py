@@ -97,7 +97,7 @@ class KnownTexts:
                 self._touch(entry)
             yield entry.known, num_alike(entry.known.text, text)
 
-    def remove_tenant(self, tenant: bytes) -> int:
+    def erase(self, tenant: bytes) -> int:
         """Remove the texts of a tenant, those of narrower salts too; returns how many."""
         with self._guard:
             theirs = [name for name in self._entries if tenant in (name, tenant_of(name))]

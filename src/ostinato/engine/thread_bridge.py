@@ -96,6 +96,7 @@ class CommandQueue:
 
     def put(self, command: Command) -> None:
         """Queue a command without waiting for it, as ``check`` allows; called from any thread."""
+        self._owner.check()  # first: a fork may have copied a locked lock
         with self._closing:
             self.check()
             self._commands.put(command)

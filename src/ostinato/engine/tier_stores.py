@@ -259,7 +259,7 @@ class TierStores(CacheObserver):
         except RuntimeError:  # the interpreter exits, and has already joined its threads
             logger.debug("the writer of tiers has ended already")
 
-    def remove_tenant(self, tenant: bytes) -> None:
+    def erase(self, tenant: bytes) -> None:
         """Write nothing more of a tenant; when this returns, nothing of it is being written."""
         kept = [one for one in self._waiting if not one.key.identity.belongs_to(tenant)]
         self._waiting = deque(kept)

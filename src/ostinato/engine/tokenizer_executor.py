@@ -245,7 +245,7 @@ class TokenizerExecutor:
         )
 
     def _is_long(self, num_characters: int) -> bool:
-        """Whether a text goes to the thread of long ones; a slow tokenizer cannot be copied."""
+        """Whether a text goes to the thread of long ones; slow tokenizers hold Python's lock."""
         tokenizer = self._engine.loaded.tokenizer
         return num_characters >= LONG_CHARACTERS and tokenizer is not None and tokenizer.is_fast
 
