@@ -47,9 +47,9 @@ class Watch:
             (engine.scheduler, "plan", "plan"),
             (model_runner, "build_inputs", "inputs"),
             (engine.runner, "forward", "forward"),
-            (engine.runner, "_result", "sample"),
+            (engine.runner, "sample", "sample"),
             (engine.scheduler, "commit", "commit"),
-            (engine, "_take", "states"),
+            (engine, "process_outputs", "states"),
         ):
             setattr(owner, method, self._timed(getattr(owner, method), part))
         self._execute, engine.runner.execute = engine.runner.execute, self._sized
