@@ -18,10 +18,11 @@ from ostinato.cli._trace_source import SkipBroken, list_broken
 from ostinato.cli.cache import URL
 from ostinato.core.errors import ConfigError, RequestError
 from ostinato.engine.settings import DEFAULT_MODEL
-from ostinato.lab.explain_log import explain_log, explain_recording, is_recording
+from ostinato.lab.explain_log import explain_log, explain_recording
 from ostinato.lab.quantities import count
 from ostinato.lab.recording import read_recording
 from ostinato.lab.request_log import LogOptions, iter_requests
+from ostinato.lab.traces import is_recording
 from ostinato.observe.explanation import Explanation, SpanOutcome
 from ostinato.settings import IndexName, PrefixCacheConfig
 
