@@ -46,11 +46,7 @@ ROUTERS = (
 
 
 def create_app(state: ServerState) -> FastAPI:
-    """Build an application.
-
-    Args:
-        state: Server state; its engine is running, and the caller shuts it down.
-    """
+    """Build an application; the state's engine is running, and the caller shuts it down."""
     app = FastAPI(title="Ostinato", version=ostinato.__version__, docs_url=None, redoc_url=None)
     app.state.server = state
     for router in ROUTERS:

@@ -77,12 +77,7 @@ class ServerMetrics(Observer, Collector):
     """
 
     def __init__(self, usage: TenantUsage, tenant_names: bool = False) -> None:
-        """Start all counters at zero.
-
-        Args:
-            usage: Usage counters of the tenants.
-            tenant_names: Whether labels may name tenants.
-        """
+        """Start all counters at zero; labels name tenants only with ``tenant_names``."""
         self.registry = CollectorRegistry()
         self._usage = usage
         self._names_tenants = tenant_names
