@@ -77,7 +77,7 @@ def test_host_memory_behind_a_device_has_what_the_pool_evicts(monkeypatch: pytes
     for text in texts:
         outputs.append(ask(llm, text, salt="acme"))
         llm.engine.tiers.stores.flush(10)
-    llm.engine.tiers.rest()
+    llm.engine.tiers.run_idle_work()
     llm.engine.tiers.loads.computing.per_s = 1.0  # no load is too slow
     again = ask(llm, texts[0], salt="acme")
     assert again.cached_tokens_from == {"host": 128}
@@ -162,7 +162,7 @@ def test_a_byte_search_of_pool_files_and_server_finds_nothing_erased(tmp_path: P
             }
 
         ask(llm, salt="acme")
-        stores.want_everything()
+        stores.queue_everything()
         stores.flush(20)
         block = bytes(places()["copies"][: store.block_bytes])
         found = {name: (block in held, tokens in held) for name, held in places().items()}

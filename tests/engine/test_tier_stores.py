@@ -116,7 +116,7 @@ def test_kv_events_tell_what_tiers_store_lose_and_erase(new_llm: NewLLM, tier: M
     for _ in range(2):  # five blocks are loaded, three computed, and written at their second use
         ask(llm, salt="acme")
         llm.engine.tiers.stores.flush(10)
-        llm.engine.tiers.rest()
+        llm.engine.tiers.run_idle_work()
     pool = [d for e in events if isinstance(e, BlockStored) and not e.medium for d in e.digests]
     disk = [e for e in events if isinstance(e, BlockStored) and e.medium == "disk"]
     assert [len(event.digests) for event in disk] == [5, 3]

@@ -132,7 +132,7 @@ def test_a_preempted_request_loads_again_what_the_pool_has_lost(new_llm: NewLLM)
     engine = llm.engine
     engine.add(engine.make_request(engine_prompt(TEXT), GREEDY, "preempted"))
     engine.step()
-    engine.tiers.stores.want_everything()
+    engine.tiers.stores.queue_everything()
     engine.tiers.stores.flush(10)
     engine.tiers.loads.computing.per_s = 1.0  # no load is too slow
     engine.reset_cache(preempt_running=True)

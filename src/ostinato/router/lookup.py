@@ -119,9 +119,4 @@ def _names(request: RouteRequest, block_size: int) -> list[bytes]:
     if not request.images:
         return block_names(request.tokens, block_size)
     key = PrefixKey(Identity(), request.tokens, request.images)
-
-    def extra(start: int, stop: int) -> bytes:
-        found = key.extra(start, stop)
-        return b"" if found is None else found.encoded
-
-    return block_names(request.tokens, block_size, extra)
+    return block_names(request.tokens, block_size, key.extra)
