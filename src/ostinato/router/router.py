@@ -61,11 +61,7 @@ class RouterConfig:
     silent_s: float = 10.0
 
     def __post_init__(self) -> None:
-        """Check the settings.
-
-        Raises:
-            ConfigError: A value is out of range.
-        """
+        """Raise ConfigError if a setting is out of range."""
         if self.policy not in _POLICIES:
             raise ConfigError(f"policy={self.policy!r}: one of {', '.join(POLICIES)} is known")
         for name in ("max_tokens", "guess_ttl_s", "silent_s"):
@@ -86,11 +82,6 @@ class Router:
     """Chooses workers. For one thread at a time."""
 
     def __init__(self, config: RouterConfig | None = None) -> None:
-        """Start without workers.
-
-        Raises:
-            ConfigError: A setting is out of range.
-        """
         self.config = config or RouterConfig()
         self._policy: Policy = _POLICIES[self.config.policy]()
         self._tree = PrefixTree(self.config.max_tokens, self._on_evict)
