@@ -291,8 +291,7 @@ class Router:
         worker.assigned_tokens += chosen.tokens_to_compute
         worker.hit_tokens += chosen.cached_tokens + chosen.expected_tokens
         self._returns.returned(request.session, now)
-        size = worker.compared_size(request)
-        expect(self._tree, request, size, found, work, self.config.guess_ttl_s)
+        expect(self._tree, request, found, work, self.config.guess_ttl_s)
         return Decision(
             work.number,
             worker.name,
