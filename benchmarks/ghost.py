@@ -280,7 +280,9 @@ def cell(errors: list[float], widths: list[float]) -> str:
 
 def main() -> None:
     """Read the command line, measure, and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Raw)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--trace", type=Path, help="replay a trace in place of chats")
     parser.add_argument("--sets", type=int, help="of chats, in the radix index alone")
     parser.add_argument("--blocks", type=int, default=10_000, help="of the cache, for a trace")
@@ -314,10 +316,6 @@ def main() -> None:
         table.add_row(*row(options.trace.stem, plain, watched, taken))
         console.print(table)
     console.print(watch(options, [request for part in parts for request in part], setting))
-
-
-class _Raw(argparse.RawDescriptionHelpFormatter):
-    """Show the docstring as it stands."""
 
 
 if __name__ == "__main__":
