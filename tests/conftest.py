@@ -1,13 +1,18 @@
 """What every test shares: threads that leave the cores to others, and how much Hypothesis draws."""
 
+import functools
 import gc
 import os
 import ssl
-from functools import cache
+from typing import get_args
 from unittest import mock
 
 import pytest
 from hypothesis import is_hypothesis_test, settings
+
+from ostinato.settings import IndexName
+from tests.support.tiny_cache import TinyCache, tiny_cache
+from tests.support.tiny_scheduler import TinyScheduler, tiny_scheduler
 
 # Before torch is imported by any test. By default OpenMP's threads spin while they wait, which on a
 # busy machine keeps the very thread off its core that they wait for: ten times slower.
@@ -20,7 +25,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 gc.disable()
 
 # httpx loads a megabyte of certificates for each client, and no test speaks TLS.
-mock.patch.object(ssl, "create_default_context", cache(ssl.create_default_context)).start()
+mock.patch.object(
+    ssl, "create_default_context", functools.cache(ssl.create_default_context)
+).start()
 
 # No deadline, since a busy machine is no bug.
 settings.register_profile("daily", max_examples=30, deadline=None)
@@ -40,6 +47,30 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if is_hypothesis_test(getattr(item, "obj", None)):
                 item.add_marker(pytest.mark.nightly)
                 item.add_marker(pytest.mark.timeout(3600))
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """Run tests that are coroutines on asyncio alone."""
+    return "asyncio"
+
+
+@pytest.fixture(params=get_args(IndexName))
+def index(request: pytest.FixtureRequest) -> IndexName:
+    """Run a test that asks for an index once with each."""
+    return request.param
+
+
+@pytest.fixture
+def cache(index: IndexName) -> TinyCache:
+    """Return an empty cache of eight blocks of four tokens, with each index."""
+    return tiny_cache(8, index=index)
+
+
+@pytest.fixture
+def tiny(index: IndexName) -> TinyScheduler:
+    """Return an idle scheduler of a tiny cache, with each index."""
+    return tiny_scheduler(index=index)
 
 
 def pytest_collection_finish() -> None:

@@ -44,3 +44,14 @@ class Terminal:
         assert "Traceback" not in result.stderr
         [line] = result.stderr.splitlines()
         return line
+
+
+def row(text: str, name: str) -> list[str]:
+    """Return the cells of one row of a table."""
+    [line] = [line for line in text.splitlines() if line.strip().startswith(f"{name}  ")]
+    return line.split()[len(name.split()) :]
+
+
+def unwrapped(text: str) -> str:
+    """Return a text without the line breaks that the width of the terminal brought."""
+    return " ".join(text.split())

@@ -16,7 +16,7 @@ from ostinato.runner.model_runner import ModelRunner
 
 from .engine_watch import EngineWatch, press_ctrl_c_in_step
 from .pseudo_terminal import CTRL_C, CTRL_D, RETURN, UP, PseudoTerminal
-from .terminal import Terminal
+from .terminal import Terminal, unwrapped
 
 FEW = ("--max-tokens", "12", "--num-blocks", "128", "--seed", "5")
 COST = re.compile(r"(\d+) prompt tokens, (\d+) cached \| (\d+) generated")
@@ -144,10 +144,7 @@ class TestConversation:
         assert "that line was removed from the conversation" in capsys.readouterr().err
 
     def test_a_failing_forward_pass_is_told_and_the_conversation_goes_on(
-        self,
-        llm: AsyncLLM,
-        monkeypatch: pytest.MonkeyPatch,
-        capsys: pytest.CaptureFixture[str],
+        self, llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ):
         conversation = Conversation(llm, SamplingParams(max_tokens=5, seed=5))
         with monkeypatch.context() as patch:
@@ -224,7 +221,7 @@ def test_a_conversation_at_a_terminal():
         terminal.read_to(r"What news\?\n\S")
         terminal.type(CTRL_C)
         stopped = terminal.read_to(r"\|\s+stopped[\s\S]*you: ")
-        [(prompt, cached, generated)] = costs(joined(stopped))
+        [(prompt, cached, generated)] = costs(unwrapped(stopped))
         assert (prompt, cached) == (len(play("What news?")), 0)
         assert 1 <= generated < 1800
 
@@ -236,13 +233,8 @@ def test_a_conversation_at_a_terminal():
         terminal.type(RETURN)
         terminal.read_to(r"\n\S")
         terminal.type(CTRL_C)
-        [(_, cached, _)] = costs(joined(terminal.read_to(r"\|\s+stopped[\s\S]*you: ")))
+        [(_, cached, _)] = costs(unwrapped(terminal.read_to(r"\|\s+stopped[\s\S]*you: ")))
         assert cached == prompt + generated - 1
 
         terminal.type(CTRL_D)
         assert terminal.exit_code() == 0
-
-
-def joined(text: str) -> str:
-    """A note without the line breaks of a narrow screen."""
-    return " ".join(text.split())

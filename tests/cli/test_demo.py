@@ -12,7 +12,7 @@ from ostinato.cli._demo_waves import MOST_CALLS, calls, calls_in_words
 from ostinato.lab.quantities import write_seconds
 
 from .engine_watch import EngineWatch, watching
-from .terminal import Terminal
+from .terminal import Terminal, row, unwrapped
 
 CALLS = 6
 PROMPT, SHARED, OWN, OUTPUT = 528, 512, 16, 4
@@ -242,18 +242,6 @@ def test_durations_are_written_with_two_or_three_digits(seconds: float, text: st
     assert write_seconds(seconds) == text
 
 
-def row(text: str, name: str) -> list[str]:
-    """The cells of one row of a table."""
-    [line] = [line for line in text.splitlines() if line.strip().startswith(f"{name}  ")]
-    return line.split()[len(name.split()) :]
-
-
-def unwrapped(text: str) -> str:
-    """The text without the line breaks that the width of the terminal brought."""
-    return " ".join(text.split())
-
-
-@pytest.mark.parametrize("index", ["radix", "hash"])
 def test_a_recorded_run_finds_the_same_when_it_is_replayed(terminal: Terminal, tmp_path, index):
     """Request by request: the calls at once, the same again, and those on an emptied cache."""
     path = tmp_path / "demo.trace"
@@ -262,7 +250,7 @@ def test_a_recorded_run_finds_the_same_when_it_is_replayed(terminal: Terminal, t
     assert "Recorded; replay it with: ostinato simulate" in told
 
     simulated = terminal.show("simulate", str(path), "-c", "100,1000", "--timed-requests", "0")
-    text = " ".join(simulated.split())
+    text = unwrapped(simulated)
     found = re.search(r"each of the (\d+) requests found what it had found, ([\d,]+) token", text)
     assert found, text
     num_requests, num_tokens = (int(number.replace(",", "")) for number in found.groups())

@@ -2,7 +2,7 @@
 
 import json
 
-from .terminal import Terminal
+from .terminal import Terminal, row, unwrapped
 
 
 def test_without_options_it_tells_the_story_of_a_thousand_calls(terminal: Terminal):
@@ -86,14 +86,3 @@ def test_figures_too_long_for_the_screen_are_folded_and_not_cut(terminal: Termin
     terminal.columns = 40
 
     assert "…" not in terminal.show("savings", "-s", "100000", "-n", "1000000")
-
-
-def row(text: str, name: str) -> list[str]:
-    """The cells of one row of the table."""
-    [line] = [line for line in text.splitlines() if line.strip().startswith(f"{name} ")]
-    return line.split()[len(name.split()) :]
-
-
-def unwrapped(text: str) -> str:
-    """The text without the line breaks that the width of the terminal brought."""
-    return " ".join(text.split())

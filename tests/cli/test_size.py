@@ -214,11 +214,7 @@ class TestHub:
         ],
     )
     def test_what_the_hub_answers_is_told(
-        self,
-        terminal: Terminal,
-        monkeypatch: pytest.MonkeyPatch,
-        error: Exception,
-        named: str,
+        self, terminal: Terminal, monkeypatch: pytest.MonkeyPatch, error: Exception, named: str
     ):
         def fetch(repository: str, name: str) -> str:
             raise error

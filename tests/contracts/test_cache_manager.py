@@ -4,9 +4,7 @@ Laws 1, 5, 6 and 9.
 """
 
 from ostinato.observe.introspection import cached_blocks
-from tests.support.tiny_cache import Sequence, on_both_indexes, tiny_cache
-
-pytestmark = on_both_indexes
+from tests.support.tiny_cache import Sequence, tiny_cache
 
 
 def _runs(sequence: Sequence) -> list[tuple[str, str, int]]:
@@ -50,9 +48,8 @@ def test_two_readers_hold_a_block_until_both_have_gone(index):
     assert "ABCD:evictable" in cache.picture()
 
 
-def test_when_nothing_runs_all_blocks_are_free(index):
+def test_when_nothing_runs_all_blocks_are_free(cache):
     """Law 9, with contents and all reference counts at zero."""
-    cache = tiny_cache(8, index=index)
     cache.admit("one", "ABCDEFGHIJ")
     cache.plan("two", "ABCDEFXY")
     cache.fork("two", "three")
@@ -156,9 +153,8 @@ def test_a_copy_of_a_copy_reads_the_first_source(index):
     cache.commit()
 
 
-def test_in_the_next_step_a_copy_reads_the_copy(index):
+def test_in_the_next_step_a_copy_reads_the_copy(cache):
     """What was copied in an earlier step is there; its first source may be gone."""
-    cache = tiny_cache(8, index=index)
     cache.serve("ABZZ")
     cache.admit("first", "ABCX")
     assert _runs(cache.plan("second", "ABCY")) == [("1.0", "2.0", 3)]
@@ -168,8 +164,7 @@ def test_in_the_next_step_a_copy_reads_the_copy(index):
 # --- forks --------------------------------------------------------------------------------
 
 
-def test_a_fork_shares_published_blocks_and_copies_private_ones(index):
-    cache = tiny_cache(8, index=index)
+def test_a_fork_shares_published_blocks_and_copies_private_ones(cache):
     cache.plan("parent", "ABCDEF")
     child = cache.fork("parent", "child")
     assert child.blocks == [0, 2]
@@ -178,8 +173,7 @@ def test_a_fork_shares_published_blocks_and_copies_private_ones(index):
     assert cache.picture().startswith("ABCD:held EF:private EF:private")
 
 
-def test_forked_continuations_go_their_own_ways(index):
-    cache = tiny_cache(8, index=index)
+def test_forked_continuations_go_their_own_ways(cache):
     cache.plan("parent", "ABCDEF")
     cache.fork("parent", "child")
     cache.commit()
@@ -191,9 +185,8 @@ def test_forked_continuations_go_their_own_ways(index):
     assert cache.picture() == "ABCD:held EFGH:evictable EFXY:held free free free free free"
 
 
-def test_a_fork_of_a_copied_tail_reads_the_first_source(index):
+def test_a_fork_of_a_copied_tail_reads_the_first_source(cache):
     """Parent: AB copied, C computed, all in one step. The child copies AB from block 0."""
-    cache = tiny_cache(8, index=index)
     cache.serve("ABZZ")
     cache.plan("parent", "ABC")
     child = cache.fork("parent", "child")
@@ -203,8 +196,7 @@ def test_a_fork_of_a_copied_tail_reads_the_first_source(index):
     cache.commit()
 
 
-def test_a_fork_without_publishing_copies_every_block(index):
-    cache = tiny_cache(8, index=index)
+def test_a_fork_without_publishing_copies_every_block(cache):
     cache.plan("parent", "ABCDEF", writes=False)
     child = cache.fork("parent", "child")
     assert child.blocks == [2, 3]
@@ -247,9 +239,8 @@ def test_followers_that_matched_blocks_of_a_failed_step_fall_with_it(index):
     assert cache.picture() == "ABCD:evictable" + " free" * 11
 
 
-def test_a_failed_step_frees_blocks_that_doubled_known_content(index):
+def test_a_failed_step_frees_blocks_that_doubled_known_content(cache):
     """``twice`` did not read: its ABCD is a duplicate, its EFGH is new, and both go."""
-    cache = tiny_cache(8, index=index)
     cache.serve("ABCD")
     cache.plan("twice", "ABCDEFGH", reads=False)
     cache.fail()

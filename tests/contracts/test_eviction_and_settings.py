@@ -4,10 +4,7 @@ import pytest
 
 from ostinato.errors import CacheInUse
 from ostinato.observe.introspection import cached_blocks
-from tests.support.tiny_cache import on_both_indexes, tiny_cache
-
-pytestmark = on_both_indexes
-
+from tests.support.tiny_cache import tiny_cache
 
 # --- eviction (law 8) ---------------------------------------------------------------------
 
@@ -153,8 +150,7 @@ def test_a_reset_forgets_everything(index):
 # --- statistics ---------------------------------------------------------------------------
 
 
-def test_hits_are_counted_once_at_admission_and_preempted_ones_apart(index):
-    cache = tiny_cache(8, index=index)
+def test_hits_are_counted_once_at_admission_and_preempted_ones_apart(cache):
     cache.serve("ABCDEFGH")
     cache.match("ABCDEFXY")
     cache.serve("ABCDEFXY")
@@ -173,9 +169,8 @@ def test_a_refused_admission_is_not_counted(index):
     assert cache.prefix_cache.stats.first.num_requests == 0
 
 
-def test_a_preempted_sequence_finds_its_own_blocks_and_tail(index):
+def test_a_preempted_sequence_finds_its_own_blocks_and_tail(cache):
     """Preemption is a release: nine of its ten tokens hit when it comes back."""
-    cache = tiny_cache(8, index=index)
     cache.admit("preempted", "ABCDEF")
     cache.append("preempted", "GHI")
     cache.finish("preempted")
@@ -195,8 +190,7 @@ def test_evictions_are_counted_with_their_age(index):
     assert stats.eviction_ages_s.total == 2.0, "two blocks, one second old each"
 
 
-def test_doubled_content_is_counted(index):
-    cache = tiny_cache(8, index=index)
+def test_doubled_content_is_counted(cache):
     cache.serve("ABCDEFGH")
     cache.serve("ABCDEFGHIJKL", reads=False)
     stats = cache.prefix_cache.stats

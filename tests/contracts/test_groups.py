@@ -11,10 +11,8 @@ from ostinato.core.identity import ImageSpan
 from ostinato.settings import PrefixCacheConfig, TenantShare, WindowConfig
 from ostinato.tenants.terms import PINNED, LeaseStatus
 from tests.support.cache_views import prefix_key, windows_of
-from tests.support.tiny_cache import TinyCache, on_both_indexes, tiny_cache
+from tests.support.tiny_cache import TinyCache, tiny_cache
 from tests.support.tiny_scheduler import tiny_scheduler
-
-pytestmark = on_both_indexes
 
 ALPHABET = "ABCDEFGHIJKLMNOPQRST"
 

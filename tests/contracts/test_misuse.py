@@ -17,10 +17,8 @@ from ostinato.core.errors import (
 from ostinato.core.identity import Identity
 from ostinato.tenants.terms import PINNED
 from tests.support.cache_views import prefix_key
-from tests.support.tiny_cache import TinyCache, on_both_indexes, tiny_cache
+from tests.support.tiny_cache import TinyCache, tiny_cache
 from tests.support.whole_state import whole_state
-
-pytestmark = on_both_indexes
 
 
 def refused(cache: TinyCache, error: type[Exception], call, match: str | None = None) -> None:
@@ -36,8 +34,7 @@ def refused(cache: TinyCache, error: type[Exception], call, match: str | None = 
 # --- tables ---------------------------------------------------------------------------------
 
 
-def test_a_table_is_released_once(index):
-    cache = tiny_cache(8, index=index)
+def test_a_table_is_released_once(cache):
     table = cache.admit("one", "ABCDEFGH").table
     cache.finish("one")
     for call in (
@@ -63,9 +60,8 @@ def test_what_another_cache_has_pinned_is_not_unpinned_here(index):
     refused(ours, ReleasedTable, lambda: ours.manager.unpin(table))
 
 
-def test_what_is_pinned_in_part_is_released_in_full(index):
+def test_what_is_pinned_in_part_is_released_in_full(cache):
     """ABCD is held; EF, which could be copied, is not, for a pin copies nothing."""
-    cache = tiny_cache(8, index=index)
     cache.serve("ABCDEFGH")
     table = cache.manager.pin(prefix_key("ABCDEFXY"), 8)
     assert len(table.blocks) == 1
@@ -73,9 +69,8 @@ def test_what_is_pinned_in_part_is_released_in_full(index):
     cache.prefix_cache.check()
 
 
-def test_a_failed_step_has_released_its_tables(index):
+def test_a_failed_step_has_released_its_tables(cache):
     """As the example of the README invites: ``fail`` in ``except``, ``release`` in ``finally``."""
-    cache = tiny_cache(8, index=index)
     table = cache.plan("one", "ABCDEFGH").table
     cache.fail()
     refused(cache, ReleasedTable, lambda: cache.manager.release(table, 8))
@@ -97,26 +92,23 @@ def test_a_table_of_another_cache_is_refused(index):
         other.prefix_cache.check()
 
 
-def test_what_is_published_and_not_computed_is_not_released(index):
+def test_what_is_published_and_not_computed_is_not_released(cache):
     """Law 5: a ``finally:`` would leave blocks findable that no forward pass has filled."""
-    cache = tiny_cache(8, index=index)
     table = cache.plan("one", "ABCDEFGH").table
     refused(cache, StepInProgress, lambda: cache.manager.release(table, 8), "commit")
     cache.fail()
     assert cache.match("ABCDEFGHI").num_tokens == 0
 
 
-def test_a_failed_step_names_all_its_publishers_and_each_once(index):
-    cache = tiny_cache(8, index=index)
+def test_a_failed_step_names_all_its_publishers_and_each_once(cache):
     one, two = cache.plan("one", "ABCDEFGH").table, cache.plan("two", "QRST").table
     refused(cache, StepInProgress, lambda: cache.manager.fail([one]), "missing")
     refused(cache, ReleasedTable, lambda: cache.manager.fail([one, two, two]), "twice")
     cache.fail()
 
 
-def test_no_more_is_published_than_the_table_and_its_sequence_have(index):
+def test_no_more_is_published_than_the_table_and_its_sequence_have(cache):
     """One token past the key would name a block by fewer tokens than its KV has."""
-    cache = tiny_cache(8, index=index)
     table = cache.admit("one", "ABCDEF").table
     for num_tokens in (8, 9, 100):
         refused(cache, TableOverrun, lambda n=num_tokens: cache.manager.publish(table, n))
@@ -129,8 +121,7 @@ def test_no_more_is_published_than_the_table_and_its_sequence_have(index):
 # --- matches --------------------------------------------------------------------------------
 
 
-def test_a_match_is_of_the_key_that_is_admitted(index):
-    cache = tiny_cache(8, index=index)
+def test_a_match_is_of_the_key_that_is_admitted(cache):
     cache.serve("ABCDEFGH")
     match = cache.manager.match(prefix_key("ABCDEFGHI"))
     refused(cache, StaleMatch, lambda: cache.manager.admit(prefix_key("XYZABCDEFG"), match))
@@ -155,9 +146,8 @@ def test_a_match_is_stale_once_the_cache_has_changed(index):
     assert cache.manager.admit(key, cache.manager.match(key)) is not None
 
 
-def test_a_match_is_stale_once_another_prompt_was_published(index):
+def test_a_match_is_stale_once_another_prompt_was_published(cache):
     """It may have split the node that the match names."""
-    cache = tiny_cache(8, index=index)
     cache.serve("ABCDEFGH")
     key = prefix_key("ABCDEFGHI")
     match = cache.manager.match(key)
@@ -165,8 +155,26 @@ def test_a_match_is_stale_once_another_prompt_was_published(index):
     refused(cache, StaleMatch, lambda: cache.manager.admit(key, match))
 
 
-def test_a_match_is_stale_once_the_step_that_it_follows_has_failed(index):
+def test_a_match_is_stale_once_the_sequence_that_it_hits_has_published_more(index):
+    """A radix node has grown in place: to hold all of it would hold too much."""
     cache = tiny_cache(8, index=index)
+    cache.admit("leader", "ABCDEFGH", upto=4)
+    key = prefix_key("ABCDXYZW")
+    match = cache.manager.match(key)
+    cache.advance("leader", 8)
+    refused(cache, StaleMatch, lambda: cache.manager.admit(key, match))
+
+
+def test_a_match_is_stale_once_blocks_were_evicted_and_nothing_published(index):
+    cache = tiny_cache(4, index=index)
+    cache.serve("ABCDEFGH")
+    key = prefix_key("ABCDEFGHI")
+    match = cache.manager.match(key)
+    cache.admit("stranger", "QRSTUVWXYZab", writes=False)
+    refused(cache, StaleMatch, lambda: cache.manager.admit(key, match))
+
+
+def test_a_match_is_stale_once_the_step_that_it_follows_has_failed(cache):
     cache.plan("leader", "ABCDEFGH")
     key = prefix_key("ABCDEFGHI")
     match = cache.manager.match(key)
@@ -175,8 +183,7 @@ def test_a_match_is_stale_once_the_step_that_it_follows_has_failed(index):
     refused(cache, StaleMatch, lambda: cache.manager.admit(key, match))
 
 
-def test_a_match_is_stale_once_a_partial_block_was_published(index):
-    cache = tiny_cache(8, index=index)
+def test_a_match_is_stale_once_a_partial_block_was_published(cache):
     cache.admit("other", "ABCDEFGHIJ")
     key = prefix_key("ABCDEFGHIJK")
     match = cache.manager.match(key)
@@ -234,17 +241,15 @@ def test_a_digest_that_raises_leaves_nothing_half_published(index):
 # --- company --------------------------------------------------------------------------------
 
 
-def test_nothing_is_leased_while_a_step_is_under_way(index):
+def test_nothing_is_leased_while_a_step_is_under_way(cache):
     """What ``fail`` takes back, a lease would hold."""
-    cache = tiny_cache(8, index=index)
     cache.plan("one", "ABCDEFGH")
     admin = cache.prefix_cache.admin
     refused(cache, StepInProgress, lambda: admin.lease(prefix_key("ABCDEFGH"), PINNED))
     cache.fail()
 
 
-def test_another_thread_is_refused_while_tables_are_live(index):
-    cache = tiny_cache(8, index=index)
+def test_another_thread_is_refused_while_tables_are_live(cache):
     cache.admit("one", "ABCDEFGH")
     raised: list[Exception] = []
 

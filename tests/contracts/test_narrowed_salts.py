@@ -4,7 +4,7 @@ from ostinato.core.identity import tenant_of
 from ostinato.observe.introspection import cached_blocks
 from ostinato.settings import TenantShare
 from ostinato.tenants.terms import derive_salt
-from tests.support.tiny_cache import on_both_indexes, tiny_cache
+from tests.support.tiny_cache import tiny_cache
 
 TEAM = derive_salt("tenant", "team").encode()
 
@@ -17,9 +17,7 @@ def test_the_owner_of_a_narrowed_salt_is_the_tenant():
     assert tenant_of(b"") == b""
 
 
-@on_both_indexes
-def test_a_narrowed_salt_finds_neither_the_tenant_s_nor_another_s(index):
-    cache = tiny_cache(8, index=index)
+def test_a_narrowed_salt_finds_neither_the_tenant_s_nor_another_s(cache):
     cache.serve("ABCDEFGH", tenant=b"tenant")
     assert cache.match("ABCDEFGHI", tenant=TEAM).num_tokens == 0
     cache.serve("ABCDEFGH", tenant=TEAM)
@@ -27,7 +25,6 @@ def test_a_narrowed_salt_finds_neither_the_tenant_s_nor_another_s(index):
     assert cache.match("ABCDEFGHI", tenant=b"tenant\x1fothers").num_tokens == 0
 
 
-@on_both_indexes
 def test_quota_guarantee_and_counts_are_the_tenant_s_whatever_it_is_narrowed_by(index):
     """Else a client would get a new quota with every salt."""
     cache = tiny_cache(12, index=index, tenant_shares={b"tenant": TenantShare(quota=3)})
@@ -38,7 +35,6 @@ def test_quota_guarantee_and_counts_are_the_tenant_s_whatever_it_is_narrowed_by(
     assert set(cache.prefix_cache.stats.tenants) == {b"tenant"}
 
 
-@on_both_indexes
 def test_erasing_a_tenant_erases_what_its_clients_narrowed(index):
     """And erasing what one client narrowed leaves the rest."""
     cache = tiny_cache(12, index=index)

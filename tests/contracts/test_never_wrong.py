@@ -5,9 +5,7 @@ import pytest
 from ostinato.core.identity import ImageSpan
 from ostinato.observe.introspection import cached_blocks
 from tests.support.cache_views import prefix_key
-from tests.support.tiny_cache import on_both_indexes, tiny_cache
-
-pytestmark = on_both_indexes
+from tests.support.tiny_cache import tiny_cache
 
 
 def found(cache, prompt: str, **what) -> tuple[int, int]:
@@ -19,8 +17,7 @@ def found(cache, prompt: str, **what) -> tuple[int, int]:
 # --- images ---------------------------------------------------------------------------------
 
 
-def test_an_image_is_part_of_the_block_that_it_touches(index):
-    cache = tiny_cache(8, index=index)
+def test_an_image_is_part_of_the_block_that_it_touches(cache):
     cat, dog = ImageSpan(b"cat", 2, 4), ImageSpan(b"dog", 2, 4)
     cache.serve("AB####CD", images=[cat])
 
@@ -29,9 +26,8 @@ def test_an_image_is_part_of_the_block_that_it_touches(index):
     assert found(cache, "AB####CDE") == (0, 2)
 
 
-def test_an_image_deep_in_a_run_tells_its_block_from_another(index):
+def test_an_image_deep_in_a_run_tells_its_block_from_another(cache):
     """Equal tokens in every block; the third one shows a cat, and is not the dog's."""
-    cache = tiny_cache(8, index=index)
     cache.serve("ABCDEFGH####IJKL", images=[ImageSpan(b"cat", 8, 4)])
     assert found(cache, "ABCDEFGH####IJKLM", images=[ImageSpan(b"dog", 8, 4)]) == (8, 0)
     assert found(cache, "ABCDEFGH####IJKLM") == (8, 0)
@@ -51,25 +47,22 @@ def test_text_that_reads_like_an_image_finds_the_text_whichever_came_last(index)
         assert found(cache, text + "I", images=cat) == (12, 0)
 
 
-def test_the_same_image_at_another_offset_is_another_content(index):
+def test_the_same_image_at_another_offset_is_another_content(cache):
     """Both blocks read ####, the one begins with the image's first token, the other not."""
-    cache = tiny_cache(8, index=index)
     cache.serve("A####BCD", images=[ImageSpan(b"cat", 1, 4)])
     assert found(cache, "A####BCDE", images=[ImageSpan(b"cat", 2, 3)]) == (0, 1)
     assert found(cache, "A####BCDE", images=[ImageSpan(b"cat", 1, 3)]) == (0, 1)
 
 
-def test_text_behind_an_image_is_shared_only_with_the_same_image(index):
-    cache = tiny_cache(8, index=index)
+def test_text_behind_an_image_is_shared_only_with_the_same_image(cache):
     cache.serve("####ABCDEFGH", images=[ImageSpan(b"cat", 0, 4)])
     assert found(cache, "####ABCDEFGHI", images=[ImageSpan(b"cat", 0, 4)]) == (12, 0)
     assert found(cache, "####ABCDEFGHI", images=[ImageSpan(b"dog", 0, 4)]) == (0, 0)
     assert found(cache, "####ABCDEFXYZ", images=[ImageSpan(b"cat", 0, 4)]) == (8, 2)
 
 
-def test_image_tokens_are_never_copied_one_by_one(index):
+def test_image_tokens_are_never_copied_one_by_one(cache):
     """Half an image hits only as part of a whole block."""
-    cache = tiny_cache(8, index=index)
     cat = ImageSpan(b"cat", 5, 6)
     cache.serve("ABCDE######X", images=[cat])
     assert found(cache, "ABCDE######", images=[cat]) == (8, 0)
@@ -85,8 +78,7 @@ def test_text_behind_an_image_in_its_block_is_shared_token_by_token(index):
     assert found(cache, "A###WHAT?", images=dog) == (0, 1)
 
 
-def test_tokens_of_a_block_with_an_image_are_its_tokens_alone(index):
-    cache = tiny_cache(8, index=index)
+def test_tokens_of_a_block_with_an_image_are_its_tokens_alone(cache):
     cache.serve("AB####CD", images=[ImageSpan(b"cat", 2, 4)])
     entries = [entry for run in cache.manager.index.runs() for entry in run.entries]
     key = prefix_key("AB####CD")
@@ -104,8 +96,7 @@ def test_it_is_known_where_a_hit_of_shared_tokens_will_end(index):
             assert cache.manager.match(shared).num_tokens == deepest
 
 
-def test_a_tail_is_shared_up_to_the_first_image_that_differs(index):
-    cache = tiny_cache(8, index=index)
+def test_a_tail_is_shared_up_to_the_first_image_that_differs(cache):
     cache.serve("ABC#EFGH", images=[ImageSpan(b"cat", 3, 1)])
     assert found(cache, "ABC#EFGH") == (0, 3)
     assert found(cache, "ABC#EFGH", images=[ImageSpan(b"cat", 2, 2)]) == (0, 2)
@@ -117,9 +108,8 @@ def test_a_partial_block_with_an_image_is_not_sealed(index):
     assert cache.picture() == "ABCD:evictable free free free"
 
 
-def test_variants_of_an_image_live_side_by_side(index):
+def test_variants_of_an_image_live_side_by_side(cache):
     """Equal tokens, equal text, three contents; each is found by its own."""
-    cache = tiny_cache(8, index=index)
     pictures = [[ImageSpan(name, 1, 3)] for name in (b"cat", b"dog", b"emu")]
     for images in pictures:
         cache.serve("A###", images=images)
@@ -142,9 +132,8 @@ OTHER_IDENTITIES = {
 
 
 @pytest.mark.parametrize("other", OTHER_IDENTITIES.values(), ids=OTHER_IDENTITIES)
-def test_another_identity_finds_nothing(index, other):
+def test_another_identity_finds_nothing(cache, other):
     """Law 3, in whole blocks and in tails, in both directions."""
-    cache = tiny_cache(8, index=index)
     cache.serve("ABCDEF")
     assert found(cache, "ABCDEF", **other) == (0, 0)
     cache.serve("XYZWUV", **other)
@@ -152,9 +141,8 @@ def test_another_identity_finds_nothing(index, other):
     assert found(cache, "XYZWUV", **other) == (4, 1)
 
 
-def test_identity_fields_do_not_run_into_each_other(index):
+def test_identity_fields_do_not_run_into_each_other(cache):
     """ab + c is not a + bc."""
-    cache = tiny_cache(8, index=index)
     cache.serve("ABCDEF", adapter=b"ab", tenant=b"c")
     assert found(cache, "ABCDEF", adapter=b"a", tenant=b"bc") == (0, 0)
     assert found(cache, "ABCDEF", tenant=b"abc") == (0, 0)

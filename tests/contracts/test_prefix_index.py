@@ -11,9 +11,7 @@ import pytest
 from ostinato.cache.block_table import BlockTable
 from ostinato.observe.introspection import cached_blocks
 from tests.support.cache_views import letters, prefix_key
-from tests.support.tiny_cache import on_both_indexes, tiny_cache
-
-pytestmark = on_both_indexes
+from tests.support.tiny_cache import tiny_cache
 
 
 def found(cache, prompt: str, **what) -> tuple[int, int]:
@@ -52,42 +50,37 @@ def test_blocks_are_named_in_token_order(index):
     assert [texts[block] for block in match.blocks] == ["ABCD", "EFGH", "IJKL"]
 
 
-def test_equal_blocks_behind_different_prefixes_are_different_content(index):
+def test_equal_blocks_behind_different_prefixes_are_different_content(cache):
     """Law 3: EFGH behind ABCD is not EFGH behind XBCD."""
-    cache = tiny_cache(8, index=index)
     cache.serve("ABCDEFGH")
     assert found(cache, "XBCDEFGHI") == (0, 0)
     cache.serve("XBCDEFGH")
     assert cache.picture().count("EFGH:evictable") == 2
 
 
-def test_a_block_may_follow_itself(index):
+def test_a_block_may_follow_itself(cache):
     """AAAA AAAA AAAA: equal tokens at different depths."""
-    cache = tiny_cache(8, index=index)
     cache.serve("AAAAAAAA")
     assert found(cache, "AAAAAAAAAAAA") == (8, 0)
     cache.serve("AAAAAAAAAAAA")
     assert found(cache, "AAAAAAAAAAAAA") == (12, 0)
 
 
-def test_generated_tokens_are_found_like_any_others(index):
+def test_generated_tokens_are_found_like_any_others(cache):
     """Law 1: the next turn of a chat hits the last answer."""
-    cache = tiny_cache(8, index=index)
     cache.admit("chat", "ABCDEF")
     cache.append("chat", "GHIJKL")
     assert found(cache, "ABCDEFGHIJKLM") == (12, 0)
 
 
-def test_what_is_running_is_found_while_it_runs(index):
+def test_what_is_running_is_found_while_it_runs(cache):
     """Law 5: a follower of the same step shares what its leader computes in it."""
-    cache = tiny_cache(8, index=index)
     cache.plan("leader", "ABCDEFGHIJ")
     assert cache.plan("follower", "ABCDEFGHXY").num_shared == 8
     cache.commit()
 
 
-def test_only_the_computed_part_of_a_chunked_prompt_is_found(index):
-    cache = tiny_cache(8, index=index)
+def test_only_the_computed_part_of_a_chunked_prompt_is_found(cache):
     cache.admit("chunked", "ABCDEFGHIJKL", upto=6)
     assert found(cache, "ABCDEFGHIJKLM") == (4, 0)
     cache.advance("chunked", 9)
@@ -178,8 +171,7 @@ def test_a_sealed_tail_is_never_a_whole_block(index):
     assert found(cache, "ABCDUVWXYZ") == (8, 0)
 
 
-def test_a_tail_that_a_sibling_begins_with_already_is_not_sealed_again(index):
-    cache = tiny_cache(8, index=index)
+def test_a_tail_that_a_sibling_begins_with_already_is_not_sealed_again(cache):
     cache.serve("ABCDUVWX")
     cache.serve("ABCDUV")
     assert "~" not in cache.picture()
@@ -189,8 +181,7 @@ def test_a_tail_that_a_sibling_begins_with_already_is_not_sealed_again(index):
     assert cache.picture().count("~") == 1
 
 
-def test_a_longer_tail_is_sealed_beside_a_shorter_one(index):
-    cache = tiny_cache(8, index=index)
+def test_a_longer_tail_is_sealed_beside_a_shorter_one(cache):
     cache.serve("ABCDU")
     cache.serve("ABCDUV")
     assert cache.picture().count("~") == 2
@@ -240,9 +231,8 @@ def test_publishing_extends_the_path_and_retracting_shortens_it(index, monkeypat
     assert pool.num_free == 4
 
 
-def test_contents_name_each_block_with_its_whole_prefix(index):
+def test_contents_name_each_block_with_its_whole_prefix(cache):
     """The name is the same for both indexes and differs with anything before the block."""
-    cache = tiny_cache(8, index=index)
     cache.serve("ABCDEFGH")
     cache.serve("XXXXEFGH")
     cache.serve("ABCDEFGH", tenant=b"somebody")

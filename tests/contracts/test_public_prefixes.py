@@ -14,9 +14,7 @@ from ostinato.settings import TenantShare, WindowConfig
 from ostinato.tenants.terms import PINNED, LeaseStatus
 from tests.support.cache_views import letters, prefix_key
 from tests.support.memory_search import Traces, search
-from tests.support.tiny_cache import on_both_indexes, tiny_cache
-
-pytestmark = on_both_indexes
+from tests.support.tiny_cache import TinyCache, tiny_cache
 
 SALT = b"\xffpublic"
 TEXT = "PUBLICLY"
@@ -35,23 +33,26 @@ def published(index, num_blocks=12, **settings):
     return cache
 
 
+@pytest.fixture
+def cache(index) -> TinyCache:
+    return published(index)
+
+
 def contents(cache) -> dict[str, int]:
     """What is cached, and how often."""
     texts = [letters(cached.tokens) for cached in cached_blocks(cache.manager.index)]
     return {text: texts.count(text) for text in sorted(texts)}
 
 
-def test_the_head_is_computed_once_for_all_tenants(index):
+def test_the_head_is_computed_once_for_all_tenants(cache):
     """Law 1 across tenants, for what is public: two tails hang on one head."""
-    cache = published(index)
     assert cache.serve(TEXT + "aaaaX", **A).num_computed_here == 5
     assert cache.serve(TEXT + "bbbbX", **B).num_computed_here == 5
     assert contents(cache) == {"ICLY": 1, "PUBL": 1, "X": 2, "aaaa": 1, "bbbb": 1}
 
 
-def test_a_tail_is_found_by_its_own_tenant_alone(index):
+def test_a_tail_is_found_by_its_own_tenant_alone(cache):
     """Law 3: the same tokens behind the same head are another tenant's miss, whole and partial."""
-    cache = published(index)
     secret = TEXT + "my secretsX"
     cache.serve(secret, **A)
     assert cache.match(secret + "?", **A).num_tokens == len(secret)
@@ -60,9 +61,8 @@ def test_a_tail_is_found_by_its_own_tenant_alone(index):
     assert cache.match(secret + "?", tenant=SALT).num_tokens == len(TEXT)
 
 
-def test_equal_tails_of_two_tenants_are_two_contents(index):
+def test_equal_tails_of_two_tenants_are_two_contents(cache):
     """Both compute and keep the same tokens, and each finds its own block."""
-    cache = published(index)
     cache.serve(TEXT + "sameX", **A)
     assert cache.serve(TEXT + "sameX", **B).num_computed_here == 5
     assert contents(cache)["same"] == 2
@@ -71,9 +71,8 @@ def test_equal_tails_of_two_tenants_are_two_contents(index):
     )
 
 
-def test_no_token_is_copied_across_the_namespace_boundary(index):
+def test_no_token_is_copied_across_the_namespace_boundary(cache):
     """Neither out of the public prefix into a tail, nor between tails of two tenants."""
-    cache = published(index)
     cache.serve(TEXT + "abcdefgh", **A)
     for who in (A, B):
         assert cache.match(TEXT + "abcX", **who).num_copied_tokens == 0
@@ -81,16 +80,14 @@ def test_no_token_is_copied_across_the_namespace_boundary(index):
     assert cache.match(TEXT + "abcdefX", **B).num_tokens == len(TEXT)
 
 
-def test_an_answer_that_ends_in_the_first_private_block_is_not_sealed(index):
+def test_an_answer_that_ends_in_the_first_private_block_is_not_sealed(cache):
     """That block is shared as a whole or not at all."""
-    cache = published(index)
     cache.serve(TEXT + "ab", **A)
     assert contents(cache) == {"ICLY": 1, "PUBL": 1}
 
 
-def test_who_comes_while_it_runs_finds_its_own_tenants_tail(index):
+def test_who_comes_while_it_runs_finds_its_own_tenants_tail(cache):
     """Law 5, behind a head: a follower of the same step shares what its leader computes."""
-    cache = published(index)
     cache.plan("leader", TEXT + "aaaaaaaaX", **A)
     follower = cache.plan("follower", TEXT + "aaaaaaaaY", **A)
     stranger = cache.plan("stranger", TEXT + "aaaaaaaaY", **B)
@@ -98,16 +95,14 @@ def test_who_comes_while_it_runs_finds_its_own_tenants_tail(index):
     cache.commit()
 
 
-def test_a_failed_step_takes_back_tails_and_leaves_the_head(index):
-    cache = published(index)
+def test_a_failed_step_takes_back_tails_and_leaves_the_head(cache):
     cache.plan("a", TEXT + "aaaaaaaa", **A)
     cache.plan("b", TEXT + "bbbb", **B)
     cache.fail()
     assert contents(cache) == {"ICLY": 1, "PUBL": 1}
 
 
-def test_erasing_a_tenant_removes_its_tails_and_leaves_the_head(index):
-    cache = published(index)
+def test_erasing_a_tenant_removes_its_tails_and_leaves_the_head(cache):
     secret = TEXT + "verysecretlytoldx"
     cache.admit("a", secret, **A)
     digests = BlockHasher(4, sha256).digests(cache.sequences["a"].table.key, 6)[2:]
@@ -124,9 +119,8 @@ def test_erasing_a_tenant_removes_its_tails_and_leaves_the_head(index):
     cache.manager.check()
 
 
-def test_unpublishing_removes_the_head_and_all_behind_it(index):
+def test_unpublishing_removes_the_head_and_all_behind_it(cache):
     """Law 8: nothing stays that could not be reached; leases behind it end as well."""
-    cache = published(index)
     cache.serve(TEXT + "aaaa", **A)
     cache.serve(TEXT + "bbbb", **B)
     cache.serve("mine", tenant=b"tenant a")
@@ -140,9 +134,8 @@ def test_unpublishing_removes_the_head_and_all_behind_it(index):
     cache.manager.check()
 
 
-def test_unpublishing_is_refused_while_somebody_reads_it(index):
+def test_unpublishing_is_refused_while_somebody_reads_it(cache):
     """Law 6: nothing has changed then."""
-    cache = published(index)
     cache.admit("a", TEXT + "aaaa", **A)
     with pytest.raises(CacheInUse, match="1 sequence"):
         cache.prefix_cache.admin.erase(SALT)
@@ -190,8 +183,7 @@ def test_a_reset_and_new_weights_end_a_publication(index):
         assert not cache.prefix_cache.admin.is_public(SALT)
 
 
-def test_new_weights_leave_a_head_until_its_readers_have_ended(index):
-    cache = published(index)
+def test_new_weights_leave_a_head_until_its_readers_have_ended(cache):
     cache.serve(TEXT + "aaaaaaaa", **A)
     cache.admit("a", TEXT + "aaaaX", **A)
     cache.prefix_cache.admin.new_epoch()
@@ -212,9 +204,8 @@ def test_a_tail_is_charged_to_its_tenant_and_the_head_is_not(index):
     assert (receipt.status, receipt.num_tokens) == (LeaseStatus.ACCEPTED, 16)
 
 
-def test_images_behind_the_head_count_as_ever(index):
+def test_images_behind_the_head_count_as_ever(cache):
     """An image in the first private block, and one that begins in the head's last."""
-    cache = published(index)
     image = ImageSpan(b"cat", 8, 2)
     cache.serve(TEXT + "IIab", images=[image], **A)
     assert cache.match(TEXT + "IIabX", [image], **A).num_tokens == 12

@@ -1,12 +1,14 @@
-"""A server for the pages that speak to one, begun with the README's own command."""
+"""A server for the pages that speak to one, set up by the README's own command."""
 
 import shlex
 from collections.abc import Iterator
+from unittest import mock
 
 import pytest
 
+from tests.cli.terminal import Terminal
 from tests.docs.reading import ROOT, code_blocks
-from tests.support.served_process import served
+from tests.support.servers import serving
 
 ADDRESS = "http://127.0.0.1:8000"
 """What the pages say; the server of the tests listens on whichever port is free."""
@@ -14,11 +16,16 @@ ADDRESS = "http://127.0.0.1:8000"
 
 @pytest.fixture(scope="session")
 def server_address() -> Iterator[str]:
-    """Run what the README says begins a server."""
+    """Serve in this process what the README's command would serve in its own."""
     blocks = code_blocks(ROOT / "README.md", "bash")
     [command] = {b.text.strip() for b in blocks if b.text.startswith("ostinato serve")}
-    with served(*shlex.split(command)[2:]) as server:
-        yield server.url
+    with mock.patch("ostinato.server.lifecycle.run_server") as run_server:
+        done = Terminal().run(*shlex.split(command)[1:], "--port", "0")
+    assert done.exit_code == 0, done.output
+    state = run_server.call_args.args[0]
+    with serving(state) as url:
+        yield url
+    state.llm.shutdown()
 
 
 def address_filled_in(text: str, request: pytest.FixtureRequest) -> str:

@@ -1,18 +1,25 @@
 """What the tests of ``AsyncLLM`` share: prompts, their answers, and a loop that ends."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Iterator
 from typing import Any
 
 import pytest
 
 from ostinato import LLM, AsyncLLM, RequestOutput, SamplingParams
-from tests.engine.stepping import StepByStep, last
+from tests.engine.stepping import StepByStep, async_llm, last
 from tests.support.checkpoints import Checkpoints
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 STEM = list(range(30, 51))
 PROMPTS = [STEM, [*STEM[:13], 5, 6, 7], [*STEM[:10], 8], list(range(90, 103))]
+
+
+@pytest.fixture
+def llm(checkpoints: Checkpoints) -> Iterator[AsyncLLM]:
+    """Lend an engine with an event loop; it is idle when the test is over."""
+    with async_llm(checkpoints) as llm:
+        yield llm
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +46,7 @@ async def ends(*streams: AsyncGenerator[RequestOutput, None]) -> list[RequestOut
     return list(await asyncio.gather(*map(last, streams)))
 
 
-async def all_begun(
-    llm: AsyncLLM,
-) -> tuple[StepByStep, list[AsyncGenerator[RequestOutput, None]]]:
+async def all_begun(llm: AsyncLLM) -> tuple[StepByStep, list[AsyncGenerator[RequestOutput, None]]]:
     """Return a stream per prompt, each in the middle, and what lets them go on."""
     steps, streams = StepByStep(llm), [llm.generate(prompt, GREEDY) for prompt in PROMPTS]
     await steps.until(asyncio.gather(*map(anext, streams)))

@@ -1,9 +1,6 @@
 """Requests of tenants, and what hits."""
 
-from ostinato import (
-    LLM,
-    SamplingParams,
-)
+from ostinato import LLM, SamplingParams
 from ostinato.core.identity import PrefixKey
 from ostinato.engine.prompts import parse_prompt
 

@@ -15,14 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ostinato import (
-    LLM,
-    LoRARequest,
-    MissReason,
-    RequestOutput,
-    SamplingParams,
-    StructuredOutputs,
-)
+from ostinato import LLM, LoRARequest, MissReason, RequestOutput, SamplingParams, StructuredOutputs
 from ostinato.core.errors import ConfigError, RequestError
 from ostinato.engine.adapter_api import remove_adapter
 from ostinato.engine.adapters import Adapters

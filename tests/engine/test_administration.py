@@ -2,13 +2,7 @@
 
 import pytest
 
-from ostinato import (
-    LLM,
-    OPENAI_24H,
-    LeaseStatus,
-    LeaseTerms,
-    TenantShare,
-)
+from ostinato import LLM, OPENAI_24H, LeaseStatus, LeaseTerms, TenantShare
 from ostinato.engine.admin_api import AdminApi
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.engine import Engine
@@ -30,7 +24,6 @@ from tests.support.engines import MakeLLM, assert_idle
 # --- leases -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("index", ["radix", "hash"])
 def test_a_leased_prompt_hits_after_a_flood_and_a_released_one_does_not(
     make_llm: MakeLLM, index: str
 ):
@@ -111,7 +104,6 @@ def test_what_is_no_prompt_cannot_be_leased_and_the_engine_goes_on(
 # --- guarantees and quotas --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("index", ["radix", "hash"])
 def test_a_guarantee_keeps_a_tenant_s_prompt_through_a_neighbour_s_flood(make_llm: MakeLLM, index):
     """Six blocks of 32 are its own; the neighbour's hundred prompts fill the pool many times."""
     llm = make_llm("llama", index=index, tenant_shares={SALT: TenantShare(guaranteed=6)}, **SMALL)
@@ -121,7 +113,6 @@ def test_a_guarantee_keeps_a_tenant_s_prompt_through_a_neighbour_s_flood(make_ll
     assert num_hits(llm, PROMPT) == 0
 
 
-@pytest.mark.parametrize("index", ["radix", "hash"])
 def test_a_quota_bounds_what_a_tenant_keeps(make_llm: MakeLLM, index):
     llm = make_llm("llama", index=index, tenant_shares={SALT: TenantShare(quota=2)}, **SMALL)
     llm.generate([salted_prompt(PROMPT, SALT), PROMPT], ONE, use_tqdm=False)

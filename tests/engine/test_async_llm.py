@@ -29,22 +29,18 @@ from ostinato.errors import (
     RequestError,
     TokenOutOfRange,
 )
-from tests.engine.async_calls import GREEDY, PROMPTS, STEM, all_begun, ends, run, tokens_of
+from tests.engine.async_calls import GREEDY, PROMPTS, STEM, all_begun, ends, llm, run, tokens_of
 from tests.engine.stepping import StepByStep, async_llm, last
 from tests.support.checkpoints import Checkpoints
 from tests.support.waiting import other_tasks_have_started
 
+__all__ = ["llm"]
+
 # --- streaming ---
 
 
-def test_each_output_has_all_of_the_text_so_far(
-    checkpoints: Checkpoints, expected: list[list[int]]
-) -> None:
-    async def story(llm: AsyncLLM) -> list[RequestOutput]:
-        return [output async for output in llm.generate(STEM, GREEDY)]
-
-    with async_llm(checkpoints) as llm:
-        outputs = run(story(llm))
+async def test_each_output_has_all_of_the_text_so_far(llm: AsyncLLM, expected: list[list[int]]):
+    outputs = [output async for output in llm.generate(STEM, GREEDY)]
 
     assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
     for before, after in pairwise(outputs):
@@ -54,14 +50,8 @@ def test_each_output_has_all_of_the_text_so_far(
     assert outputs[-1].outputs[0].finish_reason == "length"
 
 
-def test_many_at_once_get_what_each_would_get_alone(
-    checkpoints: Checkpoints, expected: list[list[int]]
-) -> None:
-    async def story(llm: AsyncLLM) -> list[RequestOutput]:
-        return await ends(*(llm.generate(prompt, GREEDY) for prompt in PROMPTS * 5))
-
-    with async_llm(checkpoints) as llm:
-        outputs = run(story(llm))
+async def test_many_at_once_get_what_each_would_get_alone(llm: AsyncLLM, expected: list[list[int]]):
+    outputs = await ends(*(llm.generate(prompt, GREEDY) for prompt in PROMPTS * 5))
 
     assert [output.prompt_token_ids for output in outputs] == PROMPTS * 5
     assert list(map(tokens_of, outputs)) == expected * 5
@@ -71,13 +61,13 @@ def test_many_at_once_get_what_each_would_get_alone(
 @pytest.mark.parametrize(
     ("asked_for", "lengths"), [(None, [1, 4, 7, 8]), (2, [1, 4, 7, 8]), (5, [1, 6, 8])]
 )
-def test_an_interval_makes_fewer_outputs_of_a_stream_the_first_and_the_last_at_once(
+async def test_an_interval_makes_fewer_outputs_of_a_stream_the_first_and_the_last_at_once(
     checkpoints: Checkpoints, asked_for: int | None, lengths: list[int]
-) -> None:
+):
     """The engine wants three tokens for an output; a request may ask for more, not for fewer."""
     params, found = replace(GREEDY, stream_interval=asked_for), []
 
-    async def story(llm: AsyncLLM) -> None:
+    with async_llm(checkpoints, stream_interval=3) as llm:
         steps = StepByStep(llm)
 
         async def read() -> None:
@@ -90,42 +80,33 @@ def test_an_interval_makes_fewer_outputs_of_a_stream_the_first_and_the_last_at_o
             steps.go_on()
         await reading
 
-    with async_llm(checkpoints, stream_interval=3) as llm:
-        run(story(llm))
-
     assert found == lengths
 
 
-def test_a_continuation_is_streamed_at_once_when_another_has_ended(
-    checkpoints: Checkpoints,
-) -> None:
+async def test_a_continuation_is_streamed_at_once_when_another_has_ended(llm: AsyncLLM):
     """Of two, one ends early; each of the other's tokens is an output of its own from then on."""
     sampled = replace(GREEDY, temperature=1.0, seed=1, n=2)
     found: list[tuple[int, ...]] = []
 
-    async def story(llm: AsyncLLM) -> None:
-        first = (await last(llm.generate(STEM, sampled))).outputs[0].token_ids[2]
-        params, steps = replace(sampled, stop_token_ids=[first]), StepByStep(llm)
+    first = (await last(llm.generate(STEM, sampled))).outputs[0].token_ids[2]
+    params, steps = replace(sampled, stop_token_ids=[first]), StepByStep(llm)
 
-        async def read() -> None:
-            async for output in llm.generate(STEM, params):
-                found.append(tuple(len(part.token_ids) for part in output.outputs))
+    async def read() -> None:
+        async for output in llm.generate(STEM, params):
+            found.append(tuple(len(part.token_ids) for part in output.outputs))
 
-        reading = asyncio.ensure_future(read())
-        for _ in range(8):
-            await steps.reached()
-            steps.go_on()
-        await reading
-
-    with async_llm(checkpoints) as llm:
-        run(story(llm))
+    reading = asyncio.ensure_future(read())
+    for _ in range(8):
+        await steps.reached()
+        steps.go_on()
+    await reading
 
     assert found == [(min(step, 3), step) for step in range(1, 9)]
 
 
 def test_a_slow_reader_misses_no_token_and_holds_up_no_other(
-    checkpoints: Checkpoints, expected: list[list[int]]
-) -> None:
+    llm: AsyncLLM, expected: list[list[int]]
+):
     """It reads one output, waits until another request has ended, and gets the rest at once."""
 
     async def story(llm: AsyncLLM) -> list[RequestOutput]:
@@ -137,14 +118,13 @@ def test_a_slow_reader_misses_no_token_and_holds_up_no_other(
             await last(llm.generate(PROMPTS[1], GREEDY))
             return [first.result(), *[output async for output in slow]]
 
-    with async_llm(checkpoints) as llm:
-        outputs = run(story(llm))
+    outputs = run(story(llm))
 
     assert len(outputs) == 2
     assert tokens_of(outputs[-1]) == expected[0]
 
 
-def test_a_conversation_is_streamed(bard: LLM) -> None:
+def test_a_conversation_is_streamed(bard: LLM):
     messages = [{"role": "user", "content": "What news?"}]
     offline = bard.chat(messages, GREEDY, use_tqdm=False)[0]
     llm = AsyncLLM("tiny-shakespeare", dtype="float32", num_blocks=64)
@@ -166,7 +146,7 @@ def test_a_conversation_is_streamed(bard: LLM) -> None:
 )
 def test_threads_that_wait_sleep_soon_unless_told_otherwise(
     given: dict[str, str], spins: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     """They share the cores with Python and the event loop; torch reads it when it is loaded."""
     monkeypatch.setattr(os, "environ", dict(given))
     assert ostinato.AsyncLLM is AsyncLLM
@@ -175,7 +155,7 @@ def test_threads_that_wait_sleep_soon_unless_told_otherwise(
 
 def test_a_model_is_loaded_in_a_thread_that_ends(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     """OpenMP would keep the threads that it lent to the loading thread, beside the engine's."""
     loaders: list[threading.Thread] = []
 
@@ -192,26 +172,22 @@ def test_a_model_is_loaded_in_a_thread_that_ends(
         AsyncLLM(str(checkpoints.path("llama")), kv_cache_memory=1)
 
 
-def test_a_step_of_many_streams_wakes_the_event_loop_once(
-    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_step_of_many_streams_wakes_the_event_loop_once(
+    llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch
+):
     """Four streams of eight tokens: in steps that all take part in, one call brings all four."""
     posts: list[int] = []
 
-    async def story(llm: AsyncLLM) -> None:
-        loop = asyncio.get_running_loop()
-        wake = loop.call_soon_threadsafe
+    loop = asyncio.get_running_loop()
+    wake = loop.call_soon_threadsafe
 
-        def counted(callback: Any, *letters: Any, **more: Any) -> asyncio.Handle:
-            if callback is thread_bridge.put_all:
-                posts.append(len(letters[0]))
-            return wake(callback, *letters, **more)
+    def counted(callback: Any, *letters: Any, **more: Any) -> asyncio.Handle:
+        if callback is thread_bridge.put_all:
+            posts.append(len(letters[0]))
+        return wake(callback, *letters, **more)
 
-        monkeypatch.setattr(loop, "call_soon_threadsafe", counted)
-        await ends(*(llm.generate(prompt, GREEDY) for prompt in PROMPTS))
-
-    with async_llm(checkpoints) as llm:
-        run(story(llm))
+    monkeypatch.setattr(loop, "call_soon_threadsafe", counted)
+    await ends(*(llm.generate(prompt, GREEDY) for prompt in PROMPTS))
 
     assert sum(posts) == len(PROMPTS) * 8, "each token of each stream is posted"
     assert max(posts) == len(PROMPTS), "those of one step together"
@@ -220,9 +196,9 @@ def test_a_step_of_many_streams_wakes_the_event_loop_once(
 # --- turns ---
 
 
-def test_the_next_turn_of_who_was_just_answered_misses_no_step(
-    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_next_turn_of_who_was_just_answered_misses_no_step(
+    llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch
+):
     """Two talk: while one goes on, the other is answered and asks again, three times."""
     monkeypatch.setattr(engine_thread, "PATIENCE", 1e6)  # a test's steps take no time
     wait_for_turns = CommandQueue.run_until
@@ -235,21 +211,17 @@ def test_the_next_turn_of_who_was_just_answered_misses_no_step(
             prompt = prompt + tokens_of(await last(llm.generate(prompt, params)))
         llm.abort("nobody")  # any command ends the wait for a turn that does not come
 
-    async def story(llm: AsyncLLM) -> None:
-        loop = asyncio.get_running_loop()
-
-        def noted(*arguments: Any) -> int:
-            loop.call_soon_threadsafe(waits.release)
-            return wait_for_turns(*arguments)
-
-        monkeypatch.setattr(CommandQueue, "run_until", noted)
-        await asyncio.gather(talk(llm, [9, 8, 7], [40]), talk(llm, [1, 2, 3], [5, 5, 5]))
-
     waits = asyncio.Semaphore(0)
-    with async_llm(checkpoints) as llm:
-        plans = record_plans(llm)
-        run(story(llm))
-        sizes = [len(plan.sequences) for plan in plans]
+    plans = record_plans(llm)
+    loop = asyncio.get_running_loop()
+
+    def noted(*arguments: Any) -> int:
+        loop.call_soon_threadsafe(waits.release)
+        return wait_for_turns(*arguments)
+
+    monkeypatch.setattr(CommandQueue, "run_until", noted)
+    await asyncio.gather(talk(llm, [9, 8, 7], [40]), talk(llm, [1, 2, 3], [5, 5, 5]))
+    sizes = [len(plan.sequences) for plan in plans]
 
     together = [size == 2 for size in sizes]
     assert sum(together) == 15, sizes
@@ -258,7 +230,7 @@ def test_the_next_turn_of_who_was_just_answered_misses_no_step(
 
 def test_callers_who_never_ask_again_are_seldom_waited_for(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     with async_llm(checkpoints, num_blocks=128, max_num_seqs=2) as llm:
         waits: list[int] = []
         count = lambda _, most, __: waits.append(most) or 0  # noqa: E731
@@ -297,48 +269,31 @@ def record_plans(llm: AsyncLLM) -> list[StepPlan]:
         (STEM, SamplingParams(stop_token_ids=[320]), InvalidSamplingParams),
     ],
 )
-def test_a_bad_request_is_refused_and_the_engine_goes_on(
-    prompt: Any,
-    params: Any,
-    error: type[Exception],
-    checkpoints: Checkpoints,
-    expected: list[list[int]],
-) -> None:
-    async def story(llm: AsyncLLM) -> RequestOutput:
-        with pytest.raises(error):
-            await last(llm.generate(prompt, params))
-        return await last(llm.generate(STEM, GREEDY))
-
-    with async_llm(checkpoints) as llm:
-        assert tokens_of(run(story(llm))) == expected[0]
+async def test_a_bad_request_is_refused_and_the_engine_goes_on(
+    prompt: Any, params: Any, error: type[Exception], llm: AsyncLLM, expected: list[list[int]]
+):
+    with pytest.raises(error):
+        await last(llm.generate(prompt, params))
+    assert tokens_of(await last(llm.generate(STEM, GREEDY))) == expected[0]
 
 
 @pytest.mark.parametrize("named", [{"priority": "high"}, {"request_id": 5}])
-def test_names_and_priorities_are_checked(named: Any, checkpoints: Checkpoints) -> None:
-    async def story(llm: AsyncLLM) -> None:
-        with pytest.raises(RequestError, match="must be"):
-            await last(llm.generate(STEM, GREEDY, **named))
-
-    with async_llm(checkpoints) as llm:
-        run(story(llm))
+async def test_names_and_priorities_are_checked(named: Any, checkpoints: Checkpoints):
+    with async_llm(checkpoints) as llm, pytest.raises(RequestError, match="must be"):
+        await last(llm.generate(STEM, GREEDY, **named))
 
 
-def test_a_name_in_use_is_refused_and_who_had_it_goes_on(
-    checkpoints: Checkpoints, expected: list[list[int]]
-) -> None:
+async def test_a_name_in_use_is_refused_and_who_had_it_goes_on(
+    llm: AsyncLLM, expected: list[list[int]]
+):
     """Both were made before either was added; the second one's end must not end the first."""
-
-    async def story(llm: AsyncLLM) -> tuple[Sequence[Any], RequestOutput]:
-        steps = StepByStep(llm)
-        twins = [asyncio.create_task(last(llm.generate(STEM, GREEDY, request_id="twin")))
-                 for _ in range(2)]  # fmt: skip
-        await other_tasks_have_started()
-        steps.go_on(1000)
-        results = await asyncio.gather(*twins, return_exceptions=True)
-        return results, await last(llm.generate(STEM, GREEDY, request_id="twin"))
-
-    with async_llm(checkpoints) as llm:
-        results, later = run(story(llm))
+    steps = StepByStep(llm)
+    twins = [asyncio.create_task(last(llm.generate(STEM, GREEDY, request_id="twin")))
+             for _ in range(2)]  # fmt: skip
+    await other_tasks_have_started()
+    steps.go_on(1000)
+    results = await asyncio.gather(*twins, return_exceptions=True)
+    results, later = results, await last(llm.generate(STEM, GREEDY, request_id="twin"))
 
     refused = [result for result in results if isinstance(result, DuplicateRequest)]
     served = [tokens_of(result) for result in results if isinstance(result, RequestOutput)]
@@ -346,32 +301,28 @@ def test_a_name_in_use_is_refused_and_who_had_it_goes_on(
     assert tokens_of(later) == expected[0]
 
 
-def test_a_caller_who_is_refused_and_leaves_first_ends_no_other_request(
-    checkpoints: Checkpoints, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_caller_who_is_refused_and_leaves_first_ends_no_other_request(
+    llm: AsyncLLM, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+):
     """The refusal is on its way when the second one's task is cancelled."""
-
-    async def story(llm: AsyncLLM) -> RequestOutput:
-        steps = StepByStep(llm)
-        make = llm.engine.make_request
-        twins = [make_prompt(make) for _ in range(2)]
-        monkeypatch.setattr(llm.engine, "make_request", lambda *_: twins.pop())
-        first = asyncio.create_task(last(llm.generate(STEM, GREEDY)))
-        await steps.reached()
-        second = asyncio.create_task(last(llm.generate(STEM, GREEDY)))
-        await other_tasks_have_started()
-        assert not twins
-        second.cancel()
-        steps.go_on(1000)
-        return await first
 
     def make_prompt(make: Any) -> PreparedRequest:
         from ostinato.engine.prompts import Prompt
 
         return make(Prompt(token_ids=STEM), GREEDY, "twin")
 
-    with async_llm(checkpoints) as llm:
-        output = run(story(llm))
+    steps = StepByStep(llm)
+    make = llm.engine.make_request
+    twins = [make_prompt(make) for _ in range(2)]
+    monkeypatch.setattr(llm.engine, "make_request", lambda *_: twins.pop())
+    first = asyncio.create_task(last(llm.generate(STEM, GREEDY)))
+    await steps.reached()
+    second = asyncio.create_task(last(llm.generate(STEM, GREEDY)))
+    await other_tasks_have_started()
+    assert not twins
+    second.cancel()
+    steps.go_on(1000)
+    output = await first
 
     assert tokens_of(output) == expected[0]
     assert output.outputs[0].finish_reason == "length"
@@ -380,21 +331,17 @@ def test_a_caller_who_is_refused_and_leaves_first_ends_no_other_request(
 # --- the cache ---
 
 
-def test_a_reset_is_refused_while_requests_run_unless_they_are_preempted(
-    checkpoints: Checkpoints, expected: list[list[int]]
-) -> None:
-    async def story(llm: AsyncLLM) -> list[RequestOutput]:
-        steps, streams = await all_begun(llm)
-        refused = asyncio.ensure_future(llm.reset_prefix_cache())
-        await steps.until(asyncio.gather(refused, return_exceptions=True))
-        assert isinstance(refused.exception(), CacheInUse)
-        reset = asyncio.ensure_future(llm.reset_prefix_cache(preempt_running=True))
-        await steps.until(reset)
-        steps.go_on(1000)
-        return await ends(*streams)
-
-    with async_llm(checkpoints) as llm:
-        outputs = run(story(llm))
-        assert llm.engine.scheduler_stats.num_preemptions == len(PROMPTS)
+async def test_a_reset_is_refused_while_requests_run_unless_they_are_preempted(
+    llm: AsyncLLM, expected: list[list[int]]
+):
+    steps, streams = await all_begun(llm)
+    refused = asyncio.ensure_future(llm.reset_prefix_cache())
+    await steps.until(asyncio.gather(refused, return_exceptions=True))
+    assert isinstance(refused.exception(), CacheInUse)
+    reset = asyncio.ensure_future(llm.reset_prefix_cache(preempt_running=True))
+    await steps.until(reset)
+    steps.go_on(1000)
+    outputs = await ends(*streams)
+    assert llm.engine.scheduler_stats.num_preemptions == len(PROMPTS)
 
     assert list(map(tokens_of, outputs)) == expected

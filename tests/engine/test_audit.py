@@ -16,7 +16,6 @@ from tests.engine.stepping import async_llm
 from tests.support.checkpoints import Checkpoints
 from tests.support.engines import MakeLLM
 from tests.support.instruction_sets import needs_library
-from tests.support.tiny_cache import on_both_indexes
 from tests.support.waiting import until
 
 pytestmark = needs_library
@@ -48,7 +47,6 @@ def flip_a_bit(llm: LLM, group: int, place: int, layer: int) -> None:
     store.write(layer, keys, values, slot)
 
 
-@on_both_indexes
 def test_hits_have_the_bits_that_the_model_computes(index: str, make_llm: MakeLLM):
     """Prompts that leave each other within a block; the whole blocks of every hit are compared."""
     llm = make_llm("llama", index=index, max_num_batched_tokens=23, max_num_seqs=4, **AUDITED)
@@ -60,7 +58,6 @@ def test_hits_have_the_bits_that_the_model_computes(index: str, make_llm: MakeLL
     assert counts.num_tokens == sum(hit // 16 * 16 for hit in hits) > 200
 
 
-@on_both_indexes
 @pytest.mark.parametrize(("family", "group"), [("llama", 0), ("mistral", 1)])
 def test_a_flipped_bit_is_found_and_its_prefix_quarantined(
     index: str, family: str, group: int, make_llm: MakeLLM, caplog: pytest.LogCaptureFixture
@@ -111,9 +108,9 @@ def test_what_the_cache_has_removed_meanwhile_is_not_compared(make_llm: MakeLLM)
     for chunks in (0, 2):
         draw(llm, "")
         for _ in range(chunks):
-            assert audit.rest()
+            assert audit.run_idle_work()
         llm.reset_prefix_cache()
-        while audit.rest():
+        while audit.run_idle_work():
             pass
         send(llm)
 
@@ -126,11 +123,11 @@ def test_nothing_of_a_tenant_that_is_erased_is_computed_again(make_llm: MakeLLM)
         send(llm, salt=salt)
     for salt in ("ann", "ann", "bob"):
         draw(llm, salt)
-    llm.engine.audit.rest()  # one of ann's has begun
+    llm.engine.audit.run_idle_work()  # one of ann's has begun
 
     llm.erase("ann")
 
-    while llm.engine.audit.rest():
+    while llm.engine.audit.run_idle_work():
         pass
     assert llm.engine.audit.counts.num_same == 1
 

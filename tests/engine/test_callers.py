@@ -48,7 +48,7 @@ def plain_llm(checkpoints: Checkpoints) -> LLM:
     return LLM(path, dtype="float64", block_size=4, num_blocks=64, forward="plain")
 
 
-def test_calls_from_many_threads_are_served_alone_or_refused(llm: LLM) -> None:
+def test_calls_from_many_threads_are_served_alone_or_refused(llm: LLM):
     """48 calls from 8 threads: none is wrong, none breaks the engine, some run."""
     expected = [o.outputs[0].token_ids for o in llm.generate(PROMPTS, GREEDY, use_tqdm=False)]
 
@@ -65,7 +65,7 @@ def test_calls_from_many_threads_are_served_alone_or_refused(llm: LLM) -> None:
     assert set(results) <= {"right", "refused"} and results["right"]
 
 
-def test_a_second_call_is_told_which_one_is_running_and_what_to_use(plain_llm: LLM) -> None:
+def test_a_second_call_is_told_which_one_is_running_and_what_to_use(plain_llm: LLM):
     other = Interrupter(plain_llm, lambda: plain_llm.generate(PROMPTS[1], GREEDY, use_tqdm=False))
 
     [output] = plain_llm.generate(PROMPTS[0], GREEDY, use_tqdm=False)
@@ -87,9 +87,7 @@ def test_a_second_call_is_told_which_one_is_running_and_what_to_use(plain_llm: L
     ],
     ids=["chat", "reset_prefix_cache", "erase", "lease", "close"],
 )
-def test_whatever_changes_the_engine_waits_for_its_turn(
-    call: Callable[[LLM], Any], plain_llm: LLM
-) -> None:
+def test_whatever_changes_the_engine_waits_for_its_turn(call: Callable[[LLM], Any], plain_llm: LLM):
     other = Interrupter(plain_llm, lambda: call(plain_llm))
 
     plain_llm.generate(PROMPTS[0], GREEDY, use_tqdm=False)
@@ -97,7 +95,7 @@ def test_whatever_changes_the_engine_waits_for_its_turn(
     assert isinstance(other.error, ConcurrentCall)
 
 
-def test_counters_may_be_read_while_a_call_is_running(plain_llm: LLM) -> None:
+def test_counters_may_be_read_while_a_call_is_running(plain_llm: LLM):
     other = Interrupter(plain_llm, lambda: plain_llm.cache_stats.first.query_tokens)
 
     plain_llm.generate(PROMPTS[0], GREEDY, use_tqdm=False)
@@ -105,7 +103,7 @@ def test_counters_may_be_read_while_a_call_is_running(plain_llm: LLM) -> None:
     assert other.error is None
 
 
-def test_another_thread_may_call_when_the_first_has_returned(llm: LLM) -> None:
+def test_another_thread_may_call_when_the_first_has_returned(llm: LLM):
     """Also when the first call failed."""
     with suppress(Exception), sabotage(llm):
         llm.generate(PROMPTS[0], GREEDY, use_tqdm=False)
@@ -156,7 +154,7 @@ print("parent:", answer(llm) == text == asyncio.run(ask(stream)))
 """
 
 
-def test_a_forked_child_is_told_to_make_an_engine_of_its_own() -> None:
+def test_a_forked_child_is_told_to_make_an_engine_of_its_own():
     """torch's threads stay behind in a fork; without the refusal the child waits forever."""
     command = [sys.executable, "-c", FORK]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=240)

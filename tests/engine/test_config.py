@@ -59,14 +59,14 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
 @pytest.mark.parametrize("face", [LLM, AsyncLLM])
 def test_a_setting_that_cannot_be_is_refused_before_a_model_is_loaded(
     face: type, settings: dict[str, Any], message: str
-) -> None:
+):
     """The directory does not even exist."""
     with pytest.raises(ConfigError, match=message):
         face("/no/such/model", **settings)
 
 
 @pytest.mark.parametrize("model", [None, 5, b"tiny-shakespeare", ["tiny-shakespeare"]])
-def test_a_model_is_a_name_or_a_path(model: Any) -> None:
+def test_a_model_is_a_name_or_a_path(model: Any):
     with pytest.raises(ConfigError, match="must be a name or a directory"):
         LLM(model)
 
@@ -83,16 +83,16 @@ def test_a_model_is_a_name_or_a_path(model: Any) -> None:
         ),
     ],
 )
-def test_a_device_that_is_not_there_is_refused(device: Any, checkpoints: Checkpoints) -> None:
+def test_a_device_that_is_not_there_is_refused(device: Any, checkpoints: Checkpoints):
     with pytest.raises(ConfigError, match=f"device={device!r}: .*'cpu' is always there"):
         LLM(checkpoints.path("llama"), device=device)
 
 
-def test_the_embedded_model_is_the_default() -> None:
+def test_the_embedded_model_is_the_default():
     assert EngineConfig().model == "tiny-shakespeare"
 
 
-def test_a_directory_may_be_given_as_a_path(checkpoints: Checkpoints) -> None:
+def test_a_directory_may_be_given_as_a_path(checkpoints: Checkpoints):
     path = checkpoints.path("llama")
     assert isinstance(path, Path)
 
@@ -101,14 +101,14 @@ def test_a_directory_may_be_given_as_a_path(checkpoints: Checkpoints) -> None:
     assert llm.engine.config.model == str(path)
 
 
-def test_every_setting_is_described() -> None:
+def test_every_setting_is_described():
     """``LLM`` and ``EngineConfig`` send their readers to this docstring."""
     text = EngineSettings.__doc__ or ""
 
     assert [f.name for f in fields(EngineConfig) if f"\n        {f.name}: " not in text] == []
 
 
-def test_settings_reach_the_rooms_below() -> None:
+def test_settings_reach_the_rooms_below():
     """Whatever is set away from its default arrives in cache or scheduler."""
     config = EngineConfig(
         block_size=4,
@@ -134,12 +134,12 @@ def test_settings_reach_the_rooms_below() -> None:
     assert (scheduler.order, scheduler.max_overtakes) == ("longest_prefix", 3)
 
 
-def test_a_sequence_cannot_be_longer_than_the_model_can(checkpoints: Checkpoints) -> None:
+def test_a_sequence_cannot_be_longer_than_the_model_can(checkpoints: Checkpoints):
     with pytest.raises(ConfigError, match="max_model_len=257 is above the 256 tokens"):
         LLM(checkpoints.path("llama"), max_model_len=257)
 
 
-def test_max_model_len_ends_texts(make_llm: MakeLLM) -> None:
+def test_max_model_len_ends_texts(make_llm: MakeLLM):
     llm = make_llm("llama", max_model_len=10)
     until_the_end = SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True)
 
@@ -148,7 +148,7 @@ def test_max_model_len_ends_texts(make_llm: MakeLLM) -> None:
     assert (len(output.token_ids), output.finish_reason) == (3, "length")
 
 
-def test_one_block_serves_what_fits_into_it(make_llm: MakeLLM) -> None:
+def test_one_block_serves_what_fits_into_it(make_llm: MakeLLM):
     """Four slots: the last token of a text needs none, so five tokens are the longest."""
     llm = make_llm("llama", num_blocks=1)
 
@@ -161,7 +161,7 @@ def test_one_block_serves_what_fits_into_it(make_llm: MakeLLM) -> None:
     assert_idle(llm.engine)
 
 
-def test_bytes_for_keys_and_values_become_blocks(make_llm: MakeLLM) -> None:
+def test_bytes_for_keys_and_values_become_blocks(make_llm: MakeLLM):
     """A token has 2 layers, keys and values, 2 heads of 16 numbers of 8 bytes: 1,024 bytes."""
     llm = make_llm("llama", kv_cache_memory=10 * 4 * 1024 + 1)
 
@@ -178,13 +178,13 @@ def test_bytes_for_keys_and_values_become_blocks(make_llm: MakeLLM) -> None:
 )
 def test_a_pool_that_does_not_fit_the_memory_is_refused(
     settings: dict[str, int], message: str, checkpoints: Checkpoints
-) -> None:
+):
     with pytest.raises(ConfigError, match=message):
         LLM(checkpoints.path("llama"), **settings)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64", "int8"])
-def test_keys_and_values_may_have_a_format_of_their_own(dtype: str, make_llm: MakeLLM) -> None:
+def test_keys_and_values_may_have_a_format_of_their_own(dtype: str, make_llm: MakeLLM):
     llm = make_llm("llama", dtype="float32", kv_cache_dtype=dtype, num_blocks=16)
 
     first, second = (llm.generate([5] * 9, GREEDY, use_tqdm=False)[0] for _ in range(2))
@@ -195,7 +195,7 @@ def test_keys_and_values_may_have_a_format_of_their_own(dtype: str, make_llm: Ma
     assert first.outputs[0].token_ids == second.outputs[0].token_ids
 
 
-def test_the_native_library_is_refused_where_it_cannot_compute(checkpoints: Checkpoints) -> None:
+def test_the_native_library_is_refused_where_it_cannot_compute(checkpoints: Checkpoints):
     with pytest.raises(ConfigError, match="block_size=24 must be a multiple of 16: set block_size"):
         LLM(checkpoints.path("llama"), attention="native", block_size=24, num_blocks=16)
     with pytest.raises(
@@ -208,7 +208,7 @@ def test_the_native_library_is_refused_where_it_cannot_compute(checkpoints: Chec
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "bfloat16", "float16", "int8"])
 def test_attention_is_the_librarys_unless_it_is_told_otherwise(
     kv_cache_dtype: str, make_llm: MakeLLM
-) -> None:
+):
     """With blocks of sixteen; and torch, asked for by name, says the same."""
     settings = {"dtype": "float32", "block_size": 16, "kv_cache_dtype": kv_cache_dtype}
     native, torch_ = (
@@ -225,7 +225,7 @@ def test_attention_is_the_librarys_unless_it_is_told_otherwise(
 
 
 @pytest.mark.parametrize("dtype", ["auto", "float32", "bfloat16", "float16", "float64"])
-def test_every_dtype_serves(dtype: str, make_llm: MakeLLM) -> None:
+def test_every_dtype_serves(dtype: str, make_llm: MakeLLM):
     llm = make_llm("llama", dtype=dtype, num_blocks=16)
 
     output = llm.generate([5] * 9, GREEDY, use_tqdm=False)[0].outputs[0]
@@ -234,7 +234,7 @@ def test_every_dtype_serves(dtype: str, make_llm: MakeLLM) -> None:
     assert llm.engine.loaded.dtype == getattr(torch, dtype if dtype != "auto" else "float32")
 
 
-def test_a_closed_engine_says_so(checkpoints: Checkpoints) -> None:
+def test_a_closed_engine_says_so(checkpoints: Checkpoints):
     """Closing twice does nothing; a ``with`` statement closes."""
     from ostinato.errors import EngineStopped
 

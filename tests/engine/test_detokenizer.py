@@ -80,7 +80,7 @@ def some_ids(name: str) -> st.SearchStrategy[list[int]]:
 @given(st.data(), st.sampled_from(sorted(FAST)), st.booleans())
 def test_any_ids_become_the_text_that_they_add_to_the_prompt(
     data: st.DataObject, name: str, skip: bool
-) -> None:
+):
     """Garbage, special tokens and half characters included; the prompt ends in a whole one."""
     tokenizer = FAST[name]()
     prompt, output = data.draw(some_ids(name)), data.draw(some_ids(name))
@@ -95,7 +95,7 @@ def test_any_ids_become_the_text_that_they_add_to_the_prompt(
 
 
 @given(st.data(), st.sampled_from(["byte_level", "llama", "gemma"]))
-def test_runs_of_bytes_become_what_utf8_makes_of_them(data: st.DataObject, name: str) -> None:
+def test_runs_of_bytes_become_what_utf8_makes_of_them(data: st.DataObject, name: str):
     """Overlong forms, surrogates, lone and missing continuation bytes, amid good characters."""
     tokenizer = FAST[name]()
     pieces = st.sampled_from([b"\xed\xa0", b"\xc0", b"\xf4\x90", b"\xe4\xbd", b"\xf0\x9f", b"\x80"])
@@ -119,7 +119,7 @@ def byte_ids(tokenizer: Any, text: bytes) -> list[int]:
 
 @pytest.mark.parametrize("name", sorted(ALL))
 @pytest.mark.parametrize("text", TEXTS)
-def test_written_text_comes_back_as_the_tokenizer_decodes_it(name: str, text: str) -> None:
+def test_written_text_comes_back_as_the_tokenizer_decodes_it(name: str, text: str):
     """Equal to the library's own decode where the bytes are sound; no character comes in half."""
     tokenizer = ALL[name]()
     ids = tokenizer.encode(text, add_special_tokens=False)
@@ -132,7 +132,7 @@ def test_written_text_comes_back_as_the_tokenizer_decodes_it(name: str, text: st
 
 @pytest.mark.parametrize("name", ["byte_level", "llama", "gemma", "hidden_bytes"])
 @pytest.mark.parametrize("text", TEXTS)
-def test_a_character_is_shown_with_its_last_token(name: str, text: str) -> None:
+def test_a_character_is_shown_with_its_last_token(name: str, text: str):
     """Nothing waits longer than it must, also in a long run of byte pieces."""
     tokenizer = ALL[name]()
     ids = tokenizer.encode("a " + text, add_special_tokens=False)
@@ -145,7 +145,7 @@ def test_a_character_is_shown_with_its_last_token(name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(ALL))
-def test_tokens_may_come_in_any_portions(name: str) -> None:
+def test_tokens_may_come_in_any_portions(name: str):
     tokenizer = ALL[name]()
     ids = tokenizer.encode("".join(TEXTS), add_special_tokens=False)
     one_by_one = "".join(stream(Detokenizer(tokenizer), ids))
@@ -157,9 +157,7 @@ def test_tokens_may_come_in_any_portions(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "text"), [("llama", " world"), ("word_pieces", " world")])
-def test_a_continuation_keeps_its_leading_space_and_a_beginning_has_none(
-    name: str, text: str
-) -> None:
+def test_a_continuation_keeps_its_leading_space_and_a_beginning_has_none(name: str, text: str):
     """Special tokens in between count for neither."""
     tokenizer = ALL[name]()
     hello, world = (tokenizer.encode(word)[-1] for word in ("hello", "hello world"))
@@ -173,9 +171,7 @@ def test_a_continuation_keeps_its_leading_space_and_a_beginning_has_none(
 
 @pytest.mark.parametrize("num_bytes", [1, 2, 3])
 @pytest.mark.parametrize("name", ["byte_level", "llama", "hidden_bytes"])
-def test_a_character_that_begins_in_the_prompt_belongs_to_the_output(
-    name: str, num_bytes: int
-) -> None:
+def test_a_character_that_begins_in_the_prompt_belongs_to_the_output(name: str, num_bytes: int):
     """A prompt given as token ids may end anywhere."""
     tokenizer = ALL[name]()
     ids = [*tokenizer.encode("a", add_special_tokens=False), *byte_ids(tokenizer, "😀".encode())]
@@ -185,7 +181,7 @@ def test_a_character_that_begins_in_the_prompt_belongs_to_the_output(
 
 
 @pytest.mark.parametrize("name", ["byte_level", "llama", "hidden_bytes"])
-def test_a_character_cut_off_at_the_end_is_one_replacement(name: str) -> None:
+def test_a_character_cut_off_at_the_end_is_one_replacement(name: str):
     """And the good ones before it stay, though byte fallback would replace them too."""
     tokenizer = ALL[name]()
     ids = tokenizer.encode("a😀😀", add_special_tokens=False)[:-1]
@@ -196,7 +192,7 @@ def test_a_character_cut_off_at_the_end_is_one_replacement(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(ALL))
-def test_ids_that_the_tokenizer_does_not_know_have_no_text(name: str) -> None:
+def test_ids_that_the_tokenizer_does_not_know_have_no_text(name: str):
     """Models are often padded to more ids than their tokenizer has."""
     tokenizer = ALL[name]()
     word = tokenizer.encode("so", add_special_tokens=False)
@@ -206,7 +202,7 @@ def test_ids_that_the_tokenizer_does_not_know_have_no_text(name: str) -> None:
     assert "".join(texts) == "so"
 
 
-def test_a_space_spelled_as_a_byte_is_stripped_off_the_start_like_any_other() -> None:
+def test_a_space_spelled_as_a_byte_is_stripped_off_the_start_like_any_other():
     """Llama's decoder takes one space off the start of a text, however it was written."""
     tokenizer = FAST["llama"]()
     ids = [*byte_ids(tokenizer, b" "), *tokenizer.encode("hello", add_special_tokens=False)]
@@ -215,7 +211,7 @@ def test_a_space_spelled_as_a_byte_is_stripped_off_the_start_like_any_other() ->
     assert "".join(stream(Detokenizer(tokenizer, prompt=ids), ids)) == " hello"
 
 
-def test_a_byte_piece_without_byte_fallback_is_ordinary_text() -> None:
+def test_a_byte_piece_without_byte_fallback_is_ordinary_text():
     """A tokenizer may have such a token and spell it out."""
     tokenizer = word_pieces()
     tokenizer.add_tokens(["<0x41>"])
@@ -224,7 +220,7 @@ def test_a_byte_piece_without_byte_fallback_is_ordinary_text() -> None:
     assert Detokenizer(tokenizer, prompt=[token]).append([token]) == " <0x41>"
 
 
-def test_whole_characters_of_a_token_that_ends_in_half_of_one_come_at_once() -> None:
+def test_whole_characters_of_a_token_that_ends_in_half_of_one_come_at_once():
     """Bytes of a slow tokenizer: "so", " " and half a smile, half a smile and "!"."""
     tokenizer = ALL["hidden_bytes"]()
 
@@ -235,7 +231,7 @@ def test_whole_characters_of_a_token_that_ends_in_half_of_one_come_at_once() -> 
     assert Detokenizer(tokenizer, prompt=prompt).append([258]) == "😀!"
 
 
-def test_a_decoder_that_takes_back_its_end_loses_no_new_text() -> None:
+def test_a_decoder_that_takes_back_its_end_loses_no_new_text():
     """What is out stays out; the mark of "@@" should have gone, the "ld" must not."""
     tokenizer = JoinMarks()
 
@@ -259,7 +255,7 @@ class Counted:
 
 @pytest.mark.parametrize("name", sorted(ALL))
 @pytest.mark.parametrize("kind", ["text", "special", "garbage"])
-def test_the_thousandth_token_costs_no_more_than_the_tenth(name: str, kind: str) -> None:
+def test_the_thousandth_token_costs_no_more_than_the_tenth(name: str, kind: str):
     """Also where the model goes on with special tokens or with bytes that mean nothing."""
     tokenizer = Counted(ALL[name]())
     if kind == "text":
@@ -280,7 +276,7 @@ def test_the_thousandth_token_costs_no_more_than_the_tenth(name: str, kind: str)
     assert used[2] <= used[1] * 1.1 + 1
 
 
-def test_bytes_hidden_in_a_slow_tokenizer_are_not_waited_for_for_ever() -> None:
+def test_bytes_hidden_in_a_slow_tokenizer_are_not_waited_for_for_ever():
     """A thousand bytes that mean nothing, then a word: it must come."""
     tokenizer = ALL["hidden_bytes"]()
     detokenizer = Detokenizer(tokenizer)
@@ -291,7 +287,7 @@ def test_bytes_hidden_in_a_slow_tokenizer_are_not_waited_for_for_ever() -> None:
     assert garbage + rest == REPLACEMENT * 1000 + "word"
 
 
-def test_one_table_serves_many_requests() -> None:
+def test_one_table_serves_many_requests():
     """Tokens are looked up once, so a second request asks the tokenizer for nothing."""
     tokenizer = Counted(ALL["byte_level"]())
     table = TokenTable(tokenizer)
@@ -304,7 +300,7 @@ def test_one_table_serves_many_requests() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(FAST))
-def test_the_texts_of_single_tokens_make_up_the_whole(name: str) -> None:
+def test_the_texts_of_single_tokens_make_up_the_whole(name: str):
     """As lists of log-probabilities show them: with their spaces, unlike decode([id])."""
     tokenizer = FAST[name]()
     table = TokenTable(tokenizer)
@@ -317,7 +313,7 @@ def test_the_texts_of_single_tokens_make_up_the_whole(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["byte_level", "llama"])
-def test_a_token_that_is_part_of_a_character_shows_as_a_replacement(name: str) -> None:
+def test_a_token_that_is_part_of_a_character_shows_as_a_replacement(name: str):
     tokenizer = FAST[name]()
     [token] = byte_ids(tokenizer, b"\xf0")
 

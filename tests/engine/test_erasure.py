@@ -5,15 +5,11 @@ import asyncio
 import pytest
 import torch
 
-from ostinato import (
-    AsyncLLM,
-    EraseReceipt,
-    LeaseStatus,
-    SamplingParams,
-)
+from ostinato import AsyncLLM, EraseReceipt, LeaseStatus, SamplingParams
 from ostinato.engine.engine import Engine
 from ostinato.engine.prompts import parse_prompt
 from ostinato.errors import CacheInUse, ConfigError, EngineStopped, RequestError
+from tests.engine.async_calls import llm
 from tests.engine.stepping import StepByStep, async_llm, last
 from tests.engine.tenant_calls import (
     ONE,
@@ -29,6 +25,8 @@ from tests.support.checkpoints import Checkpoints
 from tests.support.engines import MakeLLM
 from tests.support.memory_search import search
 from tests.support.waiting import other_tasks_have_started, until
+
+__all__ = ["llm"]
 
 
 def all_kv(engine: Engine) -> list[list[bytes]]:
@@ -54,7 +52,6 @@ def num_found(engine: Engine, wanted: list[set[bytes]]) -> int:
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text"])
-@pytest.mark.parametrize("index", ["radix", "hash"])
 def test_an_erased_tenant_s_keys_and_values_are_nowhere(make_llm: MakeLLM, family: str, index: str):
     """Also those in blocks that were evicted or given back: its second prompt was not stored."""
     llm = make_llm(family, index=index, **SMALL)
@@ -148,47 +145,47 @@ def test_what_is_no_salt_cannot_be_erased_and_the_engine_goes_on(make_llm: MakeL
 # --- with an event loop -------------------------------------------------------------------
 
 
-def test_an_erasure_waits_for_the_tenant_s_requests_and_lets_no_new_ones_in(
-    checkpoints: Checkpoints,
-):
-    """The running one ends as ever; the one that comes meanwhile is refused; later ones are not."""
-
-    async def story(llm: AsyncLLM):
-        steps = StepByStep(llm)
-        running = asyncio.create_task(last(llm.generate(salted_prompt(PROMPT, SALT), ONE_LONG)))
-        await steps.until(asyncio.create_task(until_live(llm, 1)))
-        erasing = asyncio.create_task(llm.erase(SALT))
-        await other_tasks_have_started()  # its first command is in the queue now
-        refused = asyncio.create_task(last(llm.generate(salted_prompt(PROMPT, SALT), ONE)))
-        other = asyncio.create_task(last(llm.generate(tokens_of(1), ONE)))
-        await steps.until(asyncio.gather(refused, other, return_exceptions=True))
-        assert not running.done(), "the tenant's request is in the middle"
-        with pytest.raises(RequestError, match=r"tenant of the request.* is being erased"):
-            refused.result()
-        assert other.result().finished, "others come and go"
-        steps.go_on(1000)
-        receipt = await erasing
-        assert running.result().outputs[0].finish_reason == "length"
-        assert len(running.result().outputs[0].token_ids) == 30
-        assert receipt.num_requests == 0 and receipt.num_blocks > 6
-        again = await last(llm.generate(salted_prompt(PROMPT, SALT), ONE))
-        assert again.num_cached_tokens == 0
-
-    with async_llm(checkpoints) as llm:
-        asyncio.run(story(llm))
-
-
 async def until_live(llm: AsyncLLM, count: int) -> None:
     """Wait until so many requests of the tenant are live."""
     await until(lambda: len(llm.engine.requests_of(SALT)) >= count)
 
 
-def test_an_erasure_that_cancels_ends_the_tenant_s_requests_and_no_others(
+async def erased_while_it_runs(llm: AsyncLLM) -> tuple[StepByStep, asyncio.Task, asyncio.Task]:
+    """Ask for the erasure of a tenant whose request runs; returns the request and the erasure."""
+    steps = StepByStep(llm)
+    running = asyncio.create_task(last(llm.generate(salted_prompt(PROMPT, SALT), ONE_LONG)))
+    await steps.until(asyncio.create_task(until_live(llm, 1)))
+    erasing = asyncio.create_task(llm.erase(SALT))
+    await other_tasks_have_started()
+    return steps, running, erasing
+
+
+async def test_an_erasure_waits_for_the_tenant_s_requests_and_lets_no_new_ones_in(llm: AsyncLLM):
+    """The running one ends as ever; the one that comes meanwhile is refused; later ones are not."""
+    steps, running, erasing = await erased_while_it_runs(llm)
+    refused = asyncio.create_task(last(llm.generate(salted_prompt(PROMPT, SALT), ONE)))
+    other = asyncio.create_task(last(llm.generate(tokens_of(1), ONE)))
+    await steps.until(asyncio.gather(refused, other, return_exceptions=True))
+    assert not running.done(), "the tenant's request is in the middle"
+    with pytest.raises(RequestError, match=r"tenant of the request.* is being erased"):
+        refused.result()
+    assert other.result().finished, "others come and go"
+    steps.go_on(1000)
+    receipt = await erasing
+    assert running.result().outputs[0].finish_reason == "length"
+    assert len(running.result().outputs[0].token_ids) == 30
+    assert receipt.num_requests == 0 and receipt.num_blocks > 6
+    again = await last(llm.generate(salted_prompt(PROMPT, SALT), ONE))
+    assert again.num_cached_tokens == 0
+
+
+async def test_an_erasure_that_cancels_ends_the_tenant_s_requests_and_no_others(
     checkpoints: Checkpoints,
 ):
     """Two of the tenant's, one of them waiting; the neighbour's goes on while KV is zeroed."""
-
-    async def story(llm: AsyncLLM, alone: list[int]):
+    with async_llm(checkpoints) as llm:
+        alone = (await last(llm.generate(tokens_of(1), ONE_LONG))).outputs[0].token_ids
+    with async_llm(checkpoints, max_num_seqs=2) as llm:
         steps = StepByStep(llm)
         theirs = asyncio.create_task(last(llm.generate(tokens_of(1), ONE_LONG)))
         mine = [
@@ -206,68 +203,43 @@ def test_an_erasure_that_cancels_ends_the_tenant_s_requests_and_no_others(
         steps.go_on(1000)
         assert (await theirs).outputs[0].token_ids == alone
 
-    with async_llm(checkpoints) as llm:
-        alone = asyncio.run(last(llm.generate(tokens_of(1), ONE_LONG))).outputs[0].token_ids
-    with async_llm(checkpoints, max_num_seqs=2) as llm:
-        asyncio.run(story(llm, alone))
 
-
-def test_keys_and_values_are_gone_while_others_run(checkpoints: Checkpoints):
+async def test_keys_and_values_are_gone_while_others_run(llm: AsyncLLM):
     """The neighbour is between two of its tokens when the tenant's are searched for."""
-
-    async def story(llm: AsyncLLM):
-        await last(llm.generate(salted_prompt(PROMPT, SALT), ONE))
-        secrets = kv_now(llm.engine)
-        steps = StepByStep(llm)
-        theirs = asyncio.create_task(last(llm.generate(tokens_of(1), ONE_LONG)))
-        erasing = asyncio.create_task(llm.erase(SALT))
-        await other_tasks_have_started()
-        assert num_found(llm.engine, secrets) >= 24 * len(secrets)
-        await steps.until(erasing)
-        assert not theirs.done()
-        assert num_found(llm.engine, secrets) == 0
-        steps.go_on(1000)
-        assert (await theirs).finished
-
-    with async_llm(checkpoints) as llm:
-        asyncio.run(story(llm))
+    await last(llm.generate(salted_prompt(PROMPT, SALT), ONE))
+    secrets = kv_now(llm.engine)
+    steps = StepByStep(llm)
+    theirs = asyncio.create_task(last(llm.generate(tokens_of(1), ONE_LONG)))
+    erasing = asyncio.create_task(llm.erase(SALT))
+    await other_tasks_have_started()
+    assert num_found(llm.engine, secrets) >= 24 * len(secrets)
+    await steps.until(erasing)
+    assert not theirs.done()
+    assert num_found(llm.engine, secrets) == 0
+    steps.go_on(1000)
+    assert (await theirs).finished
 
 
-def test_an_erasure_whose_caller_gave_up_lets_the_tenant_in_again(
-    checkpoints: Checkpoints,
-):
+async def test_an_erasure_whose_caller_gave_up_lets_the_tenant_in_again(llm: AsyncLLM):
     """The tenant must not stay shut out."""
-
-    async def story(llm: AsyncLLM):
-        steps = StepByStep(llm)
-        running = asyncio.create_task(last(llm.generate(salted_prompt(PROMPT, SALT), ONE_LONG)))
-        await steps.until(asyncio.create_task(until_live(llm, 1)))
-        erasing = asyncio.create_task(llm.erase(SALT))
-        await other_tasks_have_started()
-        erasing.cancel()
-        await asyncio.gather(erasing, return_exceptions=True)
-        steps.go_on(1000)
-        await running
-        assert (await last(llm.generate(salted_prompt(PROMPT, SALT), ONE))).finished
-
-    with async_llm(checkpoints) as llm:
-        asyncio.run(story(llm))
+    steps, running, erasing = await erased_while_it_runs(llm)
+    erasing.cancel()
+    await asyncio.gather(erasing, return_exceptions=True)
+    steps.go_on(1000)
+    await running
+    assert (await last(llm.generate(salted_prompt(PROMPT, SALT), ONE))).finished
 
 
-def test_the_async_face_leases_erases_and_refuses_like_the_other(checkpoints: Checkpoints):
-    async def story(llm: AsyncLLM):
-        await last(llm.generate(salted_prompt(PROMPT, SALT), ONE))
-        receipt = await llm.lease(salted_prompt(PROMPT, SALT))
-        assert (receipt.status, receipt.num_tokens) == (LeaseStatus.ACCEPTED, 24)
-        for wrong in (llm.lease([9999]), llm.lease(5), llm.erase(5), llm.update_weights({})):
-            with pytest.raises((RequestError, ConfigError)):
-                await wrong
-        assert await llm.end_lease(receipt.lease_id)
-        assert not await llm.end_lease(receipt.lease_id)
-        assert (await llm.erase(SALT)).num_blocks == 6
-        llm.shutdown()
-        with pytest.raises(EngineStopped):
-            await llm.lease(PROMPT)
-
-    with async_llm(checkpoints) as llm:
-        asyncio.run(story(llm))
+async def test_the_async_face_leases_erases_and_refuses_like_the_other(llm: AsyncLLM):
+    await last(llm.generate(salted_prompt(PROMPT, SALT), ONE))
+    receipt = await llm.lease(salted_prompt(PROMPT, SALT))
+    assert (receipt.status, receipt.num_tokens) == (LeaseStatus.ACCEPTED, 24)
+    for wrong in (llm.lease([9999]), llm.lease(5), llm.erase(5), llm.update_weights({})):
+        with pytest.raises((RequestError, ConfigError)):
+            await wrong
+    assert await llm.end_lease(receipt.lease_id)
+    assert not await llm.end_lease(receipt.lease_id)
+    assert (await llm.erase(SALT)).num_blocks == 6
+    llm.shutdown()
+    with pytest.raises(EngineStopped):
+        await llm.lease(PROMPT)

@@ -1,6 +1,5 @@
 """Every miss is explained, through the public interfaces and with real models (law 10)."""
 
-import asyncio
 from dataclasses import replace
 from html import escape
 
@@ -184,15 +183,12 @@ def test_explanations_can_be_switched_off(make_llm: MakeLLM):
         llm.explain(ask(llm, [3, 4, 5]))
 
 
-def test_the_face_with_an_event_loop_explains_as_well(checkpoints):
-    async def go(llm) -> Explanation:
+async def test_the_face_with_an_event_loop_explains_as_well(checkpoints):
+    with async_llm(checkpoints) as llm:
         await last(llm.generate(list(range(3, 20)), ONE))
         output = await last(llm.generate([*range(3, 15), 40], ONE))
         assert await llm.explain(output.request_id) == await llm.explain(output)
-        return await llm.explain(output)
-
-    with async_llm(checkpoints) as llm:
-        assert asyncio.run(go(llm)).reasons == ("differs",)
+        assert (await llm.explain(output)).reasons == ("differs",)
 
 
 def test_a_notebook_shows_a_table_whose_texts_are_escaped(bard):

@@ -1,4 +1,4 @@
-"""Whatever fails or is cancelled takes nothing along and leaves nothing behind.
+"""A step that fails or is interrupted leaves nothing behind, and ends no other requests.
 
 Faults come in the middle of a forward pass, when the first layer has written its keys and values
 and the others have not: a request that found such a block later would get wrong tokens.
@@ -6,64 +6,30 @@ and the others have not: a request that found such a block later would get wrong
 
 import logging
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from ostinato import LLM, RequestOutput, SamplingParams
+from ostinato import LLM, SamplingParams
 from ostinato.engine.engine import Engine
-from ostinato.engine.prompts import Prompt
 from ostinato.engine.request_state import RequestState
-from ostinato.errors import CacheInUse, DuplicateRequest, RequestError, StepFailed
-from ostinato.observe.introspection import cached_blocks
+from ostinato.errors import StepFailed
 from tests.engine.faults import Sabotage, sabotage
+from tests.engine.llm_calls import tokens_of
+from tests.engine.relatives import GREEDY, PROMPTS, STEM, add, expected, run
 from tests.support.engines import MakeLLM, assert_idle
-from tests.support.tiny_cache import on_both_indexes
 
-GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
-STEM = list(range(30, 61))
-PROMPTS = [STEM, [*STEM[:21], 5, 6, 7], [*STEM[:10], 8], list(range(90, 103)), STEM]
-"""Relatives that share blocks and copy, a stranger, and a twin."""
-
-
-@pytest.fixture(scope="module")
-def expected(checkpoints: Any) -> list[list[int]]:
-    """Serve the prompts one by one without a cache."""
-    path = str(checkpoints.path("llama"))
-    llm = LLM(path, dtype="float64", block_size=4, num_blocks=64, enable_prefix_caching=False)
-    return [tokens_of(llm.generate([prompt], GREEDY, use_tqdm=False))[0] for prompt in PROMPTS]
-
-
-def tokens_of(outputs: Sequence[RequestOutput]) -> list[list[int]]:
-    """Return the ids of each request's first continuation."""
-    return [output.outputs[0].token_ids for output in outputs]
-
-
-def add(engine: Engine, prompt: list[int], params: SamplingParams = GREEDY, **named: Any) -> str:
-    """Add a request; returns its name."""
-    made = engine.make_request(Prompt(token_ids=prompt), params, **named)
-    engine.add(made)
-    return made.request.request_id
-
-
-def run(engine: Engine) -> dict[str, RequestOutput]:
-    """Step until nothing is left; returns the outputs of what ended."""
-    ended: dict[str, RequestOutput] = {}
-    while engine.has_work:
-        states = [state for state in engine.step() if state.finished]
-        ended.update((state.request.request_id, state.output()) for state in states)
-    return ended
+__all__ = ["expected"]
 
 
 # --- a forward pass raises ---
 
 
-@on_both_indexes
 @pytest.mark.parametrize("step", range(9))
 def test_after_a_failed_step_answers_are_exact(
     step: int, index: str, make_llm: MakeLLM, expected: list[list[int]]
-) -> None:
+):
     """Chunked prefills, copies, shared blocks and decodes: each step fails once, then all is run.
 
     Law 5: nothing that the failed step was to publish is found afterwards.
@@ -83,11 +49,10 @@ def test_after_a_failed_step_answers_are_exact(
     assert tokens_of(llm.generate(PROMPTS, GREEDY, use_tqdm=False)) == expected
 
 
-@on_both_indexes
 @pytest.mark.parametrize("step", [0, 3, 6])
 def test_under_memory_pressure_a_failed_step_leaves_no_trace_either(
     step: int, index: str, make_llm: MakeLLM, expected: list[list[int]]
-) -> None:
+):
     """A pool in which requests preempt and evict each other."""
     llm = make_llm("llama", index=index, num_blocks=12)
     for _ in range(2):
@@ -101,7 +66,7 @@ def test_under_memory_pressure_a_failed_step_leaves_no_trace_either(
 
 def test_only_requests_of_the_failed_step_end(
     make_llm: MakeLLM, expected: list[list[int]], caplog: pytest.LogCaptureFixture
-) -> None:
+):
     """One seat: the first runs and fails in its third step, the others come after it."""
     llm = make_llm("llama", max_num_seqs=1)
 
@@ -121,7 +86,7 @@ def test_only_requests_of_the_failed_step_end(
     assert records[0].exc_info is not None and records[0].exc_info[0] is Sabotage
 
 
-def test_what_was_computed_before_the_failed_step_is_still_found(make_llm: MakeLLM) -> None:
+def test_what_was_computed_before_the_failed_step_is_still_found(make_llm: MakeLLM):
     """31 tokens in chunks of 8: the third fails, and the first two stay: 16 tokens."""
     llm = make_llm("llama", max_chunk_tokens=8)
     with sabotage(llm, step=2), pytest.raises(StepFailed) as caught:
@@ -133,7 +98,7 @@ def test_what_was_computed_before_the_failed_step_is_still_found(make_llm: MakeL
     assert llm.generate([STEM], GREEDY, use_tqdm=False)[0].num_cached_tokens == 16
 
 
-def test_all_continuations_of_a_request_fail_together(make_llm: MakeLLM) -> None:
+def test_all_continuations_of_a_request_fail_together(make_llm: MakeLLM):
     """Two seats for four continuations: those that still wait end with the others."""
     llm = make_llm("llama", max_num_seqs=2)
     four = SamplingParams(n=4, seed=1, max_tokens=6, ignore_eos=True)
@@ -146,9 +111,7 @@ def test_all_continuations_of_a_request_fail_together(make_llm: MakeLLM) -> None
     assert [len(completion.token_ids) for completion in completions] == [2, 2, 1, 1]
 
 
-def test_a_follower_takes_over_when_its_leader_fails(
-    make_llm: MakeLLM, expected: list[list[int]]
-) -> None:
+def test_a_follower_takes_over_when_its_leader_fails(make_llm: MakeLLM, expected: list[list[int]]):
     """The twin waits for the leader's chunks; the leader's second one fails."""
     llm = make_llm("llama", max_chunk_tokens=8)
     engine = llm.engine
@@ -164,7 +127,7 @@ def test_a_follower_takes_over_when_its_leader_fails(
 
 def test_an_error_behind_the_forward_pass_leaves_nothing_either(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, expected: list[list[int]]
-) -> None:
+):
     """A mistake of ours reaches the caller as it is, and the engine continues."""
 
     def give_up(*_: Any) -> None:
@@ -190,11 +153,10 @@ def pythons_own_handler() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-@on_both_indexes
 @pytest.mark.parametrize("step", [0, 1, 4])
 def test_an_interrupt_in_a_forward_pass_leaves_nothing(
     step: int, index: str, make_llm: MakeLLM, expected: list[list[int]]
-) -> None:
+):
     llm = make_llm("llama", index=index, max_num_batched_tokens=17, max_num_seqs=4)
 
     with sabotage(llm, step, KeyboardInterrupt()), pytest.raises(KeyboardInterrupt):
@@ -238,7 +200,7 @@ def test_ctrl_c_tears_nothing(
     make_llm: MakeLLM,
     monkeypatch: pytest.MonkeyPatch,
     expected: list[list[int]],
-) -> None:
+):
     """A real signal, wherever it comes: the batch ends, and the next one is exact."""
     llm = make_llm("llama", max_num_batched_tokens=17, max_num_seqs=4)
 
@@ -253,7 +215,7 @@ def test_ctrl_c_tears_nothing(
 
 
 @pytest.mark.usefixtures("pythons_own_handler")
-def test_ctrl_c_does_not_wait_for_the_end_of_a_forward_pass(make_llm: MakeLLM) -> None:
+def test_ctrl_c_does_not_wait_for_the_end_of_a_forward_pass(make_llm: MakeLLM):
     """It comes in the first of two layers; the second is not computed any more."""
     llm = make_llm("llama")
     reached: list[str] = []
@@ -275,7 +237,7 @@ def test_ctrl_c_does_not_wait_for_the_end_of_a_forward_pass(make_llm: MakeLLM) -
 @pytest.mark.usefixtures("pythons_own_handler")
 def test_ctrl_c_while_a_batch_is_tidied_up_waits_for_that(
     make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     """The second Ctrl-C of an impatient user comes when the first is being obeyed."""
     llm = make_llm("llama")
     with monkeypatch.context() as patch:
@@ -290,7 +252,7 @@ def test_ctrl_c_while_a_batch_is_tidied_up_waits_for_that(
 @pytest.mark.usefixtures("pythons_own_handler")
 def test_a_programs_own_handler_is_left_alone(
     make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch, expected: list[list[int]]
-) -> None:
+):
     """The handler of the signal runs at once, and decides what it means."""
     llm = make_llm("llama")
     seen: list[int] = []
@@ -301,146 +263,3 @@ def test_a_programs_own_handler_is_left_alone(
         assert tokens_of(llm.generate(PROMPTS, GREEDY, use_tqdm=False)) == expected
 
     assert seen == [signal.SIGINT]
-
-
-# --- cancelling ---
-
-
-@on_both_indexes
-def test_when_a_leader_is_cancelled_its_follower_goes_on_where_it_was(
-    index: str, make_llm: MakeLLM, expected: list[list[int]]
-) -> None:
-    """Two chunks of 8 are computed; the follower finds them and computes the other 15 tokens."""
-    llm = make_llm("llama", index=index, max_chunk_tokens=8)
-    engine = llm.engine
-    leader, follower = add(engine, STEM), add(engine, STEM)
-    engine.step()
-    engine.step()
-    assert engine.scheduler.num_waiting == 1
-
-    cut = engine.cancel(leader)
-    outputs = run(engine)
-
-    assert cut is not None
-    assert (cut.finished, cut.error, cut.outputs[0].finish_reason) == (True, None, "abort")
-    assert cut.outputs[0].token_ids == []
-    assert list(outputs) == [follower]
-    assert outputs[follower].outputs[0].token_ids == expected[0]
-    assert outputs[follower].num_cached_tokens == 16
-    assert engine.runner.num_tokens_computed == 31 + 5
-
-
-def test_a_follower_may_leave_while_it_waits(make_llm: MakeLLM, expected: list[list[int]]) -> None:
-    llm = make_llm("llama", max_chunk_tokens=8)
-    engine = llm.engine
-    leader, follower = add(engine, STEM), add(engine, STEM)
-    engine.step()
-
-    cut = engine.cancel(follower)
-    outputs = run(engine)
-
-    assert cut is not None and cut.timings.first_scheduled is None
-    assert tokens_of(list(outputs.values())) == [expected[0]]
-    assert list(outputs) == [leader]
-
-
-@pytest.mark.parametrize("num_steps", range(6))
-def test_a_cancelled_request_tells_what_it_brought(
-    num_steps: int, make_llm: MakeLLM, expected: list[list[int]]
-) -> None:
-    """Before its first step, in the middle of its prompt, and while it decodes."""
-    llm = make_llm("llama", max_chunk_tokens=16)
-    engine = llm.engine
-    name = add(engine, STEM)
-    for _ in range(num_steps):
-        engine.step()
-
-    output = engine.cancel(name)
-
-    assert output is not None
-    assert output.outputs[0].token_ids == expected[0][: max(0, num_steps - 1)]
-    assert output.outputs[0].finish_reason == "abort"
-    assert (output.timings.first_scheduled is None) == (num_steps == 0)
-    assert output.timings.finished is not None
-    assert_idle(engine)
-
-
-def test_all_continuations_of_a_request_are_cancelled(make_llm: MakeLLM) -> None:
-    llm = make_llm("llama", max_num_seqs=2)
-    engine = llm.engine
-    name = add(engine, STEM, SamplingParams(n=4, seed=1, max_tokens=6, ignore_eos=True))
-    for _ in range(3):
-        engine.step()
-
-    output = engine.cancel(name)
-
-    assert output is not None
-    assert [completion.finish_reason for completion in output.outputs] == ["abort"] * 4
-    assert_idle(engine)
-
-
-def test_a_cancelled_request_is_not_known_any_more(llm: LLM) -> None:
-    engine = llm.engine
-    name = add(engine, STEM)
-
-    assert engine.cancel(name) is not None
-    assert engine.cancel(name) is None
-    assert engine.cancel("nobody") is None
-
-
-# --- names, and the cache in use ---
-
-
-def test_a_name_is_unique_among_live_requests(llm: LLM) -> None:
-    engine = llm.engine
-    first = engine.make_request(Prompt(token_ids=STEM), GREEDY, "twin")
-    second = engine.make_request(Prompt(token_ids=STEM), GREEDY, "twin")
-    engine.add(first)
-
-    with pytest.raises(DuplicateRequest, match="request id 'twin' is in use"):
-        engine.add(second)
-    with pytest.raises(DuplicateRequest, match="wait until that request has ended"):
-        engine.make_request(Prompt(token_ids=STEM), GREEDY, "twin")
-    run(engine)
-
-    assert add(engine, STEM, request_id="twin") == "twin"
-    run(engine)
-
-
-def test_names_that_are_made_up_avoid_those_in_use(make_llm: MakeLLM) -> None:
-    llm = make_llm("llama")
-    engine = llm.engine
-    taken = [add(engine, STEM, request_id=f"request-{number}") for number in (0, 1, 3)]
-
-    names = [add(engine, STEM) for _ in range(2)]
-
-    assert len({*taken, *names}) == 5
-    run(engine)
-
-
-@pytest.mark.parametrize("name", [5, b"x", ["x"]])
-def test_a_name_is_a_text(name: Any, llm: LLM) -> None:
-    with pytest.raises(RequestError, match=r"request_id=.*: must be a str"):
-        llm.engine.make_request(Prompt(token_ids=STEM), GREEDY, name)
-
-
-@on_both_indexes
-def test_a_reset_is_refused_while_requests_run_unless_they_are_preempted(
-    index: str, make_llm: MakeLLM, expected: list[list[int]]
-) -> None:
-    """A refused reset changes nothing; one that preempts changes no answer."""
-    llm = make_llm("llama", index=index)
-    engine = llm.engine
-    names = [add(engine, prompt) for prompt in PROMPTS]
-    for _ in range(3):
-        engine.step()
-
-    with pytest.raises(CacheInUse, match=r"5 running sequences hold blocks: .*preempt_running"):
-        engine.reset_cache()
-    engine.step()
-    engine.reset_cache(preempt_running=True)
-    assert (engine.scheduler.num_running, engine.scheduler.num_waiting) == (0, 5)
-    assert list(cached_blocks(engine.cache.manager.index)) == []
-
-    outputs = run(engine)
-    assert tokens_of([outputs[name] for name in names]) == expected

@@ -64,18 +64,18 @@ def offline(llm: LLM, **settings: Any) -> Ask:
     ],
     ids=["cut", "ended", "stopped"],
 )
-def test_every_turn_hits_all_tokens_of_those_before_it(llm: LLM, changes: dict[str, Any]) -> None:
+def test_every_turn_hits_all_tokens_of_those_before_it(llm: LLM, changes: dict[str, Any]):
     """Twenty turns at temperature 1: the next turn goes on where the answer ended."""
     assert num_missed(offline(llm), **changes) == 0
 
 
-def test_without_kept_tokens_the_same_conversation_misses_most_of_it(llm: LLM, path: Path) -> None:
+def test_without_kept_tokens_the_same_conversation_misses_most_of_it(llm: LLM, path: Path):
     """So the test above can fail; as an argument of a call and as a setting."""
     assert num_missed(offline(llm, keep_tokens=False)) > 100
     assert num_missed(offline(LLM(str(path), num_blocks=512, keep_tokens=False))) > 100
 
 
-def test_an_event_loop_s_conversation_hits_as_well(path: Path) -> None:
+def test_an_event_loop_s_conversation_hits_as_well(path: Path):
     async def talk() -> int:
         async with AsyncLLM(str(path), num_blocks=512) as llm:
 
@@ -96,7 +96,7 @@ def test_an_event_loop_s_conversation_hits_as_well(path: Path) -> None:
     assert asyncio.run(talk()) == 0
 
 
-def test_of_a_long_history_only_the_new_turn_is_tokenized(llm: LLM) -> None:
+def test_of_a_long_history_only_the_new_turn_is_tokenized(llm: LLM):
     """Counted in bytes of text: 50 of 1,600."""
     history = [{"role": "user", "content": "As we said before: " * 80}]
     texts = llm.engine.texts
@@ -112,7 +112,7 @@ def test_of_a_long_history_only_the_new_turn_is_tokenized(llm: LLM) -> None:
     assert output.prompt_token_ids == plain["input_ids"]
 
 
-def test_an_answer_that_is_rendered_otherwise_is_tokenized_plainly(llm: LLM) -> None:
+def test_an_answer_that_is_rendered_otherwise_is_tokenized_plainly(llm: LLM):
     """Stripped, or rewritten: the longest beginning in common counts, and nothing else is kept."""
     question = [{"role": "user", "content": "Tell me."}]
     output = llm.chat(question, sampled(3, allowed_token_ids=[6, 7, 8]), use_tqdm=False)[0]
@@ -123,9 +123,7 @@ def test_an_answer_that_is_rendered_otherwise_is_tokenized_plainly(llm: LLM) -> 
     assert again.prompt_token_ids == plain["input_ids"] and again.num_kept_tokens == 0
 
 
-def test_white_space_that_a_template_drops_behind_an_answer_costs_no_more_than_itself(
-    llm: LLM,
-) -> None:
+def test_white_space_that_a_template_drops_behind_an_answer_costs_no_more_than_itself(llm: LLM):
     space = llm.get_tokenizer()("\n", add_special_tokens=False)["input_ids"][-1]
     question = [{"role": "user", "content": "Tell me more."}]
     output = llm.chat(question, sampled(5), use_tqdm=False)[0]
@@ -167,7 +165,7 @@ def texts_after(llm: LLM, **prompt: Any) -> int:
     return len(texts.known)
 
 
-def test_what_is_known_is_a_tenant_s_own_and_goes_with_it(llm: LLM) -> None:
+def test_what_is_known_is_a_tenant_s_own_and_goes_with_it(llm: LLM):
     text = "<bos>what is known?<eos>"
     assert texts_after(llm, cache_salt="ann") == 1
     assert num_tokenized(llm, text, cache_salt="ann") == 0
@@ -179,14 +177,14 @@ def test_what_is_known_is_a_tenant_s_own_and_goes_with_it(llm: LLM) -> None:
         assert texts_after(llm, **{left_out: False}) == 0
 
 
-def test_new_weights_know_no_text(llm: LLM) -> None:
+def test_new_weights_know_no_text(llm: LLM):
     assert texts_after(llm) == 1
     name, weight = next(iter(llm.engine.loaded.model.state_dict().items()))
     llm.update_weights({name: weight.clone()})
     assert num_tokenized(llm, "<bos>what is known?<eos>") == len("<bos>what is known?<eos>")
 
 
-def test_the_text_of_a_public_prefix_is_known_to_those_who_may_read_it(llm: LLM) -> None:
+def test_the_text_of_a_public_prefix_is_known_to_those_who_may_read_it(llm: LLM):
     manual = "<bos>" + "This is the manual. Read it with care. " * 4 + "<eos>"
     llm.publish("manual", manual + "<bos>" * 16)
     reader = {"cache_salt": "carl", "public_prefixes": ("manual",)}
@@ -196,7 +194,7 @@ def test_the_text_of_a_public_prefix_is_known_to_those_who_may_read_it(llm: LLM)
     assert num_tokenized(llm, manual + "hi", **reader) == len(manual + "hi")
 
 
-def test_an_explanation_says_how_many_tokens_were_kept(llm: LLM) -> None:
+def test_an_explanation_says_how_many_tokens_were_kept(llm: LLM):
     messages = [{"role": "user", "content": "Well?"}]
     [first] = llm.chat(messages, sampled(8), use_tqdm=False)
     messages.append({"role": "assistant", "content": first.outputs[0].text})

@@ -21,7 +21,7 @@ from tests.engine.kv_events_publishing import ANY_PORT, Gate, Listen, Publish, f
 from tests.support.cache_views import prefix_key
 from tests.support.engines import MakeLLM
 from tests.support.fake_runner import toss_a_coin
-from tests.support.tiny_cache import on_both_indexes, tiny_cache
+from tests.support.tiny_cache import tiny_cache
 from tests.support.tiny_scheduler import TinyScheduler, tiny_scheduler
 from tests.support.waiting import wait_until
 
@@ -77,7 +77,6 @@ def random_traffic(index: IndexName, seed: int, **settings: Any) -> TinySchedule
 # --- exactly what is cached ---
 
 
-@on_both_indexes
 @pytest.mark.parametrize("windows", [(), WINDOWS], ids=["full", "windows"])
 def test_who_listens_from_the_start_knows_exactly_what_is_cached(
     index: IndexName, windows: tuple[WindowConfig, ...], publish: Publish, listen: Listen
@@ -111,7 +110,6 @@ def test_who_listens_from_the_start_knows_exactly_what_is_cached(
         assert met[what] > 0, f"the traffic was too tame: no {what}"
 
 
-@on_both_indexes
 def test_who_joins_late_catches_up_by_replay(index: IndexName, publish: Publish, listen: Listen):
     """From batch 0 on, as long as all of them are kept."""
     tiny, chance = random_traffic(index, 1, windows=WINDOWS), random.Random(1)
@@ -126,7 +124,6 @@ def test_who_joins_late_catches_up_by_replay(index: IndexName, publish: Publish,
     agree(late, tiny.cache)
 
 
-@on_both_indexes
 @pytest.mark.parametrize("digest", ["sha256", "xxh3_128"])
 def test_blocks_have_one_name_whatever_the_index_looks_them_up_by(
     index: IndexName, digest: Any, publish: Publish, listen: Listen
@@ -144,7 +141,6 @@ def test_blocks_have_one_name_whatever_the_index_looks_them_up_by(
     assert tiny.cache.stats.evicted_blocks and consumer.blocks
 
 
-@on_both_indexes
 def test_a_whole_engine_is_known_from_outside(index: IndexName, make_llm: MakeLLM, listen: Listen):
     """A model with windows, through `LLM` and its settings; a step of it raises."""
     llm = make_llm(
@@ -197,7 +193,7 @@ def test_an_overflowing_queue_drops_batches_and_the_engine_goes_on(
     publisher = publish(cache.prefix_cache, gate, max_queued=2)
     consumer = listen(publisher)
     meet(consumer, cache.prefix_cache)
-    publisher.settle()
+    publisher.wait_until_sent()
     before = consumer.next
     gate.open.clear()
     for letter in "ABCDEFGHIJ":
@@ -206,7 +202,7 @@ def test_an_overflowing_queue_drops_batches_and_the_engine_goes_on(
     gate.open.set()
     consumer.listen_until(before + 2)
     assert consumer.num_replayed == 0
-    publisher.settle()
+    publisher.wait_until_sent()
     cache.serve("KKKKKKKK")
     consumer.listen_until(before + 11)
     assert consumer.num_replayed == 9, "eight that were dropped, and the one that told"
@@ -234,7 +230,7 @@ def test_who_started_over_is_exact_again_when_the_cache_is_cleared(
     publisher = publish(cache.prefix_cache)
     for letter in "ABCDE":
         cache.serve(letter * 8)
-    publisher.settle()
+    publisher.wait_until_sent()
     late = listen(publisher)
     while not late.poll(wait_ms=20):
         cache.serve(letter * 4)  # a hit: tells nothing
@@ -301,7 +297,7 @@ def test_a_consumer_that_leaves_in_the_middle_of_its_replay_hurts_no_other(
     publisher = publish(cache.prefix_cache, gate)
     for letter in "ABCDE":
         cache.serve(letter * 8)
-    publisher.settle()
+    publisher.wait_until_sent()
     for _ in range(8):  # it looks for leavers once in a millisecond
         leave_in_the_middle(publisher, gate)
         assert len(listen(publisher).ask(0)) == 5
@@ -313,7 +309,6 @@ def test_a_consumer_that_leaves_in_the_middle_of_its_replay_hurts_no_other(
 # --- routing ---
 
 
-@on_both_indexes
 @pytest.mark.parametrize("windows", [(), WINDOWS], ids=["full", "windows"])
 def test_a_router_finds_the_worker_with_the_longest_prefix(
     index: IndexName, windows: tuple[WindowConfig, ...], publish: Publish, listen: Listen

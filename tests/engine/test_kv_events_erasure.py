@@ -10,10 +10,9 @@ from ostinato.settings import IndexName
 from tests.engine.kv_events_consumer import PATIENCE_MS, agree
 from tests.engine.kv_events_publishing import Gate, Listen, Publish, flush, meet
 from tests.support.cache_views import prefix_key
-from tests.support.tiny_cache import TinyCache, on_both_indexes, tiny_cache
+from tests.support.tiny_cache import TinyCache, tiny_cache
 
 
-@on_both_indexes
 def test_erasing_a_tenant_leaves_none_of_its_events_anywhere(
     index: IndexName, publish: Publish, listen: Listen
 ):

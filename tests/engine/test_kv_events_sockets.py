@@ -1,6 +1,5 @@
 """Sockets of KV events: bound, full, closed; and their settings."""
 
-import asyncio
 import gc
 import threading
 from typing import Any
@@ -69,7 +68,7 @@ def test_the_port_is_free_again_when_the_engine_is_gone(how: str, checkpoints: A
     assert _free_again(publisher.endpoint)
 
 
-def test_shutting_an_async_engine_down_closes_its_sockets(checkpoints: Any):
+async def test_shutting_an_async_engine_down_closes_its_sockets(checkpoints: Any):
     """What was sent before it still arrives."""
     llm = AsyncLLM(
         str(checkpoints.path("llama")),
@@ -80,13 +79,10 @@ def test_shutting_an_async_engine_down_closes_its_sockets(checkpoints: Any):
     publisher = llm.engine.kv_events
     assert publisher is not None
 
-    async def one() -> None:
-        async with llm:
-            prompt = {"prompt_token_ids": [5] * 40}
-            async for _ in llm.generate(prompt, SamplingParams(max_tokens=2)):
-                pass
-
-    asyncio.run(one())
+    async with llm:
+        prompt = {"prompt_token_ids": [5] * 40}
+        async for _ in llm.generate(prompt, SamplingParams(max_tokens=2)):
+            pass
     assert not publisher.is_running
     assert _free_again(publisher.endpoint)
     assert _free_again(publisher.replay_endpoint or "")

@@ -18,7 +18,7 @@ from tests.support.model_families import EOS_ID
 # --- results ---
 
 
-def test_results_have_the_familiar_shape(bard: LLM) -> None:
+def test_results_have_the_familiar_shape(bard: LLM):
     output = bard.generate("ROMEO:", GREEDY, use_tqdm=False)[0]
     completion = output.outputs[0]
 
@@ -35,7 +35,7 @@ def test_results_have_the_familiar_shape(bard: LLM) -> None:
     assert completion.logprobs is completion.cumulative_logprob is output.prompt_logprobs is None
 
 
-def test_moments_come_in_order(llm: LLM) -> None:
+def test_moments_come_in_order(llm: LLM):
     timings = llm.generate(PROMPTS, GREEDY, use_tqdm=False)[-1].timings
     moments = (timings.arrival, timings.first_scheduled, timings.first_token, timings.finished)
 
@@ -43,7 +43,7 @@ def test_moments_come_in_order(llm: LLM) -> None:
     assert list(moments) == sorted(moments)
 
 
-def test_a_clock_may_start_at_zero(checkpoints: Checkpoints) -> None:
+def test_a_clock_may_start_at_zero(checkpoints: Checkpoints):
     """The first token comes at zero, and each later one a second later."""
     now_s = 0.0
     config = EngineConfig.of(checkpoints.path("llama"), {"num_blocks": 8})
@@ -59,7 +59,7 @@ def test_a_clock_may_start_at_zero(checkpoints: Checkpoints) -> None:
     assert (timings.first_token, timings.finished) == (0.0, 7.0)
 
 
-def test_batches_may_run_in_other_threads(llm: LLM) -> None:
+def test_batches_may_run_in_other_threads(llm: LLM):
     """Signals belong to the main thread, and are left alone."""
     with ThreadPoolExecutor(1) as pool:
         ran = pool.submit(llm.generate, PROMPTS, GREEDY, use_tqdm=False)
@@ -67,7 +67,7 @@ def test_batches_may_run_in_other_threads(llm: LLM) -> None:
     assert tokens_of(ran.result()) == tokens_of(llm.generate(PROMPTS, GREEDY, use_tqdm=False))
 
 
-def test_outputs_come_in_the_order_of_the_prompts(llm: LLM) -> None:
+def test_outputs_come_in_the_order_of_the_prompts(llm: LLM):
     """The first runs longest, the last is served first."""
     lengths = range(9, 3, -1)
     params = [SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True) for n in lengths]
@@ -78,7 +78,7 @@ def test_outputs_come_in_the_order_of_the_prompts(llm: LLM) -> None:
     assert list(map(len, tokens_of(outputs))) == list(lengths)
 
 
-def test_lower_priority_numbers_run_first(make_llm: MakeLLM) -> None:
+def test_lower_priority_numbers_run_first(make_llm: MakeLLM):
     """One at a time: the order of the first steps is that of the priorities."""
     llm = make_llm("llama", max_num_seqs=1)
 
@@ -89,7 +89,7 @@ def test_lower_priority_numbers_run_first(make_llm: MakeLLM) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 7])
-def test_one_setting_for_all_or_one_per_prompt(count: int, llm: LLM) -> None:
+def test_one_setting_for_all_or_one_per_prompt(count: int, llm: LLM):
     with pytest.raises(
         RequestError, match=f"{count} sampling_params for 6 prompts: give one for all"
     ):
@@ -101,18 +101,18 @@ def test_one_setting_for_all_or_one_per_prompt(count: int, llm: LLM) -> None:
 @pytest.mark.parametrize(
     "params", [{"max_tokens": 5}, 5, "greedy", {}, [None], [{"max_tokens": 5}], [[GREEDY]]]
 )
-def test_what_is_no_sampling_params_is_refused(params: Any, llm: LLM) -> None:
+def test_what_is_no_sampling_params_is_refused(params: Any, llm: LLM):
     with pytest.raises(InvalidSamplingParams, match="must be SamplingParams"):
         llm.generate([PROMPTS[0]], params, use_tqdm=False)
 
 
 @pytest.mark.parametrize("priority", ["high", 1.5, [None], ["a"], float("nan")])
-def test_a_priority_is_an_integer(priority: Any, llm: LLM) -> None:
+def test_a_priority_is_an_integer(priority: Any, llm: LLM):
     with pytest.raises(RequestError, match=r"priority=.*: must be an integer"):
         llm.generate([PROMPTS[0]], GREEDY, use_tqdm=False, priority=priority)
 
 
-def test_progress_is_shown_on_stderr(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_shown_on_stderr(llm: LLM, capsys: pytest.CaptureFixture[str]):
     """Prefill and decode tokens per second, and the share of cached tokens."""
     llm.generate(PROMPTS[:1] * 2, GREEDY)
 
@@ -124,7 +124,7 @@ def test_progress_is_shown_on_stderr(llm: LLM, capsys: pytest.CaptureFixture[str
     assert "cached 36.4%" in err  # two blocks of 4, among 22 tokens
 
 
-def test_no_progress_is_shown_unasked(llm: LLM, capfd: pytest.CaptureFixture[str]) -> None:
+def test_no_progress_is_shown_unasked(llm: LLM, capfd: pytest.CaptureFixture[str]):
     llm.generate(PROMPTS, GREEDY, use_tqdm=False)
 
     assert capfd.readouterr() == ("", "")
@@ -133,7 +133,7 @@ def test_no_progress_is_shown_unasked(llm: LLM, capfd: pytest.CaptureFixture[str
 # --- where texts end ---
 
 
-def test_a_stop_string_ends_the_text_wherever_tokens_end(bard: LLM) -> None:
+def test_a_stop_string_ends_the_text_wherever_tokens_end(bard: LLM):
     """Every token is one character, so each of these stop strings spans several."""
     params = SamplingParams(temperature=0.0, max_tokens=40)
     text = bard.generate("ROMEO:\n", params, use_tqdm=False)[0].outputs[0].text
@@ -157,7 +157,7 @@ def test_a_stop_string_ends_the_text_wherever_tokens_end(bard: LLM) -> None:
         assert len(output.token_ids) == 22
 
 
-def test_text_that_might_have_become_a_stop_string_is_let_go_at_the_end(bard: LLM) -> None:
+def test_text_that_might_have_become_a_stop_string_is_let_go_at_the_end(bard: LLM):
     """The stop string is the rest of the text and something more."""
     params = SamplingParams(temperature=0.0, max_tokens=12)
     text = bard.generate("ROMEO:\n", params, use_tqdm=False)[0].outputs[0].text
@@ -168,7 +168,7 @@ def test_text_that_might_have_become_a_stop_string_is_let_go_at_the_end(bard: LL
     assert (output.text, output.finish_reason) == (text, "length")
 
 
-def test_no_stop_string_counts_below_min_tokens(bard: LLM) -> None:
+def test_no_stop_string_counts_below_min_tokens(bard: LLM):
     params = SamplingParams(temperature=0.0, max_tokens=60)
     text = bard.generate("ROMEO:\n", params, use_tqdm=False)[0].outputs[0].text
     first, second = (text.index("e", start) for start in (0, text.index("e") + 1))
@@ -179,7 +179,7 @@ def test_no_stop_string_counts_below_min_tokens(bard: LLM) -> None:
     assert output.text == text[:second]
 
 
-def test_a_stop_id_ends_the_text_and_is_no_part_of_it(bard: LLM) -> None:
+def test_a_stop_id_ends_the_text_and_is_no_part_of_it(bard: LLM):
     plain = bard.generate("ROMEO:\n", GREEDY, use_tqdm=False)[0].outputs[0]
     end = plain.token_ids[5]
     cut = plain.token_ids.index(end)
@@ -195,7 +195,7 @@ def test_a_stop_id_ends_the_text_and_is_no_part_of_it(bard: LLM) -> None:
         assert (output.finish_reason, output.stop_reason) == ("stop", end)
 
 
-def test_the_end_of_sequence_waits_for_min_tokens_and_may_be_ignored(llm: LLM) -> None:
+def test_the_end_of_sequence_waits_for_min_tokens_and_may_be_ignored(llm: LLM):
     """A bias makes the end of sequence the first choice in every step."""
 
     def run(**changes: Any) -> Any:
@@ -215,7 +215,7 @@ def test_the_end_of_sequence_waits_for_min_tokens_and_may_be_ignored(llm: LLM) -
     assert run(ignore_eos=True, skip_special_tokens=False).text == "<eos>" * 6
 
 
-def test_one_continuation_may_end_before_the_others(llm: LLM) -> None:
+def test_one_continuation_may_end_before_the_others(llm: LLM):
     params = SamplingParams(n=6, seed=2, max_tokens=30, stop_token_ids=list(range(3, 30)))
 
     completions = llm.generate([PROMPTS[0]], params, use_tqdm=False)[0].outputs
@@ -229,7 +229,7 @@ def test_one_continuation_may_end_before_the_others(llm: LLM) -> None:
 # --- the cache, as callers steer it ---
 
 
-def test_another_salt_finds_nothing(llm: LLM) -> None:
+def test_another_salt_finds_nothing(llm: LLM):
     """The same ids under three names: each finds its own, and none another's."""
     asked = [{"prompt_token_ids": PROMPTS[0], "cache_salt": salt} for salt in ("", "a", "b")]
 
@@ -239,7 +239,7 @@ def test_another_salt_finds_nothing(llm: LLM) -> None:
         assert len(set(map(tuple, tokens_of(outputs)))) == 1
 
 
-def test_salts_do_not_share_within_a_step_either(llm: LLM) -> None:
+def test_salts_do_not_share_within_a_step_either(llm: LLM):
     asked = [{"prompt_token_ids": PROMPTS[0], "cache_salt": salt} for salt in "abab"]
 
     outputs = llm.generate(asked, GREEDY, use_tqdm=False)
@@ -247,7 +247,7 @@ def test_salts_do_not_share_within_a_step_either(llm: LLM) -> None:
     assert [output.num_cached_tokens for output in outputs] == [0, 0, 8, 8]
 
 
-def test_reading_and_writing_are_opted_out_of_apart(llm: LLM) -> None:
+def test_reading_and_writing_are_opted_out_of_apart(llm: LLM):
     ids = PROMPTS[0]
     steps = [
         ({"prompt_token_ids": ids, "cache_write": False}, 0),
@@ -260,7 +260,7 @@ def test_reading_and_writing_are_opted_out_of_apart(llm: LLM) -> None:
         assert llm.generate(prompt, GREEDY, use_tqdm=False)[0].num_cached_tokens == expected
 
 
-def test_a_reset_forgets(llm: LLM) -> None:
+def test_a_reset_forgets(llm: LLM):
     llm.generate(PROMPTS, GREEDY, use_tqdm=False)
     llm.reset_prefix_cache()
 
@@ -268,7 +268,7 @@ def test_a_reset_forgets(llm: LLM) -> None:
     assert llm.generate(PROMPTS[0], GREEDY, use_tqdm=False)[0].num_cached_tokens == 10
 
 
-def test_counters_are_of_first_admissions(make_llm: MakeLLM) -> None:
+def test_counters_are_of_first_admissions(make_llm: MakeLLM):
     llm = make_llm("llama")
     for _ in range(2):
         llm.generate(PROMPTS[:1], GREEDY, use_tqdm=False)

@@ -5,9 +5,7 @@ from typing import Any
 import pytest
 
 from ostinato import LLM
-from ostinato.core.errors import (
-    RequestError,
-)
+from ostinato.core.errors import RequestError
 from tests.engine.llm_calls import GREEDY, tokens_of
 
 
@@ -17,7 +15,7 @@ def conversation(*contents: str) -> list[dict[str, str]]:
     return [{"role": roles[i % 2], "content": text} for i, text in enumerate(contents)]
 
 
-def test_a_conversation_is_written_by_the_template_and_the_next_turn_finds_it(bard: LLM) -> None:
+def test_a_conversation_is_written_by_the_template_and_the_next_turn_finds_it(bard: LLM):
     question = conversation("What news?")
     first = bard.chat(question, GREEDY, use_tqdm=False)[0]
     tokenizer = bard.get_tokenizer()
@@ -30,7 +28,7 @@ def test_a_conversation_is_written_by_the_template_and_the_next_turn_finds_it(ba
     assert second.num_cached_tokens >= len(first.prompt_token_ids)
 
 
-def test_several_conversations_are_a_batch(bard: LLM) -> None:
+def test_several_conversations_are_a_batch(bard: LLM):
     talks = [conversation("What news?"), conversation("Who is there?")]
 
     outputs = bard.chat(talks, GREEDY, use_tqdm=False)
@@ -39,7 +37,7 @@ def test_several_conversations_are_a_batch(bard: LLM) -> None:
     assert tokens_of(outputs) == tokens_of(alone)
 
 
-def test_a_template_may_be_given(llm: LLM) -> None:
+def test_a_template_may_be_given(llm: LLM):
     template = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
     output = llm.chat(conversation("To be"), GREEDY, chat_template=template, use_tqdm=False)[0]
@@ -61,12 +59,12 @@ def test_a_template_may_be_given(llm: LLM) -> None:
         ([{"role": "user", "content": "hi"}], "has no chat template: give chat_template"),
     ],
 )
-def test_what_is_no_conversation_is_refused(messages: Any, message: str, llm: LLM) -> None:
+def test_what_is_no_conversation_is_refused(messages: Any, message: str, llm: LLM):
     with pytest.raises(RequestError, match=message):
         llm.chat(messages, GREEDY, use_tqdm=False)
 
 
 @pytest.mark.parametrize("template", ["{{ raise_exception('no') }}", "{% if %}"])
-def test_a_template_that_refuses_is_quoted(template: str, llm: LLM) -> None:
+def test_a_template_that_refuses_is_quoted(template: str, llm: LLM):
     with pytest.raises(RequestError, match="the chat template refuses these messages: "):
         llm.chat(conversation("hi"), GREEDY, chat_template=template, use_tqdm=False)

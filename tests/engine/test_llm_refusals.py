@@ -6,11 +6,7 @@ from typing import Any
 import pytest
 
 from ostinato import LLM, SamplingParams
-from ostinato.errors import (
-    InvalidSamplingParams,
-    MissingTokenizer,
-    ModelNotFound,
-)
+from ostinato.errors import InvalidSamplingParams, MissingTokenizer, ModelNotFound
 from tests.engine.llm_calls import GREEDY, PROMPTS, tokens_of
 from tests.engine.test_llm_chat import conversation
 from tests.support.checkpoints import Checkpoints, without_tokenizer
@@ -42,7 +38,7 @@ from tests.support.engines import assert_idle
         ({"stop": "x", "detokenize": False}, "stop strings need text"),
     ],
 )
-def test_params_that_cannot_be_are_refused(changes: dict[str, Any], message: str, llm: LLM) -> None:
+def test_params_that_cannot_be_are_refused(changes: dict[str, Any], message: str, llm: LLM):
     """The engine goes on: a good request works afterwards."""
     with pytest.raises(InvalidSamplingParams, match=message):
         llm.generate([PROMPTS[0]], SamplingParams(**changes), use_tqdm=False)
@@ -53,7 +49,7 @@ def test_params_that_cannot_be_are_refused(changes: dict[str, Any], message: str
 
 def test_without_a_tokenizer_ids_are_served_and_texts_are_not(
     checkpoints: Checkpoints, tmp_path: Path
-) -> None:
+):
     path = without_tokenizer(checkpoints.path("llama"), tmp_path / "bare")
     llm = LLM(path, num_blocks=32)
     silent = SamplingParams(temperature=0.0, max_tokens=4, detokenize=False, logprobs=1)
@@ -74,6 +70,6 @@ def test_without_a_tokenizer_ids_are_served_and_texts_are_not(
     assert_idle(llm.engine)
 
 
-def test_a_model_that_is_not_there_is_refused() -> None:
+def test_a_model_that_is_not_there_is_refused():
     with pytest.raises(ModelNotFound, match="models known by name: tiny-shakespeare"):
         LLM("/no/such/model")

@@ -11,7 +11,7 @@ from tests.support.engines import MakeLLM
 from tests.support.model_families import VOCAB_SIZE
 
 
-def test_the_same_seed_gives_the_same_tokens_in_any_company(make_llm: MakeLLM) -> None:
+def test_the_same_seed_gives_the_same_tokens_in_any_company(make_llm: MakeLLM):
     """Alone, among strangers, in chunks, cached, and after preemptions."""
     params = SamplingParams(seed=7, max_tokens=12, ignore_eos=True)
     others = SamplingParams(seed=8, max_tokens=12, ignore_eos=True)
@@ -32,7 +32,7 @@ def test_the_same_seed_gives_the_same_tokens_in_any_company(make_llm: MakeLLM) -
             assert llm.engine.scheduler_stats.num_preemptions > 0
 
 
-def test_other_seeds_give_other_tokens(llm: LLM) -> None:
+def test_other_seeds_give_other_tokens(llm: LLM):
     params = [SamplingParams(seed=seed, max_tokens=8, ignore_eos=True) for seed in range(6)]
 
     outputs = llm.generate([PROMPTS[0]] * 6, params, use_tqdm=False)
@@ -40,7 +40,7 @@ def test_other_seeds_give_other_tokens(llm: LLM) -> None:
     assert len(set(map(tuple, tokens_of(outputs)))) == 6
 
 
-def test_without_a_seed_the_engines_seed_decides(make_llm: MakeLLM) -> None:
+def test_without_a_seed_the_engines_seed_decides(make_llm: MakeLLM):
     """Two runs of one program agree; two requests of one run do not."""
     params = SamplingParams(max_tokens=8, ignore_eos=True)
     runs = [
@@ -52,7 +52,7 @@ def test_without_a_seed_the_engines_seed_decides(make_llm: MakeLLM) -> None:
     assert len(set(map(tuple, runs[0] + runs[2]))) == 4
 
 
-def test_several_continuations_differ_and_the_first_is_the_seeds_own(llm: LLM) -> None:
+def test_several_continuations_differ_and_the_first_is_the_seeds_own(llm: LLM):
     many = SamplingParams(n=5, seed=3, max_tokens=8, ignore_eos=True)
     one = SamplingParams(n=1, seed=3, max_tokens=8, ignore_eos=True)
 
@@ -63,7 +63,7 @@ def test_several_continuations_differ_and_the_first_is_the_seeds_own(llm: LLM) -
     assert [completions[0].token_ids] == tokens_of(llm.generate([PROMPTS[0]], one, use_tqdm=False))
 
 
-def test_more_continuations_than_seats_are_all_made(make_llm: MakeLLM) -> None:
+def test_more_continuations_than_seats_are_all_made(make_llm: MakeLLM):
     """Seven continuations for two seats and a small pool: who finds no room waits."""
     params = SamplingParams(n=7, seed=3, max_tokens=8, ignore_eos=True)
     roomy, narrow = make_llm("llama"), make_llm("llama", max_num_seqs=2, num_blocks=9)
@@ -75,7 +75,7 @@ def test_more_continuations_than_seats_are_all_made(make_llm: MakeLLM) -> None:
     assert len(one) == 7
 
 
-def test_the_most_likely_token_alone_is_greedy(llm: LLM) -> None:
+def test_the_most_likely_token_alone_is_greedy(llm: LLM):
     params = SamplingParams(top_k=1, temperature=2.0, seed=1, max_tokens=8, ignore_eos=True)
 
     assert tokens_of(llm.generate(PROMPTS, params, use_tqdm=False)) == tokens_of(
@@ -83,7 +83,7 @@ def test_the_most_likely_token_alone_is_greedy(llm: LLM) -> None:
     )
 
 
-def test_a_bias_forces_and_forbids_tokens(llm: LLM) -> None:
+def test_a_bias_forces_and_forbids_tokens(llm: LLM):
     force = SamplingParams(temperature=0.0, max_tokens=3, logit_bias={42: 100.0})
     favourite = tokens_of(llm.generate([PROMPTS[0]], GREEDY, use_tqdm=False))[0][0]
     forbid = SamplingParams(temperature=0.0, max_tokens=1, logit_bias={favourite: -100.0})
@@ -92,7 +92,7 @@ def test_a_bias_forces_and_forbids_tokens(llm: LLM) -> None:
     assert tokens_of(llm.generate([PROMPTS[0]], forbid, use_tqdm=False))[0] != [favourite]
 
 
-def test_penalties_count_what_was_generated(llm: LLM) -> None:
+def test_penalties_count_what_was_generated(llm: LLM):
     """Log-probs come before penalties: so from them the choice can be made once more."""
     params = SamplingParams(
         temperature=0.0,
@@ -120,7 +120,7 @@ def test_penalties_count_what_was_generated(llm: LLM) -> None:
     assert len(set(completion.token_ids)) > 3
 
 
-def test_a_strong_repetition_penalty_forbids_what_was_seen(llm: LLM) -> None:
+def test_a_strong_repetition_penalty_forbids_what_was_seen(llm: LLM):
     params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True, repetition_penalty=1e6)
 
     tokens = tokens_of(llm.generate([PROMPTS[0]], params, use_tqdm=False))[0]
@@ -128,7 +128,7 @@ def test_a_strong_repetition_penalty_forbids_what_was_seen(llm: LLM) -> None:
     assert len({*tokens, *PROMPTS[0]}) == 30 + len(PROMPTS[0])
 
 
-def test_log_probabilities_name_the_token_and_its_alternatives(llm: LLM) -> None:
+def test_log_probabilities_name_the_token_and_its_alternatives(llm: LLM):
     params = SamplingParams(seed=4, max_tokens=6, ignore_eos=True, logprobs=3, prompt_logprobs=2)
 
     output = llm.generate([PROMPTS[0]], params, use_tqdm=False)[0]
@@ -152,7 +152,7 @@ def test_log_probabilities_name_the_token_and_its_alternatives(llm: LLM) -> None
         assert entry is not None and next(iter(entry)) == token
 
 
-def test_log_probabilities_say_what_tokens_read_like(bard: LLM) -> None:
+def test_log_probabilities_say_what_tokens_read_like(bard: LLM):
     params = SamplingParams(temperature=0.0, max_tokens=4, logprobs=0)
 
     completion = bard.generate("ROMEO:", params, use_tqdm=False)[0].outputs[0]

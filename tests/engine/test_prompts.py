@@ -20,7 +20,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=2)
     [[5, 6], (5, 6), range(5, 7), array("I", [5, 6]), array("q", [5, 6]), np.array([5, 6])],
     ids=["list", "tuple", "range", "array of I", "array of q", "numpy"],
 )
-def test_a_row_of_ids_is_one_prompt_whatever_holds_it(row: Any, llm: LLM) -> None:
+def test_a_row_of_ids_is_one_prompt_whatever_holds_it(row: Any, llm: LLM):
     outputs = llm.generate(row, GREEDY, use_tqdm=False)
 
     assert [output.prompt_token_ids for output in outputs] == [[5, 6]]
@@ -43,11 +43,11 @@ def test_a_row_of_ids_is_one_prompt_whatever_holds_it(row: Any, llm: LLM) -> Non
         ((), 0),
     ],
 )
-def test_one_prompt_is_told_from_a_batch(prompts: Any, count: int) -> None:
+def test_one_prompt_is_told_from_a_batch(prompts: Any, count: int):
     assert len(parse_prompts(prompts)) == count
 
 
-def test_prompts_may_come_from_a_generator(llm: LLM) -> None:
+def test_prompts_may_come_from_a_generator(llm: LLM):
     def prompts() -> Iterator[list[int]]:
         yield [5, 6]
         yield [7]
@@ -57,11 +57,11 @@ def test_prompts_may_come_from_a_generator(llm: LLM) -> None:
     assert [output.prompt_token_ids for output in outputs] == [[5, 6], [7]]
 
 
-def test_a_batch_of_none_brings_nothing(llm: LLM) -> None:
+def test_a_batch_of_none_brings_nothing(llm: LLM):
     assert llm.generate([], GREEDY) == []
 
 
-def test_a_text_is_tokenized_as_the_tokenizer_does(llm: LLM) -> None:
+def test_a_text_is_tokenized_as_the_tokenizer_does(llm: LLM):
     text = "A phrase that keeps returning"
 
     output = llm.generate(text, GREEDY, use_tqdm=False)[0]
@@ -70,7 +70,7 @@ def test_a_text_is_tokenized_as_the_tokenizer_does(llm: LLM) -> None:
     assert output.prompt_token_ids == llm.get_tokenizer()(text)["input_ids"]
 
 
-def test_a_dict_says_how_the_cache_is_used() -> None:
+def test_a_dict_says_how_the_cache_is_used():
     asked = {"prompt": "x", "cache_salt": "s", "cache_read": False, "cache_write": False}
 
     assert parse_prompt(asked) == Prompt("x", None, "s", cache_read=False, cache_write=False)
@@ -108,7 +108,7 @@ def test_a_dict_says_how_the_cache_is_used() -> None:
         ({"prompt": "x", "cache_salt": "\ud83d"}, r"cache_salt='\\ud83d': "),
     ],
 )
-def test_what_is_no_prompt_is_refused(prompt: Any, message: str, llm: LLM) -> None:
+def test_what_is_no_prompt_is_refused(prompt: Any, message: str, llm: LLM):
     with pytest.raises(RequestError, match=message):
         llm.generate(prompt, GREEDY, use_tqdm=False)
 
@@ -131,18 +131,18 @@ def test_what_is_no_prompt_is_refused(prompt: Any, message: str, llm: LLM) -> No
         (np.array([True]), "not bool of shape"),
     ],
 )
-def test_ids_that_the_model_does_not_have_are_refused(row: Any, message: str, llm: LLM) -> None:
+def test_ids_that_the_model_does_not_have_are_refused(row: Any, message: str, llm: LLM):
     with pytest.raises(TokenOutOfRange, match=message):
         llm.generate(row, GREEDY, use_tqdm=False)
 
 
 @pytest.mark.parametrize("prompt", ["", [""], [[]], {"prompt_token_ids": []}, np.array([], int)])
-def test_an_empty_prompt_is_refused(prompt: Any, llm: LLM) -> None:
+def test_an_empty_prompt_is_refused(prompt: Any, llm: LLM):
     with pytest.raises(EmptyPrompt, match="at least one is needed"):
         llm.generate(prompt, GREEDY, use_tqdm=False)
 
 
-def test_a_prompt_that_leaves_no_room_for_an_answer_is_refused(llm: LLM) -> None:
+def test_a_prompt_that_leaves_no_room_for_an_answer_is_refused(llm: LLM):
     """The model has 256 places; the first 255 of them may be the prompt's."""
     with pytest.raises(PromptTooLong, match="256 tokens, and max_model_len=256 leaves no room"):
         llm.generate([5] * 256, GREEDY, use_tqdm=False)
@@ -153,7 +153,7 @@ def test_a_prompt_that_leaves_no_room_for_an_answer_is_refused(llm: LLM) -> None
 
 def test_a_text_that_is_too_long_is_refused_with_our_words_alone(
     bard: LLM, capfd: pytest.CaptureFixture[str]
-) -> None:
+):
     """``transformers`` warns of long texts on its own; that would say it twice."""
     with pytest.raises(PromptTooLong, match="the prompt has 3000 tokens, and max_model_len=2048"):
         bard.generate("x" * 3000, GREEDY, use_tqdm=False)
@@ -161,7 +161,7 @@ def test_a_text_that_is_too_long_is_refused_with_our_words_alone(
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_refused_prompt_takes_the_good_ones_of_its_batch_along(llm: LLM) -> None:
+def test_a_refused_prompt_takes_the_good_ones_of_its_batch_along(llm: LLM):
     """Everything is checked before anything runs; then a good batch works."""
     before = llm.engine.scheduler_stats.num_steps
     with pytest.raises(RequestError):

@@ -20,7 +20,6 @@ def asked(tokens: list[int], salt: str, names: tuple[str, ...] = ("manual",)) ->
     return {"prompt_token_ids": tokens, "cache_salt": salt, "public_prefixes": names}
 
 
-@pytest.mark.parametrize("index", ["radix", "hash"])
 @pytest.mark.parametrize("model", ["llama", "gemma3_text"])
 def test_tenants_share_a_public_prefix_and_answer_as_without_it(
     make_llm: MakeLLM, model: str, index: str
@@ -84,16 +83,13 @@ def test_what_cannot_be_published_is_refused_with_a_reason(make_llm: MakeLLM):
     llm.unpublish("manual")
 
 
-def test_an_event_loop_publishes_and_takes_back_as_well(checkpoints: Checkpoints):
-    async def scene() -> None:
-        with async_llm(checkpoints) as llm:
-            await llm.publish("manual", MANUAL)
-            both = [last(llm.generate(asked(MANUAL, salt), FOUR)) for salt in "ab"]
-            answers = await asyncio.gather(*both)
-            assert [answer.num_cached_tokens for answer in answers] == [20, 20]
-            receipt = await llm.unpublish("manual")
-            assert receipt.num_leases == 1 and receipt.num_zeroed_slots > 0
-            answer = await last(llm.generate(asked(MANUAL, "a"), FOUR))
-            assert answer.num_cached_tokens == 0
-
-    asyncio.run(scene())
+async def test_an_event_loop_publishes_and_takes_back_as_well(checkpoints: Checkpoints):
+    with async_llm(checkpoints) as llm:
+        await llm.publish("manual", MANUAL)
+        both = [last(llm.generate(asked(MANUAL, salt), FOUR)) for salt in "ab"]
+        answers = await asyncio.gather(*both)
+        assert [answer.num_cached_tokens for answer in answers] == [20, 20]
+        receipt = await llm.unpublish("manual")
+        assert receipt.num_leases == 1 and receipt.num_zeroed_slots > 0
+        answer = await last(llm.generate(asked(MANUAL, "a"), FOUR))
+        assert answer.num_cached_tokens == 0

@@ -172,10 +172,10 @@ def test_a_stop_string_ends_a_replayed_request_where_it_ended(bard, tmp_path):
     assert all(request.agrees for request in requests)
 
 
-def test_requests_from_an_event_loop_are_recorded_and_so_are_those_that_leave(
+async def test_requests_from_an_event_loop_are_recorded_and_so_are_those_that_leave(
     checkpoints, tmp_path
 ):
-    async def traffic(llm):
+    with async_llm(checkpoints, record_trace=str(tmp_path / "t")) as llm:
         steps = StepByStep(llm)
         params = SamplingParams(max_tokens=20, detokenize=False)
         streams = [llm.generate([1, 2, 3, 4, 5, 6, n], params, request_id=str(n)) for n in range(4)]
@@ -188,9 +188,6 @@ def test_requests_from_an_event_loop_are_recorded_and_so_are_those_that_leave(
             async for _ in stream:
                 pass
         await llm.stop_recording()
-
-    with async_llm(checkpoints, record_trace=str(tmp_path / "t")) as llm:
-        asyncio.run(traffic(llm))
     recording, requests = replayed(tmp_path / "t")
     assert len(requests) == 4 and all(request.agrees for request in requests)
     reasons = [recording.ended[number].sequences[0].reason for number in range(4)]

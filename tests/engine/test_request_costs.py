@@ -14,9 +14,9 @@ from ostinato.engine.text_tokenizer import PartlyTokenized, TextTokenizer
 from ostinato.engine.token_table import TokenTable
 
 
-def test_each_log_probability_is_written_once_however_long_the_stream(
+async def test_each_log_probability_is_written_once_however_long_the_stream(
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+):
     """Every output of a stream holds all that came before; that is shared, not made anew."""
     named = 0
     text = TokenTable.text
@@ -29,20 +29,17 @@ def test_each_log_probability_is_written_once_however_long_the_stream(
     monkeypatch.setattr(TokenTable, "text", count)
     params = SamplingParams(max_tokens=40, logprobs=4, prompt_logprobs=2, ignore_eos=True)
 
-    async def read() -> None:
-        async with AsyncLLM(num_blocks=64) as llm:
-            async for output in llm.generate("To be, or not", params):
-                [part] = output.outputs
-                assert part.logprobs is not None
-                assert len(part.logprobs) == len(part.token_ids)
-            total = sum(next(iter(position.values())).logprob for position in part.logprobs)
-            assert part.cumulative_logprob == pytest.approx(total)
-
-    asyncio.run(read())
+    async with AsyncLLM(num_blocks=64) as llm:
+        async for output in llm.generate("To be, or not", params):
+            [part] = output.outputs
+            assert part.logprobs is not None
+            assert len(part.logprobs) == len(part.token_ids)
+        total = sum(next(iter(position.values())).logprob for position in part.logprobs)
+        assert part.cumulative_logprob == pytest.approx(total)
     assert named <= 40 * 5 + 13 * 3
 
 
-def test_a_text_far_too_long_is_refused_before_all_of_it_is_tokenized() -> None:
+def test_a_text_far_too_long_is_refused_before_all_of_it_is_tokenized():
     """Ten million characters for a context of 64 tokens: a piece or two of them are looked at."""
     num_characters = 0
 
@@ -56,13 +53,13 @@ def test_a_text_far_too_long_is_refused_before_all_of_it_is_tokenized() -> None:
     assert num_characters < 100_000
 
 
-def test_a_text_of_few_tokens_is_served_however_long_it_is() -> None:
+def test_a_text_of_few_tokens_is_served_however_long_it_is():
     """Where a tokenizer makes one token of a thousand characters, length alone says nothing."""
     refuse_long_text("x" * 1_000_000, 64, cast(Any, lambda text, **_: {"input_ids": [0] * 17}))
 
 
 @pytest.mark.parametrize("make", ["LLM", "AsyncLLM"])
-def test_both_faces_refuse_a_text_far_too_long(make: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_faces_refuse_a_text_far_too_long(make: str, monkeypatch: pytest.MonkeyPatch):
     """The message names the setting."""
     text = "To be " * 20_000
     with pytest.raises(PromptTooLong, match=r"120000 characters.*raise max_model_len"):
@@ -77,7 +74,7 @@ async def _first_of_stream(text: str) -> None:
         await anext(llm.generate(text))
 
 
-def test_short_texts_do_not_wait_for_a_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_short_texts_do_not_wait_for_a_long_one(monkeypatch: pytest.MonkeyPatch):
     """Bob is answered while Ann's book is being tokenized: it takes until then, here.
 
     Nor does a long text of his that is known but for its last word.
@@ -96,19 +93,16 @@ def test_short_texts_do_not_wait_for_a_long_one(monkeypatch: pytest.MonkeyPatch)
         async for _ in llm.generate(text, SamplingParams(max_tokens=1)):
             pass
 
-    async def both() -> None:
-        async with AsyncLLM(num_blocks=64) as llm:
-            texts, history = llm.engine.texts, "all the men " * 9000 + "<eos>"
-            assert texts is not None
-            texts.known.note(b"", finish(texts, texts.begin(history, ())))
-            book = asyncio.create_task(read(llm, "all the world " * 3000))
-            await read(llm, "hi")
-            assert len(await llm.encode(history + "and women")) == 108_010
-            answered.set()
-            with pytest.raises(PromptTooLong):
-                await book
-
-    asyncio.run(both())
+    async with AsyncLLM(num_blocks=64) as llm:
+        texts, history = llm.engine.texts, "all the men " * 9000 + "<eos>"
+        assert texts is not None
+        texts.known.note(b"", finish(texts, texts.begin(history, ())))
+        book = asyncio.create_task(read(llm, "all the world " * 3000))
+        await read(llm, "hi")
+        assert len(await llm.encode(history + "and women")) == 108_010
+        answered.set()
+        with pytest.raises(PromptTooLong):
+            await book
 
 
 def test_ids_outside_a_model_vocabulary_are_refused():

@@ -9,7 +9,7 @@ from tests.support.engines import MakeLLM
 FEW = {"max_num_seqs": 4, "max_num_batched_tokens": 128}
 
 
-def test_memory_is_divided_between_states_and_blocks(make_llm: MakeLLM) -> None:
+def test_memory_is_divided_between_states_and_blocks(make_llm: MakeLLM):
     """4 KiB a state, 0.5 KiB a token: so many checkpoints, and the blocks of their tokens."""
     llm = make_llm("qwen3_5_text", kv_cache_memory=2**24, max_model_len=64, **FEW)
 
@@ -23,18 +23,18 @@ def test_memory_is_divided_between_states_and_blocks(make_llm: MakeLLM) -> None:
     assert num_tokens // TOKENS_PER_CHECKPOINT == states.num_slots - 2 * 4
 
 
-def test_without_attention_blocks_list_the_prefixes_of_all_states(make_llm: MakeLLM) -> None:
+def test_without_attention_blocks_list_the_prefixes_of_all_states(make_llm: MakeLLM):
     llm = make_llm("mamba2", num_state_slots=20, **FEW)
 
     assert llm.engine.cache.config.num_blocks == 20 * TOKENS_PER_CHECKPOINT // 4
     assert llm.engine.runner.kv_stores[0].num_bytes == 0
 
 
-def test_states_are_not_configured_for_a_model_without(make_llm: MakeLLM) -> None:
+def test_states_are_not_configured_for_a_model_without(make_llm: MakeLLM):
     with pytest.raises(ConfigError, match=r"num_state_slots=20: no layer of .* carries a state"):
         make_llm("llama", num_state_slots=20)
 
 
-def test_memory_that_does_not_hold_two_states_is_refused(make_llm: MakeLLM) -> None:
+def test_memory_that_does_not_hold_two_states_is_refused(make_llm: MakeLLM):
     with pytest.raises(ConfigError, match="two states of 4,352 bytes"):
         make_llm("qwen3_5_text", kv_cache_memory=8192, **FEW)

@@ -40,7 +40,7 @@ def naive(
 @example([("ab", False), ("a", True), ("b", True)], ["bab"], False)
 def test_each_piece_shows_what_the_whole_text_allows(
     pieces: list[tuple[str, bool]], stops: list[str], include: bool
-) -> None:
+):
     """No more, for a stop string may come; no less, for someone is reading along."""
     checker, shown = StopChecker(stops, include), ""
 
@@ -53,9 +53,7 @@ def test_each_piece_shows_what_the_whole_text_allows(
 
 
 @given(st.text("ab"), stops, st.booleans())
-def test_the_text_does_not_depend_on_how_it_was_cut(
-    text: str, stops: list[str], include: bool
-) -> None:
+def test_the_text_does_not_depend_on_how_it_was_cut(text: str, stops: list[str], include: bool):
     """A model with other tokens ends at the same place."""
     whole, letter_by_letter = StopChecker(stops, include), StopChecker(stops, include)
     at_once = whole.append(text)
@@ -69,7 +67,7 @@ def test_the_text_does_not_depend_on_how_it_was_cut(
     assert (shown, letter_by_letter.matched) == (at_once, whole.matched)
 
 
-def test_the_match_that_is_complete_first_counts() -> None:
+def test_the_match_that_is_complete_first_counts():
     """Not the one that begins first: when "bc" is there, "d" may still come."""
     checker = StopChecker(["abcd", "bc"])
 
@@ -77,14 +75,14 @@ def test_the_match_that_is_complete_first_counts() -> None:
     assert checker.matched == "bc"
 
 
-def test_of_matches_that_end_together_the_longest_is_cut() -> None:
+def test_of_matches_that_end_together_the_longest_is_cut():
     checker = StopChecker(["\n\n", "User:\n\n"])
 
     assert checker.append("Yes.User:\n\n") == "Yes."
     assert checker.matched == "User:\n\n"
 
 
-def test_what_was_held_back_for_nothing_comes_with_the_next_piece() -> None:
+def test_what_was_held_back_for_nothing_comes_with_the_next_piece():
     checker = StopChecker(["</answer>"])
 
     assert [checker.append(piece) for piece in ("4", "2</", "ans", "wers>")] == [
@@ -96,14 +94,14 @@ def test_what_was_held_back_for_nothing_comes_with_the_next_piece() -> None:
     assert checker.finish() == ""
 
 
-def test_an_included_stop_string_stays_at_the_end_and_nothing_waits_for_it() -> None:
+def test_an_included_stop_string_stays_at_the_end_and_nothing_waits_for_it():
     checker = StopChecker(["END"], include=True)
 
     assert [checker.append(piece) for piece in ("the E", "N", "D of it")] == ["the E", "N", "D"]
     assert checker.matched == "END"
 
 
-def test_a_stop_string_below_min_tokens_does_not_count_later_either() -> None:
+def test_a_stop_string_below_min_tokens_does_not_count_later_either():
     """It ended in text that could not stop; the next one ends in text that can."""
     checker = StopChecker(["##"])
 
@@ -113,7 +111,7 @@ def test_a_stop_string_below_min_tokens_does_not_count_later_either() -> None:
     assert checker.matched == "##"
 
 
-def test_a_stop_string_that_begins_below_min_tokens_and_ends_above_counts() -> None:
+def test_a_stop_string_that_begins_below_min_tokens_and_ends_above_counts():
     checker = StopChecker(["##"])
 
     assert checker.append("a#", may_stop=False) == "a"
@@ -121,14 +119,14 @@ def test_a_stop_string_that_begins_below_min_tokens_and_ends_above_counts() -> N
     assert checker.matched == "##"
 
 
-def test_without_stop_strings_everything_passes() -> None:
+def test_without_stop_strings_everything_passes():
     checker = StopChecker([])
 
     assert checker.append("any text") + checker.finish() == "any text"
     assert checker.matched is None
 
 
-def test_characters_of_several_code_points_are_matched_like_any_text() -> None:
+def test_characters_of_several_code_points_are_matched_like_any_text():
     """A family of four in pieces: the stop string is its third member."""
     checker = StopChecker(["👧"])
 
@@ -136,7 +134,7 @@ def test_characters_of_several_code_points_are_matched_like_any_text() -> None:
     assert checker.append("\u200d👧\u200d👦") == "\u200d"
 
 
-def test_text_after_the_end_is_our_own_mistake() -> None:
+def test_text_after_the_end_is_our_own_mistake():
     checker = StopChecker(["."])
     checker.append("Done.")
 
@@ -144,7 +142,7 @@ def test_text_after_the_end_is_our_own_mistake() -> None:
         checker.append("More.")
 
 
-def test_an_empty_stop_string_is_our_own_mistake() -> None:
+def test_an_empty_stop_string_is_our_own_mistake():
     """Sampling parameters refuse it; here it would end every text at once."""
     with pytest.raises(AssertionError, match="empty"):
         StopChecker(["a", ""])
@@ -160,7 +158,7 @@ class CountedText(str):
         return super().__getitem__(key)  # type: ignore[index]
 
 
-def test_the_worst_text_costs_three_looks_per_character() -> None:
+def test_the_worst_text_costs_three_looks_per_character():
     """Half a stop string again and again, which a naive search would read from its start."""
     checker = StopChecker([CountedText("a" * 500 + "b")])
     CountedText.reads = 0

@@ -1,23 +1,18 @@
 """Does every output have the form that was asked for, without an effect on others?"""
 
-import asyncio
 import json
 import re
-import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
 import pytest
-from llguidance import LLMatcher
 
 from ostinato import LLM, SamplingParams, StructuredOutputs
 from ostinato.engine.grammar import GrammarCompiler
 from ostinato.engine.grammar_check import GrammarChecker
-from ostinato.engine.grammar_vocabulary import grammar_vocabulary
 from ostinato.engine.token_table import TokenTable
 from ostinato.errors import InvalidSamplingParams, MissingTokenizer, StepFailed
-from tests.engine.small_tokenizers import ALL
 from tests.engine.stepping import async_llm
 from tests.support.checkpoints import Checkpoints, without_tokenizer
 from tests.support.engines import MakeLLM, assert_idle
@@ -70,14 +65,14 @@ def is_person(text: str) -> bool:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0, 3.0])
-def test_a_schema_is_kept_by_a_model_that_knows_nothing(scribe: LLM, temperature: float) -> None:
+def test_a_schema_is_kept_by_a_model_that_knows_nothing(scribe: LLM, temperature: float):
     """Random weights, any temperature: the text is what the schema says, and ends by itself."""
     for output in run(scribe, PROMPTS, asked({"json": PERSON}, temperature=temperature)):
         assert is_person(output.text), output.text
         assert (output.finish_reason, output.stop_reason) == ("stop", None)
 
 
-def test_a_schema_may_be_given_as_its_text(scribe: LLM) -> None:
+def test_a_schema_may_be_given_as_its_text(scribe: LLM):
     mapping, text = (
         run(scribe, PROMPTS[0], asked({"json": schema}))[0].text
         for schema in (PERSON, json.dumps(PERSON))
@@ -85,7 +80,7 @@ def test_a_schema_may_be_given_as_its_text(scribe: LLM) -> None:
     assert mapping == text
 
 
-def test_an_object_is_an_object(scribe: LLM) -> None:
+def test_an_object_is_an_object(scribe: LLM):
     """Any object may go on for ever: so far as it goes, it is one."""
     outputs = run(scribe, PROMPTS * 4, asked({"json_object": True}, temperature=2.0))
 
@@ -94,13 +89,13 @@ def test_an_object_is_an_object(scribe: LLM) -> None:
     assert all(isinstance(json.loads(output.text), dict) for output in ended)
 
 
-def test_a_regex_is_matched_by_the_whole_text(scribe: LLM) -> None:
+def test_a_regex_is_matched_by_the_whole_text(scribe: LLM):
     pattern = r"\d{3}-[a-f]{2,4}!"
     for output in run(scribe, PROMPTS, asked({"regex": pattern}, temperature=2.0)):
         assert re.fullmatch(pattern, output.text) and output.finish_reason == "stop"
 
 
-def test_a_choice_is_one_of_the_texts(scribe: LLM) -> None:
+def test_a_choice_is_one_of_the_texts(scribe: LLM):
     """A text that begins another one can be chosen as well as that."""
     choice = ["yes", "yes indeed", 'né "quoted"\n', "🎶"]
     params = asked({"choice": choice}, temperature=5.0, n=24)
@@ -115,12 +110,12 @@ def test_a_choice_is_one_of_the_texts(scribe: LLM) -> None:
     ['start: pair ("," pair)?\npair: /[a-z]/ "=" /[0-9]/', 'root ::= [a-z] "=" [0-9]'],
     ids=["lark", "gbnf"],
 )
-def test_a_grammar_may_be_in_either_notation(scribe: LLM, grammar: str) -> None:
+def test_a_grammar_may_be_in_either_notation(scribe: LLM, grammar: str):
     [output] = run(scribe, PROMPTS[0], asked({"grammar": grammar}, temperature=2.0))
     assert re.fullmatch(r"[a-z]=\d(,[a-z]=\d)?", output.text)
 
 
-def test_the_embedded_model_keeps_forms_that_its_letters_can_write(bard: LLM) -> None:
+def test_the_embedded_model_keeps_forms_that_its_letters_can_write(bard: LLM):
     [answer] = run(bard, "ROMEO:\n", asked({"choice": ["Ay, my lord.", "Nay, sir."]}))
     assert answer.text in ("Ay, my lord.", "Nay, sir.") and answer.finish_reason == "stop"
 
@@ -131,7 +126,7 @@ def test_the_embedded_model_keeps_forms_that_its_letters_can_write(bard: LLM) ->
 # --- with everything else ---
 
 
-def test_strangers_in_the_batch_keep_their_text(scribe: LLM) -> None:
+def test_strangers_in_the_batch_keep_their_text(scribe: LLM):
     """A request beside one with a form and one with another: its text is its own."""
     free = SamplingParams(max_tokens=12, seed=3, ignore_eos=True)
     alone = run(scribe, PROMPTS[0], free)[0].text
@@ -143,7 +138,7 @@ def test_strangers_in_the_batch_keep_their_text(scribe: LLM) -> None:
     assert is_person(mixed[1].text) and re.fullmatch("[ab]{40}", mixed[2].text)
 
 
-def test_every_continuation_has_a_form_of_its_own(scribe: LLM) -> None:
+def test_every_continuation_has_a_form_of_its_own(scribe: LLM):
     """``n`` samples fork after the prompt, and no fork moves another's form."""
     params = asked({"json": PERSON}, n=6, temperature=1.5)
     [output] = scribe.generate(PROMPTS[0], params, use_tqdm=False)
@@ -152,8 +147,7 @@ def test_every_continuation_has_a_form_of_its_own(scribe: LLM) -> None:
     assert all(map(is_person, texts)) and len(set(texts)) > 1
 
 
-@pytest.mark.parametrize("index", ["radix", "hash"])
-def test_the_form_outlives_preemption(make_llm: MakeLLM, index: str) -> None:
+def test_the_form_outlives_preemption(make_llm: MakeLLM, index: str):
     """A pool too small for three: what is preempted comes back and goes on where it was."""
     params = [asked({"json": PERSON}, seed=seed, temperature=1.5) for seed in range(3)]
     roomy = run(make_llm("llama", index=index, num_blocks=200), PROMPTS, params)
@@ -166,23 +160,23 @@ def test_the_form_outlives_preemption(make_llm: MakeLLM, index: str) -> None:
     assert all(is_person(o.text) for o in tight)
 
 
-def test_the_last_step_may_be_the_first(scribe: LLM) -> None:
+def test_the_last_step_may_be_the_first(scribe: LLM):
     """A form of one token ends with it; its end needs no end-of-sequence id."""
     [output] = run(scribe, PROMPTS[0], asked({"regex": "x"}))
     assert (output.text, len(output.token_ids), output.finish_reason) == ("x", 1, "stop")
 
 
-def test_max_tokens_cuts_a_form_and_says_so(scribe: LLM) -> None:
+def test_max_tokens_cuts_a_form_and_says_so(scribe: LLM):
     [output] = run(scribe, PROMPTS[0], asked({"regex": "[ab]{40}"}, max_tokens=5))
     assert output.finish_reason == "length" and re.match("[ab]+", output.text)
 
 
-def test_a_stop_string_cuts_a_form(scribe: LLM) -> None:
+def test_a_stop_string_cuts_a_form(scribe: LLM):
     [output] = run(scribe, PROMPTS[0], asked({"regex": "abc+d"}, stop=["b"]))
     assert (output.text, output.finish_reason, output.stop_reason) == ("a", "stop", "b")
 
 
-def test_min_tokens_keeps_a_form_from_ending_early(scribe: LLM) -> None:
+def test_min_tokens_keeps_a_form_from_ending_early(scribe: LLM):
     """``x+`` might end after the first; so many tokens come first. What cannot go on ends."""
     long, short = run(
         scribe,
@@ -193,7 +187,7 @@ def test_min_tokens_keeps_a_form_from_ending_early(scribe: LLM) -> None:
     assert (short.text, short.finish_reason) == ("xy", "stop")
 
 
-def test_a_form_that_may_end_ends_with_the_models_own_id(scribe: LLM) -> None:
+def test_a_form_that_may_end_ends_with_the_models_own_id(scribe: LLM):
     """With ``ignore_eos`` it goes on as long as the form lets it."""
     ends, goes_on = run(
         scribe,
@@ -207,20 +201,17 @@ def test_a_form_that_may_end_ends_with_the_models_own_id(scribe: LLM) -> None:
     assert (len(goes_on.token_ids), goes_on.finish_reason) == (9, "length")
 
 
-def test_log_probabilities_are_the_models_own(scribe: LLM) -> None:
+def test_log_probabilities_are_the_models_own(scribe: LLM):
     """What the model thought before the form: the sampled id may be of any rank."""
     [output] = run(scribe, PROMPTS[0], asked({"regex": "[0-9]{4}"}, logprobs=2))
     ranks = [next(iter(entry.values())).rank for entry in output.logprobs]
     assert len(ranks) == len(output.token_ids) and max(ranks) > 1
 
 
-async def _texts(llm: Any, params: SamplingParams) -> list[str]:
-    return [o.outputs[0].text async for o in llm.generate(PROMPTS[1], params)]
-
-
-def test_a_stream_grows_into_the_form(checkpoints: Checkpoints) -> None:
+async def test_a_stream_grows_into_the_form(checkpoints: Checkpoints):
+    params = asked({"json": PERSON})
     with async_llm(checkpoints, num_blocks=128, max_model_len=256) as llm:
-        texts = asyncio.run(_texts(llm, asked({"json": PERSON})))
+        texts = [o.outputs[0].text async for o in llm.generate(PROMPTS[1], params)]
 
     assert len(texts) > 3 and is_person(texts[-1])
     assert all(late.startswith(early) for early, late in pairwise(texts))
@@ -244,7 +235,7 @@ def test_a_stream_grows_into_the_form(checkpoints: Checkpoints) -> None:
 )
 def test_a_broken_form_is_refused_before_anything_runs(
     scribe: LLM, form: dict[str, Any], message: str
-) -> None:
+):
     with pytest.raises(InvalidSamplingParams, match=message):
         scribe.generate(PROMPTS, asked(form), use_tqdm=False)
 
@@ -265,14 +256,14 @@ def test_a_broken_form_is_refused_before_anything_runs(
         ({"regex": "a" * 200_001}, "200001 characters: at most 200000"),
     ],
 )
-def test_what_is_no_form_is_refused(form: dict[str, Any], message: str) -> None:
+def test_what_is_no_form_is_refused(form: dict[str, Any], message: str):
     with pytest.raises(InvalidSamplingParams, match=message):
         StructuredOutputs(**form)
     with pytest.raises(InvalidSamplingParams, match="must be a StructuredOutputs"):
         SamplingParams(structured_outputs={"regex": "a"})
 
 
-def test_what_the_letters_cannot_write_is_refused(bard: LLM) -> None:
+def test_what_the_letters_cannot_write_is_refused(bard: LLM):
     """The embedded model knows neither braces nor quotation marks."""
     for form in ({"json_object": True}, {"json": PERSON}, {"choice": ["a", "{b}"]}):
         with pytest.raises(InvalidSamplingParams, match="lacks characters"):
@@ -281,14 +272,14 @@ def test_what_the_letters_cannot_write_is_refused(bard: LLM) -> None:
         bard.generate("ROMEO:", asked({"regex": '"x'}), use_tqdm=False)
 
 
-def test_a_model_without_tokenizer_refuses_forms(checkpoints: Checkpoints, tmp_path: Any) -> None:
+def test_a_model_without_tokenizer_refuses_forms(checkpoints: Checkpoints, tmp_path: Any):
     path = without_tokenizer(checkpoints.path("llama"), tmp_path / "mute")
     llm = LLM(str(path), num_blocks=16)
     with pytest.raises(MissingTokenizer, match=r"structured_outputs\.regex cannot be kept"):
         llm.generate([[5, 6]], asked({"regex": "a"}, detokenize=False), use_tqdm=False)
 
 
-def test_a_form_at_a_dead_end_costs_its_own_request(bard: LLM) -> None:
+def test_a_form_at_a_dead_end_costs_its_own_request(bard: LLM):
     """After two letters comes a brace, which the model cannot write; its neighbours go on."""
     fine = asked({"regex": "[a-z]{6}"})
     with pytest.raises(StepFailed, match=r"1 of 3 requests failed: .*cannot be written") as info:
@@ -302,53 +293,6 @@ def test_a_form_at_a_dead_end_costs_its_own_request(bard: LLM) -> None:
     bard.engine.cache.manager.check()
 
 
-# --- vocabularies ---
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_each_id_stands_for_the_bytes_of_its_text(name: str) -> None:
-    """Described by the library or by us, the vocabulary is that of the detokenizer."""
-    tokenizer = ALL[name]()
-    table = TokenTable(tokenizer)
-    vocabulary = grammar_vocabulary(tokenizer, len(tokenizer), [tokenizer.eos_token_id or 0])
-
-    for token in range(len(tokenizer)):
-        entry = table.entry(token)
-        if entry.known and not entry.special and entry.data != b"\xff":
-            text = table.text(token).encode() if entry.data is None else entry.data
-            assert vocabulary.decode_bytes([token]) == text
-
-
-@pytest.mark.parametrize("name", [name for name in ALL if name != "word_ends"])
-def test_forms_can_be_followed_in_every_kind_of_vocabulary(name: str) -> None:
-    """Take the highest id that is allowed, step by step: the text has the form at its end."""
-    tokenizer = ALL[name]()
-    vocabulary = grammar_vocabulary(tokenizer, len(tokenizer), [tokenizer.eos_token_id or 0])
-    matcher = LLMatcher(vocabulary, LLMatcher.grammar_from_regex("[a-z ]{5,9}"), log_level=0)
-    ids: list[int] = []
-    while not matcher.is_stopped():
-        bits = "".join(f"{byte:08b}"[::-1] for byte in matcher.compute_bitmask())
-        ids.append(bits.rindex("1"))
-        assert matcher.consume_token(ids[-1]), matcher.get_error()
-
-    assert re.fullmatch(b"[a-z ]{5,9}", vocabulary.decode_bytes(ids[:9]).split(b"<")[0])
-
-
-BOMB = {"type": "string", "allOf": [{"pattern": f"[a-z]*a[a-z]{{{i}}}x"} for i in range(25)]}
-"""Whether these patterns have a common text takes time and memory that double with each."""
-
-
-@pytest.mark.parametrize("limit", ["CPU_LIMIT_S = 0.1", "MEMORY_LIMIT_BYTES = 2**22"])
-def test_a_grammar_that_explodes_is_refused_and_its_worker_replaced(limit: str) -> None:
-    """The limits are the worker's own; the next grammar gets a new worker."""
-    program = f"from ostinato.engine import grammar_worker as w; w.{limit}; w.main()"
-    checker = GrammarChecker([sys.executable, "-c", program])
-    options: Any = {}
-    bomb = str(LLMatcher.grammar_from_json_schema(json.dumps(BOMB), overrides=options))
-    assert "make it simpler" in checker.check(bomb)
-    assert checker.check(str(LLMatcher.grammar_from_lark("start: /[ab]/"))) == ""
-
-
 class _CountingChecker(GrammarChecker):
     """Refuses every grammar, and counts how many it was asked about."""
 
@@ -359,7 +303,7 @@ class _CountingChecker(GrammarChecker):
         return "refused"
 
 
-def test_a_grammar_is_tried_once_for_each_tenant(scribe: LLM) -> None:
+def test_a_grammar_is_tried_once_for_each_tenant(scribe: LLM):
     """What one tenant asked for does not show in another's time, nor is a bomb tried twice."""
     checker = _CountingChecker()
     forms = GrammarCompiler(scribe.engine.loaded, checker)
@@ -369,7 +313,7 @@ def test_a_grammar_is_tried_once_for_each_tenant(scribe: LLM) -> None:
     assert checker.num_checked == 2
 
 
-def test_a_model_without_end_of_sequence_keeps_forms(checkpoints: Checkpoints) -> None:
+def test_a_model_without_end_of_sequence_keeps_forms(checkpoints: Checkpoints):
     """What must end ends by itself; what may go on goes on."""
     llm = LLM(str(checkpoints.path("llama", eos_token_id=None)), num_blocks=64)
     params = [asked({"regex": "xy{2}"}), asked({"regex": "x+"}, max_tokens=30, temperature=5.0)]
@@ -379,7 +323,7 @@ def test_a_model_without_end_of_sequence_keeps_forms(checkpoints: Checkpoints) -
     assert len(goes_on.token_ids) == 30
 
 
-def test_a_form_waits_for_the_end_of_what_is_free(scribe: LLM) -> None:
+def test_a_form_waits_for_the_end_of_what_is_free(scribe: LLM):
     """Begun free, all may come until the expression is passed; else the first token decides."""
     compiler = GrammarCompiler(scribe.engine.loaded)
     tokens = TokenTable(scribe.engine.loaded.require_tokenizer())

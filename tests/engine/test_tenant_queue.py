@@ -10,27 +10,24 @@ from ostinato.engine.tenant_queue import TenantQueue
 from tests.support.waiting import other_tasks_have_started
 
 
-def test_a_tenant_waits_for_one_piece_of_each_other_tenant() -> None:
+async def test_a_tenant_waits_for_one_piece_of_each_other_tenant():
     """Ann sends four pieces, then Bob one: his is the second to be done."""
     done: list[str] = []
     gate = threading.Event()
 
-    async def send() -> None:
-        queue = TenantQueue("test")
-        first = asyncio.create_task(queue.run("ann", lambda: (gate.wait(), done.append("a1"))))
-        rest = [
-            asyncio.create_task(queue.run(tenant, partial(done.append, name)))
-            for tenant, name in (("ann", "a2"), ("ann", "a3"), ("ann", "a4"), ("bob", "b1"))
-        ]
-        await other_tasks_have_started()  # all of them are in the queue
-        gate.set()
-        await asyncio.gather(first, *rest)
-
-    asyncio.run(send())
+    queue = TenantQueue("test")
+    first = asyncio.create_task(queue.run("ann", lambda: (gate.wait(), done.append("a1"))))
+    rest = [
+        asyncio.create_task(queue.run(tenant, partial(done.append, name)))
+        for tenant, name in (("ann", "a2"), ("ann", "a3"), ("ann", "a4"), ("bob", "b1"))
+    ]
+    await other_tasks_have_started()  # all of them are in the queue
+    gate.set()
+    await asyncio.gather(first, *rest)
     assert done == ["a1", "b1", "a2", "a3", "a4"]
 
 
-def test_a_tenant_has_one_piece_under_way_whatever_the_number_of_threads() -> None:
+async def test_a_tenant_has_one_piece_under_way_whatever_the_number_of_threads():
     """Two threads, and still Ann's second piece waits for her first."""
     under_way, most = 0, 0
 
@@ -40,41 +37,31 @@ def test_a_tenant_has_one_piece_under_way_whatever_the_number_of_threads() -> No
         most = max(most, under_way)
         under_way -= 1
 
-    async def send() -> None:
-        queue = TenantQueue("test", num_threads=2)
-        await asyncio.gather(*(queue.run("ann", work) for _ in range(50)))
-
-    asyncio.run(send())
+    queue = TenantQueue("test", num_threads=2)
+    await asyncio.gather(*(queue.run("ann", work) for _ in range(50)))
     assert most == 1
 
 
-def test_what_is_raised_reaches_its_sender_and_the_next_piece_is_done() -> None:
+async def test_what_is_raised_reaches_its_sender_and_the_next_piece_is_done():
     """A piece that fails is its sender's affair alone."""
-
-    async def send() -> int:
-        queue = TenantQueue("test")
-        with pytest.raises(ZeroDivisionError):
-            await queue.run("ann", lambda: 1 // 0)
-        return await queue.run("ann", lambda: 7)
-
-    assert asyncio.run(send()) == 7
+    queue = TenantQueue("test")
+    with pytest.raises(ZeroDivisionError):
+        await queue.run("ann", lambda: 1 // 0)
+    assert await queue.run("ann", lambda: 7) == 7
 
 
-def test_a_sender_that_goes_away_gives_up_its_place() -> None:
+async def test_a_sender_that_goes_away_gives_up_its_place():
     """Its piece is not done; what waits behind it is."""
     done: list[str] = []
     gate = threading.Event()
 
-    async def send() -> None:
-        queue = TenantQueue("test")
-        first = asyncio.create_task(queue.run("ann", gate.wait))
-        gone = asyncio.create_task(queue.run("ann", lambda: done.append("gone")))
-        last = asyncio.create_task(queue.run("ann", lambda: done.append("last")))
-        await other_tasks_have_started()
-        gone.cancel()
-        await other_tasks_have_started()
-        gate.set()
-        await asyncio.gather(first, last)
-
-    asyncio.run(send())
+    queue = TenantQueue("test")
+    first = asyncio.create_task(queue.run("ann", gate.wait))
+    gone = asyncio.create_task(queue.run("ann", lambda: done.append("gone")))
+    last = asyncio.create_task(queue.run("ann", lambda: done.append("last")))
+    await other_tasks_have_started()
+    gone.cancel()
+    await other_tasks_have_started()
+    gate.set()
+    await asyncio.gather(first, last)
     assert done == ["last"]

@@ -92,7 +92,7 @@ def plainly(tokenizer: Any, text: str) -> list[int]:
 @settings(max_examples=60, deadline=None)
 def test_tokens_are_those_of_the_whole_text_whatever_is_known(
     name: str, rows: list[tuple[str, int]]
-) -> None:
+):
     """Each text begins with a piece of the one before, or of itself."""
     tokenizer = TOKENIZERS[name]()
     once = TextTokenizer(tokenizer, max_bytes=1 << 20)
@@ -108,7 +108,7 @@ def test_tokens_are_those_of_the_whole_text_whatever_is_known(
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-def test_only_tokens_whose_letters_are_always_theirs_are_boundaries(name: str) -> None:
+def test_only_tokens_whose_letters_are_always_theirs_are_boundaries(name: str):
     """Not those that take white space behind them, stand alone, overlap, or come after changes."""
     letters = set(TextBoundaries.of(TOKENIZERS[name]()).ids)
     own = {b"<|end|>", b"<|left|>"}
@@ -122,7 +122,7 @@ def test_only_tokens_whose_letters_are_always_theirs_are_boundaries(name: str) -
 @settings(max_examples=60, deadline=None)
 def test_what_was_generated_keeps_its_tokens_as_far_as_its_text_is_repeated(
     name: str, answer: list[int], cut: int
-) -> None:
+):
     """Other letters than the generated ones have the tokens of tokenizing them plainly."""
     tokenizer = TOKENIZERS[name]()
     once = TextTokenizer(tokenizer, max_bytes=1 << 20)

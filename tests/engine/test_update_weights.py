@@ -51,7 +51,6 @@ def fresh_outputs(path: Path) -> list[int]:
     return outputs(llm)[1]
 
 
-@pytest.mark.parametrize("index", ["radix", "hash"])
 @pytest.mark.parametrize("family", ["llama", "gemma3_text"])
 def test_after_one_weight_changed_nothing_hits_and_outputs_are_those_of_a_fresh_engine(
     make_llm: MakeLLM, checkpoints: Checkpoints, tmp_path: Path, family: str, index: str
@@ -175,14 +174,14 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(
 # --- while requests run -------------------------------------------------------------------
 
 
-def test_running_requests_end_and_publish_nothing_and_who_waits_gets_the_new_weights(
+async def test_running_requests_end_and_publish_nothing_and_who_waits_gets_the_new_weights(
     make_llm: MakeLLM, checkpoints: Checkpoints, tmp_path: Path
 ):
     """One runs, one waits for its seat. The second is computed as in a fresh engine, and hits."""
     path = changed_checkpoint(checkpoints.path("llama"), tmp_path / "changed")
     expected = fresh_outputs(path)
 
-    async def story(llm):
+    with async_llm(checkpoints, max_num_seqs=1) as llm:
         steps = StepByStep(llm)
         running = asyncio.create_task(last(llm.generate(PROMPT[::-1], LONG, request_id="runs")))
         await steps.until(asyncio.create_task(until_running(llm)))
@@ -198,9 +197,6 @@ def test_running_requests_end_and_publish_nothing_and_who_waits_gets_the_new_wei
         assert (await waiting).outputs[0].token_ids == expected
         again = [await last(llm.generate(p, PARAMS)) for p in (PROMPT[::-1], PROMPT)]
         assert [output.num_cached_tokens for output in again] == [0, 23]
-
-    with async_llm(checkpoints, max_num_seqs=1) as llm:
-        asyncio.run(story(llm))
 
 
 async def let_pass(steps: StepByStep, updating: asyncio.Task) -> None:
@@ -222,12 +218,11 @@ async def until_waiting(llm) -> None:
     await until(lambda: llm.engine.scheduler.num_waiting and llm.engine.scheduler.num_running)
 
 
-def test_the_tokens_of_a_running_request_hang_on_the_weights_of_their_step(
+async def test_the_tokens_of_a_running_request_hang_on_the_weights_of_their_step(
     checkpoints: Checkpoints,
 ):
     """It goes on, on the KV that it has: its first tokens are the old ones, its last are not."""
-
-    async def story(llm):
+    with async_llm(checkpoints) as llm:
         before = (await last(llm.generate(PROMPT, LONG))).outputs[0].token_ids
         steps = StepByStep(llm)
         running = asyncio.create_task(last(llm.generate(PROMPT, LONG)))
@@ -239,6 +234,3 @@ def test_the_tokens_of_a_running_request_hang_on_the_weights_of_their_step(
         tokens = (await running).outputs[0].token_ids
         assert len(tokens) == 30
         assert tokens[0] == before[0] and tokens != before
-
-    with async_llm(checkpoints) as llm:
-        asyncio.run(story(llm))

@@ -35,7 +35,7 @@ def text_of(llm: LLM, prompt: str, **changes: Any) -> str:
 # --- sampling ---
 
 
-def test_the_second_argument_has_vllms_name(llm: LLM) -> None:
+def test_the_second_argument_has_vllms_name(llm: LLM):
     [output] = llm.generate(prompts=[PROMPT], sampling_params=params(), use_tqdm=False)
     assert len(output.outputs[0].token_ids) == 6
 
@@ -55,7 +55,7 @@ def test_the_second_argument_has_vllms_name(llm: LLM) -> None:
 )
 def test_parameters_that_ask_for_nothing_special_are_accepted(
     spelled: dict[str, Any], plain: dict[str, Any]
-) -> None:
+):
     assert SamplingParams(**spelled) == SamplingParams(**plain)
 
 
@@ -80,12 +80,12 @@ def test_parameters_that_ask_for_nothing_special_are_accepted(
 )
 def test_parameters_that_cannot_be_had_are_refused_with_a_way_out(
     given: dict[str, Any], message: str
-) -> None:
+):
     with pytest.raises(InvalidSamplingParams, match=message):
         SamplingParams(**given)
 
 
-def test_only_allowed_tokens_are_generated(llm: LLM) -> None:
+def test_only_allowed_tokens_are_generated(llm: LLM):
     free = ids_of(llm, max_tokens=12)
     allowed = [7, 11, 200]
 
@@ -96,7 +96,7 @@ def test_only_allowed_tokens_are_generated(llm: LLM) -> None:
     assert ids_of(llm, allowed_token_ids=list(range(VOCAB_SIZE))) == free[:6]
 
 
-def test_allowed_tokens_of_one_request_leave_the_others_alone(llm: LLM) -> None:
+def test_allowed_tokens_of_one_request_leave_the_others_alone(llm: LLM):
     alone = ids_of(llm)
     both = llm.generate([PROMPT, PROMPT], [params(allowed_token_ids=[5]), params()], use_tqdm=False)
     assert [output.outputs[0].token_ids for output in both] == [[5] * 6, alone]
@@ -104,13 +104,13 @@ def test_allowed_tokens_of_one_request_leave_the_others_alone(llm: LLM) -> None:
 
 def test_allowed_tokens_that_are_all_banned_end_the_request_with_the_reason(
     checkpoints: Checkpoints,
-) -> None:
+):
     llm = LLM(checkpoints.path("llama", eos_token_id=2), dtype="float64", num_blocks=32)
     with pytest.raises(Exception, match="allowed_token_ids, bad_words and min_tokens together"):
         ids_of(llm, allowed_token_ids=[2], min_tokens=3, ignore_eos=False)
 
 
-def test_a_bad_word_is_not_generated(bard: LLM) -> None:
+def test_a_bad_word_is_not_generated(bard: LLM):
     """The model would say it; the token that would complete it is not drawn."""
     usual = text_of(bard, "ROMEO:", max_tokens=40)
     word = max(usual.split(), key=len)
@@ -121,16 +121,14 @@ def test_a_bad_word_is_not_generated(bard: LLM) -> None:
     assert other.startswith(usual[: usual.index(word) + len(word) - 1])
 
 
-def test_a_row_of_bad_ids_is_broken_at_its_last_token(llm: LLM) -> None:
+def test_a_row_of_bad_ids_is_broken_at_its_last_token(llm: LLM):
     usual = ids_of(llm)
     other = ids_of(llm, bad_words_ids=[usual[1:4], [usual[0], usual[0]]])
 
     assert other[:3] == usual[:3] and other[3] != usual[3]
 
 
-def test_a_bad_word_of_one_token_is_banned_everywhere_and_in_both_spellings(
-    make_llm: MakeLLM,
-) -> None:
+def test_a_bad_word_of_one_token_is_banned_everywhere_and_in_both_spellings(make_llm: MakeLLM):
     """``word`` and `` word`` are two tokens of a byte-level tokenizer."""
     llm = make_llm("llama", num_blocks=64)
     tokenizer = llm.get_tokenizer()
@@ -150,7 +148,7 @@ def test_a_bad_word_of_one_token_is_banned_everywhere_and_in_both_spellings(
     assert list(rows) == [(token,) for plain, spaced, _ in pairs for token in (plain, spaced)]
 
 
-def test_all_log_probabilities_of_a_small_vocabulary(llm: LLM) -> None:
+def test_all_log_probabilities_of_a_small_vocabulary(llm: LLM):
     [output] = llm.generate(PROMPT, params(logprobs=-1, prompt_logprobs=-1), use_tqdm=False)
     rows = output.outputs[0].logprobs or []
     prompt_rows = output.prompt_logprobs or []
@@ -160,7 +158,7 @@ def test_all_log_probabilities_of_a_small_vocabulary(llm: LLM) -> None:
     assert np.exp([entry.logprob for entry in rows[0].values()]).sum() == pytest.approx(1)
 
 
-def test_more_log_probabilities_than_the_limit_are_refused(make_llm: MakeLLM) -> None:
+def test_more_log_probabilities_than_the_limit_are_refused(make_llm: MakeLLM):
     llm = make_llm("llama", num_blocks=16, max_logprobs=20)
     assert len(llm.generate(PROMPT, params(logprobs=20), use_tqdm=False)) == 1
 
@@ -169,7 +167,7 @@ def test_more_log_probabilities_than_the_limit_are_refused(make_llm: MakeLLM) ->
             ids_of(llm, logprobs=asked)
 
 
-def test_a_prompt_is_cut_at_its_beginning(llm: LLM) -> None:
+def test_a_prompt_is_cut_at_its_beginning(llm: LLM):
     expected = ids_of(llm, PROMPT[-10:])
 
     [output] = llm.generate(PROMPT, params(truncate_prompt_tokens=10), use_tqdm=False)
@@ -179,7 +177,7 @@ def test_a_prompt_is_cut_at_its_beginning(llm: LLM) -> None:
     assert ids_of(llm, truncate_prompt_tokens=99) == ids_of(llm)
 
 
-def test_a_cut_text_keeps_what_the_tokenizer_puts_before_it(llm: LLM) -> None:
+def test_a_cut_text_keeps_what_the_tokenizer_puts_before_it(llm: LLM):
     """A beginning-of-sequence id stays and counts."""
     text = "the cat sat on the mat and looked at the moon"
     whole = llm.get_tokenizer()(text)["input_ids"]
@@ -192,14 +190,14 @@ def test_a_cut_text_keeps_what_the_tokenizer_puts_before_it(llm: LLM) -> None:
     assert llm.get_tokenizer()(text)["input_ids"] == whole
 
 
-def test_minus_one_cuts_a_prompt_to_what_leaves_room_for_the_answer(make_llm: MakeLLM) -> None:
+def test_minus_one_cuts_a_prompt_to_what_leaves_room_for_the_answer(make_llm: MakeLLM):
     llm = make_llm("llama", num_blocks=32, max_model_len=32)
     [output] = llm.generate(list(range(3, 90)), params(truncate_prompt_tokens=-1), use_tqdm=False)
     assert output.prompt_token_ids == list(range(3, 90))[-26:]
     assert (len(output.outputs[0].token_ids), output.outputs[0].finish_reason) == (6, "length")
 
 
-def test_a_request_may_skip_the_cache(llm: LLM) -> None:
+def test_a_request_may_skip_the_cache(llm: LLM):
     ids_of(llm)
     [skipped] = llm.generate(PROMPT, params(skip_reading_prefix_cache=True), use_tqdm=False)
     [usual] = llm.generate(PROMPT, params(), use_tqdm=False)
@@ -213,7 +211,7 @@ async def stream(llm: AsyncLLM, kind: RequestOutputKind, **changes: Any) -> list
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_a_stream_holds_what_its_output_kind_asks_for(checkpoints: Checkpoints, n: int) -> None:
+def test_a_stream_holds_what_its_output_kind_asks_for(checkpoints: Checkpoints, n: int):
     async def run() -> tuple[list[Any], ...]:
         with async_llm(checkpoints) as llm:
             drawn = {"n": n, "temperature": 1.0, "seed": 5}
@@ -231,7 +229,7 @@ def test_a_stream_holds_what_its_output_kind_asks_for(checkpoints: Checkpoints, 
         assert [part.finish_reason for part in parts if part.finished] == ["length"]
 
 
-def test_a_stream_of_a_text_is_cut_and_spared_bad_words_as_offline(bard: LLM) -> None:
+def test_a_stream_of_a_text_is_cut_and_spared_bad_words_as_offline(bard: LLM):
     text = "ROMEO: " + "To be, or not to be. " * 4
     wanted = params(max_tokens=24, truncate_prompt_tokens=30, bad_words=["the", "a"])
     [offline] = bard.generate(text, wanted, use_tqdm=False)
@@ -246,7 +244,7 @@ def test_a_stream_of_a_text_is_cut_and_spared_bad_words_as_offline(bard: LLM) ->
     assert streamed.outputs[0].text == offline.outputs[0].text
 
 
-def test_offline_outputs_are_complete_whatever_their_kind(llm: LLM) -> None:
+def test_offline_outputs_are_complete_whatever_their_kind(llm: LLM):
     for kind in RequestOutputKind:
         assert len(ids_of(llm, output_kind=kind)) == 6
 
@@ -255,7 +253,7 @@ def test_offline_outputs_are_complete_whatever_their_kind(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("name", ["embed", "score", "beam_search", "sleep", "encode", "classify"])
-def test_methods_that_only_vllm_has_are_refused_by_name(name: str, llm: LLM) -> None:
+def test_methods_that_only_vllm_has_are_refused_by_name(name: str, llm: LLM):
     """``hasattr`` says the truth, and the error says what to use."""
     with pytest.raises(UnsupportedCall, match=rf"LLM\.{name} is not served: .*") as caught:
         getattr(llm, name)("text")
@@ -263,7 +261,7 @@ def test_methods_that_only_vllm_has_are_refused_by_name(name: str, llm: LLM) -> 
     assert caught.type.__name__ == "UnsupportedCall" and not hasattr(llm, name)
 
 
-def test_a_method_that_no_engine_has_is_an_ordinary_mistake(llm: LLM) -> None:
+def test_a_method_that_no_engine_has_is_an_ordinary_mistake(llm: LLM):
     with pytest.raises(AttributeError, match="'LLM' object has no attribute 'generat'"):
         llm.generat  # type: ignore[attr-defined]  # noqa: B018
 
@@ -276,15 +274,13 @@ def test_a_method_that_no_engine_has_is_an_ordinary_mistake(llm: LLM) -> None:
         ({"tqdm": True}, "there is no keyword 'tqdm': did you mean 'use_tqdm'"),
     ],
 )
-def test_arguments_that_cannot_be_had_are_refused(
-    given: dict[str, Any], message: str, llm: LLM
-) -> None:
+def test_arguments_that_cannot_be_had_are_refused(given: dict[str, Any], message: str, llm: LLM):
     assert llm.generate([PROMPT], params(), use_tqdm=False, lora_request=None, priority=None)
     with pytest.raises(RequestError, match=message):
         llm.generate([PROMPT], params(), **given)
 
 
-def test_a_conversation_takes_tools_and_what_its_template_reads(llm: LLM) -> None:
+def test_a_conversation_takes_tools_and_what_its_template_reads(llm: LLM):
     template = "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}{{ mood }}!"
     tool = {"type": "function", "function": {"name": "dice", "parameters": {}}}
     [output] = llm.chat(
@@ -298,7 +294,7 @@ def test_a_conversation_takes_tools_and_what_its_template_reads(llm: LLM) -> Non
     assert llm.get_tokenizer().decode(output.prompt_token_ids).endswith("dicegay!")
 
 
-def test_the_last_message_may_be_continued(llm: LLM) -> None:
+def test_the_last_message_may_be_continued(llm: LLM):
     template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}[end]{% endfor %}"
     [output] = llm.chat(
         [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "well"}],
@@ -311,7 +307,7 @@ def test_the_last_message_may_be_continued(llm: LLM) -> None:
     assert llm.get_tokenizer().decode(output.prompt_token_ids).endswith("[assistant]well")
 
 
-def test_metrics_have_vllms_names(llm: LLM) -> None:
+def test_metrics_have_vllms_names(llm: LLM):
     [output] = llm.generate(PROMPT, params(n=2), use_tqdm=False)
     metrics, timings = output.metrics, output.timings
 

@@ -37,7 +37,7 @@ from tests.support.checkpoints import Checkpoints
 )
 def test_settings_of_vllm_that_mean_the_same_are_taken(
     given: dict[str, Any], changed: dict[str, Any]
-) -> None:
+):
     assert EngineConfig.of("m", given) == EngineConfig(model="m", **changed)
 
 
@@ -64,12 +64,12 @@ def test_settings_of_vllm_that_mean_the_same_are_taken(
 @pytest.mark.parametrize("face", [LLM, AsyncLLM])
 def test_settings_that_cannot_be_had_are_refused_before_loading(
     face: type, given: dict[str, Any], message: str
-) -> None:
+):
     with pytest.raises(ConfigError, match=message):
         face("/no/such/model", **given)
 
 
-def test_no_keyword_is_both_known_and_unsupported() -> None:
+def test_no_keyword_is_both_known_and_unsupported():
     settings = {field.name for field in fields(EngineConfig)}
     assert not settings & (UNSUPPORTED_SETTINGS.keys() | ALIASES.keys())
     assert set(ALIASES.values()) <= settings
@@ -77,9 +77,7 @@ def test_no_keyword_is_both_known_and_unsupported() -> None:
     assert not [name for name in UNSUPPORTED_CALLS if name in vars(LLM)]
 
 
-def test_another_tokenizer_takes_the_place_of_the_models_own(
-    checkpoints: Checkpoints, bard: LLM
-) -> None:
+def test_another_tokenizer_takes_the_place_of_the_models_own(checkpoints: Checkpoints, bard: LLM):
     path = checkpoints.path("llama")
     llm = LLM(path, dtype="float64", num_blocks=16, tokenizer="tiny-shakespeare")
 
@@ -90,16 +88,14 @@ def test_another_tokenizer_takes_the_place_of_the_models_own(
     assert output.outputs[0].text == bard.get_tokenizer().decode(output.outputs[0].token_ids)
 
 
-def test_a_directory_without_a_tokenizer_is_refused(
-    checkpoints: Checkpoints, tmp_path: Path
-) -> None:
+def test_a_directory_without_a_tokenizer_is_refused(checkpoints: Checkpoints, tmp_path: Path):
     with pytest.raises(ConfigError, match="no tokenizer files are there"):
         LLM(checkpoints.path("llama"), tokenizer=tmp_path)
 
 
 def test_a_revision_is_what_is_fetched_from_the_hub(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     asked: list[Any] = []
 
     def fetch(name: str, *, revision: str | None, allow_patterns: list[str]) -> str:

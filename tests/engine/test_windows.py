@@ -53,9 +53,7 @@ def held_while_running(llm: LLM, prompt: list[int]) -> list[tuple[int, int, int]
 
 
 @of_both_kinds
-def test_a_long_request_holds_of_its_window_no_more_than_that_sees(
-    family: str, make_llm: MakeLLM
-) -> None:
+def test_a_long_request_holds_of_its_window_no_more_than_that_sees(family: str, make_llm: MakeLLM):
     """After every step; full attention keeps all."""
     llm = make_llm(family, num_blocks=64, max_num_batched_tokens=16, max_num_seqs=4)
 
@@ -69,10 +67,9 @@ def test_a_long_request_holds_of_its_window_no_more_than_that_sees(
 
 
 @of_both_kinds
-@pytest.mark.parametrize("index", ["radix", "hash"])
 def test_answers_are_those_without_a_cache_whatever_was_evicted_from_the_window(
     family: str, index: str, make_llm: MakeLLM
-) -> None:
+):
     """What the window has cached is evicted between two of them; group 0 forgets nothing."""
     plain = make_llm(family, enable_prefix_caching=False, num_blocks=64)
     llm = make_llm(family, index=index, num_blocks=200, max_num_batched_tokens=16, max_num_seqs=4)
@@ -90,7 +87,7 @@ def test_answers_are_those_without_a_cache_whatever_was_evicted_from_the_window(
 
 
 @of_both_kinds
-def test_answers_are_exact_under_pressure_in_every_group(family: str, make_llm: MakeLLM) -> None:
+def test_answers_are_exact_under_pressure_in_every_group(family: str, make_llm: MakeLLM):
     """Pools for the longest sequence and a little more, and six that want to run."""
     plain = make_llm(family, enable_prefix_caching=False, num_blocks=256)
     llm = make_llm(family, num_blocks=30, max_num_batched_tokens=24, max_num_seqs=6)
@@ -107,7 +104,7 @@ def test_answers_are_exact_under_pressure_in_every_group(family: str, make_llm: 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_bytes_per_token_of_engine_and_size_command_agree(
     family: str, checkpoints: Checkpoints, make_llm: MakeLLM
-) -> None:
+):
     """Per layer group, as the engine's stores have them; those of ``size`` from the config."""
     path = checkpoints.path(family)
     llm = make_llm(family, num_blocks=8)

@@ -9,9 +9,7 @@ from ostinato.eviction.reuse_hazard import ReuseHazard
 from ostinato.settings import IndexName, PolicyName, PrefixCacheConfig, TenantShare
 from ostinato.tenants.terms import PINNED
 from tests.support.cache_views import prefix_key
-from tests.support.tiny_cache import TinyCache, on_both_indexes, tiny_cache
-
-pytestmark = on_both_indexes
+from tests.support.tiny_cache import TinyCache, tiny_cache
 
 
 def once(number: int) -> str:

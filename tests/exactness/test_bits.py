@@ -156,11 +156,11 @@ def compare(make_llm: MakeLLM, model: str, numbers: str, rng: random.Random, cou
 @pytest.mark.parametrize(("model", "numbers"), BY_DAY)
 def test_together_prompts_have_the_bits_that_they_have_alone(
     isa: Isa, model: str, numbers: str, make_llm: MakeLLM
-) -> None:
+):
     assert compare(make_llm, model, numbers, random.Random(f"{isa} {model} {numbers}"), 12) > 0
 
 
-def test_sums_that_are_cut_elsewhere_have_other_bits(make_llm: MakeLLM) -> None:
+def test_sums_that_are_cut_elsewhere_have_other_bits(make_llm: MakeLLM):
     """So that the test above is known to be able to fail."""
     prompt, params = [list(range(3, 150))], [SamplingParams(temperature=0.0, max_tokens=1)]
     engines = [
@@ -180,7 +180,7 @@ def test_sums_that_are_cut_elsewhere_have_other_bits(make_llm: MakeLLM) -> None:
 @pytest.mark.parametrize("model", MODELS)
 def test_ten_thousand_prompts_have_the_bits_that_they_have_alone(
     model: str, seed: int, make_llm: MakeLLM
-) -> None:
+):
     """Three models, 25 draws of 200 prompts or more, over all formats and instruction sets."""
     cached = 0
     for isa in ISAS:

@@ -16,7 +16,6 @@ from ostinato.settings import IndexName
 from tests.exactness.reference import NUM_NEW, PROMPTS, random_ids
 from tests.support.engines import MakeLLM
 from tests.support.pairs import pairwise
-from tests.support.tiny_cache import on_both_indexes
 
 TINIEST = {"num_hidden_layers": 1, "num_key_value_heads": 1, "max_position_embeddings": 1024}
 
@@ -68,9 +67,7 @@ def num_distinct_prefixes(prompts: Sequence[Sequence[int]], known: int) -> int:
 
 
 @pairwise("block_size", [4, 16, 256], "index", get_args(IndexName))
-def test_a_thousand_prompts_with_one_system_prompt(
-    block_size: int, index: str, metered: Metered
-) -> None:
+def test_a_thousand_prompts_with_one_system_prompt(block_size: int, index: str, metered: Metered):
     """512 shared and 16 own tokens, at once, on a cold cache; then all of them again.
 
     By token, the own parts share a little as well: where their first tokens happen to agree.
@@ -92,8 +89,7 @@ def test_a_thousand_prompts_with_one_system_prompt(
         assert warm == 1000
 
 
-@on_both_indexes
-def test_one_prompt_a_hundred_times_at_once(index: str, metered: Metered) -> None:
+def test_one_prompt_a_hundred_times_at_once(index: str, metered: Metered):
     """24 tokens fill six blocks: the first computes them all, each other one its last token."""
     llm, meter = metered(index=index)
 
@@ -102,8 +98,7 @@ def test_one_prompt_a_hundred_times_at_once(index: str, metered: Metered) -> Non
     assert meter.read() == 24 + 99
 
 
-@on_both_indexes
-def test_the_next_turn_finds_what_was_generated(index: str, metered: Metered) -> None:
+def test_the_next_turn_finds_what_was_generated(index: str, metered: Metered):
     """21 tokens and 10 generated; the last of them was never put through the model."""
     llm, meter = metered(index=index)
     prompt = random_ids(0, 21)
@@ -115,10 +110,9 @@ def test_the_next_turn_finds_what_was_generated(index: str, metered: Metered) ->
     assert meter.read() == 1 + 5
 
 
-@on_both_indexes
 def test_without_sealed_tails_the_next_turn_computes_from_the_block_boundary(
     index: str, metered: Metered
-) -> None:
+):
     """30 tokens are computed, seven blocks of four are kept."""
     llm, meter = metered(index=index, seal_tails=False)
     prompt = random_ids(0, 21)
@@ -130,8 +124,7 @@ def test_without_sealed_tails_the_next_turn_computes_from_the_block_boundary(
     assert meter.read() == 21 + 10 + 5 - 28
 
 
-@on_both_indexes
-def test_the_prompt_of_several_samples_is_computed_once(index: str, metered: Metered) -> None:
+def test_the_prompt_of_several_samples_is_computed_once(index: str, metered: Metered):
     """Four samples of ten tokens; a second time all but the prompt's last token is there."""
     llm, meter = metered(index=index)
     four = SamplingParams(n=4, seed=1, max_tokens=10, ignore_eos=True)
@@ -147,8 +140,7 @@ def test_the_prompt_of_several_samples_is_computed_once(index: str, metered: Met
     assert texts[0] == texts[1]
 
 
-@on_both_indexes
-def test_a_prompt_that_leaves_a_block_in_its_middle_copies(index: str, metered: Metered) -> None:
+def test_a_prompt_that_leaves_a_block_in_its_middle_copies(index: str, metered: Metered):
     """Blocks of 16: ways part at token 23, so one block is shared and 7 tokens are copied."""
     llm, meter = metered(index=index, block_size=16)
     first = random_ids(0, 40)
@@ -161,8 +153,7 @@ def test_a_prompt_that_leaves_a_block_in_its_middle_copies(index: str, metered: 
     assert meter.read() == 11
 
 
-@on_both_indexes
-def test_who_was_preempted_computes_again_what_was_evicted(index: str, metered: Metered) -> None:
+def test_who_was_preempted_computes_again_what_was_evicted(index: str, metered: Metered):
     """Eight blocks for two strangers of 12 tokens that generate 9 each.
 
     At 17 tokens the first one needs a fifth block; the second one gives its four back, of which
@@ -177,8 +168,7 @@ def test_who_was_preempted_computes_again_what_was_evicted(index: str, metered: 
     assert meter.read() == 2 * (12 + 8) + 4
 
 
-@on_both_indexes
-def test_every_recomputed_token_was_looked_up_and_missed(index: str, metered: Metered) -> None:
+def test_every_recomputed_token_was_looked_up_and_missed(index: str, metered: Metered):
     """Five prompts in a pool for one and a quarter: nothing cached is computed again."""
     llm, meter = metered(index=index, num_blocks=15)
 
@@ -191,10 +181,7 @@ def test_every_recomputed_token_was_looked_up_and_missed(index: str, metered: Me
     assert meter.read() == sum(misses) + len(PROMPTS) * (NUM_NEW - 1) + recomputed
 
 
-@on_both_indexes
-def test_who_arrives_during_a_chunked_prefill_waits_and_shares(
-    index: str, metered: Metered
-) -> None:
+def test_who_arrives_during_a_chunked_prefill_waits_and_shares(index: str, metered: Metered):
     """40 tokens in chunks of 8; after two of them come its twin and one that parts at token 35.
 
     They are admitted in the step of the last chunk: the twin computes its last token, the other
@@ -219,10 +206,7 @@ def test_who_arrives_during_a_chunked_prefill_waits_and_shares(
     assert meter.read() == 24 + 1 + 5
 
 
-@on_both_indexes
-def test_an_unrelated_request_is_not_held_up_by_a_chunked_prefill(
-    index: str, metered: Metered
-) -> None:
+def test_an_unrelated_request_is_not_held_up_by_a_chunked_prefill(index: str, metered: Metered):
     """Only who shares more than is cached waits."""
     llm, meter = metered(index=index, max_chunk_tokens=8)
     engine = llm.engine
@@ -242,10 +226,9 @@ def test_an_unrelated_request_is_not_held_up_by_a_chunked_prefill(
     [{"cache_salt": "another tenant"}, {"cache_read": False}],
     ids=["other salt", "no reading"],
 )
-@on_both_indexes
 def test_who_may_not_share_computes_everything(
     index: str, changes: dict[str, object], metered: Metered
-) -> None:
+):
     """Nothing is found, although all of it is there."""
     llm, meter = metered(index=index)
     prompt = random_ids(0, 24)
@@ -257,8 +240,7 @@ def test_who_may_not_share_computes_everything(
     assert meter.read() == 24
 
 
-@on_both_indexes
-def test_what_was_not_written_is_not_found(index: str, metered: Metered) -> None:
+def test_what_was_not_written_is_not_found(index: str, metered: Metered):
     """Two requests that leave nothing behind, then two ordinary ones."""
     llm, meter = metered(index=index)
     prompt = random_ids(0, 24)
@@ -272,10 +254,7 @@ def test_what_was_not_written_is_not_found(index: str, metered: Metered) -> None
     assert counts == [24, 24, 24, 1]
 
 
-@on_both_indexes
-def test_prompt_logprobs_need_every_token_but_leave_them_behind(
-    index: str, metered: Metered
-) -> None:
+def test_prompt_logprobs_need_every_token_but_leave_them_behind(index: str, metered: Metered):
     """Every position needs its logits, whatever is cached; others find what that computed."""
     llm, meter = metered(index=index)
     prompt = random_ids(0, 24)

@@ -38,7 +38,7 @@ def assert_exact(
 
 
 @every_family
-def test_the_references_hang_on_their_prompts(family: str, reference_of: ReferenceOf) -> None:
+def test_the_references_hang_on_their_prompts(family: str, reference_of: ReferenceOf):
     """A model that repeats one token would agree with anything."""
     said = [reference_of(family).generated(prompt) for prompt in PROMPTS]
 
@@ -47,7 +47,7 @@ def test_the_references_hang_on_their_prompts(family: str, reference_of: Referen
 
 
 @every_family
-def test_cache_off(family: str, make_llm: MakeLLM, reference_of: ReferenceOf) -> None:
+def test_cache_off(family: str, make_llm: MakeLLM, reference_of: ReferenceOf):
     """Twice, since without a cache the second run must not find the first."""
     llm = make_llm(family, enable_prefix_caching=False)
 
@@ -61,7 +61,7 @@ def test_cache_off(family: str, make_llm: MakeLLM, reference_of: ReferenceOf) ->
 @every_family_on_an_index
 def test_cold_and_then_with_hits(
     family: str, index: str, make_llm: MakeLLM, reference_of: ReferenceOf
-) -> None:
+):
     """One by one on a cold cache; then all at once, when each finds all but its last token."""
     llm = make_llm(family, index=index)
 
@@ -75,7 +75,7 @@ def test_cold_and_then_with_hits(
 
 
 @every_family_on_an_index
-def test_chunked(family: str, index: str, make_llm: MakeLLM, reference_of: ReferenceOf) -> None:
+def test_chunked(family: str, index: str, make_llm: MakeLLM, reference_of: ReferenceOf):
     """A budget of 7 tokens: no chunk begins where a block does, and decodes go beside chunks."""
     llm = make_llm(family, index=index, max_num_batched_tokens=7, max_num_seqs=5)
 
@@ -86,7 +86,7 @@ def test_chunked(family: str, index: str, make_llm: MakeLLM, reference_of: Refer
 
 
 @every_family_on_an_index
-def test_preempted(family: str, index: str, make_llm: MakeLLM, reference_of: ReferenceOf) -> None:
+def test_preempted(family: str, index: str, make_llm: MakeLLM, reference_of: ReferenceOf):
     """A pool of 15 blocks: the longest sequence needs 12, so two of them are too many."""
     llm = make_llm(family, index=index, num_blocks=15)
 
@@ -99,7 +99,7 @@ def test_preempted(family: str, index: str, make_llm: MakeLLM, reference_of: Ref
 @every_family_on_an_index
 def test_among_strangers_and_relatives(
     family: str, index: str, make_llm: MakeLLM, reference_of: ReferenceOf
-) -> None:
+):
     """All at once: they share blocks, copy the tokens up to where ways part, and decode together.
 
     Ways part at tokens 33, 19 and 6: one token is copied, three, and two.
@@ -116,9 +116,7 @@ def test_among_strangers_and_relatives(
 
 
 @every_family
-def test_reading_shared_blocks_once(
-    family: str, make_llm: MakeLLM, reference_of: ReferenceOf
-) -> None:
+def test_reading_shared_blocks_once(family: str, make_llm: MakeLLM, reference_of: ReferenceOf):
     """Law 2: whatever two sequences share is read once for both, however little it is."""
     llm = make_llm(family, read_once="always")
     prompts = [*PROMPTS, *PROMPTS, PROMPTS[0][:19]]
@@ -132,7 +130,7 @@ def test_reading_shared_blocks_once(
 
 
 @every_family_on_an_index
-def test_forks(family: str, index: str, make_llm: MakeLLM, reference_of: ReferenceOf) -> None:
+def test_forks(family: str, index: str, make_llm: MakeLLM, reference_of: ReferenceOf):
     """Three continuations of each prompt, which end in the middle of blocks, and are copied."""
     llm = make_llm(family, index=index)
     three = SamplingParams(temperature=0.0, max_tokens=NUM_NEW, ignore_eos=True, n=3)
@@ -144,9 +142,7 @@ def test_forks(family: str, index: str, make_llm: MakeLLM, reference_of: Referen
 
 
 @every_family_on_an_index
-def test_single_flight(
-    family: str, index: str, make_llm: MakeLLM, reference_of: ReferenceOf
-) -> None:
+def test_single_flight(family: str, index: str, make_llm: MakeLLM, reference_of: ReferenceOf):
     """The same prompts three times over on a cold cache, in chunks of at most 6 tokens.
 
     Each is computed once: the others compute no more of it than its last, unfinished block.
@@ -164,7 +160,7 @@ def test_single_flight(
 
 
 @every_family
-def test_the_end_of_sequence(family: str, make_llm: MakeLLM, reference_of: ReferenceOf) -> None:
+def test_the_end_of_sequence(family: str, make_llm: MakeLLM, reference_of: ReferenceOf):
     """Two ids end a text: its third token for one prompt, its fifth for another."""
     reference = reference_of(family)
     ends = reference.generated(PROMPTS[0])[2], reference.generated(PROMPTS[4])[4]

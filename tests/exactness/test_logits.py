@@ -34,7 +34,7 @@ def assert_close(ours: Tensor, theirs: Tensor) -> None:
 
 
 @every_family
-def test_prompt_logprobs(family: str, make_llm: MakeLLM, reference_of: ReferenceOf) -> None:
+def test_prompt_logprobs(family: str, make_llm: MakeLLM, reference_of: ReferenceOf):
     """All prompts in one row, in chunks of 11 tokens; the first token of each has none."""
     llm = make_llm(family, max_num_batched_tokens=11, max_num_seqs=5)
     params = SamplingParams(
@@ -53,7 +53,7 @@ def test_prompt_logprobs(family: str, make_llm: MakeLLM, reference_of: Reference
 @every_family_on_an_index
 def test_logprobs_behind_shared_and_copied_tokens(
     family: str, index: str, make_llm: MakeLLM, reference_of: ReferenceOf
-) -> None:
+):
     """The second run reads blocks, copies, and the output of the first from the cache."""
     llm = make_llm(family, index=index)
     first = SamplingParams(temperature=0.0, max_tokens=NUM_NEW, ignore_eos=True)

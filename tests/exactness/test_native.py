@@ -33,7 +33,7 @@ NATIVE = {"dtype": "float32", "block_size": 16, "attention": "native"}
 
 
 @every_family
-def test_cold_and_then_with_hits(family: str, make_llm: MakeLLM, reference_of: ReferenceOf) -> None:
+def test_cold_and_then_with_hits(family: str, make_llm: MakeLLM, reference_of: ReferenceOf):
     """Together and in chunks, then again from the cache: trees of shared runs beside chunks."""
     llm = make_llm(family, read_once="always", max_num_batched_tokens=40, max_num_seqs=8, **NATIVE)
 
@@ -48,7 +48,7 @@ def test_cold_and_then_with_hits(family: str, make_llm: MakeLLM, reference_of: R
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss", "deepseek_v3"])
 def test_each_instruction_set_gives_the_tokens_of_generate(
     family: str, isa: Isa, make_llm: MakeLLM, reference_of: ReferenceOf
-) -> None:
+):
     """Windows, soft caps, sinks and keys longer than values; cold in chunks, then with hits."""
     llm = make_llm(family, max_num_batched_tokens=40, max_num_seqs=8, **NATIVE)
 
@@ -62,7 +62,7 @@ def test_each_instruction_set_gives_the_tokens_of_generate(
 @every_family
 def test_preempted_forked_and_on_two_threads(
     family: str, make_llm: MakeLLM, reference_of: ReferenceOf
-) -> None:
+):
     """A pool of 8 blocks; the longest sequence needs 5, and each is continued twice."""
     llm = make_llm(family, num_blocks=8, **NATIVE)
     twice = SamplingParams(temperature=0.0, max_tokens=NUM_NEW, ignore_eos=True, n=2)

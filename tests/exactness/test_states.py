@@ -29,7 +29,6 @@ BY_DAY = {
 }
 
 each_family = pytest.mark.parametrize("family", HYBRIDS)
-each_index = pytest.mark.parametrize("index", ["radix", "hash"])
 
 
 def make(make_llm: MakeLLM, family: str, **settings: object) -> LLM:
@@ -39,7 +38,7 @@ def make(make_llm: MakeLLM, family: str, **settings: object) -> LLM:
 @pytest.mark.parametrize(("family", "index"), BY_DAY.items())
 def test_hits_strangers_forks_and_a_later_turn(
     family: str, index: str, make_llm: MakeLLM, reference_of: ReferenceOf
-) -> None:
+):
     """A prompt; then relatives that part from it around 128, all at once; then its next turn."""
     llm, reference = make(make_llm, family, index=index), reference_of(family)
     relatives = [RELATIVES[1], RELATIVES[3], PROMPTS[-1]]
@@ -58,10 +57,9 @@ def test_hits_strangers_forks_and_a_later_turn(
 
 @pytest.mark.nightly
 @each_family
-@each_index
 def test_cold_and_then_with_hits(
     family: str, index: str, make_llm: MakeLLM, reference_of: ReferenceOf
-) -> None:
+):
     """One by one on a cold cache; then all at once, computing at most 64 tokens and their own."""
     llm, reference = make(make_llm, family, index=index), reference_of(family)
 
@@ -75,10 +73,9 @@ def test_cold_and_then_with_hits(
 
 @pytest.mark.nightly
 @each_family
-@each_index
 def test_chunked_and_all_at_once(
     family: str, index: str, make_llm: MakeLLM, reference_of: ReferenceOf
-) -> None:
+):
     """Chunks of 64 tokens beside decodes; every prompt twice, the second behind the first."""
     llm = make(make_llm, family, index=index, max_num_batched_tokens=96, max_chunk_tokens=64)
 
@@ -90,8 +87,7 @@ def test_chunked_and_all_at_once(
 
 @pytest.mark.nightly
 @each_family
-@each_index
-def test_preempted(family: str, index: str, make_llm: MakeLLM, reference_of: ReferenceOf) -> None:
+def test_preempted(family: str, index: str, make_llm: MakeLLM, reference_of: ReferenceOf):
     """A pool of 50 blocks: the longest sequence needs 40, so two of them are too many."""
     llm = make(make_llm, family, index=index, num_blocks=50)
 
@@ -103,8 +99,7 @@ def test_preempted(family: str, index: str, make_llm: MakeLLM, reference_of: Ref
 
 @pytest.mark.nightly
 @each_family
-@each_index
-def test_few_states(family: str, index: str, make_llm: MakeLLM, reference_of: ReferenceOf) -> None:
+def test_few_states(family: str, index: str, make_llm: MakeLLM, reference_of: ReferenceOf):
     """Four slots for ten prompts: hardly a checkpoint survives, and sequences wait for a slot."""
     llm = make(make_llm, family, index=index, num_state_slots=4)
 
@@ -116,7 +111,7 @@ def test_few_states(family: str, index: str, make_llm: MakeLLM, reference_of: Re
 
 @pytest.mark.nightly
 @each_family
-def test_cache_off(family: str, make_llm: MakeLLM, reference_of: ReferenceOf) -> None:
+def test_cache_off(family: str, make_llm: MakeLLM, reference_of: ReferenceOf):
     llm = make(make_llm, family, enable_prefix_caching=False)
 
     for _ in range(2):

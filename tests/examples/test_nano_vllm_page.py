@@ -4,7 +4,7 @@ A system prompt shorter than a block saves nothing there. With copy-on-write it 
 """
 
 from ostinato.core.identity import Identity, PrefixKey
-from tests.support.tiny_cache import on_both_indexes, tiny_cache
+from tests.support.tiny_cache import tiny_cache
 
 
 def tokens(first: int, count: int) -> list[int]:
@@ -23,7 +23,6 @@ def serve(cache, prompt: list[int]) -> tuple[int, int]:
     return table.num_shared_tokens, table.num_copied_tokens
 
 
-@on_both_indexes
 def test_every_whole_block_that_hits_saves_256_tokens(index):
     cache = tiny_cache(16, 256, index=index)
     system = tokens(0, 512)
@@ -31,7 +30,6 @@ def test_every_whole_block_that_hits_saves_256_tokens(index):
     assert serve(cache, system + tokens(2000, 30)) == (512, 0)
 
 
-@on_both_indexes
 def test_a_system_prompt_of_one_and_a_bit_blocks_hits_one_and_copies_the_bit(index):
     """300 shared tokens: 256 by whole blocks, 44 more by copying."""
     cache = tiny_cache(16, 256, index=index)
@@ -40,7 +38,6 @@ def test_a_system_prompt_of_one_and_a_bit_blocks_hits_one_and_copies_the_bit(ind
     assert serve(cache, system + tokens(2000, 30)) == (256, 44)
 
 
-@on_both_indexes
 def test_four_questions_behind_a_short_system_prompt_share_it_by_copying(index):
     """The page's example: its system prompt has far fewer tokens than a block."""
     cache = tiny_cache(16, 256, index=index)
@@ -49,7 +46,6 @@ def test_four_questions_behind_a_short_system_prompt_share_it_by_copying(index):
     assert hits == [(0, 0), (0, 20), (0, 20), (0, 20)]
 
 
-@on_both_indexes
 def test_without_sealed_tails_a_short_prompt_saves_nothing(index):
     """What the page does, block by block."""
     cache = tiny_cache(16, 256, index=index, seal_tails=False)
@@ -58,7 +54,6 @@ def test_without_sealed_tails_a_short_prompt_saves_nothing(index):
     assert hits == [(0, 0)] * 4
 
 
-@on_both_indexes
 def test_behind_the_first_miss_nothing_hits(index):
     """Blocks 0 and 2 agree, block 1 does not: the page's ``cache_miss`` stays true."""
     cache = tiny_cache(16, 256, index=index)
@@ -67,7 +62,6 @@ def test_behind_the_first_miss_nothing_hits(index):
     assert serve(cache, first + tokens(5000, 256) + third + [1]) == (256, 0)
 
 
-@on_both_indexes
 def test_a_finished_sequence_leaves_its_blocks_findable_until_they_are_needed(index):
     """Deallocated blocks keep their content in the free list."""
     cache = tiny_cache(4, 256, index=index)
@@ -78,7 +72,6 @@ def test_a_finished_sequence_leaves_its_blocks_findable_until_they_are_needed(in
     assert serve(cache, tokens(0, 513)) == (0, 0)
 
 
-@on_both_indexes
 def test_a_prompt_of_exactly_two_cached_blocks_is_not_skipped_altogether(index):
     """The page would count 512 of 512 tokens as cached; one has to be computed."""
     cache = tiny_cache(4, 256, index=index)

@@ -10,20 +10,25 @@ Corrected against the article:
 Whole blocks are the article's unit. We copy single tokens besides; both numbers stand here.
 """
 
+import pytest
+
 from ostinato.assembly import build_cache
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.observe.introspection import cached_blocks
 from ostinato.settings import PrefixCacheConfig
-from tests.support.tiny_cache import on_both_indexes, tiny_cache
+from tests.support.tiny_cache import TinyCache, tiny_cache
 
 TO_BE = "To be or not to be"
 TO_BE_GOES_ON = "\ntile; nobly said he"  # 20 generated tokens; the last one is never computed
 
 
-@on_both_indexes
-def test_1_an_identical_prompt_hits_16_of_18_tokens_in_whole_blocks(index):
+@pytest.fixture
+def cache(index) -> TinyCache:
+    return tiny_cache(32, 4, index=index)
+
+
+def test_1_an_identical_prompt_hits_16_of_18_tokens_in_whole_blocks(cache):
     """4 blocks hit and 2 tokens are left; one of them is copied, for it is cached as well."""
-    cache = tiny_cache(32, 4, index=index)
     first = cache.admit("request 0", TO_BE)
     assert (first.num_shared, first.num_copied) == (0, 0)
     assert cache.prefix_cache.stats.published_blocks == 4
@@ -37,10 +42,8 @@ def test_1_an_identical_prompt_hits_16_of_18_tokens_in_whole_blocks(index):
     assert second.num_computed_here == 1
 
 
-@on_both_indexes
-def test_1_in_whole_blocks_alone_two_tokens_are_left_to_prefill(index):
+def test_1_in_whole_blocks_alone_two_tokens_are_left_to_prefill(cache):
     """While request 0's last block is its own, nothing can be copied out of it."""
-    cache = tiny_cache(32, 4, index=index)
     cache.admit("request 0", TO_BE)
     second = cache.plan("request 1", TO_BE)
 
@@ -48,10 +51,8 @@ def test_1_in_whole_blocks_alone_two_tokens_are_left_to_prefill(index):
     assert cache.prefix_cache.stats.published_blocks == 4, "no duplicates"
 
 
-@on_both_indexes
-def test_1_blocks_filled_while_decoding_are_cached_too(index):
+def test_1_blocks_filled_while_decoding_are_cached_too(cache):
     """18 + 19 computed tokens are 9 full blocks: the next turn of the chat finds them."""
-    cache = tiny_cache(32, 4, index=index)
     cache.admit("request 0", TO_BE)
     cache.append("request 0", TO_BE_GOES_ON[:-1])
 
@@ -59,10 +60,8 @@ def test_1_blocks_filled_while_decoding_are_cached_too(index):
     assert cache.match(TO_BE + TO_BE_GOES_ON + " then").num_shared_tokens == 36
 
 
-@on_both_indexes
-def test_2_a_shared_prefix_is_cached_once(index):
+def test_2_a_shared_prefix_is_cached_once(cache):
     """Three blocks of "Hello world " for both; only "dog" is computed for request 1."""
-    cache = tiny_cache(32, 4, index=index)
     cache.admit("request 0", "Hello world " + "cat")
     second = cache.admit("request 1", "Hello world " + "dog")
 
@@ -71,10 +70,8 @@ def test_2_a_shared_prefix_is_cached_once(index):
     assert len(list(cached_blocks(cache.manager.index))) == 3
 
 
-@on_both_indexes
-def test_2_with_the_answers_nine_full_blocks_are_cached(index):
+def test_2_with_the_answers_nine_full_blocks_are_cached(cache):
     """24 computed tokens each, of which 12 are shared: 6 + 3 blocks."""
-    cache = tiny_cache(32, 4, index=index)
     cache.admit("request 0", "Hello world " + "cat")
     cache.append("request 0", "ive as fa")
     cache.admit("request 1", "Hello world " + "dog")
@@ -83,10 +80,8 @@ def test_2_with_the_answers_nine_full_blocks_are_cached(index):
     assert len(list(cached_blocks(cache.manager.index))) == 9
 
 
-@on_both_indexes
-def test_3_prompts_that_share_nothing_fill_five_blocks_each(index):
+def test_3_prompts_that_share_nothing_fill_five_blocks_each(cache):
     """22 and 20 tokens, 10 full blocks, no hit."""
-    cache = tiny_cache(32, 4, index=index)
     first = cache.admit("request 0", "The cat sat on the mat")
     second = cache.admit("request 1", "Once upon a midnight")
 
@@ -94,7 +89,6 @@ def test_3_prompts_that_share_nothing_fill_five_blocks_each(index):
     assert len(list(cached_blocks(cache.manager.index))) == 10
 
 
-@on_both_indexes
 def test_4_under_pressure_the_deepest_block_goes_and_the_rest_stays_useful(index):
     """Four blocks in the order of their use. The article drops the first; then nothing hits.
 
@@ -109,7 +103,6 @@ def test_4_under_pressure_the_deepest_block_goes_and_the_rest_stays_useful(index
     assert cache.match("The cat sat on the mat and then").num_tokens == 12
 
 
-@on_both_indexes
 def test_4_a_prompt_of_four_blocks_does_not_fit_into_three(index):
     """Nothing is evicted for a request that cannot run."""
     cache = tiny_cache(3, 4, index=index)
@@ -119,7 +112,6 @@ def test_4_a_prompt_of_four_blocks_does_not_fit_into_three(index):
     assert cache.match("Once upon a time").num_tokens == 9
 
 
-@on_both_indexes
 def test_a_fully_cached_prompt_still_computes_one_token(index):
     """Prefill is never "essentially free": the next token needs a query (law 4)."""
     cache = tiny_cache(8, 4, index=index)
@@ -130,7 +122,6 @@ def test_a_fully_cached_prompt_still_computes_one_token(index):
     assert again.num_computed_here == 1
 
 
-@on_both_indexes
 def test_each_new_block_continues_the_one_before_it(index):
     """The article rebuilds two levels of parents and gives all new blocks the same one.
 
@@ -144,7 +135,6 @@ def test_each_new_block_continues_the_one_before_it(index):
     assert cache.match("AAAABBBBCCCCDDDDEEEEF").num_tokens == 20
 
 
-@on_both_indexes
 def test_a_thousand_calls_at_once_compute_the_512_shared_tokens_once(index):
     """511,488 tokens saved, although none has finished when the last of them arrives."""
     manager = build_cache(PrefixCacheConfig(num_blocks=1100, block_size=16, index=index)).manager

@@ -5,12 +5,10 @@ that is shared in part need not be recomputed in whole, since its shared slots c
 """
 
 from ostinato.core.identity import Identity, PrefixKey
-from tests.support.tiny_cache import on_both_indexes, tiny_cache
+from tests.support.tiny_cache import tiny_cache
 
 
-@on_both_indexes
-def test_match_returns_the_blocks_on_the_way_and_takes_no_reference(index):
-    cache = tiny_cache(8, 4, index=index)
+def test_match_returns_the_blocks_on_the_way_and_takes_no_reference(cache):
     cache.serve("ABCDEFGHIJKL")
     found = cache.match("ABCDEFGHxyz")
 
@@ -18,10 +16,8 @@ def test_match_returns_the_blocks_on_the_way_and_takes_no_reference(index):
     assert "held" not in cache.picture()
 
 
-@on_both_indexes
-def test_insert_splits_the_run_where_the_new_path_diverges(index):
+def test_insert_splits_the_run_where_the_new_path_diverges(cache):
     """Both branches hit afterwards, and the shared blocks are kept once."""
-    cache = tiny_cache(8, 4, index=index)
     cache.serve("ABCDEFGHIJKL")
     cache.serve("ABCDEFGHWXYZ")
 
@@ -30,7 +26,6 @@ def test_insert_splits_the_run_where_the_new_path_diverges(index):
     assert cache.picture().count("evictable") == 4
 
 
-@on_both_indexes
 def test_evict_takes_the_least_recently_used_leaf_without_references(index):
     """IJKL was used before WXYZ; ABCD and EFGH are no leaves while either is there."""
     cache = tiny_cache(4, 4, index=index)
@@ -43,7 +38,6 @@ def test_evict_takes_the_least_recently_used_leaf_without_references(index):
     assert cache.picture() == "ABCD:evictable 3:private 1:private 2:private"
 
 
-@on_both_indexes
 def test_a_locked_path_is_not_evicted(index):
     """A running request's blocks stay, whatever else wants in."""
     cache = tiny_cache(3, 4, index=index)
@@ -54,13 +48,11 @@ def test_a_locked_path_is_not_evicted(index):
     assert cache.picture() == "ABCD:held EFGH:held I:private"
 
 
-@on_both_indexes
 def test_4096_shared_tokens_are_256_blocks_of_16(index):
     cache = tiny_cache(600, 16, index=index)
     assert _hits_behind_shared_tokens(cache, 4096) == (4096, 0)
 
 
-@on_both_indexes
 def test_of_4097_shared_tokens_256_blocks_are_shared_and_one_token_is_copied(index):
     """Whole blocks round down to 4,096; copy-on-write saves the token more."""
     cache = tiny_cache(600, 16, index=index)
@@ -80,10 +72,8 @@ def _hits_behind_shared_tokens(cache, num_shared: int) -> tuple[int, int]:
     return tables[1].num_shared_tokens, tables[1].num_copied_tokens
 
 
-@on_both_indexes
-def test_two_tenants_share_a_system_prompt_and_no_block(index):
+def test_two_tenants_share_a_system_prompt_and_no_block(cache):
     """The lesson's last failure mode: a tenant id in the chain parts the cache."""
-    cache = tiny_cache(8, 4, index=index)
     cache.serve("ABCDEFGH", tenant=b"one")
 
     assert cache.match("ABCDEFGHI", tenant=b"two").num_tokens == 0

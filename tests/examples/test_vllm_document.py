@@ -13,7 +13,7 @@ import pytest
 
 from ostinato.core.identity import Identity, ImageSpan, PrefixKey
 from ostinato.observe.introspection import cached_blocks
-from tests.support.tiny_cache import TinyCache, on_both_indexes, tiny_cache
+from tests.support.tiny_cache import TinyCache, tiny_cache
 
 FIRST_16 = "ABCDEFGHIJKLMNOP"
 
@@ -46,7 +46,6 @@ def at_time_6(index: str, seal_tails: bool) -> TinyCache:
     return cache
 
 
-@on_both_indexes
 def test_time_1_allocates_four_blocks_and_caches_the_three_full_ones(index, seal_tails):
     cache = document_cache(index, seal_tails)
     request = cache.admit("request 0", FIRST_16[:14])
@@ -56,7 +55,6 @@ def test_time_1_allocates_four_blocks_and_caches_the_three_full_ones(index, seal
     assert cache.free_queue() == "4 5 6 7 8 9"
 
 
-@on_both_indexes
 def test_time_3_caches_block_3_and_allocates_block_4(index, seal_tails):
     cache = at_time_3(index, seal_tails)
 
@@ -65,7 +63,6 @@ def test_time_3_caches_block_3_and_allocates_block_4(index, seal_tails):
     assert cache.free_queue() == "5 6 7 8 9"
 
 
-@on_both_indexes
 def test_time_4_eleven_shared_tokens_are_two_whole_blocks(index, seal_tails):
     """8 tokens hit; the third block differs in its last token, so IJK is copied out of it."""
     cache = at_time_3(index, seal_tails)
@@ -80,7 +77,6 @@ def test_time_4_eleven_shared_tokens_are_two_whole_blocks(index, seal_tails):
     )
 
 
-@on_both_indexes
 def test_time_5_a_finished_request_gives_back_its_own_blocks_deepest_first(index, seal_tails):
     cache = at_time_3(index, seal_tails)
     cache.admit("request 1", "ABCDEFGHIJKxyz")
@@ -92,12 +88,10 @@ def test_time_5_a_finished_request_gives_back_its_own_blocks_deepest_first(index
     assert pictures[2:4] == ["IJKL:evictable", "MNOP:evictable"], "free, and cached"
 
 
-@on_both_indexes
 def test_time_6_the_free_queue_ends_as_drawn(index, seal_tails):
     assert at_time_6(index, seal_tails).free_queue() == "7 8 9 4 3 2 6 5 1 0"
 
 
-@on_both_indexes
 def test_time_7_with_16_shared_tokens_hits_four_blocks(index, seal_tails):
     """33 tokens need 9 blocks: the fifth is neither free of content nor the document's 3."""
     cache = at_time_6(index, seal_tails)
@@ -108,7 +102,6 @@ def test_time_7_with_16_shared_tokens_hits_four_blocks(index, seal_tails):
     assert cache.free_queue() == "5"
 
 
-@on_both_indexes
 def test_time_7_with_12_shared_tokens_hits_three_blocks_and_evicts_the_fourth(index, seal_tails):
     """The document's table 0 1 2 7 8 9 4 3 belongs to 12 shared tokens, and lacks a block."""
     cache = at_time_6(index, seal_tails)
@@ -152,7 +145,6 @@ def image_key(image: bytes) -> PrefixKey:
     return PrefixKey(Identity(), IMAGE_PROMPT, [ImageSpan(image, start=8, length=41)])
 
 
-@on_both_indexes
 def test_an_image_prompt_of_50_tokens_fills_three_blocks(index):
     """The fourth block holds a placeholder and the closing token: it is never cached."""
     cache = tiny_cache(8, 16, index=index)
@@ -169,7 +161,6 @@ def test_an_image_prompt_of_50_tokens_fills_three_blocks(index):
     assert manager.match(image_key(b"cat")).num_tokens == 48
 
 
-@on_both_indexes
 def test_another_image_behind_the_same_placeholders_shares_the_text_alone(index):
     """The tokens are equal; the KV of a placeholder is that of its image."""
     cache = tiny_cache(8, 16, index=index)

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from ostinato.hybrid.checkpoint import Checkpoint
 from ostinato.hybrid.placement import Placement, place
 from ostinato.settings import StateConfig
-from tests.support.tiny_cache import on_both_indexes
 from tests.support.tiny_scheduler import TinyScheduler, tiny_scheduler
 
 DEPTHS = st.dictionaries(st.integers(1, 30), st.integers(1, 5), min_size=1, max_size=7)
@@ -50,7 +49,6 @@ def checkpoints(tiny: TinyScheduler) -> dict[int, Checkpoint]:
     return {entry.num_tokens: entry for entry in entries if isinstance(entry, Checkpoint)}
 
 
-@on_both_indexes
 def test_the_checkpoint_that_saves_least_goes_first_and_not_the_oldest(index):
     """Three slots beside the running one: that of 12 tokens is the oldest, that of 4 goes."""
     tiny = stateful(index, 4)
@@ -60,7 +58,6 @@ def test_the_checkpoint_that_saves_least_goes_first_and_not_the_oldest(index):
     assert checkpoints(tiny).keys() == {8, 12, 16}
 
 
-@on_both_indexes
 def test_where_one_of_two_neighbours_goes_the_other_is_worth_more(index):
     """A chat's 8 and 12: the state of 12 saves 4 tokens beside that of 8, and 12 without it."""
     tiny = stateful(index, 3)

@@ -12,7 +12,6 @@ from ostinato.cache.manager import CacheManager
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.settings import PrefixCacheConfig, WindowConfig, window_blocks
 from tests.support.cache_views import held_windows, windows_of
-from tests.support.tiny_cache import on_both_indexes
 
 ROOM = 40
 """Blocks of each window pool: enough that nothing is evicted by accident."""
@@ -71,7 +70,6 @@ def subsets(num_blocks: int) -> list[set[int]]:
     return [{place for place, cached in enumerate(each) if cached} for each in flags]
 
 
-@on_both_indexes
 @pytest.mark.parametrize(
     ("size", "window", "num_blocks"),
     [
@@ -92,7 +90,6 @@ def test_a_hit_is_the_longest_prefix_valid_in_every_group(index, size, window, n
             assert manager.match(key).num_tokens == expected * size, (full, kept)
 
 
-@on_both_indexes
 @pytest.mark.parametrize(("size", "windows"), [(2, [3, 6]), (2, [2, 4]), (1, [2, 4])])
 def test_a_hit_is_valid_in_two_windows_at_once(index, size, windows):
     """All patterns of both, in chains of four blocks."""
@@ -104,7 +101,6 @@ def test_a_hit_is_valid_in_two_windows_at_once(index, size, windows):
         assert manager.match(key).num_tokens == expected * size, (full, first, second)
 
 
-@on_both_indexes
 def test_whatever_hits_can_be_held_and_gone_on_from(index):
     """After each pattern the hit is admitted: its window is held, and only that."""
     size, window, num_blocks = 2, 5, 5

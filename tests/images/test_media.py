@@ -185,63 +185,54 @@ async def website(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Website]:
         await runner.cleanup()
 
 
-def test_urls_are_fetched_from_allowed_hosts_up_to_the_limits(monkeypatch: pytest.MonkeyPatch):
-    async def check() -> None:
-        async with website(monkeypatch) as site:
-            at, allowed = site.at, MediaLimits(domains=("127.0.0.1",))
-            assert await fetch(at("/a.png"), allowed) == FILE
-            assert await fetch(at("/moved?to=/a.png"), allowed) == FILE
-            assert await fetch(at("/packed"), allowed) == gzip.compress(FILE), "it is not unpacked"
-            for url, limits, said in (
-                (at("/a.png"), MediaLimits(), "--allowed-media-domains"),
-                (at("/a.png"), MediaLimits(domains=("example.org",)), "not fetched from"),
-                (at("/moved?to=http://other.example/"), allowed, "not fetched from 'other"),
-                (at("/moved?to=file:///etc/passwd"), allowed, "only http and https"),
-                (at("/moved?to=/moved?to=/moved"), allowed, "HTTP status|redirects"),
-                (at("/none"), allowed, "HTTP status 404"),
-                (at("/a.png"), MediaLimits(domains=("*",), max_bytes=9), "longer than"),
-                (at("/endless"), MediaLimits(domains=("*",), max_bytes=2**20), "longer than"),
-                (at("/slow"), MediaLimits(domains=("*",), timeout_s=0.05), "media_timeout_s=0.05"),
-            ):
-                with pytest.raises(RequestError, match=said):
-                    await fetch(url, limits)
-
-    asyncio.run(check())
+async def test_urls_are_fetched_from_allowed_hosts_up_to_the_limits(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    async with website(monkeypatch) as site:
+        at, allowed = site.at, MediaLimits(domains=("127.0.0.1",))
+        assert await fetch(at("/a.png"), allowed) == FILE
+        assert await fetch(at("/moved?to=/a.png"), allowed) == FILE
+        assert await fetch(at("/packed"), allowed) == gzip.compress(FILE), "it is not unpacked"
+        for url, limits, said in (
+            (at("/a.png"), MediaLimits(), "--allowed-media-domains"),
+            (at("/a.png"), MediaLimits(domains=("example.org",)), "not fetched from"),
+            (at("/moved?to=http://other.example/"), allowed, "not fetched from 'other"),
+            (at("/moved?to=file:///etc/passwd"), allowed, "only http and https"),
+            (at("/moved?to=/moved?to=/moved"), allowed, "HTTP status|redirects"),
+            (at("/none"), allowed, "HTTP status 404"),
+            (at("/a.png"), MediaLimits(domains=("*",), max_bytes=9), "longer than"),
+            (at("/endless"), MediaLimits(domains=("*",), max_bytes=2**20), "longer than"),
+            (at("/slow"), MediaLimits(domains=("*",), timeout_s=0.05), "media_timeout_s=0.05"),
+        ):
+            with pytest.raises(RequestError, match=said):
+                await fetch(url, limits)
 
 
 PLACES = "127.0.0.2 [::1] [::ffff:127.0.0.1] 169.254.169.254 ①②⑦.0.0.2 2130706434 0x7f000002 127.2"
 
 
-def test_no_private_address_is_connected_to_in_any_notation(monkeypatch: pytest.MonkeyPatch):
+async def test_no_private_address_is_connected_to_in_any_notation(monkeypatch: pytest.MonkeyPatch):
     """Neither at once nor after a redirect; it would answer."""
-
-    async def check() -> None:
-        async with website(monkeypatch) as site:
-            for host in PLACES.split():
-                url = site.at("/private.png", host)
-                for asked in (url, site.at(f"/moved?to={url}")):
-                    with pytest.raises(RequestError, match=r"public address|canonical|fetched"):
-                        await fetch(asked, MediaLimits(domains=("*",)))
-            assert site.seen == []
-
-    asyncio.run(check())
+    async with website(monkeypatch) as site:
+        for host in PLACES.split():
+            url = site.at("/private.png", host)
+            for asked in (url, site.at(f"/moved?to={url}")):
+                with pytest.raises(RequestError, match=r"public address|canonical|fetched"):
+                    await fetch(asked, MediaLimits(domains=("*",)))
+        assert site.seen == []
 
 
-def test_a_second_answer_of_the_dns_changes_nothing(monkeypatch: pytest.MonkeyPatch):
+async def test_a_second_answer_of_the_dns_changes_nothing(monkeypatch: pytest.MonkeyPatch):
     """A redirect to the same host, which is private by then."""
-
-    async def check() -> None:
-        async with website(monkeypatch) as site:
-            resolver = Answers("127.0.0.1", "127.0.0.2")
-            again = site.at("/private.png", "rebinding.example")
-            asked = site.at(f"/moved?to={again}", "rebinding.example")
-            limits = MediaLimits(domains=("rebinding.example",))
-            with pytest.raises(ClientError, match=r"127\.0\.0\.2 is no public address"):
-                await media.read_web(asked, limits, resolver)
-            assert site.seen == []
-            assert await media.read_web(again, limits, Answers("127.0.0.1")) == FILE
-
-    asyncio.run(check())
+    async with website(monkeypatch) as site:
+        resolver = Answers("127.0.0.1", "127.0.0.2")
+        again = site.at("/private.png", "rebinding.example")
+        asked = site.at(f"/moved?to={again}", "rebinding.example")
+        limits = MediaLimits(domains=("rebinding.example",))
+        with pytest.raises(ClientError, match=r"127\.0\.0\.2 is no public address"):
+            await media.read_web(asked, limits, resolver)
+        assert site.seen == []
+        assert await media.read_web(again, limits, Answers("127.0.0.1")) == FILE
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,8 @@ from ostinato.lab.policies import StudiedPolicyName, policy_factory
 from ostinato.settings import IndexName, PrefixCacheConfig, TenantShare
 from ostinato.tenants.terms import PINNED
 from tests.support.cache_views import prefix_key
-from tests.support.tiny_cache import on_both_indexes
 
-pytestmark = [
-    on_both_indexes,
-    pytest.mark.parametrize("policy", get_args(StudiedPolicyName)),
-]
+pytestmark = pytest.mark.parametrize("policy", get_args(StudiedPolicyName))
 
 
 class Served:

@@ -7,11 +7,7 @@ from typing import Any
 import pytest
 
 from ostinato.lab.explain_log import explain_log
-from ostinato.lab.request_log import (
-    parse_requests,
-    read_request_log,
-    render_plainly,
-)
+from ostinato.lab.request_log import parse_requests, read_request_log, render_plainly
 from ostinato.lab.word_tokens import word_tokenizer
 from ostinato.settings import PrefixCacheConfig
 from tests.lab.logged_requests import ANTHROPIC, CHAT, SAID, read, refused, rendered, write

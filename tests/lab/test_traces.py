@@ -13,15 +13,7 @@ from ostinato.lab.trace_builder import TraceBuilder
 from ostinato.lab.traces import ReadOptions, read_trace
 from ostinato.settings import PrefixCacheConfig
 from ostinato.traces.anonymizer import TokenHasher
-from ostinato.traces.format import (
-    VERSION,
-    Added,
-    Ended,
-    Header,
-    SequenceEnd,
-    Stopped,
-    write_line,
-)
+from ostinato.traces.format import VERSION, Added, Ended, Header, SequenceEnd, Stopped, write_line
 from tests.lab.small_traces import write_mooncake, write_npz
 
 ROWS = [

@@ -10,12 +10,11 @@ from ostinato.observe.counters import MAX_TENANTS, CacheStats
 from ostinato.observe.histogram import Histogram
 from ostinato.tenants.terms import PINNED
 from tests.support.cache_views import prefix_key
-from tests.support.tiny_cache import on_both_indexes, tiny_cache
+from tests.support.tiny_cache import tiny_cache
 
 # --- hits ---------------------------------------------------------------------------------
 
 
-@on_both_indexes
 def test_random_prompts_show_no_hits(index):
     """Two hundred prompts of letters drawn from a thousand; none begins like another."""
     draw = random.Random(0)
@@ -29,10 +28,8 @@ def test_random_prompts_show_no_hits(index):
     assert stats.first.hit_ratio == 0.0
 
 
-@on_both_indexes
-def test_preempted_requests_that_come_back_are_not_counted_as_new_hits(index):
+def test_preempted_requests_that_come_back_are_not_counted_as_new_hits(cache):
     """Preempted nine times, each time finding all of itself: the hit ratio stays zero."""
-    cache = tiny_cache(8, index=index)
     cache.serve("ABCDEFGHIJ", tenant=b"t")
     for _ in range(9):
         cache.serve("ABCDEFGHIJ", tenant=b"t", preempted=True)
@@ -42,7 +39,6 @@ def test_preempted_requests_that_come_back_are_not_counted_as_new_hits(index):
     assert stats.tenants[b"t"].num_requests == 1, "nor in a tenant's counts"
 
 
-@on_both_indexes
 def test_look_ups_leases_and_refusals_count_nothing(index):
     """Only admission counts, once."""
     cache = tiny_cache(4, index=index)
@@ -55,7 +51,6 @@ def test_look_ups_leases_and_refusals_count_nothing(index):
     assert repr(cache.prefix_cache.stats.first) == counted
 
 
-@on_both_indexes
 def test_each_tenant_is_counted_by_itself(index):
     """One repeats itself, the other never does; the sum is the whole."""
     cache = tiny_cache(32, index=index)
@@ -88,7 +83,6 @@ def test_the_number_of_tenants_is_bounded_and_no_count_is_lost():
 # --- how long, how far --------------------------------------------------------------------
 
 
-@on_both_indexes
 def test_residency_age_and_distance_of_a_worked_example(index):
     """The clock counts steps; three blocks, and who comes and goes when.
 
@@ -111,7 +105,6 @@ def test_residency_age_and_distance_of_a_worked_example(index):
     assert (stats.residencies_s.total, stats.eviction_ages_s.total) == (3 - 1, 3 - 2)
 
 
-@on_both_indexes
 def test_a_reuse_distance_says_which_pool_would_have_lost_the_block(index):
     """Seven blocks are given away between two uses of ABCD: a pool of seven loses it."""
     for num_blocks, hits in ((9, 4), (8, 4), (7, 0)):

@@ -20,7 +20,7 @@ from ostinato.observe.events import (
 )
 from ostinato.settings import WindowConfig
 from tests.support.cache_views import letters, prefix_key
-from tests.support.tiny_cache import TinyCache, on_both_indexes, tiny_cache
+from tests.support.tiny_cache import TinyCache, tiny_cache
 
 MINE, YOURS = Identity(tenant=b"mine"), Identity(tenant=b"yours")
 
@@ -59,6 +59,11 @@ def draw_log(log: EventLog, start: int = 0) -> list[str]:
 
 def small_log(keep: int = 10) -> EventLog:
     return EventLog(lambda: 2.5, keep)
+
+
+@pytest.fixture
+def log() -> EventLog:
+    return small_log()
 
 
 def names_of(cache: TinyCache, prompt: str, **identity: bytes) -> dict[bytes, str]:
@@ -119,9 +124,8 @@ def test_the_newest_batches_are_kept_and_older_ones_are_known_to_be_gone():
     assert draw_log(log, 4) == [] == draw_log(log, 9)
 
 
-def test_what_a_failed_step_stored_was_never_heard_of():
+def test_what_a_failed_step_stored_was_never_heard_of(log):
     """Of a run of blocks, the first one taken back takes along those that follow."""
-    log = small_log()
     log.add(stored("ABC"))
     log.add(stored("XY"))
     log.retract(MINE, [digest("C"), digest("B")], 0)
@@ -130,16 +134,14 @@ def test_what_a_failed_step_stored_was_never_heard_of():
     assert draw_log(log) == ["0: +A"]
 
 
-def test_a_failed_step_that_only_stored_takes_no_number():
-    log = small_log()
+def test_a_failed_step_that_only_stored_takes_no_number(log):
     log.add(stored("AB"))
     log.retract(MINE, [digest("B"), digest("A")], 0)
     log.flush()
     assert draw_log(log) == [] and log.next_sequence == 0
 
 
-def test_what_was_announced_before_is_removed_when_a_failed_step_loses_its_last_copy():
-    log = small_log()
+def test_what_was_announced_before_is_removed_when_a_failed_step_loses_its_last_copy(log):
     log.add(stored("A"))
     log.flush()
     log.retract(MINE, [digest("A")], 0)
@@ -147,9 +149,8 @@ def test_what_was_announced_before_is_removed_when_a_failed_step_loses_its_last_
     assert draw_log(log) == ["0: +A", "1: -A"]
 
 
-def test_of_two_announcements_in_a_step_the_later_one_is_taken_back():
+def test_of_two_announcements_in_a_step_the_later_one_is_taken_back(log):
     """Stored, evicted and stored again, then failed: it must not stay."""
-    log = small_log()
     for event in (stored("A"), removed("A"), stored("A")):
         log.add(event)
     log.retract(MINE, [digest("A")], 0)
@@ -157,8 +158,7 @@ def test_of_two_announcements_in_a_step_the_later_one_is_taken_back():
     assert draw_log(log) == ["0: +A -A"]
 
 
-def test_groups_are_taken_back_each_by_itself():
-    log = small_log()
+def test_groups_are_taken_back_each_by_itself(log):
     log.add(stored("A"))
     log.add(stored("A", group=1))
     log.retract(MINE, [digest("A")], 1)
@@ -166,8 +166,7 @@ def test_groups_are_taken_back_each_by_itself():
     assert draw_log(log) == ["0: +A"]
 
 
-def test_an_erased_tenant_leaves_its_batches_and_nothing_in_them():
-    log = small_log()
+def test_an_erased_tenant_leaves_its_batches_and_nothing_in_them(log):
     for event in (stored("A"), stored("B", YOURS), removed("A"), AllCleared()):
         log.add(event)
         log.flush()
@@ -176,9 +175,8 @@ def test_an_erased_tenant_leaves_its_batches_and_nothing_in_them():
     assert log.erase(b"mine") == 0
 
 
-def test_a_gap_with_an_erasure_in_it_cannot_be_replayed():
+def test_a_gap_with_an_erasure_in_it_cannot_be_replayed(log):
     """From 0 on it can: who knows nothing has nothing to forget."""
-    log = small_log()
     for event in (stored("A"), stored("B", YOURS), removed("A")):
         log.add(event)
         log.flush()
@@ -212,9 +210,8 @@ def test_a_cache_without_listeners_computes_no_digest():
     assert cache.prefix_cache.stats.published_blocks == 2
 
 
-def test_a_recorder_says_what_an_image_adds_to_each_block():
+def test_a_recorder_says_what_an_image_adds_to_each_block(log):
     """The third block has no image; digest, offset and length are in the extras."""
-    log = small_log()
     key = prefix_key("ABCDEFGHIJKL", [ImageSpan(b"cat", 2, 4)])
     recorder = EventRecorder(log, BlockHasher(4, sha256))
     blocks = array("i", [0, 1, 2])
@@ -228,22 +225,16 @@ def test_a_recorder_says_what_an_image_adds_to_each_block():
     assert event.extras == (extra, None)
     assert letters(event.tokens) == "EFGHIJKL"
     root = sha256(key.identity.encoded)
-    first = sha256(root + key.packed_range(0, 4) + _extra(key, 0))
+    first = sha256(root + key.packed_range(0, 4) + key.extra(0, 4))
     second = sha256(first + key.packed_range(4, 8) + extra)
     assert event.parent == first
     assert event.digests == (second, sha256(second + key.packed_range(8, 12)))
     assert (event.block_size, event.group) == (4, 0)
 
 
-def _extra(key, block):
-    extra = key.extra(block * 4, block * 4 + 4)
-    return b"" if extra is None else extra.encoded
-
-
 # --- the cache ---
 
 
-@on_both_indexes
 def test_each_step_tells_what_it_stored_and_evicted(index):
     """Tails go first, so a removal names the deepest block first."""
     cache = watched(4, index=index, seal_tails=False)
@@ -258,7 +249,6 @@ def test_each_step_tells_what_it_stored_and_evicted(index):
     ]
 
 
-@on_both_indexes
 def test_a_block_is_removed_with_its_last_copy(index):
     """Two sequences compute the same block in one step; no event tells of the second copy."""
     cache = watched(3, index=index, seal_tails=False)
@@ -277,7 +267,6 @@ def test_a_block_is_removed_with_its_last_copy(index):
     assert sum("ABCD" in line for line in lines) == 2, "stored once, removed once"
 
 
-@on_both_indexes
 def test_a_failed_step_announces_nothing(index):
     """But what it evicted is gone."""
     cache = watched(2, index=index, seal_tails=False)
@@ -287,7 +276,6 @@ def test_a_failed_step_announces_nothing(index):
     assert told(cache, "ABCDEFGH", "QRST") == ["0+ ABCD EFGH", "1- EFGH"]
 
 
-@on_both_indexes
 def test_sealed_tails_are_not_announced(index):
     cache = watched(4, index=index)
     cache.serve("ABCDEF")
@@ -297,7 +285,6 @@ def test_sealed_tails_are_not_announced(index):
     assert told(cache, "ABCD", "Q" * 16) == ["0+ ABCD", "1- ABCD", "1+ QQQQ QQQQ QQQQ QQQQ"]
 
 
-@on_both_indexes
 def test_a_reset_is_told_as_removals_and_a_clearing(index):
     """So that who missed something before knows everything from here on."""
     cache = watched(4, index=index)
@@ -308,14 +295,12 @@ def test_a_reset_is_told_as_removals_and_a_clearing(index):
     assert told(cache, "ABCDEFGH")[-2:] == ["cleared", "cleared"]
 
 
-@on_both_indexes
 def test_who_may_not_write_is_not_announced(index):
     cache = watched(4, index=index)
     cache.serve("ABCDEFGH", writes=False)
     assert told(cache) == []
 
 
-@on_both_indexes
 def test_windows_tell_of_their_own_blocks(index):
     """A block of a window is stored and removed in its group, and stays in the other."""
     cache = watched(8, index=index, windows=(WindowConfig(5, 2),), seal_tails=False)
@@ -334,7 +319,6 @@ def test_windows_tell_of_their_own_blocks(index):
     assert groups.count(("BlockRemoved", 1, 1)) == 2
 
 
-@on_both_indexes
 @pytest.mark.parametrize("digest", ["sha256", "xxh3_128", lambda data: b"the worst"])
 def test_a_removal_names_what_was_stored_whatever_the_index_hashes_with(index, digest):
     """Outsiders get SHA-256, also of an index with a digest of this process or a bad one."""

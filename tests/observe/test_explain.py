@@ -14,7 +14,6 @@ from ostinato.core.identity import Identity, ImageSpan, PrefixKey, PublicPrefix
 from ostinato.observe.explain import Viewer, explain
 from ostinato.observe.explanation import Explanation, SpanOutcome
 from ostinato.settings import PrefixCacheConfig, TenantShare, WindowConfig
-from tests.support.tiny_cache import on_both_indexes
 from tests.support.tiny_scheduler import TinyScheduler, make_request, tiny_scheduler
 
 
@@ -53,17 +52,13 @@ def served(tiny: TinyScheduler, **prompts: str) -> None:
         tiny.run()
 
 
-@on_both_indexes
-def test_the_first_prompt_was_never_seen(index):
-    tiny = tiny_scheduler(index=index)
+def test_the_first_prompt_was_never_seen(tiny):
     served(tiny, first="ABCDEFGH")
     assert picture(told(tiny, "first")) == "0-7 never seen"
 
 
-@on_both_indexes
-def test_a_prompt_that_parts_in_the_middle_of_a_block(index):
+def test_a_prompt_that_parts_in_the_middle_of_a_block(tiny):
     """ABCD hits, EF is copied, XY differs; both sides stand above a caret."""
-    tiny = tiny_scheduler(index=index)
     served(tiny, first="ABCDEFGHIJ", second="ABCDEFXYIJ")
     explanation = told(tiny, "second")
     assert picture(explanation) == "0-3 hit, 4-5 copied, 6-9 differs first"
@@ -76,24 +71,19 @@ def test_a_prompt_that_parts_in_the_middle_of_a_block(index):
     assert explanation.difference.num_alike_after == 2
 
 
-@on_both_indexes
-def test_a_prompt_that_goes_on_where_another_ends(index):
+def test_a_prompt_that_goes_on_where_another_ends(tiny):
     """The answer's only token was sampled and never computed."""
-    tiny = tiny_scheduler(index=index)
     served(tiny, first="ABCDEF", second="ABCDEFaXYZ")
     assert picture(told(tiny, "second")) == (
         "0-3 hit, 4-5 copied, 6-6 never computed first, 7-9 never seen first"
     )
 
 
-@on_both_indexes
-def test_the_last_token_is_always_computed(index):
-    tiny = tiny_scheduler(index=index)
+def test_the_last_token_is_always_computed(tiny):
     served(tiny, first="ABCDEFGH", second="ABCDEFGH")
     assert picture(told(tiny, "second")) == "0-3 hit, 4-6 copied, 7-7 last token"
 
 
-@on_both_indexes
 def test_an_evicted_prompt_knows_when_by_whom_and_how_long_unused(index):
     """A pool of four blocks: the second prompt takes all of them."""
     tiny = tiny_scheduler(num_blocks=4, index=index)
@@ -107,26 +97,21 @@ def test_an_evicted_prompt_knows_when_by_whom_and_how_long_unused(index):
     )
 
 
-@on_both_indexes
 def test_of_a_prompt_whose_tail_was_evicted_the_head_hits(index):
     tiny = tiny_scheduler(num_blocks=5, index=index)
     served(tiny, first="ABCDEFGHIJKLMNOP", second="012345", third="ABCDEFGHIJKLMNOPQ")
     assert picture(told(tiny, "third")).startswith("0-11 hit, 12-15 evicted first")
 
 
-@on_both_indexes
-def test_a_reset_is_told_from_an_eviction(index):
-    tiny = tiny_scheduler(index=index)
+def test_a_reset_is_told_from_an_eviction(tiny):
     served(tiny, first="ABCDEFGH")
     tiny.reset()
     served(tiny, second="ABCDEFGH")
     assert picture(told(tiny, "second")) == "0-6 removed first, 7-7 last token"
 
 
-@on_both_indexes
-def test_what_another_holds_in_a_block_that_is_not_full_is_in_flight(index):
+def test_what_another_holds_in_a_block_that_is_not_full_is_in_flight(tiny):
     """EF lies in a private block until the first one ends and seals it."""
-    tiny = tiny_scheduler(index=index)
     tiny.add("first", "ABCDEF", max_tokens=8)
     tiny.step()
     tiny.add("second", "ABCDEFXY")
@@ -134,16 +119,13 @@ def test_what_another_holds_in_a_block_that_is_not_full_is_in_flight(index):
     assert picture(told(tiny, "second")) == "0-3 hit, 4-5 in flight first, 6-7 differs first"
 
 
-@on_both_indexes
-def test_who_shares_a_step_was_waited_for(index):
-    tiny = tiny_scheduler(index=index)
+def test_who_shares_a_step_was_waited_for(tiny):
     tiny.add("first", "ABCDEFGHI")
     tiny.add("second", "ABCDEFGHX")
     tiny.run()
     assert picture(told(tiny, "second")) == "0-7 waited first, 8-8 differs first"
 
 
-@on_both_indexes
 def test_who_waits_for_a_long_prompt_says_for_how_much(index):
     """ABCD was cached before; the rest is computed in chunks while the third one waits."""
     tiny = tiny_scheduler(index=index, max_chunk_tokens=4)
@@ -155,16 +137,13 @@ def test_who_waits_for_a_long_prompt_says_for_how_much(index):
     assert picture(told(tiny, "second")) == "0-7 hit, 8-15 waited first, 16-16 differs first"
 
 
-@on_both_indexes
 def test_a_tail_that_is_not_sealed_ends_at_the_block_boundary(index):
     tiny = tiny_scheduler(index=index, seal_tails=False)
     served(tiny, first="ABCDEF", second="ABCDEFXY")
     assert picture(told(tiny, "second")) == "0-3 hit, 4-5 block boundary first, 6-7 differs first"
 
 
-@on_both_indexes
-def test_another_adapter_shares_nothing(index):
-    tiny = tiny_scheduler(index=index)
+def test_another_adapter_shares_nothing(tiny):
     for name in ("first", "second"):
         request = make_request(name, "ABCDEFGHXY")
         tiny.add_request(replace(request, identity=Identity(adapter=name.encode())))
@@ -172,9 +151,7 @@ def test_another_adapter_shares_nothing(index):
     assert picture(told(tiny, "second")) == "0-8 other adapter first, 9-9 last token"
 
 
-@on_both_indexes
-def test_another_image_shares_what_comes_before_it(index):
-    tiny = tiny_scheduler(index=index)
+def test_another_image_shares_what_comes_before_it(tiny):
     tiny.add("cat", "ABCDE####F", images=(ImageSpan(b"cat", 5, 4),))
     tiny.run()
     tiny.add("dog", "ABCDE####F", images=(ImageSpan(b"dog", 5, 4),))
@@ -182,9 +159,7 @@ def test_another_image_shares_what_comes_before_it(index):
     assert picture(told(tiny, "dog")) == "0-3 hit, 4-4 copied, 5-8 other image cat, 9-9 last token"
 
 
-@on_both_indexes
-def test_new_weights_share_nothing_with_the_old_ones(index):
-    tiny = tiny_scheduler(index=index)
+def test_new_weights_share_nothing_with_the_old_ones(tiny):
     served(tiny, first="ABCDEFGH")
     tiny.cache.admin.new_epoch()
     served(tiny, second="ABCDEFGH")
@@ -192,9 +167,7 @@ def test_new_weights_share_nothing_with_the_old_ones(index):
     assert picture(told(tiny, "second")) == "0-6 other weights first, 7-7 last token"
 
 
-@on_both_indexes
-def test_another_tenant_is_mentioned_to_administrators_alone_and_never_by_name(index):
-    tiny = tiny_scheduler(index=index)
+def test_another_tenant_is_mentioned_to_administrators_alone_and_never_by_name(tiny):
     tiny.add("anns", "ABCDEFGHIJ", tenant="ann")
     tiny.run()
     tiny.add("bobs", "ABCDEFGHIJ", tenant="bob")
@@ -205,7 +178,6 @@ def test_another_tenant_is_mentioned_to_administrators_alone_and_never_by_name(i
     assert "ann" not in str(explanation) + str(explanation.as_dict())
 
 
-@on_both_indexes
 def test_who_was_evicted_for_another_tenant_does_not_learn_for_whom(index):
     tiny = tiny_scheduler(num_blocks=4, index=index)
     tiny.add("bobs", "ABCDEFGHIJKLMNO", tenant="bob")
@@ -220,13 +192,11 @@ def test_who_was_evicted_for_another_tenant_does_not_learn_for_whom(index):
     assert (lost.reason, lost.by) == ("evicted", "a request of another tenant")
 
 
-@on_both_indexes
 @pytest.mark.parametrize(
     ("how", "setting"),
     [({"cache_read": False}, "cache_read=False"), ({"prompt_logprobs": 0}, "prompt_logprobs=0")],
 )
-def test_who_may_not_read_is_told_which_setting_says_so(index, how, setting):
-    tiny = tiny_scheduler(index=index)
+def test_who_may_not_read_is_told_which_setting_says_so(tiny, how, setting):
     served(tiny, first="ABCDEFGH")
     tiny.add("second", "ABCDEFGH", **how)
     tiny.run()
@@ -241,10 +211,8 @@ def test_without_a_cache_everything_is_switched_off():
     assert span.setting == "enable_prefix_caching=False"
 
 
-@on_both_indexes
-def test_what_was_not_to_be_kept_is_not_compared_with(index):
+def test_what_was_not_to_be_kept_is_not_compared_with(tiny):
     """It is never found or named, and its own explanation says why it is silent."""
-    tiny = tiny_scheduler(index=index)
     tiny.add("secret", "ABCDEFGH", cache_write=False)
     tiny.run()
     served(tiny, second="ABCDEFXY")
@@ -255,10 +223,8 @@ def test_what_was_not_to_be_kept_is_not_compared_with(index):
     assert picture(again) == "0-7 never seen"
 
 
-@on_both_indexes
-def test_a_request_that_did_not_write_is_a_cause_of_its_own(index):
+def test_a_request_that_did_not_write_is_a_cause_of_its_own(tiny):
     """And not the difference to an unrelated prompt; while it runs, each token is known."""
-    tiny = tiny_scheduler(index=index)
     served(tiny, unrelated="QRSTUVWX")
     tiny.add("secret", "ABCDEFGHIJ", cache_write=False)
     tiny.run()
@@ -271,9 +237,7 @@ def test_a_request_that_did_not_write_is_a_cause_of_its_own(index):
     assert "not written" not in picture(told(tiny, "stranger")), "second has written ABCD"
 
 
-@on_both_indexes
-def test_what_did_not_write_is_told_to_its_own_tenant_alone(index):
-    tiny = tiny_scheduler(index=index)
+def test_what_did_not_write_is_told_to_its_own_tenant_alone(tiny):
     tiny.add("secret", "ABCDEFGHIJ", cache_write=False, tenant="ann")
     tiny.run()
     tiny.add("bobs", "ABCDEFGHIJ", tenant="bob")
@@ -281,7 +245,6 @@ def test_what_did_not_write_is_told_to_its_own_tenant_alone(index):
     assert picture(told(tiny, "bobs")) == "0-9 never seen"
 
 
-@on_both_indexes
 def test_a_loss_to_its_own_quota_says_so(index):
     """Others' blocks were free to take, but ann keeps two at most."""
     tiny = tiny_scheduler(
@@ -295,18 +258,14 @@ def test_a_loss_to_its_own_quota_says_so(index):
     assert "evicted for second because its tenant is at its own quota" in str(explanation)
 
 
-@on_both_indexes
-def test_a_failed_step_computed_nothing(index):
-    tiny = tiny_scheduler(index=index)
+def test_a_failed_step_computed_nothing(tiny):
     tiny.add("first", "ABCDEFGH")
     tiny.failing_step()
     served(tiny, second="ABCDEFGH")
     assert picture(told(tiny, "second")) == "0-6 never computed first, 7-7 last token"
 
 
-@on_both_indexes
-def test_a_preempted_request_is_explained_as_it_was_first_admitted(index):
-    tiny = tiny_scheduler(index=index)
+def test_a_preempted_request_is_explained_as_it_was_first_admitted(tiny):
     served(tiny, first="ABCDEFGH")
     tiny.add("second", "ABCDEFXYZ", max_tokens=4)
     tiny.step()
@@ -379,10 +338,8 @@ def test_the_page_and_the_values_say_the_same():
     }
 
 
-@on_both_indexes
-def test_behind_a_public_head_no_tenant_learns_who_computed_it(index):
+def test_behind_a_public_head_no_tenant_learns_who_computed_it(tiny):
     """Two tenants begin with one published prefix and arrive in one step."""
-    tiny = tiny_scheduler(index=index)
     publisher = Identity(tenant=b"\0head")
     head = PublicPrefix(publisher.tenant, 8)
     request = make_request("publisher", "ABCDEFGH?")

@@ -4,10 +4,8 @@ import random
 
 from ostinato.observe.introspection import BlockState, count_states, map_blocks, top_prefixes
 from tests.support.cache_views import letters, prefix_key
-from tests.support.tiny_cache import TinyCache, on_both_indexes, tiny_cache
+from tests.support.tiny_cache import TinyCache, tiny_cache
 from tests.support.whole_state import whole_state
-
-pytestmark = on_both_indexes
 
 
 def top(cache: TinyCache, most: int, *how):
@@ -70,8 +68,7 @@ def test_hits_of_an_evicted_tail_stay_with_what_is_left_of_it(index):
     assert ("ABCD", 4, 2) in listed(cache)
 
 
-def test_a_request_that_comes_back_after_a_preemption_is_no_hit(index):
-    cache = tiny_cache(8, index=index)
+def test_a_request_that_comes_back_after_a_preemption_is_no_hit(cache):
     cache.serve("ABCDEFGH")
     cache.serve("ABCDEFGH", preempted=True)
     assert [hits for *_, hits in listed(cache)] == [0]
@@ -105,8 +102,7 @@ def test_a_prefix_knows_its_blocks_and_its_age(index):
     assert top(cache, 1)[0].num_holders == 1
 
 
-def test_the_map_shows_every_block_with_its_state_and_owner(index):
-    cache = tiny_cache(8, index=index)
+def test_the_map_shows_every_block_with_its_state_and_owner(cache):
     cache.serve("ABCDEFGH", tenant=b"ann")
     cache.admit("bob's", "ABCDEF", tenant=b"bob")
     cache.admit("ann's", "ABCDxy", tenant=b"ann")
@@ -134,8 +130,7 @@ def test_counts_of_states_agree_with_the_map_after_every_step(index):
         assert {state: drawn.count(state) for state in BlockState} == counts
 
 
-def test_a_survey_changes_nothing(index):
-    cache = tiny_cache(8, index=index)
+def test_a_survey_changes_nothing(cache):
     cache.serve("ABCDEFGHIJ")
     cache.admit("reader", "ABCDEFxy")
     before = whole_state(cache.manager)

@@ -2,10 +2,7 @@
 
 from ostinato.observe.explain import explain
 from ostinato.settings import StateConfig
-from tests.support.tiny_cache import on_both_indexes
 from tests.support.tiny_scheduler import tiny_scheduler
-
-pytestmark = on_both_indexes
 
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 

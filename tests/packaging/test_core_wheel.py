@@ -44,13 +44,13 @@ def run(core: Path, program: str) -> str:
     return done.stdout
 
 
-def test_it_asks_for_numpy_alone(core: Path) -> None:
+def test_it_asks_for_numpy_alone(core: Path):
     [metadata] = core.glob("*.dist-info/METADATA")
     required = Parser().parsestr(metadata.read_text()).get_all("Requires-Dist")
     assert [name for name in required or [] if "extra ==" not in name] == ["numpy>=2.0"]
 
 
-def test_every_module_of_it_loads_with_numpy_alone(core: Path) -> None:
+def test_every_module_of_it_loads_with_numpy_alone(core: Path):
     program = """
 for module in pkgutil.walk_packages(ostinato.__path__, "ostinato."):
     importlib.import_module(module.name)
@@ -60,7 +60,7 @@ for module in pkgutil.walk_packages(ostinato.__path__, "ostinato."):
     assert {"ostinato.core", "ostinato.cache", "ostinato.sched"} < set(names)
 
 
-def test_a_cache_made_of_it_finds_a_prefix(core: Path) -> None:
+def test_a_cache_made_of_it_finds_a_prefix(core: Path):
     program = """
 from array import array
 from ostinato.cache.manager import CacheManager
@@ -74,7 +74,7 @@ print(cache.match(key).num_tokens)
     assert run(core, program) == "0\n"
 
 
-def test_it_says_where_the_engine_is(core: Path) -> None:
+def test_it_says_where_the_engine_is(core: Path):
     program = """
 try:
     ostinato.LLM

@@ -40,7 +40,7 @@ def compiled(folder: Path, source: str, *options: str) -> Path:
 
 def test_a_library_runs_wherever_the_newest_symbol_that_it_uses_is(
     manylinux: ModuleType, tmp_path: Path
-) -> None:
+):
     """``getrandom`` came with glibc 2.25."""
     source = "#include <sys/random.h>\nlong f(char *to) { return getrandom(to, 8, 0); }"
     assert manylinux.platform_tag(compiled(tmp_path, source)) == f"manylinux_2_25_{MACHINE}"
@@ -48,24 +48,22 @@ def test_a_library_runs_wherever_the_newest_symbol_that_it_uses_is(
 
 def test_a_library_of_old_symbols_has_the_oldest_tag_that_is_given(
     manylinux: ModuleType, tmp_path: Path
-) -> None:
+):
     source = "#include <stdlib.h>\nvoid *f(void) { return malloc(8); }"
     assert manylinux.platform_tag(compiled(tmp_path, source)) == f"manylinux_2_17_{MACHINE}"
 
 
-def test_a_library_that_needs_others_promises_nothing(
-    manylinux: ModuleType, tmp_path: Path
-) -> None:
+def test_a_library_that_needs_others_promises_nothing(manylinux: ModuleType, tmp_path: Path):
     source = "#include <stdlib.h>\nvoid *f(void) { return malloc(8); }"
     library = compiled(tmp_path, source, "-Wl,--no-as-needed", "-lgomp")
     assert manylinux.platform_tag(library) == f"linux_{MACHINE}"
 
 
-def test_what_is_no_library_promises_nothing(manylinux: ModuleType, tmp_path: Path) -> None:
+def test_what_is_no_library_promises_nothing(manylinux: ModuleType, tmp_path: Path):
     (tmp_path / "text.so").write_text("hello")
     assert manylinux.platform_tag(tmp_path / "text.so") == f"linux_{MACHINE}"
 
 
 @pytest.mark.skipif(not PATH.exists(), reason="there is no native library")
-def test_our_own_library_promises_something(manylinux: ModuleType) -> None:
+def test_our_own_library_promises_something(manylinux: ModuleType):
     assert re.fullmatch(rf"manylinux_2_\d+_{MACHINE}", manylinux.platform_tag(PATH))

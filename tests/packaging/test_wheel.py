@@ -50,9 +50,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
-def test_a_wheel_from_the_source_archive_runs_in_an_empty_environment(
-    sdist: Path, tmp_path: Path
-) -> None:
+def test_a_wheel_from_the_source_archive_runs_in_an_empty_environment(sdist: Path, tmp_path: Path):
     pip(sys.executable, "wheel", "--no-deps", "-w", str(tmp_path), str(sdist))
     [wheel] = tmp_path.glob("*.whl")
     assert re.search(r"py3-none-manylinux_2_\d+_x86_64\.whl$", wheel.name), wheel.name
@@ -67,7 +65,7 @@ def test_a_wheel_from_the_source_archive_runs_in_an_empty_environment(
     assert "with native library" in said
 
 
-def test_the_source_archive_builds_without_a_compiler(sdist: Path, tmp_path: Path) -> None:
+def test_the_source_archive_builds_without_a_compiler(sdist: Path, tmp_path: Path):
     """Then it is a wheel for every platform, and attention runs in plain torch."""
     path = without_compilers(tmp_path / "bin")
     pip(sys.executable, "wheel", "--no-deps", "-w", str(tmp_path), str(sdist), PATH=path, CXX="")

@@ -51,54 +51,48 @@ def asked(*tail: int) -> Pending:
     return Pending((Call("POST", "/", [], b"", RouteRequest([*LONG, *tail])),))
 
 
-def test_calls_follow_their_prefix_until_its_replica_dies():
-    async def scene() -> None:
-        router = PrefixRequestRouter(ENGINE, DeploymentHandleSource.REPLICA)
-        router.initialize_state()
-        replicas = [Replica(ReplicaID(name, ENGINE)) for name in "abc"]
-        router.update_replicas(replicas)
-        first = asked(1)
-        [[chosen], *_] = await router.choose_replicas(replicas, first)
-        router.on_request_routed(first, chosen.replica_id, None)
-        first.args[0].progress.first_token()
-        first.args[0].progress.ended(0)
-        await asyncio.sleep(0)
-        for number in range(3):
-            call = asked(2, number)
-            ranks = await router.choose_replicas(replicas, call)
-            assert ranks[0] == [chosen] and len(ranks) == 3
-            assert call.args[0].progress.decision.expected_cached_tokens == 400
-        router.on_replica_actor_died(chosen.replica_id)
-        ranks = await router.choose_replicas(replicas, asked(3))
-        assert [chosen] not in ranks and len(ranks) == 2
-        left = [each for each in replicas if each is not chosen]
-        router.update_replicas([*left, Replica(ReplicaID("d", ENGINE))])
-        assert len(await router.choose_replicas(router._replicas_list, asked(4))) == 3
-        router.library.check()
-
-    asyncio.run(scene())
+async def test_calls_follow_their_prefix_until_its_replica_dies():
+    router = PrefixRequestRouter(ENGINE, DeploymentHandleSource.REPLICA)
+    router.initialize_state()
+    replicas = [Replica(ReplicaID(name, ENGINE)) for name in "abc"]
+    router.update_replicas(replicas)
+    first = asked(1)
+    [[chosen], *_] = await router.choose_replicas(replicas, first)
+    router.on_request_routed(first, chosen.replica_id, None)
+    first.args[0].progress.first_token()
+    first.args[0].progress.ended(0)
+    await asyncio.sleep(0)
+    for number in range(3):
+        call = asked(2, number)
+        ranks = await router.choose_replicas(replicas, call)
+        assert ranks[0] == [chosen] and len(ranks) == 3
+        assert call.args[0].progress.decision.expected_cached_tokens == 400
+    router.on_replica_actor_died(chosen.replica_id)
+    ranks = await router.choose_replicas(replicas, asked(3))
+    assert [chosen] not in ranks and len(ranks) == 2
+    left = [each for each in replicas if each is not chosen]
+    router.update_replicas([*left, Replica(ReplicaID("d", ENGINE))])
+    assert len(await router.choose_replicas(router._replicas_list, asked(4))) == 3
+    router.library.check()
 
 
-def test_a_call_that_ray_sends_elsewhere_counts_there_and_one_that_ended_nowhere():
-    async def scene() -> None:
-        router = PrefixRequestRouter(ENGINE, DeploymentHandleSource.REPLICA)
-        router.initialize_state()
-        replicas = [Replica(ReplicaID(name, ENGINE)) for name in "ab"]
-        router.update_replicas(replicas)
-        call = asked(1)
-        [[_], [other]] = await router.choose_replicas(replicas, call)
-        router.on_request_routed(call, other.replica_id, None)
-        running = {each.name: each.num_requests for each in router.library.workers(0)}
-        assert running.pop(other.replica_id.unique_id) == 1 and not any(running.values())
-        call.args[0].progress.ended()
-        cancelled = asked(2)
-        cancelled.args[0].progress.ended()
-        await router.choose_replicas(replicas, cancelled)
-        await asyncio.sleep(0)
-        assert not any(each.num_requests for each in router.library.workers(0))
-        assert pickle.loads(pickle.dumps(call.args[0])).progress.decision is None
-
-    asyncio.run(scene())
+async def test_a_call_that_ray_sends_elsewhere_counts_there_and_one_that_ended_nowhere():
+    router = PrefixRequestRouter(ENGINE, DeploymentHandleSource.REPLICA)
+    router.initialize_state()
+    replicas = [Replica(ReplicaID(name, ENGINE)) for name in "ab"]
+    router.update_replicas(replicas)
+    call = asked(1)
+    [[_], [other]] = await router.choose_replicas(replicas, call)
+    router.on_request_routed(call, other.replica_id, None)
+    running = {each.name: each.num_requests for each in router.library.workers(0)}
+    assert running.pop(other.replica_id.unique_id) == 1 and not any(running.values())
+    call.args[0].progress.ended()
+    cancelled = asked(2)
+    cancelled.args[0].progress.ended()
+    await router.choose_replicas(replicas, cancelled)
+    await asyncio.sleep(0)
+    assert not any(each.num_requests for each in router.library.workers(0))
+    assert pickle.loads(pickle.dumps(call.args[0])).progress.decision is None
 
 
 MODELS = {"type": "http", "method": "GET", "path": "/v1/models", "query_string": b"", "headers": []}
@@ -144,15 +138,12 @@ def test_a_call_whose_replica_dies_before_its_answer_is_tried_elsewhere(num_lost
     assert len({id(call.progress) for call in handle.calls}) == 3
 
 
-def test_prompts_of_other_deployments_are_found_in_their_arguments():
-    async def scene() -> None:
-        router = PrefixRequestRouter(ENGINE, DeploymentHandleSource.REPLICA)
-        router.initialize_state()
-        replicas = [Replica(ReplicaID(name, ENGINE)) for name in "ab"]
-        router.update_replicas(replicas)
-        body = {"messages": [{"role": "user", "content": "To be, or not to be. " * 20}]}
-        assert len(await router.choose_replicas(replicas, Pending((body,)))) == 2
-        assert await router.choose_replicas(replicas, Pending((7,))) == [replicas]
-        assert await router.choose_replicas(replicas, None) == [replicas]
-
-    asyncio.run(scene())
+async def test_prompts_of_other_deployments_are_found_in_their_arguments():
+    router = PrefixRequestRouter(ENGINE, DeploymentHandleSource.REPLICA)
+    router.initialize_state()
+    replicas = [Replica(ReplicaID(name, ENGINE)) for name in "ab"]
+    router.update_replicas(replicas)
+    body = {"messages": [{"role": "user", "content": "To be, or not to be. " * 20}]}
+    assert len(await router.choose_replicas(replicas, Pending((body,)))) == 2
+    assert await router.choose_replicas(replicas, Pending((7,))) == [replicas]
+    assert await router.choose_replicas(replicas, None) == [replicas]

@@ -2,10 +2,17 @@
 
 import pytest
 
+from ostinato.router import Router
 from tests.router.fleets import batch, cleared, fleet, picture, prompt, removed, stored
 
 ABC = stored("ABCDEFGHIJKL")
 """Three blocks: ABCD, EFGH, IJKL."""
+
+
+@pytest.fixture
+def router() -> Router:
+    """Return a router with one worker, a."""
+    return fleet("a")
 
 
 def test_events_from_the_first_batch_on_are_exact():
@@ -16,15 +23,13 @@ def test_events_from_the_first_batch_on_are_exact():
     router.check()
 
 
-def test_the_last_token_of_a_prompt_is_always_computed():
-    router = fleet("a")
+def test_the_last_token_of_a_prompt_is_always_computed(router):
     router.apply("a", batch(0, ABC), 0)
     assert router.look_up(prompt("ABCDEFGH"), 0)[0].cached_tokens == 7
 
 
-def test_a_prefix_ends_at_the_first_block_that_was_removed():
+def test_a_prefix_ends_at_the_first_block_that_was_removed(router):
     """EFGH is gone: what stands behind it cannot be used, and ABCD can."""
-    router = fleet("a")
     router.apply("a", batch(0, ABC), 0)
     router.apply("a", batch(1, removed("ABCDEFGH")), 0)
     assert picture(router, "ABCDEFGHIJKLM") == "a:exact 4"
@@ -33,9 +38,8 @@ def test_a_prefix_ends_at_the_first_block_that_was_removed():
     router.check()
 
 
-def test_a_gap_degrades_until_its_replay_fills_it():
+def test_a_gap_degrades_until_its_replay_fills_it(router):
     """Batch 1 is missing: 2 waits. The replay begins one early, to notice a restart."""
-    router = fleet("a")
     router.apply("a", batch(0, stored("ABCD")), 0)
     resync = router.apply("a", batch(2, stored("IJKL", behind="ABCDEFGH")), 0)
     assert (resync.replay_from, resync.snapshot) == (0, False)
@@ -48,8 +52,7 @@ def test_a_gap_degrades_until_its_replay_fills_it():
     router.check()
 
 
-def test_a_gap_that_no_replay_fills_asks_for_a_snapshot():
-    router = fleet("a")
+def test_a_gap_that_no_replay_fills_asks_for_a_snapshot(router):
     resync = router.apply("a", batch(7, stored("IJKL", behind="ABCDEFGH")), 0)
     assert not resync.snapshot
     assert router.replayed("a", [batch(6)], 0).snapshot
@@ -60,9 +63,8 @@ def test_a_gap_that_no_replay_fills_asks_for_a_snapshot():
     assert picture(router, "ABCDEFGHIJKLM") == "a:exact 12"
 
 
-def test_without_replay_and_snapshot_the_worker_is_learned_anew():
+def test_without_replay_and_snapshot_the_worker_is_learned_anew(router):
     """What was stored before stays unknown until all is cleared: that is no lie, and not exact."""
-    router = fleet("a")
     router.apply("a", batch(0, ABC), 0)
     router.apply("a", batch(5, stored("WXYZ")), 0)
     router.forget("a", 0)
@@ -75,8 +77,7 @@ def test_without_replay_and_snapshot_the_worker_is_learned_anew():
     router.check()
 
 
-def test_a_duplicate_changes_nothing():
-    router = fleet("a")
+def test_a_duplicate_changes_nothing(router):
     first = batch(0, ABC)
     router.apply("a", first, 0)
     router.apply("a", batch(1, removed("ABCDEFGHIJKL")), 0)
@@ -85,9 +86,8 @@ def test_a_duplicate_changes_nothing():
 
 
 @pytest.mark.parametrize("sequence", [0, 1])
-def test_a_worker_that_restarts_has_nothing_of_what_it_had(sequence):
+def test_a_worker_that_restarts_has_nothing_of_what_it_had(router, sequence):
     """Its numbers begin anew; those it took before had other times."""
-    router = fleet("a")
     for number in range(3):
         router.apply("a", batch(number, ABC), 0)
     again = batch(sequence, stored("WXYZ"), time_s=10.0)
@@ -99,9 +99,8 @@ def test_a_worker_that_restarts_has_nothing_of_what_it_had(sequence):
     assert picture(router, "WXYZX") == "a:exact 4"
 
 
-def test_a_restart_hidden_in_a_gap_shows_in_the_replay():
+def test_a_restart_hidden_in_a_gap_shows_in_the_replay(router):
     """Ten batches later, no one saw the numbers fall: the batch before the gap is another one."""
-    router = fleet("a")
     router.apply("a", batch(0, ABC), 0)
     assert router.apply("a", batch(9, time_s=99.0), 0).replay_from == 0
     resync = router.replayed("a", [batch(0, time_s=50.0), batch(1, time_s=51.0)], 0)
@@ -110,8 +109,7 @@ def test_a_restart_hidden_in_a_gap_shows_in_the_replay():
     assert "restarted" in router.workers(0)[0].reason
 
 
-def test_a_block_behind_one_that_is_not_known_shows_that_events_were_missed():
-    router = fleet("a")
+def test_a_block_behind_one_that_is_not_known_shows_that_events_were_missed(router):
     router.apply("a", batch(0, stored("ABCD")), 0)
     resync = router.apply("a", batch(1, stored("IJKL", behind="ABCDEFGH")), 0)
     assert resync.replay_from == 0
@@ -121,8 +119,7 @@ def test_a_block_behind_one_that_is_not_known_shows_that_events_were_missed():
     assert picture(router, "ABCDEFGHIJKLX") == "a:exact 12"
 
 
-def test_a_block_that_even_a_replay_does_not_explain_leaves_the_worker_degraded():
-    router = fleet("a")
+def test_a_block_that_even_a_replay_does_not_explain_leaves_the_worker_degraded(router):
     orphan = batch(0, stored("EFGH", behind="ABCD"))
     assert router.apply("a", orphan, 0).replay_from == 0
     assert router.replayed("a", [orphan], 0) is None
@@ -138,9 +135,8 @@ def test_a_block_that_even_a_replay_does_not_explain_leaves_the_worker_degraded(
         (stored("WXYZ", extras=(b"", b"")), "1 blocks came with 2 extra keys"),
     ],
 )
-def test_events_that_contradict_themselves_are_not_believed_until_a_restart(lie, reason):
+def test_events_that_contradict_themselves_are_not_believed_until_a_restart(router, lie, reason):
     """The worker becomes a guessed one, and what it said before is forgotten with it."""
-    router = fleet("a")
     router.apply("a", batch(0, ABC), 0)
     assert router.apply("a", batch(1, lie), 0) is None
     assert picture(router, "ABCDX") == "a:guessed 0"
@@ -170,9 +166,8 @@ def test_a_full_hit_owes_no_events():
     assert router.overdue(60) == []
 
 
-def test_slower_tiers_count_and_cost_a_part_of_computing():
+def test_slower_tiers_count_and_cost_a_part_of_computing(router):
     """Offloaded without its tokens, then removed from the device: it is still there."""
-    router = fleet("a")
     router.apply("a", batch(0, stored("ABCDEFGH", medium="GPU")), 0)
     offloaded = stored("ABCD").__class__((b"ABCD", b"ABCDEFGH"), None, (), 0, medium="CPU")
     router.apply("a", batch(1, offloaded), 0)
@@ -182,15 +177,13 @@ def test_slower_tiers_count_and_cost_a_part_of_computing():
     router.check()
 
 
-def test_an_engine_on_a_processor_computes_from_its_memory():
+def test_an_engine_on_a_processor_computes_from_its_memory(router):
     """Its only medium is named CPU, and costs no loading."""
-    router = fleet("a")
     router.apply("a", batch(0, stored("ABCDEFGH", medium="CPU")), 0)
     assert router.look_up(prompt("ABCDEFGHI"), 0)[0].tokens_to_compute == 1
 
 
-def test_tenants_and_adapters_share_nothing():
-    router = fleet("a")
+def test_tenants_and_adapters_share_nothing(router):
     router.apply("a", batch(0, stored("ABCD", adapter="law")), 0)
     found = {
         adapter: router.look_up(prompt("ABCDX", adapter=adapter, salt=salt), 0)[0].cached_tokens
@@ -200,8 +193,7 @@ def test_tenants_and_adapters_share_nothing():
     assert router.look_up(prompt("ABCDX", adapter="law", salt="acme"), 0)[0].cached_tokens == 0
 
 
-def test_windows_of_a_hybrid_model_are_left_out():
-    router = fleet("a")
+def test_windows_of_a_hybrid_model_are_left_out(router):
     window = stored("WXYZ", group=1, is_window=True)
     router.apply("a", batch(0, stored("ABCD"), window), 0)
     assert picture(router, "WXYZX") == "a:exact 0"

@@ -82,29 +82,28 @@ def post(**headers: object) -> bytes:
         "wrong-key",
     ],
 )
-def test_a_hostile_request_is_refused_and_nothing_of_it_reaches_a_worker(pieces, status, tmp_path):
+async def test_a_hostile_request_is_refused_and_nothing_of_it_reaches_a_worker(
+    pieces, status, tmp_path
+):
     key = add_key(tmp_path / "keys.json", "ann")
 
-    async def scene() -> None:
-        [worker] = names("a")
-        limits = {"max_requests": 1, "max_body_bytes": 4096, "body_timeout_s": 60.0}
-        if b" 408 " in status:
-            limits["body_timeout_s"] = 0.1
-        keys = str(tmp_path / "keys.json")
-        async with routed(worker, keys_file=keys, **limits) as router:
-            with_key = [pieces[0].replace(b"Host", b"X-Api-Key: %s\r\nHost" % key.encode())]
-            sent = pieces if b" 401 " in status else with_key + pieces[1:]
-            assert status in await speak(router, *sent)
-            await until(lambda: is_idle(router))
-            assert worker.bodies == []
-            if b" 408 " not in status:
-                assert await is_served(router, headers={"x-api-key": key})
-
-    asyncio.run(scene())
+    [worker] = names("a")
+    limits = {"max_requests": 1, "max_body_bytes": 4096, "body_timeout_s": 60.0}
+    if b" 408 " in status:
+        limits["body_timeout_s"] = 0.1
+    keys = str(tmp_path / "keys.json")
+    async with routed(worker, keys_file=keys, **limits) as router:
+        with_key = [pieces[0].replace(b"Host", b"X-Api-Key: %s\r\nHost" % key.encode())]
+        sent = pieces if b" 401 " in status else with_key + pieces[1:]
+        assert status in await speak(router, *sent)
+        await until(lambda: is_idle(router))
+        assert worker.bodies == []
+        if b" 408 " not in status:
+            assert await is_served(router, headers={"x-api-key": key})
 
 
 @pytest.mark.parametrize("point", ["body", "tokens", "head", "stream", "unread"])
-def test_a_client_may_leave_at_any_point_and_takes_its_work_along(point):
+async def test_a_client_may_leave_at_any_point_and_takes_its_work_along(point):
     """In its body, while tokens are counted, before the answer, within it, or reading nothing."""
     reached = asyncio.Event()
 
@@ -122,75 +121,68 @@ def test_a_client_may_leave_at_any_point_and_takes_its_work_along(point):
         await asyncio.Event().wait()
         raise AssertionError
 
-    async def scene() -> None:
-        [worker] = names("a")
-        worker.answer, worker.tokenizes = wait, point == "tokens"
-        silence_s = 0.2 if point == "unread" else 60.0
-        async with routed(worker, silence_timeout_s=silence_s, retries=50) as router:
-            port = int(router.url.rpartition(":")[2])
-            _, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(post(Content_Length=20) + b'{"prompt":"To be"')
-            if point != "body":
-                writer.write(b"  }")
-                await reached.wait()
-            else:
-                await until(lambda: router.app.admission.num_live)
-            if point != "unread":
-                writer.close()
-            await until(lambda: is_idle(router))
-            await until(lambda: worker.num_waiting == 0)
+    [worker] = names("a")
+    worker.answer, worker.tokenizes = wait, point == "tokens"
+    silence_s = 0.2 if point == "unread" else 60.0
+    async with routed(worker, silence_timeout_s=silence_s, retries=50) as router:
+        port = int(router.url.rpartition(":")[2])
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(post(Content_Length=20) + b'{"prompt":"To be"')
+        if point != "body":
+            writer.write(b"  }")
+            await reached.wait()
+        else:
+            await until(lambda: router.app.admission.num_live)
+        if point != "unread":
             writer.close()
-            worker.tokenizes = False
-            assert await is_served(router)
+        await until(lambda: is_idle(router))
+        await until(lambda: worker.num_waiting == 0)
+        writer.close()
+        worker.tokenizes = False
+        assert await is_served(router)
 
-    asyncio.run(scene())
 
-
-def test_a_key_opens_no_answer_of_another_tenant_where_workers_cannot_tell_them_apart(tmp_path):
+async def test_a_key_opens_no_answer_of_another_tenant_where_workers_cannot_tell_them_apart(
+    tmp_path,
+):
     """With ``replace_keys`` all requests come to the worker with one key: the router tells."""
     keys = tmp_path / "keys.json"
     ann, bob = add_key(keys, "ann"), add_key(keys, "bob")
 
-    async def scene() -> None:
-        [worker] = names("a")
-        theirs = {"worker_key": "theirs", "replace_keys": True}
-        async with routed(worker, keys_file=str(keys), **theirs) as router:
-            as_ann, as_bob = ({"x-api-key": key} for key in (ann, bob))
-            _, answer = await router.post({"input": "Ay me!"}, "/v1/responses", headers=as_ann)
-            for method, path, body in (
-                ("GET", f"/v1/responses/{answer['id']}", None),
-                ("DELETE", f"/v1/responses/{answer['id']}", None),
-                ("POST", f"/v1/responses/{answer['id']}/cancel", {}),
-                ("GET", f"/v1/explain/{answer['id']}", None),
-                ("POST", "/v1/responses", {"previous_response_id": answer["id"]}),
-            ):
-                for headers, status in ((as_bob, 404), (as_ann, 200)):
-                    request = router.client.request(
-                        method, router.url + path, json=body, headers=headers
-                    )
-                    async with request as got:
-                        assert got.status == status, (method, path)
-            assert is_idle(router)
-
-    asyncio.run(scene())
+    [worker] = names("a")
+    theirs = {"worker_key": "theirs", "replace_keys": True}
+    async with routed(worker, keys_file=str(keys), **theirs) as router:
+        as_ann, as_bob = ({"x-api-key": key} for key in (ann, bob))
+        _, answer = await router.post({"input": "Ay me!"}, "/v1/responses", headers=as_ann)
+        for method, path, body in (
+            ("GET", f"/v1/responses/{answer['id']}", None),
+            ("DELETE", f"/v1/responses/{answer['id']}", None),
+            ("POST", f"/v1/responses/{answer['id']}/cancel", {}),
+            ("GET", f"/v1/explain/{answer['id']}", None),
+            ("POST", "/v1/responses", {"previous_response_id": answer["id"]}),
+        ):
+            for headers, status in ((as_bob, 404), (as_ann, 200)):
+                request = router.client.request(
+                    method, router.url + path, json=body, headers=headers
+                )
+                async with request as got:
+                    assert got.status == status, (method, path)
+        assert is_idle(router)
 
 
-def test_sessions_of_two_tenants_are_two_sessions_though_they_have_one_name(tmp_path):
+async def test_sessions_of_two_tenants_are_two_sessions_though_they_have_one_name(tmp_path):
     keys = tmp_path / "keys.json"
     ann, bob = add_key(keys, "ann"), add_key(keys, "bob")
 
-    async def scene() -> None:
-        async with routed(*names("a", "b"), keys_file=str(keys), policy="session") as router:
-            homes = []
-            for key in (ann, bob):
-                headers = {"x-api-key": key, "x-session-id": "play"}
-                async with router.client.post(
-                    f"{router.url}/v1/completions", json=TURN, headers=headers
-                ) as answer:
-                    homes.append(answer.headers["x-ostinato-worker"])
-            assert homes[0] != homes[1], "bob's request would show where ann's conversation is"
-
-    asyncio.run(scene())
+    async with routed(*names("a", "b"), keys_file=str(keys), policy="session") as router:
+        homes = []
+        for key in (ann, bob):
+            headers = {"x-api-key": key, "x-session-id": "play"}
+            async with router.client.post(
+                f"{router.url}/v1/completions", json=TURN, headers=headers
+            ) as answer:
+                homes.append(answer.headers["x-ostinato-worker"])
+        assert homes[0] != homes[1], "bob's request would show where ann's conversation is"
 
 
 # --- workers ---
@@ -254,24 +246,20 @@ async def scripted(
         "endless-refusal",
     ],
 )
-def test_a_worker_that_answers_nonsense_or_nothing_is_passed_over(answer, ends):
+async def test_a_worker_that_answers_nonsense_or_nothing_is_passed_over(answer, ends):
     """The next worker serves the request, as no byte was sent; nothing stays assigned."""
-
-    async def scene() -> None:
-        [sound] = names("sound")
-        async with (
-            scripted(answer, ends=ends) as evil,
-            routed(sound, silence_timeout_s=0.2, retries=50, policy="round_robin") as router,
-        ):
-            router.app.fleet.join(evil)
-            await until(lambda: router.app.fleet.workers["evil"].is_well)
-            for _ in range(2):  # one of them goes to the evil one first
-                status, told = await router.post(TURN)
-                assert (status, told["by"]) == (200, "sound")
-            assert router.app.fleet.workers["evil"].num_failed >= 1
-            await until(lambda: is_idle(router))
-
-    asyncio.run(scene())
+    [sound] = names("sound")
+    async with (
+        scripted(answer, ends=ends) as evil,
+        routed(sound, silence_timeout_s=0.2, retries=50, policy="round_robin") as router,
+    ):
+        router.app.fleet.join(evil)
+        await until(lambda: router.app.fleet.workers["evil"].is_well)
+        for _ in range(2):  # one of them goes to the evil one first
+            status, told = await router.post(TURN)
+            assert (status, told["by"]) == (200, "sound")
+        assert router.app.fleet.workers["evil"].num_failed >= 1
+        await until(lambda: is_idle(router))
 
 
 @pytest.mark.parametrize(
@@ -283,26 +271,23 @@ def test_a_worker_that_answers_nonsense_or_nothing_is_passed_over(answer, ends):
     ],
     ids=["short", "bad-chunk", "falls-silent"],
 )
-def test_a_stream_that_turns_to_nonsense_or_falls_silent_is_broken_off(head, rest, ends):
-    async def scene() -> None:
-        gate = asyncio.Event()
-        async with (
-            scripted(HEAD + head, rest, ends=ends, gate=gate) as evil,
-            routed(silence_timeout_s=0.3, retries=50) as router,
-        ):
-            router.app.fleet.join(evil)
-            await until(lambda: router.app.fleet.workers["evil"].is_well)
-            async with router.client.post(f"{router.url}/v1/completions", json=TURN) as got:
-                assert (got.status, await got.content.readany()) == (200, b"data: 1\n\n")
-                gate.set()
-                with pytest.raises(aiohttp.ClientPayloadError):
-                    await got.read()
-            await until(lambda: is_idle(router))
-
-    asyncio.run(scene())
+async def test_a_stream_that_turns_to_nonsense_or_falls_silent_is_broken_off(head, rest, ends):
+    gate = asyncio.Event()
+    async with (
+        scripted(HEAD + head, rest, ends=ends, gate=gate) as evil,
+        routed(silence_timeout_s=0.3, retries=50) as router,
+    ):
+        router.app.fleet.join(evil)
+        await until(lambda: router.app.fleet.workers["evil"].is_well)
+        async with router.client.post(f"{router.url}/v1/completions", json=TURN) as got:
+            assert (got.status, await got.content.readany()) == (200, b"data: 1\n\n")
+            gate.set()
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await got.read()
+        await until(lambda: is_idle(router))
 
 
-def test_a_worker_that_does_not_tokenize_in_time_holds_up_one_request_and_no_more():
+async def test_a_worker_that_does_not_tokenize_in_time_holds_up_one_request_and_no_more():
     """Without a tokenizer of its own, the router asks the others."""
 
     async def never(worker: StubWorker, request: web.Request, fields: Any) -> web.StreamResponse:
@@ -310,13 +295,10 @@ def test_a_worker_that_does_not_tokenize_in_time_holds_up_one_request_and_no_mor
             await asyncio.Event().wait()
         return web.json_response({"by": worker.name})
 
-    async def scene() -> None:
-        [worker] = names("a")
-        worker.answer, worker.tokenizes = never, True
-        async with routed(worker) as router:
-            with mock.patch("ostinato.fleet.worker.TOKENIZE_TIMEOUT_S", 0.1):
-                for _ in range(3):
-                    assert await is_served(router)
-        assert len(worker.bodies) == 4, "once for tokens, and three times for answers"
-
-    asyncio.run(scene())
+    [worker] = names("a")
+    worker.answer, worker.tokenizes = never, True
+    async with routed(worker) as router:
+        with mock.patch("ostinato.fleet.worker.TOKENIZE_TIMEOUT_S", 0.1):
+            for _ in range(3):
+                assert await is_served(router)
+    assert len(worker.bodies) == 4, "once for tokens, and three times for answers"

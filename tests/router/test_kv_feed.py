@@ -65,47 +65,38 @@ async def listening(has_replay: bool = True) -> AsyncIterator[Listened]:
 
 
 @pytest.mark.parametrize("write", [of_vllm, of_sglang])
-def test_both_formats_tell_exactly_what_is_cached(write: Callable[[str], Any]):
-    async def scene() -> None:
-        async with listening() as heard:
-            await heard.publisher.publish(write(TEXT))
-            await until(lambda: heard.cached(TEXT) == 40)
-            assert heard.state is WorkerState.EXACT
-            assert heard.cached("To be, or what") == 8
-
-    asyncio.run(scene())
+async def test_both_formats_tell_exactly_what_is_cached(write: Callable[[str], Any]):
+    async with listening() as heard:
+        await heard.publisher.publish(write(TEXT))
+        await until(lambda: heard.cached(TEXT) == 40)
+        assert heard.state is WorkerState.EXACT
+        assert heard.cached("To be, or what") == 8
 
 
-def test_who_joins_late_or_misses_batches_is_exact_again_after_a_replay():
-    async def scene() -> None:
-        async with listening() as heard:
-            await heard.publisher.publish(of_vllm(TEXT[:8]), is_lost=True)
-            await heard.publisher.publish(of_vllm(TEXT, first=2))
-            await until(lambda: heard.cached(TEXT) == 40)
-            assert heard.state is WorkerState.EXACT and heard.feed.num_replays >= 2
-            late = Listened(heard.publisher)
-            await late.feed.begin()
-            assert (late.cached(TEXT), late.state) == (40, WorkerState.EXACT)
-
-    asyncio.run(scene())
+async def test_who_joins_late_or_misses_batches_is_exact_again_after_a_replay():
+    async with listening() as heard:
+        await heard.publisher.publish(of_vllm(TEXT[:8]), is_lost=True)
+        await heard.publisher.publish(of_vllm(TEXT, first=2))
+        await until(lambda: heard.cached(TEXT) == 40)
+        assert heard.state is WorkerState.EXACT and heard.feed.num_replays >= 2
+        late = Listened(heard.publisher)
+        await late.feed.begin()
+        assert (late.cached(TEXT), late.state) == (40, WorkerState.EXACT)
 
 
-def test_batches_that_nothing_brings_back_leave_the_worker_degraded_until_it_is_cleared():
-    async def scene() -> None:
-        async with listening(has_replay=False) as heard:
-            await heard.publisher.publish(of_vllm(TEXT))
-            await until(lambda: heard.cached(TEXT) == 40)
-            await heard.publisher.publish(
-                ["BlockRemoved", [TEXT[:40].encode()], "GPU", 0], is_lost=True
-            )
-            await heard.publisher.publish(of_vllm("Alas, poor Yorick"))
-            await until(lambda: heard.state is WorkerState.DEGRADED)
-            assert heard.cached(TEXT) == 0, "it may be gone, and is not counted on"
-            await heard.publisher.publish(["AllBlocksCleared"], of_vllm("Words"))
-            await until(lambda: heard.state is WorkerState.EXACT)
-            assert heard.cached("Words") == 4
-
-    asyncio.run(scene())
+async def test_batches_that_nothing_brings_back_leave_the_worker_degraded_until_it_is_cleared():
+    async with listening(has_replay=False) as heard:
+        await heard.publisher.publish(of_vllm(TEXT))
+        await until(lambda: heard.cached(TEXT) == 40)
+        await heard.publisher.publish(
+            ["BlockRemoved", [TEXT[:40].encode()], "GPU", 0], is_lost=True
+        )
+        await heard.publisher.publish(of_vllm("Alas, poor Yorick"))
+        await until(lambda: heard.state is WorkerState.DEGRADED)
+        assert heard.cached(TEXT) == 0, "it may be gone, and is not counted on"
+        await heard.publisher.publish(["AllBlocksCleared"], of_vllm("Words"))
+        await until(lambda: heard.state is WorkerState.EXACT)
+        assert heard.cached("Words") == 4
 
 
 def test_a_worker_whose_events_make_no_sense_is_not_believed():

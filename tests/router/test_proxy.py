@@ -21,7 +21,7 @@ async def status_of(router: Routed, path: str = "/v1/completions", **request: An
         return answer.status
 
 
-def test_bodies_and_answers_pass_byte_for_byte():
+async def test_bodies_and_answers_pass_byte_for_byte():
     """Spaces, unknown fields, packed answers and queries; headers of one connection do not."""
     packed = gzip.compress(b"ay")
 
@@ -35,26 +35,23 @@ def test_bodies_and_answers_pass_byte_for_byte():
         assert request.query_string == "beta=true"
         return web.Response(body=packed, headers=headers)
 
-    async def scene() -> None:
-        [worker] = names("a")
-        worker.answer = answer
-        body = b'{ "prompt":"\xc3\xa9" ,\n"odd": [1 , 2],"prompt_cache_key":null}'
-        async with routed(worker) as router:
-            url = f"{router.url}/v1/messages?beta=true"
-            sent = {"X-Mine": "1", "Authorization": "Bearer k", "x-ostinato-worker": "evil"}
-            async with router.client.post(url, data=body, headers=sent) as got:
-                assert await got.read() == b"ay"
-                assert got.headers["X-Cache"] == "warm" and "X-Own" not in got.headers
-                assert got.headers["x-ostinato-worker"] == "a"
-        assert worker.bodies == [body]
-        [headers] = worker.headers
-        assert (headers["X-Mine"], headers["Authorization"]) == ("1", "Bearer k")
-        assert "x-ostinato-worker" not in headers
-
-    asyncio.run(scene())
+    [worker] = names("a")
+    worker.answer = answer
+    body = b'{ "prompt":"\xc3\xa9" ,\n"odd": [1 , 2],"prompt_cache_key":null}'
+    async with routed(worker) as router:
+        url = f"{router.url}/v1/messages?beta=true"
+        sent = {"X-Mine": "1", "Authorization": "Bearer k", "x-ostinato-worker": "evil"}
+        async with router.client.post(url, data=body, headers=sent) as got:
+            assert await got.read() == b"ay"
+            assert got.headers["X-Cache"] == "warm" and "X-Own" not in got.headers
+            assert got.headers["x-ostinato-worker"] == "a"
+    assert worker.bodies == [body]
+    [headers] = worker.headers
+    assert (headers["X-Mine"], headers["Authorization"]) == ("1", "Bearer k")
+    assert "x-ostinato-worker" not in headers
 
 
-def test_a_client_that_goes_away_takes_its_request_along():
+async def test_a_client_that_goes_away_takes_its_request_along():
     """Before the first byte, and in the middle of a stream."""
 
     async def hang(worker: StubWorker, request: web.Request, fields: Any) -> web.StreamResponse:
@@ -76,18 +73,15 @@ def test_a_client_that_goes_away_takes_its_request_along():
             task.cancel()
         await until(lambda: worker.gone == gone)
 
-    async def scene() -> None:
-        [worker] = names("a")
-        worker.answer = hang
-        async with routed(worker) as router:
-            for begins in (False, True):
-                await leave(router, worker, begins)
-            await until(lambda: router.app.fleet.num_live == 0)
-
-    asyncio.run(scene())
+    [worker] = names("a")
+    worker.answer = hang
+    async with routed(worker) as router:
+        for begins in (False, True):
+            await leave(router, worker, begins)
+        await until(lambda: router.app.fleet.num_live == 0)
 
 
-def test_a_request_is_tried_elsewhere_only_while_no_byte_was_sent():
+async def test_a_request_is_tried_elsewhere_only_while_no_byte_was_sent():
     received = asyncio.Event()
 
     async def break_off(
@@ -102,242 +96,208 @@ def test_a_request_is_tried_elsewhere_only_while_no_byte_was_sent():
         request.transport.abort()
         return response
 
-    async def scene() -> None:
-        broken, sound = workers = names("broken", "sound")
-        broken.answer = break_off
-        async with routed(*workers, policy="round_robin") as router:
-            for _ in range(4):
-                status, answer = await router.post({"begins": False})
-                assert (status, answer["by"]) == (200, "sound")
-            before = len(broken.bodies) + len(sound.bodies)
-            outcomes = []
-            for _ in range(2):
-                url, body = f"{router.url}/v1/completions", {"begins": True}
-                async with router.client.post(url, json=body) as answer:
-                    begun = await answer.content.readany()
-                    received.set()
-                    try:
-                        begun += await answer.content.read()
-                        outcomes.append(json.loads(begun)["by"])
-                    except aiohttp.ClientPayloadError:
-                        outcomes.append("broke off")
-            assert sorted(outcomes) == ["broke off", "sound"]
-            assert len(broken.bodies) + len(sound.bodies) == before + 2
-
-    asyncio.run(scene())
+    broken, sound = workers = names("broken", "sound")
+    broken.answer = break_off
+    async with routed(*workers, policy="round_robin") as router:
+        for _ in range(4):
+            status, answer = await router.post({"begins": False})
+            assert (status, answer["by"]) == (200, "sound")
+        before = len(broken.bodies) + len(sound.bodies)
+        outcomes = []
+        for _ in range(2):
+            url, body = f"{router.url}/v1/completions", {"begins": True}
+            async with router.client.post(url, json=body) as answer:
+                begun = await answer.content.readany()
+                received.set()
+                try:
+                    begun += await answer.content.read()
+                    outcomes.append(json.loads(begun)["by"])
+                except aiohttp.ClientPayloadError:
+                    outcomes.append("broke off")
+        assert sorted(outcomes) == ["broke off", "sound"]
+        assert len(broken.bodies) + len(sound.bodies) == before + 2
 
 
-def test_a_worker_that_cannot_is_passed_over_and_if_none_can_its_answer_is_handed_on():
+async def test_a_worker_that_cannot_is_passed_over_and_if_none_can_its_answer_is_handed_on():
     async def refuse(worker: StubWorker, request: web.Request, fields: Any) -> web.Response:
         return web.json_response({"error": worker.name}, status=503)
 
-    async def scene() -> None:
-        full, free = workers = names("full", "free")
-        full.answer = refuse
-        async with routed(*workers) as router:
-            assert [(await router.post({}))[1]["by"] for _ in range(4)] == ["free"] * 4
-            free.answer = refuse
-            status, answer = await router.post({})
-            assert (status, answer["error"] in ("full", "free")) == (503, True)
-            await asyncio.gather(full.kill(), free.kill())
-            status, answer = await router.post({})
-            assert (status, answer["error"]["code"]) == (503, "no_worker")
-
-    asyncio.run(scene())
+    full, free = workers = names("full", "free")
+    full.answer = refuse
+    async with routed(*workers) as router:
+        assert [(await router.post({}))[1]["by"] for _ in range(4)] == ["free"] * 4
+        free.answer = refuse
+        status, answer = await router.post({})
+        assert (status, answer["error"] in ("full", "free")) == (503, True)
+        await asyncio.gather(full.kill(), free.kill())
+        status, answer = await router.post({})
+        assert (status, answer["error"]["code"]) == (503, "no_worker")
 
 
-def test_workers_join_and_leave_while_requests_run():
-    async def scene() -> None:
-        first, second = names("first", "second")
-        await second.begin()
-        gate = asyncio.Event()
+async def test_workers_join_and_leave_while_requests_run():
+    first, second = names("first", "second")
+    await second.begin()
+    gate = asyncio.Event()
 
-        async def wait(worker: StubWorker, request: web.Request, fields: Any) -> web.Response:
-            await gate.wait()
-            return web.json_response({"by": worker.name})
+    async def wait(worker: StubWorker, request: web.Request, fields: Any) -> web.Response:
+        await gate.wait()
+        return web.json_response({"by": worker.name})
 
-        first.answer = wait
-        async with routed(first) as router:
-            running = asyncio.create_task(router.post({"prompt": "long"}))
-            await until(lambda: first.bodies)
-            status, _ = await router.post({"url": second.url, "name": "second"}, "/admin/workers")
-            assert status == 201
-            async with router.client.delete(f"{router.url}/admin/workers/first") as answer:
-                assert (answer.status, (await answer.json())["num_live"]) == (202, 1)
-            await until(lambda: router.app.fleet.workers["second"].is_well)
-            assert (await router.post({"prompt": "long"}))[1]["by"] == "second"
-            assert list(router.app.fleet.workers) == ["first", "second"]
-            gate.set()
-            assert (await running)[1]["by"] == "first"
-            await until(lambda: list(router.app.fleet.workers) == ["second"])
-            status, _ = await router.post({"url": f"{second.url}/v1?x=1"}, "/admin/workers")
-            assert status == 400
-        await second.end()
-
-    asyncio.run(scene())
+    first.answer = wait
+    async with routed(first) as router:
+        running = asyncio.create_task(router.post({"prompt": "long"}))
+        await until(lambda: first.bodies)
+        status, _ = await router.post({"url": second.url, "name": "second"}, "/admin/workers")
+        assert status == 201
+        async with router.client.delete(f"{router.url}/admin/workers/first") as answer:
+            assert (answer.status, (await answer.json())["num_live"]) == (202, 1)
+        await until(lambda: router.app.fleet.workers["second"].is_well)
+        assert (await router.post({"prompt": "long"}))[1]["by"] == "second"
+        assert list(router.app.fleet.workers) == ["first", "second"]
+        gate.set()
+        assert (await running)[1]["by"] == "first"
+        await until(lambda: list(router.app.fleet.workers) == ["second"])
+        status, _ = await router.post({"url": f"{second.url}/v1?x=1"}, "/admin/workers")
+        assert status == 400
+    await second.end()
 
 
-def test_keys_open_routes_and_no_body_is_read_without_one(tmp_path):
+async def test_keys_open_routes_and_no_body_is_read_without_one(tmp_path):
     keys = tmp_path / "keys.json"
     root, ann = add_key(keys, "ops", administers=True), add_key(keys, "ann", max_requests=1)
 
-    async def scene() -> None:
-        [worker] = names("a")
-        settings = {"keys_file": str(keys), "worker_key": "theirs", "replace_keys": True}
-        async with routed(worker, max_body_bytes=1000, **settings) as router:
-            as_ann, as_root = ({"Authorization": f"Bearer {key}"} for key in (ann, root))
-            assert await status_of(router, json={}) == 401
-            assert await status_of(router, json={}, headers={"x-api-key": ann}) == 200
-            assert worker.headers[0]["Authorization"] == "Bearer theirs"
-            assert "x-api-key" not in worker.headers[0]
-            for path in ("/route", "/admin/workers"):
-                assert await status_of(router, path, json={}, headers=as_ann) == 403
-            assert await status_of(router, "/route", json={}, headers=as_root) == 200
-            large = b"x" * 2000
-            assert await status_of(router, data=large, headers=as_ann) == 413
+    [worker] = names("a")
+    settings = {"keys_file": str(keys), "worker_key": "theirs", "replace_keys": True}
+    async with routed(worker, max_body_bytes=1000, **settings) as router:
+        as_ann, as_root = ({"Authorization": f"Bearer {key}"} for key in (ann, root))
+        assert await status_of(router, json={}) == 401
+        assert await status_of(router, json={}, headers={"x-api-key": ann}) == 200
+        assert worker.headers[0]["Authorization"] == "Bearer theirs"
+        assert "x-api-key" not in worker.headers[0]
+        for path in ("/route", "/admin/workers"):
+            assert await status_of(router, path, json={}, headers=as_ann) == 403
+        assert await status_of(router, "/route", json={}, headers=as_root) == 200
+        large = b"x" * 2000
+        assert await status_of(router, data=large, headers=as_ann) == 413
 
-            async def pieces():
-                for _ in range(20):
-                    yield b"y" * 100
+        async def pieces():
+            for _ in range(20):
+                yield b"y" * 100
 
-            assert await status_of(router, data=pieces(), headers=as_ann) == 413
-            assert len(worker.bodies) == 1
-
-    asyncio.run(scene())
+        assert await status_of(router, data=pieces(), headers=as_ann) == 413
+        assert len(worker.bodies) == 1
 
 
-def test_the_tokens_per_minute_of_a_key_are_those_of_the_fleet(tmp_path):
+async def test_the_tokens_per_minute_of_a_key_are_those_of_the_fleet(tmp_path):
     keys = tmp_path / "keys.json"
     ann = add_key(keys, "ann", tokens_per_minute=600)
 
     async def tell(worker: StubWorker, request: web.Request, fields: Any) -> web.Response:
         return web.json_response({"usage": {"completion_tokens": 700}})
 
-    async def scene() -> None:
-        workers = names("a", "b")
-        for worker in workers:
-            worker.answer = tell
-        headers = {"Authorization": f"Bearer {ann}"}
-        async with routed(*workers, keys_file=str(keys)) as router:
-            assert await status_of(router, json={"prompt": "To be"}, headers=headers) == 200
-            assert await status_of(router, json={"prompt": "or not"}, headers=headers) == 429
-
-    asyncio.run(scene())
+    workers = names("a", "b")
+    for worker in workers:
+        worker.answer = tell
+    headers = {"Authorization": f"Bearer {ann}"}
+    async with routed(*workers, keys_file=str(keys)) as router:
+        assert await status_of(router, json={"prompt": "To be"}, headers=headers) == 200
+        assert await status_of(router, json={"prompt": "or not"}, headers=headers) == 429
 
 
-def test_nothing_but_the_operators_workers_is_ever_connected_to():
+async def test_nothing_but_the_operators_workers_is_ever_connected_to():
     """Not by redirects, whole addresses in the request line, foreign pages, or headers."""
 
     async def redirect(worker: StubWorker, request: web.Request, fields: Any) -> web.Response:
         return web.Response(status=307, headers={"Location": "http://127.0.0.1:1/v1/completions"})
 
-    async def scene() -> None:
-        [worker] = names("a")
-        worker.answer = redirect
-        async with routed(worker) as router:
-            post = router.client.post(
-                f"{router.url}/v1/completions", json={}, allow_redirects=False
-            )
-            async with post as answer:
-                assert answer.status == 307
-            for header in ("Host", "Origin"):
-                foreign = {header: "http://evil.example" if header == "Origin" else "evil.example"}
-                assert await status_of(router, json={}, headers=foreign) == 403
-            port = int(router.url.rpartition(":")[2])
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            line = b"POST http://127.0.0.1:1/v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
-            writer.write(line + b"Content-Length: 2\r\n\r\n{}")
-            assert b" 307 " in await reader.readline()
-            writer.close()
-            assert len(worker.bodies) == 2
-
-    asyncio.run(scene())
+    [worker] = names("a")
+    worker.answer = redirect
+    async with routed(worker) as router:
+        post = router.client.post(f"{router.url}/v1/completions", json={}, allow_redirects=False)
+        async with post as answer:
+            assert answer.status == 307
+        for header in ("Host", "Origin"):
+            foreign = {header: "http://evil.example" if header == "Origin" else "evil.example"}
+            assert await status_of(router, json={}, headers=foreign) == 403
+        port = int(router.url.rpartition(":")[2])
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        line = b"POST http://127.0.0.1:1/v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+        writer.write(line + b"Content-Length: 2\r\n\r\n{}")
+        assert b" 307 " in await reader.readline()
+        writer.close()
+        assert len(worker.bodies) == 2
 
 
-def test_a_route_can_be_asked_for_alone_with_its_reasons():
+async def test_a_route_can_be_asked_for_alone_with_its_reasons():
     """For those who keep their gateway; a dry run leaves nothing behind."""
-
-    async def scene() -> None:
-        workers = names("a", "b")
-        async with routed(*workers) as router:
-            body = {"prompt": "to be or not to be " * 20}
-            _, told = await router.post(body, "/route?dry_run=1")
-            assert told["status"] == "explained" and told["url"] in [w.url for w in workers]
-            _, told = await router.post(body, "/route")
-            assert {row["worker"] for row in told["candidates"]} == {"a", "b"}
-            assert told["state"] == "guessed" and told["explanation"]
-            path = f"{router.url}/route/{told['decision']}"
-            async with router.client.delete(path) as answer:
-                assert (await answer.json())["status"] == "finished"
-            async with router.client.delete(path) as answer:
-                assert answer.status == 409
-            async with router.client.get(path) as answer:
-                assert (await answer.json())["worker"] == told["worker"]
-            _, again = await router.post(body, "/route")
-            assert again["worker"] == told["worker"] and again["expected_cached_tokens"] > 300
-            assert not any(worker.bodies for worker in workers)
-            async with router.client.get(f"{router.url}/metrics") as answer:
-                assert 'ostinato_router_worker_up{worker="a"} 1.0' in await answer.text()
-
-    asyncio.run(scene())
+    workers = names("a", "b")
+    async with routed(*workers) as router:
+        body = {"prompt": "to be or not to be " * 20}
+        _, told = await router.post(body, "/route?dry_run=1")
+        assert told["status"] == "explained" and told["url"] in [w.url for w in workers]
+        _, told = await router.post(body, "/route")
+        assert {row["worker"] for row in told["candidates"]} == {"a", "b"}
+        assert told["state"] == "guessed" and told["explanation"]
+        path = f"{router.url}/route/{told['decision']}"
+        async with router.client.delete(path) as answer:
+            assert (await answer.json())["status"] == "finished"
+        async with router.client.delete(path) as answer:
+            assert answer.status == 409
+        async with router.client.get(path) as answer:
+            assert (await answer.json())["worker"] == told["worker"]
+        _, again = await router.post(body, "/route")
+        assert again["worker"] == told["worker"] and again["expected_cached_tokens"] > 300
+        assert not any(worker.bodies for worker in workers)
+        async with router.client.get(f"{router.url}/metrics") as answer:
+            assert 'ostinato_router_worker_up{worker="a"} 1.0' in await answer.text()
 
 
-def test_a_prompt_is_prewarmed_at_as_many_workers_as_asked_for():
-    async def scene() -> None:
-        workers = names("a", "b", "c")
-        async with routed(*workers) as router:
-            body = {"prompt": "All the world's a stage. " * 20}
-            _, first = await router.post(body, "/admin/prewarm?copies=2")
-            assert [row["status"] for row in first["sent"]] == ["finished"] * 2
-            assert [len(worker.bodies) for worker in workers].count(1) == 2
-            _, again = await router.post(body, "/admin/prewarm?copies=3")
-            assert len(again["sent"]) == 1 and all(worker.bodies for worker in workers)
-            assert json.loads(workers[0].bodies[0]) == {**body, "max_tokens": 1, "stream": False}
-
-    asyncio.run(scene())
+async def test_a_prompt_is_prewarmed_at_as_many_workers_as_asked_for():
+    workers = names("a", "b", "c")
+    async with routed(*workers) as router:
+        body = {"prompt": "All the world's a stage. " * 20}
+        _, first = await router.post(body, "/admin/prewarm?copies=2")
+        assert [row["status"] for row in first["sent"]] == ["finished"] * 2
+        assert [len(worker.bodies) for worker in workers].count(1) == 2
+        _, again = await router.post(body, "/admin/prewarm?copies=3")
+        assert len(again["sent"]) == 1 and all(worker.bodies for worker in workers)
+        assert json.loads(workers[0].bodies[0]) == {**body, "max_tokens": 1, "stream": False}
 
 
-def test_a_public_prefix_is_published_at_as_many_workers_as_asked_for_and_tenants_follow():
+async def test_a_public_prefix_is_published_at_as_many_workers_as_asked_for_and_tenants_follow():
     """The prompts are token ids, and the workers say that they are Ostinatos."""
-
-    async def scene() -> None:
-        workers = names("a", "b", "c")
-        for worker in workers:
-            worker.is_ours = True
-        async with routed(*workers) as router:
-            await until(lambda: all(w.is_ours for w in router.app.fleet.workers.values()))
-            url, body = f"{router.url}/admin/public/play", {"prompt": list(range(64))}
-            async with router.client.put(f"{url}?copies=2", json=body) as answer:
-                told = (await answer.json())["workers"]
-            assert len(told) == 2 and all(each == {"num_tokens": 64} for each in told.values())
-            for number in range(4):
-                ask = {"prompt": [*range(64), *[number] * 8]}
-                _, made = await router.post(ask, "/route?dry_run=1&path=/v1/completions")
-                assert made["worker"] in told and made["expected_cached_tokens"] == 64
-            async with router.client.put(f"{url}?copies=4", json=body) as answer:
-                assert answer.status == 409
-            async with router.client.post(f"{url}/unpublish", json={}) as answer:
-                assert len((await answer.json())["workers"]) == 3
+    workers = names("a", "b", "c")
+    for worker in workers:
+        worker.is_ours = True
+    async with routed(*workers) as router:
+        await until(lambda: all(w.is_ours for w in router.app.fleet.workers.values()))
+        url, body = f"{router.url}/admin/public/play", {"prompt": list(range(64))}
+        async with router.client.put(f"{url}?copies=2", json=body) as answer:
+            told = (await answer.json())["workers"]
+        assert len(told) == 2 and all(each == {"num_tokens": 64} for each in told.values())
+        for number in range(4):
+            ask = {"prompt": [*range(64), *[number] * 8]}
             _, made = await router.post(ask, "/route?dry_run=1&path=/v1/completions")
-            assert made["expected_cached_tokens"] == 0
+            assert made["worker"] in told and made["expected_cached_tokens"] == 64
+        async with router.client.put(f"{url}?copies=4", json=body) as answer:
+            assert answer.status == 409
+        async with router.client.post(f"{url}/unpublish", json={}) as answer:
+            assert len((await answer.json())["workers"]) == 3
+        _, made = await router.post(ask, "/route?dry_run=1&path=/v1/completions")
+        assert made["expected_cached_tokens"] == 0
 
-    asyncio.run(scene())
 
-
-def test_a_request_goes_to_a_worker_that_serves_its_model():
-    async def scene() -> None:
-        large, small = workers = names("large", "small")
-        large.models, small.models = ("l",), ("s", "both")
-        async with routed(*workers) as router:
-            for model, by in (("l", "large"), ("s", "small")):
-                for _ in range(3):
-                    assert (await router.post({"model": model}))[1]["by"] == by
-            async with router.client.get(f"{router.url}/v1/models") as answer:
-                listed = [model["id"] for model in (await answer.json())["data"]]
-            assert listed == ["l", "s", "both"]
-            assert (await router.post({"model": "none"}))[0] == 200, "a worker says so, not we"
-
-    asyncio.run(scene())
+async def test_a_request_goes_to_a_worker_that_serves_its_model():
+    large, small = workers = names("large", "small")
+    large.models, small.models = ("l",), ("s", "both")
+    async with routed(*workers) as router:
+        for model, by in (("l", "large"), ("s", "small")):
+            for _ in range(3):
+                assert (await router.post({"model": model}))[1]["by"] == by
+        async with router.client.get(f"{router.url}/v1/models") as answer:
+            listed = [model["id"] for model in (await answer.json())["data"]]
+        assert listed == ["l", "s", "both"]
+        assert (await router.post({"model": "none"}))[0] == 200, "a worker says so, not we"
 
 
 @pytest.mark.parametrize(
@@ -345,7 +305,7 @@ def test_a_request_goes_to_a_worker_that_serves_its_model():
     [300, pytest.param(10_000, marks=[pytest.mark.nightly, pytest.mark.timeout(1800)])],
     ids=str,
 )
-def test_workers_that_are_killed_at_random_lose_nothing_that_had_not_begun(num_requests: int):
+async def test_workers_that_are_killed_at_random_lose_nothing_that_had_not_begun(num_requests: int):
     """Each whole answer is that of its request, once; only begun streams may break off."""
     import random
 
@@ -392,22 +352,18 @@ def test_workers_that_are_killed_at_random_lose_nothing_that_had_not_begun(num_r
             await worker.begin()
             await until(partial(is_seen, worker.name, True))
 
-    async def scene() -> dict[str, int]:
-        workers = names("a", "b", "c", "d")
-        for worker in workers:
-            worker.answer = slow
-        tally, done = {"whole": 0, "broke off": 0, "kills": 0}, asyncio.Event()
-        async with routed(*workers, retries=6, health_interval_s=0.01) as router:
-            killing = asyncio.create_task(kill_one_by_one(workers, router, done))
-            for start in range(0, num_requests, 20):
-                batch = range(start, min(start + 20, num_requests))
-                await asyncio.gather(*(ask(router, number, tally) for number in batch))
-            done.set()
-            await killing
-            await until(lambda: router.app.fleet.num_live == 0)
-            router.app.fleet.router.check()
-        return tally
-
-    tally = asyncio.run(scene())
+    workers = names("a", "b", "c", "d")
+    for worker in workers:
+        worker.answer = slow
+    tally, done = {"whole": 0, "broke off": 0, "kills": 0}, asyncio.Event()
+    async with routed(*workers, retries=6, health_interval_s=0.01) as router:
+        killing = asyncio.create_task(kill_one_by_one(workers, router, done))
+        for start in range(0, num_requests, 20):
+            batch = range(start, min(start + 20, num_requests))
+            await asyncio.gather(*(ask(router, number, tally) for number in batch))
+        done.set()
+        await killing
+        await until(lambda: router.app.fleet.num_live == 0)
+        router.app.fleet.router.check()
     assert tally["whole"] + tally["broke off"] == num_requests
     assert tally["whole"] > num_requests / 2

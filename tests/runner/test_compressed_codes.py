@@ -25,7 +25,7 @@ SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim":
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", ["W8A16", "W4A16", "W8A8"])
-def test_a_checkpoint_runs_from_its_own_codes(kind: str, dtype: Any, tmp_path: Path) -> None:
+def test_a_checkpoint_runs_from_its_own_codes(kind: str, dtype: Any, tmp_path: Path):
     path, activations = tmp_path / "model", BY_TOKEN if kind == "W8A8" else None
     if kind == "W4A16":
         save_w4a16(path, dtype=dtype, **SIZES)
@@ -50,7 +50,7 @@ def test_a_checkpoint_runs_from_its_own_codes(kind: str, dtype: Any, tmp_path: P
     assert away <= most[dtype]
 
 
-def test_layers_with_static_scales_of_activations_compute_themselves(tmp_path: Path) -> None:
+def test_layers_with_static_scales_of_activations_compute_themselves(tmp_path: Path):
     loaded = load_model(save_w8a8(tmp_path / "model", activations=STATIC), "float32")
     assert loaded.quantization is None
     assert type(loaded.model.model.layers[0].mlp.up_proj) is nn.Linear

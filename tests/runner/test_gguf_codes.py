@@ -35,7 +35,7 @@ def quantized_layers(loaded: LoadedModel) -> list[QuantizedWeight]:
 )
 def test_a_file_runs_from_its_own_codes(
     checkpoints: Checkpoints, tmp_path: Path, kind: str, bits: int
-) -> None:
+):
     """The probe's difference from the modules with the file's numbers is none but of sums."""
     file = save_gguf(tmp_path / "tiny.gguf", checkpoints.path("qwen3", **SIZES), kind)
     plain = load_model(file, "float32", forward="plain")
@@ -51,14 +51,14 @@ def test_a_file_runs_from_its_own_codes(
     assert torch.allclose(own_logits(loaded, prompt), own_logits(plain, prompt), atol=1e-4)
 
 
-def test_a_file_with_plain_weights_has_no_codes(checkpoints: Checkpoints, tmp_path: Path) -> None:
+def test_a_file_with_plain_weights_has_no_codes(checkpoints: Checkpoints, tmp_path: Path):
     loaded = load_model(save_gguf(tmp_path / "tiny.gguf", checkpoints.path("qwen3", **SIZES)))
     assert loaded.quantization is None and not quantized_layers(loaded)
 
 
 @pytest.mark.parametrize("kind", ["Q4_K", "Q5_K", "Q6_K"])
 @pytest.mark.parametrize("turned", [False, True])
-def test_blocks_of_256_become_codes_where_their_groups_are_of_32(kind: str, turned: bool) -> None:
+def test_blocks_of_256_become_codes_where_their_groups_are_of_32(kind: str, turned: bool):
     """Rows may be turned as llama.cpp turns those of queries and keys."""
     type_ = gguf.GGMLQuantizationType[kind]
     size = gguf.GGML_QUANT_SIZES[type_][1]
@@ -84,7 +84,7 @@ def test_blocks_of_256_become_codes_where_their_groups_are_of_32(kind: str, turn
         assert exact_codes(tensor, weight + 1, [4]) is None, "other numbers"
 
 
-def test_codes_of_several_formats_are_joined_without_loss() -> None:
+def test_codes_of_several_formats_are_joined_without_loss():
     """As where a file keeps values in more bits than queries and keys."""
     formats = [CodeFormat(4, 32), CodeFormat(4, 64, has_minima=True), CodeFormat(8, 128)]
     parts: list[Codes] = [encode(torch.randn(3, 200), format) for format in formats]

@@ -30,20 +30,20 @@ print(next(line.split()[1] for line in found.splitlines() if line.startswith("An
 
 @has_pages
 @needs_library
-def test_packed_weights_lie_in_large_pages() -> None:
+def test_packed_weights_lie_in_large_pages():
     """In a process of its own: 24 MiB of weights, whose first page may be another's as well."""
     done = subprocess.run([sys.executable, "-c", HUGE], capture_output=True, text=True, check=True)
     assert int(done.stdout) >= 20 * 1024
 
 
-def test_numbers_stay_what_they_are() -> None:
+def test_numbers_stay_what_they_are():
     block = torch.arange(3 * PAGE_BYTES // 8)
     expect_block(block.nbytes)
     into_huge_pages(block.data_ptr(), block.nbytes)
     assert torch.equal(block, torch.arange(3 * PAGE_BYTES // 8))
 
 
-def test_memory_that_fills_no_page_is_left_alone() -> None:
+def test_memory_that_fills_no_page_is_left_alone():
     """And so is an address where nothing is mapped: the kernel refuses, without an error."""
     expect_block(PAGE_BYTES - 1)
     into_huge_pages(PAGE_BYTES * 3 // 2, PAGE_BYTES - 1)
@@ -51,7 +51,7 @@ def test_memory_that_fills_no_page_is_left_alone() -> None:
 
 
 @needs_library
-def test_a_packed_weight_is_overwritten_in_place() -> None:
+def test_a_packed_weight_is_overwritten_in_place():
     """Programs point to it."""
     weight, rows = PackedWeight([torch.zeros(64, 64)]), torch.zeros(1, 64)
     before = weight.record(rows, None, rows).tiles

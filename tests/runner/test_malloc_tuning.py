@@ -40,7 +40,7 @@ def run(**environment: str) -> tuple[bool, int]:
     return told == "True", int(faults)
 
 
-def test_the_second_step_finds_the_memory_of_the_first() -> None:
+def test_the_second_step_finds_the_memory_of_the_first():
     told, faults = run()
     assert told
     assert faults < 1000
@@ -50,7 +50,7 @@ def test_the_second_step_finds_the_memory_of_the_first() -> None:
     "environment",
     [{"MALLOC_TRIM_THRESHOLD_": "65536"}, {"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=65536"}],
 )
-def test_who_has_settled_it_is_left_alone(environment: dict[str, str]) -> None:
+def test_who_has_settled_it_is_left_alone(environment: dict[str, str]):
     told, faults = run(**environment)
     assert not told
     assert faults > 10_000

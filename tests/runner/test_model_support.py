@@ -77,9 +77,7 @@ def test_a_config_without_a_limit_has_none():
     assert length_limit(BloomConfig()).num_tokens == UNLIMITED_TOKENS
 
 
-def test_long_rope_is_served_as_far_as_it_does_not_change_its_frequencies(
-    checkpoints: Checkpoints,
-):
+def test_long_rope_is_served_as_far_as_it_does_not_change_its_frequencies(checkpoints: Checkpoints):
     """Beyond 64 tokens all keys of a sequence would have to be computed anew."""
     path = checkpoints.path("phi3", rope_parameters=LONGROPE, original_max_position_embeddings=64)
     loaded = load_model(path, "float64")

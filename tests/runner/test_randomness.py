@@ -9,14 +9,14 @@ from ostinato.runner.randomness import uniform
 
 
 @given(seed=st.integers(-(2**63), 2**64 - 1), position=st.integers(0, 2**40))
-def test_numbers_lie_in_the_half_open_unit_interval(seed: int, position: int) -> None:
+def test_numbers_lie_in_the_half_open_unit_interval(seed: int, position: int):
     number = uniform(seed, position)
 
     assert 0.0 <= number < 1.0
     assert number == uniform(seed, position)
 
 
-def test_a_seed_gives_the_same_numbers_in_every_release() -> None:
+def test_a_seed_gives_the_same_numbers_in_every_release():
     """Someone's saved seed should still tell the same story after an upgrade."""
     assert [uniform(42, position) for position in range(3)] == [
         0.8817756551627708,
@@ -26,7 +26,7 @@ def test_a_seed_gives_the_same_numbers_in_every_release() -> None:
     assert uniform(-1, 0) != uniform(2**64 - 1, 0)
 
 
-def test_numbers_fill_the_interval_evenly() -> None:
+def test_numbers_fill_the_interval_evenly():
     """Ten drawers of 2,000 numbers each; chi-square stays below its 99.9 % point."""
     drawers = Counter(int(10 * uniform(seed, place)) for seed in range(200) for place in range(100))
 
@@ -34,7 +34,7 @@ def test_numbers_fill_the_interval_evenly() -> None:
     assert statistic < 27.88  # 9 degrees of freedom
 
 
-def test_neighbouring_seeds_and_positions_tell_nothing_about_each_other() -> None:
+def test_neighbouring_seeds_and_positions_tell_nothing_about_each_other():
     """Thirds of one number against thirds of the next: all nine combinations alike."""
     for step in ((1, 0), (0, 1), (1, -1)):
         pairs = Counter(

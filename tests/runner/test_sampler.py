@@ -62,9 +62,7 @@ def expected(logits: Sequence[float], job: SampleTask) -> list[int]:
 
 
 @given(st.lists(st.tuples(row, tasks()), min_size=1, max_size=6))
-def test_each_row_gets_what_the_reference_draws(
-    batch: list[tuple[list[float], SampleTask]],
-) -> None:
+def test_each_row_gets_what_the_reference_draws(batch: list[tuple[list[float], SampleTask]]):
     """Penalties, bias, bans, temperature and truncations, all mixed in one batch."""
     batch = [(logits, replace(job, seeds=job.seeds + MORE_SEEDS)) for logits, job in batch]
     try:
@@ -76,7 +74,7 @@ def test_each_row_gets_what_the_reference_draws(
 
 
 @given(st.lists(st.tuples(row, tasks()), min_size=2, max_size=6))
-def test_strangers_in_the_batch_change_nothing(batch: list[tuple[list[float], SampleTask]]) -> None:
+def test_strangers_in_the_batch_change_nothing(batch: list[tuple[list[float], SampleTask]]):
     """Each row alone, all together, and all in reverse: the same tokens."""
     rows, jobs = [logits for logits, _ in batch], [job for _, job in batch]
 
@@ -89,7 +87,7 @@ def test_strangers_in_the_batch_change_nothing(batch: list[tuple[list[float], Sa
 @given(row, tasks(), st.integers(1, 4))
 def test_n_seeds_of_one_row_are_n_rows_of_one_seed(
     logits: list[float], job: SampleTask, copies: int
-) -> None:
+):
     """A fork's continuations are what separate requests with these seeds would get."""
     alone = [
         SampleTask(job.params, (seed,), job.prompt, job.output, job.banned) for seed in job.seeds
@@ -99,7 +97,7 @@ def test_n_seeds_of_one_row_are_n_rows_of_one_seed(
     assert together == [[ids[0] for ids in sample([logits] * len(alone), alone)]] * copies
 
 
-def test_many_draws_follow_the_distribution() -> None:
+def test_many_draws_follow_the_distribution():
     """20,000 fixed seeds over eight tokens; chi-square stays below its 99.9 % point."""
     logits = [0.0, 1.0, -1.0, 2.0, 0.5, 0.5, -2.0, 1.5]
     job = task(seeds=range(20_000), temperature=0.8)
@@ -111,7 +109,7 @@ def test_many_draws_follow_the_distribution() -> None:
     assert statistic < 24.32  # 7 degrees of freedom
 
 
-def test_truncated_draws_follow_the_renormalised_distribution() -> None:
+def test_truncated_draws_follow_the_renormalised_distribution():
     """With top_k=3 only the three likeliest come, in proportion: 99.9 % point, 2 degrees."""
     logits = [0.0, 1.0, -1.0, 2.0, 0.5]
     job = task(seeds=range(10_000), top_k=3)
@@ -123,7 +121,7 @@ def test_truncated_draws_follow_the_renormalised_distribution() -> None:
     assert sum((counts[i] - means[i]) ** 2 / means[i] for i in counts) < 13.82
 
 
-def test_the_same_seed_goes_on_with_other_numbers_at_each_position() -> None:
+def test_the_same_seed_goes_on_with_other_numbers_at_each_position():
     """Otherwise a uniform model would say one token for ever."""
     flat = [[0.0] * 1000] * 50
     steps = [task(output=[0] * position, seeds=[7]) for position in range(50)]
@@ -131,25 +129,25 @@ def test_the_same_seed_goes_on_with_other_numbers_at_each_position() -> None:
     assert len({ids[0] for ids in sample(flat, steps)}) > 40
 
 
-def test_greedy_takes_the_lowest_id_of_several_equal_ones() -> None:
+def test_greedy_takes_the_lowest_id_of_several_equal_ones():
     assert sample([[0.0, 3.0, 3.0, 1.0]], [task(temperature=0.0, seeds=[1, 2])]) == [[1, 1]]
 
 
-def test_top_k_keeps_exactly_k_also_among_equal_tokens() -> None:
+def test_top_k_keeps_exactly_k_also_among_equal_tokens():
     """Of four equal tokens the two with the lowest ids stay."""
     [ids] = sample([[5.0, 5.0, 5.0, 5.0]], [task(top_k=2, seeds=range(200))])
 
     assert set(ids) == {0, 1}
 
 
-def test_top_p_at_the_exact_mass_keeps_no_token_beyond_it() -> None:
+def test_top_p_at_the_exact_mass_keeps_no_token_beyond_it():
     """Two of four equal tokens are half of the mass, so a third one adds nothing."""
     [ids] = sample([[5.0, 5.0, 5.0, 5.0]], [task(top_p=0.5, seeds=range(200))])
 
     assert set(ids) == {0, 1}
 
 
-def test_top_p_is_a_share_of_what_top_k_has_left() -> None:
+def test_top_p_is_a_share_of_what_top_k_has_left():
     """Of six equal tokens top_k leaves two, of which one is half of the mass."""
     [ids] = sample([[1.0] * 6], [task(top_k=2, top_p=0.5, seeds=range(50))])
 
@@ -159,7 +157,7 @@ def test_top_p_is_a_share_of_what_top_k_has_left() -> None:
 @pytest.mark.parametrize(("number", "drawn"), [(0.0, 1), (1 - 2**-53, 5)])
 def test_the_extreme_random_numbers_draw_tokens_that_have_mass(
     number: float, drawn: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     """Banned tokens stand at both ends, also where sums have more bits than a float64."""
     monkeypatch.setattr("ostinato.runner.sampler.uniform", lambda seed, position: number)
     rows = torch.randn(200, 7, generator=torch.Generator().manual_seed(0))
@@ -169,7 +167,7 @@ def test_the_extreme_random_numbers_draw_tokens_that_have_mass(
     assert results == [[drawn]] * 200
 
 
-def test_top_p_looks_further_where_the_mass_is_spread_over_thousands() -> None:
+def test_top_p_looks_further_where_the_mass_is_spread_over_thousands():
     """A flat and a peaked row together: one needs 4,500 of 5,000 tokens, the other one."""
     flat, peaked = torch.zeros(2, 5000, dtype=torch.float64)
     peaked[77] = 50.0
@@ -182,19 +180,19 @@ def test_top_p_looks_further_where_the_mass_is_spread_over_thousands() -> None:
     assert narrow == {77}
 
 
-def test_a_tiny_temperature_is_as_good_as_greedy() -> None:
+def test_a_tiny_temperature_is_as_good_as_greedy():
     """Nothing overflows on the way."""
     assert sample([[1.0, 1.1, -50.0]], [task(temperature=1e-300, seeds=range(9))]) == [[1] * 9]
 
 
-def test_a_huge_temperature_leaves_the_order_of_tokens_alone() -> None:
+def test_a_huge_temperature_leaves_the_order_of_tokens_alone():
     """All weights round to the same, yet top_k still knows which are likelier."""
     [ids] = sample([[0.0, 1.0, 2.0]], [task(temperature=1e300, top_k=2, seeds=range(50))])
 
     assert set(ids) == {1, 2}
 
 
-def test_half_precision_logits_are_edited_in_full_precision() -> None:
+def test_half_precision_logits_are_edited_in_full_precision():
     """A bias of 0.01 is lost when added to 100 in bfloat16."""
     logits = torch.tensor([[100.0, 100.0]], dtype=torch.bfloat16)
     job = task(temperature=0.0, logit_bias={1: 0.01})
@@ -202,7 +200,7 @@ def test_half_precision_logits_are_edited_in_full_precision() -> None:
     assert Sampler().sample(logits, [job])[0][0].token_id == 1
 
 
-def test_the_raw_logits_and_the_texts_are_left_as_they_were() -> None:
+def test_the_raw_logits_and_the_texts_are_left_as_they_were():
     """The scheduler appends to the arrays afterwards; a view held back would forbid it."""
     logits = torch.tensor([[1.0, 2.0, 3.0]])
     job = task(output=[2], banned=[1], logit_bias={0: 5.0}, repetition_penalty=2.0, top_k=1)
@@ -214,17 +212,17 @@ def test_the_raw_logits_and_the_texts_are_left_as_they_were() -> None:
     assert logits.tolist() == [[1.0, 2.0, 3.0]]
 
 
-def test_an_empty_batch_gives_an_empty_answer() -> None:
+def test_an_empty_batch_gives_an_empty_answer():
     assert Sampler().sample(torch.zeros(0, 5), []) == []
 
 
-def test_a_bias_outside_the_vocabulary_is_our_own_mistake() -> None:
+def test_a_bias_outside_the_vocabulary_is_our_own_mistake():
     """Admission has the request to blame; here it would be too late."""
     with pytest.raises(AssertionError, match="admission"):
         sample([[0.0, 0.0]], [task(logit_bias={2: 1.0})])
 
 
-def test_banned_and_seen_ids_outside_the_vocabulary_are_of_no_account() -> None:
+def test_banned_and_seen_ids_outside_the_vocabulary_are_of_no_account():
     """They can never be sampled; a stop id of another model is common in configs."""
     job = task(temperature=0.0, prompt=[9, 0], banned=[4_000_000_000], repetition_penalty=2.0)
 
@@ -244,7 +242,7 @@ def test_banned_and_seen_ids_outside_the_vocabulary_are_of_no_account() -> None:
 )
 def test_a_row_without_a_token_is_refused_with_its_cause(
     logits: list[float], wishes: dict[str, Any], cause: str, how: dict[str, Any]
-) -> None:
+):
     """Garbage would look like text; the error names what to change; the other row is sampled."""
     batch = torch.tensor([[0.0, 0.0], logits])
     jobs = [task(), task(prompt=[1], **wishes, **how)]
@@ -255,7 +253,7 @@ def test_a_row_without_a_token_is_refused_with_its_cause(
     assert re.search(f"no token can be sampled: .*{cause}", bad.error)
 
 
-def test_a_vocabulary_of_one_nan_is_refused_like_any_other() -> None:
+def test_a_vocabulary_of_one_nan_is_refused_like_any_other():
     """Truncation must survive rows whose sums mean nothing."""
     assert "NaN" in Sampler().sample(torch.tensor([[math.nan]]), [task(top_p=0.5)])[0][0].error
 
@@ -279,7 +277,7 @@ def operations(jobs: Sequence[SampleTask]) -> Counter[str]:
     return Counter(seen.names)
 
 
-def test_a_greedy_batch_costs_no_pass_of_torch_over_the_vocabulary() -> None:
+def test_a_greedy_batch_costs_no_pass_of_torch_over_the_vocabulary():
     """NumPy finds the best of all rows at once, many numbers at a time."""
     seen = operations([task(temperature=0.0)] * 8)
 
@@ -291,19 +289,19 @@ def test_a_greedy_batch_costs_no_pass_of_torch_over_the_vocabulary() -> None:
 @given(rows=st.lists(row, min_size=1, max_size=5))
 def test_greedy_takes_what_argmax_takes_in_every_format(
     dtype: torch.dtype, rows: list[list[float]]
-) -> None:
+):
     logits = torch.tensor(rows, dtype=dtype)
     sampled = Sampler().sample(logits, [task(temperature=0.0)] * len(rows))
 
     assert [tokens[0].token_id for tokens in sampled] == logits.argmax(-1).tolist()
 
 
-def test_nothing_is_sorted_unless_a_truncation_asks_for_it() -> None:
+def test_nothing_is_sorted_unless_a_truncation_asks_for_it():
     assert not operations([task(), task(min_p=0.1)]).keys() & {"sort", "topk"}
     assert "topk" in operations([task(top_k=5)])
 
 
-def test_more_rows_cost_no_more_operations() -> None:
+def test_more_rows_cost_no_more_operations():
     """Rows are worked on together, whatever each of them asks for."""
     kinds = [
         task(),
@@ -317,7 +315,7 @@ def test_more_rows_cost_no_more_operations() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_seed_draws_the_same_tokens_on_every_device() -> None:
+def test_a_seed_draws_the_same_tokens_on_every_device():
     """Given the same logits: exact sums leave only the last bits of exp to differ."""
     logits = torch.randn(16, 50_000, generator=torch.Generator().manual_seed(0))
     jobs = [task(seeds=range(50), top_p=p) for p in (1.0, 0.9)] * 8

@@ -45,7 +45,7 @@ def exact_logits(path: Path, plain: dict[str, Tensor]) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_checkpoint_runs_from_its_own_codes(kind: str, tmp_path: Path) -> None:
+def test_a_checkpoint_runs_from_its_own_codes(kind: str, tmp_path: Path):
     """By the definition in float64, without a copy in plain numbers."""
     plain = save_words(tmp_path, **KINDS[kind])
     expected = exact_logits(tmp_path, plain)
@@ -68,7 +68,7 @@ def test_a_checkpoint_runs_from_its_own_codes(kind: str, tmp_path: Path) -> None
 
 def test_a_checkpoint_of_compressed_tensors_with_zero_points_runs_from_its_own_codes(
     tmp_path: Path,
-) -> None:
+):
     """Which transformers does not load: it expects zero points that are not packed."""
     pytest.importorskip("compressed_tensors")
     sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
@@ -80,7 +80,7 @@ def test_a_checkpoint_of_compressed_tensors_with_zero_points_runs_from_its_own_c
     assert away <= 1e-5
 
 
-def test_what_is_cached_of_a_checkpoint_in_act_order_is_what_is_computed(tmp_path: Path) -> None:
+def test_what_is_cached_of_a_checkpoint_in_act_order_is_what_is_computed(tmp_path: Path):
     save_words(tmp_path, "gptq", act_order=True, dtype="bfloat16")
     llm = LLM(str(tmp_path), num_blocks=32, block_size=4)
     params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
@@ -102,7 +102,7 @@ def test_what_is_cached_of_a_checkpoint_in_act_order_is_what_is_computed(tmp_pat
 )
 def test_what_is_not_read_is_refused_before_weights_are(
     given: dict[str, Any], changes: dict[str, Any], said: str, tmp_path: Path
-) -> None:
+):
     save_words(tmp_path, **given)
     config = json.loads((tmp_path / "config.json").read_text())
     config["quantization_config"] |= changes
@@ -111,7 +111,7 @@ def test_what_is_not_read_is_refused_before_weights_are(
         load_model(tmp_path)
 
 
-def test_a_layer_of_which_parts_do_not_fit_is_a_broken_checkpoint(tmp_path: Path) -> None:
+def test_a_layer_of_which_parts_do_not_fit_is_a_broken_checkpoint(tmp_path: Path):
     from safetensors.torch import load_file, save_file
 
     save_words(tmp_path, "awq")

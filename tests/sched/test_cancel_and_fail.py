@@ -3,10 +3,7 @@
 import pytest
 
 from ostinato.observe.introspection import cached_blocks
-from tests.support.tiny_cache import on_both_indexes
 from tests.support.tiny_scheduler import tiny_scheduler
-
-pytestmark = on_both_indexes
 
 # --- cancel ---------------------------------------------------------------------------------
 
@@ -41,8 +38,7 @@ def test_without_sealed_tails_whole_blocks_are_left(index):
     assert tiny.step() == "two:....EFGHIJ"
 
 
-def test_cancelling_a_request_that_is_not_live_does_nothing(index):
-    tiny = tiny_scheduler(index=index)
+def test_cancelling_a_request_that_is_not_live_does_nothing(tiny):
     assert tiny.cancel("never seen") == []
     tiny.add("one", "ABC")
     tiny.run()
@@ -92,9 +88,8 @@ def test_a_prefill_that_got_nothing_of_a_failed_step_goes_on(index):
     assert tiny.run() == ["two:IJ", "two:KL"]
 
 
-def test_followers_that_found_blocks_of_the_failed_step_end_with_it(index):
+def test_followers_that_found_blocks_of_the_failed_step_end_with_it(tiny):
     """Copies, shared blocks and siblings of one step, taken back in one go."""
-    tiny = tiny_scheduler(index=index)
     tiny.add("one", "ABCDEFGH", n=2, max_tokens=3)
     tiny.add("two", "ABCDEFxy", max_tokens=3)
     tiny.add("three", "ABCDEFxyz", n=2, max_tokens=3)
@@ -118,9 +113,8 @@ def test_after_a_failure_the_same_request_can_be_sent_again(index, step):
     assert (tiny.outputs["again"], tiny.outputs["again/1"]) == ("abc", "klm")
 
 
-def test_failed_steps_are_counted_as_steps_that_computed_nothing(index):
+def test_failed_steps_are_counted_as_steps_that_computed_nothing(tiny):
     """Their tokens went through the model, if at all, for nothing."""
-    tiny = tiny_scheduler(index=index)
     tiny.add("one", "ABC")
     tiny.failing_step()
     stats = tiny.scheduler.stats
@@ -131,9 +125,8 @@ def test_failed_steps_are_counted_as_steps_that_computed_nothing(index):
 # --- a row that raises nothing, and brings nothing ------------------------------------------------
 
 
-def test_a_row_from_which_nothing_can_be_sampled_ends_its_own_sequence_alone(index):
+def test_a_row_from_which_nothing_can_be_sampled_ends_its_own_sequence_alone(tiny):
     """Its logits were no numbers; the others of the batch have got their tokens."""
-    tiny = tiny_scheduler(index=index)
     tiny.add("one", "ABC", max_tokens=3)
     tiny.add("two", "DEF", max_tokens=3)
     tiny.step()
@@ -157,17 +150,15 @@ def test_a_prompt_from_which_nothing_can_be_sampled_ends_all_its_continuations(i
 # --- the discipline of steps ----------------------------------------------------------------------
 
 
-def test_a_step_is_planned_when_the_last_one_has_ended(index):
-    tiny = tiny_scheduler(index=index)
+def test_a_step_is_planned_when_the_last_one_has_ended(tiny):
     tiny.add("one", "ABC")
     tiny.scheduler.plan()
     with pytest.raises(AssertionError, match="neither committed nor failed"):
         tiny.scheduler.plan()
 
 
-def test_between_plan_and_commit_no_request_is_removed(index):
+def test_between_plan_and_commit_no_request_is_removed(tiny):
     """The runner is writing to their blocks."""
-    tiny = tiny_scheduler(index=index)
     tiny.add("one", "ABC")
     tiny.scheduler.plan()
     with pytest.raises(AssertionError, match="a step is under way"):
@@ -176,9 +167,8 @@ def test_between_plan_and_commit_no_request_is_removed(index):
         tiny.scheduler.preempt_all()
 
 
-def test_a_request_may_arrive_while_a_step_runs(index):
+def test_a_request_may_arrive_while_a_step_runs(tiny):
     """It is planned in the next one."""
-    tiny = tiny_scheduler(index=index)
     tiny.add("one", "ABC")
     plan = tiny.scheduler.plan()
     tiny.add("two", "DEF")

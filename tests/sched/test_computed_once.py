@@ -12,7 +12,6 @@ from ostinato.core.request import Request
 from ostinato.core.sampling_params import SamplingParams
 from ostinato.sched.scheduler import Scheduler
 from ostinato.settings import IndexName, PrefixCacheConfig
-from tests.support.tiny_cache import on_both_indexes
 
 SHARED = 512
 
@@ -45,7 +44,6 @@ def answer(plan: StepPlan) -> StepResult:
     return StepResult(tuple(map(SequenceResult, tokens)))
 
 
-@on_both_indexes
 @pytest.mark.parametrize("max_chunk_tokens", [None, 100])
 @pytest.mark.parametrize(
     "requests, block_size, again", [(200, 4, 1), (1000, 16, 1), (200, 256, 16)]
@@ -60,14 +58,12 @@ def test_a_thousand_cold_prompts_compute_their_shared_prefix_once(
     assert scheduler.cache.num_live_tables == 0
 
 
-@on_both_indexes
 def test_a_prefix_that_ends_within_a_full_block_is_computed_once_as_well(index):
     """512 tokens are five blocks of 100 and twelve tokens of the sixth, which are copied."""
     scheduler = scheduler_with_room(index, block_size=100)
     assert send_a_wave(scheduler, own=88) <= SHARED + 1000 * 88
 
 
-@on_both_indexes
 def test_the_watch_would_see_it_if_nothing_were_shared(index):
     """With prefix caching off every token of every prompt is computed."""
     cache = PrefixCacheConfig(

@@ -1,14 +1,10 @@
 """Several continuations of one prompt (``n > 1``)."""
 
-from tests.support.tiny_cache import on_both_indexes
 from tests.support.tiny_scheduler import tiny_scheduler
 
-pytestmark = on_both_indexes
 
-
-def test_a_prompt_is_computed_once_for_all_its_continuations(index):
+def test_a_prompt_is_computed_once_for_all_its_continuations(tiny):
     """Each samples its first token from the same logits, with a seed of its own."""
-    tiny = tiny_scheduler(index=index)
     tiny.add("one", "ABCDEF", n=3, max_tokens=3)
     assert tiny.step() == "one:ABCDEF"
     assert tiny.outputs == {"one": "a", "one/1": "k", "one/2": "u"}
@@ -18,9 +14,8 @@ def test_a_prompt_is_computed_once_for_all_its_continuations(index):
     assert tiny.scheduler.stats.computed_prompt_tokens == 6
 
 
-def test_siblings_share_full_blocks_and_copy_the_last_one(index):
+def test_siblings_share_full_blocks_and_copy_the_last_one(tiny):
     """Two slots each, of the block that EF are in; in the step that computes them."""
-    tiny = tiny_scheduler(index=index)
     tiny.add("one", "ABCDEF", n=3, max_tokens=2)
     tiny.step()
     assert [run.num_tokens for run in tiny.plan.copies] == [2, 2]
@@ -29,8 +24,7 @@ def test_siblings_share_full_blocks_and_copy_the_last_one(index):
     assert len({table.blocks[1] for table in tables}) == 3
 
 
-def test_siblings_of_a_prompt_of_whole_blocks_copy_nothing(index):
-    tiny = tiny_scheduler(index=index)
+def test_siblings_of_a_prompt_of_whole_blocks_copy_nothing(tiny):
     tiny.add("one", "ABCDEFGH", n=2, max_tokens=2)
     tiny.step()
     assert tiny.plan.copies == ()
@@ -45,9 +39,8 @@ def test_with_prefix_caching_off_siblings_copy_every_block(index):
     assert tiny.run() == ["one:a one/1:k"]
 
 
-def test_a_prompt_that_copies_and_forks_in_one_step_copies_from_the_source(index):
+def test_a_prompt_that_copies_and_forks_in_one_step_copies_from_the_source(tiny):
     """Its siblings cannot read slots that are copied in the same step."""
-    tiny = tiny_scheduler(index=index)
     tiny.add("before", "ABCDEFGH")
     tiny.run()
     tiny.add("one", "ABCDEFx", n=2, max_tokens=2)
@@ -145,9 +138,8 @@ def test_continuations_of_one_token_need_no_room(index):
     tiny.checks.nothing_runs()
 
 
-def test_continuations_of_one_token_are_not_forked_at_all(index):
+def test_continuations_of_one_token_are_not_forked_at_all(tiny):
     """There would be room; but why copy what is never read?"""
-    tiny = tiny_scheduler(index=index)
     tiny.add("one", "ABC", n=4, max_tokens=1, seeds=(0, 1, 2, 0))
     tiny.step()
     assert tiny.plan.copies == ()
@@ -162,9 +154,8 @@ def test_continuations_that_fill_the_pool_end_with_their_first_token(index):
     assert set(tiny.reasons.values()) == {"length"}
 
 
-def test_siblings_end_each_in_its_own_time(index):
+def test_siblings_end_each_in_its_own_time(tiny):
     """The first ends by a stop id; the request is live until the last has ended."""
-    tiny = tiny_scheduler(index=index)
     tiny.add("one", "ABC", n=3, max_tokens=4, stop="bv")
     tiny.step()
     tiny.step()
@@ -186,9 +177,8 @@ def test_siblings_with_the_same_seed_share_what_they_generate(index):
     assert tiny.outputs == {"one": "abcd", "one/1": "abcd"}
 
 
-def test_a_request_that_does_not_write_the_cache_forks_as_well(index):
+def test_a_request_that_does_not_write_the_cache_forks_as_well(tiny):
     """All its blocks are private, so all are copied."""
-    tiny = tiny_scheduler(index=index)
     tiny.add("one", "ABCDEF", n=2, max_tokens=2, cache_write=False)
     tiny.step()
     assert [run.num_tokens for run in tiny.plan.copies] == [4, 2]
@@ -208,9 +198,8 @@ def test_who_is_preempted_before_its_prompt_is_complete_forks_when_it_is(index):
     assert tiny.outputs == {"one": "ab", "one/1": "kl"}
 
 
-def test_preempted_siblings_compute_their_common_prompt_once(index):
+def test_preempted_siblings_compute_their_common_prompt_once(tiny):
     """After a reset each would have to compute all: one leads, the others follow."""
-    tiny = tiny_scheduler(index=index)
     tiny.add("one", "ABCDEFGH", n=3, max_tokens=3)
     tiny.step()
     tiny.reset()
@@ -231,15 +220,13 @@ def test_cancelling_a_request_ends_every_continuation(index):
     assert tiny.run() == ["two:QRS", "two:a"]
 
 
-def test_cancelling_before_the_fork_ends_the_request_as_one(index):
-    tiny = tiny_scheduler(index=index)
+def test_cancelling_before_the_fork_ends_the_request_as_one(tiny):
     tiny.add("one", "ABC", n=3)
     assert tiny.cancel("one") == ["one"]
     assert not tiny.scheduler.has_work
 
 
-def test_stopping_one_continuation_leaves_its_siblings_alone(index):
-    tiny = tiny_scheduler(index=index)
+def test_stopping_one_continuation_leaves_its_siblings_alone(tiny):
     tiny.add("one", "ABC", n=3, max_tokens=3)
     tiny.step()
     tiny.stop("one/1", "a stop string")

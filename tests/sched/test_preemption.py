@@ -1,9 +1,6 @@
 """When blocks run out, the last in rank gives its own back, and comes back itself."""
 
-from tests.support.tiny_cache import on_both_indexes
 from tests.support.tiny_scheduler import TinyScheduler, tiny_scheduler
-
-pytestmark = on_both_indexes
 
 
 def crowded(index, **settings) -> TinyScheduler:
@@ -165,9 +162,8 @@ def test_what_hit_at_first_admission_is_kept_when_a_sequence_comes_back(index):
 # --- preempt all, and reset -----------------------------------------------------------------
 
 
-def test_after_preempt_all_everybody_comes_back_in_order(index):
+def test_after_preempt_all_everybody_comes_back_in_order(tiny):
     """Blocks that are still there are found; the output is the same."""
-    tiny = tiny_scheduler(index=index)
     tiny.add("one", "ABCD", max_tokens=3)
     tiny.add("two", "QRST", max_tokens=3, n=2)
     tiny.step()
@@ -178,9 +174,8 @@ def test_after_preempt_all_everybody_comes_back_in_order(index):
     assert tiny.outputs == {"one": "abc", "two": "abc", "two/1": "klm"}
 
 
-def test_after_a_reset_everything_is_computed_anew(index):
+def test_after_a_reset_everything_is_computed_anew(tiny):
     """Nothing that was cached before may be found, also not by who was running."""
-    tiny = tiny_scheduler(index=index)
     tiny.add("one", "ABCDE", max_tokens=3)
     tiny.step()
     tiny.reset()

@@ -2,10 +2,7 @@
 
 import pytest
 
-from tests.support.tiny_cache import on_both_indexes
 from tests.support.tiny_scheduler import TinyScheduler, tiny_scheduler
-
-pytestmark = on_both_indexes
 
 
 def logprobs(tiny: TinyScheduler, name: str) -> str:
@@ -14,23 +11,20 @@ def logprobs(tiny: TinyScheduler, name: str) -> str:
     return " ".join(f"{chr(t[0].token_id)}{-t[0].logprob:.0f}" for t in found)
 
 
-def test_every_prompt_token_but_the_first_has_a_log_probability(index):
+def test_every_prompt_token_but_the_first_has_a_log_probability(tiny):
     """Before the first nothing stands that could predict it."""
-    tiny = tiny_scheduler(index=index)
     tiny.add("one", "ABCDE", prompt_logprobs=0)
     tiny.run()
     assert logprobs(tiny, "one") == "B1 C2 D3 E4"
 
 
-def test_a_prompt_of_one_token_has_none(index):
-    tiny = tiny_scheduler(index=index)
+def test_a_prompt_of_one_token_has_none(tiny):
     tiny.add("one", "A", prompt_logprobs=0)
     tiny.run()
     assert logprobs(tiny, "one") == ""
 
 
-def test_without_asking_there_are_none(index):
-    tiny = tiny_scheduler(index=index)
+def test_without_asking_there_are_none(tiny):
     tiny.add("one", "ABCDE")
     tiny.step()
     assert not tiny.plan.sequences[0].prompt_targets
@@ -46,9 +40,8 @@ def test_chunks_put_them_together(index, budget):
     assert logprobs(tiny, "one") == "B1 C2 D3 E4"
 
 
-def test_they_bypass_hits(index):
+def test_they_bypass_hits(tiny):
     """Every position needs its logits; but what is computed can be found by others."""
-    tiny = tiny_scheduler(index=index)
     tiny.add("before", "ABCDE")
     tiny.run()
     tiny.add("one", "ABCDE", prompt_logprobs=0)
@@ -70,9 +63,8 @@ def test_a_preempted_prompt_has_each_of_them_once(index, num_steps):
     assert logprobs(tiny, "one") == "B1 C2 D3 E4 F5 G6"
 
 
-def test_who_has_all_of_them_comes_back_with_hits(index):
+def test_who_has_all_of_them_comes_back_with_hits(tiny):
     """After its prompt it is a request like any other (law 1)."""
-    tiny = tiny_scheduler(index=index)
     tiny.add("one", "ABCDE", prompt_logprobs=0, max_tokens=3)
     tiny.step()
     tiny.preempt_all()

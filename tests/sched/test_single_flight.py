@@ -7,15 +7,17 @@ are drawn.
 import pytest
 
 from ostinato.core.identity import ImageSpan
-from tests.support.tiny_cache import on_both_indexes
 from tests.support.tiny_scheduler import TinyScheduler, tiny_scheduler
-
-pytestmark = on_both_indexes
 
 
 def chunked(index, **settings) -> TinyScheduler:
     """Return a scheduler that computes four tokens of a prompt in a step, and has room for more."""
     return tiny_scheduler(index=index, budget=16, max_chunk_tokens=4, **settings)
+
+
+@pytest.fixture
+def tiny(index) -> TinyScheduler:
+    return chunked(index)
 
 
 # --- in one step ------------------------------------------------------------------------------
@@ -75,9 +77,8 @@ def test_without_a_limit_on_chunks_no_request_is_admitted_beside_a_prefill(index
     assert tiny.step() == "leader:GHvw follower:........xy"
 
 
-def test_a_follower_waits_until_their_prefix_is_computed(index):
+def test_a_follower_waits_until_their_prefix_is_computed(tiny):
     """There would be room and budget, but EFGH is being computed."""
-    tiny = chunked(index)
     tiny.add("leader", "ABCDEFGHIJKLMN")
     tiny.add("follower", "ABCDEFGHxy")
     assert tiny.step() == "leader:ABCD"
@@ -85,8 +86,7 @@ def test_a_follower_waits_until_their_prefix_is_computed(index):
     assert tiny.step() == "leader:IJKL"
 
 
-def test_a_follower_that_comes_late_waits_as_well(index):
-    tiny = chunked(index)
+def test_a_follower_that_comes_late_waits_as_well(tiny):
     tiny.add("leader", "ABCDEFGHIJKLMN")
     assert tiny.step() == "leader:ABCD"
     tiny.add("follower", "ABCDEFGHIJKLxy")
@@ -94,9 +94,8 @@ def test_a_follower_that_comes_late_waits_as_well(index):
     assert tiny.step() == "leader:IJKL follower:............xy"
 
 
-def test_each_follower_leaves_where_its_own_way_begins(index):
+def test_each_follower_leaves_where_its_own_way_begins(tiny):
     """They wait no longer than for what they share."""
-    tiny = chunked(index)
     tiny.add("leader", "ABCDEFGHIJKLMN")
     tiny.add("far", "ABCDEFGHIJKLxy")
     tiny.add("near", "ABCDxy")
@@ -107,27 +106,24 @@ def test_each_follower_leaves_where_its_own_way_begins(index):
     assert tiny.step() == "leader:MN"
 
 
-def test_a_follower_waits_for_the_tokens_that_it_can_copy(index):
+def test_a_follower_waits_for_the_tokens_that_it_can_copy(tiny):
     """EF are worth a step: they are copied out of the leader's second block."""
-    tiny = chunked(index)
     tiny.add("leader", "ABCDEFGHIJ")
     tiny.add("follower", "ABCDEFxy")
     assert tiny.step() == "leader:ABCD"
     assert tiny.step() == "leader:EFGH follower:....,,xy"
 
 
-def test_a_follower_does_not_wait_for_what_will_not_be_findable(index):
+def test_a_follower_does_not_wait_for_what_will_not_be_findable(tiny):
     """IJ are in the leader's last block, which is not full, so it cannot hit while that runs."""
-    tiny = chunked(index)
     tiny.add("leader", "ABCDEFGHIJ")
     tiny.add("follower", "ABCDEFGHIJxy")
     assert tiny.step() == "leader:ABCD"
     assert tiny.step() == "leader:EFGH follower:........IJxy"
 
 
-def test_a_follower_leads_those_who_share_more_with_it(index):
+def test_a_follower_leads_those_who_share_more_with_it(tiny):
     """Three ways part one after the other; each token is computed once."""
-    tiny = chunked(index)
     tiny.add("one", "ABCDEFGHIJKL")
     tiny.add("two", "ABCDEFGH12345678")
     tiny.add("three", "ABCDEFGH1234xxxx")
@@ -145,9 +141,8 @@ def test_chunks_that_end_in_the_middle_of_a_block_are_waited_for(index):
     assert tiny.step() == "leader:KL follower:........,,,xy"
 
 
-def test_unrelated_requests_overtake_those_that_wait_for_a_prefill(index):
+def test_unrelated_requests_overtake_those_that_wait_for_a_prefill(tiny):
     """Rule 4 of the scheduler; the follower loses nothing by it."""
-    tiny = chunked(index)
     tiny.add("leader", "ABCDEFGHIJ")
     tiny.add("follower", "ABCDEFGHxy")
     tiny.add("stranger", "STU")
@@ -158,9 +153,8 @@ def test_unrelated_requests_overtake_those_that_wait_for_a_prefill(index):
 # --- when the leader does not get there ---------------------------------------------------------
 
 
-def test_when_the_leader_is_cancelled_a_follower_takes_over(index):
+def test_when_the_leader_is_cancelled_a_follower_takes_over(tiny):
     """It goes on from the last computed token, and the other follower follows it."""
-    tiny = chunked(index)
     tiny.add("leader", "ABCDEFGHIJKL")
     tiny.add("heir", "ABCDEFGHIJKx")
     tiny.add("other", "ABCDEFGHIyyy")
@@ -181,9 +175,8 @@ def test_the_heir_finds_the_cancelled_leaders_last_block_token_by_token(index):
     assert tiny.step() == "heir:....,,GHIJKx"
 
 
-def test_when_the_leaders_step_fails_a_follower_takes_over(index):
+def test_when_the_leaders_step_fails_a_follower_takes_over(tiny):
     """What the failed step was to compute is forgotten; ABCD stands from the step before."""
-    tiny = chunked(index)
     tiny.add("leader", "ABCDEFGHIJKL")
     tiny.add("heir", "ABCDEFGHIJxy")
     assert tiny.step() == "leader:ABCD"
@@ -193,9 +186,8 @@ def test_when_the_leaders_step_fails_a_follower_takes_over(index):
     assert tiny.step() == "heir:IJxy"
 
 
-def test_followers_that_shared_the_failed_step_end_with_it(index):
+def test_followers_that_shared_the_failed_step_end_with_it(tiny):
     """Those that waited for more of it do not."""
-    tiny = chunked(index)
     tiny.add("leader", "ABCDEFGHIJKL")
     tiny.add("near", "ABCDxy")
     tiny.add("far", "ABCDEFGHxy")
@@ -217,9 +209,8 @@ def test_a_preempted_leader_follows_the_request_that_takes_over(index):
     assert tiny.step() == "leader:....,,GHIJ"
 
 
-def test_a_follower_that_leads_and_is_cancelled_hands_over_again(index):
+def test_a_follower_that_leads_and_is_cancelled_hands_over_again(tiny):
     """The leader is cancelled in every step: the prompt gets on by a block each time."""
-    tiny = chunked(index)
     names = [f"request {number}" for number in range(4)]
     for name in names:
         tiny.add(name, "ABCDEFGHIJKLMNOP" + name[-1])
@@ -234,26 +225,23 @@ def test_a_follower_that_leads_and_is_cancelled_hands_over_again(index):
 # --- who neither leads nor follows ---------------------------------------------------------------
 
 
-def test_no_request_waits_for_a_leader_that_does_not_write_the_cache(index):
+def test_no_request_waits_for_a_leader_that_does_not_write_the_cache(tiny):
     """What it computes will never be findable."""
-    tiny = chunked(index)
     tiny.add("private", "ABCDEFGH", cache_write=False)
     tiny.add("other", "ABCDEFGH")
     assert tiny.step() == "private:ABCD other:ABCD"
 
 
 @pytest.mark.parametrize("how", [{"cache_read": False}, {"prompt_logprobs": 0}])
-def test_a_request_that_does_not_read_the_cache_does_not_wait(index, how):
+def test_a_request_that_does_not_read_the_cache_does_not_wait(tiny, how):
     """Prompt log-probs need the logits of every token, so nothing may hit."""
-    tiny = chunked(index)
     tiny.add("leader", "ABCDEFGH")
     tiny.add("other", "ABCDEFGH", **how)
     assert tiny.step() == "leader:ABCD other:ABCD"
 
 
-def test_no_request_waits_for_another_tenant(index):
+def test_no_request_waits_for_another_tenant(tiny):
     """The first block of another tenant is another block (law 3)."""
-    tiny = chunked(index)
     tiny.add("leader", "ABCDEFGH", tenant="one")
     tiny.add("other", "ABCDEFGH", tenant="two")
     assert tiny.step() == "leader:ABCD other:ABCD"
@@ -266,9 +254,8 @@ def test_no_request_waits_with_prefix_caching_off(index):
     assert tiny.step() == "leader:ABCD other:ABCD"
 
 
-def test_no_request_waits_for_a_decode(index):
+def test_no_request_waits_for_a_decode(tiny):
     """All that can be found of its prompt can be found already."""
-    tiny = chunked(index)
     tiny.add("decode", "ABCDEF", max_tokens=4)
     assert [tiny.step(), tiny.step()] == ["decode:ABCD", "decode:EF"]
     tiny.add("other", "ABCDEFab")
@@ -278,17 +265,15 @@ def test_no_request_waits_for_a_decode(index):
 # --- images -------------------------------------------------------------------------------------
 
 
-def test_followers_share_the_text_before_an_image_that_differs(index):
+def test_followers_share_the_text_before_an_image_that_differs(tiny):
     """A cat and a dog at the same place: what comes before is the same, and nothing after."""
-    tiny = chunked(index)
     tiny.add("cat", "ABCD####EFGH", images=(ImageSpan(b"cat", 4, 4),))
     tiny.add("dog", "ABCD####EFGH", images=(ImageSpan(b"dog", 4, 4),))
     assert tiny.step() == "cat:ABCD dog:....####"
 
 
-def test_followers_wait_for_the_image_that_they_share(index):
+def test_followers_wait_for_the_image_that_they_share(tiny):
     """It is as good as text, in whole blocks."""
-    tiny = chunked(index)
     tiny.add("one", "ABCD####EFGH", images=(ImageSpan(b"cat", 4, 4),))
     tiny.add("two", "ABCD####EFxy", images=(ImageSpan(b"cat", 4, 4),))
     assert tiny.step() == "one:ABCD"
@@ -296,9 +281,8 @@ def test_followers_wait_for_the_image_that_they_share(index):
     assert tiny.step() == "one:EFGH two:........,,xy"
 
 
-def test_a_request_waits_for_tokens_behind_an_image_in_the_same_block(index):
+def test_a_request_waits_for_tokens_behind_an_image_in_the_same_block(tiny):
     """ABCDE#F is shared: the follower copies the image, and the text behind it."""
-    tiny = chunked(index)
     picture = (ImageSpan(b"cat", 5, 1),)
     tiny.add("leader", "ABCDE#FGHIJKLMNO", images=picture)
     tiny.add("follower", "ABCDE#Fx", images=picture)

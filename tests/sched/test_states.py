@@ -20,9 +20,6 @@ from ostinato.core.plan import SampledToken, SequenceResult, StepPlan, StepResul
 from ostinato.core.request import Request
 from ostinato.core.sampling_params import SamplingParams
 from ostinato.settings import PrefixCacheConfig, StateConfig
-from tests.support.tiny_cache import on_both_indexes
-
-pytestmark = on_both_indexes
 
 UNIT = 64
 

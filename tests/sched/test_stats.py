@@ -1,7 +1,6 @@
 """What the scheduler and the cache count, and that it is the truth."""
 
 from ostinato.sched.stats import SchedulerStats
-from tests.support.tiny_cache import on_both_indexes
 from tests.support.tiny_scheduler import tiny_scheduler
 
 
@@ -16,10 +15,8 @@ def test_computed_tokens_are_split_into_prompt_and_answer():
     assert (stats.computed_prompt_tokens, stats.computed_output_tokens) == (4, 4)
 
 
-@on_both_indexes
-def test_tokens_that_hit_are_not_computed(index):
+def test_tokens_that_hit_are_not_computed(tiny):
     """Eight of ten hit, six in whole blocks and copied; the answer's last is never computed."""
-    tiny = tiny_scheduler(index=index)
     tiny.add("one", "ABCDEFGHIJ", max_tokens=3)
     tiny.run()
     stats = tiny.scheduler.stats
@@ -30,10 +27,8 @@ def test_tokens_that_hit_are_not_computed(index):
     assert stats.num_steps == 6
 
 
-@on_both_indexes
-def test_queries_and_hits_are_counted_once_per_request_and_returns_apart(index):
+def test_queries_and_hits_are_counted_once_per_request_and_returns_apart(tiny):
     """A busy engine cannot make its hit ratio look better than it is."""
-    tiny = tiny_scheduler(index=index)
     tiny.add("one", "ABCDEF", max_tokens=3)
     tiny.add("two", "ABCDEx", max_tokens=3)
     tiny.step()
@@ -45,7 +40,6 @@ def test_queries_and_hits_are_counted_once_per_request_and_returns_apart(index):
     assert tiny.scheduler.stats.num_preemptions == 2
 
 
-@on_both_indexes
 def test_a_sibling_that_waited_is_no_new_request(index):
     """Its prompt was looked up when the request came, and it was never preempted."""
     tiny = tiny_scheduler(index=index, max_num_seqs=1)
@@ -57,10 +51,8 @@ def test_a_sibling_that_waited_is_no_new_request(index):
     assert tiny.sequences["one/2"].num_preemptions == 0
 
 
-@on_both_indexes
-def test_what_a_request_found_is_told_by_the_token(index):
+def test_what_a_request_found_is_told_by_the_token(tiny):
     """Four tokens in a whole block, two copied; its sibling says the same."""
-    tiny = tiny_scheduler(index=index)
     tiny.add("before", "ABCDEFGH")
     tiny.run()
     tiny.add("one", "ABCDEFx", n=2, max_tokens=2)
@@ -69,10 +61,8 @@ def test_what_a_request_found_is_told_by_the_token(index):
     assert tiny.hits("one") == tiny.hits("one/1") == (4, 2)
 
 
-@on_both_indexes
-def test_tokens_that_another_computed_meanwhile_are_told_from_those_that_were_there(index):
+def test_tokens_that_another_computed_meanwhile_are_told_from_those_that_were_there(tiny):
     """The second came with the first and found ABCDEFGH in its step; the third came later."""
-    tiny = tiny_scheduler(index=index)
     tiny.add("first", "ABCDEFGHvw", max_tokens=2)
     tiny.add("second", "ABCDEFGHxy", max_tokens=2)
     tiny.run()
@@ -83,7 +73,6 @@ def test_tokens_that_another_computed_meanwhile_are_told_from_those_that_were_th
     assert tiny.cache.stats.first.shared_tokens == 16
 
 
-@on_both_indexes
 def test_a_follower_that_waited_for_chunks_counts_all_that_they_brought(index):
     """ABCD was there; EFGH and IJKL were computed by the leader while the follower waited."""
     tiny = tiny_scheduler(index=index, budget=16, max_chunk_tokens=4)

@@ -6,10 +6,7 @@ the one before it. The pool of group 0 is large in all of these.
 
 from ostinato.settings import StateConfig, WindowConfig
 from tests.support.cache_views import windows_of
-from tests.support.tiny_cache import on_both_indexes
 from tests.support.tiny_scheduler import TinyScheduler, tiny_scheduler
-
-pytestmark = on_both_indexes
 
 
 def windowed(index, window_blocks: int, **settings) -> TinyScheduler:

@@ -58,10 +58,7 @@ def client(url: str) -> Iterator[openai.OpenAI]:
 
 
 def continuation(
-    state: ServerState,
-    prompt: PromptInput,
-    max_tokens: int,
-    params: SamplingParams | None = None,
+    state: ServerState, prompt: PromptInput, max_tokens: int, params: SamplingParams | None = None
 ) -> str:
     """Return what the engine itself makes of a prompt, greedily, with a salt of its own."""
     settled = params or SamplingParams(temperature=0.0, max_tokens=max_tokens)

@@ -1,6 +1,5 @@
 """`/v1/chat/completions` through OpenAI's own client."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +21,12 @@ MESSAGES: Any = [{"role": "user", "content": "Who art thou, stranger?"}]
 GREEDY: Any = {"model": MODEL, "messages": MESSAGES, "temperature": 0, "max_completion_tokens": 12}
 
 
-def test_the_answer_is_what_the_engine_says(client: openai.OpenAI, state: ServerState) -> None:
-    async def expected() -> tuple[str, int]:
-        greedy = SamplingParams(temperature=0, max_tokens=12)
-        async for output in state.llm.chat(MESSAGES, greedy):
-            last = output
-        return last.outputs[0].text, len(last.prompt_token_ids)
-
+async def test_the_answer_is_what_the_engine_says(client: openai.OpenAI, state: ServerState):
     answer = client.chat.completions.create(**GREEDY)
-    text, num_prompt_tokens = asyncio.run(expected())
+    greedy = SamplingParams(temperature=0, max_tokens=12)
+    async for output in state.llm.chat(MESSAGES, greedy):
+        last = output
+    text, num_prompt_tokens = last.outputs[0].text, len(last.prompt_token_ids)
 
     assert (answer.object, answer.choices[0].message.role) == ("chat.completion", "assistant")
     assert answer.choices[0].message.content == text
@@ -38,7 +34,7 @@ def test_the_answer_is_what_the_engine_says(client: openai.OpenAI, state: Server
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (num_prompt_tokens, 12)
 
 
-def test_the_next_turn_finds_the_conversation_so_far(client: openai.OpenAI) -> None:
+def test_the_next_turn_finds_the_conversation_so_far(client: openai.OpenAI):
     """Law 1: the answer is part of the next prompt, and was computed already."""
     opening = {"role": "user", "content": "What news from Verona, and from Mantua?"}
     first = client.chat.completions.create(**{**GREEDY, "messages": [opening]})
@@ -51,7 +47,7 @@ def test_the_next_turn_finds_the_conversation_so_far(client: openai.OpenAI) -> N
     assert cached is not None and cached >= first.usage.prompt_tokens + 11
 
 
-def test_a_stream_begins_with_the_role_and_adds_up(client: openai.OpenAI) -> None:
+def test_a_stream_begins_with_the_role_and_adds_up(client: openai.OpenAI):
     sampled = {"model": MODEL, "messages": MESSAGES, "seed": 4, "n": 2, "max_tokens": 15}
     whole = client.chat.completions.create(**sampled)
     options = {"stream": True, "stream_options": {"include_usage": True}}
@@ -71,9 +67,7 @@ def test_a_stream_begins_with_the_role_and_adds_up(client: openai.OpenAI) -> Non
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_logprobs_come_with_bytes_and_so_many_alternatives(
-    client: openai.OpenAI, stream: bool
-) -> None:
+def test_logprobs_come_with_bytes_and_so_many_alternatives(client: openai.OpenAI, stream: bool):
     answer = client.chat.completions.create(**GREEDY, logprobs=True, top_logprobs=2, stream=stream)
     choices = [choice for chunk in (answer if stream else [answer]) for choice in chunk.choices]
     entries = [e for choice in choices if choice.logprobs for e in choice.logprobs.content or ()]
@@ -86,7 +80,7 @@ def test_logprobs_come_with_bytes_and_so_many_alternatives(
         assert entry.top_logprobs[0].logprob >= entry.top_logprobs[1].logprob
 
 
-def test_the_sampled_token_alone_has_its_logprob(client: openai.OpenAI) -> None:
+def test_the_sampled_token_alone_has_its_logprob(client: openai.OpenAI):
     answer = client.chat.completions.create(**GREEDY, logprobs=True)
 
     assert answer.choices[0].logprobs is not None
@@ -94,9 +88,7 @@ def test_the_sampled_token_alone_has_its_logprob(client: openai.OpenAI) -> None:
     assert len(content) == 12 and all(entry.top_logprobs == [] for entry in content)
 
 
-def test_parts_of_a_message_are_joined_and_the_developer_speaks_as_the_system(
-    http: httpx.Client,
-) -> None:
+def test_parts_of_a_message_are_joined_and_the_developer_speaks_as_the_system(http: httpx.Client):
     def tokens(*messages: Any) -> list[int]:
         return (
             http.post("/tokenize", json={"messages": messages}).raise_for_status().json()["tokens"]
@@ -111,7 +103,7 @@ def test_parts_of_a_message_are_joined_and_the_developer_speaks_as_the_system(
     )
 
 
-def test_tokens_and_texts_are_translated_both_ways(http: httpx.Client, state: ServerState) -> None:
+def test_tokens_and_texts_are_translated_both_ways(http: httpx.Client, state: ServerState):
     known = http.post("/tokenize", json={"prompt": "Ay me!"}).json()
 
     assert (known["count"], known["max_model_len"]) == (6, state.llm.max_model_len)
@@ -120,9 +112,7 @@ def test_tokens_and_texts_are_translated_both_ways(http: httpx.Client, state: Se
     assert http.post("/tokenize", json={}).json()["error"]["code"] == "invalid_value"
 
 
-def test_the_benchmarks_client_streams_chats_and_hits_what_they_begin_with(
-    state: ServerState,
-) -> None:
+def test_the_benchmarks_client_streams_chats_and_hits_what_they_begin_with(state: ServerState):
     """OpenAI's client, as `benchmarks/peers` runs it: two chats of two turns, one system prompt."""
     tokenizer: Any = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
     system, ask = (tokenizer.encode(text).ids for text in ("Speak of the sea. " * 8, "And then?"))

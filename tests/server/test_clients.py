@@ -110,13 +110,13 @@ def run(*command: object) -> str:
 
 
 @pytest.mark.parametrize("package", SCRIPTS)
-def test_a_library_is_served(package: str, scribe: tuple[str, Path], tmp_path: Path) -> None:
+def test_a_library_is_served(package: str, scribe: tuple[str, Path], tmp_path: Path):
     programs = install(package, tmp_path / "venv")
     script = f"url = {scribe[0]!r}\n{FORM}{SCRIPTS[package]}"
     run(programs / "python", "-c", script)
 
 
-def test_guidellm_measures_it(scribe: tuple[str, Path], tmp_path: Path) -> None:
+def test_guidellm_measures_it(scribe: tuple[str, Path], tmp_path: Path):
     """It reads ``continuous_usage_stats``; every request counts, through three APIs."""
     url, model = scribe
     programs = install("guidellm>=0.8", tmp_path / "venv")
@@ -134,7 +134,7 @@ def test_guidellm_measures_it(scribe: tuple[str, Path], tmp_path: Path) -> None:
         assert (totals["successful"], totals["errored"]) == (4, 0), path
 
 
-def test_aiperf_measures_it(scribe: tuple[str, Path], tmp_path: Path) -> None:
+def test_aiperf_measures_it(scribe: tuple[str, Path], tmp_path: Path):
     url, model = scribe
     programs = install("aiperf", tmp_path / "venv")
     run(

@@ -11,7 +11,7 @@ MODEL = "tiny-shakespeare"
 GREEDY = {"model": MODEL, "temperature": 0, "max_tokens": 12}
 
 
-def test_the_text_is_what_the_engine_generates(client: openai.OpenAI, state: ServerState) -> None:
+def test_the_text_is_what_the_engine_generates(client: openai.OpenAI, state: ServerState):
     answer = client.completions.create(prompt="ROMEO:\n", **GREEDY)
 
     assert answer.choices[0].text == continuation(state, "ROMEO:\n", 12)
@@ -22,7 +22,7 @@ def test_the_text_is_what_the_engine_generates(client: openai.OpenAI, state: Ser
     assert answer.usage.total_tokens == 19
 
 
-def test_the_second_identical_call_reports_its_cached_tokens(client: openai.OpenAI) -> None:
+def test_the_second_identical_call_reports_its_cached_tokens(client: openai.OpenAI):
     """Law 4: all but one token."""
     prompt = "A prompt that was never sent before, of some length."
 
@@ -34,7 +34,7 @@ def test_the_second_identical_call_reports_its_cached_tokens(client: openai.Open
     assert first.choices[0].text == second.choices[0].text
 
 
-def test_a_stream_adds_up_to_the_whole_text(client: openai.OpenAI) -> None:
+def test_a_stream_adds_up_to_the_whole_text(client: openai.OpenAI):
     whole = client.completions.create(prompt="JULIET:\n", n=3, seed=5, model=MODEL, max_tokens=20)
     texts, reasons = {0: "", 1: "", 2: ""}, {}
     stream = client.completions.create(
@@ -52,7 +52,7 @@ def test_a_stream_adds_up_to_the_whole_text(client: openai.OpenAI) -> None:
     assert reasons == {0: "length", 1: "length", 2: "length"}
 
 
-def test_a_stream_ends_with_the_usage_if_asked_to(client: openai.OpenAI) -> None:
+def test_a_stream_ends_with_the_usage_if_asked_to(client: openai.OpenAI):
     stream = client.completions.create(
         prompt="To be", **GREEDY, stream=True, stream_options={"include_usage": True}
     )
@@ -64,9 +64,7 @@ def test_a_stream_ends_with_the_usage_if_asked_to(client: openai.OpenAI) -> None
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_many_prompts_are_continued_apart(
-    client: openai.OpenAI, state: ServerState, stream: bool
-) -> None:
+def test_many_prompts_are_continued_apart(client: openai.OpenAI, state: ServerState, stream: bool):
     """Two texts, two continuations each: choice ``i * n + j``."""
     prompts = ["Good night", "Farewell"]
     answer = client.completions.create(prompt=prompts, n=2, **GREEDY, stream=stream)
@@ -79,7 +77,7 @@ def test_many_prompts_are_continued_apart(
     assert list(texts.values()) == expected
 
 
-def test_prompts_may_be_token_ids(client: openai.OpenAI, state: ServerState) -> None:
+def test_prompts_may_be_token_ids(client: openai.OpenAI, state: ServerState):
     ids = [[13, 14, 15], [20, 21]]
     both = client.completions.create(prompt=ids, **GREEDY)
     one = client.completions.create(prompt=ids[1], **GREEDY)
@@ -89,7 +87,7 @@ def test_prompts_may_be_token_ids(client: openai.OpenAI, state: ServerState) -> 
     assert both.usage.prompt_tokens == 5
 
 
-def test_a_stop_string_ends_the_text(client: openai.OpenAI) -> None:
+def test_a_stop_string_ends_the_text(client: openai.OpenAI):
     whole = client.completions.create(prompt="KING:\n", **GREEDY).choices[0].text
     stop = whole[4:6]
     choice = client.completions.create(prompt="KING:\n", **GREEDY, stop=[stop]).choices[0]
@@ -98,7 +96,7 @@ def test_a_stop_string_ends_the_text(client: openai.OpenAI) -> None:
     assert choice.finish_reason == "stop"
 
 
-def test_logprobs_name_each_token_and_its_alternatives(client: openai.OpenAI) -> None:
+def test_logprobs_name_each_token_and_its_alternatives(client: openai.OpenAI):
     choice = client.completions.create(prompt="To be", **GREEDY, logprobs=3).choices[0]
 
     assert "".join(choice.logprobs.tokens) == choice.text
@@ -114,7 +112,7 @@ def test_logprobs_name_each_token_and_its_alternatives(client: openai.OpenAI) ->
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_echo_begins_with_the_prompt_and_its_logprobs(client: openai.OpenAI, stream: bool) -> None:
+def test_echo_begins_with_the_prompt_and_its_logprobs(client: openai.OpenAI, stream: bool):
     """Streamed or not, the pieces add up to prompt and continuation."""
     plain = client.completions.create(prompt="To be", **GREEDY, logprobs=1).choices[0]
     answer = client.completions.create(
@@ -132,7 +130,7 @@ def test_echo_begins_with_the_prompt_and_its_logprobs(client: openai.OpenAI, str
     assert offsets == list(range(17))
 
 
-def test_a_prompt_is_only_scored_with_echo_and_no_tokens(client: openai.OpenAI) -> None:
+def test_a_prompt_is_only_scored_with_echo_and_no_tokens(client: openai.OpenAI):
     answer = client.completions.create(
         prompt="To be", model=MODEL, max_tokens=0, echo=True, logprobs=1
     )
@@ -142,14 +140,14 @@ def test_a_prompt_is_only_scored_with_echo_and_no_tokens(client: openai.OpenAI) 
     assert answer.usage.completion_tokens == 0
 
 
-def test_echo_of_token_ids_is_their_text(client: openai.OpenAI, state: ServerState) -> None:
+def test_echo_of_token_ids_is_their_text(client: openai.OpenAI, state: ServerState):
     ids = state.llm.engine.loaded.require_tokenizer()("Ay me")["input_ids"]
     answer = client.completions.create(prompt=ids, **GREEDY, echo=True)
 
     assert answer.choices[0].text == "Ay me" + continuation(state, "Ay me", 12)
 
 
-def test_a_seed_gives_the_same_text_and_penalties_another(client: openai.OpenAI) -> None:
+def test_a_seed_gives_the_same_text_and_penalties_another(client: openai.OpenAI):
     def text(**more: object) -> str:
         answer = client.completions.create(
             prompt="O",
@@ -166,14 +164,14 @@ def test_a_seed_gives_the_same_text_and_penalties_another(client: openai.OpenAI)
     assert text() != text(extra_body={"repetition_penalty": 1.5})
 
 
-def test_logit_bias_forbids_and_forces(client: openai.OpenAI, state: ServerState) -> None:
+def test_logit_bias_forbids_and_forces(client: openai.OpenAI, state: ServerState):
     [token] = state.llm.engine.loaded.require_tokenizer()("Q")["input_ids"]
     forced = client.completions.create(prompt="To be", **GREEDY, logit_bias={str(token): 100})
 
     assert forced.choices[0].text == "Q" * 12
 
 
-def test_the_extras_of_vllm_do_what_they_say(client: openai.OpenAI, state: ServerState) -> None:
+def test_the_extras_of_vllm_do_what_they_say(client: openai.OpenAI, state: ServerState):
     likeliest = continuation(state, "To be", 12)
     [third] = state.llm.engine.loaded.require_tokenizer()(likeliest[2])["input_ids"]
 
@@ -194,7 +192,7 @@ def test_the_extras_of_vllm_do_what_they_say(client: openai.OpenAI, state: Serve
 
 def test_the_engine_of_the_server_and_an_engine_alone_agree(
     client: openai.OpenAI, state: ServerState
-) -> None:
+):
     """Sampled with a seed: what comes through HTTP is what ``LLM`` would give."""
     params = SamplingParams(temperature=0.9, top_p=0.9, seed=11, max_tokens=16)
     expected = continuation(state, "ROMEO:\n", 16, params)

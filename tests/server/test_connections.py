@@ -43,7 +43,7 @@ def _answer(connection: socket.socket) -> bytes:
     return answer
 
 
-def test_a_new_connection_takes_the_place_of_the_oldest_half_sent_one(state: ServerState) -> None:
+def test_a_new_connection_takes_the_place_of_the_oldest_half_sent_one(state: ServerState):
     """Fifty heads without an end; a whole request is answered at once."""
     with serving(state) as url, ExitStack() as stack:
         for _ in range(50):
@@ -52,19 +52,19 @@ def test_a_new_connection_takes_the_place_of_the_oldest_half_sent_one(state: Ser
         assert httpx.get(f"{url}/health").status_code == 200
 
 
-def test_a_head_that_never_ends_is_closed(state: ServerState) -> None:
+def test_a_head_that_never_ends_is_closed(state: ServerState):
     """Byte by byte does not help: the time is that of the whole head."""
     with serving(state) as url, _connect(url) as half:
         half.sendall(b"GET /health HTTP/1.1\r\n")
         assert half.recv(100) == b""
 
 
-def test_a_connection_that_says_nothing_is_closed(state: ServerState) -> None:
+def test_a_connection_that_says_nothing_is_closed(state: ServerState):
     with serving(state) as url, _connect(url) as silent:
         assert silent.recv(100) == b""
 
 
-def test_a_body_that_never_ends_is_refused(state: ServerState) -> None:
+def test_a_body_that_never_ends_is_refused(state: ServerState):
     with serving(state) as url, _connect(url) as half:
         half.sendall(
             b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n{"
@@ -74,14 +74,14 @@ def test_a_body_that_never_ends_is_refused(state: ServerState) -> None:
         assert b"--body-timeout" in answer
 
 
-def test_connections_are_kept_alive_between_requests(state: ServerState) -> None:
+def test_connections_are_kept_alive_between_requests(state: ServerState):
     """Ten requests over one connection; it counts as waiting only between them."""
     with serving(state) as url, httpx.Client(base_url=url) as client:
         for _ in range(10):
             assert client.get("/health").status_code == 200
 
 
-def test_without_a_key_a_body_is_not_even_read(tmp_path: Path) -> None:
+def test_without_a_key_a_body_is_not_even_read(tmp_path: Path):
     """The answer comes while not one byte of the announced eight millions has been sent."""
     with keyed_server(tmp_path) as server, _connect(server.url) as half:
         half.sendall(
@@ -90,7 +90,7 @@ def test_without_a_key_a_body_is_not_even_read(tmp_path: Path) -> None:
         assert half.recv(100).startswith(b"HTTP/1.1 401 ")
 
 
-def test_bodies_of_one_tenant_together_are_bounded(tmp_path: Path) -> None:
+def test_bodies_of_one_tenant_together_are_bounded(tmp_path: Path):
     """Ann's third body does not fit; Bob's does."""
     body = b" " * 600
     head = (
@@ -112,7 +112,7 @@ def test_bodies_of_one_tenant_together_are_bounded(tmp_path: Path) -> None:
         assert server.num_cached("bob", "To be") == 0
 
 
-def test_a_message_is_logged_ten_times_a_minute() -> None:
+def test_a_message_is_logged_ten_times_a_minute():
     """Clients must not fill the disk with complaints about themselves."""
     limit = LogLimit()
     records = [logging.LogRecord("x", 30, "", 0, "Invalid request", (), None) for _ in range(25)]

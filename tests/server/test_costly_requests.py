@@ -72,7 +72,7 @@ def _nested(depth: int) -> Any:
 
 @pytest.mark.parametrize("path", ROUTES)
 @pytest.mark.parametrize("attack", LISTS)
-def test_a_list_costs_no_more_than_reading_it(state: ServerState, path: str, attack: str) -> None:
+def test_a_list_costs_no_more_than_reading_it(state: ServerState, path: str, attack: str):
     """It is refused by its first wrong item or its length, or is as good as it is long."""
     good = ROUTES[path]
     field = next(name for name in ("messages", "input", "tokens", "prompt") if name in good)
@@ -81,12 +81,12 @@ def test_a_list_costs_no_more_than_reading_it(state: ServerState, path: str, att
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/messages"])
 @pytest.mark.parametrize("attack", FIELDS)
-def test_a_field_costs_no_more_than_reading_it(state: ServerState, path: str, attack: str) -> None:
+def test_a_field_costs_no_more_than_reading_it(state: ServerState, path: str, attack: str):
     """It is refused, known or not."""
     _assert_cheap(state, path, {**ROUTES[path], **FIELDS[attack]()})
 
 
-def test_more_values_than_the_model_could_hold_are_not_even_parsed(state: ServerState) -> None:
+def test_more_values_than_the_model_could_hold_are_not_even_parsed(state: ServerState):
     body = {"model": MODEL, "prompt": [1] * 400_000}
     _assert_cheap(state, "/v1/completions", body, most_ratio=2)
 

@@ -22,7 +22,7 @@ def error_of(response: httpx.Response, status: int = 400) -> dict[str, Any]:
     return error
 
 
-def test_openais_client_raises_its_own_errors(client: openai.OpenAI) -> None:
+def test_openais_client_raises_its_own_errors(client: openai.OpenAI):
     with pytest.raises(openai.NotFoundError, match="this server has") as unknown:
         client.completions.create(model="gpt-4", prompt="To be")
     with pytest.raises(openai.BadRequestError, match="temperature=-1") as wrong:
@@ -36,7 +36,7 @@ def test_openais_client_raises_its_own_errors(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("name", ["suffix", "use_beam_search", "nonsense"])
-def test_what_a_completion_cannot_do_is_refused_by_name(http: httpx.Client, name: str) -> None:
+def test_what_a_completion_cannot_do_is_refused_by_name(http: httpx.Client, name: str):
     error = error_of(http.post("/v1/completions", json={**TEXT, name: 1}))
 
     assert (error["param"], error["code"]) == (name, "unknown_parameter")
@@ -46,11 +46,11 @@ def test_what_a_completion_cannot_do_is_refused_by_name(http: httpx.Client, name
 @pytest.mark.parametrize(
     "name", ["functions", "prediction", "audio", "web_search_options", "reasoning_effort"]
 )
-def test_what_a_chat_cannot_do_is_refused_by_name(http: httpx.Client, name: str) -> None:
+def test_what_a_chat_cannot_do_is_refused_by_name(http: httpx.Client, name: str):
     assert error_of(http.post("/v1/chat/completions", json={**CHAT, name: {}}))["param"] == name
 
 
-def test_null_is_the_same_as_leaving_a_field_out(http: httpx.Client) -> None:
+def test_null_is_the_same_as_leaving_a_field_out(http: httpx.Client):
     answer = http.post("/v1/completions", json={**TEXT, "best_of": None, "temperature": None})
 
     assert answer.status_code == 200
@@ -103,7 +103,7 @@ def test_null_is_the_same_as_leaving_a_field_out(http: httpx.Client) -> None:
 )
 def test_a_wrong_value_is_a_client_error(
     http: httpx.Client, wrong: dict[str, Any], param: str | None
-) -> None:
+):
     assert error_of(http.post("/v1/completions", json={**TEXT, **wrong}))["param"] == param
 
 
@@ -124,7 +124,7 @@ def test_a_wrong_value_is_a_client_error(
 )
 def test_a_wrong_chat_is_a_client_error(
     http: httpx.Client, wrong: dict[str, Any], param: str | None
-) -> None:
+):
     assert error_of(http.post("/v1/chat/completions", json={**CHAT, **wrong}))["param"] == param
 
 
@@ -155,14 +155,14 @@ def test_a_wrong_chat_is_a_client_error(
 )
 def test_a_body_that_is_no_sound_json_is_a_client_error(
     http: httpx.Client, body: bytes, status: int, code: str
-) -> None:
+):
     headers = {"content-type": "application/json"}
     response = http.post("/v1/completions", content=body, headers=headers)
 
     assert error_of(response, status)["code"] == code
 
 
-def test_a_body_that_is_sent_in_pieces_is_cut_off_as_well(http: httpx.Client) -> None:
+def test_a_body_that_is_sent_in_pieces_is_cut_off_as_well(http: httpx.Client):
     """Without a length announced, the bytes are counted as they come."""
     pieces = (b"x" * 2**20 for _ in range(20))
     response = http.post("/v1/completions", content=pieces)
@@ -170,18 +170,14 @@ def test_a_body_that_is_sent_in_pieces_is_cut_off_as_well(http: httpx.Client) ->
     assert error_of(response, 413)["code"] == "body_too_large"
 
 
-def test_a_prompt_that_can_never_fit_says_what_would(
-    http: httpx.Client, state: ServerState
-) -> None:
+def test_a_prompt_that_can_never_fit_says_what_would(http: httpx.Client, state: ServerState):
     error = error_of(http.post("/v1/completions", json={**TEXT, "prompt": [1] * 100_000}))
 
     assert error["code"] == "context_length_exceeded"
     assert str(state.llm.max_model_len) in error["message"]
 
 
-def test_one_wrong_prompt_among_many_refuses_all_and_leaves_nothing_running(
-    http: httpx.Client,
-) -> None:
+def test_one_wrong_prompt_among_many_refuses_all_and_leaves_nothing_running(http: httpx.Client):
     """The fixture asserts that the engine is idle afterwards."""
     prompts = [[1, 2, 3], [4, 5], [10**6]]
     error_of(http.post("/v1/completions", json={**TEXT, "prompt": prompts, "max_tokens": 500}))

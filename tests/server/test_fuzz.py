@@ -87,13 +87,13 @@ def _fuzz(operation: Any, mode: GenerationMode, max_examples: int, statuses: Cou
     send()
 
 
-def test_nothing_that_is_sent_is_a_mistake_of_the_server(state: ServerState) -> None:
+def test_nothing_that_is_sent_is_a_mistake_of_the_server(state: ServerState):
     statuses = fuzz(state, max_examples=4)
 
     assert statuses[200] > 0 and statuses[400] > 0
 
 
-def test_a_caller_without_permission_gets_an_answer_that_is_described(tmp_path: Path) -> None:
+def test_a_caller_without_permission_gets_an_answer_that_is_described(tmp_path: Path):
     """Without a key, and with a tenant's: each status is listed, and security says who may."""
     with keyed_server(tmp_path) as server:
         description = server.ask("ops", "/openapi.json", method="GET").json()
@@ -110,7 +110,7 @@ def test_a_caller_without_permission_gets_an_answer_that_is_described(tmp_path: 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(3000)
-def test_nothing_that_is_sent_in_a_night_is_a_mistake_of_the_server(state: ServerState) -> None:
+def test_nothing_that_is_sent_in_a_night_is_a_mistake_of_the_server(state: ServerState):
     statuses = fuzz(state, max_examples=500)
 
     assert statuses[200] > 100 and statuses[400] > 100

@@ -6,13 +6,13 @@ import pytest
 import ostinato
 
 
-def test_health_readiness_and_version_need_no_model(http: httpx.Client) -> None:
+def test_health_readiness_and_version_need_no_model(http: httpx.Client):
     assert http.get("/health").json() == {"status": "ok"}
     assert http.get("/ready").json() == {"status": "ready"}
     assert http.get("/version").json() == {"version": ostinato.__version__}
 
 
-def test_the_model_is_listed_under_each_of_its_names(http: httpx.Client) -> None:
+def test_the_model_is_listed_under_each_of_its_names(http: httpx.Client):
     cards = http.get("/v1/models").json()["data"]
 
     assert [card["id"] for card in cards] == ["tiny-shakespeare", "bard"]
@@ -20,7 +20,7 @@ def test_the_model_is_listed_under_each_of_its_names(http: httpx.Client) -> None
     assert http.get("/v1/models/gpt-4").json()["error"]["code"] == "model_not_found"
 
 
-def test_unknown_paths_and_methods_are_refused_in_openais_shape(http: httpx.Client) -> None:
+def test_unknown_paths_and_methods_are_refused_in_openais_shape(http: httpx.Client):
     unknown = http.get("/v1/nothing")
     wrong = http.delete("/v1/models")
 
@@ -40,7 +40,7 @@ def test_unknown_paths_and_methods_are_refused_in_openais_shape(http: httpx.Clie
 )
 def test_pages_of_strangers_are_not_let_in_without_keys(
     http: httpx.Client, stranger: dict[str, str]
-) -> None:
+):
     """DNS rebinding, and requests across sites: a browser sends them on behalf of anybody."""
     refused = http.post("/tokenize", json={"prompt": "x"}, headers=stranger)
 
@@ -57,5 +57,5 @@ def test_pages_of_strangers_are_not_let_in_without_keys(
         {"origin": "http://localhost"},
     ],
 )
-def test_pages_of_this_machine_are_let_in(http: httpx.Client, own: dict[str, str]) -> None:
+def test_pages_of_this_machine_are_let_in(http: httpx.Client, own: dict[str, str]):
     assert http.post("/tokenize", json={"prompt": "x"}, headers=own).status_code == 200

@@ -26,7 +26,7 @@ def load():
     return module
 
 
-def test_the_hour_is_always_the_same_and_has_all_kinds_of_callers() -> None:
+def test_the_hour_is_always_the_same_and_has_all_kinds_of_callers():
     script = load()
     calls = script.hour()
     assert calls == script.hour()
@@ -39,7 +39,7 @@ def test_the_hour_is_always_the_same_and_has_all_kinds_of_callers() -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_after_the_hour_the_page_shows_everything(theme: str) -> None:
+def test_after_the_hour_the_page_shows_everything(theme: str):
     """Every figure has a value, every picture a mark, every list a line."""
     llm = AsyncLLM("tiny-shakespeare", num_blocks=1000)
     with serving(ServerState(llm)) as url, chromium() as browser:

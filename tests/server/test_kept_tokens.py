@@ -109,9 +109,7 @@ def num_missed(client: httpx.Client, talk: Chat) -> int:
 
 
 @pytest.mark.parametrize("talk", [Chat, Messages, Responses])
-def test_every_turn_hits_all_tokens_of_those_before_it(
-    http: httpx.Client, talk: type[Chat]
-) -> None:
+def test_every_turn_hits_all_tokens_of_those_before_it(http: httpx.Client, talk: type[Chat]):
     """And usage tells how many tokens came back as they were generated."""
     kept = talk()
     assert num_missed(http, kept) == 0
@@ -119,7 +117,7 @@ def test_every_turn_hits_all_tokens_of_those_before_it(
 
 
 @pytest.mark.parametrize("talk", [Chat, Messages, Responses])
-def test_on_request_every_text_is_tokenized_anew(http: httpx.Client, talk: type[Chat]) -> None:
+def test_on_request_every_text_is_tokenized_anew(http: httpx.Client, talk: type[Chat]):
     """Then turns miss, where the answers are random enough."""
     anew = talk(keep_tokens=False)
     num_lost = num_missed(http, anew)
@@ -127,7 +125,7 @@ def test_on_request_every_text_is_tokenized_anew(http: httpx.Client, talk: type[
     assert num_lost > 10 or talk is not Chat
 
 
-def test_tokenize_shows_the_tokens_that_the_next_turn_would_have(http: httpx.Client) -> None:
+def test_tokenize_shows_the_tokens_that_the_next_turn_would_have(http: httpx.Client):
     talk = Chat()
     talk.ask(http, "What is kept?", 1)
     body = {"messages": talk.messages, "add_generation_prompt": False}

@@ -48,7 +48,7 @@ class Notes:
 
 def test_health_is_answered_while_a_step_is_computed(
     http: httpx.Client, url: str, state: ServerState, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     """The step ends only when all answers are there: if it held up the event loop, none was."""
     begun, goes_on = threading.Event(), threading.Event()
     execute = state.llm.engine.runner.execute
@@ -73,7 +73,7 @@ def test_health_is_answered_while_a_step_is_computed(
 @pytest.mark.parametrize("stream", [False, True])
 def test_who_goes_away_takes_the_request_along(
     http: httpx.Client, state: ServerState, stream: bool
-) -> None:
+):
     """Long before its 900 tokens were there, its blocks are free again."""
     call = {**LONG, "max_tokens": 900, "stream": stream, "n": 2}
     free = state.llm.engine.cache.manager.pool.num_free
@@ -91,7 +91,7 @@ def test_who_goes_away_takes_the_request_along(
     assert state.llm.engine.cache.manager.pool.num_free == free
 
 
-def test_a_full_queue_says_so_and_when_to_come_again() -> None:
+def test_a_full_queue_says_so_and_when_to_come_again():
     llm = AsyncLLM(MODEL, num_blocks=256)
     notes = Notes()
     state = ServerState(llm, ServerConfig(max_requests=3), observers=[notes])
@@ -133,7 +133,7 @@ def notes(state: ServerState) -> Iterator[Notes]:
 
 def test_observers_learn_of_each_request_how_it_went(
     http: httpx.Client, notes: Notes, state: ServerState
-) -> None:
+):
     """One that ends, one that can never be served, and one whose reader leaves."""
     http.post("/v1/completions", json={**LONG, "max_tokens": 3, "user": "ann"})
     http.post("/v1/completions", json={**LONG, "prompt": [10**6]})
@@ -161,7 +161,7 @@ def breakable() -> Iterator[ServerState]:
     llm.shutdown()
 
 
-def test_a_failed_step_fails_its_requests_and_no_others(breakable: ServerState) -> None:
+def test_a_failed_step_fails_its_requests_and_no_others(breakable: ServerState):
     """Before its first token a request gets a 500, after it an event; the next one is served."""
     with serving(breakable) as url, httpx.Client(base_url=url) as http:
         with _sabotage(breakable.llm):
@@ -181,7 +181,7 @@ def test_a_failed_step_fails_its_requests_and_no_others(breakable: ServerState) 
         await_idle(breakable.llm)
 
 
-def test_openais_client_raises_what_a_stream_dies_of(breakable: ServerState) -> None:
+def test_openais_client_raises_what_a_stream_dies_of(breakable: ServerState):
     with (
         serving(breakable) as url,
         openai.OpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0) as client,
@@ -202,7 +202,7 @@ def _sabotage(llm: AsyncLLM) -> Any:
 
 
 @pytest.mark.parametrize("how", ["a second signal", "the timeout"])
-def test_draining_does_not_wait_for_ever(breakable: ServerState, how: str) -> None:
+def test_draining_does_not_wait_for_ever(breakable: ServerState, how: str):
     """What still runs is ended, and its reader is told."""
     timeout_s = 60.0 if how == "a second signal" else 0.1
     state = ServerState(breakable.llm, ServerConfig(drain_timeout_s=timeout_s))
@@ -222,7 +222,7 @@ def test_draining_does_not_wait_for_ever(breakable: ServerState, how: str) -> No
     assert not state.llm.is_running and state.num_live == 0
 
 
-def test_a_prompt_that_is_kept_for_a_day_outlives_the_crowd() -> None:
+def test_a_prompt_that_is_kept_for_a_day_outlives_the_crowd():
     """`prompt_cache_retention`: one lease, however often it is asked for; others are evicted."""
     llm = AsyncLLM(MODEL, num_blocks=40, block_size=4, max_model_len=64)
     with serving(ServerState(llm)) as url, httpx.Client(base_url=url) as http:
@@ -250,7 +250,7 @@ def test_a_prompt_that_is_kept_for_a_day_outlives_the_crowd() -> None:
     llm.shutdown()
 
 
-def test_the_cache_is_neither_read_nor_written_unless_wanted(client: openai.OpenAI) -> None:
+def test_the_cache_is_neither_read_nor_written_unless_wanted(client: openai.OpenAI):
     def cached(prompt: str, **extra: Any) -> int:
         answer = client.completions.create(
             model=MODEL, prompt=prompt, max_tokens=1, extra_body=extra

@@ -18,11 +18,11 @@ from ostinato.engine.tiered_cache import TierCounts
 from ostinato.server.call import GenerateCall
 from ostinato.server.callers import Caller
 from ostinato.server.config import ServerConfig
+from ostinato.server.engine_metrics import tier_metrics
 from ostinato.server.errors import ApiError
 from ostinato.server.metrics import hit_share_label
 from ostinato.server.serving import serve
 from ostinato.server.state import ServerState
-from ostinato.server.tier_metrics import tier_metrics
 from tests.support.servers import await_idle, serving
 from tests.support.waiting import queued_commands, until
 
@@ -33,17 +33,19 @@ BOB = Caller(tenant="bob", salt="salt of bob")
 @pytest.fixture(scope="module")
 def llm() -> Iterator[AsyncLLM]:
     """Load an engine of few blocks, so that something is evicted."""
-    engine = AsyncLLM(
-        "tiny-shakespeare",
-        dtype="float32",
-        num_blocks=24,
-        block_size=4,
-        ghost_blocks=24,
-        ghost_share=1.0,
-    )
+    sizes = {"num_blocks": 24, "block_size": 4, "ghost_blocks": 24, "ghost_share": 1.0}
+    engine = AsyncLLM("tiny-shakespeare", dtype="float32", **sizes)
     yield engine
     await_idle(engine)
     engine.shutdown()
+
+
+@pytest.fixture
+def server(llm) -> Iterator[tuple[ServerState, str]]:
+    """Serve without keys; returns the server's state and address."""
+    state = ServerState(llm, ServerConfig())
+    with serving(state) as url:
+        yield state, url
 
 
 class Scrape:
@@ -117,22 +119,19 @@ async def known_traffic(state: ServerState) -> None:
     await ask(state, BOB, "abcdefghijklmnop")
 
 
-def test_how_steps_are_computed_is_information_that_never_changes(llm) -> None:
-    with serving(ServerState(llm, ServerConfig())) as url:
-        page = scrape(url)
-
+def test_how_steps_are_computed_is_information_that_never_changes(llm, server):
+    page = scrape(server[1])
     path = llm.engine.compute_path
     assert page.value("ostinato_compute_path_info", **path.fields()) == 1
     assert page.labels("ostinato_compute_path_info", "dtype") == {"float32"}
 
 
-def test_prompt_tokens_by_origin_add_up_to_known_traffic(llm) -> None:
+async def test_prompt_tokens_by_origin_add_up_to_known_traffic(server):
     """Of 80: 12 cached, 12 waited for and 3 copied (MNO); Bob finds nothing of Ann's."""
-    state = ServerState(llm, ServerConfig())
-    with serving(state) as url:
-        before = scrape(url)
-        asyncio.run(known_traffic(state))
-        after = scrape(url)
+    state, url = server
+    before = scrape(url)
+    await known_traffic(state)
+    after = scrape(url)
 
     def brought(name: str, **labels: str) -> float:
         return after.value(name, **labels) - before.value(name, **labels)
@@ -156,12 +155,11 @@ def test_prompt_tokens_by_origin_add_up_to_known_traffic(llm) -> None:
     assert after.value("ostinato_blocks") == 24
 
 
-def test_what_other_sizes_and_policies_would_find_is_a_gauge_each(llm) -> None:
+async def test_what_other_sizes_and_policies_would_find_is_a_gauge_each(llm, server):
     """Three sizes, and LRU at this size; administrators see the same."""
-    state = ServerState(llm, ServerConfig())
-    with serving(state) as url:
-        asyncio.run(go_round(state))
-        page, stats = scrape(url), httpx.get(f"{url}/admin/stats").json()
+    state, url = server
+    await go_round(state)
+    page, stats = scrape(url), httpx.get(f"{url}/admin/stats").json()
     ghosts = llm.cache_stats.ghosts
     assert {ghost.memory for ghost in ghosts if ghost.policy == "reuse_hazard"} == {0.5, 2.0, 4.0}
     assert len(ghosts) == 4
@@ -184,17 +182,12 @@ def test_what_other_sizes_and_policies_would_find_is_a_gauge_each(llm) -> None:
     assert double > half + 0.1, "seven prompts need more room than there is"
 
 
-def test_evictions_show_how_old_and_how_far_apart(llm) -> None:
+async def test_evictions_show_how_old_and_how_far_apart(llm, server):
     """Forty different prompts through twenty-four blocks."""
-    state = ServerState(llm, ServerConfig())
-    with serving(state) as url:
-
-        async def crowd() -> None:
-            for number in range(40):
-                await ask(state, ANN, f"{number:02} is another prompt", tokens=1)
-
-        asyncio.run(crowd())
-        page = scrape(url)
+    state, url = server
+    for number in range(40):
+        await ask(state, ANN, f"{number:02} is another prompt", tokens=1)
+    page = scrape(url)
     stats = llm.cache_stats
     assert stats.evicted_blocks > 0
     assert page.value("ostinato_evicted_blocks_total") == stats.evicted_blocks
@@ -207,12 +200,11 @@ def test_evictions_show_how_old_and_how_far_apart(llm) -> None:
     assert states["evictable"] == llm.engine.cache.manager.pool.num_evictable > 0
 
 
-def test_names_and_units_follow_the_conventions(llm) -> None:
+async def test_names_and_units_follow_the_conventions(server):
     """What ``promtool check metrics`` would say, in short."""
-    state = ServerState(llm, ServerConfig())
-    with serving(state) as url:
-        asyncio.run(ask(state, ANN, "abc"))
-        page = scrape(url)
+    state, url = server
+    await ask(state, ANN, "abc")
+    page = scrape(url)
     units = ("seconds", "bytes", "tokens", "blocks", "sequences", "requests")
     assert len(page.families) > 20
     for family in page.families:
@@ -250,36 +242,30 @@ def check_histogram(family) -> None:
         assert buckets[-1] == (float("inf"), counts[rest]), family.name
 
 
-def test_tenants_are_named_only_if_the_administrator_says_so(llm) -> None:
+async def test_tenants_are_named_only_if_the_administrator_says_so(llm):
     state = ServerState(llm, ServerConfig(metrics_tenant_names=True))
     with serving(state) as url:
-        asyncio.run(ask(state, ANN, "abc"))
+        await ask(state, ANN, "abc")
         assert scrape(url).labels("ostinato_tenant_prompt_tokens_total", "tenant") == {"ann"}
 
 
-def test_a_thousand_tenants_are_sixty_five_labels(llm) -> None:
-    state = ServerState(llm, ServerConfig())
-    with serving(state) as url:
-
-        async def crowd() -> None:
-            for number in range(70):
-                await ask(state, Caller(f"tenant {number}", f"salt {number}"), "abc", tokens=1)
-
-        asyncio.run(crowd())
-        page = scrape(url)
+async def test_seventy_tenants_are_sixty_five_labels(server):
+    state, url = server
+    for number in range(70):
+        await ask(state, Caller(f"tenant {number}", f"salt {number}"), "abc", tokens=1)
+    page = scrape(url)
     name = "ostinato_tenant_prompt_tokens_total"
     assert len(page.labels(name, "tenant")) == 65
     assert page.value(name, tenant="tenant-65", result="miss") == 6 * 3
 
 
-def test_routes_are_counted_by_template_and_strangers_addresses_not_at_all(llm) -> None:
-    state = ServerState(llm, ServerConfig())
-    with serving(state) as url:
-        httpx.get(f"{url}/v1/models/tiny-shakespeare")
-        httpx.get(f"{url}/v1/models/secret-in-the-address")
-        httpx.get(f"{url}/another/secret")
-        httpx.post(f"{url}/v1/models", content=b"\xff")
-        page = scrape(url)
+def test_routes_are_counted_by_template_and_unknown_addresses_not_at_all(server):
+    _, url = server
+    httpx.get(f"{url}/v1/models/tiny-shakespeare")
+    httpx.get(f"{url}/v1/models/secret-in-the-address")
+    httpx.get(f"{url}/another/secret")
+    httpx.post(f"{url}/v1/models", content=b"\xff")
+    page = scrape(url)
     name = "ostinato_http_requests_total"
     assert page.value(name, route="/v1/models/{name:path}", status="200") == 1
     assert page.value(name, route="/v1/models/{name:path}", status="404") == 1
@@ -288,7 +274,7 @@ def test_routes_are_counted_by_template_and_strangers_addresses_not_at_all(llm) 
     assert not any("secret" in str(sample.labels) for sample in page.samples)
 
 
-def test_the_administrator_alone_may_scrape(llm) -> None:
+def test_the_administrator_alone_may_scrape(llm):
     class OnlyTenants:
         def identify(self, headers) -> Caller:
             return ANN
@@ -300,25 +286,42 @@ def test_the_administrator_alone_may_scrape(llm) -> None:
     assert answer.json()["error"]["code"] == "not_an_administrator"
 
 
-def test_refusals_and_readers_who_left_are_counted(llm) -> None:
+async def test_refusals_and_readers_who_left_are_counted(llm):
     state = ServerState(llm, ServerConfig(max_requests=1))
 
-    async def leave() -> None:
+    with serving(state) as url:
         params = SamplingParams(max_tokens=50, temperature=0, ignore_eos=True)
         stream = serve(state, ANN, GenerateCall(endpoint="/test", params=params, text="abc"))
         await anext(stream)
         with pytest.raises(ApiError):
             await ask(state, ANN, "abc")
         await stream.aclose()
-
-    with serving(state) as url:
-        asyncio.run(leave())
         page = scrape(url)
     assert page.value("ostinato_requests_total", finish_reason="gone") == 1
     assert page.value("ostinato_refused_requests_total", status="429") == 1
 
 
-def test_a_scrape_is_answered_while_a_step_takes_long(llm, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("path", "prompt"),
+    [
+        ("/v1/completions", {"prompt": "abc"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "abc"}]}),
+        ("/v1/responses", {"input": "abc"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 1}),
+    ],
+)
+def test_every_api_counts_the_requests_that_a_full_server_refuses(llm, path, prompt):
+    state = ServerState(llm, ServerConfig(max_requests=1))
+    state.num_live = 1
+    with serving(state) as url:
+        answer = httpx.post(f"{url}{path}", json={"model": "tiny-shakespeare", **prompt})
+        state.num_live = 0
+        page = scrape(url)
+    assert answer.status_code == 429
+    assert page.value("ostinato_refused_requests_total", status="429") == 1
+
+
+def test_a_scrape_is_answered_while_a_step_takes_long(llm, server, monkeypatch):
     """The engine is held up in a forward pass; the page shows what was seen last."""
     goes_on, entered = threading.Event(), threading.Event()
     execute = llm.engine.runner.execute
@@ -328,38 +331,37 @@ def test_a_scrape_is_answered_while_a_step_takes_long(llm, monkeypatch) -> None:
         assert goes_on.wait(120), "longer than a scrape may take"
         return execute(plan)
 
-    state = ServerState(llm, ServerConfig())
-    with serving(state) as url:
+    state, url = server
+    scrape(url)
+    monkeypatch.setattr(llm.engine.runner, "execute", slow)
+    asking = threading.Thread(target=lambda: asyncio.run(ask(state, ANN, "hold", tokens=1)))
+    asking.start()
+    try:
+        assert entered.wait(60)
         scrape(url)
-        monkeypatch.setattr(llm.engine.runner, "execute", slow)
-        asking = threading.Thread(target=lambda: asyncio.run(ask(state, ANN, "hold", tokens=1)))
-        asking.start()
-        try:
-            assert entered.wait(60)
-            scrape(url)
-        finally:
-            goes_on.set()
-            asking.join()
+    finally:
+        goes_on.set()
+        asking.join()
 
 
-def test_shares_have_four_labels() -> None:
+def test_shares_have_four_labels():
     shares = (0, 0.1, 0.5, 0.89, 0.9, 1)
     assert [hit_share_label(share) for share in shares] == [
         "none", "below_half", "half_or_more", "half_or_more", "nearly_all", "nearly_all",
     ]  # fmt: skip
 
 
-def test_the_dashboard_asks_for_metrics_and_labels_that_exist(llm) -> None:
+async def test_the_dashboard_asks_for_metrics_and_labels_that_exist(llm):
     """And every metric of ours but the HTTP times is on it."""
     path = Path(ostinato.server.__file__).parent / "dashboards" / "ostinato.json"
     board = json.loads(path.read_text(encoding="utf-8"))
     state = ServerState(llm, ServerConfig(max_requests=1))
     with serving(state) as url:
-        asyncio.run(ask(state, ANN, "abc"))
-        asyncio.run(go_round(state))
+        await ask(state, ANN, "abc")
+        await go_round(state)
         state.is_draining = True
         with pytest.raises(ApiError):
-            asyncio.run(ask(state, ANN, "abc"))
+            await ask(state, ANN, "abc")
         state.is_draining = False
         scrape(url)  # its answer is counted in the next one
         page = scrape(url)
@@ -386,12 +388,11 @@ def test_the_dashboard_asks_for_metrics_and_labels_that_exist(llm) -> None:
     assert len(cells) == len(set(cells)), "panels overlap"
 
 
-def test_the_page_of_the_docs_lists_every_metric(llm) -> None:
+async def test_the_page_of_the_docs_lists_every_metric(server):
     text = (Path(__file__).parents[2] / "docs" / "observing.md").read_text(encoding="utf-8")
-    state = ServerState(llm, ServerConfig())
-    with serving(state) as url:
-        asyncio.run(ask(state, ANN, "abc"))
-        page = scrape(url)
+    state, url = server
+    await ask(state, ANN, "abc")
+    page = scrape(url)
     ours = {family.name for family in page.families if family.name.startswith("ostinato_")}
     ours = {name for name in ours if not name.endswith("_created")}
     endings = {

@@ -14,7 +14,7 @@ from ostinato.server.keys import KeysFile
 from tests.server.keyed import Keyed, keyed_server
 from tests.support.cache_views import prefix_key
 from tests.support.prefix_probe import ENDPOINTS, MODEL, Endpoint, Send, recover
-from tests.support.tiny_cache import on_both_indexes, tiny_cache
+from tests.support.tiny_cache import tiny_cache
 
 KNOWN = "The safe behind the painting opens with the word "
 WORD = "owl"
@@ -247,7 +247,6 @@ def test_without_salts_the_same_attacker_recovers_the_secret(open_house: Keyed, 
 # --- kinds of entries that no endpoint makes -------------------------------------------------
 
 
-@on_both_indexes
 @pytest.mark.parametrize(
     "how",
     [

@@ -90,11 +90,11 @@ def run(num_requests: int, num_warming: int) -> dict[str, Any]:
     return tally
 
 
-def test_three_hundred_requests_of_two_hundred_clients() -> None:
+def test_three_hundred_requests_of_two_hundred_clients():
     run(300, num_warming=20)
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(1800)
-def test_twenty_thousand_requests_of_two_hundred_clients() -> None:
+def test_twenty_thousand_requests_of_two_hundred_clients():
     run(20_000, num_warming=2_000)

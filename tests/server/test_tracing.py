@@ -49,7 +49,7 @@ def spans_of(state: ServerState, config: ServerConfig, *texts: str, leave: bool 
     return list(kept.get_finished_spans())
 
 
-def test_a_request_is_queue_then_prefill_then_decode(state: ServerState) -> None:
+def test_a_request_is_queue_then_prefill_then_decode(state: ServerState):
     spans = spans_of(state, ServerConfig(), "Spans of a prompt, traced.")
     named = {span.name: span for span in spans}
     assert set(named) == {"ostinato.request", "queue", "prefill", "decode"}
@@ -64,7 +64,7 @@ def test_a_request_is_queue_then_prefill_then_decode(state: ServerState) -> None
     assert named["decode"].attributes["gen_ai.response.finish_reasons"] == ("length",)
 
 
-def test_a_prefill_says_what_was_cached_and_no_span_says_what_was_asked(state) -> None:
+def test_a_prefill_says_what_was_cached_and_no_span_says_what_was_asked(state):
     """Of 26 letters the second request finds 16 in a block and 9 more by copying; one is left."""
     text = "Tokens that a span counts."
     spans = spans_of(state, ServerConfig(), text, text)
@@ -76,32 +76,32 @@ def test_a_prefill_says_what_was_cached_and_no_span_says_what_was_asked(state) -
     assert text not in written and "salt of ann" not in written
 
 
-def test_tenants_are_named_only_if_the_administrator_says_so(state) -> None:
+def test_tenants_are_named_only_if_the_administrator_says_so(state):
     quiet = spans_of(state, ServerConfig(), "abc")
     named = spans_of(state, ServerConfig(metrics_tenant_names=True), "abc")
     assert not any("ostinato.tenant" in span.attributes for span in quiet)
     assert any(span.attributes.get("ostinato.tenant") == "ann" for span in named)
 
 
-def test_a_reader_who_leaves_is_noted(state) -> None:
+def test_a_reader_who_leaves_is_noted(state):
     spans = spans_of(state, ServerConfig(), "A reader who leaves.", leave=True)
     whole = next(span for span in spans if span.name == "ostinato.request")
     assert whole.attributes["ostinato.gone"] is True
 
 
-def test_without_the_setting_there_is_no_tracer_and_nothing_is_imported(monkeypatch) -> None:
+def test_without_the_setting_there_is_no_tracer_and_nothing_is_imported(monkeypatch):
     for name in [name for name in sys.modules if name.startswith("opentelemetry")]:
         monkeypatch.setitem(sys.modules, name, None)
     assert make_tracer(ServerConfig()) is None
 
 
-def test_the_setting_without_the_extra_is_refused_by_name(monkeypatch) -> None:
+def test_the_setting_without_the_extra_is_refused_by_name(monkeypatch):
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with pytest.raises(ConfigError, match=r"ostinato\[otel\]"):
         make_tracer(ServerConfig(otel_traces=True))
 
 
-def test_the_setting_sends_spans_where_opentelemetry_is_told_to(monkeypatch) -> None:
+def test_the_setting_sends_spans_where_opentelemetry_is_told_to(monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
     tracer = make_tracer(ServerConfig(otel_traces=True))
     assert tracer is not None

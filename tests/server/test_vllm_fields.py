@@ -34,9 +34,7 @@ def chunks(http: httpx.Client, path: str, body: dict[str, Any]) -> list[dict[str
 
 
 @pytest.mark.parametrize(("path", "body"), ROUTES)
-def test_every_chunk_counts_the_tokens_so_far(
-    http: httpx.Client, path: str, body: dict[str, Any]
-) -> None:
+def test_every_chunk_counts_the_tokens_so_far(http: httpx.Client, path: str, body: dict[str, Any]):
     """What guidellm reads: ``stream_options.continuous_usage_stats``."""
     options = {"include_usage": True, "continuous_usage_stats": True}
     found = chunks(http, path, {**body, "stream_options": options})
@@ -48,7 +46,7 @@ def test_every_chunk_counts_the_tokens_so_far(
 @pytest.mark.parametrize(("path", "body"), ROUTES)
 def test_a_stream_has_a_chunk_for_as_many_tokens_as_it_asks_for(
     http: httpx.Client, path: str, body: dict[str, Any]
-) -> None:
+):
     """Of six tokens, with five for a chunk, the first comes alone and the others together."""
     asked = {**body, "return_token_ids": True, "stream_interval": 5}
     choices = [chunk["choices"][0] for chunk in chunks(http, path, asked)]
@@ -58,7 +56,7 @@ def test_a_stream_has_a_chunk_for_as_many_tokens_as_it_asks_for(
 
 
 @pytest.mark.parametrize(("path", "body"), ROUTES)
-def test_token_ids_come_along(http: httpx.Client, path: str, body: dict[str, Any]) -> None:
+def test_token_ids_come_along(http: httpx.Client, path: str, body: dict[str, Any]):
     """Whole, they are those of the stream put together."""
     asked = {**body, "return_token_ids": True}
     whole = http.post(path, json=asked).json()
@@ -71,9 +69,7 @@ def test_token_ids_come_along(http: httpx.Client, path: str, body: dict[str, Any
 
 
 @pytest.mark.parametrize(("path", "body"), ROUTES)
-def test_log_probabilities_of_the_prompt(
-    http: httpx.Client, path: str, body: dict[str, Any]
-) -> None:
+def test_log_probabilities_of_the_prompt(http: httpx.Client, path: str, body: dict[str, Any]):
     answer = http.post(path, json={**body, "prompt_logprobs": 1}).json()
     positions = {**answer, **answer["choices"][0]}["prompt_logprobs"]
     assert positions[0] is None
@@ -83,7 +79,7 @@ def test_log_probabilities_of_the_prompt(
     assert refused.status_code == 400
 
 
-def test_forms_may_have_their_old_names(http: httpx.Client) -> None:
+def test_forms_may_have_their_old_names(http: httpx.Client):
     asked = {**TEXT, "guided_choice": ["Ay, my lord", "Nay, sir"], "max_tokens": 20}
     assert http.post("/v1/completions", json=asked).json()["choices"][0]["text"] in (
         "Ay, my lord",
@@ -95,9 +91,7 @@ def test_forms_may_have_their_old_names(http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(("path", "body"), ROUTES)
-def test_words_and_tokens_can_be_left_out(
-    http: httpx.Client, path: str, body: dict[str, Any]
-) -> None:
+def test_words_and_tokens_can_be_left_out(http: httpx.Client, path: str, body: dict[str, Any]):
     """Each letter of the plain answer is forbidden, then another one alone is allowed."""
     asked = {**body, "return_token_ids": True}
     plain = http.post(path, json=asked).json()["choices"][0]["token_ids"]
@@ -113,7 +107,7 @@ def test_words_and_tokens_can_be_left_out(
 @pytest.mark.parametrize(("path", "body"), ROUTES)
 def test_defaults_that_clients_spell_out_are_taken(
     http: httpx.Client, path: str, body: dict[str, Any]
-) -> None:
+):
     """They ask for what is done anyway, or for a record."""
     spelt = {"best_of": 1, "metadata": {"run": "7"}, "safety_identifier": "ann", "user": "bob"}
     assert http.post(path, json={**body, **spelt}).status_code == 200
@@ -121,7 +115,7 @@ def test_defaults_that_clients_spell_out_are_taken(
     assert (error["code"], error["param"]) == ("invalid_value", "best_of")
 
 
-def test_the_chat_template_reads_variables(http: httpx.Client) -> None:
+def test_the_chat_template_reads_variables(http: httpx.Client):
     """Unknown ones change nothing; arguments of its application are refused."""
     plain = http.post("/v1/chat/completions", json=CHAT).json()
     asked = {**CHAT, "chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "low"}
@@ -132,7 +126,7 @@ def test_the_chat_template_reads_variables(http: httpx.Client) -> None:
     assert "'tokenize' is not a variable" in error["message"]
 
 
-def test_the_last_message_is_continued_on_request(http: httpx.Client) -> None:
+def test_the_last_message_is_continued_on_request(http: httpx.Client):
     """Its turn is left open: a prompt of fewer tokens than with a new turn."""
     begun = [*CHAT["messages"], {"role": "assistant", "content": "Nay, answer"}]
     both = {**CHAT, "messages": begun, "continue_final_message": True}
@@ -144,9 +138,7 @@ def test_the_last_message_is_continued_on_request(http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(("path", "body"), ROUTES)
-def test_a_long_prompt_is_cut_on_request(
-    http: httpx.Client, path: str, body: dict[str, Any]
-) -> None:
+def test_a_long_prompt_is_cut_on_request(http: httpx.Client, path: str, body: dict[str, Any]):
     """Its last tokens stay, of a text and of a conversation; 0 leaves no prompt."""
     asked = {**body, "return_token_ids": True}
     whole, cut = (
@@ -161,7 +153,7 @@ def test_a_long_prompt_is_cut_on_request(
 
 def test_the_end_of_a_text_that_no_model_holds_is_found_cheaply(
     http: httpx.Client, state: ServerState, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     """Two megabytes, of which a few thousand letters are tokenized."""
     tokenizer = state.llm.engine.loaded.require_tokenizer()
     lengths: list[int] = []
@@ -183,7 +175,7 @@ def test_the_end_of_a_text_that_no_model_holds_is_found_cheaply(
     assert sum(lengths) < 100_000
 
 
-def test_tokens_of_texts_and_conversations(http: httpx.Client) -> None:
+def test_tokens_of_texts_and_conversations(http: httpx.Client):
     """As the routes of answers compute them, with vLLM's options."""
     text = http.post("/tokenize", json={"prompt": "To be", "return_token_strs": True}).json()
     assert text["token_strs"] == list("To be") and text["count"] == 5
@@ -205,20 +197,20 @@ def test_tokens_of_texts_and_conversations(http: httpx.Client) -> None:
     assert "for texts" in refused.json()["error"]["message"]
 
 
-def test_the_page_of_the_api_loads_nothing(http: httpx.Client) -> None:
+def test_the_page_of_the_api_loads_nothing(http: httpx.Client):
     page = http.get("/docs")
     assert "POST /v1/chat/completions" in page.text and "continue_final_message" in page.text
     assert "<script" not in page.text and "//" not in page.text.replace("<!doctype", "")
 
 
-def test_small_routes_answer_as_vllms_do(http: httpx.Client) -> None:
+def test_small_routes_answer_as_vllms_do(http: httpx.Client):
     assert http.get("/ping").status_code == http.post("/ping").status_code == 200
     assert http.get("/load").json() == {"server_load": 0}
     assert http.get("/server_info").json()["engine_config"]["block_size"] == 16
     assert http.post("/reset_prefix_cache").status_code == 200
 
 
-def test_load_and_settings_are_for_administrators(tmp_path: Path) -> None:
+def test_load_and_settings_are_for_administrators(tmp_path: Path):
     with keyed_server(tmp_path) as server:
         for path, method in (("/load", "GET"), ("/server_info", "GET")):
             assert server.ask("ann", path, method=method).status_code == 403
@@ -228,7 +220,7 @@ def test_load_and_settings_are_for_administrators(tmp_path: Path) -> None:
         assert salt not in server.ask("ops", "/server_info", method="GET").text
 
 
-def test_pages_of_allowed_origins_may_call(state: ServerState) -> None:
+def test_pages_of_allowed_origins_may_call(state: ServerState):
     """Without keys too, and no others."""
     config = ServerConfig(model_names=(MODEL,), allowed_origins=("https://app.example",))
     with serving(ServerState(state.llm, config)) as url:
@@ -239,7 +231,7 @@ def test_pages_of_allowed_origins_may_call(state: ServerState) -> None:
             assert (allowed == origin) == (status == 200)
 
 
-def test_tls_with_a_key_and_a_certificate(tmp_path: Path) -> None:
+def test_tls_with_a_key_and_a_certificate(tmp_path: Path):
     """The official client speaks to it when it trusts the certificate."""
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     command = f"req -x509 -newkey rsa:2048 -nodes -days 2 -keyout {key} -out {certificate}"

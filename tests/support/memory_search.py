@@ -34,10 +34,7 @@ class Traces:
 
 
 def search(
-    root: object,
-    salt: bytes,
-    tokens: Collection[int] = (),
-    digests: Collection[bytes] = (),
+    root: object, salt: bytes, tokens: Collection[int] = (), digests: Collection[bytes] = ()
 ) -> Traces:
     """Look for a tenant's salt, token ids and digests in all that can be reached."""
     traces = Traces()

@@ -24,10 +24,7 @@ STATIC = {**_ARGS, "strategy": "tensor", "dynamic": False}
 
 
 def save_w8a8(
-    path: Path,
-    family: str = "llama",
-    activations: dict[str, Any] | None = BY_TOKEN,
-    **changes: Any,
+    path: Path, family: str = "llama", activations: dict[str, Any] | None = BY_TOKEN, **changes: Any
 ) -> Path:
     """Write a checkpoint of 8-bit weights, and 8-bit activations unless these are None."""
     save_checkpoint(path, make_config(family, **{"num_hidden_layers": 3, **changes}))

@@ -164,9 +164,9 @@ class RefcountOracle:
         for start in range((len(chain) - 1) * size, len(texts), size):
             for end in range(start + 1, min(start + size, len(texts)) + 1):
                 extra = key.extra(start, end)
-                if extra is not None and end - start < size:
+                if extra and end - start < size:
                     continue  # only text is sealed
-                name = key.packed_range(start, end) + (b"" if extra is None else extra.encoded)
+                name = key.packed_range(start, end) + extra
                 digest = _sha256(chain[start // size] + name)
                 self._texts[digest] = texts[start:end]
             if end - start == size:
@@ -177,7 +177,7 @@ class RefcountOracle:
         behind = [
             i
             for i in self._identities.values()
-            if i.public_prefix is not None and i.boundary in place
+            if i.public_prefix is not None and i.boundaries[0].encoded(0) in place
         ]
         roots = [i for encoded, i in self._identities.items() if place.startswith(encoded)]
         return (behind or roots)[0]

@@ -18,9 +18,7 @@ compared with slots of text (``FakeKV``), and a plain cache with what ``CacheOra
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, get_args
-
-import pytest
+from typing import Any
 
 from ostinato.assembly import build_cache
 from ostinato.cache.block_table import BlockTable
@@ -34,9 +32,6 @@ from tests.support.cache_views import held_windows, letters, prefix_key, windows
 from tests.support.fake_kv import Chunk, FakeKV, spell
 from tests.support.predicted_manager import PredictedManager
 from tests.support.whole_state import whole_state
-
-on_both_indexes = pytest.mark.parametrize("index", get_args(IndexName))
-"""Run a test once for each index."""
 
 
 def tiny_cache(

@@ -5,14 +5,15 @@ import pytest
 from ostinato.settings import WindowConfig
 from ostinato.tenants.terms import PINNED
 from tests.support.cache_views import prefix_key, windows_of
-from tests.support.tiny_cache import TinyCache, on_both_indexes, tiny_cache
+from tests.support.tiny_cache import TinyCache, tiny_cache
 
-pytestmark = [on_both_indexes, pytest.mark.parametrize("windows", [(), (WindowConfig(6, 12),)])]
+pytestmark = pytest.mark.parametrize("windows", [(), (WindowConfig(6, 12),)])
 
 FREE = ["free"] * 12
 
 
-def cache_of(index: str, windows: tuple[WindowConfig, ...]) -> TinyCache:
+@pytest.fixture
+def cache(index, windows: tuple[WindowConfig, ...]) -> TinyCache:
     """Return an empty cache of twelve blocks."""
     return tiny_cache(12, index=index, windows=windows)
 
@@ -29,9 +30,8 @@ def window_contents(cache: TinyCache) -> int:
     return sum(len(list(window.copies())) for window in windows_of(cache.manager))
 
 
-def test_nothing_that_was_computed_before_hits(index, windows):
+def test_nothing_that_was_computed_before_hits(cache):
     """Neither under the new weights nor under the old: it is gone at once."""
-    cache = cache_of(index, windows)
     cache.serve("ABCDEFGHIJ")
     new_epoch(cache)
     for epoch in (0, 1):
@@ -40,17 +40,15 @@ def test_nothing_that_was_computed_before_hits(index, windows):
     assert window_contents(cache) == 0
 
 
-def test_what_is_computed_afterwards_hits(index, windows):
-    cache = cache_of(index, windows)
+def test_what_is_computed_afterwards_hits(cache):
     cache.serve("ABCDEFGH")
     new_epoch(cache)
     assert cache.serve("ABCDEFGHIJ", epoch=1).num_computed_here == 10
     assert cache.match("ABCDEFGHIJ", epoch=1).num_tokens == 9
 
 
-def test_a_running_request_goes_on_and_publishes_nothing_more(index, windows):
+def test_a_running_request_goes_on_and_publishes_nothing_more(cache):
     """Three blocks are published under the old weights; the fourth and the tail never are."""
-    cache = cache_of(index, windows)
     cache.admit("running", "ABCDEFGHIJKL")
     new_epoch(cache)
     assert cache.append("running", "MNOPQR")
@@ -62,9 +60,8 @@ def test_a_running_request_goes_on_and_publishes_nothing_more(index, windows):
     assert window_contents(cache) == 0
 
 
-def test_a_prompt_under_way_is_completed_on_the_old_weights(index, windows):
+def test_a_prompt_under_way_is_completed_on_the_old_weights(cache):
     """Chunked prefill: half of it is computed when the weights change."""
-    cache = cache_of(index, windows)
     cache.plan("running", "ABCDEFGHIJKL", upto=8)
     cache.commit()
     new_epoch(cache)
@@ -75,8 +72,7 @@ def test_a_prompt_under_way_is_completed_on_the_old_weights(index, windows):
     assert cache.picture().split() == FREE
 
 
-def test_old_content_is_gone_when_its_last_reader_ends(index, windows):
-    cache = cache_of(index, windows)
+def test_old_content_is_gone_when_its_last_reader_ends(cache):
     cache.admit("one", "ABCDEFGHIJ")
     cache.admit("two", "ABCDEFGHXY")
     new_epoch(cache)
@@ -87,8 +83,7 @@ def test_old_content_is_gone_when_its_last_reader_ends(index, windows):
     assert window_contents(cache) == 0
 
 
-def test_content_of_the_new_weights_stays_when_a_reader_of_the_old_ends(index, windows):
-    cache = cache_of(index, windows)
+def test_content_of_the_new_weights_stays_when_a_reader_of_the_old_ends(cache):
     cache.admit("old", "ABCDEFGH")
     new_epoch(cache)
     cache.serve("ABCDEFGH", epoch=1)
@@ -97,8 +92,7 @@ def test_content_of_the_new_weights_stays_when_a_reader_of_the_old_ends(index, w
     assert cache.picture().count("evictable") == 2
 
 
-def test_the_child_of_a_request_of_the_old_weights_publishes_nothing(index, windows):
-    cache = cache_of(index, windows)
+def test_the_child_of_a_request_of_the_old_weights_publishes_nothing(cache):
     cache.admit("parent", "ABCDEF")
     new_epoch(cache)
     cache.append("parent", "G")
@@ -111,9 +105,8 @@ def test_the_child_of_a_request_of_the_old_weights_publishes_nothing(index, wind
     assert cache.picture().split() == FREE
 
 
-def test_leases_end_with_the_weights(index, windows):
+def test_leases_end_with_the_weights(cache):
     """Also one on what a running request still reads."""
-    cache = cache_of(index, windows)
     cache.admit("running", "ABCDEFGH")
     cache.serve("abcdefgh")
     for prompt in ("ABCDEFGH", "abcdefgh"):
@@ -125,8 +118,7 @@ def test_leases_end_with_the_weights(index, windows):
     assert cache.picture().split() == FREE
 
 
-def test_a_step_that_fails_after_the_change_leaves_nothing(index, windows):
-    cache = cache_of(index, windows)
+def test_a_step_that_fails_after_the_change_leaves_nothing(cache):
     cache.admit("old", "ABCDEFGH")
     new_epoch(cache)
     cache.plan("new", "ABCDEFGHIJ", epoch=1)
@@ -136,9 +128,8 @@ def test_a_step_that_fails_after_the_change_leaves_nothing(index, windows):
     assert window_contents(cache) == 0
 
 
-def test_who_waits_is_looked_up_under_the_weights_of_now(index, windows):
+def test_who_waits_is_looked_up_under_the_weights_of_now(cache):
     """Fingerprint and epoch; without a fingerprint, its own stays."""
-    cache = cache_of(index, windows)
     waiting = prefix_key("ABCD", weights=b"old", tenant=b"t")
     cache.prefix_cache.admin.new_epoch()
     assert cache.manager.rekey(waiting).identity.weights == b"old"

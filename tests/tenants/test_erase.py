@@ -8,7 +8,7 @@ from ostinato.settings import TenantShare, WindowConfig
 from ostinato.tenants.terms import ANTHROPIC_1H, PINNED, EraseReceipt
 from tests.support.cache_views import prefix_key, windows_of
 from tests.support.memory_search import Traces, search
-from tests.support.tiny_cache import TinyCache, on_both_indexes, tiny_cache
+from tests.support.tiny_cache import TinyCache, tiny_cache
 from tests.support.whole_state import whole_state
 
 SALT = b"salt-of-the-erased"
@@ -42,7 +42,6 @@ def busy_cache(index: str, digest: str = "sha256", windows: tuple[WindowConfig, 
 VARIANTS = [("sha256", ()), ("xxh3_128", ()), ("sha256", (WindowConfig(6, 24),))]
 
 
-@on_both_indexes
 @pytest.mark.parametrize(("digest", "windows"), VARIANTS, ids=["plain", "xxh3", "windows"])
 def test_nothing_of_a_tenant_can_be_reached_after_it_was_erased(index, digest, windows):
     """Salt, token ids, digests: found before, and nowhere afterwards."""
@@ -54,7 +53,6 @@ def test_nothing_of_a_tenant_can_be_reached_after_it_was_erased(index, digest, w
     assert search(cache.prefix_cache, SALT, TOKENS, digests) == Traces()
 
 
-@on_both_indexes
 def test_nothing_is_left_while_others_run(index):
     """Another tenant is in the middle of its prompt, and its own stays as it was."""
     cache, digests = busy_cache(index)
@@ -68,7 +66,6 @@ def test_nothing_is_left_while_others_run(index):
     assert cache.match("ABCDEFGHIJKLMNOP!", tenant=b"somebody else").num_tokens == 16
 
 
-@on_both_indexes
 def test_a_tenant_whose_requests_were_evicted_failed_or_wrote_nothing_leaves_nothing(index):
     """What was never published, taken back or given away is not kept anywhere either."""
     cache, digests = busy_cache(index)
@@ -83,7 +80,6 @@ def test_a_tenant_whose_requests_were_evicted_failed_or_wrote_nothing_leaves_not
     assert search(cache.prefix_cache, SALT, TOKENS, digests) == Traces()
 
 
-@on_both_indexes
 def test_the_receipt_counts_what_was_erased(index):
     """Ten tokens fill two blocks and begin a third; two leases; every event of it that is kept."""
     cache = tiny_cache(16, index=index, keep_event_batches=16)
@@ -101,7 +97,6 @@ def test_the_receipt_counts_what_was_erased(index):
     assert receipt == EraseReceipt(num_blocks=3, num_leases=2, num_events=num_events)
 
 
-@on_both_indexes
 def test_the_receipt_counts_blocks_of_all_groups(index):
     """Window 6 and ten tokens: two full blocks and a sealed tail, in each group."""
     cache = tiny_cache(16, index=index, windows=(WindowConfig(6, 16),))
@@ -110,17 +105,13 @@ def test_the_receipt_counts_blocks_of_all_groups(index):
     assert cache.prefix_cache.admin.erase(SALT).num_blocks == 3 + kept
 
 
-@on_both_indexes
-def test_who_is_unknown_is_erased_with_an_empty_receipt(index):
-    cache = tiny_cache(8, index=index)
+def test_who_is_unknown_is_erased_with_an_empty_receipt(cache):
     cache.serve("ABCDEFGH", tenant=b"somebody else")
     assert cache.prefix_cache.admin.erase(SALT) == EraseReceipt()
     assert cache.match("ABCDEFGHI", tenant=b"somebody else").num_tokens == 8
 
 
-@on_both_indexes
-def test_a_tenant_that_runs_is_not_erased_and_nothing_changes(index):
-    cache = tiny_cache(8, index=index)
+def test_a_tenant_that_runs_is_not_erased_and_nothing_changes(cache):
     cache.serve("ABCDEFGH", tenant=SALT)
     cache.admit("running", "ABCDEFGHI", tenant=SALT)
     before = whole_state(cache.manager)
@@ -129,7 +120,6 @@ def test_a_tenant_that_runs_is_not_erased_and_nothing_changes(index):
     assert whole_state(cache.manager) == before
 
 
-@on_both_indexes
 def test_a_tenant_may_come_back_after_it_was_erased(index):
     """It starts from nothing; its guarantee and its quota are settings and stay."""
     cache = tiny_cache(8, index=index, tenant_shares={SALT: TenantShare(guaranteed=2, quota=3)})
@@ -140,7 +130,6 @@ def test_a_tenant_may_come_back_after_it_was_erased(index):
     assert cache.picture().count("evictable") == 3
 
 
-@on_both_indexes
 def test_who_neither_reads_nor_writes_leaves_no_trace_but_its_count(index):
     """No-store without erasure: salts are counted per tenant, tokens and digests are nowhere."""
     cache = tiny_cache(8, index=index, keep_event_batches=8)
@@ -152,7 +141,6 @@ def test_who_neither_reads_nor_writes_leaves_no_trace_but_its_count(index):
     assert cache.picture() == " ".join(["free"] * 8)
 
 
-@on_both_indexes
 def test_live_slots_are_those_with_content_and_no_others(index):
     """A full block, half of a sealed one, and what a running request has computed so far."""
     cache: TinyCache = tiny_cache(8, index=index)
@@ -166,7 +154,6 @@ def test_live_slots_are_those_with_content_and_no_others(index):
     assert [live[block] for block in own] == [4, 3, 0]
 
 
-@on_both_indexes
 def test_live_slots_of_a_window_end_where_it_begins(index):
     cache = tiny_cache(8, index=index, windows=(WindowConfig(5, 8),))
     cache.admit("running", "ABCDEFGHIJ", writes=False)

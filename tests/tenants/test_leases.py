@@ -21,7 +21,7 @@ from ostinato.tenants.terms import (
 )
 from tests.support.cache_views import prefix_key, windows_of
 from tests.support.memory_search import reachable
-from tests.support.tiny_cache import TinyCache, on_both_indexes, tiny_cache
+from tests.support.tiny_cache import TinyCache, tiny_cache
 
 FOR_FIVE = LeaseTerms(5.0)
 FOR_FIVE_REFRESHED = LeaseTerms(5.0, refresh_on_hit=True)
@@ -52,26 +52,21 @@ def flood(cache: TinyCache, prompts: int = 20) -> None:
 # --- what is answered ---------------------------------------------------------------------
 
 
-@on_both_indexes
-def test_what_is_cached_is_held_in_whole_blocks(index):
+def test_what_is_cached_is_held_in_whole_blocks(cache):
     """Ten tokens fill two blocks; the lease asks for no more than those."""
-    cache = tiny_cache(8, index=index)
     cache.serve("ABCDEFGHIJ")
     receipt = lease(cache, "ABCDEFGHIJ")
     assert receipt == LeaseReceipt(LeaseStatus.ACCEPTED, 8, "", receipt.lease_id, None)
     assert cache.picture().startswith("ABCD:held EFGH:held IJ~:evictable free")
 
 
-@on_both_indexes
-def test_a_lease_is_clipped_to_what_is_cached_and_says_so(index):
-    cache = tiny_cache(8, index=index)
+def test_a_lease_is_clipped_to_what_is_cached_and_says_so(cache):
     cache.serve("ABCDEFGH")
     receipt = lease(cache, "ABCDEFGHIJKL")
     assert (receipt.status, receipt.num_tokens) == (LeaseStatus.CLIPPED, 8)
     assert receipt.reason == "only 2 of 3 blocks are cached"
 
 
-@on_both_indexes
 @pytest.mark.parametrize(
     ("prompt", "reason"),
     [
@@ -80,21 +75,17 @@ def test_a_lease_is_clipped_to_what_is_cached_and_says_so(index):
         ("", "its 0 tokens do not fill a block of 4: lease a longer prefix"),
     ],
 )
-def test_where_there_is_nothing_to_hold_a_lease_is_rejected(index, prompt, reason):
-    cache = tiny_cache(8, index=index)
+def test_where_there_is_nothing_to_hold_a_lease_is_rejected(cache, prompt, reason):
     cache.serve("ABCDEFGH")
     assert lease(cache, prompt) == LeaseReceipt(LeaseStatus.REJECTED, reason=reason)
     assert cache.prefix_cache.admin.num_leases == 0
 
 
-@on_both_indexes
-def test_a_lease_holds_no_other_tenant_s_blocks(index):
-    cache = tiny_cache(8, index=index)
+def test_a_lease_holds_no_other_tenant_s_blocks(cache):
     cache.serve("ABCDEFGH", tenant=b"one")
     assert lease(cache, "ABCDEFGH", tenant=b"two").status is LeaseStatus.REJECTED
 
 
-@on_both_indexes
 def test_all_leases_together_leave_what_the_longest_sequence_needs(index):
     """Six blocks, four of them reserved: two may be bound, by any tenant."""
     cache = tiny_cache(6, index=index, reserved_blocks=4)
@@ -107,7 +98,6 @@ def test_all_leases_together_leave_what_the_longest_sequence_needs(index):
         assert receipt.reason.startswith("leases and guarantees may bind 2 of 6 blocks")
 
 
-@on_both_indexes
 def test_blocks_that_two_leases_share_count_once(index):
     cache = tiny_cache(6, index=index, reserved_blocks=4)
     cache.serve("ABCDEFGH")
@@ -120,7 +110,6 @@ def test_blocks_that_two_leases_share_count_once(index):
     assert cache.match("ABCDEFGH!").num_tokens == 8, "the first lease still holds them"
 
 
-@on_both_indexes
 def test_what_floors_bind_leases_cannot(index):
     """Eight blocks, two reserved, five in guarantees: one is left for leases."""
     guarantees = {b"a": TenantShare(guaranteed=3), b"b": TenantShare(guaranteed=2)}
@@ -130,7 +119,6 @@ def test_what_floors_bind_leases_cannot(index):
     assert (receipt.status, receipt.num_tokens) == (LeaseStatus.CLIPPED, 4)
 
 
-@on_both_indexes
 def test_a_tenant_cannot_pin_more_than_its_quota(index):
     """While it runs it holds more than it may keep; leases hold no more than that."""
     cache = tiny_cache(8, index=index, tenant_shares={b"a": TenantShare(quota=2)})
@@ -151,10 +139,8 @@ def test_a_time_to_live_is_positive(ttl_s):
 # --- what is kept -------------------------------------------------------------------------
 
 
-@on_both_indexes
-def test_a_pinned_path_survives_a_flood(index):
+def test_a_pinned_path_survives_a_flood(cache):
     """Twenty prompts of half the pool pass by; what is not pinned beside it goes."""
-    cache = tiny_cache(8, index=index)
     cache.serve("ABCDEFGH")
     cache.serve("abcdefgh")
     lease(cache, "ABCDEFGH")
@@ -163,9 +149,7 @@ def test_a_pinned_path_survives_a_flood(index):
     assert cache.match("abcdefgh!").num_tokens == 0
 
 
-@on_both_indexes
-def test_a_released_lease_keeps_nothing(index):
-    cache = tiny_cache(8, index=index)
+def test_a_released_lease_keeps_nothing(cache):
     cache.serve("ABCDEFGH")
     receipt = lease(cache, "ABCDEFGH")
     assert cache.prefix_cache.admin.end_lease(receipt.lease_id)
@@ -176,7 +160,6 @@ def test_a_released_lease_keeps_nothing(index):
     assert cache.manager.pool.num_free == 8
 
 
-@on_both_indexes
 def test_whatever_is_pinned_the_longest_request_runs(index):
     """Everything that was ever served is leased; five blocks stay, and five are needed."""
     cache = tiny_cache(8, index=index, reserved_blocks=5)
@@ -188,9 +171,7 @@ def test_whatever_is_pinned_the_longest_request_runs(index):
     assert cache.admit("longest", "ABCDEFGHIJKLMNOPQRST") is not None
 
 
-@on_both_indexes
-def test_a_lease_on_what_runs_outlives_it(index):
-    cache = tiny_cache(8, index=index)
+def test_a_lease_on_what_runs_outlives_it(cache):
     cache.admit("running", "ABCDEFGH")
     lease(cache, "ABCDEFGH")
     cache.finish("running")
@@ -198,7 +179,6 @@ def test_a_lease_on_what_runs_outlives_it(index):
     assert cache.match("ABCDEFGH!").num_tokens == 8
 
 
-@on_both_indexes
 def test_a_lease_holds_the_window_before_its_end_as_well(index):
     """Window 6: a hit of eight tokens needs two blocks of the window group."""
     cache = tiny_cache(8, index=index, windows=(WindowConfig(6, 8),))
@@ -211,7 +191,6 @@ def test_a_lease_holds_the_window_before_its_end_as_well(index):
     assert all(g.pool.num_free == 8 for g in windows_of(cache.manager))
 
 
-@on_both_indexes
 def test_leases_leave_a_window_s_pool_enough_for_one_sequence(index):
     """Six blocks, three needed to go on: windows of two blocks can be leased once, not twice."""
     cache = tiny_cache(64, index=index, windows=(WindowConfig(9, 6),))
@@ -226,9 +205,7 @@ def test_leases_leave_a_window_s_pool_enough_for_one_sequence(index):
 # --- for how long -------------------------------------------------------------------------
 
 
-@on_both_indexes
-def test_a_lease_ends_when_its_time_is_up(index):
-    cache = tiny_cache(8, index=index)
+def test_a_lease_ends_when_its_time_is_up(cache):
     cache.serve("ABCDEFGH")
     receipt = lease(cache, "ABCDEFGH", FOR_FIVE)
     assert receipt.expires_s == cache.num_steps + 5
@@ -237,22 +214,18 @@ def test_a_lease_ends_when_its_time_is_up(index):
     assert cache.picture().startswith("ABCD:evictable EFGH:evictable")
 
 
-@on_both_indexes
-def test_a_pin_never_ends_by_itself(index):
-    cache = tiny_cache(8, index=index)
+def test_a_pin_never_ends_by_itself(cache):
     cache.serve("ABCDEFGH")
     lease(cache, "ABCDEFGH")
     assert wait(cache, 10**9) == 1
 
 
-@on_both_indexes
 @pytest.mark.parametrize(
     ("terms", "seconds", "refreshed"),
     [(ANTHROPIC_5M, 300, True), (ANTHROPIC_1H, 3600, True), (OPENAI_24H, 86400, False)],
 )
-def test_the_presets_last_as_long_as_those_of_hosted_apis(index, terms, seconds, refreshed):
+def test_the_presets_last_as_long_as_those_of_hosted_apis(cache, terms, seconds, refreshed):
     """Used one second before its end, a refreshed one lasts as long once more."""
-    cache = tiny_cache(8, index=index)
     cache.serve("ABCDEFGH")
     lease(cache, "ABCDEFGH", terms)
     assert wait(cache, seconds - 2) == 1
@@ -263,7 +236,6 @@ def test_the_presets_last_as_long_as_those_of_hosted_apis(index, terms, seconds,
         assert wait(cache, 1) == 0
 
 
-@on_both_indexes
 @pytest.mark.parametrize(
     ("prompt", "tenant", "refreshes"),
     [
@@ -274,8 +246,7 @@ def test_the_presets_last_as_long_as_those_of_hosted_apis(index, terms, seconds,
         ("ABCDEFGHIJ", b"other", False),
     ],
 )
-def test_a_lease_is_refreshed_by_who_uses_all_of_it(index, prompt, tenant, refreshes):
-    cache = tiny_cache(8, index=index)
+def test_a_lease_is_refreshed_by_who_uses_all_of_it(cache, prompt, tenant, refreshes):
     cache.serve("ABCDEFGH")
     lease(cache, "ABCDEFGH", FOR_FIVE_REFRESHED)
     wait(cache, 3)
@@ -283,9 +254,7 @@ def test_a_lease_is_refreshed_by_who_uses_all_of_it(index, prompt, tenant, refre
     assert wait(cache, 1) == int(refreshes)
 
 
-@on_both_indexes
-def test_who_does_not_read_the_cache_refreshes_nothing(index):
-    cache = tiny_cache(8, index=index)
+def test_who_does_not_read_the_cache_refreshes_nothing(cache):
     cache.serve("ABCDEFGH")
     lease(cache, "ABCDEFGH", FOR_FIVE_REFRESHED)
     wait(cache, 3)

@@ -12,12 +12,11 @@ from ostinato.observe.introspection import cached_blocks
 from ostinato.settings import PrefixCacheConfig, TenantShare, WindowConfig, window_blocks
 from ostinato.tenants.terms import PINNED
 from tests.support.cache_views import letters, prefix_key, shares_of, windows_of
-from tests.support.tiny_cache import TinyCache, on_both_indexes, tiny_cache
+from tests.support.tiny_cache import TinyCache, tiny_cache
 
 # --- quotas -------------------------------------------------------------------------------
 
 
-@on_both_indexes
 def test_a_tenant_at_its_quota_evicts_its_own_first(index):
     """At once: unused blocks are left, a neighbour's blocks are older, and neither is touched."""
     cache = tiny_cache(8, index=index, tenant_shares={b"a": TenantShare(quota=2)})
@@ -28,7 +27,6 @@ def test_a_tenant_at_its_quota_evicts_its_own_first(index):
     assert sorted(cache.picture().split()) == expected
 
 
-@on_both_indexes
 def test_a_running_tenant_may_exceed_its_quota_and_keeps_no_more_afterwards(index):
     """Five blocks are needed to run; two stay, and it is the beginning that stays (law 8)."""
     cache = tiny_cache(8, index=index, tenant_shares={b"a": TenantShare(quota=2)})
@@ -39,14 +37,12 @@ def test_a_running_tenant_may_exceed_its_quota_and_keeps_no_more_afterwards(inde
     assert cache.match("ABCDEFGHIJKL", tenant=b"a").num_tokens == 8
 
 
-@on_both_indexes
 def test_a_quota_counts_partial_blocks(index):
     cache = tiny_cache(8, index=index, tenant_shares={b"a": TenantShare(quota=2)})
     cache.serve("ABCDEFGHIJ", tenant=b"a")
     assert cache.picture() == "ABCD:evictable EFGH:evictable " + " ".join(["free"] * 6)
 
 
-@on_both_indexes
 def test_of_two_running_requests_the_first_to_end_pays(index):
     """Together they hold twice the quota; what is read is not trimmed."""
     cache = tiny_cache(8, index=index, tenant_shares={b"a": TenantShare(quota=2)})
@@ -58,14 +54,12 @@ def test_of_two_running_requests_the_first_to_end_pays(index):
     assert cache.picture().split()[2:4] == ["IJKL:evictable", "MNOP:evictable"]
 
 
-@on_both_indexes
 def test_tenants_without_a_share_have_no_bound(index):
     cache = tiny_cache(8, index=index, tenant_shares={b"a": TenantShare(quota=1)})
     cache.serve("ABCDEFGHIJKLMNOPQRST", tenant=b"b")
     assert cache.picture().count("evictable") == 5
 
 
-@on_both_indexes
 def test_a_tenant_above_its_quota_is_evicted_before_older_blocks_of_others(index):
     """Three blocks have left a's window while it runs, and it may keep one: the deepest two go."""
     shares = {b"a": TenantShare(quota=2)}  # of sixteen; of the window's eight blocks it is one
@@ -80,7 +74,6 @@ def test_a_tenant_above_its_quota_is_evicted_before_older_blocks_of_others(index
 # --- guarantees -------------------------------------------------------------------------------
 
 
-@on_both_indexes
 def test_a_guarantee_cannot_be_taken_by_others(index):
     """Six blocks, two of them a's: four can be had, and not a fifth."""
     cache = tiny_cache(6, index=index, tenant_shares={b"a": TenantShare(guaranteed=2)})
@@ -90,7 +83,6 @@ def test_a_guarantee_cannot_be_taken_by_others(index):
     assert cache.match("ABCDEFGH!", tenant=b"a").num_tokens == 8
 
 
-@on_both_indexes
 def test_what_is_above_a_guarantee_can_be_taken_from_the_tail(index):
     cache = tiny_cache(6, index=index, tenant_shares={b"a": TenantShare(guaranteed=1)})
     cache.serve("ABCDEFGHIJKL", tenant=b"a")
@@ -98,21 +90,18 @@ def test_what_is_above_a_guarantee_can_be_taken_from_the_tail(index):
     assert cache.match("ABCDEFGHIJKL!", tenant=b"a").num_tokens == 4
 
 
-@on_both_indexes
 def test_a_guarantee_binds_others_and_not_its_owner(index):
     cache = tiny_cache(4, index=index, tenant_shares={b"a": TenantShare(guaranteed=3)})
     cache.serve("ABCDEFGHIJKL", tenant=b"a")
     assert cache.admit("all", "1234567890123456", tenant=b"a") is not None
 
 
-@on_both_indexes
 def test_a_guarantee_that_is_not_used_is_lent(index):
     """It says what others cannot evict, not what must lie idle."""
     cache = tiny_cache(4, index=index, tenant_shares={b"a": TenantShare(guaranteed=3)})
     assert cache.admit("all", "1234567890123456", tenant=b"b") is not None
 
 
-@on_both_indexes
 @pytest.mark.parametrize(
     ("guaranteed", "hits"),
     [(6, 10 * 23), (0, 0)],
@@ -175,7 +164,6 @@ def test_a_share_that_cannot_be_is_refused(share, message):
         TenantShare(**share)
 
 
-@on_both_indexes
 def test_floors_leave_a_window_s_pool_enough_for_one_sequence(index):
     """All that can be bound is: scaled to a pool of five blocks, two are, and three serve b."""
     windows = (WindowConfig(9, 5),)
@@ -264,7 +252,7 @@ STEPS = st.lists(
 )  # fmt: skip
 
 
-@on_both_indexes
+@pytest.mark.parametrize("index", ["radix", "hash"])
 @given(steps=STEPS, num_blocks=st.integers(7, 10))
 def test_floors_and_quotas_hold_whatever_happens(index, steps, num_blocks):
     """Blocks of two tokens, four tenants; every count is recounted after every step.

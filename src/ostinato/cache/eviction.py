@@ -108,17 +108,20 @@ class LeastRecentlyUsed(EvictionPolicy):
 
     def add(self, entries: Sequence[CacheEntry], summary: RequestSummary | None) -> None:
         """Append entries, one after the other."""
-        queue = self._queue
+        queue, num_blocks = self._queue, self.num_blocks
         for entry in entries:
             assert entry not in queue, "an entry is in a queue once"
             queue[entry] = None
-            self.num_blocks += entry.num_blocks
+            num_blocks += entry.num_blocks
+        self.num_blocks = num_blocks
 
     def remove(self, entries: Sequence[CacheEntry]) -> None:
         """Remove entries from anywhere in the queue."""
+        queue, num_blocks = self._queue, self.num_blocks
         for entry in entries:
-            del self._queue[entry]
-            self.num_blocks -= entry.num_blocks
+            del queue[entry]
+            num_blocks -= entry.num_blocks
+        self.num_blocks = num_blocks
 
     def evict(self, entry: CacheEntry, num_blocks: int) -> None:
         """Remove an entry if it loses all its blocks."""

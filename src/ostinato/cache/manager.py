@@ -26,12 +26,11 @@ from typing import Any
 
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.block_table import BlockTable, StepCopies
-from ostinato.cache.child_index import num_shared_tokens
 from ostinato.cache.eviction import BlockShares, LeastRecentlyUsed
 from ostinato.cache.live_tables import LiveTables
 from ostinato.cache.observer import CacheObserver
-from ostinato.cache.pool import BlockPool, Contents
-from ostinato.cache.prefix_index import PrefixIndex, PrefixMatch
+from ostinato.cache.pool import BlockPool
+from ostinato.cache.prefix_index import Contents, PrefixIndex, PrefixMatch
 from ostinato.cache.radix_index import RadixIndex
 from ostinato.core.config import CacheConfig
 from ostinato.core.errors import PromptTooLong, StaleMatch
@@ -194,8 +193,8 @@ class CacheManager:
     def deepest_hit(self, table: BlockTable, key: PrefixKey, num_tokens: int) -> int:
         """Return where a hit of another key ends, once the tokens that it shares are computed."""
         start = num_tokens - num_tokens % self.block_size
-        _, extra = key.block_run(start, num_tokens)
-        return start + num_shared_tokens(extra, extra, num_tokens - start)
+        block = key.block_key(start, num_tokens)
+        return start + block.num_common_tokens(block)
 
     def commit(self, tables: Iterable[BlockTable]) -> None:
         """Note that the step that these tables took part in has run."""

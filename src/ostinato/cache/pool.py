@@ -12,24 +12,13 @@ its index alone.
 
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
 
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.eviction import BlockShares, RequestSummary, Victim
 from ostinato.cache.observer import CacheObserver, Eviction, EvictionCause
-from ostinato.cache.prefix_index import CachedRun, Removal
+from ostinato.cache.prefix_index import Contents
 from ostinato.core.ids import BlockId
-
-
-class Contents(Protocol):
-    """What knows the content of the pool's blocks: an index, or a window group."""
-
-    def evict(self, entry: CacheEntry, most: int) -> Removal:
-        """Remove up to ``most`` blocks of an evictable leaf."""
-
-    def runs(self) -> Iterator[CachedRun]:
-        """Walk everything published; for inspection."""
 
 
 class BlockPool:

@@ -94,7 +94,17 @@ class CachedRun:
     entries: Sequence[CacheEntry]  # a node with its blocks, or all copies of one block
 
 
-class PrefixIndex(Protocol[PathT]):
+class Contents(Protocol):
+    """What knows the content of a pool's blocks: a prefix index, or a group of layers."""
+
+    def evict(self, entry: CacheEntry, most: int) -> Removal:
+        """Remove up to ``most`` blocks of an evictable leaf, at least one, tail first."""
+
+    def runs(self) -> Iterator[CachedRun]:
+        """Walk everything published, parents before children; for inspection."""
+
+
+class PrefixIndex(Contents, Protocol[PathT]):
     """Which blocks hold the KV of which prefix?"""
 
     block_size: int
@@ -148,12 +158,6 @@ class PrefixIndex(Protocol[PathT]):
 
     def release(self, path: PathT, summary: RequestSummary | None = None) -> None:
         """Release a path, tail first."""
-
-    def evict(self, entry: CacheEntry, most: int) -> Removal:
-        """Remove up to ``most`` blocks of an evictable leaf, at least one, tail first."""
-
-    def runs(self) -> Iterator[CachedRun]:
-        """Walk everything published, parents before children; for inspection."""
 
     def check(self, paths: "list[PathT]", sources: Sequence[CacheEntry] = ()) -> None:
         """Assert the index's invariants; references are recounted from live paths and sources."""

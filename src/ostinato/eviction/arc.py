@@ -1,7 +1,6 @@
 """ARC: balances space between entries used once and entries used again."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.eviction import RequestSummary
@@ -10,14 +9,7 @@ from ostinato.eviction.ghost_list import GhostList
 from ostinato.eviction.leaf_heap import LeafHeap, LeafState
 
 
-@dataclass(slots=True)
-class ListState(LeafState):
-    """What is noted of an entry in a list."""
-
-    is_again: bool = False  # whether that is the list of entries used again
-
-
-class AdaptiveReplacement(LeafHeap[ListState]):
+class AdaptiveReplacement(LeafHeap[LeafState]):
     """Two LRU lists, for entries used once and used again, with an adaptive target size.
 
     Content that returns after it was evicted from a list moves the target in that list's favour.
@@ -27,37 +19,22 @@ class AdaptiveReplacement(LeafHeap[ListState]):
 
     def __init__(self, num_blocks: int) -> None:
         """Make an empty policy for a pool of so many blocks."""
-        super().__init__(ListState, num_segments=2)
+        super().__init__(LeafState, num_segments=2)
         self._num_blocks = num_blocks
         self._target = 0.0  # blocks that the first list may have
-        self._num_once = 0
         self._memories = [GhostList[None](num_blocks) for _ in range(2)]
 
-    def segment(self, entry: CacheEntry) -> int:
-        """Return which list an entry is in."""
-        return int(self.state(entry).is_again)
+    def segment_of(self, entry: CacheEntry) -> int:
+        """Return which list an entry joins."""
+        return int(entry.uses > 1)
 
     def segments(self) -> tuple[int, int]:
         """Return first the list that is above its target."""
-        return (0, 1) if self._num_once > self._target else (1, 0)
-
-    def released(self, entry: CacheEntry) -> None:
-        """Put an entry into its list."""
-        self.state(entry).is_again = entry.uses > 1
-        if entry.uses <= 1:
-            self._num_once += entry.num_blocks
-
-    def taken(self, entry: CacheEntry) -> None:
-        """Count the first list."""
-        if not self.state(entry).is_again:
-            self._num_once -= entry.num_blocks
+        return (0, 1) if self.segment_blocks[0] > self._target else (1, 0)
 
     def evicted(self, entry: CacheEntry, num_blocks: int) -> None:
         """Remember from which list it is evicted."""
-        segment = self.segment(entry)
-        self._memories[segment].put(entry, num_blocks, None)
-        if segment == 0 and num_blocks < entry.num_blocks:
-            self._num_once -= num_blocks
+        self._memories[self.state(entry).segment].put(entry, num_blocks, None)
 
     def recall(
         self, key: PrefixKey, first: int, most: int, block_size: int, summary: RequestSummary | None
@@ -78,9 +55,7 @@ class AdaptiveReplacement(LeafHeap[ListState]):
             memory.erase(belongs)
 
     def check(self) -> None:
-        """Recount the first list as well."""
+        """Check what is remembered as well."""
         super().check()
-        once = sum(entry.num_blocks for entry in self if not self.state(entry).is_again)
-        assert once == self._num_once, "the first list is miscounted"
         for memory in self._memories:
             memory.check()

@@ -8,7 +8,8 @@ from typing import Any
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.eviction import Victim
 from ostinato.cache.observer import EvictionCause
-from ostinato.cache.pool import BlockPool, Contents
+from ostinato.cache.pool import BlockPool
+from ostinato.cache.prefix_index import Contents
 from ostinato.core.ids import BlockId
 
 

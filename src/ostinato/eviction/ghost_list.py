@@ -89,7 +89,7 @@ class GhostList(Generic[Note]):
         common = num_common_tokens(run.tokens[: len(theirs)], theirs) // block_size
         if common < run.num_blocks:
             self._insert(run.part(common, run.num_blocks), block_size * TOKEN_BYTES)
-        return run.part(0, common)
+        return run if common == run.num_blocks else run.part(0, common)
 
     def erase(self, belongs: Callable[[CacheEntry], bool]) -> None:
         """Drop every run whose entry matches."""

@@ -21,7 +21,8 @@ Rank = tuple[float, ...]
 class LeafState:
     """What a policy notes of an entry."""
 
-    place: int | None = None  # in a heap; None if it is in none
+    segment: int = 0
+    place: int | None = None  # in the segment's heap; None if it is in none
 
 
 State = TypeVar("State", bound=LeafState)
@@ -30,7 +31,7 @@ State = TypeVar("State", bound=LeafState)
 class LeafHeap(LeastRecentlyUsed, Generic[State]):
     """A policy that ranks leaves; subclasses say how.
 
-    Policies with segments have a heap for each.
+    Entries may be divided into segments: each has a heap, and its blocks are counted.
     """
 
     def __init__(self, new_state: Callable[[], State], num_segments: int = 1) -> None:
@@ -38,11 +39,12 @@ class LeafHeap(LeastRecentlyUsed, Generic[State]):
 
         Args:
             new_state: Makes what is noted of an entry.
-            num_segments: Of the leaves.
+            num_segments: Parts that entries are divided into.
         """
         super().__init__()
         self._new_state = new_state
         self._heaps: list[list[tuple[Rank, int, CacheEntry]]] = [[] for _ in range(num_segments)]
+        self.segment_blocks = [0] * num_segments
         self._numbers = count()
 
     def state(self, entry: CacheEntry) -> State:
@@ -54,8 +56,8 @@ class LeafHeap(LeastRecentlyUsed, Generic[State]):
 
     # --- what subclasses define ---
 
-    def segment(self, entry: CacheEntry) -> int:
-        """Return which segment an entry is in."""
+    def segment_of(self, entry: CacheEntry) -> int:
+        """Return which segment an added entry joins."""
         return 0
 
     def segments(self) -> Iterable[int]:
@@ -66,10 +68,10 @@ class LeafHeap(LeastRecentlyUsed, Generic[State]):
         """Return what an entry is worth, the least goes first: by release unless overridden."""
         return (entry.idle_tick,)
 
-    def released(self, entry: CacheEntry) -> None:
-        """Note that an entry was added, before it is ranked."""
+    def added(self, entry: CacheEntry) -> None:
+        """Note that an entry was added to its segment, before it is ranked."""
 
-    def taken(self, entry: CacheEntry) -> None:
+    def removed(self, entry: CacheEntry) -> None:
         """Note that an entry was removed, held again or evicted."""
 
     def evicted(self, entry: CacheEntry, num_blocks: int) -> None:
@@ -81,7 +83,10 @@ class LeafHeap(LeastRecentlyUsed, Generic[State]):
         """Add entries, in O(log n) each."""
         super().add(entries, summary)
         for entry in entries:
-            self.released(entry)
+            state = self.state(entry)
+            state.segment = self.segment_of(entry)
+            self.segment_blocks[state.segment] += entry.num_blocks
+            self.added(entry)
             if entry.is_leaf:
                 self.offer(entry)
 
@@ -89,14 +94,13 @@ class LeafHeap(LeastRecentlyUsed, Generic[State]):
         """Remove entries, in O(1) each."""
         super().remove(entries)
         for entry in entries:
-            self._take(entry)
+            self._lose(entry, entry.num_blocks)
 
     def evict(self, entry: CacheEntry, num_blocks: int) -> None:
         """Note what is evicted; if it is all, remove the entry."""
         self.evicted(entry, num_blocks)
         super().evict(entry, num_blocks)
-        if num_blocks == entry.num_blocks:
-            self._take(entry)
+        self._lose(entry, num_blocks)
 
     def split(self, tail: CacheEntry, head: CacheEntry) -> None:
         """Add the head; it has its tail's past and is no leaf."""
@@ -108,16 +112,23 @@ class LeafHeap(LeastRecentlyUsed, Generic[State]):
         """Rank an entry that is a leaf from now on."""
         self.offer(entry)
 
+    def move(self, entry: CacheEntry, segment: int) -> None:
+        """Move an entry to another segment, without ranking it."""
+        state = self.state(entry)
+        self.segment_blocks[state.segment] -= entry.num_blocks
+        self.segment_blocks[segment] += entry.num_blocks
+        state.segment = segment
+
     def offer(self, entry: CacheEntry) -> None:
         """Rank an entry, or rank it again."""
-        place = self.state(entry).place = next(self._numbers)
-        number = self.segment(entry)
-        heap = self._heaps[number]
+        state = self.state(entry)
+        place = state.place = next(self._numbers)
+        heap = self._heaps[state.segment]
         heapq.heappush(heap, (self.rank(entry), place, entry))
         if len(heap) > 64 and len(heap) > 4 * len(self._queue):
             heap = [held for held in heap if held[1] == self.state(held[2]).place]
             heapq.heapify(heap)
-            self._heaps[number] = heap
+            self._heaps[state.segment] = heap
 
     def victim(self, num_wanted: int = 0) -> Victim | None:
         """Return the leaf of the least rank in the first segment that has one."""
@@ -128,11 +139,14 @@ class LeafHeap(LeastRecentlyUsed, Generic[State]):
         return None
 
     def check(self) -> None:
-        """Assert that every leaf is in the heap once."""
-        places = {place for heap in self._heaps for _, place, _ in heap}
+        """Assert that every leaf is in its heap, and recount blocks."""
+        places = [{place for _, place, _ in heap} for heap in self._heaps]
+        counted = [0] * len(self._heaps)
         for entry in self:
-            place = self.state(entry).place
-            assert not entry.is_leaf or place in places, "a leaf is not offered"
+            state = self.state(entry)
+            counted[state.segment] += entry.num_blocks
+            assert not entry.is_leaf or state.place in places[state.segment], "a leaf is not ranked"
+        assert counted == self.segment_blocks, "the blocks of segments are miscounted"
 
     def _least(self, segment: int) -> CacheEntry | None:
         """Return the leaf of the least rank in a segment, in O(log n) amortised."""
@@ -147,6 +161,10 @@ class LeafHeap(LeastRecentlyUsed, Generic[State]):
             heapq.heappop(heap)
         return None
 
-    def _take(self, entry: CacheEntry) -> None:
-        self.taken(entry)
-        self.state(entry).place = None
+    def _lose(self, entry: CacheEntry, num_blocks: int) -> None:
+        """Count an entry's last blocks no longer; without blocks it is removed."""
+        state = self.state(entry)
+        self.segment_blocks[state.segment] -= num_blocks
+        if num_blocks == entry.num_blocks:
+            self.removed(entry)
+            state.place = None

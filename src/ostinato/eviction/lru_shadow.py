@@ -153,7 +153,7 @@ class LruShadow:
         """Let LRU evict what is beyond so many blocks, in O(1) amortised."""
         self._is_settled = True
         edge = self._edge
-        excess = self._num_recent + self._num_at_edge - num_blocks
+        excess = self.num_held_by_lru - num_blocks
         while edge is not None and (excess > 0 or not self._num_at_edge):
             most = min(max(0, excess), self._num_at_edge)
             self._num_at_edge -= most

@@ -22,7 +22,6 @@ class QueueState(LeafState):
 
     turn: int = 0  # when it joined its queue, from 1 on; 0 before the first time
     waits: int | None = None  # its place in its queue; None if it is held
-    is_main: bool = False  # whether that is the main queue
     seen: int = 0  # its uses when it joined
 
 
@@ -43,8 +42,7 @@ class S3Fifo(LeafHeap[QueueState]):
         """Make an empty policy for a pool of so many blocks."""
         super().__init__(QueueState, num_segments=2)
         self._most_small = _SMALL_SHARE * num_blocks
-        self._num_small = 0
-        # By turn, leaves or not: of the small queue and of the main one.
+        # By turn, leaves or not: of the small queue (segment 0) and of the main one.
         self._waiting: tuple[list[_Waiting], list[_Waiting]] = ([], [])
         self._turns = 0
         self._memory = GhostList[None](num_blocks)
@@ -53,39 +51,37 @@ class S3Fifo(LeafHeap[QueueState]):
         """Rank by place in the queue."""
         return (self.state(entry).turn,)
 
-    def segment(self, entry: CacheEntry) -> int:
-        """Return whether an entry is in the main queue."""
-        return int(self.state(entry).is_main)
+    @property
+    def _is_small_full(self) -> bool:
+        return self.segment_blocks[0] > self._most_small
 
-    def released(self, entry: CacheEntry) -> None:
-        """Put an entry into a queue, at its place if it was in one before."""
+    def segment_of(self, entry: CacheEntry) -> int:
+        """Return which queue an entry joins: the one that it was in before, if any."""
+        state = self.state(entry)
+        return state.segment if state.turn else int(entry.uses > 1)
+
+    def added(self, entry: CacheEntry) -> None:
+        """Put an entry into its queue, at its place if it was in one before."""
         state = self.state(entry)
         if state.turn:
             self._enqueue(entry)
         else:
-            state.is_main, state.seen = entry.uses > 1, entry.uses
+            state.seen = entry.uses
             self._append(entry)
-        if not state.is_main:
-            self._num_small += entry.num_blocks
 
     def split(self, tail: CacheEntry, head: CacheEntry) -> None:
         """Add the head; it waits where its tail does."""
         super().split(tail, head)
         self._enqueue(head)
 
-    def taken(self, entry: CacheEntry) -> None:
-        """Count the small queue."""
-        state = self.state(entry)
-        state.waits = None
-        if not state.is_main:
-            self._num_small -= entry.num_blocks
+    def removed(self, entry: CacheEntry) -> None:
+        """Take an entry out of its queue."""
+        self.state(entry).waits = None
 
     def evicted(self, entry: CacheEntry, num_blocks: int) -> None:
         """Remember what is evicted from the small queue."""
-        if not self.state(entry).is_main:
+        if self.state(entry).segment == 0:
             self._memory.put(entry, num_blocks, None)
-            if num_blocks < entry.num_blocks:
-                self._num_small -= num_blocks
 
     def recall(
         self, key: PrefixKey, first: int, most: int, block_size: int, summary: RequestSummary | None
@@ -100,7 +96,7 @@ class S3Fifo(LeafHeap[QueueState]):
 
     def segments(self) -> tuple[int, int]:
         """Return the small queue first while it is too long."""
-        return (0, 1) if self._num_small > self._most_small else (1, 0)
+        return (0, 1) if self._is_small_full else (1, 0)
 
     def victim(self, num_wanted: int = 0) -> Victim | None:
         """Move used leaves to the end of the main queue until one at the head was not used."""
@@ -111,7 +107,7 @@ class S3Fifo(LeafHeap[QueueState]):
                 return None
             entry, _ = victim
             state = self.state(entry)
-            if state.is_main:
+            if state.segment == 1:
                 self._reinsert_inner(state.turn)
             if entry.uses <= state.seen:
                 return victim
@@ -119,15 +115,13 @@ class S3Fifo(LeafHeap[QueueState]):
             self.offer(entry)
 
     def check(self) -> None:
-        """Recount the small queue as well."""
+        """Assert that every entry is in its queue as well."""
         super().check()
         self._memory.check()
-        small = sum(entry.num_blocks for entry in self if not self.state(entry).is_main)
-        assert small == self._num_small, "the small queue is miscounted"
         places = [{place for _, place, _ in waiting} for waiting in self._waiting]
         for entry in self:
             state = self.state(entry)
-            assert state.waits in places[state.is_main], "an entry waits nowhere"
+            assert state.waits in places[state.segment], "an entry is in no queue"
 
     def _append(self, entry: CacheEntry) -> None:
         """Put an entry at the end of its queue."""
@@ -139,7 +133,7 @@ class S3Fifo(LeafHeap[QueueState]):
         """Put an entry at its place in its queue."""
         state = self.state(entry)
         place = state.waits = next(self._numbers)
-        waiting = self._waiting[state.is_main]
+        waiting = self._waiting[state.segment]
         heapq.heappush(waiting, (state.turn, place, entry))
         if len(waiting) > 64 and len(waiting) > 4 * len(self._queue):
             waiting[:] = [held for held in waiting if held[1] == self.state(held[2]).waits]
@@ -148,9 +142,9 @@ class S3Fifo(LeafHeap[QueueState]):
     def _move_to_main(self, entry: CacheEntry) -> None:
         """Move an entry to the end of the main queue; once there, that takes one use off."""
         state = self.state(entry)
-        if not state.is_main:
-            self._num_small -= entry.num_blocks
-            state.is_main, state.seen = True, entry.uses
+        if state.segment == 0:
+            self.move(entry, 1)
+            state.seen = entry.uses
         elif entry.uses > state.seen:
             state.seen = max(state.seen + 1, entry.uses - _MOST_USES)
         self._append(entry)
@@ -158,7 +152,7 @@ class S3Fifo(LeafHeap[QueueState]):
     def _promote_inner(self) -> None:
         """Promote inner entries at the head of the small queue, in O(log n) amortised."""
         small = self._waiting[0]
-        while small and self._num_small > self._most_small:
+        while small and self._is_small_full:
             _, place, entry = small[0]
             if place == self.state(entry).waits:
                 if entry.is_leaf:

@@ -131,7 +131,7 @@ def stored_events(
             key.tokens[first * block_size : end * block_size],
             block_size,
             identity,
-            tuple(None if extra is None else extra.encoded for extra in extras),
+            tuple(extra or None for extra in extras),
             group,
             medium,
         )

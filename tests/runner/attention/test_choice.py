@@ -35,9 +35,9 @@ UNKNOWN = {
 
 @pytest.fixture(autouse=True)
 def nothing_said_yet() -> Iterator[None]:
-    choice.say_once.cache_clear()
+    choice.log_once.cache_clear()
     yield
-    choice.say_once.cache_clear()
+    choice.log_once.cache_clear()
 
 
 @pytest.fixture

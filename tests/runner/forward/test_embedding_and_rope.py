@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ostinato.runner.forward.embedding_and_rope import Angles, Lookup, Vectors
+from ostinato.runner.forward.embedding_and_rope import Angles, Lookup, look_up_embeddings
 from ostinato.runner.inputs import Ints
 from ostinato.runner.model_loader import load_model
 from tests.support.checkpoints import Checkpoints
@@ -40,16 +40,14 @@ def own_angles(rotary: nn.Module, like: Tensor, positions: Ints) -> Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", STEADY)
-def test_angles_are_the_modules_to_the_bit(
-    checkpoints: Checkpoints, kind: str, dtype: torch.dtype
-) -> None:
+def test_angles_are_the_modules_to_the_bit(checkpoints: Checkpoints, kind: str, dtype: torch.dtype):
     rotary, like = rotary_of(checkpoints, kind, **STEADY[kind]), torch.empty(0, dtype=dtype)
     found = Angles(rotary, like).of(POSITIONS)
     assert len(found.table) > len(POSITIONS), "out of a table"
     assert torch.equal(found.rows(), own_angles(rotary, like, POSITIONS))
 
 
-def test_a_longer_text_gets_a_longer_table(checkpoints: Checkpoints) -> None:
+def test_a_longer_text_gets_a_longer_table(checkpoints: Checkpoints):
     rotary, like = rotary_of(checkpoints, "default"), torch.empty(0)
     angles, far = Angles(rotary, like), np.array([4095, 4096, 9000])
     first = angles.of(POSITIONS)
@@ -60,9 +58,7 @@ def test_a_longer_text_gets_a_longer_table(checkpoints: Checkpoints) -> None:
     assert angles.of(POSITIONS).table is second.table
 
 
-def test_angles_that_hang_on_the_longest_text_come_from_the_module(
-    checkpoints: Checkpoints,
-) -> None:
+def test_angles_that_hang_on_the_longest_text_come_from_the_module(checkpoints: Checkpoints):
     rotary, like = rotary_of(checkpoints, "dynamic", factor=2.0), torch.empty(0)
     angles, long = Angles(rotary, like), np.arange(400)
     for positions in (POSITIONS, long, POSITIONS, long):
@@ -71,24 +67,24 @@ def test_angles_that_hang_on_the_longest_text_come_from_the_module(
     assert not torch.equal(short_of_long, angles.of(long[:200]).rows()), "so a table would err"
 
 
-def test_vectors_are_rows_of_the_weight_itself() -> None:
+def test_vectors_are_rows_of_the_weight_itself():
     embedding = nn.Embedding(7, 3)
-    found = Vectors(embedding).of(np.array([6, 0, 6]))
+    found = look_up_embeddings(embedding, np.array([6, 0, 6]))
     assert found.table.data_ptr() == embedding.weight.data_ptr()
     assert torch.equal(found.rows(), embedding(torch.tensor([6, 0, 6])))
 
 
 @pytest.mark.parametrize("hook", ["register_forward_hook", "register_forward_pre_hook"])
-def test_a_hook_on_the_embedding_sees_every_token(hook: str) -> None:
+def test_a_hook_on_the_embedding_sees_every_token(hook: str):
     embedding, seen = nn.Embedding(7, 3), []
     getattr(embedding, hook)(lambda _module, given, *_: seen.append(given[0].tolist()))
     ids = np.array([6, 0, 6])
-    found = Vectors(embedding).of(ids)
+    found = look_up_embeddings(embedding, ids)
     assert seen == [[[6, 0, 6]]]
     assert torch.equal(found.rows(), embedding.weight[ids])
 
 
 @pytest.mark.parametrize("place", [-1, 7])
-def test_what_is_no_row_of_a_table_is_refused(place: int) -> None:
+def test_what_is_no_row_of_a_table_is_refused(place: int):
     with pytest.raises(IndexError, match=f"{place}.*7"):
         Lookup.of(torch.zeros(7, 3), np.array(sorted([0, place, 1])))

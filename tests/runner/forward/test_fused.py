@@ -75,7 +75,7 @@ def in_steps(loaded: LoadedModel, prompt: list[int]) -> Tensor:
 @pairwise("kind", FUSED, "dtype", ["bfloat16", "float32"])
 def test_fused_packed_and_plain_give_the_same_logits(
     checkpoints: Checkpoints, kind: str, dtype: Any
-) -> None:
+):
     """Against the model's own attention, in chunks and beside a stranger."""
     family, changes = FUSED[kind]
     path, prompt = checkpoints.path(family, **changes), random_prompt(1, 31)
@@ -94,7 +94,7 @@ def test_fused_packed_and_plain_give_the_same_logits(
 @pytest.mark.parametrize("family", UNLIKE)
 def test_a_model_of_another_build_runs_its_own_modules_and_it_is_said(
     checkpoints: Checkpoints, family: str
-) -> None:
+):
     prompt = random_prompt(1, 20)
 
     loaded = load_model(checkpoints.path(family), "float32")
@@ -105,14 +105,14 @@ def test_a_model_of_another_build_runs_its_own_modules_and_it_is_said(
     assert difference(in_steps(loaded, prompt), expected) <= 1e-3
 
 
-def test_granite_is_found_out_by_its_logits(checkpoints: Checkpoints) -> None:
+def test_granite_is_found_out_by_its_logits(checkpoints: Checkpoints):
     loaded = load_model(checkpoints.path("granite"), "float32")
     assert "fused, its logits differ" in loaded.forward.reason
 
 
 def test_packed_weights_that_compute_something_else_are_unpacked(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     """As if a kernel were broken here: twice what it should be."""
     right = PackedWeight.replace
     monkeypatch.setattr(PackedWeight, "replace", lambda *a: right(*(*a[:-1], 2 * a[-1])))
@@ -127,7 +127,7 @@ def test_packed_weights_that_compute_something_else_are_unpacked(
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_packed_weights_that_lose_a_little_are_unpacked(
     dtype: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     """Activations rounded to 8 bits move logits by a few hundredths of their spread."""
     right = PackedWeight.multiply
 
@@ -143,7 +143,7 @@ def test_packed_weights_that_lose_a_little_are_unpacked(
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_without_the_library_a_model_runs_its_own_modules(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, dtype: Any
-) -> None:
+):
     monkeypatch.setattr(packing, "library", lambda: None)
 
     loaded = load_model(checkpoints.path("llama"), dtype)
@@ -152,19 +152,19 @@ def test_without_the_library_a_model_runs_its_own_modules(
     assert loaded.forward.reason == "packed weights need the native library"
 
 
-def test_float16_is_packed_on_every_processor(checkpoints: Checkpoints) -> None:
+def test_float16_is_packed_on_every_processor(checkpoints: Checkpoints):
     loaded = load_model(checkpoints.path("llama"), "float16")
     assert loaded.fused is None and packed_layers(loaded) == 15
 
 
-def test_float64_stays_as_it_is(checkpoints: Checkpoints) -> None:
+def test_float64_stays_as_it_is(checkpoints: Checkpoints):
     loaded = load_model(checkpoints.path("llama"), "float64")
     assert loaded.fused is None and packed_layers(loaded) == 0
 
 
 def test_a_long_step_goes_through_in_chunks(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     """1,100 tokens at once: two whole chunks and a part; then only the last row goes on."""
     monkeypatch.setattr("ostinato.runner.forward.fused.MOST_ROWS", 512)
     path = checkpoints.path("qwen3", max_position_embeddings=2048)
@@ -175,9 +175,7 @@ def test_a_long_step_goes_through_in_chunks(
     assert difference(bench.logits(bench.sequence(prompt).rest()), expected) <= 1e-4
 
 
-def test_a_step_without_a_wanted_row_and_small_ones_after_a_large_one(
-    checkpoints: Checkpoints,
-) -> None:
+def test_a_step_without_a_wanted_row_and_small_ones_after_a_large_one(checkpoints: Checkpoints):
     """What a large step left in the workspace has no effect."""
     loaded = load_model(checkpoints.path("llama"), "float32")
     bench, prompt = Bench(loaded), random_prompt(4, 60)
@@ -201,7 +199,7 @@ def generated(llm: LLM) -> list[int]:
 @pairwise("family", ["llama", "qwen2", "gemma2"], "forward", ["auto", "packed"])
 def test_an_engine_with_packed_weights_adopts_new_ones(
     checkpoints: Checkpoints, family: str, forward: Any
-) -> None:
+):
     """By name and whole; tied (qwen2, gemma2) and not; what comes out is a plain engine's."""
     path = checkpoints.path(family)
     engines = [

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from ostinato.runner.forward.layer_specs import Heads, HeadShape, Norm, RopeAngles
-from ostinato.runner.forward.ops import NativeOps
+from ostinato.runner.forward.ops import Heads, HeadShape, NativeOps, Norm, RopeAngles
 from ostinato.runner.native.library import library
 from tests.support.instruction_sets import ISAS, isa_in_use
 
@@ -68,14 +67,8 @@ def random_rows(num_rows: int, width: int, dtype: torch.dtype, gap: int = 0) -> 
 @settings(max_examples=15)
 @given(**SHAPES, adds=st.booleans())
 def test_add_and_norm(
-    ops: NativeOps,
-    dtype: torch.dtype,
-    num_rows: int,
-    width: int,
-    gap: int,
-    seed: int,
-    adds: bool,
-) -> None:
+    ops: NativeOps, dtype: torch.dtype, num_rows: int, width: int, gap: int, seed: int, adds: bool
+):
     torch.manual_seed(seed)
     stream, addend = (random_rows(num_rows, width, dtype, gap) for _ in range(2))
     weight, output = torch.randn(width).to(dtype), random_rows(num_rows, width, dtype, gap)
@@ -91,7 +84,7 @@ def test_add_and_norm(
 @given(**SHAPES)
 def test_gate_and_multiply(
     ops: NativeOps, dtype: torch.dtype, num_rows: int, width: int, gap: int, seed: int
-) -> None:
+):
     torch.manual_seed(seed)
     gate_up = 8 * random_rows(num_rows, 2 * width, dtype, gap)
     output = random_rows(num_rows, width, dtype, gap)
@@ -120,7 +113,7 @@ def test_heads_are_taken_apart_normed_and_turned(
     counts: tuple[int, int],
     norms: bool,
     seed: int,
-) -> None:
+):
     torch.manual_seed(seed)
     dim, (num_heads, num_kv_heads) = 2 * half, counts
     weights = [torch.randn(dim).to(dtype) for _ in range(2)]
@@ -153,7 +146,7 @@ def test_heads_are_taken_apart_normed_and_turned(
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_is_not_finite_stays_so(ops: NativeOps, dtype: torch.dtype, value: float) -> None:
+def test_what_is_not_finite_stays_so(ops: NativeOps, dtype: torch.dtype, value: float):
     """The sampler says of such a row what is wrong with it."""
     rows = torch.ones(2, 40, dtype=dtype)
     rows[1, 3] = value
@@ -167,7 +160,7 @@ def test_what_is_not_finite_stays_so(ops: NativeOps, dtype: torch.dtype, value: 
     assert gated[0].isfinite().all() and not gated[1].isfinite().all()
 
 
-def test_what_does_not_fit_is_refused_before_the_call(ops: NativeOps) -> None:
+def test_what_does_not_fit_is_refused_before_the_call(ops: NativeOps):
     """C++ would write past the end."""
     norm = Norm(torch.ones(8), EPSILON)
     with pytest.raises(AssertionError):

@@ -11,12 +11,7 @@ from torch import Tensor
 
 from ostinato.runner.native.library import Isa, library, use_isa
 from ostinato.runner.native.packed import PackedWeight, Packing, Product
-from tests.support.instruction_sets import (
-    ISAS,
-    isa_in_use,
-    needs_library,
-    threads_in_use,
-)
+from tests.support.instruction_sets import ISAS, isa_in_use, needs_library, threads_in_use
 
 pytestmark = needs_library
 
@@ -72,7 +67,7 @@ def test_a_product_is_the_one_in_float64_up_to_rounding(
     with_bias: bool,
     threads: int,
     seed: int,
-) -> None:
+):
     rows, weight, bias = random_case(num_rows, num_outputs, num_inputs, dtype, seed)
     with threads_in_use(threads):
         check(rows, weight, bias if with_bias else None)
@@ -98,7 +93,7 @@ def test_a_product_of_many_rows_is_the_one_in_float64_up_to_rounding(
     with_bias: bool,
     threads: int,
     seed: int,
-) -> None:
+):
     """Rows in one block and in several, chunks of the weight alike and not."""
     rows, weight, bias = random_case(num_rows, num_outputs, num_inputs, dtype, seed)
     with threads_in_use(threads):
@@ -109,7 +104,7 @@ def test_a_product_of_many_rows_is_the_one_in_float64_up_to_rounding(
 @pytest.mark.parametrize("sizes", [(96, 544), (70, 45)])
 def test_a_row_alone_has_the_product_that_it_has_in_a_batch_of_any_size(
     sizes: tuple[int, int], dtype: torch.dtype
-) -> None:
+):
     """To the bit: what a request computes does not depend on the requests beside it."""
     rows, weight, bias = random_case(430, *sizes, dtype)
     packed = PackedWeight([weight])
@@ -122,7 +117,7 @@ def test_a_row_alone_has_the_product_that_it_has_in_a_batch_of_any_size(
 
 
 @pytest.mark.parametrize("dtype", FORMATS)
-def test_numbers_of_threads_do_not_change_a_product(dtype: torch.dtype) -> None:
+def test_numbers_of_threads_do_not_change_a_product(dtype: torch.dtype):
     rows, weight, bias = random_case(300, 416, 1024, dtype)
     packed, found = PackedWeight([weight]), []
     for threads in (1, 2, 3):
@@ -133,16 +128,14 @@ def test_numbers_of_threads_do_not_change_a_product(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", FORMATS)
 @pytest.mark.parametrize("sizes", [(1, 1), (33, 7), (64, 64), (95, 130)])
-def test_a_weight_comes_out_of_its_tiles_as_it_went_in(
-    sizes: tuple[int, int], dtype: torch.dtype
-) -> None:
+def test_a_weight_comes_out_of_its_tiles_as_it_went_in(sizes: tuple[int, int], dtype: torch.dtype):
     weight = torch.randn(sizes).to(dtype)
     packed = PackedWeight([weight])
     assert torch.equal(packed.plain(), weight)
     assert torch.equal(packed.plain(sizes[0] // 2, sizes[0]), weight[sizes[0] // 2 :])
 
 
-def test_a_weight_packed_for_one_instruction_set_is_multiplied_by_the_others(isa: Isa) -> None:
+def test_a_weight_packed_for_one_instruction_set_is_multiplied_by_the_others(isa: Isa):
     """There is one order of tiles, so that sets can change while a model is loaded."""
     rows, weight, _ = random_case(20, 64, 64, torch.bfloat16)
     packed = PackedWeight([weight])
@@ -157,26 +150,26 @@ def test_a_weight_packed_for_one_instruction_set_is_multiplied_by_the_others(isa
         use_isa(native, isa)
 
 
-def test_new_numbers_in_a_packed_weight_are_multiplied_with() -> None:
+def test_new_numbers_in_a_packed_weight_are_multiplied_with():
     weight = PackedWeight([torch.zeros(64, 64).bfloat16()])
     weight.replace(31, torch.ones(32, 64).bfloat16())
     product = weight.multiply(torch.ones(1, 64).bfloat16())
     assert product.tolist() == [[0.0] * 31 + [64.0] * 32 + [0.0]]
 
 
-def test_rows_of_a_product_do_not_crowd_in_the_cache() -> None:
+def test_rows_of_a_product_do_not_crowd_in_the_cache():
     weight = PackedWeight([torch.randn(1024, 32).bfloat16()])
     product = weight.multiply(torch.randn(200, 32).bfloat16())
     assert product.shape == (200, 1024) and product.stride() == (1056, 1)
 
 
-def test_a_row_whose_end_cannot_be_read_is_refused() -> None:
+def test_a_row_whose_end_cannot_be_read_is_refused():
     """A product reads rows up to a multiple of 32 numbers."""
     weight = PackedWeight([torch.randn(32, 40)])
     with pytest.raises(AssertionError, match="a row's end is read"):
         weight.record(torch.zeros(2, 40), None, torch.zeros(2, 32))
 
 
-def test_records_are_as_large_as_the_headers() -> None:
+def test_records_are_as_large_as_the_headers():
     assert ctypes.sizeof(Product) == 120
     assert ctypes.sizeof(Packing) == 56

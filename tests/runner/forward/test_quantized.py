@@ -105,7 +105,7 @@ def test_a_product_is_that_of_the_codes_in_float64(
     activation_bits: int,
     threads: int,
     seed: int,
-) -> None:
+):
     """Few rows and many, sizes that tiles and groups do not divide, columns in another order."""
     rows = random_rows(num_rows, num_inputs, dtype, seed)
     random = torch.Generator().manual_seed(seed + 1)
@@ -137,7 +137,7 @@ def in_8_bits(rows: Tensor) -> Tensor:
 @pytest.mark.parametrize("format", [FORMATS[0], *FORMATS[-2:]], ids=str)
 def test_a_row_alone_has_the_product_that_it_has_in_a_batch_of_any_size(
     isa: Isa, format: CodeFormat, dtype: torch.dtype, activation_bits: int
-) -> None:
+):
     """To the bit, whatever its neighbours hold, and on any number of threads."""
     rows = random_rows(430, 160, dtype)
     rows[5] *= 1000
@@ -154,7 +154,7 @@ def test_a_row_alone_has_the_product_that_it_has_in_a_batch_of_any_size(
 
 
 @pytest.mark.parametrize("format", FORMATS, ids=str)
-def test_codes_come_out_of_their_tiles_as_they_went_in(format: CodeFormat) -> None:
+def test_codes_come_out_of_their_tiles_as_they_went_in(format: CodeFormat):
     codes = encode(torch.randn(95, 130), format)
     weight = QuantizedWeight(codes, torch.float32)
     part = weight.codes(33, 90)
@@ -169,7 +169,7 @@ def test_codes_come_out_of_their_tiles_as_they_went_in(format: CodeFormat) -> No
     assert torch.equal(weight.plain(71), codes.plain()[71:])
 
 
-def test_weights_of_nothing_and_of_one_size_are_exact() -> None:
+def test_weights_of_nothing_and_of_one_size_are_exact():
     for format in FORMATS:
         for value in (0.0, 1e-20, -(2.0**-9), 448.0):
             weight = torch.full((3, 40), value)
@@ -188,7 +188,7 @@ def test_weights_of_nothing_and_of_one_size_are_exact() -> None:
 )
 def test_codes_err_as_little_as_those_of_llama_cpp(
     format: CodeFormat, peer: gguf.GGMLQuantizationType, factor: float
-) -> None:
+):
     weight = torch.randn(64, 1024, generator=torch.Generator().manual_seed(0))
     theirs = torch.from_numpy(gguf.dequantize(gguf.quantize(weight.numpy(), peer), peer))
     error, their_error = (
@@ -225,7 +225,7 @@ def with_codes_in_float64(loaded: LoadedModel, path: Any) -> LoadedModel:
 )
 def test_tokens_are_those_of_the_codes_in_float64(
     checkpoints: Checkpoints, family: str, changes: dict[str, Any], name: Any
-) -> None:
+):
     """With hits, in chunks, beside strangers; gemma2 runs its own modules."""
     path = checkpoints.path(family, **changes)
     llm = LLM(
@@ -255,7 +255,7 @@ def test_tokens_are_those_of_the_codes_in_float64(
 @pytest.mark.parametrize("name", ["int4", "w8a8"])
 def test_steps_in_bfloat16_give_the_logits_of_the_codes(
     checkpoints: Checkpoints, isa: Isa, name: Any
-) -> None:
+):
     path, prompt = checkpoints.path("qwen3"), random_prompt(1, 31)
     loaded = load_model(path, "bfloat16", quantization=name)
     assert isinstance(loaded.fused, FusedForward)
@@ -275,7 +275,7 @@ def test_steps_in_bfloat16_give_the_logits_of_the_codes(
 @pytest.mark.parametrize(("name", "most"), [("int8", 0.6), ("int4", 0.45)])
 def test_nothing_but_codes_and_embeddings_is_in_memory(
     checkpoints: Checkpoints, name: Any, most: float
-) -> None:
+):
     """Of all weights in bfloat16, and of the embedding, which is looked up in it."""
     sizes: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256}
     path = checkpoints.path("llama", **sizes)
@@ -293,7 +293,7 @@ def test_nothing_but_codes_and_embeddings_is_in_memory(
 @pytest.mark.parametrize("name", ["auto", *NAMES, "gptq", "awq", "compressed-tensors"])
 def test_the_lab_expects_the_bytes_that_weights_take(
     checkpoints: Checkpoints, tmp_path: Path, name: Any
-) -> None:
+):
     """But for norms, which it leaves out."""
     sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 32}
     asked = name if name in ("auto", *NAMES) else "auto"
@@ -309,7 +309,7 @@ def test_the_lab_expects_the_bytes_that_weights_take(
     assert weight_bytes(loaded.model) == pytest.approx(expected, rel=0.01)
 
 
-def test_a_cached_prefix_is_never_found_by_another_format(checkpoints: Checkpoints) -> None:
+def test_a_cached_prefix_is_never_found_by_another_format(checkpoints: Checkpoints):
     path = str(checkpoints.path("llama"))
     llms = [LLM(path, num_blocks=8, dtype="float32", quantization=q) for q in (None, *ALL_NAMES)]
     assert len({llm.engine.identities.of_prompt(Prompt(), array("I")).encoded for llm in llms}) == 5
@@ -321,7 +321,7 @@ def test_a_cached_prefix_is_never_found_by_another_format(checkpoints: Checkpoin
         llm.close()
 
 
-def test_new_weights_are_quantized(checkpoints: Checkpoints) -> None:
+def test_new_weights_are_quantized(checkpoints: Checkpoints):
     loaded = load_model(checkpoints.path("llama"), "float32", quantization="int8")
     name = "model.layers.0.mlp.down_proj.weight"
     before = loaded.model.state_dict()[name]
@@ -340,7 +340,7 @@ def test_new_weights_are_quantized(checkpoints: Checkpoints) -> None:
 )
 def test_settings_that_quantized_weights_cannot_be_had_with_are_refused(
     checkpoints: Checkpoints, given: dict[str, Any], message: str
-) -> None:
+):
     with pytest.raises(ConfigError, match=message):
         LLM(str(checkpoints.path("llama")), **given)
 
@@ -348,7 +348,7 @@ def test_settings_that_quantized_weights_cannot_be_had_with_are_refused(
 @pytest.mark.parametrize("family", ["gpt2", "qwen3_moe"])
 def test_a_model_whose_weights_are_not_in_linear_layers_is_refused(
     checkpoints: Checkpoints, family: str
-) -> None:
+):
     with pytest.raises(
         UnsupportedModel, match=r"only \d+% are in plain linear .*quantization=None"
     ):
@@ -378,7 +378,7 @@ def mean_loss(llm: LLM, text: str) -> float:
     return sum(losses) / len(losses)
 
 
-def test_fewer_bits_predict_a_text_nearly_as_well() -> None:
+def test_fewer_bits_predict_a_text_nearly_as_well():
     """Perplexities of the embedded model: within 1 % at 8 bits, within 4 % at 4."""
     losses = []
     for name in (None, "w8a8", "w4a8"):

@@ -98,7 +98,7 @@ def test_a_program_gives_the_very_logits_of_its_operations_one_by_one(
     kind: str,
     threads: int,
     dtype: Any,
-) -> None:
+):
     family, changes = KINDS[kind]
     loaded = load_model(checkpoints.path(family, **changes), dtype)
     assert isinstance(loaded.fused, FusedForward)
@@ -114,7 +114,7 @@ def test_a_program_gives_the_very_logits_of_its_operations_one_by_one(
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_program_gives_the_logits_of_the_plain_modules(
     checkpoints: Checkpoints, programs: list[int], dtype: Any
-) -> None:
+):
     path = checkpoints.path("qwen3", **TILED)
     expected = own_logits(load_model(path, dtype, forward="plain"), random_prompt(1, 31))
     loaded = load_model(path, dtype)
@@ -127,7 +127,7 @@ def test_a_program_gives_the_logits_of_the_plain_modules(
 
 def test_new_weights_and_biases_are_computed_with(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, programs: list[int]
-) -> None:
+):
     """A program points to weights, which are overwritten where they lie."""
     loaded = load_model(checkpoints.path("llama", attention_bias=True, **TILED), "bfloat16")
     old = small_steps(loaded)
@@ -145,7 +145,7 @@ def test_new_weights_and_biases_are_computed_with(
     assert torch.equal(found, operation_by_operation(monkeypatch, loaded))
 
 
-def test_runners_take_turns(checkpoints: Checkpoints) -> None:
+def test_runners_take_turns(checkpoints: Checkpoints):
     """A program is laid down on one store; the next step may be on another."""
     loaded = load_model(checkpoints.path("qwen3", **TILED), "bfloat16")
     prompt = random_prompt(3, 20)
@@ -161,7 +161,7 @@ def test_runners_take_turns(checkpoints: Checkpoints) -> None:
 
 def test_layers_of_several_groups_have_stores_and_slots_of_their_own(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, programs: list[int]
-) -> None:
+):
     family, changes = KINDS["windows"]
     path = str(checkpoints.path(family, **TILED, **changes))
     params = SamplingParams(max_tokens=24, temperature=0.0, detokenize=False, ignore_eos=True)
@@ -191,7 +191,7 @@ def copying_steps(loaded: LoadedModel) -> Tensor:
 
 def test_slots_are_copied_once_they_are_written_and_before_they_are_read(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, programs: list[int]
-) -> None:
+):
     loaded = load_model(checkpoints.path("qwen3", **TILED), "bfloat16")
     programs.clear()
     found = copying_steps(loaded)
@@ -219,7 +219,7 @@ def test_a_long_step_goes_through_its_program_in_chunks_and_gives_the_same_logit
     programs: list[int],
     kind: str,
     threads: int,
-) -> None:
+):
     """150 rows: in chunks of 32, where the last has 22; of 96, which come out as 96 and 54; whole;
     and operation by operation."""
     family, changes = KINDS[kind]
@@ -238,7 +238,7 @@ def test_a_long_step_goes_through_its_program_in_chunks_and_gives_the_same_logit
 
 def test_a_program_is_laid_down_anew_for_a_step_that_it_has_no_room_for(
     checkpoints: Checkpoints, programs: list[int]
-) -> None:
+):
     """Small, long, and small again, as if each were alone."""
     loaded = load_model(checkpoints.path("qwen3", **TILED), "bfloat16")
     prompt = random_prompt(12, 200)
@@ -256,7 +256,7 @@ def test_a_program_is_laid_down_anew_for_a_step_that_it_has_no_room_for(
 @pytest.mark.parametrize("vocab_size", [320, 350])
 def test_rows_without_wanted_logits_end_behind_the_last_attention(
     checkpoints: Checkpoints, programs: list[int], vocab_size: int
-) -> None:
+):
     """Whether tiles divide the vocabulary, or not."""
     path = checkpoints.path("qwen3", **TILED, vocab_size=vocab_size)
     loaded = load_model(path, "bfloat16")
@@ -275,7 +275,7 @@ def test_rows_without_wanted_logits_end_behind_the_last_attention(
 
 def test_a_hook_on_the_embedding_sees_the_tokens_of_small_steps(
     checkpoints: Checkpoints, programs: list[int]
-) -> None:
+):
     loaded = load_model(checkpoints.path("qwen3", **TILED), "bfloat16")
     prompt, seen = random_prompt(9, 12), []
     bench = bench_of(loaded)
@@ -290,7 +290,7 @@ def test_a_hook_on_the_embedding_sees_the_tokens_of_small_steps(
     assert torch.equal(found, expected)
 
 
-def test_records_are_as_large_as_the_headers() -> None:
+def test_records_are_as_large_as_the_headers():
     assert ctypes.sizeof(Write) == 128
     assert ctypes.sizeof(Copy) == ctypes.sizeof(Kv) + 8
     assert ctypes.sizeof(Copies) == 24

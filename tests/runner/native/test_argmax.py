@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("isa")
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("width", [1, 511, 1025, 32_000])
-def test_it_is_the_first_of_the_largest(dtype: torch.dtype, width: int) -> None:
+def test_it_is_the_first_of_the_largest(dtype: torch.dtype, width: int):
     """So few different numbers that there are always several."""
     assert NATIVE is not None
     random = np.random.default_rng(width)
@@ -25,7 +25,7 @@ def test_it_is_the_first_of_the_largest(dtype: torch.dtype, width: int) -> None:
     assert best_places(NATIVE, rows.t().contiguous().t()) == best_places(NATIVE, rows)
 
 
-def test_so_many_rows_that_threads_share_them() -> None:
+def test_so_many_rows_that_threads_share_them():
     assert NATIVE is not None
     rows = torch.zeros(80, 32_000, dtype=torch.bfloat16)
     places = np.random.default_rng(0).integers(32_000, size=80)
@@ -34,7 +34,7 @@ def test_so_many_rows_that_threads_share_them() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_rows_without_a_finite_largest_number_have_none(dtype: torch.dtype) -> None:
+def test_rows_without_a_finite_largest_number_have_none(dtype: torch.dtype):
     assert NATIVE is not None
     rows = torch.zeros(6, 700, dtype=dtype)
     rows[0, 600], rows[1, 600], rows[2, 600] = float("nan"), -float("nan"), float("inf")
@@ -44,7 +44,7 @@ def test_rows_without_a_finite_largest_number_have_none(dtype: torch.dtype) -> N
     assert best_places(NATIVE, rows) == [-1, -1, -1, -1, 650, 0]
 
 
-def test_no_rows_have_no_places_and_other_formats_are_not_taken() -> None:
+def test_no_rows_have_no_places_and_other_formats_are_not_taken():
     assert NATIVE is not None
     assert best_places(NATIVE, torch.zeros(0, 5)) == []
     assert not takes(torch.zeros(2, 5, dtype=torch.float64))

@@ -133,31 +133,29 @@ def compile_in(folder: Path, targets: str, *options: str) -> None:
     assert "warning:" not in said, said
 
 
-def test_every_test_of_the_kernels_is_run() -> None:
+def test_every_test_of_the_kernels_is_run():
     written = {path.stem.removeprefix("test_") for path in (NATIVE / "tests").glob("test_*.cpp")}
     assert written == set(CASES)
 
 
 @each_test
-def test_the_installed_library_computes_what_the_definition_says(
-    name: str, installed: Path
-) -> None:
+def test_the_installed_library_computes_what_the_definition_says(name: str, installed: Path):
     cases, said = CASES[name]
     assert said in run(installed / f"test_{name}", str(cases))
 
 
 @pytest.mark.parametrize("name", ["product", "program"])
-def test_products_by_emulated_tiles_are_what_the_definition_says(name: str, emulated: Path) -> None:
+def test_products_by_emulated_tiles_are_what_the_definition_says(name: str, emulated: Path):
     assert "AMX: 12 cases" in run(emulated / f"test_{name}", "12", "best alone")
 
 
 @pytest.mark.nightly
 @each_test
-def test_the_library_is_right_under_the_sanitizers(name: str, sanitized: Path) -> None:
+def test_the_library_is_right_under_the_sanitizers(name: str, sanitized: Path):
     cases, said = CASES[name]
     assert said in run(sanitized / f"test_{name}", str(cases))
 
 
 @pytest.mark.nightly
-def test_attention_is_right_for_many_steps(sanitized: Path) -> None:
+def test_attention_is_right_for_many_steps(sanitized: Path):
     assert "400 cases" in run(sanitized / "test_attention", "400", "1000")

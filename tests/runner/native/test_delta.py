@@ -22,7 +22,7 @@ def gates(num_sequences: int, num_heads: int) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize(("key_dim", "value_dim"), [(16, 8), (24, 37), (128, 128)])
-def test_states_fade_are_corrected_and_read(key_dim: int, value_dim: int) -> None:
+def test_states_fade_are_corrected_and_read(key_dim: int, value_dim: int):
     """Two keys for six heads; three of seven slots, in no order."""
     assert NATIVE is not None
     states, slots = draw(7, 6, key_dim, value_dim, seed=2), torch.tensor([5, 0, 3])
@@ -43,7 +43,7 @@ def test_states_fade_are_corrected_and_read(key_dim: int, value_dim: int) -> Non
     assert torch.equal(states[others].double(), before[others])
 
 
-def test_a_sequence_gets_the_same_bits_alone_and_among_others() -> None:
+def test_a_sequence_gets_the_same_bits_alone_and_among_others():
     assert NATIVE is not None
     pool, slots = draw(9, 4, 16, 40, seed=6), torch.arange(8).flip(0)
     heads = draw(8, 4, 16, seed=7), draw(8, 4, 16, seed=8) / 4, draw(8, 4, 40, seed=9)
@@ -60,7 +60,7 @@ def test_a_sequence_gets_the_same_bits_alone_and_among_others() -> None:
     assert torch.equal(pool, together)
 
 
-def test_other_formats_are_left_to_torch() -> None:
+def test_other_formats_are_left_to_torch():
     states = torch.zeros(2, 1, 4, 4)
     assert takes(states, torch.zeros(1, 1, 4, dtype=torch.bfloat16))
     assert not takes(states, torch.zeros(1, 1, 4, dtype=torch.float64))

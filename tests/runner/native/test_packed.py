@@ -60,7 +60,7 @@ def close(found: Tensor, expected: Tensor) -> bool:
 )
 def test_stacked_layers_compute_what_each_computes_alone(
     dtype: torch.dtype, num_tokens: int, sizes: list[int], num_columns: int, seed: int
-) -> None:
+):
     torch.manual_seed(seed)
     parent = nn.Module()
     names = [f"part{i}" for i in range(len(sizes))]
@@ -82,7 +82,7 @@ def test_stacked_layers_compute_what_each_computes_alone(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_packed_model_computes_and_says_what_the_plain_one_does(dtype: torch.dtype) -> None:
+def test_a_packed_model_computes_and_says_what_the_plain_one_does(dtype: torch.dtype):
     """The shared layers stay plain; the head is packed beside its embedding."""
     plain, packed = tied(dtype), tied(dtype)
 
@@ -99,7 +99,7 @@ def test_a_packed_model_computes_and_says_what_the_plain_one_does(dtype: torch.d
     assert torch.equal(packed(ids), plain(ids))
 
 
-def test_the_plain_weight_is_gone() -> None:
+def test_the_plain_weight_is_gone():
     """What is left of a layer's weight is the packed one."""
     model = tied()
     pack_linears(model)
@@ -113,7 +113,7 @@ def test_the_plain_weight_is_gone() -> None:
 
 @pytest.mark.parametrize("name", ["embed.weight", "head.weight", "between.weight", "between.bias"])
 @pytest.mark.parametrize("way", ["load_state_dict", "replace_weights"])
-def test_a_replaced_weight_is_computed_with(name: str, way: str) -> None:
+def test_a_replaced_weight_is_computed_with(name: str, way: str):
     """Whichever of a tied pair is named, both change."""
     plain, packed = tied(), tied()
     pack_linears(packed)
@@ -130,7 +130,7 @@ def test_a_replaced_weight_is_computed_with(name: str, way: str) -> None:
     assert all(torch.equal(found[n], tensor) for n, tensor in plain.state_dict().items())
 
 
-def test_places_are_those_of_the_state_dict_and_ties_show() -> None:
+def test_places_are_those_of_the_state_dict_and_ties_show():
     model = tied()
     expected = {name: (t.shape, t.dtype) for name, t in model.state_dict().items()}
     for prepare in (lambda: 0, lambda: pack_linears(model)):
@@ -141,7 +141,7 @@ def test_places_are_those_of_the_state_dict_and_ties_show() -> None:
         assert len({place.home for place in places.values()}) == len(places) - 2
 
 
-def test_layers_with_hooks_stay_plain() -> None:
+def test_layers_with_hooks_stay_plain():
     """Their hooks would not be called."""
     model = tied()
     model.between.register_forward_hook(lambda *_: None)
@@ -149,7 +149,7 @@ def test_layers_with_hooks_stay_plain() -> None:
     assert pack_linears(model) == 1
 
 
-def test_some_rows_of_a_packed_weight_can_be_replaced() -> None:
+def test_some_rows_of_a_packed_weight_can_be_replaced():
     plain = torch.randn(12, 5)
     packed = PackedWeight([plain[:4], plain[4:]])
 

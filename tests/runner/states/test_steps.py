@@ -20,7 +20,7 @@ from tests.runner.conftest import Served
 @pytest.mark.parametrize("family", ["qwen3_5_text", "jamba"])
 def test_a_chunk_continues_from_a_checkpoint_beside_decodes_and_strangers(
     family: str, served: Served
-) -> None:
+):
     """The checkpoint of 20 tokens is loaded for another prompt while its owner decodes."""
     loaded = served(family)
     prompt, strange = random_prompt(1, 40), random_prompt(3, 12)
@@ -41,7 +41,7 @@ def test_a_chunk_continues_from_a_checkpoint_beside_decodes_and_strangers(
     assert [token, *tokens] == [*said[0], said[1][0], said[2][0]]
 
 
-def test_copies_are_made_in_order_and_in_every_layer() -> None:
+def test_copies_are_made_in_order_and_in_every_layer():
     spec = StateSpec({1: (StateShape((2,), torch.float32),), 3: (StateShape((1,), torch.int64),)})
     store = StateStore(spec, 3)
     for layer in (1, 3):
@@ -54,7 +54,7 @@ def test_copies_are_made_in_order_and_in_every_layer() -> None:
     assert spec.bytes_per_slot == 16 and store.num_bytes == 48
 
 
-def test_states_that_do_not_fit_are_refused_with_what_to_lower() -> None:
+def test_states_that_do_not_fit_are_refused_with_what_to_lower():
     spec = StateSpec({0: (StateShape((2**40,), torch.float32),)})
 
     with pytest.raises(ConfigError, match="lower num_state_slots or kv_cache_memory"):

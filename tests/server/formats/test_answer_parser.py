@@ -128,7 +128,7 @@ def read(how: tuple[str | None, str | None, bool], text: str, places: list[int])
 )
 def test_a_text_reads_the_same_wherever_it_is_cut(
     how: tuple[str | None, str | None, bool], text: str, expected: Parts
-) -> None:
+):
     """In two pieces at every place, and in single letters."""
     assert read(how, text, list(range(len(text)))) == expected
     for place in range(len(text) + 1):
@@ -148,12 +148,12 @@ MARKS = [
 @given(marks=st.lists(st.sampled_from(MARKS), max_size=14), cuts=st.lists(st.integers(0, 200)))
 def test_nonsense_reads_the_same_however_it_is_cut(
     how: tuple[str | None, str | None, bool], marks: list[str], cuts: list[int]
-) -> None:
+):
     text = "".join(marks)
     assert read(how, text, [min(cut, len(text)) for cut in cuts]) == read(how, text, [])
 
 
-def test_parts_go_out_as_they_come() -> None:
+def test_parts_go_out_as_they_come():
     """The beginning of a call, or of a thought, is passed on before its end."""
     reader = parser("hermes", "qwen3")
     assert reader.feed("<think>one <") == [ReasoningPiece("one")]
@@ -164,18 +164,18 @@ def test_parts_go_out_as_they_come() -> None:
     assert reader.feed('xt": "on')[0] == ArgumentsPiece(0, 'xt": "on')
 
 
-def test_calls_above_the_limit_are_left_out() -> None:
+def test_calls_above_the_limit_are_left_out():
     reader = AnswerParser(TOOL_FORMATS["hermes"], most_calls=1)
     assert [call.name for call in parse_answer(CALL * 3, reader).calls] == ["look"]
 
 
-def test_without_formats_all_is_text() -> None:
+def test_without_formats_all_is_text():
     assert parts_of(parse_answer(CALL, parser(None, None))) == ("", CALL, [])
     [call] = parse_answer(CALL, parser("hermes", None)).calls
     assert json.loads(call.arguments)["n"] == [1] and call.call_id.startswith("call_")
 
 
-def test_a_long_call_is_read_in_linear_time() -> None:
+def test_a_long_call_is_read_in_linear_time():
     """Half a million letters, one by one, are looked at once each."""
     reader, num = parser("hermes", None), 20_000
     reader.feed('<tool_call>{"name": "f", "arguments": {"a": "')

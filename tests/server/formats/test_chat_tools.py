@@ -65,7 +65,7 @@ def is_weather(arguments: str) -> bool:
 # --- formats ---
 
 
-def test_a_schema_is_kept(client: openai.OpenAI) -> None:
+def test_a_schema_is_kept(client: openai.OpenAI):
     schema = {"name": "person", "strict": True, "schema": PERSON}
     answer = ask(client, response_format={"type": "json_schema", "json_schema": schema}, n=3)
 
@@ -75,7 +75,7 @@ def test_a_schema_is_kept(client: openai.OpenAI) -> None:
         assert choice.finish_reason == "stop"
 
 
-def test_a_schema_is_kept_in_a_stream(client: openai.OpenAI) -> None:
+def test_a_schema_is_kept_in_a_stream(client: openai.OpenAI):
     schema = {"name": "person", "schema": PERSON}
     stream = ask(
         client, response_format={"type": "json_schema", "json_schema": schema}, stream=True
@@ -84,17 +84,17 @@ def test_a_schema_is_kept_in_a_stream(client: openai.OpenAI) -> None:
     assert set(json.loads(text)) == {"name", "age"}
 
 
-def test_an_object_begins_like_one(client: openai.OpenAI) -> None:
+def test_an_object_begins_like_one(client: openai.OpenAI):
     answer = ask(client, response_format={"type": "json_object"}, max_tokens=30)
     assert answer.choices[0].message.content.startswith("{")
 
 
-def test_text_is_text(client: openai.OpenAI) -> None:
+def test_text_is_text(client: openai.OpenAI):
     answer = ask(client, response_format={"type": "text"}, max_tokens=5)
     assert answer.choices[0].finish_reason in ("length", "stop")
 
 
-def test_completions_take_forms_as_well(client: openai.OpenAI) -> None:
+def test_completions_take_forms_as_well(client: openai.OpenAI):
     body = {"structured_outputs": {"regex": "[a-c]{4}"}}
     answer = client.completions.create(model="scribe", prompt="x", extra_body=body)
     assert len(answer.choices[0].text) == 4 and set(answer.choices[0].text) <= set("abc")
@@ -134,7 +134,7 @@ def test_completions_take_forms_as_well(client: openai.OpenAI) -> None:
 )
 def test_what_cannot_be_kept_is_refused(
     client: openai.OpenAI, settings: dict[str, Any], message: str
-) -> None:
+):
     with pytest.raises(openai.BadRequestError, match=message):
         ask(client, **{"messages": ASK, **settings})
 
@@ -145,7 +145,7 @@ def test_what_cannot_be_kept_is_refused(
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
 def test_a_required_call_is_valid_though_the_model_knows_nothing(
     client: openai.OpenAI, temperature: float
-) -> None:
+):
     answer = ask(
         client,
         tools=[WEATHER, CLOCK],
@@ -160,7 +160,7 @@ def test_a_required_call_is_valid_though_the_model_knows_nothing(
     assert call.function.arguments == "{}" or is_weather(call.function.arguments)
 
 
-def test_several_calls_may_be_required(client: openai.OpenAI) -> None:
+def test_several_calls_may_be_required(client: openai.OpenAI):
     """With one tool that takes a moment; each call has a name of its own to be answered by."""
     answer = ask(client, tools=[CLOCK], tool_choice="required", n=8, temperature=2.0)
     calls = [choice.message.tool_calls for choice in answer.choices]
@@ -169,14 +169,14 @@ def test_several_calls_may_be_required(client: openai.OpenAI) -> None:
     assert len(set(names)) == len(names)
 
 
-def test_the_named_tool_is_called(client: openai.OpenAI) -> None:
+def test_the_named_tool_is_called(client: openai.OpenAI):
     choice: Any = {"type": "function", "function": {"name": "get_weather"}}
     answer = ask(client, tools=[CLOCK, WEATHER], tool_choice=choice)
     [call] = answer.choices[0].message.tool_calls
     assert call.function.name == "get_weather" and is_weather(call.function.arguments)
 
 
-def test_calls_come_in_a_stream(client: openai.OpenAI) -> None:
+def test_calls_come_in_a_stream(client: openai.OpenAI):
     """First the name with an empty text of arguments, then the arguments, piece by piece."""
     choice: Any = {"type": "function", "function": {"name": "get_weather"}}
     chunks = list(ask(client, tools=[WEATHER], tool_choice=choice, stream=True))
@@ -193,7 +193,7 @@ def test_calls_come_in_a_stream(client: openai.OpenAI) -> None:
     assert not any(chunk.choices[0].delta.content for chunk in chunks)
 
 
-def test_the_clients_own_stream_helper_reads_it(client: openai.OpenAI) -> None:
+def test_the_clients_own_stream_helper_reads_it(client: openai.OpenAI):
     choice: Any = {"type": "function", "function": {"name": "get_weather"}}
     with client.chat.completions.stream(
         model="scribe", messages=ASK, tools=[WEATHER], tool_choice=choice, max_tokens=300, seed=2
@@ -205,7 +205,7 @@ def test_the_clients_own_stream_helper_reads_it(client: openai.OpenAI) -> None:
     assert is_weather(final.choices[0].message.tool_calls[0].function.arguments)
 
 
-def test_calls_are_read_out_of_what_a_model_says_by_itself(client: openai.OpenAI) -> None:
+def test_calls_are_read_out_of_what_a_model_says_by_itself(client: openai.OpenAI):
     said = f"Let me look.\n{CALL}\n{CALL.replace('Oslo', 'Paris')}"
     answer = ask(client, tools=[WEATHER], extra_body=says(said)).choices[0]
 
@@ -214,14 +214,14 @@ def test_calls_are_read_out_of_what_a_model_says_by_itself(client: openai.OpenAI
     assert cities == ["Oslo", "Paris"]
 
 
-def test_without_parallel_calls_the_first_ends_the_answer(client: openai.OpenAI) -> None:
+def test_without_parallel_calls_the_first_ends_the_answer(client: openai.OpenAI):
     settings = {"tools": [WEATHER], "parallel_tool_calls": False, "extra_body": says(CALL * 2)}
     answer = ask(client, **settings).choices[0]
     assert len(answer.message.tool_calls) == 1 and answer.finish_reason == "tool_calls"
     assert is_weather(answer.message.tool_calls[0].function.arguments)
 
 
-def test_text_stays_text_where_tools_are_offered(client: openai.OpenAI) -> None:
+def test_text_stays_text_where_tools_are_offered(client: openai.OpenAI):
     """Also what only looks like the beginning of a call; and all of it with tool_choice none."""
     for said, settings in (
         ("It is a < b, and <tool", {}),
@@ -235,7 +235,7 @@ def test_text_stays_text_where_tools_are_offered(client: openai.OpenAI) -> None:
         assert answer.finish_reason == "stop" and answer.message.tool_calls is None
 
 
-def test_a_strict_tool_binds_what_follows_the_tag(client: openai.OpenAI) -> None:
+def test_a_strict_tool_binds_what_follows_the_tag(client: openai.OpenAI):
     """The model may say what it likes; the tag is biased in, and then the schema holds."""
     strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
     answer = ask(client, tools=[strict], max_tokens=60, n=4, temperature=1.5)
@@ -244,13 +244,13 @@ def test_a_strict_tool_binds_what_follows_the_tag(client: openai.OpenAI) -> None
             assert call.function.name == "get_weather"
 
 
-def test_a_call_that_is_cut_off_says_so(client: openai.OpenAI) -> None:
+def test_a_call_that_is_cut_off_says_so(client: openai.OpenAI):
     choice: Any = {"type": "function", "function": {"name": "get_weather"}}
     answer = ask(client, tools=[WEATHER], tool_choice=choice, max_tokens=45).choices[0]
     assert answer.finish_reason == "length"
 
 
-def test_results_go_into_the_next_prompt(client: openai.OpenAI, url: str) -> None:
+def test_results_go_into_the_next_prompt(client: openai.OpenAI, url: str):
     """The whole round: ask, call, answer the call, ask again; the second prompt finds the first."""
     first = ask(client, tools=[WEATHER], extra_body=says(CALL))
     call = first.choices[0].message.tool_calls[0]
@@ -304,7 +304,7 @@ ROUND: list[Any] = [
 ]
 
 
-def test_a_template_without_tools_is_told_in_words(scribe: tuple[str, ServerState]) -> None:
+def test_a_template_without_tools_is_told_in_words(scribe: tuple[str, ServerState]):
     prompt = prompt_of(scribe, messages=ROUND, tools=[WEATHER])
 
     assert prompt.startswith("[system] You may call these functions")
@@ -319,7 +319,7 @@ def test_a_template_without_tools_is_told_in_words(scribe: tuple[str, ServerStat
     )
 
 
-def test_a_template_with_tools_is_handed_them(tool_scribe: tuple[str, ServerState]) -> None:
+def test_a_template_with_tools_is_handed_them(tool_scribe: tuple[str, ServerState]):
     assert prompt_of(tool_scribe, messages=ROUND, tools=[WEATHER, CLOCK]) == (
         "TOOLS get_weather get_time; call in <tool_call>\n"
         "[system] Be kind.\n"
@@ -332,7 +332,7 @@ def test_a_template_with_tools_is_handed_them(tool_scribe: tuple[str, ServerStat
 
 def test_with_tool_choice_none_the_model_hears_of_no_tools(
     scribe: tuple[str, ServerState], tool_scribe: tuple[str, ServerState]
-) -> None:
+):
     for server in (scribe, tool_scribe):
         prompt = prompt_of(server, tools=[WEATHER], tool_choice="none")
         assert prompt == "[user] How is the weather in Paris?\n[assistant] "

@@ -12,31 +12,28 @@ TOKENS = list(range(5, 69))
 WHOSE = PromptDict(cache_salt="")
 
 
-def test_a_prefix_is_leased_once_while_its_lease_runs(scribe: tuple[str, ServerState]) -> None:
+async def test_a_prefix_is_leased_once_while_its_lease_runs(scribe: tuple[str, ServerState]):
     """Twice at once, again later, for another time, under another salt, and after its end."""
     llm = scribe[1].llm
 
-    async def story() -> None:
-        held = HeldPrefixes(llm)
-        async for _ in llm.generate(TOKENS, SamplingParams(max_tokens=1)):
-            pass
+    held = HeldPrefixes(llm)
+    async for _ in llm.generate(TOKENS, SamplingParams(max_tokens=1)):
+        pass
 
-        one, two = await asyncio.gather(
-            held.hold(WHOSE, TOKENS, ANTHROPIC_5M, 0),
-            held.hold(WHOSE, TOKENS, ANTHROPIC_5M, len(TOKENS)),
-        )
-        later = await held.hold(WHOSE, TOKENS, ANTHROPIC_5M, len(TOKENS))
-        assert one.lease_id == two.lease_id == later.lease_id and one.num_tokens == len(TOKENS)
-        hour = await held.hold(WHOSE, TOKENS, ANTHROPIC_1H, len(TOKENS))
-        assert hour.lease_id != one.lease_id and len(held) == 2
+    one, two = await asyncio.gather(
+        held.hold(WHOSE, TOKENS, ANTHROPIC_5M, 0),
+        held.hold(WHOSE, TOKENS, ANTHROPIC_5M, len(TOKENS)),
+    )
+    later = await held.hold(WHOSE, TOKENS, ANTHROPIC_5M, len(TOKENS))
+    assert one.lease_id == two.lease_id == later.lease_id and one.num_tokens == len(TOKENS)
+    hour = await held.hold(WHOSE, TOKENS, ANTHROPIC_1H, len(TOKENS))
+    assert hour.lease_id != one.lease_id and len(held) == 2
 
-        assert one.lease_id is not None and await llm.end_lease(one.lease_id)
-        anew = await held.hold(WHOSE, TOKENS, ANTHROPIC_5M, len(TOKENS))
-        assert anew.lease_id != one.lease_id and anew.num_tokens == len(TOKENS)
+    assert one.lease_id is not None and await llm.end_lease(one.lease_id)
+    anew = await held.hold(WHOSE, TOKENS, ANTHROPIC_5M, len(TOKENS))
+    assert anew.lease_id != one.lease_id and anew.num_tokens == len(TOKENS)
 
-        unknown = await held.hold(PromptDict(cache_salt="x"), TOKENS, ANTHROPIC_5M, 0)
-        assert unknown.lease_id is None, "what is not cached is not held"
-        assert (held.forget("x"), held.forget(""), len(held)) == (0, 2, 0)
-        await llm.reset_prefix_cache()
-
-    asyncio.run(story())
+    unknown = await held.hold(PromptDict(cache_salt="x"), TOKENS, ANTHROPIC_5M, 0)
+    assert unknown.lease_id is None, "what is not cached is not held"
+    assert (held.erase("x"), held.erase(""), len(held)) == (0, 2, 0)
+    await llm.reset_prefix_cache()

@@ -52,7 +52,7 @@ def total(usage: Any) -> int:
 # --- text ---
 
 
-def test_an_answer_has_the_familiar_shape(claude: anthropic.Anthropic) -> None:
+def test_an_answer_has_the_familiar_shape(claude: anthropic.Anthropic):
     answer = ask(claude, system="Be kind.", extra_body=says("Very well."))
 
     assert (answer.type, answer.role, answer.model) == ("message", "assistant", "scribe")
@@ -72,13 +72,13 @@ def test_an_answer_has_the_familiar_shape(claude: anthropic.Anthropic) -> None:
 )
 def test_it_says_why_it_ended(
     claude: anthropic.Anthropic, settings: Any, reason: str, sequence: str | None, text: str
-) -> None:
+):
     answer = ask(claude, extra_body=says("Very well."), **settings)
     assert (answer.stop_reason, answer.stop_sequence) == (reason, sequence)
     assert answer.content[0].text == text or reason == "max_tokens"
 
 
-def test_a_stream_brings_the_same_text(claude: anthropic.Anthropic) -> None:
+def test_a_stream_brings_the_same_text(claude: anthropic.Anthropic):
     settings: Any = {"model": "scribe", "max_tokens": 100, "messages": ASK}
     with claude.messages.stream(**settings, extra_body=says("Very well, sir.")) as stream:
         text = "".join(stream.text_stream)
@@ -88,7 +88,7 @@ def test_a_stream_brings_the_same_text(claude: anthropic.Anthropic) -> None:
     assert final.stop_reason == "end_turn" and final.usage.output_tokens > 0
 
 
-def test_events_come_in_order(claude: anthropic.Anthropic) -> None:
+def test_events_come_in_order(claude: anthropic.Anthropic):
     said = f"Look:\n{CALL}"
     stream = ask(claude, tools=[WEATHER], stream=True, extra_body=says(said))
     kinds = [event.type for event in stream]
@@ -97,14 +97,14 @@ def test_events_come_in_order(claude: anthropic.Anthropic) -> None:
     assert brief == ["message_start", *one, *one, "message_delta", "message_stop"]
 
 
-def test_the_system_text_may_come_in_blocks_and_content_too(claude: anthropic.Anthropic) -> None:
+def test_the_system_text_may_come_in_blocks_and_content_too(claude: anthropic.Anthropic):
     blocks: Any = [{"type": "text", "text": "Be "}, {"type": "text", "text": "kind."}]
     in_blocks = claude.messages.count_tokens(model="scribe", system=blocks, messages=ASK)
     in_one = claude.messages.count_tokens(model="scribe", system="Be kind.", messages=ASK)
     assert in_blocks.input_tokens == in_one.input_tokens > 10
 
 
-def test_counting_agrees_with_running(claude: anthropic.Anthropic) -> None:
+def test_counting_agrees_with_running(claude: anthropic.Anthropic):
     counted = claude.messages.count_tokens(
         model="scribe", messages=ASK, tools=[WEATHER], system=LONG
     )
@@ -112,7 +112,7 @@ def test_counting_agrees_with_running(claude: anthropic.Anthropic) -> None:
     assert counted.input_tokens == total(ran.usage)
 
 
-def test_a_schema_is_kept(claude: anthropic.Anthropic) -> None:
+def test_a_schema_is_kept(claude: anthropic.Anthropic):
     wanted = {"format": {"type": "json_schema", "schema": WEATHER["input_schema"]}}
     answer = ask(claude, extra_body={"output_config": wanted, "seed": 3})
     assert json.loads(answer.content[0].text)["city"] in ("Paris", "Oslo")
@@ -122,7 +122,7 @@ def test_a_schema_is_kept(claude: anthropic.Anthropic) -> None:
 
 
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "get_weather"}])
-def test_a_forced_call_is_valid(claude: anthropic.Anthropic, choice: Any) -> None:
+def test_a_forced_call_is_valid(claude: anthropic.Anthropic, choice: Any):
     choice = {**choice, "disable_parallel_tool_use": True}
     answer = ask(claude, tools=[WEATHER], tool_choice=choice, max_tokens=300)
     [call] = answer.content
@@ -130,7 +130,7 @@ def test_a_forced_call_is_valid(claude: anthropic.Anthropic, choice: Any) -> Non
     assert call.input["city"] in ("Paris", "Oslo") and call.id.startswith("toolu_")
 
 
-def test_calls_and_results_go_round(claude: anthropic.Anthropic) -> None:
+def test_calls_and_results_go_round(claude: anthropic.Anthropic):
     """Ask, call, answer the call, ask again, in a stream: the second prompt finds the first."""
     settings: Any = {"model": "scribe", "max_tokens": 100, "tools": [WEATHER]}
     extra = says(f"Let me look.\n{CALL}")
@@ -151,7 +151,7 @@ def test_calls_and_results_go_round(claude: anthropic.Anthropic) -> None:
     assert second.usage.cache_read_input_tokens > 0.9 * total(first.usage)
 
 
-def test_without_parallel_use_there_is_one_call(claude: anthropic.Anthropic) -> None:
+def test_without_parallel_use_there_is_one_call(claude: anthropic.Anthropic):
     choice: Any = {"type": "auto", "disable_parallel_tool_use": True}
     answer = ask(claude, tools=[WEATHER], tool_choice=choice, extra_body=says(CALL * 2))
     assert [block.type for block in answer.content] == ["tool_use"]
@@ -172,7 +172,7 @@ def num_leases(state: ServerState) -> int:
 
 def test_a_breakpoint_is_written_once_and_read_ever_after(
     claude: anthropic.Anthropic, scribe: tuple[str, ServerState]
-) -> None:
+):
     """One lease, however often it is asked for; what stands behind it is counted as input."""
     before = num_leases(scribe[1])
     text = "A prompt of this test alone. " + LONG
@@ -192,7 +192,7 @@ def test_a_breakpoint_is_written_once_and_read_ever_after(
 
 def test_what_is_kept_survives_what_would_evict_it(
     claude: anthropic.Anthropic, scribe: tuple[str, ServerState]
-) -> None:
+):
     kept = "This shall be kept for an hour. " + LONG
     lost = "This shall be lost as soon as its place is needed. " + LONG
     ask(claude, system=system(kept, "1h"), max_tokens=1)
@@ -208,7 +208,7 @@ def test_what_is_kept_survives_what_would_evict_it(
     assert gone.cache_read_input_tokens < 50
 
 
-def test_an_hour_and_five_minutes_are_counted_apart(claude: anthropic.Anthropic) -> None:
+def test_an_hour_and_five_minutes_are_counted_apart(claude: anthropic.Anthropic):
     first = [{"role": "user", "content": [*system("Five minutes. " + LONG)]}]
     usage = ask(claude, first, system=system("An hour. " + LONG, "1h"), max_tokens=1).usage
 
@@ -218,7 +218,7 @@ def test_an_hour_and_five_minutes_are_counted_apart(claude: anthropic.Anthropic)
     assert usage.cache_creation_input_tokens == both
 
 
-def test_tools_and_results_can_be_kept(claude: anthropic.Anthropic) -> None:
+def test_tools_and_results_can_be_kept(claude: anthropic.Anthropic):
     tool = {
         **WEATHER,
         "description": "Of this test. " + LONG,
@@ -242,7 +242,7 @@ def test_tools_and_results_can_be_kept(claude: anthropic.Anthropic) -> None:
     assert two.cache_creation_input_tokens > 50
 
 
-def test_salts_and_switches_of_the_cache_hold_here_too(claude: anthropic.Anthropic) -> None:
+def test_salts_and_switches_of_the_cache_hold_here_too(claude: anthropic.Anthropic):
     text = "For the salt alone. " + LONG
     for extra, read in (
         ({}, False),
@@ -280,7 +280,7 @@ def test_salts_and_switches_of_the_cache_hold_here_too(claude: anthropic.Anthrop
 )
 def test_what_cannot_be_done_is_refused(
     claude: anthropic.Anthropic, settings: Any, message: str | None
-) -> None:
+):
     settings = {"messages": ASK, "max_tokens": 1, **settings}
     if message is None:  # the schema is shown to the model, and binds nothing
         ask(claude, **settings)
@@ -291,13 +291,13 @@ def test_what_cannot_be_done_is_refused(
     assert body["type"] == "error" and body["error"]["type"] == "invalid_request_error"
 
 
-def test_unknown_models_and_paths_are_errors_of_this_shape(claude: anthropic.Anthropic) -> None:
+def test_unknown_models_and_paths_are_errors_of_this_shape(claude: anthropic.Anthropic):
     with pytest.raises(anthropic.NotFoundError, match="this server has scribe") as refusal:
         ask(claude, model="claude")
     assert refusal.value.body["error"]["type"] == "not_found_error"
 
 
-def test_an_error_in_a_stream_is_an_event(url: str) -> None:
+def test_an_error_in_a_stream_is_an_event(url: str):
     """A form that turns out to be impossible ends the stream with ``event: error``."""
     body = {
         "model": "scribe",

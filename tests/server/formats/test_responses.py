@@ -34,7 +34,7 @@ def says(text: str, **more: Any) -> dict[str, Any]:
     return {"structured_outputs": {"choice": [text]}, **more}
 
 
-def test_a_response_has_the_familiar_shape(client: openai.OpenAI) -> None:
+def test_a_response_has_the_familiar_shape(client: openai.OpenAI):
     response = ask(
         client, instructions="Be kind.", metadata={"a": "b"}, extra_body=says("Very well.")
     )
@@ -51,14 +51,14 @@ def test_a_response_has_the_familiar_shape(client: openai.OpenAI) -> None:
     assert response.usage.total_tokens == response.usage.input_tokens + response.usage.output_tokens
 
 
-def test_a_cut_response_is_incomplete(client: openai.OpenAI) -> None:
+def test_a_cut_response_is_incomplete(client: openai.OpenAI):
     response = ask(client, max_output_tokens=3, extra_body=says("Very well, sir."))
     assert response.status == "incomplete"
     assert response.incomplete_details.reason == "max_output_tokens"
     assert response.output[0].status == "incomplete"
 
 
-def test_events_come_in_order_and_add_up(client: openai.OpenAI) -> None:
+def test_events_come_in_order_and_add_up(client: openai.OpenAI):
     stream = ask(client, tools=[WEATHER], stream=True, extra_body=says(f"I look.\n{CALL}"))
     events = list(stream)
     kinds = [event.type.removeprefix("response.") for event in events]
@@ -86,7 +86,7 @@ def test_events_come_in_order_and_add_up(client: openai.OpenAI) -> None:
     assert final.output[1].arguments == '{"city": "Oslo"}' and final.output[1].status == "completed"
 
 
-def test_the_clients_own_stream_helper_reads_it(client: openai.OpenAI) -> None:
+def test_the_clients_own_stream_helper_reads_it(client: openai.OpenAI):
     with client.responses.stream(
         model="scribe",
         input="How is the weather?",
@@ -104,7 +104,7 @@ def test_the_clients_own_stream_helper_reads_it(client: openai.OpenAI) -> None:
     assert json.loads(call.arguments)["city"] in ("Paris", "Oslo")
 
 
-def test_the_helper_survives_a_stream_that_is_cut_off(client: openai.OpenAI) -> None:
+def test_the_helper_survives_a_stream_that_is_cut_off(client: openai.OpenAI):
     with client.responses.stream(
         model="scribe", input="Well?", max_output_tokens=3, extra_body=says("Very well, sir.")
     ) as stream:
@@ -116,7 +116,7 @@ def test_the_helper_survives_a_stream_that_is_cut_off(client: openai.OpenAI) -> 
     assert "Very well, sir.".startswith(final.output_text)
 
 
-def test_log_probabilities_are_included_on_request(client: openai.OpenAI) -> None:
+def test_log_probabilities_are_included_on_request(client: openai.OpenAI):
     asked: Any = {"include": ["message.output_text.logprobs"], "top_logprobs": 2, "temperature": 0}
     part = ask(client, **asked, max_output_tokens=4).output[0].content[0]
     assert len(part.logprobs) == 4 and len(part.logprobs[0].top_logprobs) == 2
@@ -127,7 +127,7 @@ def test_log_probabilities_are_included_on_request(client: openai.OpenAI) -> Non
         ask(client, top_logprobs=2)
 
 
-def test_what_was_asked_can_be_listed(client: openai.OpenAI) -> None:
+def test_what_was_asked_can_be_listed(client: openai.OpenAI):
     """Newest first, page by page; there is nothing to cancel."""
     said = [{"role": "user", "content": text} for text in ("one", "two", "three")]
     response = ask(client, asked=said, extra_body=says("Well."))
@@ -140,14 +140,14 @@ def test_what_was_asked_can_be_listed(client: openai.OpenAI) -> None:
             call("resp_x")
 
 
-def test_a_schema_is_kept(client: openai.OpenAI) -> None:
+def test_a_schema_is_kept(client: openai.OpenAI):
     wanted = {"type": "json_schema", "name": "w", "schema": WEATHER["parameters"], "strict": True}
     response = ask(client, text={"format": wanted})
     assert json.loads(response.output_text)["city"] in ("Paris", "Oslo")
     assert response.text.format.name == "w"
 
 
-def test_calls_and_results_go_round_by_hand(client: openai.OpenAI) -> None:
+def test_calls_and_results_go_round_by_hand(client: openai.OpenAI):
     """The client sends everything along, in the items that it was given."""
     first = ask(client, tools=[WEATHER], store=False, extra_body=says(f"I look.\n{CALL}"))
     call = first.output[1]
@@ -160,7 +160,7 @@ def test_calls_and_results_go_round_by_hand(client: openai.OpenAI) -> None:
     assert second.usage.input_tokens_details.cached_tokens > 0.9 * first.usage.input_tokens
 
 
-def test_calls_and_results_go_round_by_name(client: openai.OpenAI) -> None:
+def test_calls_and_results_go_round_by_name(client: openai.OpenAI):
     """The server remembers; the prompt is the same as if all had been sent along."""
     first = ask(client, tools=[WEATHER], extra_body=says(CALL))
     call = first.output[0]
@@ -189,7 +189,7 @@ def test_calls_and_results_go_round_by_name(client: openai.OpenAI) -> None:
     assert by_hand.usage.input_tokens_details.cached_tokens >= third.usage.input_tokens - 1
 
 
-def test_responses_can_be_read_and_deleted(client: openai.OpenAI) -> None:
+def test_responses_can_be_read_and_deleted(client: openai.OpenAI):
     response = ask(client, extra_body=says("Well."))
     assert client.responses.retrieve(response.id).output_text == "Well."
 
@@ -206,7 +206,7 @@ def test_responses_can_be_read_and_deleted(client: openai.OpenAI) -> None:
 )
 def test_what_is_not_to_be_stored_is_not(
     client: openai.OpenAI, scribe: tuple[str, ServerState], settings: Any
-) -> None:
+):
     before = len(scribe[1].responses)
     response = ask(client, **{**settings, "max_output_tokens": 2})
     assert response.store is False and len(scribe[1].responses) == before
@@ -228,12 +228,12 @@ def test_what_is_not_to_be_stored_is_not(
 )
 def test_what_cannot_be_done_is_refused(
     client: openai.OpenAI, settings: dict[str, Any], message: str
-) -> None:
+):
     with pytest.raises(openai.BadRequestError, match=message):
         ask(client, **settings)
 
 
-def test_erasing_a_salt_erases_its_responses(client: openai.OpenAI, url: str) -> None:
+def test_erasing_a_salt_erases_its_responses(client: openai.OpenAI, url: str):
     """What was cached under another salt stays."""
     gone = ask(client, extra_body=says("One.", cache_salt="x"))
     stays = ask(client, extra_body=says("Two.", cache_salt="y"))
@@ -246,7 +246,7 @@ def test_erasing_a_salt_erases_its_responses(client: openai.OpenAI, url: str) ->
         client.responses.retrieve(gone.id)
 
 
-def test_the_store_is_bounded_and_apart_for_each_tenant() -> None:
+def test_the_store_is_bounded_and_apart_for_each_tenant():
     """The oldest of a tenant go first, and the oldest of all when memory is short."""
     store = ResponseStore(most_per_tenant=2, most_bytes=205)
 
@@ -262,5 +262,5 @@ def test_the_store_is_bounded_and_apart_for_each_tenant() -> None:
     assert not store.delete("b", "r2") and store.delete("a", "r1")
     put("b", "long", "b\x1fnarrow", 200)
     assert store.get("a", "r2") is None and store.get("b", "long") is not None
-    assert (store.forget("b"), store.forget("a")) == (1, 0)
+    assert (store.erase("b"), store.erase("a")) == (1, 0)
     assert (len(store), store.num_bytes) == (0, 0)

@@ -28,7 +28,7 @@ def claude_of(keyed: Keyed, key: str) -> anthropic.Anthropic:
     return anthropic.Anthropic(base_url=keyed.url, api_key=key, max_retries=0)
 
 
-def test_a_remembered_response_is_its_tenants_own(keyed: Keyed) -> None:
+def test_a_remembered_response_is_its_tenants_own(keyed: Keyed):
     """Another tenant can neither read nor continue nor delete it, and learns nothing of it."""
     asked: Any = {"model": MODEL, "input": LINE, "max_output_tokens": 4}
     with openai_of(keyed, "ann") as ann, openai_of(keyed, "bob") as bob:
@@ -47,7 +47,7 @@ def test_a_remembered_response_is_its_tenants_own(keyed: Keyed) -> None:
         assert ann.responses.retrieve(response.id).id == response.id
 
 
-def test_erasing_a_tenant_erases_what_is_remembered_of_it(keyed: Keyed) -> None:
+def test_erasing_a_tenant_erases_what_is_remembered_of_it(keyed: Keyed):
     asked: Any = {"model": MODEL, "input": LINE, "max_output_tokens": 4}
     with openai_of(keyed, "ann") as ann, openai_of(keyed, "bob") as bob:
         gone, stays = ann.responses.create(**asked), bob.responses.create(**asked)
@@ -61,7 +61,7 @@ def test_erasing_a_tenant_erases_what_is_remembered_of_it(keyed: Keyed) -> None:
         assert bob.responses.retrieve(stays.id).id == stays.id
 
 
-def test_kept_prefixes_of_tenants_do_not_meet(keyed: Keyed) -> None:
+def test_kept_prefixes_of_tenants_do_not_meet(keyed: Keyed):
     """The same prompt with the same breakpoint: each writes its own, and reads its own."""
     control: Any = {"type": "ephemeral"}
     asked: Any = {
@@ -78,7 +78,7 @@ def test_kept_prefixes_of_tenants_do_not_meet(keyed: Keyed) -> None:
     keyed.administer("/admin/reset", {})
 
 
-def test_a_call_without_a_key_is_told_so_in_anthropics_shape(keyed: Keyed) -> None:
+def test_a_call_without_a_key_is_told_so_in_anthropics_shape(keyed: Keyed):
     with claude_of(keyed, "sk-guess") as claude, pytest.raises(anthropic.AuthenticationError) as no:
         claude.messages.create(
             model=MODEL, max_tokens=1, messages=[{"role": "user", "content": "?"}]
@@ -87,7 +87,7 @@ def test_a_call_without_a_key_is_told_so_in_anthropics_shape(keyed: Keyed) -> No
     assert body["error"]["type"] == "authentication_error"
 
 
-def test_the_embedded_model_cannot_be_made_to_call(keyed: Keyed) -> None:
+def test_the_embedded_model_cannot_be_made_to_call(keyed: Keyed):
     """It has no braces; a call that insists is refused, and nothing of it runs."""
     tool: Any = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
     with openai_of(keyed, "ann") as client, pytest.raises(openai.BadRequestError, match="begin it"):
@@ -116,7 +116,7 @@ def test_the_embedded_model_cannot_be_made_to_call(keyed: Keyed) -> None:
 )
 def test_a_reader_that_goes_away_frees_everything(
     url: str, scribe: tuple[str, ServerState], path: str, body: dict[str, Any]
-) -> None:
+):
     """In the middle of a stream; the fixture asserts that nothing runs afterwards."""
     body = {
         **body,

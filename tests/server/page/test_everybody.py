@@ -9,7 +9,7 @@ from ostinato.server.tenant_usage import salt_label
 from tests.server.page.calls import complete, tab_to
 
 
-def test_blocks_are_walked_with_the_arrow_keys(open_url, view) -> None:
+def test_blocks_are_walked_with_the_arrow_keys(open_url, view):
     complete(open_url, "Blocks of the map, in order.", cache_salt="walker")
     view.goto(open_url)
     expect(view.locator("#status")).to_have_text("live")
@@ -27,7 +27,7 @@ def test_blocks_are_walked_with_the_arrow_keys(open_url, view) -> None:
     expect(view.locator("#blocks-legend")).to_contain_text(salt_label("walker"))
 
 
-def test_every_control_and_picture_has_a_name(open_url, view) -> None:
+def test_every_control_and_picture_has_a_name(open_url, view):
     """As assistive technology would read it; and headings skip no level."""
     complete(open_url, "Names for everything.")
     view.goto(open_url)
@@ -42,7 +42,7 @@ def test_every_control_and_picture_has_a_name(open_url, view) -> None:
     assert view.locator("html").get_attribute("lang") == "en"
 
 
-def test_the_dark_is_dark_and_the_switch_is_remembered(open_url, browser, view) -> None:
+def test_the_dark_is_dark_and_the_switch_is_remembered(open_url, browser, view):
     def lightness() -> float:
         colour = view.evaluate("getComputedStyle(document.body).backgroundColor")
         return sum(map(int, re.findall(r"\d+", colour)[:3])) / 765
@@ -60,7 +60,7 @@ def test_the_dark_is_dark_and_the_switch_is_remembered(open_url, browser, view) 
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_text_stands_out_from_what_is_behind_it(open_url, view, theme) -> None:
+def test_text_stands_out_from_what_is_behind_it(open_url, view, theme):
     """WCAG asks for 4.5 to 1."""
     view.emulate_media(color_scheme=theme)
     view.goto(open_url)
@@ -99,7 +99,7 @@ def luminance(colour: str) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-def test_the_page_fits_a_narrow_screen(open_url, view) -> None:
+def test_the_page_fits_a_narrow_screen(open_url, view):
     """With lines in all of its tables."""
     complete(open_url, "A narrow prompt with a long tail of words", cache_salt="narrow tenant")
     view.set_viewport_size({"width": 390, "height": 800})

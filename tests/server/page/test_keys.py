@@ -9,7 +9,7 @@ from playwright.sync_api import expect
 from tests.server.page.calls import complete
 
 
-def test_with_keys_the_page_asks_for_one_and_keeps_it_in_its_tab(locked_url, view) -> None:
+def test_with_keys_the_page_asks_for_one_and_keeps_it_in_its_tab(locked_url, view):
     view.goto(locked_url)
     expect(view.locator("#key-panel")).to_be_visible()
     expect(view.locator("#key")).to_be_focused()
@@ -26,7 +26,7 @@ def test_with_keys_the_page_asks_for_one_and_keeps_it_in_its_tab(locked_url, vie
     assert "key-of-ann" not in view.url
 
 
-def test_a_tenant_sees_its_own_and_the_administrator_sees_all(locked_url, view) -> None:
+def test_a_tenant_sees_its_own_and_the_administrator_sees_all(locked_url, view):
     for key, text in (("key-of-ann", "Ann's own secret plan!"), ("key-of-bob", "Bob's bakery....")):
         for _ in range(2):
             complete(locked_url, text, key)
@@ -60,13 +60,13 @@ def state_of(url: str, key: str) -> dict:
 
 
 @pytest.mark.parametrize("path", ["/ui/state", "/ui/savings?shared=1&suffix=1&requests=1"])
-def test_without_a_key_nothing_but_the_empty_page_is_to_be_had(locked_url, path) -> None:
+def test_without_a_key_nothing_but_the_empty_page_is_to_be_had(locked_url, path):
     assert httpx.get(f"{locked_url}/").status_code == 200
     assert httpx.get(f"{locked_url}{path}").status_code == 401
     assert httpx.post(f"{locked_url}/ui/play", json={"prompt": "abc"}).status_code == 401
 
 
-def test_the_page_forbids_what_it_does_not_need(http) -> None:
+def test_the_page_forbids_what_it_does_not_need(http):
     """No inline script, no style attribute, nothing from elsewhere; and the files keep to it."""
     answer = http.get("/")
     policy = answer.headers["content-security-policy"]
@@ -83,5 +83,5 @@ def test_the_page_forbids_what_it_does_not_need(http) -> None:
 
 
 @pytest.mark.parametrize("name", ["nothing.js", "..%2fpage.py", "%2e%2e/app.py", "__init__.py"])
-def test_only_files_of_the_page_are_served(http, name) -> None:
+def test_only_files_of_the_page_are_served(http, name):
     assert http.get(f"/ui/{name}").status_code == 404

@@ -16,7 +16,7 @@ from tests.server.page.calls import complete
 from tests.support.servers import await_idle, serving
 
 
-def test_figures_follow_the_traffic_without_a_reload(open_url, view) -> None:
+def test_figures_follow_the_traffic_without_a_reload(open_url, view):
     """Two equal prompts of 41 letters: 40 are found by the second, one is computed (law 4)."""
     view.goto(open_url)
     expect(view.locator("#status")).to_have_text("live")
@@ -40,7 +40,7 @@ def test_figures_follow_the_traffic_without_a_reload(open_url, view) -> None:
     expect(view.locator("#tenants tbody")).to_contain_text(salt_label("live"))
 
 
-def test_a_pause_stops_the_figures_and_the_same_button_lets_them_go_on(open_url, view) -> None:
+def test_a_pause_stops_the_figures_and_the_same_button_lets_them_go_on(open_url, view):
     asked = list[str]()
     view.clock.install()
     view.goto(open_url)
@@ -56,7 +56,7 @@ def test_a_pause_stops_the_figures_and_the_same_button_lets_them_go_on(open_url,
     expect(view.locator("#requests")).to_have_text("1")
 
 
-def test_a_server_that_ends_is_said_to_be_gone(llm, view) -> None:
+def test_a_server_that_ends_is_said_to_be_gone(llm, view):
     with serving(ServerState(llm)) as url:
         view.goto(url)
         expect(view.locator("#status")).to_have_text("live")
@@ -67,7 +67,7 @@ def test_a_server_that_ends_is_said_to_be_gone(llm, view) -> None:
         view.goto("about:blank")
 
 
-def test_what_clients_write_stays_text(open_url, view) -> None:
+def test_what_clients_write_stays_text(open_url, view):
     """A prompt made of markup is shown letter by letter, and nothing of it runs."""
     for _ in range(2):
         complete(open_url, "<img src=x onerror=alert(1)> twice.")
@@ -76,7 +76,7 @@ def test_what_clients_write_stays_text(open_url, view) -> None:
     assert view.locator("main img").count() == 0
 
 
-def test_a_chat_streams_and_each_turn_leads_to_its_explanation(open_url, view) -> None:
+def test_a_chat_streams_and_each_turn_leads_to_its_explanation(open_url, view):
     """The second turn finds the first; Escape leads back to the plain address."""
 
     def shorten(route) -> None:
@@ -106,7 +106,7 @@ def test_a_chat_streams_and_each_turn_leads_to_its_explanation(open_url, view) -
     expect(view.locator("#ended tbody a")).to_have_count(2)
 
 
-def test_a_cell_of_a_large_pool_says_how_its_blocks_are_divided(state) -> None:
+def test_a_cell_of_a_large_pool_says_how_its_blocks_are_divided(state):
     """131,072 blocks in 1,024 cells of 128; the first cell is half evictable."""
     owners = array("i", [0] * 64 + [-1] * (2**17 - 64))
     drawn = BlockMap(bytearray([BlockState.EVICTABLE] * 64) + bytes(2**17 - 64), owners, [b""])
@@ -119,7 +119,7 @@ def test_a_cell_of_a_large_pool_says_how_its_blocks_are_divided(state) -> None:
     assert found["counts"] == {"unused": 2**17 - 64, "private": 0, "held": 0, "evictable": 64}
 
 
-def test_tiers_are_shown_with_what_they_hold(view, tmp_path) -> None:
+def test_tiers_are_shown_with_what_they_hold(view, tmp_path):
     disk = {"kv_disk": tmp_path / "kv", "kv_disk_bytes": 2**26}
     llm = AsyncLLM("tiny-shakespeare", dtype="float32", num_blocks=64, **disk)
     prompt = "ROMEO:\nBut, soft! what light through yonder window breaks?"
@@ -135,7 +135,7 @@ def test_tiers_are_shown_with_what_they_hold(view, tmp_path) -> None:
     llm.shutdown()
 
 
-def test_a_pool_alone_shows_no_tiers(open_url, view) -> None:
+def test_a_pool_alone_shows_no_tiers(open_url, view):
     view.goto(open_url)
     expect(view.locator("#status")).to_have_text("live")
     expect(view.locator("#tiers-card")).to_be_hidden()

@@ -7,7 +7,7 @@ from ostinato.lab.savings import Workload, by_token
 from tests.server.page.calls import tab_to
 
 
-def test_the_playground_shows_each_token_as_cached_copied_or_computed(open_url, view) -> None:
+def test_the_playground_shows_each_token_as_cached_copied_or_computed(open_url, view):
     """By keyboard alone: blocks of eight, 19 letters in common, so 16 are cached and 3 copied."""
     view.goto(open_url)
     tab_to(view, "#prompt")
@@ -26,7 +26,7 @@ def test_the_playground_shows_each_token_as_cached_copied_or_computed(open_url, 
     assert view.locator("#tokens .answer").text_content()
 
 
-def test_a_prompt_that_is_not_to_be_kept_is_computed_again(open_url, view) -> None:
+def test_a_prompt_that_is_not_to_be_kept_is_computed_again(open_url, view):
     view.goto(open_url)
     view.fill("#prompt", "Zero of all this stays behind")
     view.uncheck("#write")
@@ -36,7 +36,7 @@ def test_a_prompt_that_is_not_to_be_kept_is_computed_again(open_url, view) -> No
         expect(view.locator("#play-summary")).to_contain_text("0 cached, 0 copied, 29 computed")
 
 
-def test_the_playground_says_what_is_wrong_with_a_prompt(open_url, view) -> None:
+def test_the_playground_says_what_is_wrong_with_a_prompt(open_url, view):
     """The browser logs every 400; here it is the subject."""
     answer = httpx.post(f"{open_url}/ui/play", json={"prompt": "", "max_tokens": 4})
     assert answer.status_code == 400
@@ -45,7 +45,7 @@ def test_the_playground_says_what_is_wrong_with_a_prompt(open_url, view) -> None
     assert answer.json()["error"]["code"] == "context_length_exceeded"
 
 
-def test_the_accountant_counts_like_the_lab_and_follows_the_arrow_keys(open_url, view) -> None:
+def test_the_accountant_counts_like_the_lab_and_follows_the_arrow_keys(open_url, view):
     view.goto(open_url)
     tab_to(view, "#shared")
     for selector, presses in (("#shared", 3), ("#suffix", 2), ("#requests-slider", 5)):
@@ -67,7 +67,7 @@ def test_the_accountant_counts_like_the_lab_and_follows_the_arrow_keys(open_url,
     )
 
 
-def test_empty_prompts_are_refused_by_the_accountant(http) -> None:
+def test_empty_prompts_are_refused_by_the_accountant(http):
     query = {"shared": 0, "suffix": 0, "requests": 5}
     answer = http.get("/ui/savings", params=query)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_value")
