@@ -1,4 +1,4 @@
-"""How long does the cache heart take for one request? No model, no tensors.
+"""Time of the cache heart for one request. No model, no tensors.
 
 ::
 
@@ -248,7 +248,7 @@ def make_request(number: int, prompt: array, max_tokens: int) -> Any:
 
 
 def answers(plan) -> Any:
-    """Answer a plan as a runner would: a token for everybody."""
+    """Answer a plan as a runner would: one token each."""
     from ostinato.core.plan import SampledToken, SequenceResult, StepResult
 
     return StepResult(tuple(SequenceResult((SampledToken(7),)) for _ in plan.sequences))

@@ -1,4 +1,4 @@
-"""How much KV does one running request hold, with sliding windows and without? No model.
+"""KV of one running request, with sliding windows and without. No model.
 
 ::
 
