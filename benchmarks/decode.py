@@ -53,9 +53,9 @@ class Watch:
             (model_runner, "build_inputs", "inputs"),
             (engine.runner.attention, "start", "attention"),
             (engine.runner, "forward", "forward"),
-            (engine.runner, "_result", "sample"),
+            (engine.runner, "sample", "sample"),
             (engine.scheduler, "commit", "commit"),
-            (engine, "_take", "states"),
+            (engine, "process_outputs", "states"),
         ):
             setattr(owner, method, self._timed(getattr(owner, method), part))
         self._step, engine.step = engine.step, self._whole

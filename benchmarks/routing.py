@@ -1,7 +1,7 @@
 """What do routers make of a fleet: hits, balance, times to the first token?
 
 Eight replicas of the real scheduler and cache serve a trace behind each router, on the same
-arrivals, in simulated time (``ostinato.lab.fleet_replay``)::
+arrivals, in simulated time (``benchmarks/fleet.py``)::
 
     python -m benchmarks.routing mooncake_synthetic.npz
     python -m benchmarks.routing agentic_a.npz --peers routers/bin/python   # see peers/routers.py
@@ -23,14 +23,20 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.fleet import (
+    Dispatcher,
+    FleetConfig,
+    FleetResult,
+    LibraryDispatcher,
+    Outage,
+    replay_fleet,
+)
 from benchmarks.peers.routers import DYNAMO, NAMES, DynamoRouter, HttpRouter
 from ostinato.core.config import SchedulerConfig
 from ostinato.lab.block_trace import BlockRequest, BlockTrace
 from ostinato.lab.cost_model import CostModel
-from ostinato.lab.fleet_replay import Dispatcher, FleetConfig, FleetResult, Outage, replay_fleet
-from ostinato.lab.routed_fleet import LibraryDispatcher
 from ostinato.lab.timed_replay import slowed_to_fit
-from ostinato.lab.trace_builder import make_block_trace
+from ostinato.lab.trace_builder import TraceBuilder
 from ostinato.lab.traces import read_npz
 from ostinato.router import POLICIES, RouterConfig
 from ostinato.settings import PrefixCacheConfig
@@ -104,14 +110,11 @@ def burst() -> BlockTrace:
 
 
 def _trace(name: str, paths: list[list[int | str]], arrivals: list[float]) -> BlockTrace:
-    return make_block_trace(
-        name,
-        512 // SCALE,
-        [
-            BlockRequest(at, len(path) * 512 // SCALE + 1, 4, tuple(path))
-            for at, path in zip(arrivals, paths, strict=True)
-        ],
-    )
+    requests = [
+        BlockRequest(at, len(path) * 512 // SCALE + 1, 4, tuple(path))
+        for at, path in zip(arrivals, paths, strict=True)
+    ]
+    return TraceBuilder(requests).build(name, 512 // SCALE)
 
 
 class Bench:

@@ -78,7 +78,7 @@ def compute_and_write(sizes: dict[str, Any], model: Path, folder: Path) -> dict[
         tokens = prompt(sizes, 0, sizes["long"], kind)
         found[f"{kind}_long"] = first_token_s(llm, tokens)[0]
     begun_s = time.perf_counter()
-    llm.engine.tiers.stores.want_everything()
+    llm.engine.tiers.stores.queue_everything()
     llm.engine.tiers.stores.flush(120.0)  # closing alone has 20 s, which a slow disk may exceed
     llm.close()
     found["close_s"] = time.perf_counter() - begun_s

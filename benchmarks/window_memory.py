@@ -84,7 +84,7 @@ def measure(config: Mapping[str, Any], lengths: Sequence[int]) -> list[Held]:
     windows = [window for window in per_block if window is not None]
     manager = _manager(windows, max(lengths))
     key = PrefixKey(Identity(), range(max(lengths) + 1))
-    admitted = manager.admit(key, manager.no_match(), most_new=CHUNK)
+    admitted = manager.admit(key, manager.match(key, 0), most_new=CHUNK)
     assert admitted is not None
     table, computed, held = admitted[0], 0, []
     for target in tqdm(lengths, unit="lengths", leave=False):

@@ -3,7 +3,6 @@
 import gc
 import os
 import ssl
-from functools import cache
 from typing import get_args
 from unittest import mock
 

@@ -1,7 +1,7 @@
 """Ostinato: an LLM inference engine in which no prefix is computed twice.
 
-The rooms with tensors are loaded when they are asked for, so that ``ostinato.core``,
-``ostinato.cache`` and ``ostinato.sched`` can be embedded without torch.
+The packages that need torch are imported on first use, so that ``ostinato.core``,
+``ostinato.cache`` and ``ostinato.sched`` can be embedded without it.
 """
 
 import os
@@ -86,16 +86,16 @@ core that Python and the event loop need between two steps: see docs/experiments
 
 
 def limit_spinning(environment: MutableMapping[str, str]) -> None:
-    """Let threads of OpenMP sleep soon, unless the environment says how they wait.
+    """Let OpenMP's threads sleep soon, unless the environment says how they wait.
 
-    Effects: read when torch is loaded, and only then.
+    OpenMP reads this when torch is imported, and only then.
     """
     if "OMP_WAIT_POLICY" not in environment:
         environment.setdefault("GOMP_SPINCOUNT", SPINS)
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name from its room; torch's threads sleep soon when they have no work."""
+    """Import a public name on first use; torch's threads then sleep soon when they have no work."""
     if name not in _HOMES:
         raise AttributeError(f"module 'ostinato' has no attribute {name!r}")
     limit_spinning(os.environ)

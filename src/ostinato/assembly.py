@@ -8,14 +8,14 @@ from functools import partial
 from ostinato.cache.block_table import StepCopies
 from ostinato.cache.eviction import BlockShares, EvictionPolicy, PolicyFactory
 from ostinato.cache.manager import CacheManager
-from ostinato.cache.observer import CacheObserver, Observers
+from ostinato.cache.observer import CacheObserver
 from ostinato.cache.pool import BlockPool
 from ostinato.cache.radix_index import RadixIndex
 from ostinato.core.config import SchedulerConfig
 from ostinato.core.errors import ConfigError
 from ostinato.eviction import make_policy
 from ostinato.eviction.classic_order import ClassicPool
-from ostinato.eviction.learned_policy import LearnsFromMisses, MissObserver
+from ostinato.eviction.learned_policy import LearnedPolicy, MissObserver
 from ostinato.ghost.ghost import Ghost
 from ostinato.hybrid.checkpoint import LeastSavedWork
 from ostinato.hybrid.layer_group import LayerGroup
@@ -38,10 +38,9 @@ from ostinato.scheduling.fair_share import FairShare
 from ostinato.scheduling.held_requests import HeldRequests, SkipHeld
 from ostinato.scheduling.longest_prefix import LongestPrefixFirst
 from ostinato.settings import FreeOrder, PrefixCacheConfig, TenantShare, window_blocks
-from ostinato.tenants.cache_admin import CacheAdmin, Erasable
+from ostinato.tenants.cache_admin import CacheAdmin, Erasable, PublicPrefixes
 from ostinato.tenants.lease_book import LeaseBook
-from ostinato.tenants.lease_limits import SLOTS_TO_GO_ON
-from ostinato.tenants.public_prefixes import PublicPrefixes
+from ostinato.tenants.lease_limits import MIN_STATE_SLOTS
 from ostinato.tenants.shares import TenantShares
 
 Clock = Callable[[], float]
@@ -148,9 +147,9 @@ def build_cache(
     shares = make_shares(config.tenant_shares, policy, config.num_blocks, clock)
     ghost = None
     if config.num_ghost_blocks and config.enable_prefix_caching:
-        ghost = Ghost(config, clock, counters.stats.first, list(shares.policies()))
+        ghost = Ghost(config, clock, counters.stats.first, shares.policies)
         observers.append(ghost)
-    if all(isinstance(policy, LearnsFromMisses) for policy in shares.policies()):
+    if all(isinstance(policy, LearnedPolicy) for policy in shares.policies):
         observers.append(MissObserver(shares, config.block_size, clock))
     observers += more_observers
     manager = make_manager(config, clock, digest, shares, observers, public, epoch)
@@ -181,7 +180,7 @@ def make_manager(
     def make_hash_index(pool: BlockPool, block_size: int) -> HashIndex:
         return HashIndex(pool, BlockHasher(block_size, function), keeps_copies=not has_states)
 
-    def make_groups(observers: Observers, copies: StepCopies) -> list[LayerGroup]:
+    def make_groups(observers: Sequence[CacheObserver], copies: StepCopies) -> list[LayerGroup]:
         hasher, groups = BlockHasher(config.block_size, sha256), list[LayerGroup]()
         for group, window in enumerate(config.windows, 1):
             least = window_blocks(window.window, config.block_size)
@@ -204,7 +203,7 @@ def make_manager(
 def make_states(
     config: PrefixCacheConfig,
     clock: Clock,
-    observers: Observers,
+    observers: Sequence[CacheObserver],
     copies: StepCopies,
     hasher: BlockHasher,
     orphans: OrphanObserver,
@@ -212,7 +211,7 @@ def make_states(
     """Make the group of layers that keep states."""
     states, number = config.states, len(config.windows)
     assert states is not None
-    pool = make_group_pool(config, states.num_slots, SLOTS_TO_GO_ON, clock, observers, number + 1)
+    pool = make_group_pool(config, states.num_slots, MIN_STATE_SLOTS, clock, observers, number + 1)
     placement = Placement(states.sparse_checkpoints)
     cuts = StateCuts(states, placement, number)
     return StateGroup(pool, hasher, copies, cuts, placement, orphans)
@@ -232,7 +231,7 @@ def make_group_pool(
     num_blocks: int,
     least: int,
     clock: Clock,
-    observers: Observers,
+    observers: Sequence[CacheObserver],
     group: int,
 ) -> BlockPool:
     """Make the pool of a window or of states; tenants have the same share of it as of group 0's.

@@ -5,8 +5,8 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.cache.child_index import ChildIndex, child_name, num_shared_tokens
-from ostinato.core.identity import BlockExtra, Identity, ImageSpan, PrefixKey
+from ostinato.cache.child_index import ChildIndex
+from ostinato.core.identity import BlockKey, Identity, ImageSpan, PrefixKey
 
 runs = st.lists(st.sampled_from([0, 1, 255, 256, 2**32 - 1]), max_size=5).map(tuple)
 
@@ -51,9 +51,8 @@ def test_a_name_is_as_alike_as_the_tokens_and_images_before_it():
     """One cat and one dog at the same place: alike up to there, and another name."""
     tokens = array("I", [1, 9, 9, 2])
     cat, dog = (PrefixKey(Identity(), tokens, [ImageSpan(x, 1, 2)]) for x in (b"cat", b"dog"))
-    runs = [key.block_run(0, 4) for key in (cat, dog)]
-    names = [child_name(run, extra) for run, extra in runs if extra is not None]
-    text, _ = PrefixKey(Identity(), tokens).block_run(0, 4)
+    names = [key.child_name(0, 4) for key in (cat, dog)]
+    text = PrefixKey(Identity(), tokens).child_name(0, 4)
 
     assert [name[:4] == packed((1,)) for name in names] == [True, True]
     assert len({text[4:8], *(name[4:8] for name in names)}) == 3
@@ -62,10 +61,12 @@ def test_a_name_is_as_alike_as_the_tokens_and_images_before_it():
 
 def test_words_that_collide_share_what_is_before_them():
     """A name has four bytes of an image's digest: what is shared is counted by all of it."""
-    cat, dog = BlockExtra(b"cat", ((1, 3, b"cat"),)), BlockExtra(b"dog", ((1, 3, b"dog"),))
-    assert num_shared_tokens(cat, dog, 4) == num_shared_tokens(cat, None, 4) == 1
-    assert num_shared_tokens(cat, cat, 3) == 3
-    assert num_shared_tokens(cat, cat, 2) == 1, "half an image is not shared"
+    tokens = packed((1, 9, 9, 2))
+    cat, dog = (BlockKey(tokens, (ImageSpan(x, 1, 2),), 0) for x in (b"cat", b"dog"))
+    text = BlockKey(tokens, (), 0)
+    assert cat.num_common_tokens(dog) == cat.num_common_tokens(text) == 1
+    assert cat.num_common_tokens(cat._replace(tokens=tokens[:12])) == 3
+    assert cat.num_common_tokens(cat._replace(tokens=tokens[:8])) == 1, "of an image all or none"
 
 
 def test_a_sibling_that_takes_anothers_place_is_found_both_ways():

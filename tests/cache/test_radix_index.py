@@ -3,6 +3,10 @@
 A table's path is the deepest node that it holds; ``up`` walks from there to the root.
 """
 
+import pytest
+
+from ostinato.core.errors import StaleMatch
+from tests.support.cache_views import prefix_key
 from tests.support.tiny_cache import TinyCache, tiny_cache
 
 
@@ -47,6 +51,16 @@ def test_a_node_is_split_where_a_second_request_leaves_it():
     assert nodes(cache, "two") == [(2, 2), (1, 1)]
     assert cache.sequences["one"].table.path is own
     assert own.start == 2
+
+
+def test_a_match_is_stale_once_another_admission_has_split_its_node():
+    cache = tiny_cache(8, 4)
+    cache.serve("ABCDEFGH")
+    first, second = prefix_key("ABCDX"), prefix_key("ABCDY")
+    match = cache.manager.match(second)
+    assert cache.manager.admit(first, cache.manager.match(first)) is not None
+    with pytest.raises(StaleMatch):
+        cache.manager.admit(second, match)
 
 
 def test_references_are_counted_by_node():

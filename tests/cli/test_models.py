@@ -64,7 +64,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
 
 def test_a_model_is_fetched_checked_and_listed(index: Index, terminal: Terminal):
     terminal.columns = 160
-    assert "not here yet: ostinato models get smollm2" in terminal.show("models")
+    assert "not fetched yet: ostinato models get smollm2" in terminal.show("models")
 
     assert "Talk to it: ostinato chat smollm2" in terminal.show("models", "get", "smollm2")
 
@@ -86,7 +86,7 @@ def test_a_model_is_removed(index: Index, terminal: Terminal):
     terminal.show("models", "get", "smollm2")
 
     assert terminal.show("models", "remove", "smollm2") == "smollm2 is removed.\n"
-    assert terminal.show("models", "remove", "smollm2") == "smollm2 was not here.\n"
+    assert terminal.show("models", "remove", "smollm2") == "smollm2 was not on this machine.\n"
     assert index.left_behind() == set()
 
 

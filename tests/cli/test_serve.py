@@ -27,8 +27,8 @@ def test_it_serves_this_machine_alone_drains_when_it_is_told_to_end_and_hits_aft
     The next process finds on the disk what the first has computed.
     """
     adapter = save_adapter(resolve_model(MODEL), tmp_path / "sql", 1)
-    options = ("--lora-modules", f"sql={adapter}", "--num-blocks", "256")
-    options += ("--kv-disk", str(tmp_path / "kv"), "--kv-disk-bytes", "64MiB")
+    options = ["--lora-modules", f"sql={adapter}", "--num-blocks", "256"]
+    options += ["--kv-disk", str(tmp_path / "kv"), "--kv-disk-bytes", "64MiB"]
     with served(MODEL, *options) as server, httpx.Client(base_url=server.url) as http:
         assert server.url.startswith("http://127.0.0.1:")
         wait_until(lambda: "no keys: only this machine" in "".join(server.lines))

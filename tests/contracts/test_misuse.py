@@ -18,14 +18,15 @@ from ostinato.core.identity import Identity
 from ostinato.tenants.terms import PINNED
 from tests.support.cache_views import prefix_key
 from tests.support.tiny_cache import TinyCache, tiny_cache
+from tests.support.whole_state import whole_state
 
 
 def refused(cache: TinyCache, error: type[Exception], call, match: str | None = None) -> None:
     """A call raises, and neither the cache nor its counters have changed."""
-    before, published = cache.manager.describe(), cache.prefix_cache.stats.published_blocks
+    before, published = whole_state(cache.manager), cache.prefix_cache.stats.published_blocks
     with pytest.raises(error, match=match):
         call()
-    assert cache.manager.describe() == before
+    assert whole_state(cache.manager) == before
     assert cache.prefix_cache.stats.published_blocks == published
     cache.prefix_cache.check()
 
@@ -55,7 +56,7 @@ def test_what_another_cache_has_pinned_is_not_unpinned_here(index):
     for cache in (ours, theirs):
         cache.serve("ABCDEFGH")
         cache.prefix_cache.admin.lease(prefix_key("ABCDEFGH"), PINNED)
-    [table] = theirs.manager.pinned_tables
+    [table] = theirs.manager.tables.pinned.values()
     refused(ours, ReleasedTable, lambda: ours.manager.unpin(table))
 
 
@@ -151,6 +152,25 @@ def test_a_match_is_stale_once_another_prompt_was_published(cache):
     key = prefix_key("ABCDEFGHI")
     match = cache.manager.match(key)
     cache.plan("other", "ABCDXYZW")
+    refused(cache, StaleMatch, lambda: cache.manager.admit(key, match))
+
+
+def test_a_match_is_stale_once_the_sequence_that_it_hits_has_published_more(index):
+    """A radix node has grown in place: to hold all of it would hold too much."""
+    cache = tiny_cache(8, index=index)
+    cache.admit("leader", "ABCDEFGH", upto=4)
+    key = prefix_key("ABCDXYZW")
+    match = cache.manager.match(key)
+    cache.advance("leader", 8)
+    refused(cache, StaleMatch, lambda: cache.manager.admit(key, match))
+
+
+def test_a_match_is_stale_once_blocks_were_evicted_and_nothing_published(index):
+    cache = tiny_cache(4, index=index)
+    cache.serve("ABCDEFGH")
+    key = prefix_key("ABCDEFGHI")
+    match = cache.manager.match(key)
+    cache.admit("stranger", "QRSTUVWXYZab", writes=False)
     refused(cache, StaleMatch, lambda: cache.manager.admit(key, match))
 
 

@@ -205,7 +205,7 @@ def test_publishing_extends_the_path_and_retracting_shortens_it(index, monkeypat
     cache = tiny_cache(4, index=index)
     pool, prefixes = cache.manager.pool, cache.manager.index
     key = prefix_key("ABCDEFGHIJKL")
-    blocks = pool.take(BlockTable(key, array("i")), 3, prefixes)
+    blocks = pool.allocate(BlockTable(key, array("i")), 3, prefixes)
     path, tail = prefixes.acquire(key, prefixes.match(key, 12))
     assert tail is None
     path, publication = prefixes.publish(path, key, blocks, 12)
@@ -238,12 +238,10 @@ def test_contents_name_each_block_with_its_whole_prefix(cache):
 def test_evicting_part_of_a_run_leaves_its_beginning_findable(index):
     cache = tiny_cache(3, index=index)
     cache.serve("ABCDEFGHIJKL")
-    pool = cache.manager.pool
-    victim = pool.shares.victim(b"", 1)
-    freed = cache.manager.index.evict(victim, 1).blocks
-    pool.free(freed, None)
+    sequence = cache.admit("one block", "XY")
+    assert sequence is not None and list(sequence.table.blocks) == [2]
+    cache.finish("one block")
     cache.manager.check()
-    assert list(freed) == [2]
     assert found(cache, "ABCDEFGHIJKLM") == (8, 0)
 
 

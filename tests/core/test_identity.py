@@ -75,12 +75,12 @@ def test_images_that_overlap_or_leave_the_prompt_are_refused(images):
         PrefixKey(Identity(), [1, 2, 3, 4], images)
 
 
-def test_the_parts_of_an_extra_say_which_tokens_an_image_covers():
+def test_an_extra_tells_an_image_to_each_block_that_it_reaches_into():
     key = PrefixKey(Identity(), range(12), [CAT])
-    assert key.extra(0, 2) is None and key.extra(5, 8) is None
-    for start, span in ((0, (2, 5)), (4, (0, 1))):  # the image reaches into the second block
-        extra = key.extra(start, start + 4)
-        assert extra is not None and extra.parts == ((*span, extra.encoded),)
+    assert key.extra(0, 2) == key.extra(5, 8) == b""
+    for start in (0, 4):
+        assert key.block_key(start, start + 4).spans == (CAT,)
+        assert key.extra(start, start + 4) == CAT.encoded(start)
 
 
 def test_a_copy_goes_its_own_way():

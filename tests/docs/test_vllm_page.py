@@ -41,10 +41,12 @@ NEW_SAMPLING = ("bad_words_ids", "truncate_prompt_tokens")
 
 
 def rows(table: Mapping[str, Unsupported]) -> str:
-    return "\n".join(
-        f"| `{name}` | {', '.join(f'`{one!r}`' for one in entry.harmless)} | {entry.instead} |"
-        for name, entry in table.items()
-    )
+    """One row per reason, with all its keywords and the values that they may have."""
+    by_reason: dict[str, list[str]] = {}
+    for name, entry in table.items():
+        accepted = ", ".join(f"`{one!r}`" for one in entry.harmless)
+        by_reason.setdefault(entry.instead, []).append(f"`{name}` ({accepted})")
+    return "\n".join(f"| {', '.join(names)} | {reason} |" for reason, names in by_reason.items())
 
 
 TABLES = {

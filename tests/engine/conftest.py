@@ -7,11 +7,22 @@ import pytest
 from ostinato import LLM
 from tests.engine.async_calls import expected
 from tests.engine.kv_events_publishing import listen, publish
+from tests.engine.tiered import new_llm, tier
 from tests.support.checkpoints import Checkpoints, checkpoints
 from tests.support.engines import assert_idle, make_llm
 from tests.support.model_families import VOCAB_SIZE
 
-__all__ = ["bard", "checkpoints", "expected", "listen", "llm", "make_llm", "publish"]
+__all__ = [
+    "bard",
+    "checkpoints",
+    "expected",
+    "listen",
+    "llm",
+    "make_llm",
+    "new_llm",
+    "publish",
+    "tier",
+]
 
 
 @pytest.fixture(scope="module")

@@ -213,7 +213,7 @@ def truth(cache: PrefixCache) -> dict[Place, Block]:
     }
     for group, window in enumerate(windows_of(cache.manager), 1):
         for copy in window.copies():
-            if copy.content.full:
+            if len(copy.content.name) >= size:
                 name = copy.content.name
                 blocks[copy.content.digest, group] = Block(None, _ids(name[:size]), name[size:])
     return blocks

@@ -108,9 +108,9 @@ def test_what_the_cache_has_removed_meanwhile_is_not_compared(make_llm: MakeLLM)
     for chunks in (0, 2):
         draw(llm, "")
         for _ in range(chunks):
-            assert audit.rest()
+            assert audit.run_idle_work()
         llm.reset_prefix_cache()
-        while audit.rest():
+        while audit.run_idle_work():
             pass
         send(llm)
 
@@ -123,11 +123,11 @@ def test_nothing_of_a_tenant_that_is_erased_is_computed_again(make_llm: MakeLLM)
         send(llm, salt=salt)
     for salt in ("ann", "ann", "bob"):
         draw(llm, salt)
-    llm.engine.audit.rest()  # one of ann's has begun
+    llm.engine.audit.run_idle_work()  # one of ann's has begun
 
     llm.erase("ann")
 
-    while llm.engine.audit.rest():
+    while llm.engine.audit.run_idle_work():
         pass
     assert llm.engine.audit.counts.num_same == 1
 

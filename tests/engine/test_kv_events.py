@@ -193,7 +193,7 @@ def test_an_overflowing_queue_drops_batches_and_the_engine_goes_on(
     publisher = publish(cache.prefix_cache, gate, max_queued=2)
     consumer = listen(publisher)
     meet(consumer, cache.prefix_cache)
-    publisher.settle()
+    publisher.wait_until_sent()
     before = consumer.next
     gate.open.clear()
     for letter in "ABCDEFGHIJ":
@@ -202,7 +202,7 @@ def test_an_overflowing_queue_drops_batches_and_the_engine_goes_on(
     gate.open.set()
     consumer.listen_until(before + 2)
     assert consumer.num_replayed == 0
-    publisher.settle()
+    publisher.wait_until_sent()
     cache.serve("KKKKKKKK")
     consumer.listen_until(before + 11)
     assert consumer.num_replayed == 9, "eight that were dropped, and the one that told"
@@ -230,7 +230,7 @@ def test_who_started_over_is_exact_again_when_the_cache_is_cleared(
     publisher = publish(cache.prefix_cache)
     for letter in "ABCDE":
         cache.serve(letter * 8)
-    publisher.settle()
+    publisher.wait_until_sent()
     late = listen(publisher)
     while not late.poll(wait_ms=20):
         cache.serve(letter * 4)  # a hit: tells nothing
@@ -297,7 +297,7 @@ def test_a_consumer_that_leaves_in_the_middle_of_its_replay_hurts_no_other(
     publisher = publish(cache.prefix_cache, gate)
     for letter in "ABCDE":
         cache.serve(letter * 8)
-    publisher.settle()
+    publisher.wait_until_sent()
     for _ in range(8):  # it looks for leavers once in a millisecond
         leave_in_the_middle(publisher, gate)
         assert len(listen(publisher).ask(0)) == 5

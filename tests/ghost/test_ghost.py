@@ -13,7 +13,13 @@ from ostinato.core.errors import ConfigError
 from ostinato.core.identity import Identity, ImageSpan, PrefixKey, PublicPrefix
 from ostinato.ghost import ghost as ghost_module
 from ostinato.ghost import sampling_window
-from ostinato.ghost.estimator import NUM_PARTS, Coverage, PairedEstimator, SimulationError
+from ostinato.ghost.estimator import (
+    LEARNING,
+    NUM_PARTS,
+    Coverage,
+    PairedEstimator,
+    SimulationError,
+)
 from ostinato.ghost.sampler import SampledRequest, Sampler
 from ostinato.ghost.sampling_window import SamplingWindow
 from ostinato.ghost.simulated_cache import LruSimulation, PolicySimulation
@@ -108,7 +114,7 @@ def test_under_the_default_policy_lru_is_counted_and_needs_no_sample():
 
 @pytest.mark.parametrize("policy", ["s3fifo", "arc"])
 def test_other_policies_have_their_sizes_estimated_and_lru_beside_them(policy):
-    prompts = conversations(400)
+    prompts = conversations(1_000)
     found = Served(900, policy=policy).serve(prompts).estimates()
     assert {*found} == {
         *((memory, policy) for memory in SIZES),
@@ -363,8 +369,9 @@ def one(name: int) -> "array[int]":
 
 def test_an_interval_narrows_as_more_is_sampled_and_holds_the_truth():
     """Of forty samples of which each block gains with one chance in five, most are within."""
-    counts, dice, within, errors = counted(100, 1_600_000, 400_000), random.Random(4), 0, []
+    dice, within, errors = random.Random(4), 0, []
     for size in (300, 3_000):
+        counts = counted(1, 200 * size // 3, 50 * size // 3)  # 50 tokens missed per sampled one
         errors.append(0.0)
         for _ in range(20):
             estimator = PairedEstimator(50.0, 10_000)
@@ -380,12 +387,36 @@ def test_an_interval_narrows_as_more_is_sampled_and_holds_the_truth():
 
 def test_an_estimate_of_other_traffic_than_all_says_so():
     """What was sampled hit 50 %, all of it 25 %: the estimate may be wrong by the difference."""
-    estimator = PairedEstimator(2.0, 10_000)
+    estimator = PairedEstimator(8.0, 10_000)
     for number in range(1_000):
         estimator.add(one(number), 0, number // NUM_PARTS % 2)
     estimator.reached = Coverage(16_000, 8_000, 100)
     assert estimator.estimate(counted(200, 32_000, 8_000), 1, 100)[1] > 0.25
     assert estimator.estimate(counted(100, 16_000, 8_000), 1, 100)[1] < 0.05
+
+
+def test_an_estimate_from_more_blocks_than_the_rate_says_is_wider():
+    """One in 8 of the cache's 800 misses are 100; with 200, simulations were too small."""
+    errors, counts = {}, counted(1, 1_600, 800)
+    for num_sampled in (100, 200):
+        estimator = PairedEstimator(8.0, 10_000)
+        for number in range(num_sampled):
+            estimator.add(one(number), 0, int(number % 5 == 0))
+        estimator.reached = Coverage.of(counts)
+        ratio, errors[num_sampled] = estimator.estimate(counts, 1, 1)
+        assert ratio == pytest.approx(0.5 + 0.2 * 0.5, abs=0.001)
+    assert errors[200] > errors[100] + 0.04
+
+
+def test_a_policy_that_learns_from_the_sample_is_uncertain_until_it_has_seen_enough():
+    """Seen little, it does what LRU does, however much the real policy would gain."""
+    errors = []
+    for num_seen in (1_000, 4_000, 16_000):
+        estimator, counts = PairedEstimator(8.0, 10_000, LEARNING), counted(1, 16_000, 8_000)
+        estimator.add(array("I", range(num_seen)), num_seen, num_seen)
+        estimator.reached = Coverage.of(counts)
+        errors.append(estimator.estimate(counts, 1, 100)[1])
+    assert errors[0] > 0.1 > errors[1] > 0.05 > errors[2]
 
 
 def test_where_no_difference_was_seen_there_may_be_a_small_one():

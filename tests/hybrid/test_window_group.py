@@ -44,7 +44,7 @@ def chain(index: str, size: int, windows: list[int], num_blocks: int, full: int)
 
 def _serve(manager: CacheManager, tokens, writes: bool) -> None:
     key = PrefixKey(Identity(), tokens)
-    admitted = manager.admit(key, manager.no_match(), writes)
+    admitted = manager.admit(key, manager.match(key, 0), writes)
     assert admitted is not None
     manager.publish(admitted[0], len(key))
     manager.commit([admitted[0]])

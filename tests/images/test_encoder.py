@@ -143,7 +143,7 @@ def test_new_weights_encode_anew_what_waits(llm: LLM, gate: Gate):
     gate.await_begun()
 
     gate.open(2)
-    llm.engine.image_encoder.forget(None)
+    llm.engine.image_encoder.remove_outputs(None)
 
     until(llm, name)
     gate.await_begun()

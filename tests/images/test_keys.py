@@ -50,8 +50,7 @@ def test_the_worked_figures_of_vllms_design_document_hold():
 
     extras = [key.extra(start, start + 16) for start in (0, 16, 32, 48)]
 
-    offsets = [None if e is None else int.from_bytes(e.encoded[10:18], "little", signed=True)
-               for e in extras]  # fmt: skip
+    offsets = [int.from_bytes(extra[10:18], "little", signed=True) for extra in extras]
     assert offsets == [8, -8, -24, -40]
 
 

@@ -195,7 +195,7 @@ def test_the_oldest_block_waits_for_its_descendants_once_it_is_the_only_copy(pol
     cache.serve("ABCDEFGH")
     pool = cache.manager.pool
     [other] = [entry for entry in pool.entries() if 0 in entry.blocks]
-    pool.evict(other, "space", None, cache.manager.index)
+    pool.evict(other, "space", cache.manager.index)
     cache.manager.check()
     cache.admit("stranger", "123456789", writes=False)
     assert cache.picture() == "1234:private ABCD:evictable 9:private 5678:private"

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from ostinato.lab.block_trace import BlockRequest, BlockTrace
-from ostinato.lab.trace_builder import make_block_trace
+from ostinato.lab.trace_builder import TraceBuilder
 
 BLOCK = 512
 
@@ -18,14 +18,11 @@ def trace_of(*paths: str, block_tokens: int = 4, gap_s: float = 1.0, output_toke
 
     Each prompt has one token more than its blocks hold.
     """
-    return make_block_trace(
-        "letters",
-        block_tokens,
-        [
-            BlockRequest(number * gap_s, len(path) * block_tokens + 1, output_tokens, tuple(path))
-            for number, path in enumerate(paths)
-        ],
-    )
+    requests = [
+        BlockRequest(number * gap_s, len(path) * block_tokens + 1, output_tokens, tuple(path))
+        for number, path in enumerate(paths)
+    ]
+    return TraceBuilder(requests).build("letters", block_tokens)
 
 
 def drawn_trace(seed: int, num_requests: int = 300) -> BlockTrace:
@@ -41,7 +38,7 @@ def drawn_trace(seed: int, num_requests: int = 300) -> BlockTrace:
         chat += [next(fresh) for _ in range(draw.randrange(4))]
         tokens = len(chat) * 8 + draw.randrange(8)
         requests.append(BlockRequest(number * 1.5, tokens, draw.randrange(1, 6), tuple(chat)))
-    return make_block_trace(f"drawn-{seed}", 8, requests)
+    return TraceBuilder(requests).build(f"drawn-{seed}", 8)
 
 
 def write_mooncake(path: Path, rows: Sequence[tuple[int, int, int, list[int]]]) -> Path:

@@ -7,16 +7,20 @@ import pytest
 from ostinato.core.errors import ConfigError
 from ostinato.core.ids import SequenceId
 from ostinato.core.plan import ScheduledSequence, StepPlan
-from ostinato.lab.cost_model import CostModel, Work, error_of, fit, plan_work, prefill_work
+from ostinato.lab.cost_model import CostModel, Work, error_of, fit, plan_work
+
+
+def prefill_work(num_tokens):
+    """Return the work of a prompt that is computed in one step."""
+    return Work(1, num_tokens, num_tokens * (num_tokens + 1) // 2)
 
 
 def test_pairs_are_counted_one_by_one():
     """Three tokens behind five: they see 6, 7 and 8 keys."""
-    assert prefill_work(3, 5) == Work(1, 3, 6 + 7 + 8)
     tokens = array("I", [1, 2, 3])
     prefill = ScheduledSequence(SequenceId(0), tokens, 5, ())
     decode = ScheduledSequence(SequenceId(1), tokens[:1], 9, ())
-    assert plan_work(StepPlan((prefill, decode))) == Work(1, 4, 21 + 10)
+    assert plan_work(StepPlan((prefill, decode))) == Work(1, 4, 6 + 7 + 8 + 10)
 
 
 def test_what_is_cached_need_not_be_paid_for():

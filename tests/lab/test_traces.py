@@ -9,7 +9,7 @@ import pytest
 from ostinato.core.config import SchedulerConfig
 from ostinato.errors import BrokenTrace, ConfigError
 from ostinato.lab.block_trace import BlockRequest
-from ostinato.lab.trace_builder import make_block_trace
+from ostinato.lab.trace_builder import TraceBuilder
 from ostinato.lab.traces import ReadOptions, read_trace
 from ostinato.settings import PrefixCacheConfig
 from ostinato.traces.anonymizer import TokenHasher
@@ -49,7 +49,7 @@ def test_arrays_and_lines_of_the_same_traffic_are_the_same_trace(tmp_path):
 
 def test_an_id_under_two_parents_is_two_blocks():
     rows = [BlockRequest(0, 8, 0, ("A", "X")), BlockRequest(1, 8, 0, ("B", "X"))]
-    assert make_block_trace("t", 4, rows).paths() == [[0, 1], [2, 3]]
+    assert TraceBuilder(rows).build("t", 4).paths() == [[0, 1], [2, 3]]
 
 
 def row(timestamp=1, length=5, ids="[1]"):

@@ -170,9 +170,9 @@ def test_an_erased_tenant_leaves_its_batches_and_nothing_in_them(log):
     for event in (stored("A"), stored("B", YOURS), removed("A"), AllCleared()):
         log.add(event)
         log.flush()
-    assert log.forget(b"mine") == 2
+    assert log.erase(b"mine") == 2
     assert draw_log(log) == ["0:", "1: +B", "2:", "3: 0"]
-    assert log.forget(b"mine") == 0
+    assert log.erase(b"mine") == 0
 
 
 def test_a_gap_with_an_erasure_in_it_cannot_be_replayed(log):
@@ -180,13 +180,13 @@ def test_a_gap_with_an_erasure_in_it_cannot_be_replayed(log):
     for event in (stored("A"), stored("B", YOURS), removed("A")):
         log.add(event)
         log.flush()
-    log.forget(b"mine")
+    log.erase(b"mine")
     assert log.replay(1) is log.replay(2) is None
     assert draw_log(log) == ["0:", "1: +B", "2:"]
     log.add(stored("C", YOURS))
     log.flush()
     assert draw_log(log, 3) == ["3: +C"]
-    assert log.forget(b"nobody") == 0
+    assert log.erase(b"nobody") == 0
     assert draw_log(log, 3) == ["3: +C"], "nothing was erased, so nothing is missing"
 
 
@@ -195,7 +195,7 @@ def test_subscribers_are_asked_to_let_go_after_the_log_did():
     log.subscribe(lambda batch: None, lambda: order.extend(draw_log(log)))
     log.add(stored("A"))
     log.flush()
-    log.forget(b"mine")
+    log.erase(b"mine")
     assert order == ["0:"]
 
 
@@ -225,16 +225,11 @@ def test_a_recorder_says_what_an_image_adds_to_each_block(log):
     assert event.extras == (extra, None)
     assert letters(event.tokens) == "EFGHIJKL"
     root = sha256(key.identity.encoded)
-    first = sha256(root + key.packed_range(0, 4) + _extra(key, 0))
+    first = sha256(root + key.packed_range(0, 4) + key.extra(0, 4))
     second = sha256(first + key.packed_range(4, 8) + extra)
     assert event.parent == first
     assert event.digests == (second, sha256(second + key.packed_range(8, 12)))
     assert (event.block_size, event.group) == (4, 0)
-
-
-def _extra(key, block):
-    extra = key.extra(block * 4, block * 4 + 4)
-    return b"" if extra is None else extra.encoded
 
 
 # --- the cache ---

@@ -25,6 +25,7 @@ from tests.properties.serial_reference import answer_alone
 from tests.properties.settings import Settings
 from tests.support.fake_runner import toss_a_coin
 from tests.support.tiny_scheduler import TinyScheduler, make_request
+from tests.support.whole_state import whole_state
 from tests.support.wrong_calls import make_wrong_call
 
 MAX_LIVE = 8
@@ -265,11 +266,11 @@ class Scenario:
             raise AssertionError("a prompt that can never fit was taken")
 
     def _check_erasure_is_refused(self, tenant: bytes) -> None:
-        before = self.cache.manager.describe()
+        before = whole_state(self.cache.manager)
         try:
             self.cache.admin.erase(tenant)
         except CacheInUse:
-            assert self.cache.manager.describe() == before, "a refusal changed something"
+            assert whole_state(self.cache.manager) == before, "a refusal changed something"
             self.counts["erasure refused"] += 1
         else:
             raise AssertionError("a running tenant was erased")

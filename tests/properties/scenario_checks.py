@@ -235,13 +235,13 @@ class ScenarioChecks(StepChecks):
             for tenant in self._settings.tenant_shares.keys() - running:
                 account = shares_of(pool).of(tenant)
                 self.counts["leased above quota"] += bool(account.num_over_quota)
-                assert not account.num_over_quota or not account.num_evictable, "above quota"
+                assert not account.num_over_quota or not account.policy.num_blocks, "above quota"
 
     def _check_leases(self) -> None:
         """What was promised would hit, now and under any pressure."""
         for promise in self.leases.values():
             key = promise.key
-            match = self._cache.manager.match_first(key, promise.num_tokens)
+            match = self._cache.manager.match(key, promise.num_tokens)
             assert match.num_shared_tokens == promise.num_tokens, "a leased block is gone"
         assert self._cache.admin.num_leases >= len(self.leases), "a lease is gone"
 

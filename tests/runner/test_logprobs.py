@@ -10,12 +10,19 @@ from hypothesis import strategies as st
 
 from ostinato.core.plan import TokenLogprob
 from ostinato.errors import EngineError
-from ostinato.runner.logprobs import prompt_logprobs, rows_at_once, token_logprobs
+from ostinato.runner.logprobs import rows_at_once, token_logprobs
 from ostinato.runner.sampler import Sampler
 from tests.runner.sampling_reference import task
 
 VOCAB = 6
 rows = st.lists(st.lists(st.integers(-8, 8), min_size=VOCAB, max_size=VOCAB), max_size=5)
+
+
+def logprobs_of(
+    logits: torch.Tensor, tokens: "array[int]", count: int
+) -> tuple[tuple[TokenLogprob, ...], ...]:
+    """One token per row, each with ``count`` alternatives, as for a prompt."""
+    return token_logprobs(logits, range(len(tokens)), tokens, [count] * len(tokens))
 
 
 def reference(logits: list[int], token: int, count: int) -> list[tuple[int, float, int]]:
@@ -32,7 +39,7 @@ def test_prompt_logprobs_are_those_of_the_reference(
     """Values, order and ranks, ties included; more alternatives than tokens are all tokens."""
     targets = [data.draw(st.integers(0, VOCAB - 1)) for _ in logits]
 
-    found = prompt_logprobs(
+    found = logprobs_of(
         torch.tensor(logits, dtype=torch.float64).view(-1, VOCAB), array("I", targets), count
     )
 
@@ -77,20 +84,20 @@ def test_only_rows_that_ask_for_logprobs_get_them():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_logits_are_normalised_in_float32(dtype: torch.dtype):
     """A thousand equal tokens have exactly a thousandth each, which no 16-bit sum would give."""
-    [[own]] = prompt_logprobs(torch.zeros(1, 1000, dtype=dtype), array("I", [5]), 0)
+    [[own]] = logprobs_of(torch.zeros(1, 1000, dtype=dtype), array("I", [5]), 0)
 
     assert own.logprob == pytest.approx(-math.log(1000), abs=1e-6)
     assert own.rank == 6
 
 
 def test_float64_logits_stay_float64():
-    [[own]] = prompt_logprobs(torch.zeros(1, 3, dtype=torch.float64), array("I", [0]), 0)
+    [[own]] = logprobs_of(torch.zeros(1, 3, dtype=torch.float64), array("I", [0]), 0)
 
     assert own.logprob == pytest.approx(-math.log(3), abs=1e-15)
 
 
 def test_impossible_tokens_have_a_logprob_of_minus_infinity():
-    [[own]] = prompt_logprobs(torch.tensor([[0.0, -math.inf]]), array("I", [1]), 0)
+    [[own]] = logprobs_of(torch.tensor([[0.0, -math.inf]]), array("I", [1]), 0)
 
     assert own == TokenLogprob(1, -math.inf, 2)
 
@@ -113,4 +120,4 @@ def test_long_prompts_are_worked_on_in_pieces_that_do_not_show():
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
 def test_logits_that_are_no_distribution_are_refused_by_row(broken: float):
     with pytest.raises(EngineError, match="row 1 of the logits is no distribution"):
-        prompt_logprobs(torch.tensor([[0.0, 1.0], [0.0, broken]]), array("I", [0, 0]), 1)
+        logprobs_of(torch.tensor([[0.0, 1.0], [0.0, broken]]), array("I", [0, 0]), 1)

@@ -11,8 +11,9 @@ from torch import Tensor
 from ostinato.core.errors import ConfigError
 from ostinato.core.plan import ScheduledSequence, StepPlan
 from ostinato.core.sampling_params import SamplingParams
-from ostinato.runner.attention.backend import AttentionStyle
 from ostinato.runner.attention.torch_backend import TorchAttention, TorchStep
+from ostinato.runner.inputs import AttentionMetadata
+from ostinato.runner.kv_store import KVStore
 from ostinato.runner.model_call import ModelCall
 from ostinato.runner.model_runner import ModelRunner
 from tests.runner.bench import Bench, generated_alone, greedy, own_logits, random_prompt
@@ -24,23 +25,20 @@ PROMPT = random_prompt(1, 21)
 class FailsOnce(TorchAttention):
     """Attention that breaks down in the second layer of its first step."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.broken = True
+    broken = True
 
-    def read(
-        self,
-        step: TorchStep,
-        layer: int,
-        queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        style: AttentionStyle,
-    ) -> Tensor:
-        if self.broken and layer == 1:
-            self.broken = False
-            raise RuntimeError("the lights went out")
-        return super().read(step, layer, queries, keys, values, style)
+    def start(self, metadata: AttentionMetadata, store: KVStore) -> TorchStep:
+        step = super().start(metadata, store)
+        read = step.read
+
+        def read_or_fail(layer: int, *rest: Any) -> Tensor:
+            if self.broken and layer == 1:
+                self.broken = False
+                raise RuntimeError("the lights went out")
+            return read(layer, *rest)
+
+        step.read = read_or_fail  # type: ignore[assignment]
+        return step
 
 
 def test_results_come_in_the_plans_order_and_only_where_asked_for(served: Served):

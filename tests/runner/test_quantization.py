@@ -16,8 +16,7 @@ from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.forward.packing import pack_linears
 from ostinato.runner.forward.plain_layers import is_plain_linear
 from ostinato.runner.model_loader import load_model
-from ostinato.runner.quantization import check_quantization
-from ostinato.runner.row_watch import RowWatch, change_by_neighbours
+from ostinato.runner.quantization import change_by_neighbours, check_quantization, check_rows
 from tests.runner.bench import Bench, random_prompt
 from tests.support.checkpoints import Checkpoints, make_config
 from tests.support.quantized import BY_TENSOR, BY_TOKEN, STATIC, save_w8a8
@@ -170,9 +169,9 @@ def test_a_layer_that_mixes_requests_is_refused_by_its_name(tmp_path: Path):
     with (
         pytest.raises(
             UnsupportedModel,
-            match=r"layers\.1\.mlp\.down_proj \(Linear\) computes a token otherwise",
+            match=r"layers\.1\.mlp\.down_proj \(Linear\) computes a token differently",
         ),
-        RowWatch(model),
+        check_rows(model),
     ):
         model(torch.tensor([PROMPT]))
 

@@ -7,14 +7,15 @@ from ostinato.core.errors import ConfigError, DuplicateRequest, EmptyPrompt, Pro
 from ostinato.sched.scheduler import max_sequence_tokens
 from ostinato.settings import PrefixCacheConfig
 from tests.support.tiny_scheduler import TinyScheduler, tiny_scheduler
+from tests.support.whole_state import whole_state
 
 
 def refuses(tiny: TinyScheduler, error: type[Exception], prompt: str, **how: object) -> str:
     """Add a request that is refused, see that nothing has changed, and return the message."""
-    before = tiny.state, tiny.cache.manager.describe(), tiny.scheduler.has_work
+    before = tiny.state, whole_state(tiny.cache.manager), tiny.scheduler.has_work
     with pytest.raises(error) as caught:
         tiny.add("refused", prompt, **how)
-    assert (tiny.state, tiny.cache.manager.describe(), tiny.scheduler.has_work) == before
+    assert (tiny.state, whole_state(tiny.cache.manager), tiny.scheduler.has_work) == before
     return str(caught.value)
 
 

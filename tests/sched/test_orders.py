@@ -134,7 +134,9 @@ def test_no_prompt_is_looked_up_while_every_seat_is_taken(order, monkeypatch):
     tiny.add("waits", "EFGH")
     match = tiny.cache.manager.match
     asked = []
-    monkeypatch.setattr(tiny.cache.manager, "match", lambda key: asked.append(key) or match(key))
+    monkeypatch.setattr(
+        tiny.cache.manager, "match", lambda *args: asked.append(args) or match(*args)
+    )
     for _ in range(4):
         tiny.step()
     assert not asked

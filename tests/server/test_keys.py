@@ -53,8 +53,8 @@ HASH = hash_key("x")
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("{", "is not JSON"),
-        ("[]", "valid dictionary"),
+        ("{", "the file: Invalid JSON"),
+        ("[]", "should be an object"),
         ({}, "secret: Field required"),
         ({"secret": "short"}, "secret: String should have at least 32"),
         ({"secret": SECRET, "tenant": {}}, "tenant: Extra inputs"),

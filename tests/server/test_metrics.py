@@ -18,11 +18,11 @@ from ostinato.engine.tiered_cache import TierCounts
 from ostinato.server.call import GenerateCall
 from ostinato.server.callers import Caller
 from ostinato.server.config import ServerConfig
+from ostinato.server.engine_metrics import tier_metrics
 from ostinato.server.errors import ApiError
 from ostinato.server.metrics import hit_share_label
 from ostinato.server.serving import serve
 from ostinato.server.state import ServerState
-from ostinato.server.tier_metrics import tier_metrics
 from tests.support.servers import await_idle, serving
 from tests.support.waiting import queued_commands, until
 
@@ -298,6 +298,26 @@ async def test_refusals_and_readers_who_left_are_counted(llm):
         await stream.aclose()
         page = scrape(url)
     assert page.value("ostinato_requests_total", finish_reason="gone") == 1
+    assert page.value("ostinato_refused_requests_total", status="429") == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "prompt"),
+    [
+        ("/v1/completions", {"prompt": "abc"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "abc"}]}),
+        ("/v1/responses", {"input": "abc"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 1}),
+    ],
+)
+def test_every_api_counts_the_requests_that_a_full_server_refuses(llm, path, prompt):
+    state = ServerState(llm, ServerConfig(max_requests=1))
+    state.num_live = 1
+    with serving(state) as url:
+        answer = httpx.post(f"{url}{path}", json={"model": "tiny-shakespeare", **prompt})
+        state.num_live = 0
+        page = scrape(url)
+    assert answer.status_code == 429
     assert page.value("ostinato_refused_requests_total", status="429") == 1
 
 

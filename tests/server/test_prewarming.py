@@ -34,7 +34,7 @@ def test_lines_are_computed_kept_and_published_in_their_order(tmp_path):
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("{", "line 2: Expecting"),
+        ("{", "line 2: the object: Invalid JSON"),
         ("[]", "line 2: the object"),
         ('{"prompt": "x", "tenent": "ann"}', "line 2: tenent"),
         ('{"tenant": "ann"}', "line 2: the object: give one of prompt and messages"),

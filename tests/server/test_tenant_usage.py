@@ -75,7 +75,7 @@ def test_generated_tokens_and_waits_are_booked_in_their_seconds():
     }
     assert [second.gaps_s for second in account.seconds.values()] == [[0.5], [0.5, 0.5], [2.0]]
     [ended] = account.ended
-    assert (ended.output_tokens, ended.took_s, ended.request_id) == (5, 4.0, "name")
+    assert (ended.output, ended.took_s, ended.id) == (5, 4.0, "name")
     assert percentiles([4.0, 1.0, 2.0, 3.0]) == [3.0, 4.0, 4.0]
 
 
@@ -113,7 +113,7 @@ def test_names_are_known_and_salts_never_shown():
     assert usage.name_of(b"salt of ann") == "ann"
     assert usage.name_of(b"salt of ann\x1fnarrowed") == "ann"
     assert usage.name_of(b"salt of bob") == UNNAMED
-    assert usage.forget("ann") and not usage.forget("ann")
+    assert usage.erase("ann") and not usage.erase("ann")
     assert usage.name_of(b"salt of ann") == UNNAMED
 
 
@@ -140,7 +140,7 @@ def test_a_watch_shows_what_it_saw_last_while_a_step_is_under_way(state: ServerS
 
 async def watch_while_held_up(llm: AsyncLLM) -> None:
     numbers = count()
-    watch = EngineWatch(llm, lambda engine: next(numbers), patience_s=0.05, clock=lambda: 0.0)
+    watch = EngineWatch(llm, lambda engine: next(numbers), timeout_s=0.05, clock=lambda: 0.0)
     assert await watch.look() == 0
     goes_on = threading.Event()
     holding = asyncio.create_task(llm.look(lambda engine: goes_on.wait(20)))

@@ -13,6 +13,7 @@ from ostinato.core.tokens import TOKEN_BYTES
 from ostinato.observe.introspection import cached_blocks
 from ostinato.settings import PrefixCacheConfig
 from tests.support.cache_oracle import CacheOracle, Table
+from tests.support.whole_state import whole_state
 
 T = TypeVar("T")
 
@@ -153,10 +154,10 @@ class PredictedManager:
     def _unless_changed(self, call: Callable[[], T], is_refusal: Callable[[T], bool]) -> T:
         """Make a call; what is refused has changed nothing."""
         self._follow()
-        before = self._manager.describe()
+        before = whole_state(self._manager)
         answer = call()
         if is_refusal(answer):
-            assert self._manager.describe() == before, "a refusal changed something"
+            assert whole_state(self._manager) == before, "a refusal changed something"
         self._seen = self._mark()
         return answer
 
@@ -169,7 +170,7 @@ class PredictedManager:
             self._expected[given[0]] = expected
 
     def _agree(self, found: object, expected: object) -> None:
-        assert found == expected, f"{self._manager.describe()}\n{self.oracle}"
+        assert found == expected, f"{whole_state(self._manager)}\n{self.oracle}"
 
     def _follow(self) -> None:
         """See whether others have changed the cache: then the oracle knows it no longer."""
@@ -180,6 +181,6 @@ class PredictedManager:
     def _mark(self) -> tuple[int, ...]:
         """Return what differs once something has changed."""
         manager = self._manager
-        leased = len(manager.pinned_tables)
+        leased = len(manager.tables.pinned)
         free, live = manager.pool.num_free, manager.num_live_tables
         return manager.index.version, free, live, leased, manager.epoch

@@ -99,7 +99,8 @@ class RefcountOracle:
 
     def leased(self, group: int) -> set[int]:
         """Return the blocks that leases hold in a group."""
-        windows, tables = windows_of(self._cache.manager), self._cache.manager.pinned_tables
+        windows = windows_of(self._cache.manager)
+        tables = self._cache.manager.tables.pinned.values()
         if group > len(windows):
             return {table.held[-1].source.block for table in tables if table.held[-1].source}
         null = None if not group else windows[group - 1].null_block
@@ -119,8 +120,9 @@ class RefcountOracle:
         """Return digest and group of every full block that is findable."""
         whole = self._size * TOKEN_BYTES
         found = {(digest, 0) for _, digest, cached in self.named() if len(cached.tokens) == whole}
+        copies = ((group, copy.content) for group, copy in self.copies())
         return found | {
-            (copy.content.digest, group) for group, copy in self.copies() if copy.content.full
+            (content.digest, group) for group, content in copies if len(content.name) >= whole
         }
 
     def named(self) -> Iterator[tuple[Identity, bytes, CachedBlock]]:
@@ -162,9 +164,9 @@ class RefcountOracle:
         for start in range((len(chain) - 1) * size, len(texts), size):
             for end in range(start + 1, min(start + size, len(texts)) + 1):
                 extra = key.extra(start, end)
-                if extra is not None and end - start < size:
+                if extra and end - start < size:
                     continue  # only text is sealed
-                name = key.packed_range(start, end) + (b"" if extra is None else extra.encoded)
+                name = key.packed_range(start, end) + extra
                 digest = _sha256(chain[start // size] + name)
                 self._texts[digest] = texts[start:end]
             if end - start == size:
@@ -175,7 +177,7 @@ class RefcountOracle:
         behind = [
             i
             for i in self._identities.values()
-            if i.public_prefix is not None and i.boundary in place
+            if i.public_prefix is not None and i.boundaries[0].encoded(0) in place
         ]
         roots = [i for encoded, i in self._identities.items() if place.startswith(encoded)]
         return (behind or roots)[0]

@@ -31,6 +31,7 @@ from ostinato.settings import DigestName, IndexName, PrefixCacheConfig
 from tests.support.cache_views import held_windows, letters, prefix_key, windows_of
 from tests.support.fake_kv import Chunk, FakeKV, spell
 from tests.support.predicted_manager import PredictedManager
+from tests.support.whole_state import whole_state
 
 
 def tiny_cache(
@@ -126,9 +127,9 @@ class TinyCache:
     def look_up(self, key: PrefixKey) -> PrefixMatch:
         """Publish what has grown, look a key up, and see to it that this changes nothing."""
         self._publish_grown()
-        before = self.manager.describe()
+        before = whole_state(self.manager)
         found = self.calls.match(key)
-        assert self.manager.describe() == before, "a look-up changed something"
+        assert whole_state(self.manager) == before, "a look-up changed something"
         return found
 
     def plan(
@@ -153,7 +154,7 @@ class TinyCache:
         """
         key = prefix_key(prompt, images, **identity) if isinstance(prompt, str) else prompt
         self._publish_grown()
-        found = self.calls.match(key) if reads else self.manager.no_match()
+        found = self.calls.match(key) if reads else self.manager.match(key, 0)
         admitted = self.calls.admit(key, found, writes, preempted)
         if admitted is None:
             self.counts["refused"] += 1
@@ -276,7 +277,7 @@ class TinyCache:
     def serve(self, prompt: str, **how: Any) -> Sequence:
         """Admit, compute and finish a whole request; returns what became of it."""
         sequence = self.admit("served", prompt, **how)
-        assert sequence is not None, f"{prompt} does not fit\n{self.manager.describe()}"
+        assert sequence is not None, f"{prompt} does not fit\n{whole_state(self.manager)}"
         self.finish("served")
         return sequence
 
@@ -315,7 +316,7 @@ class TinyCache:
                 pictures[held.blocks[place]] = f"{text or '-'}:private"
         for copy in window.copies():
             text = letters(copy.content.name)
-            text += "~" * (not copy.content.full)
+            text += "~" * (len(text) < self.block_size)
             pictures[copy.block] = f"{text}:{'held' if copy.ref_count else 'evictable'}"
         return " ".join(pictures)
 

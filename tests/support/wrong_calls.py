@@ -12,6 +12,7 @@ import pytest
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.manager import CacheManager
 from ostinato.core.errors import CacheMisuse
+from tests.support.whole_state import whole_state
 
 Call = Callable[[], object]
 
@@ -26,10 +27,10 @@ def make_wrong_call(
     if len(live) > 1 and manager.config.enable_prefix_caching and live[0].key is not live[1].key:
         calls.append(lambda: manager.admit(live[0].key, manager.match(live[1].key)))
     if calls:
-        before = manager.describe()
+        before = whole_state(manager)
         with pytest.raises(CacheMisuse):
             calls[choice % len(calls)]()
-        assert manager.describe() == before, "a refusal changed something"
+        assert whole_state(manager) == before, "a refusal changed something"
     return bool(calls)
 
 

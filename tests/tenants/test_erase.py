@@ -9,6 +9,7 @@ from ostinato.tenants.terms import ANTHROPIC_1H, PINNED, EraseReceipt
 from tests.support.cache_views import prefix_key, windows_of
 from tests.support.memory_search import Traces, search
 from tests.support.tiny_cache import TinyCache, tiny_cache
+from tests.support.whole_state import whole_state
 
 SALT = b"salt-of-the-erased"
 FIRST_TOKEN = 0x10F800
@@ -113,10 +114,10 @@ def test_who_is_unknown_is_erased_with_an_empty_receipt(cache):
 def test_a_tenant_that_runs_is_not_erased_and_nothing_changes(cache):
     cache.serve("ABCDEFGH", tenant=SALT)
     cache.admit("running", "ABCDEFGHI", tenant=SALT)
-    before = cache.manager.describe()
+    before = whole_state(cache.manager)
     with pytest.raises(CacheInUse, match="1 sequences of the tenant are running"):
         cache.prefix_cache.admin.erase(SALT)
-    assert cache.manager.describe() == before
+    assert whole_state(cache.manager) == before
 
 
 def test_a_tenant_may_come_back_after_it_was_erased(index):

@@ -215,7 +215,7 @@ def holdings(cache: TinyCache) -> dict[bytes, Holdings]:
     """Recount every tenant's blocks from contents and tables; ``d`` has no account of its own."""
     found = {}
     contents = list(cached_blocks(cache.manager.index))
-    live = [*(s.table for s in cache.sequences.values()), *cache.manager.pinned_tables]
+    live = [*(s.table for s in cache.sequences.values()), *cache.manager.tables.pinned.values()]
     for tenant in TENANTS:
         mine = [c for c in contents if c.parent.startswith(Identity(tenant=tenant).encoded)]
         private = sum(len(table.private_blocks) for table in live if table.tenant == tenant)
@@ -290,7 +290,7 @@ def check_shares(cache: TinyCache, before: dict[bytes, Holdings], actor: bytes |
     busy = {s.table.tenant for s in cache.sequences.values()}
     for account, tenant in zip(list(cache.manager.pool.shares)[1:], SHARES, strict=True):
         assert account.num_charged == after[tenant].charged
-        assert account.num_evictable == after[tenant].idle
+        assert account.policy.num_blocks == after[tenant].idle
     for tenant, share in SHARES.items():
         if tenant != actor and actor is not None:
             kept = min(before[tenant].charged, share.guaranteed)

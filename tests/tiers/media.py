@@ -176,8 +176,8 @@ class ServerInMemory:
     def expire(self, keys: Sequence[str], ttl_s: float) -> None:
         pass
 
-    def keys(self, beginning: str) -> Iterator[str]:
-        return iter([key for key in self.values if key.startswith(beginning)])
+    def keys(self, prefix: str) -> Iterator[str]:
+        return iter([key for key in self.values if key.startswith(prefix)])
 
     def delete(self, keys: Sequence[str]) -> None:
         for key in keys:

@@ -7,17 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.tiers.conformance import assert_nowhere, conversation, get, put
+from ostinato.tiers.conformance_medium import assert_nowhere, conversation, get, put
 from ostinato.tiers.disk import DiskOptions, DiskTier
 from ostinato.tiers.index import ExtentIndex
 from ostinato.tiers.port import StoreResult
 from ostinato.tiers.record import ALIGNMENT
-from ostinato.tiers.segment_log import LogLimits, SegmentLog
+from ostinato.tiers.segment_log import SegmentLog
 from ostinato.tiers.simulated import Killed, SimulatedFolder
 
 OPTIONS = DiskOptions(limit_bytes=40 * 1024, segment_bytes=8 * 1024)
 SEALED = DiskOptions(limit_bytes=40 * 1024, segment_bytes=8 * 1024, sealed=True)
-LIMITS = LogLimits(OPTIONS.limit_bytes, OPTIONS.segment_bytes)
 NOW = 1_000_000.0
 
 
@@ -63,7 +62,7 @@ def check(folder: SimulatedFolder, options: DiskOptions, durable: list[int], fir
         assert get(tier, talk(number), start_block=2) == 4, "a store that had returned is lost"
     num_bytes = tier.stats()[0].num_bytes
     assert folder.num_bytes() == num_bytes <= options.limit_bytes, "bytes that nothing counts"
-    for segment in SegmentLog(folder, LIMITS, ExtentIndex(), lambda: NOW).segments:
+    for segment in SegmentLog(folder, OPTIONS, ExtentIndex(), lambda: NOW).segments:
         end = ALIGNMENT
         for offset, header in segment.headers():
             assert offset == end, "bytes between records"

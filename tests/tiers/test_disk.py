@@ -14,9 +14,10 @@ import xxhash
 
 from ostinato.core.errors import ConfigError
 from ostinato.tiers.chain import TierChain
-from ostinato.tiers.conformance import NAMESPACE, conversation, get, payload, put
-from ostinato.tiers.disk import DailyBudget, DiskOptions, DiskTier
+from ostinato.tiers.conformance_medium import NAMESPACE, conversation, get, payload, put
+from ostinato.tiers.disk import DiskOptions, DiskTier
 from ostinato.tiers.folder import LocalFolder
+from ostinato.tiers.limits import DailyBudget
 from ostinato.tiers.port import LoadFault, StoreResult, TierListener
 from ostinato.tiers.record import MAGIC, Lease, lease_slot
 from ostinato.tiers.remote import RemoteTier

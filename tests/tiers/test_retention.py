@@ -4,7 +4,7 @@ from functools import partial
 
 from ostinato.cache.eviction import LeastRecentlyUsed, RequestSummary
 from ostinato.eviction.reuse_hazard import ReuseHazard
-from ostinato.tiers.conformance import conversation, get, put
+from ostinato.tiers.conformance_medium import conversation, get, put
 from ostinato.tiers.disk import DiskOptions, DiskTier
 from ostinato.tiers.retention import (
     UNKNOWN,

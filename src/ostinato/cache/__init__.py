@@ -8,7 +8,7 @@ Files in reading order:
 * ``block_table``: which blocks one sequence holds, and copies on write
 * ``live_tables``: which tables are live, and which calls are refused for it
 * ``observer``: the port of observers of what the cache does
-* ``pool``: a fixed number of blocks: which are given away next, and what is evicted for them
+* ``pool``: a fixed number of blocks: which are allocated next, and what is evicted for them
 * ``child_index``: the children of one prefix
 * ``radix_node``, ``radix_index``: prefixes found by walking a tree
 * ``manager``: admission, growth, publication and release of block tables

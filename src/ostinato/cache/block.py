@@ -10,49 +10,33 @@ It is in exactly one of four states::
 * free: without content;
 * private: written by one request, not findable;
 * held: published in an index, and read by at least one live request;
-* evictable: published, and read by none; it can be given away, and is found until it is.
+* evictable: published, and read by none; it can be evicted, and is found until it is.
 
 The unit that indexes hold, release and evict is a ``CacheEntry``: one block in the hash index, a
 radix node with a run of blocks in the radix index.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ostinato.core.identity import Identity
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class CacheEntry:
-    """Published content that is held, released and evicted as one.
+    """Published content that is held, released and evicted as one."""
 
-    Attributes:
-        ref_count: Live requests that hold it.
-        identity: What sequences must agree on to find it.
-        born_s: When it was published, by the clock.
-        idle_tick: When it last became evictable, in pool ticks; orders the queue.
-        idle_since_s: The same moment by the clock.
-        idle_allocated: The same moment in blocks given away so far.
-        uses: How often it was published or acquired, as far as the eviction policy remembers.
-        policy_state: The eviction policy's own.
-    """
+    identity: Identity  # what sequences must agree on to find it
+    ref_count: int = 0  # live requests that hold it
+    born_s: float = 0.0  # when it was published, by the clock
+    idle_tick: int = 0  # when it last became evictable, in pool ticks; orders the queue
+    idle_since_s: float = 0.0  # the same moment by the clock
+    idle_allocated: int = 0  # the same moment in blocks allocated so far
+    uses: int = 1  # how often it was published or acquired, as far as the policy remembers
+    policy_state: Any = None  # the eviction policy's own
 
-    __slots__ = (
-        "born_s", "identity", "idle_allocated", "idle_since_s", "idle_tick", "policy_state",
-        "ref_count", "uses",
-    )  # fmt: skip
-
-    def __init__(self, identity: Identity) -> None:
-        """Make an entry that is neither held nor queued."""
-        self.identity = identity
-        self.ref_count = 0
-        self.born_s = 0.0
-        self.idle_tick = 0
-        self.idle_since_s = 0.0
-        self.idle_allocated = 0
-        self.uses = 1
-        self.policy_state: Any = None
-
-    # An entry of no index has no content; those of an index override all of these.
+    # Indexes override these; an entry without content stands for one that was evicted.
 
     @property
     def blocks(self) -> Sequence[int]:
@@ -62,7 +46,7 @@ class CacheEntry:
     @property
     def num_blocks(self) -> int:
         """Blocks that become free when it is evicted."""
-        return 0
+        return len(self.blocks)
 
     @property
     def is_leaf(self) -> bool:

@@ -24,53 +24,31 @@ from ostinato.core.plan import CopyRun, StateCopy
 
 @dataclass(slots=True, eq=False)
 class BlockTable:
-    """The blocks of one sequence, in token order.
+    """The blocks of one sequence, in token order."""
 
-    Attributes:
-        key: The sequence: identity, tokens so far, images.
-        blocks: Block ids of full attention, shape (num_blocks,).
-        tenant: Whose they are.
-        num_shared_tokens: Tokens that hit in whole blocks at admission.
-        num_copied_tokens: Tokens that were copied at admission.
-        needs_settling: Whether the step that has run left something to do.
-        writes: Whether full blocks are published.
-        table_id: Its number, unique for the life of a manager; -1 once it is released.
-        num_planned: Tokens that are computed when the step that was planned last has run.
-        path: The index's record of what is held.
-        num_published: Leading blocks that the path covers.
-        copy_source: The entry that is copied from, held until the step has run.
-        first_published: First block that this step published; None if it published none.
-        found: The deepest entry that hit; None if none did.
-        summary: What the eviction policy will learn of it, and may keep: it has no entry.
-        duplicates: Positions whose content was published before, and the canonical block.
-        num_slots: Leading tokens that have slots; -1 once it is released.
-        groups: One row of block ids per group of layers that has rows.
-        held: What is held in each group of layers beside full attention.
-        num_seen_tokens: Tokens whose blocks were cached at admission, if those are more than hit.
-        state_slot: Where its running state is kept; -1 without states.
-    """
-
-    key: PrefixKey
-    blocks: "array[int]"
-    tenant: bytes = b""
-    num_shared_tokens: int = 0
-    num_copied_tokens: int = 0
-    needs_settling: bool = False
-    writes: bool = True
-    table_id: int = -1
-    num_planned: int = 0
-    path: Any = None
-    num_published: int = 0
-    copy_source: CacheEntry | None = None
-    first_published: int | None = None
-    found: CacheEntry | None = None
-    summary: RequestSummary = field(default_factory=RequestSummary)
+    key: PrefixKey  # identity, tokens so far, images
+    blocks: "array[int]"  # block ids of full attention, shape (num_blocks,)
+    tenant: bytes = b""  # whom the blocks are charged to
+    table_id: int = -1  # unique for the life of a manager; -1 once it is released
+    num_slots: int = 0  # leading tokens that have slots; -1 once it is released
+    num_planned: int = 0  # tokens that are computed when the step planned last has run
+    num_shared_tokens: int = 0  # tokens that hit in whole blocks at admission
+    num_copied_tokens: int = 0  # tokens that were copied at admission
+    num_seen_tokens: int = 0  # tokens whose blocks were cached at admission, if more than hit
+    found: CacheEntry | None = None  # the deepest entry that hit
+    writes: bool = True  # whether full blocks are published
+    path: Any = None  # the index's record of what is held
+    num_published: int = 0  # leading blocks that the path covers
+    first_published: int | None = None  # first block that this step published
     duplicates: list[tuple[int, BlockId]] = field(default_factory=list)
-    num_slots: int = 0
-    groups: "tuple[array[int], ...]" = ()
-    held: Sequence[Any] = ()
-    num_seen_tokens: int = 0
-    state_slot: int = -1
+    """Positions of this step whose content was published before, and the canonical blocks."""
+    copy_source: CacheEntry | None = None  # what is copied from, held until the step has run
+    needs_settling: bool = False  # whether ``commit`` has something to do
+    summary: RequestSummary = field(default_factory=RequestSummary)
+    """What the eviction policy learns of the request, and may keep: it has no entry."""
+    groups: "tuple[array[int], ...]" = ()  # block ids per group of layers that has rows
+    held: Sequence[Any] = ()  # what is held in each group beside full attention
+    state_slot: int = -1  # where its running state is kept; -1 without states
 
     @property
     def num_cached_tokens(self) -> int:

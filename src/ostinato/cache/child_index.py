@@ -9,32 +9,24 @@ same one.
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator
-from hashlib import sha256
-from itertools import zip_longest
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
-from ostinato.core.identity import BlockExtra
 from ostinato.core.tokens import TOKEN_BYTES, num_common_tokens
 
 ChildT = TypeVar("ChildT")
 
 
 class ChildIndex(Generic[ChildT]):
-    """The children of one prefix.
-
-    Attributes:
-        get: Finds the child whose first block has a name; None if there is none.
-        newest: The newest child, or None; most prefixes have one.
-    """
+    """The children of one prefix, by the names of their first blocks."""
 
     __slots__ = ("_by_name", "_names", "_num_added", "_numbers", "get", "newest")
 
     def __init__(self) -> None:
         """Make an index without children."""
-        self._by_name: dict[bytes, ChildT] = {}
+        self._by_name: dict[bytes, ChildT] = {}  # oldest first
         self.get = self._by_name.get
-        self.newest: ChildT | None = None
-        self._names: list[bytes] = []
+        self.newest: ChildT | None = None  # most prefixes have one child
+        self._names: list[bytes] = []  # sorted
         self._numbers: dict[bytes, int] = {}  # in order of arrival
         self._num_added = 0
 
@@ -43,7 +35,7 @@ class ChildIndex(Generic[ChildT]):
         return len(self._names)
 
     def __iter__(self) -> Iterator[ChildT]:
-        """Walk all children, in order of arrival."""
+        """Iterate over all children, oldest first."""
         return iter(self._by_name.values())
 
     def add(self, name: bytes, child: ChildT) -> None:
@@ -102,45 +94,9 @@ class ChildIndex(Generic[ChildT]):
         return next(name for name in reversed(self._by_name) if name.startswith(beginning))
 
 
-class _Node(Protocol):
-    """What has children: a radix node, or a content of the hash index."""
-
-    children: Any
-
-
-NodeT = TypeVar("NodeT", bound=_Node)
-
-
-def walk(roots: Iterable[NodeT]) -> Iterator[tuple[int | None, NodeT]]:
-    """Walk all that continues some roots, each with the number of its parent in the walk."""
-    stack: list[tuple[int | None, NodeT]] = [(None, child) for r in roots for child in r.children]
-    number = 0
-    while stack:
-        parent, node = stack.pop()
+def walk(roots: Iterable[Any]) -> Iterator[tuple[int | None, Any]]:
+    """Iterate over the nodes below some roots, each with the number of its parent among them."""
+    found: list[tuple[int | None, Any]] = [(None, child) for r in roots for child in r.children]
+    for number, (parent, node) in enumerate(found):  # which grows meanwhile
         yield parent, node
-        stack += [(number, child) for child in node.children]
-        number += 1
-
-
-def child_name(run: bytes, extra: BlockExtra) -> bytes:
-    """Return the name of a block with an extra: names begin alike as far as blocks do.
-
-    Where an image or a boundary begins, part of its digest stands for the token. All of it comes
-    after the tokens, so that different blocks have different names.
-    """
-    words, rest = bytearray(run), b""
-    for start, _, part in extra.parts:
-        word = slice(start * TOKEN_BYTES, (start + 1) * TOKEN_BYTES)
-        rest += part + run[word]
-        words[word] = sha256(words[word] + part).digest()[:TOKEN_BYTES]
-    return bytes(words) + rest
-
-
-def num_shared_tokens(left: BlockExtra | None, right: BlockExtra | None, most: int) -> int:
-    """Count the leading tokens that two blocks share, of those alike: of an image all, or none."""
-    pairs = zip_longest(left.parts if left else (), right.parts if right else ())
-    for pair in pairs:
-        start, end, _ = min(part for part in pair if part is not None)
-        if start < most and (pair[0] != pair[1] or end > most):
-            return start
-    return most
+        found += [(number, child) for child in node.children]

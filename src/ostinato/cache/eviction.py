@@ -1,13 +1,13 @@
-"""The ports of eviction: policies, by default LRU, and who may take whose blocks.
+"""The ports of eviction: which cached blocks are evicted first, and who may take whose.
 
-A policy keeps the entries that no request holds. The pool tells it what is released and used
-again, and asks it for a victim when free blocks have run out::
+A policy keeps the evictable entries: those that no request holds. The pool adds what is released,
+removes what is held again, and asks for a victim when no unused blocks are left::
 
     add ──► (evictable) ──remove──► held again
                  │  ▲
-              evict └─ split, expose
+              evict └─ split, became_leaf
                  ▼
-             evicted ──recall──► published anew: it was wanted after all
+             evicted ──recall──► published again: it was wanted after all
 
 Source: the free block queue of vLLM's automatic prefix caching design.
 """
@@ -23,26 +23,29 @@ from ostinato.core.identity import PrefixKey
 
 @dataclass(slots=True)
 class RequestSummary:
-    """What a policy may know of the request that releases an entry.
-
-    Attributes:
-        num_output_tokens: Tokens that were generated for it.
-        policy_state: The policy's own.
-    """
+    """What a policy may know of the request that releases an entry."""
 
     num_output_tokens: int = 0
-    policy_state: Any = None
+    policy_state: Any = None  # the policy's own
+
+
+Victim = tuple[CacheEntry, int]
+"""A leaf to evict, and how many of its last blocks before another victim is chosen."""
 
 
 class EvictionPolicy(Protocol):
     """Which evictable entry is worth least?
 
-    Entries of one request arrive tail first. The victim is always a leaf: nothing cached
-    builds on it (law 8).
+    Entries of one request arrive tail first. A victim is always a leaf: nothing cached builds on
+    it (law 8).
     """
 
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of all entries."""
+
     def add(self, entries: Sequence[CacheEntry], summary: RequestSummary | None) -> None:
-        """Take all entries that a request releases, tail first; None if it was no request."""
+        """Add all entries that a request releases, tail first; None if it was no request."""
 
     def remove(self, entries: Sequence[CacheEntry]) -> None:
         """Remove entries that are held again."""
@@ -51,36 +54,32 @@ class EvictionPolicy(Protocol):
         """Note that an entry is about to lose its last blocks; if all, remove it."""
 
     def split(self, tail: CacheEntry, head: CacheEntry) -> None:
-        """Take ``head``, which was the first part of ``tail`` until now; it is held next."""
+        """Add ``head``, which was the first part of ``tail`` until now; it is held next."""
 
-    def expose(self, entry: CacheEntry) -> None:
-        """Note that an entry has become a leaf."""
+    def became_leaf(self, entry: CacheEntry) -> None:
+        """Note that nothing cached builds on an entry any more."""
         return None
 
-    def victim(self, num_wanted: int = 0) -> CacheEntry | None:
-        """Return the leaf to evict next, of so many blocks if known; None without an entry."""
-
-    def takeable(self, victim: CacheEntry) -> int:
-        """Return how many of its victim's blocks may go before it names another."""
-        return victim.num_blocks
+    def victim(self, num_wanted: int = 0) -> Victim | None:
+        """Choose what to evict for so many blocks, 0 if unknown; None without an entry."""
 
     def recall(
         self, key: PrefixKey, first: int, most: int, block_size: int, summary: RequestSummary | None
     ) -> tuple[int, int]:
-        """Tell what is remembered of blocks ``first ..`` of a sequence, now published anew.
+        """Return what is remembered of blocks ``first ..`` of a sequence, now published again.
 
         Returns:
-            How often they were used before they were evicted, 0 if they are new, and of how many
+            How often they were used before they were evicted, 0 if they are new, and for how many
             blocks, up to ``most``, this is true.
         """
         return 0, most
 
-    def forget(self, belongs: Callable[[CacheEntry], bool]) -> None:
+    def erase(self, belongs: Callable[[CacheEntry], bool]) -> None:
         """Erase what is remembered of evicted entries that match."""
         return None
 
     def __iter__(self) -> Iterator[CacheEntry]:
-        """Walk all entries, those released longest ago first."""
+        """Iterate over all entries, least recently released first."""
 
     def check(self) -> None:
         """Assert the policy's invariants."""
@@ -97,37 +96,36 @@ class LeastRecentlyUsed(EvictionPolicy):
     and come after it in the queue: the first is a leaf. Each operation is O(1) per entry.
     """
 
+    num_blocks = 0
+
     def __init__(self) -> None:
         """Start without an entry."""
         self._queue: OrderedDict[CacheEntry, None] = OrderedDict()
 
-    def __len__(self) -> int:
-        """Number of entries."""
-        return len(self._queue)
-
     def __iter__(self) -> Iterator[CacheEntry]:
-        """Walk from the one released longest ago; the queue must not change meanwhile."""
+        """Iterate, least recently released first; the queue must not change meanwhile."""
         return iter(self._queue)
 
-    def __reversed__(self) -> Iterator[CacheEntry]:
-        """Walk from the one released last."""
-        return reversed(self._queue)
-
     def add(self, entries: Sequence[CacheEntry], summary: RequestSummary | None) -> None:
-        """Put entries at the end, one after the other."""
-        queue = self._queue
-        num_before = len(queue)
+        """Append entries, one after the other."""
+        queue, num_blocks = self._queue, self.num_blocks
         for entry in entries:
+            assert entry not in queue, "an entry is in a queue once"
             queue[entry] = None
-        assert len(queue) == num_before + len(entries), "an entry is in a queue once"
+            num_blocks += entry.num_blocks
+        self.num_blocks = num_blocks
 
     def remove(self, entries: Sequence[CacheEntry]) -> None:
-        """Take entries out, wherever each of them is."""
+        """Remove entries from anywhere in the queue."""
+        queue, num_blocks = self._queue, self.num_blocks
         for entry in entries:
-            del self._queue[entry]
+            del queue[entry]
+            num_blocks -= entry.num_blocks
+        self.num_blocks = num_blocks
 
     def evict(self, entry: CacheEntry, num_blocks: int) -> None:
-        """Remove it if all its blocks are evicted."""
+        """Remove an entry if it loses all its blocks."""
+        self.num_blocks -= num_blocks
         if num_blocks == entry.num_blocks:
             del self._queue[entry]
 
@@ -135,9 +133,9 @@ class LeastRecentlyUsed(EvictionPolicy):
         """Append the head; a request that splits an entry holds the head at once."""
         self._queue[head] = None
 
-    def victim(self, num_wanted: int = 0) -> CacheEntry | None:
-        """Return the first entry, or the next that is a leaf where a copy of it was taken back."""
-        return next((entry for entry in self._queue if entry.is_leaf), None)
+    def victim(self, num_wanted: int = 0) -> Victim | None:
+        """Return the first entry, or the next that is a leaf if a copy of it was retracted."""
+        return next(((entry, entry.num_blocks) for entry in self if entry.is_leaf), None)
 
     def check(self) -> None:
         """Assert that ticks never fall."""
@@ -148,77 +146,43 @@ class LeastRecentlyUsed(EvictionPolicy):
 class BlockShares:
     """The port of who may take whose evictable blocks; by default, all from all.
 
-    Shares keep the evictable entries, in one eviction policy or in several, and count blocks.
-    ``ostinato.tenants`` gives tenants, named by ``Identity.owner``, guarantees and quotas.
-
-    Attributes:
-        num_evictable: Evictable blocks of all.
-        are_limited: Whether free blocks alone do not say what a tenant may take.
+    ``ostinato.tenants`` gives tenants, named by ``Identity.owner``, guarantees and quotas, and
+    their entries a policy each.
     """
 
-    are_limited = False
+    are_limited = False  # whether a tenant may be refused blocks although some are free
 
-    def __init__(self, policy: EvictionPolicy) -> None:
-        """Keep evictable entries in one policy."""
-        self._policy = policy
-        self.num_evictable = 0
-
-    def policies(self) -> Iterable[EvictionPolicy]:
-        """Return every policy."""
-        return (self._policy,)
+    def __init__(self, *policies: EvictionPolicy) -> None:
+        """Keep evictable entries in these policies; the default has one for all."""
+        self.policies = policies
 
     def policy_of(self, tenant: bytes) -> EvictionPolicy:
         """Return the policy that keeps a tenant's entries."""
-        return self._policy
+        return self.policies[0]
 
-    def add(self, entries: Sequence[CacheEntry], summary: RequestSummary | None) -> None:
-        """Take entries of one request that have become evictable, tail first."""
-        self._policy.add(entries, summary)
-        for entry in entries:
-            self.num_evictable += entry.num_blocks
-
-    def remove(self, entries: Sequence[CacheEntry]) -> None:
-        """Remove evictable entries that are held again."""
-        self._policy.remove(entries)
-        for entry in entries:
-            self.num_evictable -= entry.num_blocks
-
-    def shrink(self, entry: CacheEntry, num_blocks: int) -> None:
-        """Note that an evictable entry is about to lose its last blocks."""
-        self.num_evictable -= num_blocks
-        self._policy.evict(entry, num_blocks)
-
-    def recall(
-        self, key: PrefixKey, first: int, most: int, block_size: int, summary: RequestSummary | None
-    ) -> tuple[int, int]:
-        """Tell what the policy of a sequence's tenant remembers, as ``EvictionPolicy.recall``."""
-        return self.policy_of(key.identity.owner).recall(key, first, most, block_size, summary)
+    def by_policy(
+        self, entries: Sequence[CacheEntry]
+    ) -> Iterable[tuple[EvictionPolicy, Sequence[CacheEntry]]]:
+        """Group entries of one sequence by the policy that keeps them."""
+        return ((self.policies[0], entries),)
 
     def charge(self, tenant: bytes, num_blocks: int) -> None:
-        """Note that a tenant was given blocks, or gave some back if that is negative."""
+        """Note that blocks were allocated to a tenant, or freed if that is negative."""
 
     def num_takeable(self, tenant: bytes) -> int:
         """Return how many evictable blocks a tenant may take."""
-        return self.num_evictable
+        return self.policies[0].num_blocks
 
-    def quota_victim(self, tenant: bytes, num_more: int) -> CacheEntry | None:
+    def quota_victim(self, tenant: bytes, num_more: int) -> Victim | None:
         """Return what a tenant's quota has it evict to have so many more blocks; None if nothing.
 
         None as well if nothing of its own is evictable.
         """
         return None
 
-    def victim(self, tenant: bytes, num_wanted: int) -> CacheEntry | None:
-        """Return the entry to evict for a tenant's next blocks."""
-        return self._policy.victim(num_wanted)
-
-    def takeable(self, victim: CacheEntry, tenant: bytes) -> int:
-        """Return how many of a victim's blocks a tenant may take."""
-        return self._policy.takeable(victim)
+    def victim(self, tenant: bytes, num_wanted: int) -> Victim | None:
+        """Return what to evict for a tenant's next blocks."""
+        return self.policies[0].victim(num_wanted)
 
     def check(self, num_in_use: int) -> None:
-        """Assert that policies and counts agree; so many blocks are not free."""
-        self._policy.check()
-        assert self.num_evictable == sum(entry.num_blocks for entry in self._policy)
-        victim = self._policy.victim()
-        assert victim is None or victim.is_leaf, "the victim has cached descendants"
+        """Assert that so many blocks, all that are not free, are charged."""

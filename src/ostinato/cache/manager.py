@@ -26,12 +26,11 @@ from typing import Any
 
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.block_table import BlockTable, StepCopies
-from ostinato.cache.child_index import num_shared_tokens
 from ostinato.cache.eviction import BlockShares, LeastRecentlyUsed
 from ostinato.cache.live_tables import LiveTables
-from ostinato.cache.observer import CacheObserver, Observers
-from ostinato.cache.pool import BlockPool, Contents
-from ostinato.cache.prefix_index import PrefixIndex, PrefixMatch
+from ostinato.cache.observer import CacheObserver
+from ostinato.cache.pool import BlockPool
+from ostinato.cache.prefix_index import Contents, PrefixIndex, PrefixMatch
 from ostinato.cache.radix_index import RadixIndex
 from ostinato.core.config import CacheConfig
 from ostinato.core.errors import PromptTooLong, StaleMatch
@@ -40,32 +39,21 @@ from ostinato.core.ids import BlockId
 from ostinato.core.plan import CopyRun
 from ostinato.core.request import RequestContext
 
-_UNKNOWN = RequestContext()
-
 MakeIndex = Callable[[BlockPool, int], PrefixIndex[Any]]
 """Makes an empty index over a pool, for blocks of so many tokens."""
+
+_UNKNOWN = RequestContext()
 
 
 class CacheManager:
     """Which request holds which blocks, and what is found where.
 
-    All that is given a table raises ``ReleasedTable`` if that is not a live table of this cache,
-    and ``TableOverrun`` if it has fewer slots, or its sequence fewer tokens, than are asked for.
-
-    Attributes:
-        config: As given.
-        block_size: Tokens per block.
-        pool: The blocks.
-        pools: One pool per group of layers; full attention alone has one.
-        index: What is findable in them.
-        copies: What is copied in the step that is planned.
-        observers: As given.
-        tables: Which block tables are live.
-        epoch: Raised with each update of the weights; part of every new identity.
-        chunk_unit: Chunks of a prefill end at its multiples, but for the last; None if anywhere.
+    Every method that takes a table raises ``ReleasedTable`` if it is not a live table of this
+    cache, and ``TableOverrun`` if it has fewer slots, or its sequence fewer tokens, than needed.
     """
 
     chunk_unit: int | None = None
+    """Chunks of a prefill end at its multiples, but for the last; None if anywhere."""
 
     def __init__(
         self,
@@ -85,58 +73,38 @@ class CacheManager:
             clock: Seconds that never fall; for ages.
             shares: Who may take whose blocks; all from all, under LRU, by default.
             make_index: Makes the prefix index.
-            observers: Are told of what happens.
+            observers: Are called for what happens.
             may_publish: Whether a sequence that begins with a public prefix and hit so many
                 tokens may publish what it computes.
             epoch: Of the weights.
-            make_pool: Makes the pool, which says in which order free blocks are given away.
+            make_pool: Makes the pool, which says in which order free blocks are allocated.
         """
-        self.config, self.block_size, self.epoch = config, config.block_size, epoch
-        self.observers = Observers(observers)
+        self.config, self.block_size = config, config.block_size
+        self.epoch = epoch  # of the weights; part of every new identity
+        self.observers = tuple(observers)
         shares = BlockShares(LeastRecentlyUsed()) if shares is None else shares
         self.pool = make_pool(config.num_blocks, shares, clock, self.observers)
-        self.pools = [self.pool]
         self.index = make_index(self.pool, config.block_size)
-        self.copies = StepCopies(config.block_size)
+        self.pools = [self.pool]  # one per group of layers: full attention alone has one
+        self.contents: list[Contents] = [self.index]  # what knows the content of each
+        self.copies = StepCopies(config.block_size)  # of the step that is planned
+        self.tables = LiveTables()
         self._may_publish = may_publish
         self._weights: bytes | None = None
-        self.tables = LiveTables()
-
-    @property
-    def contents(self) -> list[Contents]:
-        """What knows the content of each pool's blocks."""
-        return [self.index]
 
     @property
     def num_live_tables(self) -> int:
         """Sequences that hold blocks."""
         return len(self.tables.live)
 
-    @property
-    def live_tables(self) -> list[BlockTable]:
-        """What sequences hold; what is pinned for no sequence is not among them."""
-        return list(self.tables.live.values())
-
-    @property
-    def pinned_tables(self) -> list[BlockTable]:
-        """What is held for no sequence."""
-        return list(self.tables.pinned.values())
-
     # --- one sequence ---
 
-    def match(self, key: PrefixKey) -> PrefixMatch:
-        """Find the longest cached prefix of all but the last token of a prompt; no effects."""
-        if not self.config.enable_prefix_caching:
-            return self.no_match()
-        return self.match_first(key, len(key.tokens) - 1)
+    def match(self, key: PrefixKey, num_tokens: int | None = None) -> PrefixMatch:
+        """Find the longest cached prefix among a sequence's first tokens; no effects.
 
-    def match_first(self, key: PrefixKey, num_tokens: int) -> PrefixMatch:
-        """Find the longest cached prefix among a sequence's first tokens; no effects."""
-        return self.index.match(key, num_tokens)
-
-    def no_match(self) -> PrefixMatch:
-        """Return the match of a request that does not read the cache."""
-        return PrefixMatch(self.block_size)
+        By default these are all but the last token, which has to be computed (law 4).
+        """
+        return self.index.match(key, len(key.tokens) - 1 if num_tokens is None else num_tokens)
 
     def admit(
         self,
@@ -159,8 +127,8 @@ class CacheManager:
 
         Returns:
             The block table, and the slots to copy in this step; None if not even one new
-            token fits now, and then nothing has changed. A copy is given up if only its source
-            stands in the way.
+            token fits now, and then nothing has changed. The copy of a tail is left out if only its
+            source stands in the way.
 
         Raises:
             PromptTooLong: It would not fit an empty cache.
@@ -168,7 +136,12 @@ class CacheManager:
             WrongThread: Another thread's tables are live.
         """
         self.tables.check_thread()
-        self._check_match(key, match)
+        is_of_key = match.key is key and match.index is self.index
+        if not is_of_key or match.version != self.index.version:
+            raise StaleMatch(
+                "the match is of another key or another cache, or the cache has changed since: "
+                "match the key again right before admitting it"
+            )
         num_tokens, hit = len(key.tokens), match.num_tokens
         wanted = num_tokens if most_new is None else min(num_tokens, hit + most_new)
         room = self._room_to_admit(key, match, wanted)
@@ -177,14 +150,14 @@ class CacheManager:
             hit = match.num_tokens
             room = self._room_to_admit(key, match, wanted)
         if room <= hit:
-            self._check_fits(num_tokens)
+            self.check_fits(num_tokens)
             return None
         table = self._hold(key, match)
         may_publish = key.identity.public_prefix is None or self._may_publish(key, hit)
         table.writes = writes and may_publish and self.config.enable_prefix_caching
         self.tables.enter(table, hit)
-        for notify in self.observers.on_admit:
-            notify(table, context, preempted)
+        for observer in self.observers:
+            observer.on_admit(table, context, preempted)
         self._take(table, num_tokens, room)
         return table, self._copies_of_tail(table, match) if match.tail is not None else ()
 
@@ -220,8 +193,8 @@ class CacheManager:
     def deepest_hit(self, table: BlockTable, key: PrefixKey, num_tokens: int) -> int:
         """Return where a hit of another key ends, once the tokens that it shares are computed."""
         start = num_tokens - num_tokens % self.block_size
-        _, extra = key.block_run(start, num_tokens)
-        return start + num_shared_tokens(extra, extra, num_tokens - start)
+        block = key.block_key(start, num_tokens)
+        return start + block.num_common_tokens(block)
 
     def commit(self, tables: Iterable[BlockTable]) -> None:
         """Note that the step that these tables took part in has run."""
@@ -231,7 +204,7 @@ class CacheManager:
             if table.needs_settling:
                 self.tables.check_live(table)
                 self._settle(table)
-        self._end_step()
+        self.settle()
 
     def fail(self, tables: Iterable[BlockTable]) -> None:
         """Take back what a failed step published, and release all its tables, in the plan's order.
@@ -247,7 +220,7 @@ class CacheManager:
         for table in reversed(failed):  # what found a block is planned after its publisher
             self._retract(table)
             self._leave(table, table.num_published * self.block_size, False)
-        self._end_step()
+        self.settle()
 
     def release(self, table: BlockTable, num_tokens: int, num_output_tokens: int = 0) -> None:
         """Release a table: published blocks stay findable, the others become free.
@@ -288,8 +261,8 @@ class CacheManager:
             return None
         child = self._fork(table, firsts[0])
         self.tables.enter(child, num_tokens)
-        for notify in self.observers.on_fork:
-            notify(table, child)
+        for observer in self.observers:
+            observer.on_fork(table, child)
         self._take(child, num_tokens, num_tokens)
         return child, self.copies.of_fork(table, child, firsts, num_tokens)
 
@@ -297,13 +270,13 @@ class CacheManager:
 
     def begin_step(self) -> None:
         """Note that a step is about to be planned."""
-        for notify in self.observers.on_step:
-            notify(self.unpin)
+        for observer in self.observers:
+            observer.on_step(self.unpin)
 
     def settle(self) -> None:
-        """Tell observers that an operation is complete."""
-        for notify in self.observers.on_settle:
-            notify()
+        """Tell observers that a step or an operation between steps is complete."""
+        for observer in self.observers:
+            observer.on_settle()
 
     def pin(self, key: PrefixKey, num_tokens: int) -> BlockTable:
         """Hold the cached whole blocks among a sequence's first tokens for no sequence.
@@ -313,7 +286,7 @@ class CacheManager:
         """
         self.tables.check_between_steps()
         num_tokens -= num_tokens % self.block_size
-        table = self._hold(key, replace(self.match_first(key, num_tokens), tail=None))
+        table = self._hold(key, replace(self.match(key, num_tokens), tail=None))
         table.writes = False
         self.tables.enter(table, num_tokens, is_pinned=True)
         return table
@@ -338,10 +311,10 @@ class CacheManager:
         """
         self.epoch += 1
         self._weights = weights
-        for table in self.live_tables:
+        for table in self.tables.live.values():
             table.writes = False
-        for notify in self.observers.on_clear:
-            notify(everything=False)
+        for observer in self.observers:
+            observer.on_clear(everything=False)
         self._remove_stale()
 
     def rekey(self, key: PrefixKey) -> PrefixKey:
@@ -349,6 +322,27 @@ class CacheManager:
         weights = key.identity.weights if self._weights is None else self._weights
         identity = replace(key.identity, epoch=self.epoch, weights=weights)
         return PrefixKey(identity, key.tokens, key.images)
+
+    def check(self) -> None:
+        """Assert that pool, index and tables agree; slow, for tests."""
+        tables = [*self.tables.live.values(), *self.tables.pinned.values()]
+        sources = [table.copy_source for table in tables if table.copy_source is not None]
+        self.index.check([table.path for table in tables], sources)
+        cached = [b for run in self.index.runs() for entry in run.entries for b in entry.blocks]
+        self.pool.check([*cached, *(block for table in tables for block in table.private_blocks)])
+        for table in tables:
+            assert len(set(table.blocks)) == len(table.blocks), "a block twice in a table"
+        for pool in self.pools if not tables else ():
+            assert pool.num_free == pool.num_blocks, "blocks leaked (law 9)"
+
+    def check_fits(self, num_tokens: int) -> None:
+        """Raise PromptTooLong if so many tokens would not fit an empty cache."""
+        if self.blocks_for(num_tokens) > self.config.num_blocks:
+            raise PromptTooLong(
+                f"the prompt has {num_tokens} tokens and needs {self.blocks_for(num_tokens)} "
+                f"blocks of {self.block_size}, but the pool has {self.config.num_blocks}: shorten "
+                "the prompt, or raise num_blocks or kv_cache_memory"
+            )
 
     def blocks_for(self, num_tokens: int) -> int:
         """Number of blocks that so many tokens fill or begin."""
@@ -398,7 +392,7 @@ class CacheManager:
         """Give a table slots; the caller knows that there is room."""
         missing = -(-num_tokens // self.block_size) - len(table.blocks)
         if missing > 0:
-            table.blocks.extend(self.pool.take(table, missing, self.index))
+            table.blocks.extend(self.pool.allocate(table, missing, self.index))
         table.num_slots = len(table.blocks) * self.block_size
 
     def _copies_of_tail(self, table: BlockTable, match: PrefixMatch) -> tuple[CopyRun, ...]:
@@ -416,8 +410,8 @@ class CacheManager:
         fresh = first + len(result.duplicates)  # they come before new content
         if fresh < last and table.first_published is None:
             table.first_published = fresh
-        for notify in self.observers.on_publish:
-            notify(table, first, last, result)
+        for observer in self.observers:
+            observer.on_publish(table, first, last, result)
 
     def _settle(self, table: BlockTable) -> None:
         """Release the sources of copies, and exchange duplicates for canonical blocks."""
@@ -434,8 +428,8 @@ class CacheManager:
         if table.first_published is not None:
             table.num_published, table.first_published = table.first_published, None
             table.path, removal = self.index.retract(table.path, table.num_published)
-            for notify in self.observers.on_retract:
-                notify(table, removal)
+            for observer in self.observers:
+                observer.on_retract(table, removal)
 
     def _publish_partial(self, table: BlockTable, num_tokens: int) -> bool:
         """Make the partial last block of an ended sequence findable, if there is one."""
@@ -460,78 +454,21 @@ class CacheManager:
         if self.pool.shares.are_limited:
             self.pool.enforce_quota(table, self.index)
 
-    def _check_state(self, tables: list[BlockTable]) -> None:
-        """Assert that pool, index and tables agree."""
-        sources = [table.copy_source for table in tables if table.copy_source is not None]
-        self.index.check([table.path for table in tables], sources)
-        cached = [b for run in self.index.runs() for entry in run.entries for b in entry.blocks]
-        self.pool.check([*cached, *(block for table in tables for block in table.private_blocks)])
-        for table in tables:
-            assert len(set(table.blocks)) == len(table.blocks), "a block twice in a table"
-        for pool in self.pools if not tables else ():
-            assert pool.num_free == pool.num_blocks, "blocks leaked (law 9)"
-
     def _leave(self, table: BlockTable, num_tokens: int, sealed: bool) -> None:
         """Release all that a table holds: private blocks first, then what it shares.
 
-        Observers are told in between, while the published blocks are held.
+        Observers are called in between, while the published blocks are held.
         """
         if table.duplicates or len(table.blocks) > table.num_published:
             self.pool.free(table.private_blocks, table.tenant)
         findable = num_tokens if sealed else table.num_published * self.block_size
-        for notify in self.observers.on_release:
-            notify(table, num_tokens, findable, sealed)
+        for observer in self.observers:
+            observer.on_release(table, num_tokens, findable, sealed)
         self._release_path(table)
         self.tables.leave(table)
         if table.key.identity.epoch < self.epoch:
             self._remove_stale()
 
-    def _end_step(self) -> None:
-        """Tell observers that a step has ended."""
-        for notify in self.observers.on_commit:
-            notify()
-        self.settle()
-
     def _remove_stale(self) -> None:
         """Remove what was computed under old weights and is not held."""
         self.remove(lambda entry: entry.identity.epoch < self.epoch)
-
-    def _check_match(self, key: PrefixKey, match: PrefixMatch) -> None:
-        is_fresh = match.key is key and match.index is self.index
-        if is_fresh and match.version == self.index.version:
-            return
-        if match.key is not None or len(match.blocks):
-            raise StaleMatch(
-                "the match is of another key or another cache, or the cache has changed since: "
-                "match the key again right before admitting it"
-            )
-
-    def _check_fits(self, num_tokens: int) -> None:
-        if self.blocks_for(num_tokens) > self.config.num_blocks:
-            raise PromptTooLong(
-                f"the prompt has {num_tokens} tokens and needs {self.blocks_for(num_tokens)} "
-                f"blocks of {self.block_size}, but the pool has {self.config.num_blocks}: shorten "
-                "the prompt, or raise num_blocks"
-            )
-
-    # --- for pictures and checks ---
-
-    def check(self) -> None:
-        """Assert every invariant of pool and index, and show the whole state; slow, for tests."""
-        tables = [*self.live_tables, *self.pinned_tables]
-        try:
-            self._check_state(tables)
-        except AssertionError as error:
-            raise AssertionError(f"{error}\n{self.describe()}") from error
-
-    def describe(self) -> str:
-        """Return the whole state as text, one line per block and per live table."""
-        lines = {block: "no content" for block in range(self.config.num_blocks)}
-        for run in self.index.runs():
-            for entry in run.entries:
-                for place, block in enumerate(entry.blocks):
-                    name = entry.name_of(place, self.block_size)
-                    lines[block] = f"{name!r} after run {run.parent}, {entry.ref_count} holders"
-        blocks = [f"block {block}: {line}" for block, line in lines.items()]
-        tables = [f"table {table}" for table in self.live_tables]
-        return "\n".join([f"free order: {[*self.pool.free_order()]}", *blocks, *tables])

@@ -4,7 +4,7 @@ History, counters, events, leases and the ghost are observers, in rooms of their
 keeps of a request is in its own memory, by the block table's number.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,25 +19,17 @@ EvictionCause = Literal["space", "quota", "removed"]
 
 @dataclass(slots=True)
 class Eviction:
-    """Cached blocks that are given away or removed.
-
-    Attributes:
-        cause: Why.
-        entry: What they belonged to.
-        removal: Which blocks.
-        table: For whom; None if for no request.
-        group: Of layers: 0 for full attention.
-    """
+    """Cached blocks that are evicted or removed."""
 
     cause: EvictionCause
-    entry: CacheEntry
+    entry: CacheEntry  # what the blocks belonged to
     removal: Removal
-    table: BlockTable | None
-    group: int = 0
+    table: BlockTable | None  # whom they are evicted for; None if for no request
+    group: int = 0  # of layers: 0 for full attention
 
 
 class CacheObserver:
-    """Is told of what the cache does; overrides what it wants to know."""
+    """Is called for what the cache does; overrides the methods that it needs."""
 
     def on_step(self, unpin: Callable[[BlockTable], None]) -> None:
         """A step is about to be planned; what is pinned may be released by ``unpin``."""
@@ -56,17 +48,14 @@ class CacheObserver:
     ) -> None:
         """Blocks ``first .. last`` of a table became findable."""
 
-    def on_commit(self) -> None:
-        """A step has ended: it ran, or it failed and was taken back."""
-
     def on_retract(self, table: BlockTable, removal: Removal, group: int = 0) -> None:
         """A failed step took back what it had published."""
 
     def on_evict(self, eviction: Eviction) -> None:
-        """Cached blocks are given away or removed."""
+        """Cached blocks are evicted or removed."""
 
     def on_reuse(self, entries: Sequence[CacheEntry], num_allocated: int) -> None:
-        """Evictable entries are held again, when so many blocks had been given away."""
+        """Evictable entries are held again, when so many blocks had been allocated."""
 
     def on_release(
         self, table: BlockTable, num_tokens: int, num_findable: int, sealed: bool
@@ -81,34 +70,7 @@ class CacheObserver:
         """
 
     def on_settle(self) -> None:
-        """A step or an operation between steps is complete."""
+        """A step has ended, whether it ran or failed; or an operation between steps has."""
 
     def on_clear(self, everything: bool) -> None:
         """The weights have changed, or everything was removed by an administrator."""
-
-
-Callbacks = tuple[Callable[..., None], ...]
-
-
-class Observers:
-    """All callbacks, event by event; those that an observer does not override are left out."""
-
-    on_step: Callbacks
-    on_admit: Callbacks
-    on_fork: Callbacks
-    on_publish: Callbacks
-    on_commit: Callbacks
-    on_retract: Callbacks
-    on_evict: Callbacks
-    on_reuse: Callbacks
-    on_release: Callbacks
-    on_settle: Callbacks
-    on_clear: Callbacks
-
-    def __init__(self, observers: Iterable[CacheObserver] = ()) -> None:
-        """Take the observers of one cache; they are called in this order."""
-        every = tuple(observers)
-        for event in Observers.__annotations__:
-            default = getattr(CacheObserver, event)
-            overriding = (o for o in every if getattr(type(o), event) is not default)
-            setattr(self, event, tuple(getattr(observer, event) for observer in overriding))

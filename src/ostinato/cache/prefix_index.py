@@ -10,7 +10,7 @@ would take three times as long; they are never changed.
 
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from ostinato.cache.block import CacheEntry
@@ -23,44 +23,26 @@ PathT = TypeVar("PathT")
 
 @dataclass(slots=True)
 class TailMatch:
-    """A cached block that a prompt shares the first tokens of.
-
-    Attributes:
-        block: The block whose first slots are shared.
-        num_tokens: How many, at least 1 and less than a block.
-        entry: The index's entry for it.
-        place: Which of the entry's blocks it is.
-    """
+    """A cached block that a prompt shares the first tokens of."""
 
     block: BlockId
-    num_tokens: int
-    entry: Any
-    place: int = 0
+    num_tokens: int  # how many, at least 1 and less than a block
+    entry: Any  # the index's entry that the block belongs to
+    place: int = 0  # which of the entry's blocks it is
 
 
 @dataclass(slots=True)
 class PrefixMatch:
-    """The longest cached prefix of a prompt; valid until its index changes.
-
-    Attributes:
-        block_size: Tokens per block.
-        blocks: Whole blocks that hit, in token order, shape (num_blocks,).
-        tail: What can be copied out of the next block; None if nothing.
-        entries: The index's entries of the whole blocks, root first.
-        num_unmatched: Blocks of the last entry, at its end, that are no part of the match.
-        key: The sequence that was looked up; None if nothing was.
-        index: Which index was asked.
-        version: Of the index, at the look-up.
-    """
+    """The longest cached prefix of a prompt; valid until its index changes."""
 
     block_size: int
-    blocks: "array[int]" = field(default_factory=lambda: array("i"))
-    tail: TailMatch | None = None
-    entries: Sequence[Any] = ()
-    num_unmatched: int = 0
-    key: PrefixKey | None = None
-    index: Any = None
-    version: int = 0
+    blocks: "array[int]"  # whole blocks that hit, in token order, shape (num_blocks,)
+    tail: TailMatch | None  # what can be copied out of the next block
+    entries: Sequence[Any]  # the index's entries of the whole blocks, root first
+    num_unmatched: int  # blocks at the end of the last entry that are no part of the match
+    key: PrefixKey  # the sequence that was looked up
+    index: Any  # where
+    version: int  # of the index, at the look-up
 
     @property
     def num_shared_tokens(self) -> int:
@@ -69,14 +51,13 @@ class PrefixMatch:
 
     @property
     def num_copied_tokens(self) -> int:
-        """Tokens to be copied out of the tail's block."""
+        """Tokens to copy out of the tail's block."""
         return 0 if self.tail is None else self.tail.num_tokens
 
     @property
     def num_tokens(self) -> int:
-        """All tokens that need not be computed."""
-        shared, tail = len(self.blocks) * self.block_size, self.tail
-        return shared if tail is None else shared + tail.num_tokens
+        """Tokens that need not be computed."""
+        return self.num_shared_tokens + self.num_copied_tokens
 
     @property
     def num_idle_blocks(self) -> int:
@@ -89,57 +70,45 @@ class PrefixMatch:
 
 @dataclass(slots=True)
 class PublishResult:
-    """What a publication found.
+    """What a publication found."""
 
-    Attributes:
-        num_known: Blocks whose content was there already; they come before all new ones.
-        duplicates: Pairs of position in the block table and the block that already held the
-            same content; the publisher's own block stays private. Empty for an index that
-            keeps every copy.
-    """
-
-    num_known: int = 0
+    num_known: int = 0  # blocks whose content was published before; they come before all new ones
     duplicates: tuple[tuple[int, BlockId], ...] = ()
+    """Positions of known blocks that stay private, and the blocks that hold their content; none
+    in an index that keeps every copy."""
 
 
 @dataclass(slots=True)
 class Removal:
-    """Blocks that were taken out of an index.
+    """Blocks that were taken out of an index."""
 
-    Attributes:
-        blocks: Ids, now private to the caller, tail first.
-        before: The block that they continued, or another copy of the same content; None if they
-            began at position 0.
-    """
-
-    blocks: "array[int]"
-    before: BlockId | None = None
+    blocks: "array[int]"  # ids, now private to the caller, tail first
+    before: BlockId | None = None  # the block that they continued, or a copy; None at position 0
 
 
 @dataclass(slots=True)
 class CachedRun:
-    """Published blocks that follow each other, for inspection.
+    """Published blocks that follow each other, for inspection."""
 
-    Attributes:
-        parent: Number, in the walk, of the run that it continues; None at the beginning of a
-            prompt.
-        entries: A node with its blocks, or all copies of one block.
-    """
-
-    parent: int | None
-    entries: Sequence[CacheEntry]
+    parent: int | None  # number, in the walk, of the run that it continues; None at position 0
+    entries: Sequence[CacheEntry]  # a node with its blocks, or all copies of one block
 
 
-class PrefixIndex(Protocol[PathT]):
-    """Which blocks hold the KV of which prefix?
+class Contents(Protocol):
+    """What knows the content of a pool's blocks: a prefix index, or a group of layers."""
 
-    Attributes:
-        block_size: Tokens per block.
-        version: Raised whenever content is added, split or removed: older matches are stale.
-    """
+    def evict(self, entry: CacheEntry, most: int) -> Removal:
+        """Remove up to ``most`` blocks of an evictable leaf, at least one, tail first."""
+
+    def runs(self) -> Iterator[CachedRun]:
+        """Walk everything published, parents before children; for inspection."""
+
+
+class PrefixIndex(Contents, Protocol[PathT]):
+    """Which blocks hold the KV of which prefix?"""
 
     block_size: int
-    version: int
+    version: int  # raised when content is added, split or removed: older matches are stale
 
     def match(self, key: PrefixKey, num_tokens: int) -> PrefixMatch:
         """Find the longest cached prefix among a sequence's first tokens.
@@ -189,12 +158,6 @@ class PrefixIndex(Protocol[PathT]):
 
     def release(self, path: PathT, summary: RequestSummary | None = None) -> None:
         """Release a path, tail first."""
-
-    def evict(self, entry: CacheEntry, most: int) -> Removal:
-        """Remove up to ``most`` blocks of an evictable leaf, at least one, tail first."""
-
-    def runs(self) -> Iterator[CachedRun]:
-        """Walk everything published, parents before children; for inspection."""
 
     def check(self, paths: "list[PathT]", sources: Sequence[CacheEntry] = ()) -> None:
         """Assert the index's invariants; references are recounted from live paths and sources."""

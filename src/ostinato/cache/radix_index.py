@@ -28,7 +28,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.child_index import child_name, num_shared_tokens, walk
+from ostinato.cache.child_index import walk
 from ostinato.cache.eviction import RequestSummary
 from ostinato.cache.pool import BlockPool
 from ostinato.cache.prefix_index import CachedRun, PrefixMatch, PublishResult, Removal, TailMatch
@@ -42,16 +42,12 @@ _ALL_NEW = PublishResult()
 
 
 class RadixIndex:
-    """A tree of token runs.
-
-    Attributes:
-        block_size: Tokens per block.
-        version: Raised whenever content is added, split or removed: older matches are stale.
-    """
+    """A tree of token runs."""
 
     def __init__(self, pool: BlockPool, block_size: int) -> None:
         """Make an empty index over a pool."""
-        self.version, self.block_size = 0, block_size
+        self.version = 0  # raised whenever content is added, split or removed
+        self.block_size = block_size
         self._pool = pool
         self._roots: dict[Identity, RadixNode] = {}
 
@@ -68,13 +64,12 @@ class RadixIndex:
         view = memoryview(key.tokens)  # a slice of it copies nothing
         while not unmatched and node.end < most and (child := node.children.newest) is not None:
             # Most nodes have one child, which agrees as a whole: found without its name.
-            if key.has_extras or not _agrees(child, view, most, size):
-                run, extra = key.block_run(node.end * size, (node.end + 1) * size)
-                child = node.children.get(run if extra is None else child_name(run, extra))
+            whole = child.end <= most and not (key.spans or child.spans)
+            if not (whole and child.tokens.startswith(view[node.end * size : child.end * size])):
+                child = node.children.get(key.child_name(node.end * size, (node.end + 1) * size))
                 if child is None:
                     break
-                used = child.num_common_blocks(key, view.cast("B"), most - node.end, size)
-                unmatched = child.num_blocks - used
+                unmatched = child.num_blocks - child.num_common_blocks(key, most, size)
             node = child
             entries.append(node)
             blocks.extend(node.blocks[:-unmatched] if unmatched else node.blocks)
@@ -88,16 +83,16 @@ class RadixIndex:
     ) -> TailMatch | None:
         """Find the block after a match with the longest common prefix with the sequence."""
         size, start = self.block_size, (node.start + used) * self.block_size
-        run, extra = key.block_run(start, min(num_tokens, start + size))
+        stop = min(num_tokens, start + size)
+        run = key.packed_range(start, stop)
         if used < node.num_blocks:
-            child, common = node, num_common_tokens(run, node.run_of(used, size)[0])
+            child, common = node, num_common_tokens(run, node.block_key(used, size).tokens)
         else:
-            name = run if extra is None else child_name(run, extra)[: len(run)]
+            name = key.child_name(start, stop)[: len(run)] if key.spans else run
             closest, common = node.children.closest(name)
             child, used = closest or node, 0
-        if common and (extra is not None or child.extras):
-            other, other_extra = child.run_of(used, size)
-            common = num_shared_tokens(extra, other_extra, num_common_tokens(run, other))
+        if common and (key.spans or child.spans):
+            common = key.block_key(start, stop).num_common_tokens(child.block_key(used, size))
         return TailMatch(BlockId(child.blocks[used]), common, child, used) if common else None
 
     def acquire(self, key: PrefixKey, match: PrefixMatch) -> tuple[RadixNode, RadixNode | None]:
@@ -119,14 +114,14 @@ class RadixIndex:
             if source.num_blocks > 1:
                 source = self._split(source, 1)
             nodes.append(source)
-        self._pool.hold(nodes)
+        self._pool.acquire(nodes)
         return path, source
 
     def fork(self, path: RadixNode) -> RadixNode:
         """Hold the blocks of a path once more."""
         nodes = path.up()
         nodes.pop().ref_count += 1  # the root
-        self._pool.hold(nodes)
+        self._pool.acquire(nodes)
         return path
 
     def publish(
@@ -143,18 +138,15 @@ class RadixIndex:
             return self._publish_partial(path, key, blocks, num_tokens)
         duplicates: list[tuple[int, BlockId]] = []
         first, last = node.end, num_tokens // size
-        self.version += 1
         while node.end < last:
-            run, extra = key.block_run(node.end * size, (node.end + 1) * size)
-            name = run if extra is None else child_name(run, extra)
+            name = key.child_name(node.end * size, (node.end + 1) * size)
             child = node.children.get(name)
             if child is None:
                 node = self._add(node, key, blocks[node.end - first :], name, summary)
                 continue
-            with memoryview(key.tokens).cast("B") as packed:
-                used = child.num_common_blocks(key, packed, last - node.end, size)
+            used = child.num_common_blocks(key, last, size)
             node = child if used == child.num_blocks else self._split(child, used)
-            self._pool.hold((node,))
+            self._pool.acquire((node,))
             duplicates += [(place, BlockId(b)) for place, b in enumerate(node.blocks, node.start)]
         return node, PublishResult(len(duplicates), tuple(duplicates)) if duplicates else _ALL_NEW
 
@@ -169,7 +161,7 @@ class RadixIndex:
             parent = node.parent
             assert parent is not None
             removed.extend(node.blocks[::-1])
-            parent.children.remove(node.child_name(self.block_size))
+            parent.children.remove(node.name)
             node = parent
         return node, Removal(removed, _last_block(node))
 
@@ -179,23 +171,19 @@ class RadixIndex:
         root = nodes.pop()
         self._pool.release(nodes, summary)
         root.ref_count -= 1
-        self._drop_empty(root)
+        self._became_leaf(root)
 
     def evict(self, entry: CacheEntry, most: int) -> Removal:
         """Remove the last blocks of an idle leaf."""
         assert isinstance(entry, RadixNode) and not entry.ref_count and entry.is_leaf
-        parent, size = entry.parent, self.block_size
+        parent, kept = entry.parent, max(0, entry.num_blocks - most)
         assert parent is not None
         self.version += 1
-        kept = max(0, entry.num_blocks - most)
-        self._pool.shrink(entry, entry.num_blocks - kept)
         if not kept:
-            parent.children.remove(entry.child_name(size))
-            if parent.parent is None:
-                self._drop_empty(parent)
-            elif parent.is_leaf:
-                self._pool.expose(parent)
-        return Removal(entry.cut(kept, size)[::-1], _last_block(entry if kept else parent))
+            parent.children.remove(entry.name)
+            self._became_leaf(parent)
+        removed = entry.cut(kept, self.block_size)[::-1]
+        return Removal(removed, _last_block(entry if kept else parent))
 
     def runs(self) -> Iterator[CachedRun]:
         """Walk all nodes but the roots; each is one run."""
@@ -208,16 +196,17 @@ class RadixIndex:
         counted.update(map(id, sources))
         nodes = [node for _, node in walk(self._roots.values())]
         for node in nodes:
-            parent, size = node.parent, self.block_size * TOKEN_BYTES
+            parent, width, count = node.parent, self.block_size * TOKEN_BYTES, node.num_blocks
             assert node.ref_count == counted.pop(id(node), 0), "a node's references are miscounted"
-            assert node.blocks and node.tokens, "a node has no blocks"
-            assert node.num_blocks == len(node.blocks) == node.end - node.start, "miscounted blocks"
+            assert count == len(node.blocks) == node.end - node.start > 0, "miscounted blocks"
             assert parent is not None and node.start == parent.end, "not where its parent ends"
+            assert parent.children.get(node.name) is node, "not found by its name"
+            assert node.name == node.block_key(0, self.block_size).child_name, "another's name"
             assert (id(node) in idle) == (node.ref_count == 0), "idle nodes alone are evictable"
             parted = node.identity.tenant != parent.identity.tenant and parent.parent is not None
             assert not parted or parent.ref_count, "content after a public prefix that may go"
-            is_whole = len(node.tokens) == node.num_blocks * size
-            assert is_whole or (node.num_blocks == 1 and node.is_leaf), "a partial block goes on"
+            is_partial = 0 < len(node.tokens) < width and count == 1 and node.is_leaf
+            assert is_partial or len(node.tokens) == count * width, "a partial block goes on"
         assert len(idle) == sum(not node.ref_count for node in nodes), "a lost node is evictable"
         for root in self._roots.values():
             assert root.ref_count == counted.pop(id(root), 0), "a root's references"
@@ -237,39 +226,46 @@ class RadixIndex:
         It may be less than all: blocks that were used differently often, as far as the policy
         remembers, are different nodes, since some are worth more than others.
         """
-        size, shares = self.block_size, self._pool.shares
-        recalled = shares.recall(key, node.end, len(blocks), size, summary)
+        size, policy = self.block_size, self._pool.shares.policy_of(key.identity.owner)
+        recalled = policy.recall(key, node.end, len(blocks), size, summary)
         identity, next_stage = key.identity_of(node.end, size)
         uses, blocks = recalled[0] + 1, blocks[: min(recalled[1], next_stage - node.end)]
         extends = node.ref_count == 1 and node.uses == uses and node.is_leaf
         if not extends or node.parent is None or node.identity != identity:
-            child = RadixNode(node, identity)
-            child.ref_count, child.uses, child.born_s = 1, uses, self._pool.now()
-            node.add_child(name, child)
-            node = child
-        if key.has_extras:
-            node.extras = {**node.extras, **key.extras(node.end, node.end + len(blocks), size)}
+            node = self._add_child(node, identity, name)
+            node.uses = uses
         tokens = memoryview(key.tokens)[node.end * size : (node.end + len(blocks)) * size]
         node.append(tokens, blocks)
+        if key.spans:
+            node.keep_spans(key.spans, size)
+        self.version += 1
         return node
 
     def _publish_partial(
         self, path: RadixNode, key: PrefixKey, blocks: "array[int]", num_tokens: int
     ) -> tuple[RadixNode, PublishResult]:
         """Add a leaf with fewer tokens than a block, unless one begins with the same."""
-        run, extra = key.block_run(path.end * self.block_size, num_tokens)
-        if extra is not None or path.children.begins_with(run):
+        own = key.block_key(path.end * self.block_size, num_tokens)
+        if own.spans or path.children.begins_with(own.tokens):
             return path, PublishResult(1)
         self.version += 1
-        tail = RadixNode(path, key.identity)
-        tail.append(run, blocks)
-        tail.ref_count, tail.born_s = 1, self._pool.now()
-        path.add_child(run, tail)
+        tail = self._add_child(path, key.identity, own.tokens)
+        tail.append(own.tokens, blocks)
         return tail, _ALL_NEW
 
-    def _drop_empty(self, root: RadixNode) -> None:
-        if not root.ref_count and root.is_leaf:
-            del self._roots[root.identity]
+    def _add_child(self, parent: RadixNode, identity: Identity, name: bytes) -> RadixNode:
+        """Add an empty node that one request holds."""
+        child = RadixNode(parent, identity, name)
+        child.ref_count, child.born_s = 1, self._pool.now()
+        parent.add_child(child)
+        return child
+
+    def _became_leaf(self, node: RadixNode) -> None:
+        """Tell the policy of a node that has lost its last child; remove a root without any."""
+        if node.is_leaf and node.parent is not None:
+            self._pool.became_leaf(node)
+        elif node.is_leaf and not node.ref_count:
+            del self._roots[node.identity]
 
     def _split(self, node: RadixNode, num_blocks: int) -> RadixNode:
         """Make the first blocks of a node a node of their own, which is returned."""
@@ -277,14 +273,6 @@ class RadixIndex:
         head = node.split(num_blocks, self.block_size)
         self._pool.split(node, head)
         return head
-
-
-def _agrees(node: RadixNode, view: memoryview, most: int, block_size: int) -> bool:
-    """Whether a sequence without extras has all of a node among its first ``most`` blocks."""
-    start, end = node.start, node.end
-    if end > most or node.extras:
-        return False
-    return node.tokens.startswith(view[start * block_size : end * block_size])
 
 
 def _last_block(node: RadixNode) -> BlockId | None:

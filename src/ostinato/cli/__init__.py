@@ -32,6 +32,7 @@ import typer
 import ostinato
 from ostinato.cli import (
     _errors,
+    _option_groups,
     cache,
     chat,
     demo,
@@ -69,7 +70,7 @@ _GROUPS: dict[str, typer.Typer] = {
 }
 """Groups of commands."""
 
-app = typer.Typer(
+app = _option_groups.GroupedTyper(
     cls=_errors.CommandGroup,
     no_args_is_help=True,
     add_completion=False,

@@ -1,14 +1,14 @@
-"""A client for ``/admin`` routes, with the standard library only."""
+"""A client for the routes of a running server or router."""
 
-import json
-import urllib.error
-import urllib.request
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ostinato.core.errors import OstinatoError
 
-_PATIENCE_S = 600
+if TYPE_CHECKING:
+    from httpx import Response
+
+_TIMEOUT_S = 600
 """Prewarming a long prompt is slow."""
 
 
@@ -18,7 +18,7 @@ class AdministrationFailed(OstinatoError):
 
 @dataclass(frozen=True, slots=True)
 class AdminClient:
-    """Calls the ``/admin`` routes of a server.
+    """Calls the routes of a server.
 
     Attributes:
         url: URL of the server, such as ``http://127.0.0.1:8000``.
@@ -30,46 +30,36 @@ class AdminClient:
     key: str | None = None
 
     def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Call a route under ``/admin``, and return its JSON.
+        """Call a route, and return its JSON.
 
         Raises:
             AdministrationFailed: The server refused, or could not be reached.
         """
-        return self.ask(method, f"admin/{path}", body)
+        import httpx  # imported here: other commands start faster without it
 
-    def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Call any route, and return its JSON.
-
-        Raises:
-            AdministrationFailed: The server refused, or could not be reached.
-        """
-        headers = {"Content-Type": "application/json"}
-        if self.key:
-            headers["Authorization"] = f"Bearer {self.key}"
-        data = None if body is None else json.dumps(body).encode()
         url = f"{self.url.rstrip('/')}/{path}"
+        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         try:
-            asked = urllib.request.Request(url, data, headers, method=method)
-            with urllib.request.urlopen(asked, timeout=_PATIENCE_S) as answer:
-                found: dict[str, Any] = json.load(answer)
-                return found
-        except urllib.error.HTTPError as error:
-            with error:
-                raise AdministrationFailed(_reason(error)) from error
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "reason", error)
+            answer = httpx.request(
+                method, url, json=body, headers=headers, timeout=_TIMEOUT_S, follow_redirects=True
+            )
+            if answer.is_error:
+                raise AdministrationFailed(_reason(answer))
+            found: dict[str, Any] = answer.json()
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             raise AdministrationFailed(
-                f"url={self.url!r}: no server answers ({reason}); give another --url, or "
+                f"url={self.url!r}: no server answers ({error}); give another --url, or "
                 "start one with 'ostinato serve'"
             ) from error
+        return found
 
 
-def _reason(error: urllib.error.HTTPError) -> str:
+def _reason(answer: "Response") -> str:
     """Return the server's message, with a hint for a missing key."""
     try:
-        message = str(json.load(error)["error"]["message"])
+        message = str(answer.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        message = f"the server answered {error.code} {error.reason}"
-    if error.code == 401:
+        message = f"the server answered {answer.status_code} {answer.reason_phrase}"
+    if answer.status_code == 401:
         return f"{message}; give --key, or set OSTINATO_ADMIN_KEY"
     return message

@@ -106,7 +106,7 @@ def notes(figures: Figures) -> Iterator[str]:
     """Return notes on the results."""
     wave = figures.no_cache
     question = figures.calls.prompts[0].rpartition("\n\n")[2]
-    yield f"One of the calls: {question!r} goes on {figures.cold.answers[0]!r}."
+    yield f"One of the calls: {question!r} is continued by {figures.cold.answers[0]!r}."
     if not wave.complete:
         yield (
             f"Without a cache we gave up after {write_seconds(wave.seconds)} and "
@@ -144,15 +144,12 @@ def _agreement(figures: Figures) -> str:
     if not compared:
         return "No call was answered without a cache in time, so no answers could be compared."
     if equal == compared:
-        return f"The answers are the same with and without a cache in {_all(compared)} compared."
+        all_calls = "the one call" if compared == 1 else f"all {compared:,} calls"
+        return f"The answers are the same with and without a cache in {all_calls} compared."
     return (
         f"The answers are the same with and without a cache in {equal:,} of {compared:,} calls: "
         "float32 rounds differently in other batches, and two tokens were almost equally likely."
     )
-
-
-def _all(compared: int) -> str:
-    return "the one call" if compared == 1 else f"all {compared:,} calls"
 
 
 def as_json(results: list[list[Outcome]], figures: Figures) -> dict[str, object]:

@@ -22,9 +22,9 @@ from typer.core import TyperGroup
 
 from ostinato.core.errors import OstinatoError
 
-OUR_BUG = 1
-USER_CAN_FIX_IT = 2
-INTERRUPTED = 130
+EXIT_BUG = 1
+EXIT_USER_ERROR = 2
+EXIT_INTERRUPTED = 130
 
 
 class CommandGroup(TyperGroup):
@@ -36,15 +36,15 @@ class CommandGroup(TyperGroup):
             return super().invoke(ctx)
         except OstinatoError as error:
             _raise_if_wanted(error)
-            complain(str(error))
-            raise typer.Exit(USER_CAN_FIX_IT) from error
+            print_error(str(error))
+            raise typer.Exit(EXIT_USER_ERROR) from error
         except MemoryError as error:
             _raise_if_wanted(error)
-            complain("there is not enough memory for this: use less, or close other programs")
-            raise typer.Exit(USER_CAN_FIX_IT) from error
+            print_error("there is not enough memory for this: use less, or close other programs")
+            raise typer.Exit(EXIT_USER_ERROR) from error
         except KeyboardInterrupt as interrupt:
-            complain("interrupted")
-            raise typer.Exit(INTERRUPTED) from interrupt
+            print_error("interrupted")
+            raise typer.Exit(EXIT_INTERRUPTED) from interrupt
 
 
 def run(app: typer.Typer) -> None:
@@ -53,14 +53,14 @@ def run(app: typer.Typer) -> None:
         app(prog_name="ostinato")
     except Exception as error:
         _raise_if_wanted(error)
-        complain(
+        print_error(
             f"this is a bug in Ostinato: {type(error).__name__}: {error} "
             "(OSTINATO_TRACEBACK=1 shows where)"
         )
-        sys.exit(OUR_BUG)
+        sys.exit(EXIT_BUG)
 
 
-def complain(message: str) -> None:
+def print_error(message: str) -> None:
     """Print one red line to stderr; terminals may wrap it, files do not."""
     line = Text("error: ", style="bold red").append(" ".join(message.split()), style="red")
     Console(stderr=True, soft_wrap=True).print(line)

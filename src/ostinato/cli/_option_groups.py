@@ -7,7 +7,7 @@ A parameter that is annotated with a dataclass is replaced by an option for each
         max_tokens: int = option(200, "Maximum tokens to generate.")
         temperature: Temperature = 0.8          # or an annotated type, as in Typer
 
-    @grouped
+    @app.command()  # of a GroupedTyper
     def run(prompt: str, n: int = option(1, "Continuations.", "-n"), *, sampling: Sampling) -> None:
         ...                                     # -n, --max-tokens, --temperature
 
@@ -36,6 +36,15 @@ def option(default: Any, help: str, *names: str, panel: str | None = None, **mor
     """
     info = typer.Option(*names, help=help, rich_help_panel=panel, **more)
     return field(default=default, metadata={"option": info})
+
+
+class GroupedTyper(typer.Typer):
+    """Commands whose parameters may be groups of options."""
+
+    def command(self, *args: Any, **settings: Any) -> Callable[[Callable[..., None]], Any]:
+        """Return a decorator that adds a command, as in Typer."""
+        register = super().command(*args, **settings)
+        return lambda run: register(grouped(run))
 
 
 def grouped(run: Callable[..., None]) -> Callable[..., None]:

@@ -33,7 +33,7 @@ def unwritable(out: Path, error: OSError) -> ConfigError:
     return ConfigError(f"out={str(out)!r}: {reason}; choose another folder")
 
 
-def say_written(out: Path, paths: Iterable[Path]) -> None:
+def list_written(out: Path, paths: Iterable[Path]) -> None:
     """List the written files on stderr."""
     names = ", ".join(path.name for path in paths)
     Console(stderr=True).print(f"Written to {out}: {names}", style="dim", markup=False)

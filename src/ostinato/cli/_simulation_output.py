@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ostinato.cli._report_folder import say_written, unwritable
+from ostinato.cli._report_folder import list_written, unwritable
 from ostinato.cli._trace_source import describe
 from ostinato.lab.quantities import count, write_bytes, write_count, write_seconds
 from ostinato.lab.replay import ReplayedRequest
@@ -43,7 +43,8 @@ def _hits_table(found: Simulation) -> Table:
     table.add_column("", no_wrap=True)
     for heading in _sizes(found):
         table.add_column(heading.replace(" = ", "\n"), justify="right")
-    best = [max(each) for each in zip(*_policy_ratios(found), strict=True)]
+    by_policy = [[result.hit_ratio for result in results] for results in found.results.values()]
+    best = [max(ratios) for ratios in zip(*by_policy, strict=True)]
     for name, ratios in found.ratios().items():
         is_policy = name not in found.bounds
         cells = [
@@ -63,10 +64,6 @@ def _sizes(found: Simulation) -> list[str]:
     return [f"{name} = {write_bytes(size)}" for name, size in zip(names, memory, strict=True)]
 
 
-def _policy_ratios(found: Simulation) -> list[list[float]]:
-    return [[result.hit_ratio for result in results] for results in found.results.values()]
-
-
 def _sentence(found: Simulation) -> str:
     return (
         f"Share of prompt tokens that hit, by blocks of the cache. A cache that never evicts, from "
@@ -82,8 +79,9 @@ def _disk(found: Simulation) -> str:
     first = found.tiered[0]
     share = first.loaded_tokens / max(1, first.total_input_tokens)
     return (
-        f" Behind {count(found.capacities[0], 'block')}, a disk of {found.disk.num_blocks:,} has "
-        f"{share:.1%} that the pool has not; {first.written_blocks:,} blocks are written to it."
+        f" A disk of {count(found.disk.num_blocks, 'block')} behind a pool of "
+        f"{found.capacities[0]:,} adds {share:.1%}; {first.written_blocks:,} blocks are written to "
+        "it."
     )
 
 
@@ -92,9 +90,9 @@ def _about_states(found: Simulation) -> str:
     if found.kv is None or not found.kv.state_bytes:
         return ""
     return (
-        f" The model keeps states, of {write_bytes(found.kv.state_bytes)} each: rows say where "
-        "checkpoints are kept, with the best share of the memory for them; bounds take states to "
-        "be free."
+        f" The model keeps states of {write_bytes(found.kv.state_bytes)} each: a row is a rule for "
+        "where checkpoints are kept, with the best share of memory for them; bounds ignore the "
+        "memory of states."
     )
 
 
@@ -109,7 +107,7 @@ def _replayed(requests: list[ReplayedRequest]) -> str:
         )
     return (
         f"Replayed with its own settings, {agreeing:,} of {count(len(requests), 'request')} found "
-        "what they had found: the recording is in part, or began with a warm cache."
+        "what they had found: the recording is incomplete, or began with a warm cache."
     )
 
 
@@ -181,7 +179,7 @@ def write(found: Simulation, out: Path) -> None:
         (out / "report.html").write_text(page, encoding="utf-8")
     except OSError as error:
         raise unwritable(out, error) from error
-    say_written(out, [*written, out / "report.html"])
+    list_written(out, [*written, out / "report.html"])
 
 
 def _plots(found: Simulation) -> Iterator[tuple[str, Any]]:
@@ -209,7 +207,7 @@ def _sections(found: Simulation, plots: dict[str, Any]) -> "Iterator[Section]":
     rows = [[name, *(f"{r:.1%}" for r in ratios)] for name, ratios in found.ratios().items()]
     yield Section("Hits", (plots["hits"], _sentence(found), Rows(headings, rows)))
     if found.replayed:
-        yield Section("The recorded run, done again", (_replayed(found.replayed),))
+        yield Section("Replay of the recorded run", (_replayed(found.replayed),))
     if found.timed:
         timed = Rows(_TIMES_HEADINGS, list(_times_rows(found)))
         yield Section("Times", (plots["first-token"], timed, _times_note(found)))

@@ -107,7 +107,7 @@ def was_interrupted(output: "RequestOutput") -> bool:
     return any(completion.finish_reason == "abort" for completion in output.outputs)
 
 
-def account(output: "RequestOutput") -> str:
+def summary(output: "RequestOutput") -> str:
     """Return one line: tokens reused and generated, and speed."""
     made = sum(len(completion.token_ids) for completion in output.outputs)
     words = [

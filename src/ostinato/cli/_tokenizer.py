@@ -9,7 +9,7 @@ from ostinato.lab.explain_log import Tokenizer
 from ostinato.lab.request_log import LoggedRequest, render_plainly
 from ostinato.lab.word_tokens import word_tokenizer
 
-ModelOfTokens = Annotated[
+TokenizerModel = Annotated[
     str | None,
     typer.Option(
         "--model",

@@ -95,7 +95,7 @@ class TraceOptions:
         options = ReadOptions(self.block_size, on_broken, read, unit)
         with Console(stderr=True).status(f"Reading {path.name} ..."):
             trace = read_trace(path, options)
-        name_broken(trace.broken)
+        list_broken(trace.broken)
         return trace if self.first is None else trace.first(self.first)
 
     def image_tokens(self, model: str | None) -> int | None:
@@ -121,7 +121,7 @@ class TraceOptions:
         return read_recording(path, "skip" if self.skip_broken else "refuse")
 
 
-def name_broken(broken: Sequence[BrokenLine]) -> None:
+def list_broken(broken: Sequence[BrokenLine]) -> None:
     """List skipped lines on stderr, at most the first few."""
     console = Console(stderr=True)
     for line in broken[:_SHOWN_BROKEN]:

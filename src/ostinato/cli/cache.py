@@ -5,27 +5,28 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import quote, urlencode
 
 import typer
 from rich.console import Console
 
 from ostinato.cli import _cache_tables as tables
 from ostinato.cli._admin_client import AdminClient
-from ostinato.cli._option_groups import grouped, option
+from ostinato.cli._option_groups import GroupedTyper, option
 from ostinato.core.errors import ConfigError
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 URL = "http://127.0.0.1:8000"
-Url = Annotated[str, typer.Option("--url", envvar="OSTINATO_URL", help="Of the server.")]
+Url = Annotated[str, typer.Option("--url", envvar="OSTINATO_URL", help="URL of the server.")]
 Key = Annotated[
     str | None,
-    typer.Option("--key", envvar="OSTINATO_ADMIN_KEY", help="Of an administrator."),
+    typer.Option("--key", envvar="OSTINATO_ADMIN_KEY", help="API key of an administrator."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the response as JSON.")]
 PromptText = Annotated[str, typer.Argument(help="A text, or @FILE for the content of a file.")]
-Tenant = Annotated[str, typer.Option(help="Tenant, on a server with keys.")]
-Salt = Annotated[str, typer.Option(help="The cache_salt that its client sends.")]
+PublicName = Annotated[str, typer.Argument(help="Name of the public prefix.")]
+Draw = Callable[[Console, dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
@@ -35,208 +36,180 @@ class Server:
     url: Url = URL
     key: Key = None
 
-    @property
-    def client(self) -> AdminClient:
-        """The client."""
-        return AdminClient(self.url, self.key)
+    def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Call a route under ``/admin``, and return its JSON."""
+        return AdminClient(self.url, self.key).call(method, f"admin/{path}", body)
 
 
-app = typer.Typer(
+@dataclass(frozen=True)
+class Report(Server):
+    """The server, and how its response is printed."""
+
+    as_json: AsJson = False
+
+    def show(self, draw: Draw, method: str, path: str, body: dict[str, Any] | None = None) -> None:
+        """Call a route under ``/admin``, and print its response as a table or as JSON."""
+        answer = self.call(method, path, body)
+        if self.as_json:
+            typer.echo(json.dumps(answer, indent=2, ensure_ascii=False))
+        else:
+            draw(Console(), answer)
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The tenant and the salt that a prompt is cached for."""
+
+    tenant: Annotated[str, typer.Option(help="Tenant, on a server with keys.")] = ""
+    salt: Annotated[str, typer.Option(help="The cache_salt that its client sends.")] = ""
+
+    def body(self, prompt: str, **more: Any) -> dict[str, Any]:
+        """Return the body of a request about a prompt."""
+        return {"prompt": _read(prompt), "tenant": self.tenant, "cache_salt": self.salt, **more}
+
+
+app = GroupedTyper(
     no_args_is_help=True,
     help="Inspect and administer a running server's cache.",
 )
-record = typer.Typer(no_args_is_help=True, help="Record a trace of the traffic, without content.")
+record = GroupedTyper(no_args_is_help=True, help="Record a trace of the traffic, without content.")
 app.add_typer(record, name="record")
 
 
-@app.command("stats")
-@grouped
-def stats(server: Server, as_json: AsJson = False) -> None:
+@app.command()
+def stats(report: Report) -> None:
     """Show counters since the start."""
-    _show(server.client.call("GET", "stats"), as_json, tables.draw_stats)
+    report.show(tables.draw_stats, "GET", "stats")
 
 
-@app.command("audit")
-@grouped
-def audit(server: Server, as_json: AsJson = False) -> None:
+@app.command()
+def audit(report: Report) -> None:
     """Show the results of audits of hits."""
-    _show(server.client.call("GET", "audit"), as_json, tables.draw_audit)
+    report.show(tables.draw_audit, "GET", "audit")
 
 
-@app.command("tiers")
-@grouped
-def tiers(server: Server, as_json: AsJson = False) -> None:
+@app.command()
+def tiers(report: Report) -> None:
     """Show the tiers: their contents, loads and stores."""
-    _show(server.client.call("GET", "tiers"), as_json, tables.draw_tiers)
+    report.show(tables.draw_tiers, "GET", "tiers")
 
 
-@app.command("heaviest")
-@grouped
+@app.command()
 def heaviest(
     most: int = option(20, "Maximum number."),
     tenant: str | None = option(None, "Only this tenant's."),
-    as_json: AsJson = False,
     *,
-    server: Server,
+    report: Report,
 ) -> None:
     """List the prefixes that saved most tokens."""
-    from urllib.parse import urlencode
-
     query = {"most": most} | ({} if tenant is None else {"tenant": tenant})
-    answer = server.client.call("GET", f"heaviest?{urlencode(query)}")
-    _show(answer, as_json, tables.draw_heaviest)
+    report.show(tables.draw_heaviest, "GET", f"heaviest?{urlencode(query)}")
 
 
-@app.command("prewarm")
-@grouped
-def prewarm(
-    prompt: PromptText,
-    tenant: Tenant = "",
-    salt: Salt = "",
-    as_json: AsJson = False,
-    *,
-    server: Server,
-) -> None:
+@app.command()
+def prewarm(prompt: PromptText, owner: Owner, report: Report) -> None:
     """Compute a prompt, so that the first request with it hits."""
-    body = _prefix(prompt, tenant, salt)
-    _show(server.client.call("POST", "prewarm", body), as_json, tables.draw_prewarmed)
+    report.show(tables.draw_prewarmed, "POST", "prewarm", owner.body(prompt))
 
 
-@app.command("pin")
-@grouped
-def pin(
-    prompt: PromptText,
-    tenant: Tenant = "",
-    salt: Salt = "",
-    as_json: AsJson = False,
-    *,
-    server: Server,
-) -> None:
+@app.command()
+def pin(prompt: PromptText, owner: Owner, report: Report) -> None:
     """Keep the cached part of a prompt until it is released."""
-    body = _prefix(prompt, tenant, salt)
-    _show(server.client.call("POST", "leases", body), as_json, tables.draw_lease)
+    report.show(tables.draw_lease, "POST", "leases", owner.body(prompt))
 
 
-@app.command("lease")
-@grouped
+@app.command()
 def lease(
     prompt: PromptText,
     ttl: str = option("5m", "Duration, such as 300, 5m or 24h."),
     refresh: bool = option(False, "Each hit restarts the time."),
-    tenant: Tenant = "",
-    salt: Salt = "",
-    as_json: AsJson = False,
     *,
-    server: Server,
+    owner: Owner,
+    report: Report,
 ) -> None:
     """Keep the cached part of a prompt for some time."""
-    terms = {"ttl_s": read_seconds("ttl", ttl), "refresh_on_hit": refresh}
-    body = {**_prefix(prompt, tenant, salt), **terms}
-    _show(server.client.call("POST", "leases", body), as_json, tables.draw_lease)
+    ttl_s = read_seconds("ttl", ttl)
+    body = owner.body(prompt, ttl_s=ttl_s, refresh_on_hit=refresh)
+    report.show(tables.draw_lease, "POST", "leases", body)
 
 
-@app.command("leases")
-@grouped
-def leases(server: Server, as_json: AsJson = False) -> None:
+@app.command()
+def leases(report: Report) -> None:
     """List leases and their ends."""
-    _show(server.client.call("GET", "leases"), as_json, tables.draw_leases)
+    report.show(tables.draw_leases, "GET", "leases")
 
 
-@app.command("release")
-@grouped
+@app.command()
 def release(
-    lease_id: Annotated[int, typer.Argument(help="Number of the lease.")],
-    *,
-    server: Server,
+    lease_id: Annotated[int, typer.Argument(help="Number of the lease.")], server: Server
 ) -> None:
     """Release a lease; its blocks may be evicted from now on."""
-    server.client.call("DELETE", f"leases/{lease_id}")
+    server.call("DELETE", f"leases/{lease_id}")
     typer.echo(f"Lease {lease_id} is released.")
 
 
-@app.command("publish")
-@grouped
-def publish(
-    name: Annotated[str, typer.Argument(help="Name of the public prefix.")],
-    prompt: PromptText,
-    *,
-    server: Server,
-) -> None:
+@app.command()
+def publish(name: PublicName, prompt: PromptText, server: Server) -> None:
     """Compute a prefix once for all tenants that may use it."""
-    from urllib.parse import quote
-
-    path = f"public/{quote(name, safe='')}"
-    answer = server.client.call("PUT", path, {"prompt": _read(prompt)})
+    answer = server.call("PUT", f"public/{quote(name, safe='')}", {"prompt": _read(prompt)})
     typer.echo(f"{answer['num_tokens']:,} tokens are public as {name!r}.")
 
 
-@app.command("public")
-@grouped
-def public(server: Server, as_json: AsJson = False) -> None:
+@app.command()
+def public(report: Report) -> None:
     """List public prefixes."""
-    _show(server.client.call("GET", "public"), as_json, tables.draw_public)
+    report.show(tables.draw_public, "GET", "public")
 
 
-@app.command("unpublish")
-@grouped
+@app.command()
 def unpublish(
-    name: Annotated[str, typer.Argument(help="Name of the public prefix.")],
+    name: PublicName,
     cancel: bool = option(False, "Cancel requests that begin with it."),
     *,
     server: Server,
 ) -> None:
     """Unpublish a public prefix, and evict what tenants computed after it."""
-    from urllib.parse import quote
-
     path = f"public/{quote(name, safe='')}/unpublish"
-    answer = server.client.call("POST", path, {"cancel_running": cancel})
+    answer = server.call("POST", path, {"cancel_running": cancel})
     typer.echo(f"{name!r} is no longer public: {answer['num_blocks']:,} blocks evicted.")
 
 
-@app.command("reset")
-@grouped
+@app.command()
 def reset(
-    preempt: bool = option(False, "Preempt running requests; they restart."),
-    *,
-    server: Server,
+    server: Server, preempt: bool = option(False, "Preempt running requests; they restart.")
 ) -> None:
     """Evict all cached prefixes, of all tenants."""
-    server.client.call("POST", "reset", {"preempt_running": preempt})
+    server.call("POST", "reset", {"preempt_running": preempt})
     typer.echo("The cache is empty.")
 
 
-@app.command("erase")
-@grouped
+@app.command()
 def erase(
     tenant: Annotated[str, typer.Argument(help="The tenant; '' on a server without keys.")],
     salt: str = option("", "Only requests with this salt."),
     cancel: bool = option(False, "Cancel its requests instead of waiting for them."),
-    as_json: AsJson = False,
     *,
-    server: Server,
+    report: Report,
 ) -> None:
     """Erase all data of a tenant, and print what was erased."""
     body = {"tenant": tenant, "cache_salt": salt, "cancel_running": cancel}
-    _show(server.client.call("POST", "erase", body), as_json, tables.draw_receipt)
+    report.show(tables.draw_receipt, "POST", "erase", body)
 
 
 @record.command("start")
-@grouped
 def start_recording(
     name: Annotated[str, typer.Argument(help="File in the server's folder of traces.")],
-    *,
     server: Server,
 ) -> None:
     """Record salted digests, lengths and times from now on."""
-    answer = server.client.call("POST", "record/start", {"name": name})
+    answer = server.call("POST", "record/start", {"name": name})
     typer.echo(f"Recording to {answer['path']} on the server.")
 
 
 @record.command("stop")
-@grouped
 def stop_recording(server: Server) -> None:
     """End the recording."""
-    typer.echo(f"Recorded: {server.client.call('POST', 'record/stop')['path']}")
+    typer.echo(f"Recorded: {server.call('POST', 'record/stop')['path']}")
 
 
 def read_seconds(name: str, text: str) -> float:
@@ -257,10 +230,6 @@ def read_seconds(name: str, text: str) -> float:
     return seconds
 
 
-def _prefix(prompt: str, tenant: str, salt: str) -> dict[str, Any]:
-    return {"prompt": _read(prompt), "tenant": tenant, "cache_salt": salt}
-
-
 def _read(prompt: str) -> str:
     """Return a given prompt, or the content of the named file.
 
@@ -273,12 +242,3 @@ def _read(prompt: str) -> str:
         return Path(prompt[1:]).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"prompt={prompt!r}: cannot be read: {error}") from error
-
-
-def _show(
-    answer: dict[str, Any], as_json: bool, draw: Callable[[Console, dict[str, Any]], None]
-) -> None:
-    if as_json:
-        typer.echo(json.dumps(answer, indent=2, ensure_ascii=False))
-    else:
-        draw(Console(), answer)

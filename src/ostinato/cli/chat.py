@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from ostinato.cli import _engine_options as options
-from ostinato.cli._errors import complain
-from ostinato.cli._option_groups import grouped, option
-from ostinato.cli._streaming import account, follow, loaded, note, was_interrupted, write
+from ostinato.cli._errors import print_error
+from ostinato.cli._option_groups import option
+from ostinato.cli._streaming import follow, loaded, note, summary, was_interrupted, write
 from ostinato.engine.sampling_params import SamplingParams
 from ostinato.engine.settings import DEFAULT_MODEL
 from ostinato.errors import ConfigError, RequestError, StepFailed
@@ -62,8 +62,8 @@ class Conversation:
         try:
             output = self._ask()
         except (RequestError, StepFailed) as error:
-            complain(str(error))
-            self._drop()
+            print_error(str(error))
+            self._remove_last()
             note("/reset starts a new one")
             return True
         return self._keep(output)
@@ -86,19 +86,16 @@ class Conversation:
         interrupted, text = was_interrupted(output), output.outputs[0].text
         if text or not interrupted:
             self.messages.append({"role": "assistant", "content": text})
-        note(account(output) + (" | stopped" if interrupted else ""))
+        note(summary(output) + (" | stopped" if interrupted else ""))
         if interrupted and not text:
-            self._drop()
+            self._remove_last()
         return not interrupted
 
-    def _drop(self) -> None:
+    def _remove_last(self) -> None:
         """Remove the last line from the conversation."""
         self.messages.pop()
         note("that line was removed from the conversation")
 
-
-if TYPE_CHECKING:
-    from ostinato import AsyncLLM
 
 _COMMANDS = {
     "/help": "this list",
@@ -107,11 +104,10 @@ _COMMANDS = {
     "/quit": "quit, like Ctrl-D",
 }
 _CTRL_C = "Ctrl-C stops an answer; Ctrl-D or /quit quits"
-_SPEECH_ENDS: dict[str, tuple[str, ...]] = {DEFAULT_MODEL: ("\n\n",)}
+_STOP_STRINGS: dict[str, tuple[str, ...]] = {DEFAULT_MODEL: ("\n\n",)}
 """Stop strings of models that never end their answers."""
 
 
-@grouped
 def run(
     name: Annotated[
         str | None, typer.Argument(metavar="[MODEL]", help="The model, as with --model.")
@@ -132,11 +128,11 @@ def run(
     Lines may also be piped in, one per turn. Try: ostinato chat smollm2
     """
     model = name or model
-    params = sampling.params(_SPEECH_ENDS.get(model, ()))
+    params = sampling.params(_STOP_STRINGS.get(model, ()))
     settings = engine.settings(model)
     template = None if chat_template is None else _read(chat_template)
     with loaded(model, settings) as llm:
-        _hold(Conversation(llm, params, system, template), llm, model)
+        _converse(Conversation(llm, params, system, template), llm, model)
 
 
 def _read(chat_template: Path) -> str:
@@ -153,7 +149,7 @@ def _read(chat_template: Path) -> str:
         ) from error
 
 
-def _hold(conversation: Conversation, llm: "AsyncLLM", model: str) -> None:
+def _converse(conversation: Conversation, llm: "AsyncLLM", model: str) -> None:
     """Read lines and answer them, to the end of input."""
     if _is_interactive():
         note(f"This is {model}. {_CTRL_C}; /help lists commands.")
@@ -195,7 +191,7 @@ def _help() -> Table:
 
 
 def _stats(llm: "AsyncLLM") -> str:
-    """Print the cache's counters since the start."""
+    """Return the cache's counters since the start, as a sentence."""
     stats = llm.cache_stats
     looked_up = stats.first
     return (

@@ -29,7 +29,7 @@ from ostinato.cli._demo_waves import (
     first_tokens,
     run_wave,
 )
-from ostinato.cli._option_groups import grouped, option
+from ostinato.cli._option_groups import option
 from ostinato.core.errors import ConfigError
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.settings import DEFAULT_MODEL
@@ -57,7 +57,6 @@ _NEXT = {
 }
 
 
-@grouped
 def run(
     num_calls: int = option(1000, "Calls with one system prompt.", "--calls", "-n"),
     model: options.Model = DEFAULT_MODEL,

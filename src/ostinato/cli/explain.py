@@ -12,16 +12,17 @@ from rich.text import Text
 
 from ostinato.cli import _engine_options as options
 from ostinato.cli._admin_client import AdminClient, AdministrationFailed
-from ostinato.cli._option_groups import grouped, option
-from ostinato.cli._tokenizer import IgnoredFields, ModelOfTokens, load_tokenizer
-from ostinato.cli._trace_source import SkipBroken, name_broken
+from ostinato.cli._option_groups import option
+from ostinato.cli._tokenizer import IgnoredFields, TokenizerModel, load_tokenizer
+from ostinato.cli._trace_source import SkipBroken, list_broken
 from ostinato.cli.cache import URL
 from ostinato.core.errors import ConfigError, RequestError
 from ostinato.engine.settings import DEFAULT_MODEL
-from ostinato.lab.explain_log import explain_log, explain_recording, is_recording
+from ostinato.lab.explain_log import explain_log, explain_recording
 from ostinato.lab.quantities import count
 from ostinato.lab.recording import read_recording
 from ostinato.lab.request_log import LogOptions, iter_requests
+from ostinato.lab.traces import is_recording
 from ostinato.observe.explanation import Explanation, SpanOutcome
 from ostinato.settings import IndexName, PrefixCacheConfig
 
@@ -50,7 +51,6 @@ _PSEUDONYMS = (
 )
 
 
-@grouped
 def run(
     files: Annotated[
         list[Path] | None,
@@ -70,13 +70,13 @@ def run(
     ),
     every: bool = option(False, "Explain every prompt, not only the last.", "--all", "-a"),
     as_json: bool = option(False, "Print explanations as JSON, one per line.", "--json"),
-    model: ModelOfTokens = None,
+    model: TokenizerModel = None,
     index: options.Index = "radix",
     block_size: options.BlockSize = 16,
     num_blocks: options.NumBlocks = None,
     skip_broken: SkipBroken = False,
     ignore: IgnoredFields = None,
-    url: str = option(URL, "Of the server.", panel=_SERVER, envvar="OSTINATO_URL"),
+    url: str = option(URL, "URL of the server.", panel=_SERVER, envvar="OSTINATO_URL"),
     key: str | None = option(
         None,
         "API key with which the request was sent.",
@@ -153,7 +153,7 @@ def _ask(name: str, server: AdminClient) -> Explanation:
     Raises:
         AdministrationFailed: The request is unknown, or another tenant's.
     """
-    answer = server.ask("GET", f"v1/explain/{quote(name, safe='')}")
+    answer = server.call("GET", f"v1/explain/{quote(name, safe='')}")
     try:
         return Explanation.from_dict(answer)
     except (KeyError, TypeError, ValueError) as error:
@@ -183,13 +183,13 @@ def _explain_log(
     """
     if is_recording(path):
         recording = read_recording(path, read.on_broken)
-        name_broken(recording.broken)
+        list_broken(recording.broken)
         found = {
             explanation.request_id: explanation for explanation in explain_recording(recording)
         }
         return [found[name] for name in _chosen(wanted, list(found), "request", path)], _PSEUDONYMS
     lines = {f"line {request.line}": request.line for request in iter_requests(path, read)}
-    name_broken(read.broken)
+    list_broken(read.broken)
     chosen = _chosen(wanted, list(lines), "line", path)
     asked = explain_log(
         iter_requests(path, replace(read, broken=[])),

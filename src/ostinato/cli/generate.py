@@ -9,12 +9,12 @@ import typer
 from rich.console import Console
 
 from ostinato.cli import _engine_options as options
-from ostinato.cli._option_groups import grouped, option
+from ostinato.cli._option_groups import option
 from ostinato.cli._streaming import (
-    account,
     follow,
     loaded,
     note,
+    summary,
     was_interrupted,
     write,
     write_prompt,
@@ -31,7 +31,6 @@ _OUTPUT = "Output"
 _REQUEST_ID = "generate"
 
 
-@grouped
 def run(
     prompt: Annotated[
         str | None, typer.Argument(help="Text to continue; - or nothing reads standard input.")
@@ -158,7 +157,7 @@ def _finish(output: "RequestOutput", echo: bool) -> None:
             if echo:
                 write_prompt(output.prompt or "")
             write(f"{completion.text}\n")
-    note(account(output))
+    note(summary(output))
 
 
 def _as_json(model: str, output: "RequestOutput") -> dict[str, object]:

@@ -1,5 +1,6 @@
 """``ostinato keys``: API keys of a server's tenants."""
 
+from dataclasses import asdict, dataclass
 from typing import Annotated
 
 import typer
@@ -7,31 +8,38 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ostinato.cli._option_groups import grouped, option
+from ostinato.cli._option_groups import GroupedTyper, option
 
 _FILE = Annotated[str, typer.Option("--file", "-f", help="The keys file.")]
 
-app = typer.Typer(
+app = GroupedTyper(
     no_args_is_help=True, help="Create API keys for tenants of a server, and list the tenants."
 )
 
 
-@app.command("new")
-@grouped
+@dataclass(frozen=True)
+class TenantOptions:
+    """Settings of a tenant, as the keys file names them."""
+
+    quota: int | None = option(None, "Blocks that it may keep.")
+    guaranteed: int | None = option(None, "Blocks that others cannot evict.")
+    priority: int | None = option(None, "Lower goes first.")
+    max_requests: int | None = option(None, "Maximum number of concurrent continuations.")
+    tokens_per_minute: int | None = option(None, "Maximum prompt and generated tokens per minute.")
+    public: list[str] | None = option(
+        None, "Public prefix that it may use; may be repeated, '*' is all."
+    )
+    administers: bool | None = option(
+        None, "Whether it may administer.", "--administers/--no-administers"
+    )
+
+
+@app.command()
 def new(
     tenant: Annotated[str, typer.Argument(help="Name of the tenant.")],
     file: _FILE = "keys.json",
-    quota: int | None = option(None, "Blocks that it may keep."),
-    guaranteed: int | None = option(None, "Blocks that others cannot evict."),
-    priority: int | None = option(None, "Lower goes first."),
-    max_requests: int | None = option(None, "Maximum number of concurrent continuations."),
-    tokens_per_minute: int | None = option(None, "Maximum prompt and generated tokens per minute."),
-    public: list[str] | None = option(
-        None, "Public prefix that it may use; may be repeated, '*' is all."
-    ),
-    administers: bool | None = option(
-        None, "Whether it may administer.", "--administers/--no-administers"
-    ),
+    *,
+    options: TenantOptions,
 ) -> None:
     """Create a key, print it once, and store its hash.
 
@@ -39,18 +47,8 @@ def new(
     """
     from ostinato.server.keys import add_key
 
-    changes = {
-        "quota": quota,
-        "guaranteed": guaranteed,
-        "priority": priority,
-        "max_requests": max_requests,
-        "tokens_per_minute": tokens_per_minute,
-        "public": public,
-        "administers": administers,
-    }
-    given = {name: value for name, value in changes.items() if value is not None}
-    key = add_key(file, tenant, **given)
-    typer.echo(key)
+    changes = {name: value for name, value in asdict(options).items() if value is not None}
+    typer.echo(add_key(file, tenant, **changes))
     note = f"Its hash is in {file}. The key itself is not stored: copy it now."
     Console(stderr=True, soft_wrap=True).print(note, style="dim", highlight=False)
 
@@ -67,16 +65,15 @@ def list_tenants(file: _FILE = "keys.json") -> None:
     table.add_column("Public", overflow="fold")
     table.add_column("Administers")
     for name, entry in read_keys(file).tenants.items():
-        limits = (entry.quota, entry.guaranteed, entry.priority, entry.max_requests)
+        limits = (
+            *(entry.quota, entry.guaranteed, entry.priority),
+            *(entry.max_requests, entry.tokens_per_minute),
+        )
         table.add_row(
             name,
             str(len(entry.keys)),
-            *(_shown(value) for value in (*limits, entry.tokens_per_minute)),
+            *("-" if limit is None else f"{limit:,}" for limit in limits),
             " ".join(entry.public) or "-",
             "yes" if entry.administers else "-",
         )
     Console().print(table)
-
-
-def _shown(value: int | None) -> str:
-    return "-" if value is None else f"{value:,}"

@@ -9,16 +9,15 @@ from rich.console import Console
 from rich.text import Text
 
 from ostinato.cli import _engine_options as options
-from ostinato.cli._option_groups import grouped, option
-from ostinato.cli._tokenizer import IgnoredFields, ModelOfTokens, load_tokenizer
-from ostinato.cli._trace_source import SkipBroken, name_broken, progress_bar
+from ostinato.cli._option_groups import option
+from ostinato.cli._tokenizer import IgnoredFields, TokenizerModel, load_tokenizer
+from ostinato.cli._trace_source import SkipBroken, list_broken, progress_bar
 from ostinato.lab.lint import Finding, LintReport, lint
 from ostinato.lab.lint_slots import SlotKind, shortened
 from ostinato.lab.quantities import count, read_bytes
 from ostinato.lab.request_log import LogOptions, read_request_log
 
 
-@grouped
 def run(
     requests: Annotated[
         Path,
@@ -28,7 +27,7 @@ def run(
             show_default=False,
         ),
     ],
-    model: ModelOfTokens = None,
+    model: TokenizerModel = None,
     block_size: options.BlockSize = 16,
     skip_broken: SkipBroken = False,
     ignore: IgnoredFields = None,
@@ -45,7 +44,7 @@ def run(
     most = read_bytes("max_text", max_text)
     read = LogOptions("skip" if skip_broken else "refuse", ignore or ())
     log = read_request_log(requests, read, most)
-    name_broken(log.broken)
+    list_broken(log.broken)
     tokenizer = load_tokenizer(model)
     with progress_bar("Checking requests", 2 * len(log.requests)) as advance:
         report = lint(log.requests, tokenizer, block_size, advance)

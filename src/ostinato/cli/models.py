@@ -39,12 +39,12 @@ def list_models(context: typer.Context) -> None:
     table.add_row(*_row("tiny-shakespeare", embedded_folder("tiny-shakespeare")), _EMBEDDED)
     for name, model in FETCHED_MODELS.items():
         path = models_folder() / f"{name}.gguf"
-        note = "" if path.exists() else f"; not here yet: ostinato models get {name}"
+        note = "" if path.exists() else f"; not fetched yet: ostinato models get {name}"
         table.add_row(*_row(name, path), model.about + note)
     Console().print(table)
 
 
-_EMBEDDED = "comes with the package; writes like Shakespeare, letter by letter"
+_EMBEDDED = "part of the package; writes like Shakespeare, character by character"
 
 
 @app.command("get")
@@ -63,7 +63,7 @@ def get(name: _Name) -> None:
 def remove_model(name: _Name) -> None:
     """Remove a fetched model from this machine."""
     was_there = remove(name)
-    typer.echo(f"{name} is removed." if was_there else f"{name} was not here.")
+    typer.echo(f"{name} is removed." if was_there else f"{name} was not on this machine.")
 
 
 def _row(name: str, path: Path) -> tuple[str, str, str]:

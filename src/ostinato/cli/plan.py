@@ -16,8 +16,8 @@ from rich.text import Text
 from ostinato.cli import _trace_source as source
 from ostinato.cli._config_source import load_config
 from ostinato.cli._cost_options import CostOptions, MachineOptions
-from ostinato.cli._option_groups import grouped, option
-from ostinato.cli._report_folder import open_folder, say_written, unwritable
+from ostinato.cli._option_groups import option
+from ostinato.cli._report_folder import list_written, open_folder, unwritable
 from ostinato.core.config import one_of
 from ostinato.core.errors import ConfigError
 from ostinato.hybrid.pool_sizes import TOKENS_PER_CHECKPOINT
@@ -40,8 +40,8 @@ _MONEY = "What things cost"
 
 
 @dataclass(frozen=True, slots=True)
-class Paper:
-    """A plan with its text.
+class PlanReport:
+    """A plan, and what is said about it.
 
     Attributes:
         trace: The traffic.
@@ -53,7 +53,7 @@ class Paper:
     plan: Plan
     currency: str
 
-    def words(self) -> tuple[str, ...]:
+    def advice(self) -> tuple[str, ...]:
         """The advice."""
         return tuple(in_words(self.plan, self.currency))
 
@@ -62,7 +62,6 @@ class Paper:
         return (*_notes(self.plan.setup, self.currency), *self.trace.notes)
 
 
-@grouped
 def run(
     trace: source.TracePath,
     model: str | None = option(
@@ -84,7 +83,7 @@ def run(
     lora: list[str] | None = option(
         None, "Directory of a LoRA adapter in the GPUs' memory; may be repeated."
     ),
-    currency: str = option("USD", "Of both.", panel=_MONEY),
+    currency: str = option("USD", "Currency of both prices.", panel=_MONEY),
     out: Path | None = option(
         None, "A directory for the plot (PNG, SVG) and report.html.", "--out", "-o"
     ),
@@ -107,24 +106,27 @@ def run(
     traffic, recording = reading.open(trace, model), reading.recording(trace)
     config = None if model is None else load_config(model)
     cost = steps.choose(machine, recording, config)
+    other_bytes = adapter_bytes(lora or [])
+    if reading.image and config is not None:
+        other_bytes += WEIGHT_BYTES * encoder_weights(config)
     setup = Setup(
         cost,
         _groups(traffic, cost, config),
         prices,
-        *_gpus(cost, adapter_bytes(lora or []) + _encoder_bytes(config, reading.image)),
+        *_gpus(cost, other_bytes),
         utilisation,
         cast("PolicyName", policy),
     )
     open_folder(out)
     with source.progress_bar("Sizes", points) as advance:
         plan = make_plan(traffic, setup, points, advance)
-    paper = Paper(traffic, plan, currency)
+    report = PlanReport(traffic, plan, currency)
     if as_json:
-        typer.echo(json.dumps(_as_json(paper), indent=2))
+        typer.echo(json.dumps(_as_json(report), indent=2))
     else:
-        _print(paper)
+        _print(report)
     if out is not None:
-        _write(paper, out)
+        _write(report, out)
 
 
 def _groups(trace: BlockTrace, cost: StepCost, config: Config | None) -> KVGroups:
@@ -141,11 +143,6 @@ def _groups(trace: BlockTrace, cost: StepCost, config: Config | None) -> KVGroup
     if trace.token_bytes is None:
         raise ConfigError(f"{trace.name} does not have the size of a token: add --model")
     return KVGroups(trace.token_bytes)
-
-
-def _encoder_bytes(config: Config | None, image: str) -> int:
-    """Return the bytes of the image encoder in bfloat16, if there are images."""
-    return WEIGHT_BYTES * encoder_weights(config) if image and config is not None else 0
 
 
 def _gpus(cost: StepCost, num_other_bytes: int) -> tuple[int, int]:
@@ -166,32 +163,32 @@ def _gpus(cost: StepCost, num_other_bytes: int) -> tuple[int, int]:
     return cost.machine.num_gpus, left_bytes
 
 
-def _print(paper: Paper) -> None:
+def _print(report: PlanReport) -> None:
     console = Console()
-    title = Text("\n").append(paper.trace.name, style="bold")
-    console.print(title.append(f": {source.describe(paper.trace)}."))
+    title = Text("\n").append(report.trace.name, style="bold")
+    console.print(title.append(f": {source.describe(report.trace)}."))
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for heading in _headings(paper):
+    for heading in _headings(report):
         table.add_column(heading, justify="right", no_wrap=bool(heading))
-    plan = paper.plan
-    for choice, row in zip((None, *plan.options), _rows(paper), strict=True):
+    plan = report.plan
+    for choice, row in zip((None, *plan.options), _rows(report), strict=True):
         style = "bold" if choice is not None and choice in (plan.knee, plan.best) else ""
         table.add_row(*row, style=style)
     console.print(table)
-    for sentence in paper.words():
+    for sentence in report.advice():
         console.print(Text(sentence), "", sep="\n")
-    for note in paper.notes():
+    for note in report.notes():
         console.print(Text(note, style="dim"))
 
 
-def _headings(paper: Paper) -> tuple[str, ...]:
-    bill = f"{paper.currency}/h"
+def _headings(report: PlanReport) -> tuple[str, ...]:
+    bill = f"{report.currency}/h"
     return "memory\neach", "hits", "replicas", bill, "hits\nin turn", "replicas\nin turn", ""
 
 
-def _rows(paper: Paper) -> Iterator[tuple[str, ...]]:
+def _rows(report: PlanReport) -> Iterator[tuple[str, ...]]:
     """Print the row without a cache, then one per size."""
-    plan = paper.plan
+    plan = report.plan
     yield _row("no cache", plan.without, plan.without, "")
     for choice in plan.options:
         memory, remark = write_bytes(choice.memory_bytes), _remark(plan, choice)
@@ -211,18 +208,15 @@ def _row(memory: str, routed: Fleet, in_turn: Fleet, remark: str) -> tuple[str, 
 
 
 def _remark(plan: Plan, option: Option) -> str:
+    is_partial = plan.setup.kv.windows or plan.setup.kv.state_bytes
+    keeps_all = "full attention evicts nothing" if is_partial else "evicts nothing"
     remarks = {
         "the GPUs' own": option.memory_bytes == plan.setup.own_bytes,
         "knee": option == plan.knee,
         "lowest bill": option == plan.best,
-        _evicts_nothing(plan): not option.affinity.evicts,
+        keeps_all: not option.affinity.evicts,
     }
     return ", ".join(remark for remark, holds in remarks.items() if holds)
-
-
-def _evicts_nothing(plan: Plan) -> str:
-    is_partial = plan.setup.kv.windows or plan.setup.kv.state_bytes
-    return "full attention evicts nothing" if is_partial else "evicts nothing"
 
 
 def _notes(setup: Setup, currency: str) -> Iterator[str]:
@@ -254,7 +248,7 @@ def _notes(setup: Setup, currency: str) -> Iterator[str]:
     )
 
 
-def _write(paper: Paper, out: Path) -> None:
+def _write(report: PlanReport, out: Path) -> None:
     """Write the plot and the page, and print their paths.
 
     Raises:
@@ -265,15 +259,15 @@ def _write(paper: Paper, out: Path) -> None:
     from ostinato.lab.report import Section, write_report
     from ostinato.lab.report import Table as Rows
 
-    figure = plan_plot(paper.plan, paper.trace.name, paper.currency)
-    headings = [heading.replace("\n", " ") for heading in _headings(paper)]
-    table = Rows(headings, list(_rows(paper)))
+    figure = plan_plot(report.plan, report.trace.name, report.currency)
+    headings = [heading.replace("\n", " ") for heading in _headings(report)]
+    table = Rows(headings, list(_rows(report)))
     page = write_report(
-        f"Plan: {paper.trace.name}",
-        source.describe(paper.trace),
+        f"Plan: {report.trace.name}",
+        source.describe(report.trace),
         [
-            Section("What to do", paper.words()),
-            Section("What memory buys", (figure, table, *paper.notes())),
+            Section("What to do", report.advice()),
+            Section("What memory buys", (figure, table, *report.notes())),
         ],
     )
     try:
@@ -281,16 +275,16 @@ def _write(paper: Paper, out: Path) -> None:
         (out / "report.html").write_text(page, encoding="utf-8")
     except OSError as error:
         raise unwritable(out, error) from error
-    say_written(out, written)
+    list_written(out, written)
 
 
-def _as_json(paper: Paper) -> dict[str, object]:
+def _as_json(report: PlanReport) -> dict[str, object]:
     """Return all results as plain values; prices are per hour of the trace."""
-    plan, setup = paper.plan, paper.plan.setup
+    plan, setup = report.plan, report.plan.setup
     return {
-        "trace": paper.trace.name,
+        "trace": report.trace.name,
         "cost": setup.cost.origin,
-        "currency": paper.currency,
+        "currency": report.currency,
         "gpus_per_replica": setup.num_gpus,
         "own_bytes": setup.own_bytes,
         "token_bytes": setup.kv.token_bytes,
@@ -298,5 +292,5 @@ def _as_json(paper: Paper) -> dict[str, object]:
         "options": [asdict(option) for option in plan.options],
         "knee": asdict(plan.knee),
         "best": None if plan.best is None else asdict(plan.best),
-        "advice": list(paper.words()),
+        "advice": list(report.advice()),
     }

@@ -11,11 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from ostinato.cli._admin_client import AdminClient
-from ostinato.cli._option_groups import grouped, option
+from ostinato.cli._option_groups import GroupedTyper, grouped, option
+from ostinato.cli.cache import AsJson
 from ostinato.core.errors import ConfigError
 from ostinato.lab.quantities import read_bytes
 
-app = typer.Typer(help="Route requests to many engines, each to where its prefix is cached.")
+app = GroupedTyper(help="Route requests to many engines, each to where its prefix is cached.")
 
 
 @dataclass(frozen=True)
@@ -66,11 +67,11 @@ class RouteOptions:
 class RouterAddress:
     """A running router, and the API key."""
 
-    url: Annotated[str, typer.Option(envvar="OSTINATO_ROUTER_URL", help="Of the router.")] = (
+    url: Annotated[str, typer.Option(envvar="OSTINATO_ROUTER_URL", help="URL of the router.")] = (
         "http://127.0.0.1:8080"
     )
     key: Annotated[
-        str | None, typer.Option(envvar="OSTINATO_ADMIN_KEY", help="Of an administrator.")
+        str | None, typer.Option(envvar="OSTINATO_ADMIN_KEY", help="API key of an administrator.")
     ] = None
 
     @property
@@ -79,7 +80,6 @@ class RouterAddress:
         return AdminClient(self.url, self.key)
 
 
-@grouped
 def run(context: typer.Context, *, options: RouteOptions) -> None:
     """Route requests to workers until SIGTERM or Ctrl-C.
 
@@ -113,18 +113,17 @@ def run(context: typer.Context, *, options: RouteOptions) -> None:
     run_router(config, lambda address: _announce(address, config))
 
 
-app.callback(invoke_without_command=True)(run)
+app.callback(invoke_without_command=True)(grouped(run))
 
 
-@app.command("status")
-@grouped
+@app.command()
 def status(
-    as_json: Annotated[bool, typer.Option("--json", help="Print the response as JSON.")] = False,
+    as_json: AsJson = False,
     *,
     router: RouterAddress,
 ) -> None:
     """Show the workers of a running router: load, hits, and how their caches are known."""
-    answer = router.client.call("GET", "workers")
+    answer = router.client.call("GET", "admin/workers")
     if as_json:
         typer.echo(json.dumps(answer, indent=2))
         return
@@ -143,23 +142,22 @@ def status(
     Console().print(table)
 
 
-@app.command("explain")
-@grouped
+@app.command()
 def explain(
     what: Annotated[
         str,
         typer.Argument(help="A decision's number, a prompt, or @FILE with a request's body."),
     ],
     model: str = option("", "Model that a prompt is for."),
-    as_json: Annotated[bool, typer.Option("--json", help="Print the response as JSON.")] = False,
+    as_json: AsJson = False,
     *,
     router: RouterAddress,
 ) -> None:
     """Explain where a running router sent a request, or would send it, and why."""
     if what.isdigit():
-        answer = router.client.ask("GET", f"route/{what}")
+        answer = router.client.call("GET", f"route/{what}")
     else:
-        answer = router.client.ask("POST", "route?dry_run=1", _body_of(what, model))
+        answer = router.client.call("POST", "route?dry_run=1", _body_of(what, model))
     if as_json:
         typer.echo(json.dumps(answer, indent=2))
         return

@@ -9,12 +9,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ostinato.cli._option_groups import grouped, option
+from ostinato.cli._option_groups import option
 from ostinato.lab.quantities import count
 from ostinato.lab.savings import Reuse, Workload, by_token, by_whole_blocks, without_cache
 
 
-@grouped
 def run(
     shared: int = option(512, "Tokens of the shared prefix.", "--shared", "-s"),
     suffix: int = option(16, "Tokens after it in each prompt.", "--suffix", "-x"),

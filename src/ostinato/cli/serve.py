@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ostinato.cli import _engine_options as options
-from ostinato.cli._option_groups import grouped, option
+from ostinato.cli._option_groups import option
 from ostinato.engine.settings import DEFAULT_MODEL
 from ostinato.lab.quantities import read_bytes
 
@@ -83,7 +83,6 @@ class ServerOptions:
     traces: str | None = _server(None, "Folder for traces that 'ostinato cache record' starts.")
 
 
-@grouped
 def run(
     model: Annotated[
         str,

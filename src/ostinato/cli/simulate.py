@@ -11,7 +11,7 @@ from ostinato.cli import _simulation_output as output
 from ostinato.cli import _trace_source as source
 from ostinato.cli._config_source import load_config
 from ostinato.cli._cost_options import CostOptions, MachineOptions
-from ostinato.cli._option_groups import grouped, option
+from ostinato.cli._option_groups import option
 from ostinato.cli._report_folder import open_folder
 from ostinato.core.config import SchedulerConfig, at_least, one_of
 from ostinato.core.errors import ConfigError
@@ -44,7 +44,6 @@ _STATE_TOKENS = 64
 _MOST_SLOWDOWN = 1_000_000.0
 
 
-@grouped
 def run(
     trace: source.TracePath,
     capacity: str | None = option(

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ostinato.cli._config_source import load_config
-from ostinato.cli._option_groups import grouped, option
+from ostinato.cli._option_groups import option
 from ostinato.core.config import SchedulerConfig, at_least
 from ostinato.hybrid.pool_sizes import split_states
 from ostinato.lab.image_tokens import encoder_weights, image_tokens, output_values, read_size
@@ -58,7 +58,6 @@ class Question:
         return max(0, read_bytes("memory", self.memory) - self.adapter_bytes)
 
 
-@grouped
 def run(
     model: Annotated[
         str,
@@ -123,10 +122,11 @@ def _layers_table(size: KVBytes) -> Table:
         "KV per token": (lambda group: f"{group.token_bytes:,} B", f"{size.token_bytes:,} B"),
     }
     if size.windowed is not None:
-        columns["Window"] = (_window, "")
-        columns["holds at most"] = (_at_most, "")
+        columns["Window"] = (lambda group: _or_dash(group.layer.window_tokens, "{:,}".format), "")
+        columns["holds at most"] = (lambda group: _or_dash(group.window_bytes, write_bytes), "")
     if size.state_bytes:
-        columns["State"] = (_state, write_bytes(size.state_bytes))
+        total = write_bytes(size.state_bytes)
+        columns["State"] = (lambda group: _or_dash(group.state_bytes, write_bytes), total)
     several = len(size.groups) > 1
     table = Table(box=box.SIMPLE, pad_edge=False, header_style="bold", show_footer=several)
     for name, (_, total) in columns.items():
@@ -155,21 +155,8 @@ def _heads(group: LayerGroup) -> str:
     return f"{heads}{layer.head_dim}"
 
 
-def _window(group: LayerGroup) -> str:
-    window = group.layer.window_tokens
-    return "-" if window is None else f"{window:,}"
-
-
-def _at_most(group: LayerGroup) -> str:
-    return _bytes_or_dash(group.window_bytes)
-
-
-def _state(group: LayerGroup) -> str:
-    return _bytes_or_dash(group.state_bytes)
-
-
-def _bytes_or_dash(num_bytes: int | None) -> str:
-    return write_bytes(num_bytes) if num_bytes else "-"
+def _or_dash(number: int | None, write: Callable[[int], str]) -> str:
+    return write(number) if number else "-"
 
 
 def _sum_table(question: Question, size: KVBytes) -> Table:
@@ -252,13 +239,10 @@ def _notes(question: Question, size: KVBytes) -> Iterator[str]:
         amount = count(question.image_tokens, "token")
         yield f"An image of {question.image} pixels is {amount} of a prompt and takes {kept}."
         if question.output_bytes is not None and question.encoder_bytes is not None:
-            output, encoder = (
-                write_bytes(question.output_bytes),
-                write_bytes(question.encoder_bytes),
-            )
             yield (
-                f"What the encoder makes of it takes {output} of mm_encoder_cache_bytes, and the "
-                f"encoder itself {encoder} in bfloat16, beside the memory for KV."
+                f"The encoder's output for it takes {write_bytes(question.output_bytes)} of "
+                "mm_encoder_cache_bytes, and the encoder itself "
+                f"{write_bytes(question.encoder_bytes)} in bfloat16, beside the memory for KV."
             )
 
 

@@ -6,7 +6,7 @@ Files in reading order:
 * ``tokens``: checks and packs token ids
 * ``identity``: what must be equal before KV may be shared
 * ``sampling_params``: what the scheduler and the sampler read of a user's parameters
-* ``request``: a request, and what observers of the cache are told about it
+* ``request``: a request, and what observers of the cache learn of it
 * ``plan``: the plan of one step and its result
 * ``config``: settings of the cache and the scheduler
 * ``errors``: the tree of exceptions

@@ -3,8 +3,8 @@
 Law 3: KV is reused only where the ``PrefixKey`` is the same: identity, tokens and images so far.
 
 A sequence may begin with a *public prefix*, published for several tenants, and an activated adapter
-(aLoRA) computes from its invocation on alone. At each *boundary* the next identity enters as an
-extra of the block, as an image does::
+(aLoRA) computes from its invocation on alone. At each *boundary* the next identity becomes an
+extra of the block that it begins in, as images are of the blocks that they touch::
 
     blocks   0     1     2            |  3     4                |  5
              public prefix's identity | the tenant's base model | with the adapter
@@ -16,14 +16,15 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import zip_longest
+from typing import NamedTuple
 
 from ostinato.core.errors import InvalidIdentity, RequestError
 from ostinato.core.ids import BlockDigest
-from ostinato.core.tokens import num_common_tokens, pack_tokens
+from ostinato.core.tokens import TOKEN_BYTES, num_common_tokens, pack_tokens
 
-SALT_SEPARATOR = "\x1f"
-"""Ends a tenant's salt where its client added one of its own (ASCII's unit separator)."""
+SALT_SEPARATOR = "\x1f"  # between a tenant's salt and what its client added
+BOUNDARY = b"\xff\xff\xff\xff"  # begins its part of an extra; no image's digest is 4 GiB long
+IMAGE_PLACE = struct.Struct("<qQ")  # where an image begins, relative to the block; its length
 
 
 def tenant_of(salt: bytes) -> bytes:
@@ -33,83 +34,64 @@ def tenant_of(salt: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class PublicPrefix:
-    """A published prefix that a sequence begins with: its own salt, and its length in blocks."""
+    """A published prefix that a sequence begins with: its own salt, and its length."""
 
     tenant: bytes
-    num_tokens: int
+    num_tokens: int  # of whole blocks
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What two sequences must agree on before any of their KV may be shared.
+    """What two sequences must agree on before any of their KV may be shared."""
 
-    Attributes:
-        weights: Fingerprint of the model's weights, by content.
-        epoch: Raised with each update of the weights.
-        kv_dtype: Format of the KV store, such as ``"bfloat16"``.
-        adapter: Digest of the adapter's content; empty without one.
-        adapter_start: First token that it computes, that of an activated adapter's invocation.
-        tenant: Salt of the tenant, and what its client added; empty for the shared namespace.
-        public_prefix: Published prefix that the sequence begins with, if any.
-    """
-
-    weights: bytes = b""
-    epoch: int = 0
-    kv_dtype: str = ""
-    adapter: bytes = b""
-    adapter_start: int = 0
-    tenant: bytes = b""
-    public_prefix: PublicPrefix | None = None
+    weights: bytes = b""  # fingerprint of the model's weights, by content
+    epoch: int = 0  # raised with each update of the weights
+    kv_dtype: str = ""  # format of the KV store, such as "bfloat16"
+    adapter: bytes = b""  # digest of the adapter's content; empty without one
+    adapter_start: int = 0  # first token that it computes: an activated adapter's invocation
+    tenant: bytes = b""  # the tenant's salt, and what its client added; empty is the shared one
+    public_prefix: PublicPrefix | None = None  # that the sequence begins with, if any
 
     def __post_init__(self) -> None:
         """Raise InvalidIdentity where a field is of the wrong type."""
-        kinds = {type(self.tenant), type(self.weights), type(self.adapter)}
-        if kinds == {bytes} and type(self.epoch) is int and self.epoch >= 0:
-            return
         for name in ("weights", "adapter", "tenant"):
             if type(value := getattr(self, name)) is not bytes:
                 raise InvalidIdentity(f"{name}={value!r}: must be bytes; encode a text")
-        raise InvalidIdentity(f"epoch={self.epoch!r}: must be an integer, at least 0")
+        if type(self.epoch) is not int or self.epoch < 0:
+            raise InvalidIdentity(f"epoch={self.epoch!r}: must be an integer, at least 0")
 
     @cached_property
     def encoded(self) -> bytes:
         """One unambiguous byte string: each field after its length."""
-        fields = [
-            self.weights,
-            self.epoch.to_bytes(8, "little"),
-            self.kv_dtype.encode(),
-            self.adapter,
-            self.tenant,
-        ]
+        epoch, kv_dtype = self.epoch.to_bytes(8, "little"), self.kv_dtype.encode()
+        fields = [self.weights, epoch, kv_dtype, self.adapter, self.tenant]
         if (public := self.public_prefix) is not None:
             fields += [public.tenant, public.num_tokens.to_bytes(8, "little")]
         if self.adapter_start:
             fields.append(self.adapter_start.to_bytes(8, "little"))
         return b"".join(len(field).to_bytes(4, "little") + field for field in fields)
 
-    @property
-    def stages(self) -> "tuple[tuple[int, Identity], ...]":
-        """The identities of a sequence's blocks, each with the token that it begins at."""
-        return self._stages if self.public_prefix or self.adapter_start else ((0, self),)
-
     @cached_property
-    def _stages(self) -> "tuple[tuple[int, Identity], ...]":
+    def stages(self) -> "tuple[Stage, ...]":
+        """The identities of a sequence's blocks, the root first."""
         own = replace(self, adapter=b"", adapter_start=0) if self.adapter_start else self
-        stages = [(0, own)]
+        stages = [Stage(0, own)]
         if (public := self.public_prefix) is not None:
             root = replace(own, tenant=public.tenant, public_prefix=None)
-            stages = [(0, root), (public.num_tokens, own)]
-        return (*stages, (self.adapter_start, self)) if self.adapter_start else tuple(stages)
+            stages = [Stage(0, root), Stage(public.num_tokens, own)]
+        if self.adapter_start:
+            stages.append(Stage(self.adapter_start, self))
+        return tuple(stages)
 
     @property
     def root(self) -> "Identity":
         """The identity of a sequence's first block."""
-        return self.stages[0][1]
+        return self.stages[0].identity if self.public_prefix or self.adapter_start else self
 
-    @cached_property
-    def boundary(self) -> bytes:
-        """Keeps what follows apart from other identities, without telling salts."""
-        return BOUNDARY + hashlib.sha256(self.encoded).digest()
+    @property
+    def boundaries(self) -> "tuple[Stage, ...]":
+        """The stages after the root; most sequences have none."""
+        return self.stages[1:] if self.public_prefix or self.adapter_start else ()
 
     @property
     def owner(self) -> bytes:
@@ -122,11 +104,24 @@ class Identity:
         return tenant in (self.tenant, self.owner) or continues
 
 
-BOUNDARY = b"\xff\xff\xff\xff"
-"""No image's extra begins with it: it would be the length of a digest of 4 GiB."""
+class Stage(NamedTuple):
+    """A part of a sequence that has one identity; but for the root, a boundary is before it."""
 
-IMAGE_PLACE = struct.Struct("<qQ")
-"""Where an image begins, relative to the block, and its length, in tokens."""
+    start: int
+    identity: Identity
+
+    @property
+    def end(self) -> int:
+        """Beyond any block: what follows a boundary is shared in whole blocks only."""
+        return 2**31
+
+    def touches(self, start: int, stop: int) -> bool:
+        """Whether it begins among tokens ``start .. stop``."""
+        return start <= self.start < stop
+
+    def encoded(self, start: int) -> bytes:
+        """Return its part of the extra of the block that it begins in; it tells no salt."""
+        return BOUNDARY + hashlib.sha256(self.identity.encoded).digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,36 +137,68 @@ class ImageSpan:
         """Position after its last placeholder token."""
         return self.start + self.length
 
+    def touches(self, start: int, stop: int) -> bool:
+        """Whether any of its tokens is among tokens ``start .. stop``."""
+        return self.start < stop and self.end > start
+
     def encoded(self, start: int) -> bytes:
         """Return its part of the extra of a block that begins at ``start``."""
         size = len(self.digest).to_bytes(4, "little")
         return size + self.digest + IMAGE_PLACE.pack(self.start - start, self.length)
 
 
-@dataclass(frozen=True, slots=True)
-class BlockExtra:
-    """Part of a block's identity besides its tokens: images, and a boundary before it.
+Spans = tuple[Stage | ImageSpan, ...]
+"""What the tokens of a sequence do not tell: boundaries and images, by their positions."""
 
-    Attributes:
-        encoded: The boundaries in it; then content digest, offset relative to the block and length
-            of each image.
-        parts: The same in token order: where in the block each begins and ends, and its bytes; a
-            boundary goes on to the end of the block, whatever its size.
-    """
 
-    encoded: bytes
-    parts: tuple[tuple[int, int, bytes], ...]
+def touching(spans: Spans, start: int, stop: int) -> Spans:
+    """Return the spans that tokens ``start .. stop`` of a sequence have a part of."""
+    return tuple(span for span in spans if span.touches(start, stop))
+
+
+class BlockKey(NamedTuple):
+    """All that tells a block, or its beginning, from other continuations of its prefix."""
+
+    tokens: bytes  # packed
+    spans: Spans  # that touch it
+    start: int  # position of its first token
+
+    @property
+    def name(self) -> bytes:
+        """Its tokens and its extra: what spans add to them, encoded."""
+        return self.tokens + b"".join(span.encoded(self.start) for span in self.spans)
+
+    @property
+    def child_name(self) -> bytes:
+        """Its name, after its tokens with part of a digest in place of the first of each span.
+
+        So the names of two blocks are alike, token by token, as far as the blocks are.
+        """
+        if not self.spans:
+            return self.tokens
+        words = bytearray(self.tokens)
+        for span in self.spans:
+            place = max(0, span.start - self.start) * TOKEN_BYTES
+            word = slice(place, place + TOKEN_BYTES)
+            words[word] = hashlib.sha256(words[word] + span.encoded(self.start)).digest()[:4]
+        return bytes(words) + self.name
+
+    def num_common_tokens(self, other: "BlockKey") -> int:
+        """Count the leading tokens whose KV two blocks could share: of an image all or none."""
+        end = self.start + num_common_tokens(self.tokens, other.tokens)
+        mine, theirs = set(self.spans), set(other.spans)
+        parted = [x.start for x in mine | theirs if x.end > end or x not in mine & theirs]
+        return max(0, min([end, *parted]) - self.start)
 
 
 class PrefixKey:
     """A sequence as the cache sees it: identity, tokens so far, images among them.
 
-    Tokens are only appended. Block hashers keep their digests in ``digests``: one per full
-    block, by hasher. A packed prompt (``array("I")``) is not copied before the first token is
-    appended; its caller does not change it while the key is in use.
+    Tokens are only appended. A packed prompt (``array("I")``) is not copied before the first token
+    is appended; its caller does not change it while the key is in use.
     """
 
-    __slots__ = ("_is_shared", "digests", "has_extras", "identity", "images", "tokens")
+    __slots__ = ("_is_shared", "digests", "identity", "images", "spans", "tokens")
 
     def __init__(
         self, identity: Identity, tokens: Iterable[int], images: Iterable[ImageSpan] = ()
@@ -187,8 +214,8 @@ class PrefixKey:
         # A copy would cost as much as comparing it: an array is copied when it has to grow.
         self.tokens: array[int] = tokens if self._is_shared else pack_tokens(tokens)  # type: ignore[assignment]
         self.images = tuple(sorted(images, key=lambda image: image.start)) if images else ()
-        self.digests: dict[object, list[BlockDigest]] = {}
-        self.has_extras = bool(self.images) or len(identity.stages) > 1  # of any block
+        self.spans: Spans = identity.boundaries + self.images
+        self.digests: dict[object, list[BlockDigest]] = {}  # of the full blocks, by block hasher
         if self.images:
             _check_images(self.images, len(self.tokens))
 
@@ -213,65 +240,41 @@ class PrefixKey:
         """Tokens ``start .. stop`` as little-endian ``uint32``."""
         return self.tokens[start:stop].tobytes()
 
+    def block_key(self, start: int, stop: int) -> BlockKey:
+        """Return what tells tokens ``start .. stop`` from other continuations of their prefix."""
+        spans = touching(self.spans, start, stop) if self.spans else ()
+        return BlockKey(self.tokens[start:stop].tobytes(), spans, start)
+
     def block_name(self, index: int, block_size: int) -> bytes:
-        """Packed tokens and extras of one full block, which tell it from its siblings."""
-        packed, extra = self.block_run(index * block_size, (index + 1) * block_size)
-        return packed if extra is None else packed + extra.encoded
+        """Packed tokens and extra of a full block: what its digest covers after its prefix."""
+        start, stop = index * block_size, (index + 1) * block_size
+        return self.block_key(start, stop).name if self.spans else self.tokens[start:stop].tobytes()
 
-    def block_run(self, start: int, stop: int) -> tuple[bytes, BlockExtra | None]:
-        """Packed tokens and extras of a block, or of its beginning."""
-        extra = self.extra(start, stop) if self.has_extras else None
-        return self.tokens[start:stop].tobytes(), extra
+    def extra(self, start: int, stop: int) -> bytes:
+        """What spans add to the name of a block of tokens ``start .. stop``; mostly nothing."""
+        return b"".join(span.encoded(start) for span in touching(self.spans, start, stop))
 
-    def extra(self, start: int, stop: int) -> BlockExtra | None:
-        """What images and a boundary add to the identity of a block of tokens ``start .. stop``."""
-        begun = [stage for stage in self.identity.stages[1:] if start <= stage[0] < stop]
-        parts = [(first - start, 2**31, identity.boundary) for first, identity in begun]
-        for image in self.images:
-            if image.start < stop and image.end > start:
-                place = max(0, image.start - start)
-                parts.append((place, image.end - start, image.encoded(start)))
-        if not parts:
-            return None
-        return BlockExtra(b"".join(part[2] for part in parts), tuple(sorted(parts)))
-
-    def extras(self, first: int, last: int, block_size: int) -> dict[int, BlockExtra]:
-        """Return the extras of those blocks among ``first .. last`` that have one."""
-        places = {start // block_size for start, _ in self.identity.stages[1:]}
-        for image in self.images:
-            places.update(range(image.start // block_size, (image.end - 1) // block_size + 1))
-        return {
-            index: extra
-            for index in places
-            if first <= index < last
-            and (extra := self.extra(index * block_size, (index + 1) * block_size)) is not None
-        }
+    def child_name(self, start: int, stop: int) -> bytes:
+        """Return the name by which an index finds a block among continuations of its prefix."""
+        packed = self.tokens[start:stop].tobytes()
+        return self.block_key(start, stop).child_name if self.spans else packed
 
     def identity_of(self, index: int, block_size: int) -> tuple[Identity, int]:
         """Return the identity of a block, and which block the next one begins at, if any."""
         identity = self.identity.root
-        for start, stage in self.identity.stages[1:]:
+        for start, stage in self.identity.boundaries:
             if start // block_size > index:
                 return identity, start // block_size
             identity = stage
         return identity, 2**31
 
     def num_common_tokens(self, other: "PrefixKey") -> int:
-        """Return the length of the longest prefix whose KV the two sequences could share.
-
-        Two images at one place are the same if digest, start and length are.
-        """
+        """Return the length of the longest prefix whose KV the two sequences could share."""
+        if self.identity.root != other.identity.root:
+            return 0
         mine, theirs = memoryview(self.tokens).cast("B"), memoryview(other.tokens).cast("B")
-        common = num_common_tokens(mine, theirs)
-        for pair in zip_longest(self._parts(), other._parts()):
-            if pair[0] != pair[1]:
-                return min(common, *(part[0] for part in pair if part is not None))
-        return common
-
-    def _parts(self) -> list[tuple[int, object]]:
-        """List its identities and images, each with the token that it begins at."""
-        images = [(image.start, image) for image in self.images]
-        return sorted([*self.identity.stages, *images], key=lambda part: part[0])
+        parted = {*self.spans} ^ {*other.spans}
+        return min([num_common_tokens(mine, theirs), *(span.start for span in parted)])
 
 
 def _check_images(images: tuple[ImageSpan, ...], num_tokens: int) -> None:

@@ -50,83 +50,59 @@ class TokenConstraint(Protocol):
 
 @dataclass(slots=True)
 class CopyRun:
-    """Neighbouring slots to copy in every layer; immutable once it is handed out.
+    """Neighbouring slots to copy in every layer; immutable once it is handed out."""
 
-    Attributes:
-        source: First slot read; written before this step, or in it.
-        target: First slot written; no other run or new token writes there.
-        num_tokens: Slots copied; neither side crosses a block.
-        group: Layers to copy in: 0 for full attention, then one per window size.
-    """
-
-    source: SlotId
-    target: SlotId
-    num_tokens: int
-    group: int = 0
+    source: SlotId  # first slot read; written before this step, or in it
+    target: SlotId  # first slot written; no other run or new token writes there
+    num_tokens: int  # slots copied; neither side crosses a block
+    group: int = 0  # layers to copy in: 0 for full attention, then one per window size
 
 
 @dataclass(frozen=True, slots=True)
 class StateCopy:
-    """A copy between two slots of the pool of states, in every layer that keeps a state.
+    """A copy between two slots of the pool of states, in every layer that keeps a state."""
 
-    Attributes:
-        source: Slot read; -1 is the zero state, at the beginning of a prompt.
-        target: Slot written; no other copy of the step writes there.
-    """
-
-    source: int
-    target: int
+    source: int  # slot read; -1 is the zero state, at the beginning of a prompt
+    target: int  # slot written; no other copy of the step writes there
 
 
 @dataclass(frozen=True, slots=True)
 class SampleTask:
-    """How to choose the token after a sequence's last new token.
-
-    Attributes:
-        seeds: One per sample wanted; more than one where a prompt is forked (``n > 1``).
-        prompt: Prompt ids, shape (num_prompt_tokens,), for the repetition penalty.
-        output: Ids generated so far, shape (num_output_tokens,).
-        banned: Ids that may not be sampled now: what would end the text below ``min_tokens``.
-        constraint: Which ids may be sampled now; only read here. None allows all.
-    """
+    """How to choose the token after a sequence's last new token."""
 
     params: SamplingParams
     seeds: tuple[int, ...]
-    prompt: "array[int]"
-    output: "array[int]"
+    """One per sample wanted; more than one where a prompt is forked (``n > 1``)."""
+    prompt: "array[int]"  # prompt ids, shape (num_prompt_tokens,), for the repetition penalty
+    output: "array[int]"  # ids generated so far, shape (num_output_tokens,)
     banned: tuple[int, ...] = ()
+    """Ids that may not be sampled now: what would end the text below ``min_tokens``."""
     constraint: TokenConstraint | None = None
+    """Which ids may be sampled now; only read here. None allows all."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduledSequence:
-    """One sequence's part of a step.
-
-    Attributes:
-        tokens: Ids to compute, shape (num_new_tokens,), at least one.
-        start: Position of the first of them; all before it are in the KV store.
-        tables: One block table per group of layers, each of shape
-            (>= ceil((start + num_new_tokens) / block_size),). A window group's table names its
-            null block (as many as it has blocks) where the window does not reach.
-        sample: What to sample after the last token; None in the middle of a prompt.
-        prompt_targets: For prompt log-probs, the prompt ids that follow each new token, shape
-            (<= num_new_tokens,); empty if none are requested.
-        num_prompt_logprobs: Alternatives per prompt target.
-        identity: Names the adapter that computes it, and from which token on.
-        state_slot: Slot of the state that the step reads and writes; -1 if no layer keeps one.
-        images: Images anywhere in the sequence, in order.
-    """
+    """One sequence's part of a step."""
 
     sequence_id: SequenceId
-    tokens: "array[int]"
-    start: int
+    tokens: "array[int]"  # ids to compute, shape (num_new_tokens,), at least one
+    start: int  # position of the first of them; all before it are in the KV store
     tables: "tuple[array[int], ...]"
+    """One block table per group of layers, each of shape (>= ceil((start + num_new_tokens) /
+    block_size),). A window group's table names its null block (as many as it has blocks) where the
+    window does not reach."""
     sample: SampleTask | None = None
+    """What to sample after the last token; None in the middle of a prompt."""
     prompt_targets: "array[int]" = field(default_factory=lambda: array("I"))
-    num_prompt_logprobs: int = 0
+    """For prompt log-probs, the prompt ids that follow each new token, shape (<= num_new_tokens,);
+    empty if none are requested."""
+    num_prompt_logprobs: int = 0  # alternatives per prompt target
     identity: Identity = field(default_factory=Identity)
+    """Names the adapter that computes it, and from which token on."""
     state_slot: int = -1
-    images: tuple[ImageSpan, ...] = ()
+    """Slot of the state that the step reads and writes; -1 if no layer keeps one."""
+    images: tuple[ImageSpan, ...] = ()  # images anywhere in the sequence, in order
 
     @property
     def end(self) -> int:
@@ -136,19 +112,13 @@ class ScheduledSequence:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What one forward pass computes.
-
-    Attributes:
-        sequences: Decoding sequences first, then prefill; each at most once.
-        copies: Slots to copy in every layer after its writes.
-        state_loads: States to copy before anything is computed.
-        state_saves: States to copy after all is computed, in this order.
-    """
+    """What one forward pass computes."""
 
     sequences: tuple[ScheduledSequence, ...]
-    copies: tuple[CopyRun, ...] = ()
-    state_loads: tuple[StateCopy, ...] = ()
-    state_saves: tuple[StateCopy, ...] = ()
+    """Decoding sequences first, then prefill; each at most once."""
+    copies: tuple[CopyRun, ...] = ()  # slots to copy in every layer after its writes
+    state_loads: tuple[StateCopy, ...] = ()  # states to copy before anything is computed
+    state_saves: tuple[StateCopy, ...] = ()  # states to copy after all is computed, in this order
 
     @property
     def num_tokens(self) -> int:
@@ -158,44 +128,31 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token and its log-probability.
-
-    Attributes:
-        logprob: Natural logarithm of its probability, before temperature and truncation.
-        rank: 1 for the most likely token.
-    """
+    """A token and its log-probability."""
 
     token_id: int
-    logprob: float
-    rank: int
+    logprob: float  # natural logarithm of its probability, before temperature and truncation
+    rank: int  # 1 for the most likely token
 
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """One sampled token.
-
-    Attributes:
-        logprobs: If requested, its own log-probability first, then those of the alternatives
-            from the most likely one on.
-        error: Why nothing could be sampled, which ends this sequence alone; else empty.
-    """
+    """One sampled token."""
 
     token_id: int
     logprobs: tuple[TokenLogprob, ...] = ()
-    error: str = ""
+    """If requested, its own log-probability first, then those of the alternatives from the most
+    likely one on."""
+    error: str = ""  # why nothing could be sampled, which ends this sequence alone; else empty
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceResult:
-    """The result for one scheduled sequence.
+    """The result for one scheduled sequence."""
 
-    Attributes:
-        samples: One per seed of its sample task; empty without a task.
-        prompt_logprobs: One tuple per prompt target, laid out as in ``SampledToken``.
-    """
-
-    samples: tuple[SampledToken, ...] = ()
+    samples: tuple[SampledToken, ...] = ()  # one per seed of its sample task; empty without a task
     prompt_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
+    """One tuple per prompt target, laid out as in ``SampledToken``."""
 
 
 @dataclass(frozen=True, slots=True)

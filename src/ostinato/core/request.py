@@ -1,4 +1,4 @@
-"""A request, and what observers of the cache are told about it."""
+"""A request, and what observers of the cache learn of it."""
 
 from array import array
 from dataclasses import dataclass, field
@@ -25,53 +25,37 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt and how it is to be continued.
+    """One prompt and how it is to be continued."""
 
-    Attributes:
-        request_id: Unique among live requests.
-        prompt_token_ids: Packed ids, shape (num_prompt_tokens,), at least one.
-        images: Images among the prompt's tokens.
-        priority: Lower goes first, as in nice(1).
-        cache_read: Whether cached KV may be used; with prompt log-probs, once they are computed.
-        cache_write: Whether computed KV may be found by others.
-        eos_token_ids: The model's end-of-sequence ids.
-        constraint: Restricts each continuation, in its first state; each works on a copy.
-        prompt_sections: Names and texts of the messages and fields that the prompt was made of, in
-            order; used in explanations only.
-        num_kept_tokens: Prompt tokens that stand as they were generated; used in explanations only.
-    """
-
-    request_id: RequestId
-    prompt_token_ids: "array[int]"
+    request_id: RequestId  # unique among live requests
+    prompt_token_ids: "array[int]"  # packed ids, shape (num_prompt_tokens,), at least one
     params: SamplingParams
     identity: Identity = field(default_factory=Identity)
-    images: tuple[ImageSpan, ...] = ()
-    priority: int = 0
+    images: tuple[ImageSpan, ...] = ()  # images among the prompt's tokens
+    priority: int = 0  # lower goes first, as in nice(1)
     cache_read: bool = True
-    cache_write: bool = True
-    eos_token_ids: frozenset[int] = frozenset()
+    """Whether cached KV may be used; with prompt log-probs, once they are computed."""
+    cache_write: bool = True  # whether computed KV may be found by others
+    eos_token_ids: frozenset[int] = frozenset()  # the model's end-of-sequence ids
     constraint: TokenConstraint | None = None
+    """Restricts each continuation, in its first state; each works on a copy."""
     prompt_sections: tuple[tuple[str, str], ...] = ()
+    """Names and texts of the messages and fields that the prompt was made of, in order; used in
+    explanations only."""
     num_kept_tokens: int = 0
+    """Prompt tokens that stand as they were generated; used in explanations only."""
 
 
 @dataclass(slots=True)
 class RequestContext:
-    """What observers of the cache are told about the request that is admitted.
+    """What observers of the cache learn of the request that is admitted."""
 
-    Attributes:
-        name: The request's id.
-        off: The setting that keeps it from reading the cache; empty if it reads.
-        num_known_tokens: Tokens in whole blocks that were cached when it arrived; None if no
-            lookup was made.
-        waits_for: Name of the request that it waited for, if any.
-        is_sibling: Whether the first of its ``n`` continuations looked the prompt up already.
-    """
-
-    name: str = ""
-    off: str = ""
+    name: str = ""  # the request's id
+    off: str = ""  # the setting that keeps it from reading the cache; empty if it reads
     prompt_sections: tuple[tuple[str, str], ...] = ()
     num_kept_tokens: int = 0
     num_known_tokens: int | None = None
-    waits_for: str = ""
+    """Tokens in whole blocks that were cached when it arrived; None if no lookup was made."""
+    waits_for: str = ""  # name of the request that it waited for, if any
     is_sibling: bool = False
+    """Whether the first of its ``n`` continuations looked the prompt up already."""

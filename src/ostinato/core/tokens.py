@@ -7,17 +7,15 @@ same bytes whatever container held them.
 
 import sys
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from contextlib import suppress
 
 import numpy as np
 
 from ostinato.core.errors import TokenOutOfRange
 
-TOKEN_BYTES = 4
-"""Size of one packed token id in bytes."""
-
+TOKEN_BYTES = 4  # of one packed id
 MAX_TOKEN_ID = 2**32 - 1
-"""Largest id that four bytes hold."""
 
 assert array("I").itemsize == TOKEN_BYTES and sys.byteorder == "little", "needs 4-byte LE ints"
 
@@ -40,7 +38,7 @@ def pack_tokens(tokens: Iterable[int]) -> "array[int]":
         packed.fromlist(tokens)  # a third less than array("I", tokens): no reference per id
         return packed
     except (OverflowError, TypeError) as error:
-        raise TokenOutOfRange(_blame(tokens)) from error
+        raise _first_invalid(tokens) from error
 
 
 def num_common_tokens(left: bytes | memoryview, right: bytes | memoryview) -> int:
@@ -66,22 +64,17 @@ def num_common_tokens(left: bytes | memoryview, right: bytes | memoryview) -> in
 def _pack_numpy(tokens: "np.ndarray[tuple[int, ...], np.dtype[np.generic]]") -> "array[int]":
     """Pack an integer array, shape (num_tokens,), without a Python int per token."""
     if tokens.ndim != 1 or not np.issubdtype(tokens.dtype, np.integer):
-        raise TokenOutOfRange(
-            f"token ids must be one row of integers, not {tokens.dtype} of shape {tokens.shape}"
-        )
+        row = f"{tokens.dtype} of shape {tokens.shape}"
+        raise TokenOutOfRange(f"token ids must be one row of integers, not {row}")
     if tokens.size and (int(tokens.min()) < 0 or int(tokens.max()) > MAX_TOKEN_ID):
-        raise TokenOutOfRange(_blame(tokens.tolist()))
+        raise _first_invalid(tokens.tolist())
     return array("I", np.asarray(tokens, dtype="<u4").tobytes())
 
 
-def _blame(tokens: Sequence[object]) -> str:
-    """Return an error message for the first invalid id."""
-    for position, token in enumerate(tokens):
-        try:
-            array("I", [token])  # type: ignore[type-var]
-        except (OverflowError, TypeError):
-            return (
-                f"token id {token!r} at position {position} is not an integer "
-                f"from 0 to {MAX_TOKEN_ID}"
-            )
-    raise AssertionError("every id is valid")
+def _first_invalid(tokens: list[int]) -> TokenOutOfRange:
+    """Return the error that names the first invalid id; there is one."""
+    valid = array("I")
+    with suppress(OverflowError, TypeError):
+        valid.extend(tokens)  # up to the first that is not
+    what = f"token id {tokens[len(valid)]!r} at position {len(valid)}"
+    return TokenOutOfRange(f"{what} is not an integer from 0 to {MAX_TOKEN_ID}")

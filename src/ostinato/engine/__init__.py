@@ -15,7 +15,7 @@ Files in reading order:
 * ``outputs``: what the caller gets
 * ``token_table``, ``detokenizer``, ``stop_strings``: from token ids to text, and to its end
 * ``request_validation``: tokenizes a prompt and checks a request, before it is added
-* ``text_tokenizer``: tokenizes of a text only what is not known
+* ``text_tokenizer``: tokenizes only the part of a text that is not known
 * ``request_state``: the tokens, texts and times of one request
 * ``prompt_tokenizer``: turns the texts and images of prompts into token ids
 * ``setup``: loads the model and sizes its pools
@@ -24,12 +24,11 @@ Files in reading order:
 * ``grammar_vocabulary``, ``grammar_worker``, ``grammar_check``: compile a grammar within limits
 * ``grammar``: which tokens may come next under a grammar
 * ``public_prefixes``: which prefixes are public, and which prompt begins with one
-* ``adapters``: loaded LoRA adapters by name, and which are about to go
-* ``identities``: with whom the KV of a prompt may be shared
-* ``request_factory``: makes requests, checked in full
+* ``adapters``: loaded LoRA adapters by name, and unloaded ones until their requests end
+* ``request_factory``: makes requests, checked in full, with identities that say who may share KV
 * ``trace_writer``, ``recorder``: record what happens to an engine
 * ``audit``: computes a share of the hits again, and compares
-* ``tier_prefixes``: names the prefixes of sequences as tiers do
+* ``tier_prefixes``: converts the keys of sequences to the prefixes of tiers
 * ``load_note``, ``tier_reader``, ``tier_loads``: load prefixes from tiers into the pool
 * ``tier_stores``, ``tier_events``: write prefixes to tiers, and announce what tiers have
 * ``tiered_cache``, ``open_tiers``: the tiers of one engine, and how they are opened
@@ -37,7 +36,7 @@ Files in reading order:
 * ``engine``: the loop
 * ``snapshot``, ``explain_api``: copies of its counters, explanations of its requests
 * ``adapter_api``: loads and unloads adapters between steps
-* ``interrupts``, ``batch``, ``llm``: batches, with a progress bar and Ctrl-C
+* ``batch``, ``llm``: batches, with a progress bar and Ctrl-C
 * ``thread_bridge``, ``engine_thread``: the engine's thread, and how event loops talk to it
 * ``tenant_queue``, ``tokenizer_executor``: tokenizing without blocking the event loop
 * ``admin_api``: leases, public prefixes, erasure, new weights, recordings

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from ostinato.core.errors import RequestError
 from ostinato.engine.adapters import LoRARequest, NamedAdapter
+from ostinato.engine.batch import one_each
 from ostinato.engine.engine import Engine
 from ostinato.engine.engine_thread import EngineThread
 from ostinato.engine.prompts import Prompt
@@ -32,7 +33,7 @@ def remove_adapter(engine: Engine, lora_id: int | str) -> bool:
     """Unload an adapter by its number or name, between steps; returns whether there was one.
 
     Effects: requests that have it finish, and publish nothing more; then its weights are freed.
-    What it has cached stays, for when the same content is loaded again.
+    What it has cached stays, in case the same content is loaded again.
     """
     for name, named in engine.adapters.by_name.items():
         if lora_id in (name, named.request.lora_int_id):
@@ -53,12 +54,7 @@ def with_adapters(
     """
     if requests is None:
         return prompts
-    each = requests if isinstance(requests, Sequence) else [requests] * len(prompts)
-    if len(each) != len(prompts):
-        raise RequestError(
-            f"{len(each)} lora_request for {len(prompts)} prompts: give one for all, or one per "
-            "prompt"
-        )
+    each = one_each("lora_request", requests, len(prompts))
     for request in {id(one): one for one in each if one is not None}.values():
         load_adapter(engine, request)
     names = ["" if request is None else request.lora_name for request in each]
@@ -66,11 +62,7 @@ def with_adapters(
 
 
 def check_adapter_request(request: object) -> None:
-    """Refuse what is no ``LoRARequest``.
-
-    Raises:
-        RequestError: It is none.
-    """
+    """Raise ``RequestError`` for other types than ``LoRARequest``."""
     if not isinstance(request, LoRARequest):
         raise RequestError(f"lora_request={request!r:.80}: must be a LoRARequest")
 
@@ -94,6 +86,6 @@ def _add(engine: Engine, named: NamedAdapter) -> None:
 
 
 def _end(engine: Engine, adapter: LoraAdapter) -> None:
-    if engine.adapters.end(adapter, engine.cache.manager.live_tables):
-        engine.audit.forget_adapter(adapter.digest)
+    if engine.adapters.end(adapter, engine.cache.manager.tables.live.values()):
+        engine.audit.remove_adapter(adapter.digest)
     engine.free_adapters()

@@ -6,7 +6,7 @@ requests that have it finish and publish nothing more; its weights are freed wit
 """
 
 from array import array
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from stat import S_ISREG
@@ -49,17 +49,11 @@ class LoRARequest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NamedAdapter:
-    """An adapter under its name.
+    """An adapter under its name."""
 
-    Attributes:
-        request: Its name, number and path.
-        adapter: Its weights.
-        stamp: Sizes and times of its files when they were read.
-    """
-
-    request: LoRARequest
+    request: LoRARequest  # its name, number and path
     adapter: LoraAdapter
-    stamp: tuple[tuple[int, int], ...]
+    stamp: tuple[tuple[int, int], ...]  # sizes and times of its files when they were read
 
 
 class Adapters(CacheObserver):
@@ -70,27 +64,18 @@ class Adapters(CacheObserver):
     """
 
     def __init__(self, config: EngineConfig, held: dict[bytes, LoraAdapter]) -> None:
-        """Start without one.
-
-        Args:
-            config: The engine's.
-            held: Adapters by digest, as the runner finds them; changed here alone.
-        """
+        """Start with ``held``, the runner's adapters by digest, which is changed here alone."""
         self.by_name: dict[str, NamedAdapter] = {}
         self._config, self._held = config, held
         self._ending: set[bytes] = set()  # unloaded, with requests that have not ended
 
     @property
     def num_bytes(self) -> int:
-        """Memory of all weights, of those included that are about to go."""
+        """Memory of all weights, including those of unloaded adapters that requests still use."""
         return sum(adapter.num_bytes for adapter in self._held.values())
 
     def of(self, name: str) -> LoraAdapter:
-        """Return the adapter of a name.
-
-        Raises:
-            RequestError: None of that name is loaded.
-        """
+        """Return the adapter of a name; raises ``RequestError`` if it is not loaded."""
         named = self.by_name.get(name)
         if named is None:
             known = ", ".join(sorted(self.by_name)) or "none"
@@ -109,7 +94,7 @@ class Adapters(CacheObserver):
         """Read and check an adapter, in any thread; nothing changes yet.
 
         Raises:
-            RequestError: It cannot be served; the message says why.
+            RequestError: It cannot be served.
         """
         self._check(request)
         stamp, config = _stamp(request), self._config
@@ -136,24 +121,18 @@ class Adapters(CacheObserver):
         return None if old is None else old.adapter
 
     def remove(self, name: str) -> LoraAdapter:
-        """Let no new request use an adapter.
+        """Let no new request use an adapter, and return it."""
+        return self.by_name.pop(name).adapter
 
-        Raises:
-            RequestError: None of that name is loaded.
-        """
-        adapter = self.of(name)
-        del self.by_name[name]
-        return adapter
-
-    def end(self, adapter: LoraAdapter, tables: list[BlockTable]) -> bool:
-        """Publish nothing more of an adapter, unless another name has the same content.
+    def end(self, adapter: LoraAdapter, tables: Iterable[BlockTable]) -> bool:
+        """Publish nothing more of an adapter whose name was removed, unless it has another one.
 
         Args:
-            adapter: It has lost a name.
-            tables: Of running sequences.
+            adapter: The adapter.
+            tables: Those of running sequences.
 
         Returns:
-            Whether it has no name any more.
+            Whether it has no other name.
         """
         if self.is_usable(adapter.digest):
             return False
@@ -176,6 +155,11 @@ class Adapters(CacheObserver):
     def is_usable(self, digest: bytes) -> bool:
         """Whether new requests may use an adapter."""
         return any(named.adapter.digest == digest for named in list(self.by_name.values()))
+
+    @property
+    def numbers(self) -> set[int]:
+        """The ``lora_int_id`` of each loaded adapter."""
+        return {named.request.lora_int_id for named in list(self.by_name.values())}
 
     @property
     def names(self) -> dict[bytes, str]:
@@ -241,7 +225,7 @@ def _stamp(request: LoRARequest) -> tuple[tuple[int, int], ...]:
             raise RequestError(
                 f"adapter {request.lora_name!r:.200}: {path} cannot be read: {error}"
             ) from None
-        if not S_ISREG(status.st_mode):  # reading a pipe could wait for ever
+        if not S_ISREG(status.st_mode):  # reading a pipe could block forever
             raise RequestError(f"adapter {request.lora_name!r:.200}: {path} is no file")
         found.append((status.st_size, status.st_mtime_ns))
     return tuple(found)

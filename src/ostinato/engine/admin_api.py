@@ -1,6 +1,6 @@
 """What operators do with an engine, always between steps.
 
-* lease: keep a prefix, pinned or for a time, as hosted APIs sell it;
+* lease: keep a prefix, pinned or for a time, as hosted APIs offer it;
 * publish: let several tenants share a prefix;
 * erase: remove everything of a tenant, down to the keys and values;
 * new weights: see ``weights``;
@@ -24,7 +24,6 @@ from ostinato.engine.engine import Engine
 from ostinato.engine.engine_thread import EngineThread
 from ostinato.engine.prompts import Prompt, check_salt
 from ostinato.engine.public_prefixes import salt_of_public
-from ostinato.engine.recorder import Settings
 from ostinato.engine.request_validation import tokenize
 from ostinato.engine.sampling_params import SamplingParams
 from ostinato.engine.tokenizer_executor import TokenizerExecutor
@@ -37,7 +36,6 @@ class AdminApi:
     """Administers one engine; called between steps."""
 
     def __init__(self, engine: Engine) -> None:
-        """Administer an engine."""
         self._engine = engine
 
     def lease(self, prompt: Prompt, terms: LeaseTerms) -> LeaseReceipt:
@@ -64,7 +62,7 @@ class AdminApi:
         ended = admin.end_lease(lease_id)
         if ended and tiers is not None:
             for table in tables:
-                tiers.end_lease(table.key, table.num_planned)
+                tiers.stores.set_lease_end(table.key, table.num_planned, 0.0)
         self._engine.recorder.on_lease_ended(lease_id)
         return ended
 
@@ -72,7 +70,7 @@ class AdminApi:
         """Return the whole blocks of a prompt, as the prompt that computes them for publication.
 
         Raises:
-            RequestError: It is no prompt of this model, fills no block, or the name is taken.
+            RequestError: It is not a prompt of this model, fills no block, or the name is taken.
         """
         if prompt.images:
             raise RequestError("a public prefix is text: publish what comes before the first image")
@@ -87,7 +85,7 @@ class AdminApi:
         """Hold a prefix for all tenants that may read it.
 
         Args:
-            prompt: As ``publishable`` returned it; computed by a request since.
+            prompt: As ``publishable`` returned it, after a request has computed it.
 
         Returns:
             Accepted or rejected, with the reason.
@@ -133,9 +131,9 @@ class AdminApi:
 
         Effects: everything of it is removed from all tiers. Every slot of the KV stores and of
         states without live content is overwritten with zeros, since evicted and free blocks still
-        hold what was computed. The tenant's requests still count in the totals; salts of
-        ``tenant_shares`` stay in the settings. Cost: every layer's unused slots are read once, and
-        written where they are not zero.
+        hold what was computed. The totals still count the tenant's requests, and the settings still
+        have its ``tenant_shares``. Cost: every layer's unused slots are read once, and written
+        where they are not zero.
         """
         live = self._engine.requests_of(cache_salt)
         if live:
@@ -147,11 +145,11 @@ class AdminApi:
         self._engine.drain_tiers()
         self._engine.recorder.tick()
         receipt = self._engine.cache.admin.erase(salt)
-        self._engine.grammars.forget(salt.decode(errors="replace"))
-        num_texts = self._engine.prompts.forget_texts(salt)
-        self._engine.audit.forget(salt)
+        self._engine.grammars.remove_tenant(salt.decode(errors="replace"))
+        num_texts = self._engine.prompts.remove_texts(salt)
+        self._engine.audit.remove_tenant(salt)
         if self._engine.image_encoder is not None:
-            self._engine.image_encoder.forget(salt)
+            self._engine.image_encoder.remove_outputs(salt)
         self._engine.recorder.on_erased(salt)
         tiers = self._engine.tiers
         return EraseReceipt(
@@ -177,9 +175,9 @@ class AdminApi:
         engine.recorder.tick()
         epoch = engine.cache.admin.new_epoch(engine.loaded.fingerprint)
         engine.recorder.on_new_epoch()
-        engine.prompts.forget_texts()
+        engine.prompts.remove_texts()
         if engine.image_encoder is not None:
-            engine.image_encoder.forget(None)
+            engine.image_encoder.remove_outputs(None)
         return epoch
 
     def start_recording(self, path: str | Path) -> Path:
@@ -191,9 +189,14 @@ class AdminApi:
             )
         cache = engine.cache
         is_cold = not engine.has_work and cache.manager.pool.num_unused == cache.config.num_blocks
-        shape, epoch = self._shape(), cache.manager.epoch
-        settings = Settings(cache.config, engine.scheduler.config, shape, epoch, is_cold)
-        recorder.start(Path(path), settings)
+        recorder.start(
+            Path(path),
+            cache.config,
+            scheduler=engine.scheduler.config,
+            model=self._shape(),
+            epoch=cache.manager.epoch,
+            is_cold=is_cold,
+        )
         return Path(path)
 
     def start_recording_if_set(self) -> None:
@@ -210,11 +213,7 @@ class AdminApi:
         return self._engine.recorder.stop()
 
     def _tokens(self, prompt: Prompt) -> "array[int]":
-        """Return a prompt's packed ids.
-
-        Raises:
-            RequestError: It is no prompt of this model.
-        """
+        """Return a prompt's packed ids, as ``tokenize``."""
         return tokenize(self._engine.prompts.tokenized(prompt), self._engine.loaded)
 
     def _shape(self) -> dict[str, Any]:
@@ -229,7 +228,7 @@ class AdminApi:
         }
 
     def _zero_unused_slots(self) -> int:
-        """Overwrite all slots without live content; returns how many, states aside."""
+        """Overwrite all slots without live content; returns how many, not counting states."""
         count, runner = 0, self._engine.runner
         live_slots = self._engine.cache.admin.live_slots()
         if runner.states.num_slots:
@@ -251,7 +250,6 @@ class AsyncAdminApi:
     def __init__(
         self, admin: AdminApi, thread: EngineThread, tokenizing: TokenizerExecutor
     ) -> None:
-        """Administer the engine of a thread."""
         self._admin, self._thread, self._tokenizing = admin, thread, tokenizing
 
     async def erase(self, cache_salt: str, cancel_running: bool) -> EraseReceipt:
@@ -262,11 +260,11 @@ class AsyncAdminApi:
 
     async def publish(self, name: str, prompt: Prompt) -> LeaseReceipt:
         """Compute a prefix once for several tenants, and hold it."""
-        made = await self._tokenizing.do(lambda: self._admin.publishable(name, prompt))
+        made = await self._tokenizing.run(lambda: self._admin.publishable(name, prompt))
         params = SamplingParams(max_tokens=1, detokenize=False)
         request = self._tokenizing.request
         async for _ in self._thread.stream(lambda: request(made, params, None, 0)):
-            pass  # if it fails, it is not cached, and the receipt says so
+            pass  # if it fails, the receipt says that it is not cached
         return await self._thread.call(lambda: self._admin.publish(made))
 
     async def unpublish(self, name: str, cancel_running: bool) -> EraseReceipt:
@@ -276,11 +274,7 @@ class AsyncAdminApi:
 
     @asynccontextmanager
     async def _blocked(self, salt: str | bytes, cancel_running: bool) -> AsyncIterator[int]:
-        """Refuse a tenant's new requests meanwhile, and wait for the end of the others.
-
-        Yields:
-            How many of them were cancelled.
-        """
+        """Refuse a tenant's new requests, and wait for its others; yields how many it cancelled."""
         thread, engine = self._thread, self._thread.engine
         # Not awaited: a caller that is cancelled in between must not leave the tenant blocked.
         thread.commands.put(lambda: engine.block_tenant(salt))
@@ -292,4 +286,4 @@ class AsyncAdminApi:
                 await asyncio.sleep(0)  # answered between steps: one question per step
             yield cancelled
         finally:
-            thread.tell(lambda: engine.unblock_tenant(salt))
+            thread.run_later(lambda: engine.unblock_tenant(salt))

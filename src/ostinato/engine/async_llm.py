@@ -23,7 +23,7 @@ from ostinato.engine.admin_api import AdminApi, AsyncAdminApi
 from ostinato.engine.chat import Message, sections_of
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.engine import Engine
-from ostinato.engine.engine_thread import EngineThread, in_thread_of_its_own
+from ostinato.engine.engine_thread import EngineThread, run_in_new_thread
 from ostinato.engine.explain_api import explain_request
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.prompts import Prompt, PromptInput, TokenIds, parse_prompt
@@ -59,7 +59,7 @@ class AsyncLLM:
             ConfigError: A setting is out of range.
             ModelError: The model cannot be served.
         """
-        self._engine = in_thread_of_its_own(Engine, EngineConfig.of(model, settings))
+        self._engine = run_in_new_thread(Engine, EngineConfig.of(model, settings))
         self._admin = AdminApi(self._engine)
         self._admin.start_recording_if_set()
         self.tokenizing = TokenizerExecutor(self._engine)
@@ -212,7 +212,7 @@ class AsyncLLM:
 
         Unknown ids are ignored: the request may have ended.
         """
-        self._thread.tell(lambda: self._thread.cancel(request_id))
+        self._thread.run_later(lambda: self._thread.cancel(request_id))
 
     async def reset_prefix_cache(self, preempt_running: bool = False) -> None:
         """Remove every cached prefix; running requests start again, if they are preempted.
@@ -244,9 +244,7 @@ class AsyncLLM:
 
     async def list_loras(self) -> set[int]:
         """Return the numbers of the loaded adapters."""
-        return await self.look(
-            lambda engine: {it.request.lora_int_id for it in engine.adapters.by_name.values()}
-        )
+        return await self.look(lambda engine: engine.adapters.numbers)
 
     async def lease(self, prompt: PromptInput, terms: LeaseTerms = PINNED) -> LeaseReceipt:
         """Keep a prompt's cached blocks from being evicted; as ``LLM.lease``."""

@@ -1,21 +1,22 @@
 """Compares cached keys and values with those that the model computes.
 
-The prefix of a share of the requests that hit is computed again from nothing, in idle moments, into
-a store of its own; then keys and values are compared bit by bit::
+The prefixes of a share of the requests with a hit are recomputed in idle moments, into a store of
+their own; then keys and values are compared bit by bit::
 
     a request with a hit ends ─► drawn? ─► waits for an idle moment ─► chunk, chunk, ... ─► compared
                                                                                             │
         counted, logged with both block tables, and the prefix is quarantined ◄── differs ──┘
 
-That they must be equal is law 7, where the native library computes whole steps; elsewhere rounding
-may differ, and an audit is refused. What the cache has given away meanwhile is not compared. A
-quarantined prefix is removed with all that continues it, so the next request computes it anew.
+They must be equal by law 7 where the native library computes whole steps; elsewhere rounding may
+differ, and an audit is refused. Prefixes that were evicted meanwhile are not compared. A
+quarantined prefix is removed with all that continues it, so the next request computes it again.
 """
 
 import logging
 import random
 from array import array
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -23,7 +24,6 @@ import torch
 from torch import Tensor
 
 from ostinato.assembly import PrefixCache
-from ostinato.cache.block import CacheEntry
 from ostinato.cache.block_table import BlockTable
 from ostinato.core.errors import ConfigError
 from ostinato.core.identity import PrefixKey
@@ -45,51 +45,32 @@ MOST_FINDINGS = 16
 """Findings that are kept; all are counted."""
 
 CHUNK_TOKENS = 64
-"""Tokens of one go: a request that arrives meanwhile waits no longer than for these."""
+"""Tokens computed at a time: a request that arrives meanwhile waits for these at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuditFinding:
-    """A prefix whose cached keys or values differ from those that the model computes.
+    """A prefix whose cached keys or values differ from those that the model computes."""
 
-    Attributes:
-        num_tokens: Tokens that were compared.
-        first_token: The first of them that differs.
-        layers: Layers in which any differ.
-        cached_blocks: The cache's blocks, one table per group of layers.
-        computed_blocks: The blocks that they were compared with, in a store of their own.
-        num_removed: Blocks that were removed from the cache for it.
-    """
-
-    num_tokens: int
-    first_token: int
-    layers: tuple[int, ...]
-    cached_blocks: tuple[tuple[int, ...], ...]
-    computed_blocks: tuple[int, ...]
-    num_removed: int = 0
+    num_tokens: int  # tokens that were compared
+    first_token: int  # the first of them that differs
+    layers: tuple[int, ...]  # layers in which any differ
+    cached_blocks: tuple[tuple[int, ...], ...]  # the cache's blocks, one table per group of layers
+    computed_blocks: tuple[int, ...]  # those that they were compared with
+    num_removed: int = 0  # blocks that were removed from the cache for it
 
 
 @dataclass(frozen=True, slots=True)
 class AuditCounts:
-    """What audits have found since the start.
+    """What audits have found since the start."""
 
-    Attributes:
-        num_drawn: Hits that were drawn.
-        num_same: Of them, those that were compared and equal.
-        num_different: Those that differed.
-        num_gone: Those that were not compared, since the cache had removed them meanwhile.
-        num_tokens: Tokens that were compared.
-        num_removed: Blocks that were removed as part of a quarantine.
-        findings: The last few that differed.
-    """
-
-    num_drawn: int = 0
-    num_same: int = 0
-    num_different: int = 0
-    num_gone: int = 0
-    num_tokens: int = 0
-    num_removed: int = 0
-    findings: tuple[AuditFinding, ...] = ()
+    num_drawn: int = 0  # hits that were drawn
+    num_same: int = 0  # compared, and equal
+    num_different: int = 0  # compared, and different
+    num_gone: int = 0  # not compared, since the cache had evicted or removed them
+    num_tokens: int = 0  # tokens that were compared
+    num_removed: int = 0  # blocks removed by quarantines
+    findings: tuple[AuditFinding, ...] = ()  # the last few that differed
 
 
 class HitAudit:
@@ -105,7 +86,7 @@ class HitAudit:
         """Audit a share of the hits.
 
         Raises:
-            ConfigError: There is no promise that bits are equal.
+            ConfigError: The native library does not compute whole steps, so bits may differ.
         """
         self.counts = AuditCounts()
         self._share, self._quarantines = share, quarantines
@@ -121,8 +102,8 @@ class HitAudit:
             )
 
     def note(self, request: Request, num_cached_tokens: int) -> None:
-        """Draw lots for a request that has ended, with so many cached tokens."""
-        if request.images:  # they are gone: the text before them can be computed again
+        """Draw a request that has ended, with so many cached tokens, or not."""
+        if request.images:  # they are freed: only the text before them can be recomputed
             num_cached_tokens = min(num_cached_tokens, request.images[0].start)
         num_tokens = num_cached_tokens - num_cached_tokens % self._cache.block_size
         if not num_tokens or self._random.random() >= self._share:
@@ -132,33 +113,33 @@ class HitAudit:
             self._waiting.append(PrefixKey(request.identity, tokens))
             self._count(num_drawn=1)
 
-    def forget_adapter(self, adapter: bytes) -> None:
-        """Drop what an adapter that is no longer loaded has computed."""
-        self._waiting = deque(key for key in self._waiting if key.identity.adapter != adapter)
-        if self._running is not None and self._running.key.identity.adapter == adapter:
+    def remove_tenant(self, tenant: bytes) -> None:
+        """Remove a tenant's hits, and the keys and values that were recomputed for it."""
+        self._remove_hits(lambda key: key.identity.belongs_to(tenant))
+
+    def remove_adapter(self, adapter: bytes) -> None:
+        """Remove the hits of an adapter that is no longer loaded."""
+        self._remove_hits(lambda key: key.identity.adapter == adapter)
+
+    def _remove_hits(self, matches: Callable[[PrefixKey], bool]) -> None:
+        self._waiting = deque(key for key in self._waiting if not matches(key))
+        if self._running is not None and matches(self._running.key):
             self._running = None
 
-    def rest(self) -> bool:
+    def run_idle_work(self) -> bool:
         """Compute a chunk, or compare; returns whether there is more to do."""
         if self._running is None:
             if not self._waiting:
                 return False
             key = self._waiting.popleft()
-            if self._cache.manager.match_first(key, len(key.tokens)).num_tokens < len(key.tokens):
+            if self._cache.manager.match(key, len(key.tokens)).num_tokens < len(key.tokens):
                 self._count(num_gone=1)
             else:
                 self._running = _Recomputation(key, self._runner)
-        elif not self._running.go_on():
+        elif not self._running.compute_chunk():
             done, self._running = self._running, None
             self._compare(done)
         return self._running is not None or bool(self._waiting)
-
-    def forget(self, tenant: bytes) -> None:
-        """Drop what is waiting of a tenant, and keys and values that were computed for it."""
-        kept = [key for key in self._waiting if not key.identity.belongs_to(tenant)]
-        self._waiting = deque(kept)
-        if self._running is not None and self._running.key.identity.belongs_to(tenant):
-            self._running = None
 
     def _compare(self, done: "_Recomputation") -> None:
         manager, num_tokens = self._cache.manager, len(done.key.tokens)
@@ -171,9 +152,9 @@ class HitAudit:
             manager.unpin(table)
         self._count(num_tokens=num_tokens, num_same=finding is None)
         if finding is not None:
-            self._take(finding)
+            self._report(finding)
 
-    def _take(self, finding: AuditFinding) -> None:
+    def _report(self, finding: AuditFinding) -> None:
         if self._quarantines:
             finding = replace(finding, num_removed=self._remove(finding))
         logger.error(
@@ -203,10 +184,7 @@ class HitAudit:
         for pool, blocks in zip(manager.pools[1:], wrong[1:], strict=False):
             suspects.update(id(e) for e in pool.entries() if not blocks.isdisjoint(e.blocks))
 
-        def is_suspect(entry: CacheEntry) -> bool:
-            return id(entry) in suspects
-
-        num_removed = manager.remove(is_suspect)
+        num_removed = manager.remove(lambda entry: id(entry) in suspects)
         manager.settle()
         return num_removed
 
@@ -216,7 +194,7 @@ class HitAudit:
 
 
 class _Recomputation:
-    """A prefix that is computed again, chunk by chunk, in a store of its own."""
+    """Recomputes a prefix, chunk by chunk, in a store of its own."""
 
     def __init__(self, key: PrefixKey, runner: ModelRunner) -> None:
         self.key = key
@@ -235,7 +213,7 @@ class _Recomputation:
         self._chunks = pairwise(bounds)
 
     @torch.inference_mode()
-    def go_on(self) -> bool:
+    def compute_chunk(self) -> bool:
         """Compute the next chunk; returns False if there is none."""
         chunk = next(self._chunks, None)
         if chunk is None:

@@ -1,21 +1,22 @@
-"""Runs a batch of prompts to its end, with a progress bar.
+"""Runs a batch of prompts to its end, with a progress bar and Ctrl-C.
 
 The bar shows the share of cached tokens::
 
 Generating: 25%|██▌    | 250/1000 [prefill 9103 tok/s, decode 318 tok/s, cached 96.8%]
 """
 
+import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
+from types import FrameType, TracebackType
 from typing import Any
 
 from tqdm.auto import tqdm
 
 from ostinato.engine.engine import Engine
-from ostinato.engine.interrupts import DeferredSigint
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.prompts import Prompt
-from ostinato.engine.request_validation import PreparedRequest
 from ostinato.engine.sampling_params import SamplingParams
 from ostinato.errors import RequestError, StepFailed
 
@@ -31,42 +32,43 @@ def run_batch(
     priority: int | Sequence[int] | None,
 ) -> list[RequestOutput]:
     """Check everything, then add everything, then step until all have ended."""
-    each_params = _one_each(
+    each_params = one_each(
         "sampling_params", SamplingParams() if params is None else params, len(prompts)
     )
-    each_priority = _one_each("priority", 0 if priority is None else priority, len(prompts))
+    each_priority = one_each("priority", 0 if priority is None else priority, len(prompts))
     made = [
         engine.make_request(prompt, p, priority=rank)
         for prompt, p, rank in zip(prompts, each_params, each_priority, strict=True)
     ]
+    outputs: dict[str, RequestOutput] = {}
     with DeferredSigint(lambda: engine.is_computing) as gate:
         try:
-            outputs = _drain(engine, made, use_tqdm, gate)
-            while engine.audit.rest():  # the idle moment of a batch is its end
+            with GenerationProgress(len(made), engine, use_tqdm) as progress:
+                for request in made:
+                    engine.add(request)
+                while engine.has_work:
+                    gate.check()
+                    ended = [state for state in engine.step() if state.finished]
+                    outputs.update((state.request.request_id, state.output()) for state in ended)
+                    progress.update(len(ended))
+            while engine.audit.run_idle_work():  # a batch is idle at its end
                 gate.check()
         finally:
-            for request in made:  # after an interruption, nothing stays behind
+            for request in made:  # those that were interrupted
                 engine.discard(request.request.request_id)
             engine.drain_tiers()
-    return _raise_failures([outputs[request.request.request_id] for request in made])
+    finished = [outputs[request.request.request_id] for request in made]
+    failed = [output for output in finished if output.error is not None]
+    if failed:
+        raise StepFailed(
+            f"{len(failed)} of {len(finished)} requests failed: {failed[0].error}; "
+            "the exception's 'outputs' holds the others",
+            finished,
+        )
+    return finished
 
 
-def _drain(
-    engine: Engine, made: list[PreparedRequest], use_tqdm: ShowProgress, gate: DeferredSigint
-) -> dict[str, RequestOutput]:
-    outputs: dict[str, RequestOutput] = {}
-    with GenerationProgress(len(made), engine, use_tqdm) as progress:
-        for request in made:
-            engine.add(request)
-        while engine.has_work:
-            gate.check()
-            finished = [state for state in engine.step() if state.finished]
-            outputs.update((state.request.request_id, state.output()) for state in finished)
-            progress.update(len(finished))
-    return outputs
-
-
-def _one_each(name: str, value: Any, count: int) -> list[Any]:
+def one_each(name: str, value: Any, count: int) -> list[Any]:
     """Repeat a single setting, or check that there is one per prompt."""
     if not isinstance(value, Sequence) or isinstance(value, str):
         return [value] * count
@@ -77,22 +79,10 @@ def _one_each(name: str, value: Any, count: int) -> list[Any]:
     return list(value)
 
 
-def _raise_failures(outputs: list[RequestOutput]) -> list[RequestOutput]:
-    failed = [output for output in outputs if output.error is not None]
-    if failed:
-        raise StepFailed(
-            f"{len(failed)} of {len(outputs)} requests failed: {failed[0].error}; "
-            "the exception's 'outputs' holds the others",
-            outputs,
-        )
-    return outputs
-
-
 class GenerationProgress:
     """A progress bar over requests; a context manager."""
 
     def __init__(self, num_requests: int, engine: Engine, shown: ShowProgress) -> None:
-        """Start to count from what the engine has done so far."""
         self._cache, self._scheduler = engine.cache_stats, engine.scheduler_stats
         make = shown if callable(shown) else tqdm
         self._bar = make(total=num_requests, desc="Generating", unit="req", disable=not shown)
@@ -100,11 +90,9 @@ class GenerationProgress:
         self._before = self._counts()
 
     def __enter__(self) -> "GenerationProgress":
-        """Show the bar."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the bar."""
         self._bar.close()
 
     def update(self, num_finished: int) -> None:
@@ -131,3 +119,51 @@ class GenerationProgress:
             first.query_tokens,
             first.hit_tokens,
         )
+
+
+class DeferredSigint:
+    """Raises Ctrl-C only at moments at which the engine is consistent; a context manager.
+
+    Python raises ``KeyboardInterrupt`` between any two instructions; in the middle of a plan or a
+    commit that would leak blocks. So it is raised at once within a forward pass, which may take
+    long (the engine ends that step as failed), and anywhere else at the next ``check``.
+
+    Acts in the main thread, which is the only one that gets signals, and only where Python's own
+    handler is installed: a program's handler is left alone.
+    """
+
+    def __init__(self, may_raise: Callable[[], bool]) -> None:
+        """Take a function that says whether an exception may be raised at once."""
+        self._may_raise = may_raise
+        self._is_pending = False
+        self._is_installed = False
+
+    def __enter__(self) -> "DeferredSigint":
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        if in_main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self._on_signal)
+            self._is_installed = True
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Restore Python's handler, and raise a pending Ctrl-C unless another error is raised."""
+        if self._is_installed:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if error is None:
+            self.check()
+
+    def check(self) -> None:
+        """Raise ``KeyboardInterrupt`` if a Ctrl-C is pending."""
+        if self._is_pending:
+            self._is_pending = False
+            raise KeyboardInterrupt
+
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        if self._may_raise():
+            raise KeyboardInterrupt
+        self._is_pending = True

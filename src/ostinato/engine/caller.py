@@ -1,8 +1,8 @@
 """Refuses calls from a second thread and from a forked process.
 
-An ``LLM`` runs one call at a time, in the process that made it. Concurrent calls from several
-threads would corrupt the cache; they are refused rather than queued, since a queue would silently
-lose the benefit of batching.
+An ``LLM`` runs one call at a time, in the process that made it. Concurrent calls would corrupt the
+cache; they are refused rather than queued, since a queue would silently lose the benefit of
+batching.
 
 A fork copies only the calling thread, and not the OpenMP threads of torch and the native library:
 a forked child would wait for them forever.
@@ -25,14 +25,17 @@ class Owner:
     """The process that made an engine."""
 
     def __init__(self) -> None:
-        """Belong to this process.
+        """Register a hook for processes that are forked from this one.
 
         Raises:
-            ForkedProcess: It was forked from one whose engine used several threads.
-
-        Effects: registers a hook for processes that are forked from this one.
+            ForkedProcess: This one was forked from one whose engine used several threads.
         """
-        _check_inherited_threads()
+        if _inherited_threads > 1 and torch.get_num_threads() > 1:
+            raise ForkedProcess(
+                f"process {os.getpid()} was forked from one where torch computes with "
+                f"{_inherited_threads} threads, which it would wait for forever: {_SPAWN}; or call "
+                "torch.set_num_threads(1) before"
+            )
         _watch_forks()
         self._pid = os.getpid()
 
@@ -42,11 +45,7 @@ class Owner:
         return os.getpid() == self._pid
 
     def check(self) -> None:
-        """Refuse calls in a forked child.
-
-        Raises:
-            ForkedProcess: This is one.
-        """
+        """Raise ``ForkedProcess`` in a forked child."""
         if not self.is_here:
             raise ForkedProcess(
                 f"this engine was made in process {self._pid}, and process {os.getpid()} is a fork "
@@ -62,17 +61,13 @@ class CallGate:
     """Lets one call at a time into an engine; the next may come from another thread."""
 
     def __init__(self, owner: Owner) -> None:
-        """Guard an engine of one process."""
         self._owner = owner
         self._is_free = threading.Lock()
         self._call = ""
 
     @contextmanager
     def enter(self, call: str) -> Iterator[None]:
-        """Hold the gate during a call.
-
-        Args:
-            call: Its name, for messages.
+        """Hold the gate during a call, which messages name.
 
         Raises:
             ConcurrentCall: Another call is running.
@@ -95,18 +90,9 @@ class CallGate:
 _inherited_threads = 0  # of torch, in the process that this one was forked from; else 0
 
 
-def _check_inherited_threads() -> None:
-    if _inherited_threads > 1 and torch.get_num_threads() > 1:
-        raise ForkedProcess(
-            f"process {os.getpid()} was forked from one where torch computes with "
-            f"{_inherited_threads} threads, which it would wait for forever: {_SPAWN}; or call "
-            "torch.set_num_threads(1) before"
-        )
-
-
 @functools.cache
 def _watch_forks() -> None:
-    """From now on, let forked children know that an engine has used torch's threads."""
+    """Record in children forked from now on that an engine has used torch's threads."""
     os.register_at_fork(after_in_child=_note_fork)
 
 

@@ -15,14 +15,14 @@ Message = Mapping[str, Any]
 
 
 def is_conversation(messages: object) -> bool:
-    """Whether it is meant as one conversation rather than as a list of them."""
+    """Whether it is one conversation rather than a list of them."""
     if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
-        return True  # and none that can be rendered
+        return True  # ``render_text`` refuses it
     return bool(messages) and not isinstance(messages[0], Sequence)
 
 
 def sections_of(messages: Sequence[Message]) -> tuple[tuple[str, str], ...]:
-    """Name the texts of a conversation, in order, so that a difference can be placed."""
+    """Name the texts of a conversation, in order, so that explanations can place a difference."""
     sections: list[tuple[str, str]] = []
     for place, message in enumerate(messages):
         name = f"messages[{place}] ({message['role']})"
@@ -40,7 +40,7 @@ def sections_of(messages: Sequence[Message]) -> tuple[tuple[str, str], ...]:
 def render_chat(tokenizer: Any, messages: Sequence[Message], **settings: Any) -> list[int]:
     """Write a conversation as token ids; as ``render_text``."""
     text = render_text(tokenizer, messages, **settings)
-    # Not verbose: that it is too long is for admission to say.
+    # Not verbose: admission refuses a prompt that is too long.
     return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
@@ -60,7 +60,7 @@ def render_text(
         messages: In order; at least one.
         chat_template: Jinja; None is the tokenizer's own.
         add_generation_prompt: Whether to open the assistant's turn.
-        tools: Functions to tell the model of, in OpenAI's form; a template that knows none leaves
+        tools: Functions that the model may call, in OpenAI's form; a template without tools leaves
             them out.
         has_images: Whether ``{"type": "image"}`` stands for an image that is loaded.
         **options: More arguments of ``apply_chat_template``: ``continue_final_message``, and what

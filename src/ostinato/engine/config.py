@@ -1,4 +1,4 @@
-"""The settings of an engine, checked, and those of its parts that derive from them."""
+"""The checked settings of an engine, and those of its parts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -39,8 +39,7 @@ class EngineConfig(EngineSettings):
         """Return the settings given as keywords, by their names here or in vLLM.
 
         Raises:
-            ConfigError: There is no such setting (the message names the nearest one), it is one of
-                vLLM's that is not supported (the message says why), or a value is invalid.
+            ConfigError: There is no such setting, vLLM's is not supported, or a value is invalid.
         """
         if not isinstance(model, (str, Path)):
             raise ConfigError(f"model={model!r}: must be a name or a directory")
@@ -86,15 +85,7 @@ class EngineConfig(EngineSettings):
         )
 
     def longest(self, limit: int, reason: str) -> int:
-        """Return the length of the longest sequence.
-
-        Args:
-            limit: Most tokens that the model supports.
-            reason: What limits it.
-
-        Raises:
-            ConfigError: ``max_model_len`` is above it.
-        """
+        """Return the longest sequence's tokens, at most the model's ``limit`` for a ``reason``."""
         if self.max_model_len is not None and self.max_model_len > limit:
             raise ConfigError(
                 f"max_model_len={self.max_model_len} is above the {limit} tokens that "

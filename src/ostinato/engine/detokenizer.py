@@ -1,12 +1,12 @@
-"""Turns tokens into text incrementally, never half a character.
+"""Turns tokens into text incrementally, by whole characters.
 
 The text of an output is what it adds to the prompt: ``decode(prompt + output)`` without
-``decode(prompt)``. Tokens arrive one at a time, and there are two difficulties:
+``decode(prompt)``. Tokens arrive one at a time, with two difficulties:
 
 * **Partial characters.** A token may end within a character. Tokens of bytes go through an
   incremental UTF-8 decoder, which emits whole characters and replaces invalid bytes by U+FFFD.
-* **Tokens that depend on others.** ``▁world`` is " world" after another token and "world" at the
-  start. Tokens of text are therefore decoded together with the last few before them::
+* **Context.** ``▁world`` is " world" after another token and "world" at the start. Tokens of text
+  are therefore decoded together with the last few before them::
 
       already text      pending
       ▁Hel lo , ▁      world          decode(all of these) without decode(already text)
@@ -76,13 +76,13 @@ class Detokenizer:
         return "".join([self._take(token) for token in token_ids if self._shows(token)])
 
     @property
-    def is_settled(self) -> bool:
-        """Whether the text so far is that of all tokens so far, none of which waits for more."""
+    def is_complete(self) -> bool:
+        """Whether the text so far is that of all tokens so far: none waits for the next."""
         return not self._pending and not self._utf8.getstate()[0]
 
     def finish(self) -> str:
         """Return the rest of the text, an unfinished character as U+FFFD."""
-        return self._settle() + self._utf8.decode(b"", final=True)
+        return self._flush_pending() + self._utf8.decode(b"", final=True)
 
     def _shows(self, token: int) -> bool:
         """Whether a token is part of the text."""
@@ -106,7 +106,7 @@ class Detokenizer:
         starts = not self._context and data is not None and data.isascii()
         if data is None or starts:
             return self._utf8.decode(b"", final=True) + self._take_text(token)
-        text = self._settle() + self._utf8.decode(data)
+        text = self._flush_pending() + self._utf8.decode(data)
         self._remember([token])
         return text
 
@@ -116,12 +116,12 @@ class Detokenizer:
         text = self._pending_text()
         final = text.rstrip(_REPLACEMENT)
         if len(self._pending) >= _PATIENCE_TOKENS or (text and final == text):
-            return self._settle()
+            return self._flush_pending()
         new_text = final[self._num_shown :]
         self._num_shown += len(new_text)
         return new_text
 
-    def _settle(self) -> str:
+    def _flush_pending(self) -> str:
         """Accept the pending tokens and return the text that they add."""
         if not self._pending:
             return ""

@@ -1,7 +1,6 @@
 """The engine loop, without I/O and without threads.
 
-Requests are added, ``step`` is called while there is work, and returns what changed. ``LLM`` and
-``AsyncLLM`` wrap it::
+``LLM`` and ``AsyncLLM`` add requests, and call ``step`` while there is work::
 
     add ─► scheduler.plan ─► runner.execute ─► scheduler.commit ─► request states ─► outputs
                                   └─ raises ─► scheduler.fail ───┘
@@ -15,15 +14,15 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 
-from ostinato.assembly import build_cache, build_scheduler
+from ostinato.assembly import PrefixCache, build_cache, build_scheduler
 from ostinato.cache.observer import CacheObserver
 from ostinato.core.ids import RequestId
+from ostinato.core.plan import StepPlan, StepResult
 from ostinato.core.request import FinishReason
 from ostinato.engine.adapters import Adapters
 from ostinato.engine.audit import HitAudit
 from ostinato.engine.caller import Owner
 from ostinato.engine.config import EngineConfig
-from ostinato.engine.identities import Identities
 from ostinato.engine.image_encoder import ImageEncoder
 from ostinato.engine.kv_events_publisher import publish_kv_events
 from ostinato.engine.open_tiers import open_tiers
@@ -31,15 +30,12 @@ from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.prompt_tokenizer import PromptTokenizer
 from ostinato.engine.public_prefixes import PublicPrefixes
 from ostinato.engine.recorder import Recorder
-from ostinato.engine.request_factory import RequestFactory
+from ostinato.engine.request_factory import Identities, RequestFactory
 from ostinato.engine.request_state import RequestState
-from ostinato.engine.request_validation import (
-    PreparedRequest,
-)
-from ostinato.engine.setup import set_up
+from ostinato.engine.request_validation import PreparedRequest
+from ostinato.engine.setup import Setup, set_up
 from ostinato.engine.tier_stores import TierStores
 from ostinato.engine.tiered_cache import WAIT_S, TieredCache
-from ostinato.engine.token_table import TokenTable
 from ostinato.errors import RequestError
 from ostinato.observe.counters import CacheStats
 from ostinato.runner.model_loader import LoadedModel
@@ -62,10 +58,10 @@ class Engine:
         adapters: LoRA adapters by name.
         cache: The prefix cache.
         public_prefixes: The prefixes that several tenants share.
-        identities: Says what the KV of a prompt may be shared with.
-        make_request: Checks a request that may be added: ``RequestFactory.make``.
+        identities: With whom the KV of a prompt may be shared.
+        make_request: Makes a request, checked in full: ``RequestFactory.make``.
         scheduler: Plans steps.
-        audit: Computes hits again in idle moments, and compares.
+        audit: Recomputes hits in idle moments, and compares.
         grammars: Compiles structured outputs; safe in any thread.
         is_computing: Whether a forward pass is running: an exception now only ends the step.
         recorder: Records traces, where one was started.
@@ -90,31 +86,22 @@ class Engine:
         setup = set_up(config)
         self.loaded: LoadedModel = setup.loaded
         self.runner, self.compute_path = setup.runner, setup.compute_path
-        scheduling, sizes = setup.scheduling, setup.sizes
-        longest = -(-scheduling.max_model_len // config.block_size)
         self.recorder = Recorder(clock)
-        stores = TierStores(config.block_size)
-        held: HeldRequests = set()
-        more: tuple[CacheObserver, ...] = (stores,) if config.has_tiers else ()
-        caching = config.cache(
-            sizes.num_blocks, sizes.windows, min(longest, sizes.num_blocks), sizes.states
-        )
         self.adapters = Adapters(config, self.runner.adapters)
-        if config.enable_lora:
-            more = (*more, self.adapters)
-        self.cache = build_cache(caching, self.recorder.clock, more_observers=more)
+        stores, held = TierStores(config.block_size), HeldRequests()
+        self.cache = self._build_cache(setup, stores)
         self.public_prefixes = PublicPrefixes(self.cache.admin, config.block_size)
         self.image_encoder: ImageEncoder | None = None
         holding = [held] if config.has_tiers else []
         if self.runner.images is not None:
             self.image_encoder = ImageEncoder(self.runner.images)
             holding.append(self.image_encoder.held)
-        self.scheduler = build_scheduler(scheduling, self.cache, clock, holding)
+        self.scheduler = build_scheduler(setup.scheduling, self.cache, clock, holding)
         self.audit = HitAudit(config.audit_share, config.audit_quarantine, self.runner, self.cache)
         self.is_computing = False
         self._clock = clock
-        tokenizer = self.loaded.tokenizer
-        self._tokens = None if tokenizer is None else TokenTable(tokenizer)
+        self._states: dict[RequestId, RequestState] = {}
+        self._blocked: list[bytes] = []  # tenants that are being erased
         self.prompts = PromptTokenizer(self.loaded, config, self.public_prefixes)
         self.texts, self.image_prompts = self.prompts.texts, self.prompts.images
         kv_dtype = self.runner.kv_stores[0].dtype
@@ -125,18 +112,31 @@ class Engine:
             self.loaded, config, self.scheduler, self.prompts, self.identities, clock
         )
         self.make_request, self.grammars = requests.make, requests.grammars
-        self._states: dict[RequestId, RequestState] = {}
+        self._clean_up_with(self.recorder.stop)
         self.kv_events = publish_kv_events(config, self.cache, self.loaded.device.type, clock)
-        if self.kv_events is not None:  # also without a call of close()
-            weakref.finalize(self, self.owner.only_here(self.kv_events.close))
+        if self.kv_events is not None:
+            self._clean_up_with(self.kv_events.close)
         self.tiers: TieredCache | None = None
         if config.has_tiers:
             opened = open_tiers(config, self.runner, stores.events)
             parts = self.cache, self.scheduler, self.runner, self.compute_path
             self.tiers = TieredCache(opened, stores, held, *parts)
-            weakref.finalize(self, self.owner.only_here(self.tiers.stop))
-        self._blocked: list[bytes] = []  # tenants that are being erased
-        weakref.finalize(self, self.owner.only_here(self.recorder.stop))
+            self._clean_up_with(self.tiers.stop)
+
+    def _build_cache(self, setup: Setup, stores: TierStores) -> PrefixCache:
+        """Build the cache, with the observers that the settings need."""
+        config, sizes = self.config, setup.sizes
+        longest_blocks = -(-setup.scheduling.max_model_len // config.block_size)
+        reserved_blocks = min(longest_blocks, sizes.num_blocks)
+        caching = config.cache(sizes.num_blocks, sizes.windows, reserved_blocks, sizes.states)
+        observers: list[CacheObserver] = [stores] if config.has_tiers else []
+        if config.enable_lora:
+            observers.append(self.adapters)
+        return build_cache(caching, self.recorder.clock, more_observers=tuple(observers))
+
+    def _clean_up_with(self, stop: Callable[[], object]) -> None:
+        """Call ``stop`` when the engine is collected, or at exit, without a call of ``close``."""
+        weakref.finalize(self, self.owner.only_here(stop))
 
     @property
     def has_work(self) -> bool:
@@ -176,7 +176,7 @@ class Engine:
         self.recorder.tick()
         self.scheduler.add(made.request, made.seeds)
         self.recorder.on_added(made.request, made.arrival_s)
-        state = RequestState(made, self._tokens)
+        state = RequestState(made, None if self.texts is None else self.texts.table)
         self._states[made.request.request_id] = state
         if self.image_encoder is not None and made.images:
             [sequence] = self.scheduler.requests.live[made.request.request_id]
@@ -190,8 +190,8 @@ class Engine:
         """Run one step.
 
         Returns:
-            The requests that got a token or ended; the engine drops those that ended. Their
-            outputs are made when ``output()`` is called.
+            The requests that got a token or ended; the engine keeps no ended one. Their outputs
+            are made when ``output()`` is called.
 
         Raises:
             BaseException: Other than an ``Exception``, such as ``KeyboardInterrupt``, after the
@@ -219,24 +219,27 @@ class Engine:
             return []
         self.recorder.on_planned()
         try:
-            self.is_computing = True
-            result = self.runner.execute(plan)
-            self.is_computing = False
+            result = self._execute(plan)
         except Exception as error:
-            self.is_computing = False
             logger.exception("a step failed; its %d sequences end", len(plan.sequences))
             return self._fail(f"the forward pass failed: {type(error).__name__}: {error}")
         except BaseException as interruption:
-            self.is_computing = False
             self._fail(f"interrupted: {type(interruption).__name__}")
             raise
         self.recorder.tick()
         updates = self.scheduler.commit(result)
         self.recorder.on_committed()
-        return self._take(updates)
+        return self.process_outputs(updates)
+
+    def _execute(self, plan: StepPlan) -> StepResult:
+        self.is_computing = True
+        try:
+            return self.runner.execute(plan)
+        finally:
+            self.is_computing = False
 
     def _begin_image_step(self) -> list[RequestState]:
-        """Take what was encoded; returns requests that ended because an image cannot be."""
+        """Take encoded images; returns requests that ended because one cannot be encoded."""
         if self.image_encoder is None:
             return []
         loading: HeldRequests = set() if self.tiers is None else self.tiers.loads.held
@@ -265,7 +268,7 @@ class Engine:
         return state.output()
 
     def discard(self, request_id: str) -> None:
-        """End a request without an output; unknown ids are ignored."""
+        """End a request without an output, also after a bug in making it; ignores unknown ids."""
         self._cancel(RequestId(request_id))
         self._states.pop(RequestId(request_id), None)
         self.free_adapters()
@@ -281,7 +284,7 @@ class Engine:
         if preempt_running:
             self.scheduler.preempt_all()
         self.cache.admin.reset()
-        self.prompts.forget_texts()
+        self.prompts.remove_texts()
         self.recorder.on_reset(preempt_running)
 
     @property
@@ -291,16 +294,16 @@ class Engine:
 
     def requests_of(self, salt: str | bytes) -> list[RequestId]:
         """List the live requests of a tenant, or of a public prefix."""
-        tenant, states = _packed(salt), self._states.items()
+        tenant, states = _salt_bytes(salt), self._states.items()
         return [name for name, state in states if state.request.identity.belongs_to(tenant)]
 
     def block_tenant(self, salt: str | bytes) -> None:
         """Refuse a tenant's requests until ``unblock_tenant`` was called as often."""
-        self._blocked.append(_packed(salt))
+        self._blocked.append(_salt_bytes(salt))
 
     def unblock_tenant(self, salt: str | bytes) -> None:
         """Accept a tenant's requests again."""
-        self._blocked.remove(_packed(salt))
+        self._blocked.remove(_salt_bytes(salt))
 
     def free_adapters(self) -> None:
         """Free the weights of unloaded adapters that no live request has."""
@@ -308,9 +311,9 @@ class Engine:
             self.adapters.free({s.request.identity.adapter for s in self._states.values()})
 
     def drain_tiers(self) -> None:
-        """End all loads from tiers; their requests compute what is missing."""
+        """End all loads from tiers; their requests compute the rest."""
         if self.tiers is not None:
-            self.tiers.drain()
+            self.tiers.loads.drain()
 
     def close(self) -> None:
         """Stop recording and publishing; a second call does nothing, nor does one in a fork."""
@@ -324,7 +327,7 @@ class Engine:
         if self.kv_events is not None:
             self.kv_events.close()
 
-    def _take(self, updates: list[SequenceUpdate]) -> list[RequestState]:
+    def process_outputs(self, updates: list[SequenceUpdate]) -> list[RequestState]:
         """Add a step's tokens to the requests, and end those that reached a stop string."""
         now_s = self._clock()
         touched: dict[RequestId, RequestState] = {}
@@ -360,7 +363,7 @@ class Engine:
         return self._collect(touched)
 
     def _collect(self, touched: dict[RequestId, RequestState]) -> list[RequestState]:
-        """Drop the requests that have ended."""
+        """Remove the requests that have ended, and return all."""
         for request_id, state in touched.items():
             if state.finished:
                 del self._states[request_id]
@@ -380,6 +383,6 @@ class Engine:
         return ended
 
 
-def _packed(salt: str | bytes) -> bytes:
+def _salt_bytes(salt: str | bytes) -> bytes:
     """Return a salt as identities hold it; those of public prefixes are bytes already."""
     return salt.encode() if isinstance(salt, str) else salt

@@ -7,8 +7,8 @@
                       └──── a short wait for next turns ◄──────────────┘
 
 A caller often sends its next request at once: the next turn of a conversation, the next call of
-an agent. Where a request ended and others run, the thread therefore waits briefly before it plans
-the next step; a request that just missed it would wait for a whole step.
+an agent. So where a request ended and others run, the thread waits briefly before it plans the next
+step: a request that just missed it would wait for a whole step.
 """
 
 import threading
@@ -29,13 +29,13 @@ from ostinato.errors import EngineStopped, OstinatoError
 ArgumentT = TypeVar("ArgumentT")
 
 PATIENCE = 1 / 32
-"""Share of the last step's time to wait for next turns; each that arrives gains a whole step."""
+"""Share of the last step's time to wait for next turns; each that arrives saves a whole step."""
 
 MAX_USELESS_WAITS = 8
 """After so many useless waits, only one in so many is tried: these callers send no next turn."""
 
 
-def in_thread_of_its_own(make: Callable[[ArgumentT], AnswerT], argument: ArgumentT) -> AnswerT:
+def run_in_new_thread(make: Callable[[ArgumentT], AnswerT], argument: ArgumentT) -> AnswerT:
     """Return what ``make`` returns, called in a thread that has ended by then.
 
     OpenMP keeps threads for every thread that has computed, until it ends, and where all of them
@@ -61,17 +61,16 @@ class EngineThread:
     """One engine, the thread that steps it, and the mailboxes of its readers.
 
     Attributes:
-        engine: While the thread runs, it is for reading counters alone.
-        commands: What is done between steps.
+        engine: While the thread runs, only its counters may be read.
+        commands: Run between steps.
     """
 
     def __init__(self, engine: Engine) -> None:
-        """Start the thread."""
         self.engine = engine
         self.commands = CommandQueue(engine.owner)
         self._mailboxes: dict[str, Mailbox] = {}
         self._is_broken = False
-        self._in_vain = 0  # waits for a next turn that did not come, one after another
+        self._num_useless_waits = 0  # for a next turn, one after another
         self._thread = threading.Thread(target=self._serve, name="ostinato-engine", daemon=True)
         self._thread.start()
 
@@ -84,7 +83,7 @@ class EngineThread:
             make: Called at the first iteration.
 
         Raises:
-            EngineStopped: No requests are taken any more.
+            EngineStopped: No requests are accepted any more.
             RequestError: It was refused.
 
         Effects: leaving the iteration early cancels the request.
@@ -105,25 +104,25 @@ class EngineThread:
             raise
         finally:
             if not finished:
-                self.tell(lambda: self._leave(made.request.request_id, mailbox))
+                self.run_later(lambda: self._cancel_for(mailbox, made.request.request_id))
 
     async def call(self, question: Callable[[], AnswerT]) -> AnswerT:
         """Run something in the engine's thread, between steps, and wait for it."""
         return await self.commands.ask(question)
 
-    def tell(self, command: Callable[[], None]) -> None:
-        """Run a command that only cleans up; an engine that has stopped needs no cleaning."""
+    def run_later(self, command: Callable[[], None]) -> None:
+        """Queue a command that only cleans up; one that has stopped needs none."""
         with suppress(EngineStopped):
             self.commands.put(command)
 
     def cancel(self, request_id: str) -> None:
-        """End a request, in the engine's thread; its reader gets what there is."""
-        if self._is_broken:  # and all its readers know
+        """End a request, in the engine's thread; its reader gets the output so far."""
+        if self._is_broken:  # all readers got the reason
             return
         output = self.engine.cancel(request_id)
         mailbox = self._mailboxes.pop(request_id, None)
         if output is not None and mailbox is not None:
-            mailbox.post(output)
+            post_all([(mailbox, output)])
 
     def cancel_all(self, salt: str | bytes) -> int:
         """End a tenant's requests, in the engine's thread; returns how many."""
@@ -140,19 +139,22 @@ class EngineThread:
         self._thread.join()
 
     def _serve(self) -> None:
-        """The thread. A fault of ours ends the engine, and every reader learns of it."""
+        """Run until the queue is closed. A bug of ours ends the engine; all readers get it."""
         try:
             while self.commands.is_open:
-                self._go_round()
+                self._run_once()
             for live in list(self._mailboxes):
                 self.cancel(live)
         except Exception as fault:
             logger.exception("the engine's loop broke; all its requests end")
-            self._break(f"the engine's loop broke: {fault!r}")
+            self._is_broken, reason = True, f"the engine's loop broke: {fault!r}"
+            self.commands.close(reason)
+            post_all((mailbox, EngineStopped(reason)) for mailbox in self._mailboxes.values())
+            self._mailboxes.clear()
         self.commands.drain()
         self.engine.close()
 
-    def _go_round(self) -> None:
+    def _run_once(self) -> None:
         """Run the queued commands, or wait for one if there is no work; then step."""
         self.commands.run_pending(wait=not self.engine.has_work and not self._run_idle_work())
         begun_s = time.monotonic()
@@ -161,19 +163,20 @@ class EngineThread:
             self._wait_for_turns(num_ended, time.monotonic() - begun_s)
 
     def _run_idle_work(self) -> bool:
-        """Do a little of the work that waits for idle moments; returns whether there is more."""
+        """Do a part of the work for idle moments; returns whether there is more."""
         ghost, tiers = self.engine.cache.ghost, self.engine.tiers
-        if self.engine.audit.rest() or (ghost is not None and ghost.rest()):
+        if self.engine.audit.run_idle_work() or (ghost is not None and ghost.rest()):
             return True
-        return tiers is not None and tiers.rest()
+        return tiers is not None and tiers.run_idle_work()
 
     def _wait_for_turns(self, num_ended: int, step_s: float) -> None:
-        """Give callers that were answered a moment to ask again, unless they never do."""
-        self._in_vain += 1
-        if self._in_vain > MAX_USELESS_WAITS and self._in_vain % MAX_USELESS_WAITS:
+        """Give callers that were answered a moment to send their next turn."""
+        self._num_useless_waits += 1
+        num_useless = self._num_useless_waits
+        if num_useless > MAX_USELESS_WAITS and num_useless % MAX_USELESS_WAITS:
             return
         if self.commands.run_until(num_ended, time.monotonic() + step_s * PATIENCE):
-            self._in_vain = 0
+            self._num_useless_waits = 0
 
     def _post(self, states: Iterable[RequestState]) -> int:
         """Post a step's outputs; returns how many requests ended with it."""
@@ -189,24 +192,17 @@ class EngineThread:
         post_all(letters)
         return num_ended
 
-    def _break(self, reason: str) -> None:
-        """Take no more requests, and tell every reader why."""
-        self._is_broken = True
-        self.commands.close(reason)
-        post_all((mailbox, EngineStopped(reason)) for mailbox in self._mailboxes.values())
-        self._mailboxes.clear()
-
     def _add(self, made: PreparedRequest, mailbox: Mailbox) -> None:
         """Add a request; an error is posted to its reader."""
         try:
             self.commands.check()
             self.engine.add(made)
         except OstinatoError as error:
-            mailbox.post(error)
+            post_all([(mailbox, error)])
         else:
             self._mailboxes[made.request.request_id] = mailbox
 
-    def _leave(self, request_id: str, mailbox: Mailbox) -> None:
-        """End a request whose reader has left; another one of the same name continues."""
+    def _cancel_for(self, mailbox: Mailbox, request_id: str) -> None:
+        """End the request of a reader that has left; another one of the same name continues."""
         if self._mailboxes.get(request_id) is mailbox:
             self.cancel(request_id)

@@ -1,10 +1,9 @@
 """Explains a request of an engine.
 
-The history of the cache knows what was admitted and lost; the engine adds the tokenizer, and the
-output adds tokens that the history was told not to keep.
+The cache's history has what was admitted and evicted; the engine adds the tokenizer and what tiers
+had, and the output adds the tokens if the history does not keep them.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -35,7 +34,7 @@ def explain_request(
 
     Args:
         engine: The engine that served it.
-        request: Its output, or its name.
+        request: Its output, or its id.
         administrator: Whether other tenants may be mentioned.
         cache_salt: Of the tenant that asks, which sees its own requests only; None sees all.
 
@@ -62,45 +61,38 @@ def explain_request(
 
 
 def with_load(explanation: Explanation, note: LoadNote) -> Explanation:
-    """Return an explanation that also tells what a tier had."""
-    parts = [(*part, True) for part in note.loaded]
+    """Return an explanation with the spans that a tier had."""
+    parts = [
+        PromptSpan(start, stop, SpanOutcome.LOADED, setting=_PLACES.get(tier, tier))
+        for tier, start, stop in note.loaded
+    ]
     if note.found > note.end:
-        parts.append((note.tier, note.end, note.found, False))
+        parts.append(_not_loaded(note))
     spans = list(explanation.spans)
-    for tier, start, stop, is_loaded in parts:
-        told = _loaded(tier) if is_loaded else _not_loaded(tier, note)
-        spans = [cut for span in spans for cut in _told_between(span, start, stop, told)]
+    for part in parts:
+        spans = [cut for span in spans for cut in _replaced(span, part)]
     return replace(explanation, spans=tuple(spans))
 
 
-def _loaded(tier: str) -> PromptSpan:
-    return PromptSpan(0, 0, SpanOutcome.LOADED, setting=_PLACES.get(tier, tier))
-
-
-def _not_loaded(tier: str, note: LoadNote) -> PromptSpan:
-    tier = _PLACES.get(tier, tier)
-    if note.is_cheaper_to_compute:
-        return PromptSpan(0, 0, SpanOutcome.COMPUTED, MissReason.CHEAPER, setting=tier)
+def _not_loaded(note: LoadNote) -> PromptSpan:
     fault = LoadFault.MISSING if note.fault is None else note.fault
     reason = _REASONS.get(fault, MissReason.UNREADABLE)
-    return PromptSpan(0, 0, SpanOutcome.COMPUTED, reason, setting=tier)
+    if note.is_cheaper_to_compute:
+        reason = MissReason.CHEAPER
+    tier = _PLACES.get(note.tier, note.tier)
+    return PromptSpan(note.end, note.found, SpanOutcome.COMPUTED, reason, setting=tier)
 
 
-def _told_between(
-    span: PromptSpan, start: int, stop: int, told: PromptSpan
-) -> Iterator[PromptSpan]:
-    """Cut a span at both ends of a part, and tell of the part what became of it.
+def _replaced(span: PromptSpan, part: PromptSpan) -> list[PromptSpan]:
+    """Replace a span where a part overlaps it, if both were computed or neither.
 
-    What was computed was not loaded, and the other way round; the last token always is computed.
+    The last token is always computed, and keeps its reason.
     """
-    first, last = max(start, span.start), min(stop, span.stop)
-    was_computed = told.outcome is SpanOutcome.COMPUTED
-    fits = was_computed == (span.outcome is SpanOutcome.COMPUTED)
-    if first >= last or not fits or span.reason is MissReason.LAST_TOKEN:
-        yield span
-        return
-    for one in (
-        replace(span, stop=first), replace(told, start=first, stop=last), replace(span, start=last)
-    ):  # fmt: skip
-        if one.num_tokens:
-            yield one
+    first, last = max(part.start, span.start), min(part.stop, span.stop)
+    computed = SpanOutcome.COMPUTED
+    is_mixed = (span.outcome is computed) != (part.outcome is computed)
+    if first >= last or is_mixed or span.reason is MissReason.LAST_TOKEN:
+        return [span]
+    cut = replace(part, start=first, stop=last)
+    spans = replace(span, stop=first), cut, replace(span, start=last)
+    return [one for one in spans if one.num_tokens]

@@ -7,12 +7,12 @@ mask of the next token is computed as the text grows; nothing is precomputed for
 A thousand requests with one schema compile it once; each continuation works on a copy, which
 shares what does not change.
 
-JSON has at most one space, or one line break and its indentation, between its parts: weak models
-would emit white space forever. So every schema with bounded strings and arrays has a longest text.
+Between the parts of a JSON text, one space or one line break with its indentation is allowed: weak
+models would emit white space forever. So bounded strings and arrays bound the length of the text.
 
 Each new grammar is first compiled in a process that can be killed (``grammar_check``). Compiled
-grammars are cached per tenant: a shared cache would show in the time of a first request that
-another tenant has used a schema.
+grammars are cached per tenant: with a shared cache, the time of a request would reveal that another
+tenant has used its schema.
 
 Source: Willard and Louf, arXiv 2307.09702, for masks from regular expressions; Koo et al., arXiv
 2407.08103, for the walk over bytes.
@@ -48,16 +48,15 @@ _MAX_TENANTS = 256
 """Tenants whose grammars are remembered; the least recently served goes first."""
 
 _TOKEN_ID = re.compile(r"<\[\d+\]>")
-"""A token by its number: the process that tries grammars has another vocabulary."""
+"""A token by its number: the process that checks grammars has another vocabulary."""
 
 _JSON_PARTS = '{}[]":,'
 
 
 class GrammarConstraint:
-    """A matcher of ``llguidance`` as a ``TokenConstraint``."""
+    """A matcher of ``llguidance`` as a ``TokenConstraint``, whose masks have ``num_bytes``."""
 
     def __init__(self, matcher: LLMatcher, num_bytes: int) -> None:
-        """Wrap a matcher; ``num_bytes`` is the length of its masks."""
         self._matcher = matcher
         self._num_bytes = num_bytes
 
@@ -96,7 +95,6 @@ class DelayedConstraint:
     def __init__(
         self, constraint: TokenConstraint, wanted: StructuredOutputs, tokens: TokenTable
     ) -> None:
-        """Begin an output."""
         self._constraint, self._tokens = constraint, tokens
         self._after = re.compile(wanted.after or "")
         self._opening = wanted.opening
@@ -121,7 +119,7 @@ class DelayedConstraint:
         return other
 
     def mask(self) -> NDArray[np.uint8]:
-        """Return which ids may come next, one bit each: all while the output is free."""
+        """Return which ids may come next, one bit each: all before the constraint applies."""
         mask = self._constraint.mask()
         if self._is_free:
             return np.full_like(mask, 255)
@@ -132,7 +130,7 @@ class DelayedConstraint:
         return mask
 
     def advance(self, token_id: int) -> None:
-        """Add a sampled token; see whether it ends what is free."""
+        """Add a sampled token, which may end the unconstrained part."""
         if self._is_undecided:
             self._is_undecided = False
             self._is_free = token_id == self._tokens.id_of(self._opening or "")
@@ -147,7 +145,6 @@ class GrammarCompiler:
     """Compiles grammars for one model's vocabulary, read when first needed. Thread-safe."""
 
     def __init__(self, loaded: LoadedModel, checker: GrammarChecker | None = None) -> None:
-        """Read nothing yet; without a checker, one with its own worker processes is made."""
         self._loaded = loaded
         self._checker = checker or GrammarChecker()
         self._guard = threading.RLock()
@@ -173,7 +170,10 @@ class GrammarCompiler:
         """
         key = wanted.kind, wanted.source
         with self._guard:
-            known = self._known_to(tenant)
+            known = self._compiled.setdefault(tenant, OrderedDict())
+            self._compiled.move_to_end(tenant)
+            if len(self._compiled) > _MAX_TENANTS:
+                self._compiled.popitem(last=False)
             constraint = known.get(key)
         if constraint is None:
             try:
@@ -192,18 +192,11 @@ class GrammarCompiler:
         table = TokenTable(self._loaded.require_tokenizer())
         return DelayedConstraint(constraint.copy(), wanted, table)
 
-    def forget(self, tenant: str) -> None:
-        """Remove everything compiled for a tenant, whatever its clients added to its salt."""
+    def remove_tenant(self, tenant: str) -> None:
+        """Remove everything compiled for a tenant, including under narrower salts."""
         with self._guard:
             for salt in [salt for salt in self._compiled if is_salt_of(salt, tenant)]:
                 del self._compiled[salt]
-
-    def _known_to(self, tenant: str) -> "OrderedDict[tuple[str, str], GrammarConstraint | str]":
-        known = self._compiled.setdefault(tenant, OrderedDict())
-        self._compiled.move_to_end(tenant)
-        if len(self._compiled) > _MAX_TENANTS:
-            self._compiled.popitem(last=False)
-        return known
 
     def _compile(self, wanted: StructuredOutputs) -> GrammarConstraint:
         with self._guard:
@@ -239,7 +232,7 @@ class GrammarCompiler:
         return self._vocabulary
 
     def _check_vocabulary(self, wanted: StructuredOutputs, vocabulary: LLTokenizer) -> None:
-        """Refuse texts that this model cannot write, however much it may want to."""
+        """Refuse texts that this model's vocabulary cannot write."""
         texts = tuple(wanted.choice or ())
         if wanted.json is not None or wanted.json_object:
             texts = (_JSON_PARTS,)

@@ -22,14 +22,13 @@ from ostinato.engine.grammar_worker import CPU_LIMIT_S, MEMORY_LIMIT_BYTES
 NUM_WORKERS = 2
 WORKER = (sys.executable, "-m", "ostinato.engine.grammar_worker")
 PATIENCE_S = 60.0
-"""A worker that has not answered by then hangs: its own limits count processor time alone."""
+"""A worker without an answer by then hangs: its own limits count processor time alone."""
 
 
 class GrammarChecker:
-    """Compiles grammars in worker processes, which start when they are first needed."""
+    """Compiles grammars in worker processes, which ``command`` starts when they are needed."""
 
     def __init__(self, command: Sequence[str] = WORKER) -> None:
-        """Start nothing yet; a worker is started by ``command``."""
         self._idle: SimpleQueue[_Worker] = SimpleQueue()
         for _ in range(NUM_WORKERS):
             self._idle.put(_Worker(command))

@@ -1,14 +1,14 @@
 """The vocabulary of a tokenizer for ``llguidance``: the bytes of each token id.
 
 ``llguidance`` reads byte-level BPE and byte fallback itself. For other tokenizers, and those that
-are not written in Rust, the bytes come from the detokenizer's table.
+are not written in Rust, the bytes come from a ``TokenTable``.
 
 Such a vocabulary may lack bytes, while the library assumes that any text can be written. So each
 missing byte gets an id beyond those of the model::
 
     0 .. vocab_size - 1        tokens of the model
     vocab_size ..              bytes that it lacks, and an end of sequence if it has none:
-                               allowed at most, never sampled
+                               never sampled
 
 Where a grammar forces one of them, no id of the model is allowed.
 """
@@ -29,16 +29,14 @@ def grammar_vocabulary(
     """Describe a vocabulary to ``llguidance``.
 
     Args:
-        tokenizer: Of ``transformers``, fast or slow.
+        tokenizer: Fast or slow.
         vocab_size: Ids that the model has logits for; those beyond the tokenizer are never allowed.
         eos_token_ids: Ids that end a text; allowed where the grammar may end. A model may have
             none.
-
-    Cost: one look at each id.
     """
     num_ids = max(vocab_size, len(tokenizer))
     if eos_token_ids:
-        # What is no fast tokenizer, or has a decoder that it does not know, it refuses.
+        # It refuses tokenizers that are not fast, or have an unknown decoder.
         with suppress(ValueError):
             fast: Any = tokenizer
             return from_tokenizer(fast, n_vocab=num_ids, eos_token=eos_token_ids)
@@ -74,7 +72,7 @@ class _Bytes:
         self._longest = max(map(len, self._ids))
 
     def __call__(self, text: bytes) -> list[int]:
-        """Write bytes as the longest tokens there are, from the left."""
+        """Tokenize bytes greedily, from the left."""
         ids, start = [], 0
         while start < len(text):
             longest = min(len(text), start + self._longest)

@@ -1,18 +1,18 @@
 """Runs the encoder of images in a thread of its own, so that no step waits for it.
 
-A request whose images miss is held back until they are encoded; the steps of others go on::
+A request whose images miss is held until they are encoded; the steps of others go on::
 
     add ──► held ──► looked up ──► thread: one image after the other ──► released ──► planned
-                         └─ all images hit, or their outputs are kept: released at once
+                         └─ all images hit, or their outputs are stored: released at once
 
 Rules:
 
-1. What hits is neither resized nor encoded. An image is encoded once for all that wait for it.
-2. Tenants take turns, and at most ``AHEAD`` requests are with the thread. While outputs that wait
-   for the steps of their requests fill the budget of the store, no more requests are begun.
-3. A request that ends takes its images with it; the output of one that is being encoded is dropped.
+1. Images that hit are neither resized nor encoded. An image is encoded once for all its requests.
+2. Tenants take turns, and the thread has at most ``AHEAD`` requests. While the outputs of requests
+   that are not computed yet fill the store's budget, no further request is begun.
+3. When a request ends, its images are removed, with the output of the one that is being encoded.
 4. An image that cannot be encoded ends the requests that wait for it, and no others.
-5. A step that misses an output all the same, such as after a preemption, makes it by itself.
+5. A step that still misses an output, such as after a preemption, computes it by itself.
 """
 
 import threading
@@ -30,18 +30,15 @@ from ostinato.runner.vision import Pixels
 from ostinato.scheduling.held_requests import HeldRequests
 
 AHEAD = 2
-"""Requests whose images are with the thread: one more than it works on, so that it never waits."""
-
-LookUp = Callable[[], Sequence[ServedImage]]
-"""Returns those of a request's images that have tokens which miss."""
+"""Requests whose images the thread has: one more than it works on, so that it never waits."""
 
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """A request that is held back."""
+    """A request that is held; ``look_up`` returns those of its images with tokens that miss."""
 
     request_id: RequestId
-    look_up: LookUp
+    look_up: Callable[[], Sequence[ServedImage]]
     missing: dict[bytes, ServedImage] = field(default_factory=dict)
 
 
@@ -53,7 +50,6 @@ class ImageEncoder:
     """
 
     def __init__(self, store: ImageStore) -> None:
-        """Fill a store with outputs."""
         self.held: HeldRequests = set()
         self._store = store
         self._new: list[_Waiting] = []
@@ -64,7 +60,7 @@ class ImageEncoder:
     def begin(
         self, request: Request, images: Sequence[ServedImage], num_cached_tokens: Callable[[], int]
     ) -> tuple[ServedImage, ...]:
-        """Hold a request back that was just added; return its images, each content once for all."""
+        """Hold a request that was just added; return its images, with equal content shared."""
         stored = self._store.add(images)
 
         def look_up() -> list[ServedImage]:
@@ -76,7 +72,7 @@ class ImageEncoder:
         return stored
 
     def begin_step(self, loading: HeldRequests, num_running: int) -> dict[RequestId, str]:
-        """Take what was encoded, and give the thread more to do.
+        """Store encoded images, and give the thread more to do.
 
         Args:
             loading: Requests that are looked up later, once their prefix is loaded.
@@ -94,7 +90,7 @@ class ImageEncoder:
         return failed
 
     def end(self, request_id: RequestId) -> None:
-        """Drop what is left to do for a request, and what was kept for it."""
+        """Remove a request, with the images and outputs that only it needs."""
         self._store.unpin(request_id)
         if request_id not in self.held:
             return
@@ -110,8 +106,8 @@ class ImageEncoder:
         if self._begun:
             self._thread.wait_for(lambda: bool(self._thread.done), seconds)
 
-    def forget(self, tenant: bytes | None) -> None:
-        """Forget what was made of a tenant's images; with None of all, after new weights."""
+    def remove_outputs(self, tenant: bytes | None) -> None:
+        """Remove the outputs of a tenant's images; with None all, after new weights."""
         if tenant is None:
             self._start_over()
         wanted = self._wanted()
@@ -120,7 +116,7 @@ class ImageEncoder:
         self._store.forget(tenant)
 
     def _start_over(self) -> None:
-        """Encode everything anew that waits, with weights that were just replaced."""
+        """Encode all waiting images again, with weights that were just replaced."""
         self._thread.keep(())
         self._thread.wait_for(lambda: self._thread.now is None)
         self._thread.drop_done(())
@@ -132,7 +128,7 @@ class ImageEncoder:
         self._thread.keep(())
 
     def _take_outputs(self) -> dict[RequestId, str]:
-        """Store what was encoded, and release the requests that miss nothing any more."""
+        """Store encoded images, and release the requests that miss none any more."""
         failed: dict[RequestId, str] = {}
         for image, outcome in self._thread.take():
             waiting = [one for one in self._begun.values() if image.digest in one.missing]
@@ -150,7 +146,7 @@ class ImageEncoder:
         return failed
 
     def _look_up_new(self, loading: HeldRequests) -> None:
-        """Find out what new requests miss, and release those that miss nothing."""
+        """Look up the images of new requests, and release those that miss none."""
         new, self._new = self._new, []
         for one in new:
             if one.request_id in loading:
@@ -169,7 +165,7 @@ class ImageEncoder:
         tenant, queue = self._queues.popitem(last=False)
         one = queue.popleft()
         self._enqueue(tenant, queue)
-        has = self._store.has  # another request may have brought some meanwhile
+        has = self._store.has  # some may have been encoded for another request
         one.missing = {digest: i for digest, i in one.missing.items() if not has(digest)}
         if not one.missing:
             self.held.discard(one.request_id)
@@ -194,16 +190,15 @@ class ImageEncoder:
 class _EncoderThread:
     """Encodes images one after the other; the thread ends when none is left.
 
-    OpenMP keeps workers for each thread that has computed and lives; they would slow steps down.
+    OpenMP keeps workers for each live thread that has computed; they would slow steps down.
 
     Attributes:
         num_threads: How many the encoder may compute with.
-        done: Images with their vectors, or with what went wrong.
+        done: Images with their vectors, or with the error.
         now: Digest of the image that is being encoded.
     """
 
     def __init__(self, encode: Callable[[Pixels], Tensor]) -> None:
-        """Start no thread yet."""
         self.num_threads = 1
         self.done: list[tuple[ServedImage, Tensor | Exception]] = []
         self.now: bytes | None = None
@@ -212,7 +207,7 @@ class _EncoderThread:
         self._is_alive = False
 
     def add(self, images: Iterable[ServedImage]) -> None:
-        """Encode images after those that are to be encoded already."""
+        """Queue images."""
         with self._change:
             self._todo.extend(images)
             if self._todo and not self._is_alive:
@@ -220,7 +215,7 @@ class _EncoderThread:
                 threading.Thread(target=self._work, name="image-encoder", daemon=True).start()
 
     def keep(self, wanted: Collection[bytes]) -> None:
-        """Leave images out that have not been begun, except for these."""
+        """Remove queued images, except for these."""
         with self._change:
             self._todo = deque(image for image in self._todo if image.digest in wanted)
 
@@ -231,12 +226,12 @@ class _EncoderThread:
         return done
 
     def drop_done(self, wanted: Collection[bytes]) -> None:
-        """Drop what was encoded, except for these."""
+        """Remove encoded images, except for these."""
         with self._change:
             self.done = [one for one in self.done if one[0].digest in wanted]
 
     def wait_for(self, is_so: Callable[[], bool], seconds: float | None = None) -> None:
-        """Wait until something is so after an image was encoded."""
+        """Wait for a condition that encoded images may change."""
         with self._change:
             self._change.wait_for(is_so, seconds)
 
@@ -249,15 +244,12 @@ class _EncoderThread:
                 image = self._todo.popleft()
                 self.now = image.digest
             torch.set_num_threads(self.num_threads)  # of this thread
-            outcome = self._outcome(image)
+            try:
+                outcome: Tensor | Exception = self._encode(image.pixels)
+            except Exception as error:  # ends the requests of this image alone
+                outcome = error
             with self._change:
                 self.done.append((image, outcome))
                 self.now = None
                 self._change.notify_all()
             del image, outcome
-
-    def _outcome(self, image: ServedImage) -> Tensor | Exception:
-        try:
-            return self._encode(image.pixels)
-        except Exception as error:  # what an encoder raises is for its requests alone
-            return error

@@ -1,4 +1,4 @@
-"""Gives the images of a prompt their places among its tokens.
+"""Loads the images of a prompt, and places them among its tokens.
 
 A text has one placeholder token per image; the prompt has as many of them as the image has
 vectors::
@@ -27,37 +27,31 @@ from ostinato.runner.image_store import ServedImage
 from ostinato.runner.model_loader import LoadedModel
 from ostinato.runner.vision import Vision
 
-Apart = Callable[[Callable[[], Picture]], Awaitable[Picture]]
-"""Does work outside of the event loop."""
+RunDecoder = Callable[[Callable[[], Picture]], Awaitable[Picture]]
+"""Decodes an image outside of the event loop."""
 
 
 class ImagePrompts:
     """Loads the images of prompts and lays them out; safe in any thread."""
 
     def __init__(self, loaded: LoadedModel, limits: MediaLimits, most: int) -> None:
-        """Serve a model's prompts.
-
-        Args:
-            loaded: The model.
-            limits: What is fetched and decoded.
-            most: Most images of a prompt.
-        """
+        """Accept at most ``most`` images per prompt, within ``limits``."""
         self._loaded, self._limits, self._most = loaded, limits, most
 
     async def load(
-        self, messages: Sequence[Message], apart: Apart = asyncio.to_thread
+        self, messages: Sequence[Message], run: RunDecoder = asyncio.to_thread
     ) -> tuple[Sequence[Any], tuple[Picture, ...]]:
         """Fetch and decode the images of a conversation.
 
         Args:
             messages: In order.
-            apart: Decodes outside of the event loop.
+            run: Runs a decoder outside of the event loop.
 
         Returns:
             The conversation as chat templates read it, and its images in order.
 
         Raises:
-            RequestError: The model takes none or not as many, or one cannot be had.
+            RequestError: The model takes none or not as many, or one cannot be loaded.
         """
         sources = images_in(messages)
         if not sources:
@@ -66,11 +60,11 @@ class ImagePrompts:
         pictures = []
         for number, source in enumerate(sources, 1):
             image = await fetch(source, self._limits) if isinstance(source, str) else source
-            pictures.append(await apart(self._decoder(image, number)))
+            pictures.append(await run(self._decoder(image, number)))
         return without_sources(messages), tuple(pictures)
 
     def load_now(self, messages: Sequence[Message]) -> tuple[Sequence[Any], tuple[Picture, ...]]:
-        """Do as ``load``, and wait for it."""
+        """Load images as ``load``, without an event loop."""
         if not images_in(messages):
             return messages, ()
         with ThreadPoolExecutor(1) as thread:  # the caller may have an event loop of its own
@@ -81,7 +75,7 @@ class ImagePrompts:
         return self._vision_for(len(images)).spelled(text) if images else text
 
     def num_tokens(self, images: Sequence[Picture], tokens: "array[int]") -> int:
-        """Return how many tokens a prompt's beginning has once its images have their places.
+        """Return how many tokens a prompt's beginning has with all placeholders.
 
         Args:
             images: Of the whole prompt.
@@ -118,7 +112,7 @@ class ImagePrompts:
         is_whole = len(places) != len(images)
         pieces: list[Any] = []
         spans: list[ImageSpan] = []
-        end = length = 0  # of what is placed, among the ids and among the tokens
+        end = length = 0  # how far ids and tokens are placed
         for image, row in zip(served, written, strict=True):
             start = next(iter(places[places >= end].tolist()), len(ids))
             taken = ids[start : start + (len(row) if is_whole else 1)]

@@ -1,6 +1,6 @@
 """Accepts vLLM's keywords where their value changes nothing, and refuses the others.
 
-``tensor_parallel_size=1`` is accepted and dropped; any other value is refused with the reason and
+``tensor_parallel_size=1`` is accepted and ignored; any other value is refused with the reason and
 a replacement; an unknown keyword is refused with the nearest known name.
 """
 
@@ -17,15 +17,10 @@ ClassT = TypeVar("ClassT")
 
 @dataclass(frozen=True, slots=True)
 class Unsupported:
-    """A keyword that vLLM has and Ostinato does not.
+    """A keyword that vLLM has and Ostinato does not."""
 
-    Attributes:
-        instead: The reason, and what to use instead.
-        harmless: Values that change nothing.
-    """
-
-    instead: str
-    harmless: tuple[object, ...] = (None,)
+    instead: str  # the reason, and what to use instead
+    harmless: tuple[object, ...] = (None,)  # values that change nothing
 
     def accepts(self, value: object) -> bool:
         """Whether a value changes nothing."""
@@ -41,7 +36,7 @@ def known_keywords(
     unsupported: UnsupportedTable,
     error: type[OstinatoError],
 ) -> dict[str, Any]:
-    """Return the known keywords; harmless ones of vLLM are dropped.
+    """Return the known keywords, without harmless ones of vLLM.
 
     Raises:
         OstinatoError: Of the class ``error``: a keyword is not supported or is unknown.
@@ -51,7 +46,9 @@ def known_keywords(
         if name in known:
             kept[name] = value
         elif name not in unsupported:
-            raise error(_unknown(name, known, unsupported))
+            near = get_close_matches(name, [*known, *unsupported], n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+            raise error(f"there is no keyword {name!r}: {hint}")
         elif not unsupported[name].accepts(value):
             raise error(f"{name}={value!r:.80} is not supported: {unsupported[name].instead}")
     return kept
@@ -77,9 +74,3 @@ def accepts_vllm_keywords(
         return cls
 
     return decorate
-
-
-def _unknown(name: str, known: Collection[str], unsupported: UnsupportedTable) -> str:
-    near = get_close_matches(name, [*known, *unsupported], n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
-    return f"there is no keyword {name!r}: {hint}"

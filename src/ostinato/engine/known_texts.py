@@ -2,11 +2,11 @@
 
 Apart for each namespace (a tenant's salt, or a public prefix), the texts are kept in order, so the
 one that agrees longest with another text is its neighbour there. Texts are compared, never hashed.
-A text that goes on with an earlier one takes its place: one entry per conversation, of about eight
-bytes per token. All namespaces share a bound in bytes; what was used least recently is dropped.
+A text that continues an earlier one replaces it: one entry per conversation, of about eight bytes
+per token. All namespaces share a bound in bytes; what was used least recently is removed.
 
-An answer is kept as tokens with its prompt. Its text is worked out when a prompt comes that goes on
-behind the same prompt: most answers are never continued.
+An answer is kept as tokens with its prompt. It is decoded when a prompt arrives that continues the
+same prompt: most answers are never continued.
 """
 
 import threading
@@ -21,7 +21,7 @@ from ostinato.engine.tokenized_text import TokenizedText
 from ostinato.observe.prompt_diff import num_alike
 
 MOST_ANSWERS = 32
-"""Of one prompt whose texts are not worked out yet: the newest; few are ever continued."""
+"""Answers of one prompt that are kept before they are decoded: the newest."""
 
 AddAnswer = Callable[[TokenizedText, "array[int]"], TokenizedText]
 """From a prompt and the tokens generated behind it to both."""
@@ -29,7 +29,7 @@ AddAnswer = Callable[[TokenizedText, "array[int]"], TokenizedText]
 
 @dataclass(eq=False, slots=True)
 class _Entry:
-    """One text, and the answers behind it whose texts are not worked out yet."""
+    """One text, and the answers to it that are not decoded yet."""
 
     namespace: bytes
     known: TokenizedText
@@ -41,7 +41,7 @@ class _Entry:
 
 
 class KnownTexts:
-    """Bounded memory from text to tokens; safe in any thread.
+    """A bounded map from texts to their tokens; safe in any thread.
 
     Attributes:
         max_bytes: What the texts of all namespaces may take together.
@@ -49,11 +49,11 @@ class KnownTexts:
     """
 
     def __init__(self, max_bytes: int, add_answer: AddAnswer) -> None:
-        """Know no text.
+        """Start empty.
 
         Args:
             max_bytes: 0 keeps nothing.
-            add_answer: Works out the text of an answer.
+            add_answer: Decodes an answer.
         """
         self.max_bytes, self.num_bytes = max_bytes, 0
         self._add_answer = add_answer
@@ -63,11 +63,10 @@ class KnownTexts:
         self._guard = threading.Lock()
 
     def __len__(self) -> int:
-        """Texts that are known."""
         return len(self._recent)
 
     def note(self, namespace: bytes, known: TokenizedText) -> None:
-        """Keep a text, in the place of those that it goes on with."""
+        """Keep a text, in the place of those that it continues."""
         with self._guard:
             entries = self._entries.get(namespace, ())
             longer = _at(entries, _place(entries, known.text))
@@ -77,7 +76,7 @@ class KnownTexts:
                 self._insert(_Entry(namespace, known))
 
     def note_answer(self, namespace: bytes, known: TokenizedText, answer: "array[int]") -> None:
-        """Keep what a model generated behind a text. Cost: O(1) besides finding the text."""
+        """Keep what a model generated after a text. Cost: O(1) besides finding the text."""
         with self._guard:
             entries = self._entries.get(namespace, ())
             entry = _at(entries, _place(entries, known.text))
@@ -95,7 +94,7 @@ class KnownTexts:
         """
         for prompt in list(self._begun(namespace, text)):
             if prompt.answers:
-                self._work_out_answers(prompt)
+                self._decode_answers(prompt)
         entries = self._entries.get(namespace, ())
         place = _place(entries, text)
         for entry in entries[max(0, place - 1) : place + 1]:
@@ -103,20 +102,20 @@ class KnownTexts:
                 self._touch(entry)
             yield entry.known, num_alike(entry.known.text, text)
 
-    def forget(self, tenant: bytes) -> int:
-        """Drop what a tenant's requests left, those of narrower salts too; returns how many."""
+    def remove_tenant(self, tenant: bytes) -> int:
+        """Remove the texts of a tenant, those of narrower salts too; returns how many."""
         with self._guard:
             theirs = [name for name in self._entries if tenant in (name, tenant_of(name))]
-            dropped = [entry for name in theirs for entry in self._entries.pop(name)]
-            self.num_bytes -= sum(map(self._recent.pop, dropped))
-            return len(dropped)
+            removed = [entry for name in theirs for entry in self._entries.pop(name)]
+            self.num_bytes -= sum(map(self._recent.pop, removed))
+            return len(removed)
 
     def clear(self) -> int:
-        """Drop everything; returns how many texts that was."""
+        """Remove everything; returns how many texts that was."""
         with self._guard:
-            num_dropped = len(self._recent)
+            num_removed = len(self._recent)
             self._entries, self._recent, self.num_bytes = {}, {}, 0
-            return num_dropped
+            return num_removed
 
     def num_bytes_by_tenant(self) -> dict[bytes, int]:
         """Return what each tenant's texts take."""
@@ -140,7 +139,7 @@ class KnownTexts:
                 assert all(entry.namespace == name for entry in entries)
 
     def _begun(self, namespace: bytes, text: bytes) -> Iterator[_Entry]:
-        """Find the known texts that another one goes on with, the longest first."""
+        """Find the known texts that another one continues, the longest first."""
         entries, query = self._entries.get(namespace, ()), text
         place = bisect_right(entries, query, key=_text_of)
         while place:
@@ -153,20 +152,20 @@ class KnownTexts:
                 query = query[:length]
                 place = bisect_right(entries, query, hi=place - 1, key=_text_of)
 
-    def _work_out_answers(self, prompt: _Entry) -> None:
-        """Put the answers behind a prompt in its place."""
+    def _decode_answers(self, prompt: _Entry) -> None:
+        """Replace a prompt by itself with its answers."""
         answers = prompt.answers
-        worked_out = [self._add_answer(prompt.known, answer) for answer in answers]
+        decoded = [self._add_answer(prompt.known, answer) for answer in answers]
         with self._guard:
-            if prompt not in self._recent:  # dropped meanwhile, or another thread was faster
+            if prompt not in self._recent:  # removed meanwhile, or another thread was faster
                 return
             prompt.answers = prompt.answers[len(answers) :]
             self._count(prompt)
-            for known in worked_out:
+            for known in decoded:
                 self._insert(_Entry(prompt.namespace, known))
 
     def _insert(self, entry: _Entry) -> None:
-        """Put a text to its place, in that of texts that it goes on with."""
+        """Insert a text in order, in the place of texts that it continues."""
         if entry.num_bytes > self.max_bytes:
             return
         text = entry.known.text
@@ -185,25 +184,23 @@ class KnownTexts:
         self._count(entry)
 
     def _count(self, entry: _Entry) -> None:
-        """Count an entry as the newest, and drop the oldest beyond the bound."""
+        """Count an entry as the newest, and remove the oldest beyond the bound."""
         self.num_bytes -= self._recent.pop(entry, 0)
         self._recent[entry] = entry.num_bytes
         self.num_bytes += entry.num_bytes
         while self.num_bytes > self.max_bytes:
-            self._drop(next(iter(self._recent)))
+            oldest = next(iter(self._recent))
+            self.num_bytes -= self._recent.pop(oldest)
+            entries = self._entries[oldest.namespace]
+            place = _place(entries, oldest.known.text)
+            self._entries[oldest.namespace] = entries[:place] + entries[place + 1 :]
+            if not self._entries[oldest.namespace]:
+                del self._entries[oldest.namespace]
 
     def _touch(self, entry: _Entry) -> None:
         """Note that an entry was used, if it is still there."""
         if entry in self._recent:
             self._recent[entry] = self._recent.pop(entry)
-
-    def _drop(self, entry: _Entry) -> None:
-        self.num_bytes -= self._recent.pop(entry)
-        entries = self._entries[entry.namespace]
-        place = _place(entries, entry.known.text)
-        self._entries[entry.namespace] = entries[:place] + entries[place + 1 :]
-        if not self._entries[entry.namespace]:
-            del self._entries[entry.namespace]
 
 
 def _place(entries: tuple[_Entry, ...], text: bytes) -> int:

@@ -13,7 +13,7 @@ Rules:
    numbers, so a consumer sees the gap and requests a replay.
 2. A replay reads the log itself, not copies: what is erased there is not replayed.
 3. Numbers are 8 bytes, big-endian. The end of a replay is number -1 with no payload. An end
-   without batches means: they are no longer kept, start over.
+   without batches means that they are no longer kept, and the consumer starts over.
 
 Source: vLLM's documentation of KV events (PUB and ROUTER sockets, frames, end marker).
 """
@@ -40,15 +40,15 @@ END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
 """In place of a number, after the last batch of a replay."""
 
 MAX_QUEUED_BATCHES = 4096
-"""On the way from the engine to the sockets."""
+"""Batches queued between the engine and the sockets."""
 
 MAX_UNREAD_BATCHES = 4096
-"""On the way to a slow consumer; what comes then, it misses."""
+"""Batches queued for a slow consumer; it misses further ones."""
 
 LINGER_MS = 500
 """How long closing waits for consumers to receive sent batches."""
 
-SETTLE_S = 10.0
+SEND_S = 10.0
 """How long erasing waits for queued batches; sending never blocks, so only a fault takes it."""
 
 
@@ -74,7 +74,7 @@ class KVEventsPublisher:
 
         Args:
             log: The event log.
-            encoder: Of its batches.
+            encoder: Encodes its batches.
             endpoint: As ZeroMQ names it, such as ``tcp://127.0.0.1:5557``.
             replay_endpoint: Another one for replays; None answers none.
             topic: First frame of every message.
@@ -106,7 +106,7 @@ class KVEventsPublisher:
         os.set_blocking(self._ring, False)
         self._thread = threading.Thread(target=self._serve, name="ostinato-kv-events", daemon=True)
         self._thread.start()
-        log.subscribe(self._take, self.settle)
+        log.subscribe(self._enqueue, self.wait_until_sent)
 
     @property
     def is_running(self) -> bool:
@@ -122,10 +122,10 @@ class KVEventsPublisher:
         """Return a batch as subscribers get it; in any thread."""
         return self._encoder.encode(batch)
 
-    def settle(self) -> None:
-        """Wait until nothing is queued: every batch so far is with ZeroMQ."""
+    def wait_until_sent(self) -> None:
+        """Wait until ZeroMQ has every batch so far."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._queue or self._closed, SETTLE_S)
+            self._changed.wait_for(lambda: not self._queue or self._closed, SEND_S)
 
     def close(self) -> None:
         """Send queued batches and close the sockets; a second call does nothing.
@@ -143,7 +143,7 @@ class KVEventsPublisher:
 
     # --- the engine's thread ---
 
-    def _take(self, batch: EventBatch) -> None:
+    def _enqueue(self, batch: EventBatch) -> None:
         """Queue a batch, or drop it (rule 1)."""
         with self._changed:
             if self._closed:
@@ -191,20 +191,17 @@ class KVEventsPublisher:
         self._send_queued()
 
     def _send_queued(self) -> None:
+        """Publish the queued batches; each counts as queued until ZeroMQ has it."""
         while self._queue:
-            self._send_next()
-
-    def _send_next(self) -> None:
-        """Publish the oldest queued batch; it counts as queued until ZeroMQ has it."""
-        batch = self._queue[0]
-        self._publisher.send_multipart([self._topic, *self._frames(batch)])
+            batch = self._queue[0]
+            self._publisher.send_multipart([self._topic, *self._frames(batch)])
+            with self._changed:
+                self._queue.popleft()
         with self._changed:
-            self._queue.popleft()
-            if not self._queue:
-                self._changed.notify_all()
+            self._changed.notify_all()
 
     def _answer(self, router: "zmq.Socket[bytes]") -> None:
-        """Replay from a number on."""
+        """Answer a request for a replay."""
         request = router.recv_multipart()
         if len(request) != 3 or request[1] or len(request[2]) != 8:
             logger.warning(
@@ -218,7 +215,7 @@ class KVEventsPublisher:
             for batch in self._log.replay(start) or ():
                 router.send_multipart([client, b"", *self._frames(batch)], zmq.NOBLOCK)
             router.send_multipart([client, b"", END_OF_REPLAY, b""], zmq.NOBLOCK)
-        except zmq.ZMQError as error:  # it left, or does not read: it may retry
+        except zmq.ZMQError as error:  # it disconnected, or does not read: it may retry
             logger.warning("a replay of KV events from %d was given up: %s", start, error)
 
     def _frames(self, batch: EventBatch) -> tuple[bytes, bytes]:
@@ -237,7 +234,7 @@ class KVEventsPublisher:
         """Bind, and return the address with its real port.
 
         Raises:
-            ConfigError: Naming setting, endpoint and reason; all sockets are closed.
+            ConfigError: It cannot be bound; all sockets are closed.
         """
         try:
             socket.bind(endpoint)
@@ -253,17 +250,7 @@ class KVEventsPublisher:
 def publish_kv_events(
     config: EngineConfig, cache: PrefixCache, device: str, clock: Callable[[], float]
 ) -> KVEventsPublisher | None:
-    """Publish a cache's events as configured; None if that is off.
-
-    Args:
-        config: Endpoints and topic.
-        cache: Of the engine.
-        device: Type of the device that holds the blocks, as torch names it.
-        clock: The cache's.
-
-    Raises:
-        ConfigError: An endpoint cannot be bound.
-    """
+    """Publish the events of a cache on a device, by its clock; None if no endpoint is set."""
     if config.kv_events_endpoint is None:
         return None
     assert cache.events is not None, "the settings keep events"

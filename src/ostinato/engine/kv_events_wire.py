@@ -1,4 +1,4 @@
-"""The format of KV events on the wire, which is vLLM's: msgpack arrays, class name first.
+"""The wire format of KV events, which is vLLM's: msgpack arrays, class name first.
 
 ::
 
@@ -9,7 +9,7 @@
     ["BlockRemoved", hashes, medium, group]
     ["AllBlocksCleared"]
 
-The number of a batch is a frame of its own. A tenant's salt is not sent, only ``salt_name`` of it
+The number of a batch is a frame of its own. A tenant's salt is not sent, only its ``salt_name``
 with the first block of a prompt; the digests cannot be computed without the salt itself.
 
 Source: vLLM's documentation of KV events (``KVEventBatch``); written anew.
@@ -41,13 +41,13 @@ class BlockStored(WireEvent, frozen=True, array_like=True, omit_defaults=True, g
         token_ids: Of all blocks, shape (num_blocks * block_size,).
         block_size: Tokens per block.
         lora_id: Always None: adapters have no numbers here.
-        medium: ``"CPU"`` or ``"GPU"`` for the pool; ``"CPU"`` for host memory behind a GPU;
+        medium: ``"CPU"`` or ``"GPU"`` for the pool; ``"CPU"`` for the host memory of a GPU's tier;
             ``"disk"`` or ``"remote"`` for other tiers.
         lora_name: Content digest of the adapter in hexadecimal digits; None without one.
-        extra_keys: Per block what images add, or None: of each a pair of its digest in hexadecimal
-            digits and its offset from the block's start, as in vLLM, then one byte string that is
-            hashed; the name of the tenant's salt comes last in the first block of a prompt. None
-            if no block has any.
+        extra_keys: Per block None, or a pair for each image, of its digest in hexadecimal digits
+            and its offset from the block's start, as in vLLM, then one byte string that is hashed;
+            last in the first block of a prompt is the name of the tenant's salt. None if no block
+            has any.
         group_idx: Group of layers; 0 is full attention.
         kv_cache_spec_kind: ``"full_attention"`` or ``"sliding_window"``.
         kv_cache_spec_sliding_window: Tokens that such a layer sees; None for full attention.
@@ -67,7 +67,7 @@ class BlockStored(WireEvent, frozen=True, array_like=True, omit_defaults=True, g
 
 
 class BlockRemoved(WireEvent, frozen=True, array_like=True, omit_defaults=True, gc=False, tag=True):
-    """The last copy of each of these blocks is gone.
+    """The last copies of blocks were removed.
 
     Attributes:
         block_hashes: SHA-256 digests.
@@ -104,7 +104,7 @@ class BatchEncoder:
     """Writes batches of one cache, in any thread."""
 
     def __init__(self, medium: str, windows: tuple[int, ...] = (), zero_s: float = 0.0) -> None:
-        """Set what all events of a cache have in common.
+        """Set what all events have in common.
 
         Args:
             medium: ``"CPU"`` or ``"GPU"``: where the pool is.
@@ -116,7 +116,7 @@ class BatchEncoder:
         self._zero_s = zero_s
 
     def encode(self, batch: events.EventBatch) -> bytes:
-        """Return a batch as msgpack; its number is not in there."""
+        """Return a batch as msgpack, without its number."""
         written = tuple(map(self._event, batch.events))
         return msgspec.msgpack.encode(WireBatch(self._zero_s + batch.time_s, written))
 
@@ -146,7 +146,7 @@ class BatchEncoder:
 
 
 ExtraKey = tuple[str, int] | bytes | str
-"""An image, what is hashed of a block beside its tokens, or the name of a salt."""
+"""An image, what is hashed of a block besides its tokens, or the name of a salt."""
 
 
 def _extra_keys(event: events.BlockStored) -> tuple[tuple[ExtraKey, ...] | None, ...]:
@@ -170,6 +170,6 @@ def decode(payload: bytes) -> WireBatch:
     """Read a batch, as a consumer does.
 
     Raises:
-        msgspec.DecodeError: It is no such batch.
+        msgspec.DecodeError: It is not one.
     """
     return _DECODER.decode(payload)

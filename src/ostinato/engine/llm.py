@@ -158,7 +158,7 @@ class LLM:
             priority: As in ``generate``.
             lora_request: As in ``generate``.
             keep_tokens: Whether earlier answers keep the tokens that were generated; False
-                tokenizes the whole conversation anew.
+                tokenizes the whole conversation again.
             **unsupported: As in ``generate``.
 
         Returns:
@@ -260,7 +260,7 @@ class LLM:
 
     def list_loras(self) -> set[int]:
         """Return the numbers of the loaded adapters."""
-        return {it.request.lora_int_id for it in self.engine.adapters.by_name.values()}
+        return self.engine.adapters.numbers
 
     @_one_at_a_time
     def lease(self, prompt: PromptInput, terms: LeaseTerms = PINNED) -> LeaseReceipt:
@@ -275,7 +275,7 @@ class LLM:
             Whether all, a part or nothing of it is held, and the reason.
 
         Raises:
-            RequestError: It is no prompt of this model.
+            RequestError: It is not a prompt of this model.
         """
         return AdminApi(self.engine).lease(parse_prompt(prompt), terms)
 
@@ -367,9 +367,7 @@ class LLM:
         self._engine = None
 
     def __enter__(self) -> "LLM":
-        """Return itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close."""
         self.close()

@@ -1,56 +1,48 @@
-"""What became of a load from a tier, and how fast loads are."""
+"""The result of a load from a tier, and the speed of loads."""
 
 import time
 from dataclasses import dataclass, replace
 
 from ostinato.tiers.port import ExtentRef, LoadFault
 
+NEWEST_SHARE = 0.3
+"""Weight of the newest measurement in a moving average."""
+
 
 class Rate:
-    """A speed, averaged over what was measured last; None before."""
+    """A speed, as a moving average.
 
-    def __init__(self, newest_share: float = 0.3) -> None:
-        """Start unknown."""
+    Attributes:
+        per_s: The average; None before the first measurement.
+    """
+
+    def __init__(self) -> None:
         self.per_s: float | None = None
-        self._share = newest_share
 
     def add(self, amount: float, seconds: float) -> None:
-        """Take a measurement."""
+        """Add a measurement."""
         measured = amount / max(seconds, 1e-9)
         known = measured if self.per_s is None else self.per_s
-        self.per_s = known + self._share * (measured - known)
+        self.per_s = known + NEWEST_SHARE * (measured - known)
 
     def seconds_for(self, amount: float) -> float | None:
-        """Return how long so much would take, if that is known."""
+        """Return how long an amount would take; None if unknown."""
         return None if self.per_s is None else amount / self.per_s
 
 
 @dataclass(frozen=True, slots=True)
 class LoadNote:
-    """What a tier had of a prompt, and what became of it.
+    """What a tier had of a prompt, and how much of it was loaded."""
 
-    Attributes:
-        tier: Its name; of several, of the first.
-        start: Position of the first token that the pool did not have.
-        found: Position after the last token that the tier had.
-        loaded: What was loaded, in token order: from where, and the positions of its first token
-            and after its last.
-        leased: Position after the last loaded token under a lease; 0 without one.
-        keep_until: Wall-clock end of that lease.
-        refresh_s: How long each use keeps it from then on; 0 if uses do not move its end.
-        fault: Why the load ended early; None if it did not.
-        is_cheaper_to_compute: Whether nothing was loaded because computing is faster.
-    """
-
-    tier: str
-    start: int
-    found: int
-    loaded: tuple[tuple[str, int, int], ...] = ()
-    leased: int = 0
-    keep_until: float = 0.0
-    refresh_s: float = 0.0
-    fault: LoadFault | None = None
-    is_cheaper_to_compute: bool = False
+    tier: str  # its name; of several, the first
+    start: int  # position of the first token that the pool did not have
+    found: int  # position after the last token that the tier had
+    loaded: tuple[tuple[str, int, int], ...] = ()  # from where, and which positions, in token order
+    leased: int = 0  # position after the last loaded token under a lease; 0 without one
+    keep_until: float = 0.0  # wall-clock end of that lease
+    refresh_s: float = 0.0  # how long each use keeps it from then on; 0 if uses do not move its end
+    fault: LoadFault | None = None  # why the load ended early; None if it did not
+    is_cheaper_to_compute: bool = False  # whether nothing was loaded because computing is faster
 
     @property
     def end(self) -> int:
@@ -58,7 +50,7 @@ class LoadNote:
         return self.loaded[-1][2] if self.loaded else self.start
 
     def with_part(self, ref: ExtentRef, num_tokens: int, fault: LoadFault | None) -> "LoadNote":
-        """Add what was loaded next, and why it was not all."""
+        """Return a note with the next loaded tokens, and why they were not all."""
         end = self.end + num_tokens
         parts, note = list(self.loaded), self
         if num_tokens:

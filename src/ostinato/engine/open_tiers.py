@@ -1,4 +1,4 @@
-"""Opens the tiers that are set, or says why they cannot be."""
+"""Opens the tiers that the settings ask for."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,26 +24,15 @@ LEAST_SECRET_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class OpenTiers:
-    """The tiers of an engine, and how blocks get there.
+    """The tiers of an engine, and how blocks get there."""
 
-    Attributes:
-        tier: The one that is set, or several in the order of their speed.
-        copies: Between the pool and host memory.
-        most_extent_bytes: The longest record that all of them take.
-    """
-
-    tier: KVTier
-    copies: BlockCopies
-    most_extent_bytes: int
+    tier: KVTier  # a single one, or a chain in the order of their speed
+    copies: BlockCopies  # between the pool and host memory
+    most_extent_bytes: int  # the longest record that all of them accept
 
 
 def open_tiers(config: EngineConfig, runner: ModelRunner, listener: TierListener) -> OpenTiers:
     """Open the tiers that are set: host memory, the disk and the server, in this order.
-
-    Args:
-        config: Settings.
-        runner: Of the model whose prefixes are kept.
-        listener: Is told what tiers store and evict.
 
     Raises:
         ConfigError: The model cannot be kept in tiers, or a tier cannot be opened.
@@ -53,7 +42,7 @@ def open_tiers(config: EngineConfig, runner: ModelRunner, listener: TierListener
     least = _least_limit(config, copies.block_bytes)
     if config.kv_host_bytes is not None:
         options = DiskOptions(config.kv_host_bytes, 0, config.is_sealed, secret)
-        folder = MemoryFolder(options.limits.segment)
+        folder = MemoryFolder(options.max_segment_bytes)
         tiers.append(DiskTier(folder, options, listener=listener, name="host"))
     if config.kv_disk is not None:
         per_day = config.kv_disk_bytes_per_day or 0
@@ -112,11 +101,7 @@ def _secret(config: EngineConfig) -> bytes:
 
 
 def _check_model(runner: ModelRunner) -> None:
-    """Refuse a model whose blocks are not all that a prefix needs.
-
-    Raises:
-        ConfigError: It has sliding windows, or layers that carry a state.
-    """
+    """Raise ``ConfigError`` for a model with sliding windows, or with layers that keep a state."""
     refused = f"tiers keep no prefixes of {runner.loaded.name}"
     advice = "leave kv_host_bytes, kv_disk and kv_remote out"
     if len(runner.kv_stores) > 1:

@@ -99,8 +99,8 @@ class CompletionOutput:
 
     Attributes:
         index: Which of the request's ``n`` continuations.
-        text: All that is certain of its text so far; what may become a stop string, and a
-            character still without its end, are not in it. Empty with ``detokenize=False``.
+        text: Its final text so far, without what may become a stop string and without an
+            incomplete character. Empty with ``detokenize=False``.
         token_ids: All ids generated so far, with the one that ended it.
         finish_reason: ``"stop"``, ``"length"``, ``"abort"`` or ``"error"``; None while it runs.
         stop_reason: The stop string or stop id that ended it; None for the model's own
@@ -137,7 +137,7 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """What is there of one request.
+    """The output of one request so far.
 
     Attributes:
         request_id: Name of the request.
@@ -147,16 +147,16 @@ class RequestOutput:
         finished: Whether all of them have ended.
         timings: When things happened.
         prompt_logprobs: For each prompt token, it and its alternatives by id; None for the first
-            token, which nothing comes before, and None instead of the list unless asked for.
+            token, and None instead of the list unless asked for.
         num_cached_tokens: Prompt tokens whose KV came from the cache when the request was first
             admitted, at most ``len(prompt_token_ids) - 1``.
         cached_tokens_from: Those tokens by where their KV came from: the ``pool``, the ``disk`` or
-            a ``remote`` tier; without those that are 0.
-        num_copied_tokens: Those of them that were copied out of a block which the prompt leaves
-            in its middle.
-        num_waited_tokens: Those of the cached ones, in whole blocks, that were not there when the
-            request came: another request computed them while it waited.
-        num_kept_tokens: Prompt tokens of earlier answers that stand as they were generated.
+            a ``remote`` tier; without zero counts.
+        num_copied_tokens: Those of them that were copied out of a block of which the prompt has
+            only the beginning.
+        num_waited_tokens: Those of them, in whole blocks, that another request computed while
+            this one waited.
+        num_kept_tokens: Prompt tokens of earlier answers that are kept as they were generated.
         error: Why it failed; None if it did not.
     """
 

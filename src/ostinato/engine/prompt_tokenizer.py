@@ -1,4 +1,4 @@
-"""Turns the texts and images of prompts into token ids, for one engine."""
+"""Turns the texts and images of one engine's prompts into token ids."""
 
 from array import array
 from dataclasses import replace
@@ -27,10 +27,9 @@ class PromptTokenizer:
     def __init__(
         self, loaded: LoadedModel, config: EngineConfig, public_prefixes: PublicPrefixes
     ) -> None:
-        """Remember nothing yet."""
-        room = config.keep_texts_bytes if config.keep_tokens else 0
+        max_bytes = config.keep_texts_bytes if config.keep_tokens else 0
         tokenizer = loaded.tokenizer
-        self.texts = None if tokenizer is None else TextTokenizer(tokenizer, room)
+        self.texts = None if tokenizer is None else TextTokenizer(tokenizer, max_bytes)
         self.images = ImagePrompts(loaded, config.media, config.max_images)
         self._loaded = loaded
         self._keep_tokens = config.keep_tokens
@@ -51,7 +50,7 @@ class PromptTokenizer:
         return self.images.place(prompt.images, tokens, prompt.cache_salt.encode())
 
     def tokenized(self, prompt: Prompt, most: int | None = None) -> Prompt:
-        """Return a prompt with its ids: those of its text as far as that is known.
+        """Return a prompt with its ids; what is known of its text is not tokenized again.
 
         Raises:
             MissingTokenizer: It is a text, and the checkpoint has no tokenizer.
@@ -94,8 +93,9 @@ class PromptTokenizer:
             for answer in state.answers():
                 self.texts.known.note_answer(state.request.identity.tenant, state.known, answer)
 
-    def forget_texts(self, tenant: bytes | None = None) -> int:
-        """Forget the texts of a tenant, or all; returns how many."""
+    def remove_texts(self, tenant: bytes | None = None) -> int:
+        """Remove the known texts of a tenant, or all; returns how many."""
         if self.texts is None:
             return 0
-        return self.texts.known.clear() if tenant is None else self.texts.known.forget(tenant)
+        known = self.texts.known
+        return known.clear() if tenant is None else known.remove_tenant(tenant)

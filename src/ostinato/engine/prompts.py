@@ -27,7 +27,7 @@ class PromptDict(TypedDict, total=False):
         cache_write: False keeps nothing of it for other requests.
         public_prefixes: Names of published prefixes that it may begin with; ``"*"`` is all.
         adapter: Name of a loaded LoRA adapter; empty for the base model.
-        keep_tokens: False tokenizes all of the text anew, also what the model generated.
+        keep_tokens: False tokenizes all of the text, including what the model generated.
         sections: Names and texts of its messages and fields, in order; for explanations.
         multi_modal_data: ``{"image": ...}``: an image or a list of them, in the order of their
             placeholders; each a ``PIL.Image``, an RGB array of uint8, or a file's bytes.
@@ -50,20 +50,13 @@ PromptInput = str | TokenIds | PromptDict
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt, told apart.
+    """One prompt, parsed; ``PromptDict`` describes most of its fields.
 
     Attributes:
         text: As given; None for token ids.
         token_ids: As given; None for a text.
-        cache_salt: Only requests of the same salt share blocks.
-        cache_read: Whether cached KV may be used.
-        cache_write: Whether computed KV may be found by others.
-        public_prefixes: Names of published prefixes that it may begin with; ``"*"`` is all.
-        adapter: Name of a loaded LoRA adapter; empty for the base model.
-        publishes: Name of the prefix that it is computed for, to be published; None is usual.
-        keep_tokens: Whether text that is known keeps its tokens.
-        sections: Names and texts of its messages and fields, in order; for explanations.
-        known: Its text with its tokens, where it is known how they belong together.
+        publishes: Name of the public prefix that it is computed for; usually None.
+        known: Its text with its tokens, if they are known to belong together.
         images: In the order of their placeholders.
     """
 
@@ -82,10 +75,10 @@ class Prompt:
 
 
 def parse_prompts(prompts: PromptInput | Iterable[PromptInput]) -> list[Prompt]:
-    """Tell one prompt from many.
+    """Parse one prompt or a batch of them.
 
     Raises:
-        RequestError: Something is no prompt; the message says what and where.
+        RequestError: Something is not a prompt.
     """
     if isinstance(prompts, (str, dict)) or _is_one_row(prompts):
         return [parse_prompt(prompts)]
@@ -95,7 +88,7 @@ def parse_prompts(prompts: PromptInput | Iterable[PromptInput]) -> list[Prompt]:
 
 
 def parse_prompt(prompt: Any) -> Prompt:
-    """Tell what one prompt is.
+    """Parse one prompt.
 
     Raises:
         RequestError: It is neither a text, nor token ids, nor a dict with one of them.
@@ -105,16 +98,12 @@ def parse_prompt(prompt: Any) -> Prompt:
     if isinstance(prompt, dict):
         return _parse_dict(prompt)
     if _may_hold_ids(prompt):
-        return Prompt(token_ids=prompt, known=_known(prompt))
+        return Prompt(token_ids=prompt, known=_known_text(prompt))
     raise RequestError(_unknown(prompt))
 
 
 def check_salt(cache_salt: object) -> None:
-    """Refuse what cannot name a tenant.
-
-    Raises:
-        RequestError: It is no text, or holds half of a character.
-    """
+    """Raise ``RequestError`` for what cannot name a tenant: no text, or half of a character."""
     if not isinstance(cache_salt, str):
         raise RequestError(f"cache_salt={cache_salt!r}: must be a str")
     whole_characters("cache_salt", cache_salt)
@@ -139,18 +128,21 @@ def _parse_dict(prompt: dict[str, Any]) -> Prompt:
     if "prompt_token_ids" in prompt and not _may_hold_ids(token_ids):
         raise RequestError(f"prompt_token_ids={token_ids!r:.80}: must be a list of token ids")
     whole_characters("prompt", prompt.get("prompt", ""))
-    settings = {k: v for k, v in prompt.items() if k.startswith("cache_") or k == "keep_tokens"}
-    settings["adapter"] = prompt.get("adapter", "")
-    if not isinstance(settings["adapter"], str):
+    if not isinstance(prompt.get("adapter", ""), str):
         raise RequestError(f"adapter={prompt['adapter']!r:.80}: must be a name")
-    names = _parse_names(prompt.get("public_prefixes", ()))
-    settings["sections"] = _parse_sections(prompt.get("sections", ()))
-    settings["known"] = _known(token_ids)
-    settings["images"] = _parse_images(prompt.get("multi_modal_data", {}))
-    return Prompt(text=text, token_ids=token_ids, public_prefixes=names, **settings)
+    as_given = ("cache_salt", "cache_read", "cache_write", "keep_tokens", "adapter")
+    return Prompt(
+        text=text,
+        token_ids=token_ids,
+        public_prefixes=_parse_names(prompt.get("public_prefixes", ())),
+        sections=_parse_sections(prompt.get("sections", ())),
+        known=_known_text(token_ids),
+        images=_parse_images(prompt.get("multi_modal_data", {})),
+        **{name: prompt[name] for name in as_given if name in prompt},
+    )
 
 
-def _known(token_ids: object) -> TokenizedText | None:
+def _known_text(token_ids: object) -> TokenizedText | None:
     """Return ids as a text with its tokens, if that is what they are."""
     return token_ids if isinstance(token_ids, TokenizedText) else None
 

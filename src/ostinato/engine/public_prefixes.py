@@ -19,17 +19,11 @@ ALL_PUBLIC = "*"
 
 @dataclass(frozen=True, slots=True)
 class PublishedPrefix:
-    """One published prefix.
-
-    Attributes:
-        name: Its name.
-        tokens: Its tokens, in whole blocks.
-        is_held: Whether it is in the cache; if not, it has to be published again.
-    """
+    """One published prefix."""
 
     name: str
-    tokens: "array[int]"
-    is_held: bool
+    tokens: "array[int]"  # its tokens, in whole blocks
+    is_held: bool  # whether it is in the cache; if not, it has to be published again
 
 
 def salt_of_public(name: str) -> bytes:
@@ -46,7 +40,6 @@ class PublicPrefixes:
     """All published prefixes of one engine; changed in the engine's thread, read in any."""
 
     def __init__(self, admin: CacheAdmin, block_size: int) -> None:
-        """Start without one."""
         self._admin = admin
         self._block_size = block_size
         self._prefixes: dict[str, array[int]] = {}
@@ -85,7 +78,7 @@ class PublicPrefixes:
         ]
 
     def salts_of(self, names: Iterable[str]) -> list[bytes]:
-        """Return what stands for the public prefixes of some names, as salts."""
+        """Return the salts of the public prefixes of some names."""
         wanted = set(names)
         known = self._prefixes if ALL_PUBLIC in wanted else wanted & self._prefixes.keys()
         return [salt_of_public(name) for name in list(known)]
@@ -96,15 +89,12 @@ class PublicPrefixes:
         Cost: O(names) comparisons of packed tokens.
         """
         wanted = set(names)
-        if not wanted or not self._prefixes:
-            return None
-        best: PublicPrefix | None = None
-        for name, prefix in list(self._prefixes.items()):
+        by_length = sorted(self._prefixes.items(), key=lambda item: -len(item[1])) if wanted else ()
+        for name, prefix in by_length:
             may_read = name in wanted or ALL_PUBLIC in wanted
             if not may_read or len(prefix) >= len(tokens) or tokens[: len(prefix)] != prefix:
                 continue
             salt = salt_of_public(name)
-            longer = best is None or len(prefix) > best.num_tokens
-            if longer and self._admin.is_public(salt):
-                best = PublicPrefix(salt, len(prefix))
-        return best
+            if self._admin.is_public(salt):
+                return PublicPrefix(salt, len(prefix))
+        return None

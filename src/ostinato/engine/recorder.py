@@ -1,7 +1,7 @@
 """Records a trace of an engine, for replays.
 
 It has what a replay repeats: requests as they arrive and end, the times of steps, resets,
-erasures, leases and new weights; no content, see ``traces.format``. While a recording runs, the
+erasures, leases and new weights, but no content: see ``traces.format``. While a recording runs, the
 cache's clock is frozen between two entries, so that a policy sees the same times in a replay, to
 the microsecond.
 
@@ -11,15 +11,14 @@ Rules:
 2. An error in here ends the recording and is logged; it never reaches the engine.
 """
 
-import functools
 import time
 from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec
 
-from ostinato.core.config import SchedulerConfig
 from ostinato.core.identity import PrefixKey
 from ostinato.core.ids import RequestId
 from ostinato.core.request import Request
@@ -55,15 +54,14 @@ P = ParamSpec("P")
 
 
 class FreezableClock:
-    """A clock that can be frozen, so that everything between two entries has one time."""
+    """A monotonic clock that can be frozen, so that all between two entries has one time."""
 
     def __init__(self, source: Callable[[], float]) -> None:
-        """Show what another clock shows."""
         self._source = source
         self._frozen_s: float | None = None
 
     def __call__(self) -> float:
-        """Return seconds that never fall."""
+        """Return seconds."""
         return self._source() if self._frozen_s is None else self._frozen_s
 
     def freeze(self) -> int:
@@ -77,17 +75,6 @@ class FreezableClock:
         self._frozen_s = None
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What a header says about an engine."""
-
-    cache: PrefixCacheConfig
-    scheduler: SchedulerConfig
-    model: dict[str, Any]
-    epoch: int
-    is_cold: bool
-
-
 @dataclass(slots=True)
 class _Live:
     """A request that was recorded and has not ended."""
@@ -99,9 +86,9 @@ class _Live:
 def _never_raises(
     method: "Callable[Concatenate[Recorder, P], None]",
 ) -> "Callable[Concatenate[Recorder, P], None]":
-    """Do nothing while no recording runs; end the recording where a method raises (rule 2)."""
+    """Do nothing while no recording runs; end the recording if a method raises (rule 2)."""
 
-    @functools.wraps(method)
+    @wraps(method)
     def guarded(self: "Recorder", /, *args: P.args, **kwargs: P.kwargs) -> None:
         writer = self._writer
         if writer is None:
@@ -124,7 +111,6 @@ class Recorder:
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """Record nothing yet."""
         self.clock = FreezableClock(clock)
         self._writer: TraceWriter | None = None
         self._names = TokenHasher()
@@ -138,15 +124,13 @@ class Recorder:
         """Where the recording that runs is written; None if none runs."""
         return None if self._writer is None else self._writer.path
 
-    def start(self, path: Path, settings: Settings) -> None:
-        """Begin a recording.
+    def start(self, path: Path, cache: PrefixCacheConfig, **engine: Any) -> None:
+        """Begin a recording to a new file; raises ``ConfigError`` if it cannot be made.
 
         Args:
-            path: A file that does not exist.
-            settings: For the header.
-
-        Raises:
-            ConfigError: A recording runs already, or the file cannot be made.
+            path: The file.
+            cache: The settings of the cache.
+            **engine: Further fields of ``Header`` that describe the engine.
         """
         assert self._writer is None, "one recording at a time"
         self._writer = TraceWriter(path)
@@ -154,31 +138,24 @@ class Recorder:
         self._num_steps = self._num_requests = 0
         self._times = []
         self._start_us = self._now_us = self.clock.freeze()
-        names, cache = self._names, settings.cache
+        names = self._names
         tenant_shares = {names.salt(t).encode(): share for t, share in cache.tenant_shares.items()}
         header = Header(
             version=VERSION,
             cache=replace(cache, tenant_shares=tenant_shares),
-            scheduler=settings.scheduler,
-            model=settings.model,
-            is_cold=settings.is_cold,
-            epoch=settings.epoch,
             start_us=self._start_us,
             unix_s=time.time(),
+            **engine,
         )
         self._writer.put(lambda: header)
 
     def stop(self) -> Path | None:
-        """End the recording properly.
-
-        Returns:
-            Where it is; None if none ran.
-        """
+        """End the recording, and return its path; None if none ran."""
         writer, path = self._writer, self.path
         self.tick()
         for request_id in list(self._live):
             self.on_ended(request_id)
-        self._stopped()
+        self._record_stop()
         if writer is not None:
             writer.close()
         self._end()
@@ -231,7 +208,7 @@ class Recorder:
 
     @_never_raises
     def on_committed(self) -> None:
-        """Record that it ran, at the time of the last tick."""
+        """Record that the step ran, at the time of the last tick."""
         self._times.append(self._at_us)
         self._num_steps += 1
         if len(self._times) >= 2 * STEPS_PER_LINE:
@@ -239,9 +216,9 @@ class Recorder:
 
     @_never_raises
     def on_failed(self) -> None:
-        """Record that it failed, at the time of the last tick."""
-        times_us = self._times.pop(), self._at_us
-        self._put_at(lambda step, _: Failed(step=step, times_us=times_us))
+        """Record that the step failed, at the time of the last tick."""
+        step, times_us = self._num_steps, (self._times.pop(), self._at_us)
+        self._put(lambda: Failed(step=step, times_us=times_us))
         self._num_steps += 1
 
     @_never_raises
@@ -257,13 +234,12 @@ class Recorder:
         live = self._live.get(request_id)
         if live is not None:
             live.sequences |= {sequence.index: sequence for sequence in sequences}
-            number = live.number
-            self._put_at(lambda step, at_us: Cancelled(step=step, at_us=at_us, request=number))
+            self._put_at(partial(Cancelled, request=live.number))
             self.on_ended(request_id)
 
     @_never_raises
     def on_ended(self, request_id: RequestId) -> None:
-        """Record that all continuations of a request ended, and what hit."""
+        """Record that all continuations of a request ended, and how many tokens hit."""
         live = self._live.pop(request_id, None)
         if live is None:
             return
@@ -289,12 +265,12 @@ class Recorder:
     @_never_raises
     def on_reset(self, preempted: bool) -> None:
         """Record a reset of the cache."""
-        self._put_at(lambda step, at_us: CacheReset(step=step, at_us=at_us, preempted=preempted))
+        self._put_at(partial(CacheReset, preempted=preempted))
 
     @_never_raises
     def on_new_epoch(self) -> None:
         """Record that the weights were changed."""
-        self._put_at(lambda step, at_us: NewEpoch(step=step, at_us=at_us))
+        self._put_at(NewEpoch)
 
     @_never_raises
     def on_erased(self, tenant: bytes) -> None:
@@ -335,20 +311,19 @@ class Recorder:
     @_never_raises
     def on_lease_ended(self, lease_id: LeaseId) -> None:
         """Record that a lease ended."""
-        self._put_at(lambda step, at_us: LeaseEnded(step=step, at_us=at_us, lease=lease_id))
+        self._put_at(partial(LeaseEnded, lease=lease_id))
 
     @_never_raises
-    def _stopped(self) -> None:
-        self._put_at(lambda step, at_us: Stopped(step=step, at_us=at_us))
+    def _record_stop(self) -> None:
+        self._put_at(Stopped)
 
     @property
     def _at_us(self) -> int:
         return self._now_us - self._start_us
 
-    def _put_at(self, make: Callable[[int, int], AnyEvent]) -> None:
-        """Queue a line of the current step and time."""
-        step, at_us = self._num_steps, self._at_us
-        self._put(lambda: make(step, at_us))
+    def _put_at(self, event: Callable[..., AnyEvent]) -> None:
+        """Queue an event at the current step and time."""
+        self._put(partial(event, step=self._num_steps, at_us=self._at_us))
 
     def _put(self, line: Callable[[], AnyEvent]) -> None:
         """Queue a line, after the steps that ran before it."""
@@ -357,7 +332,7 @@ class Recorder:
         self._writer.put(line)
 
     def _put_steps(self) -> None:
-        """Queue the times of the steps that ran; that of a plan without a result is kept."""
+        """Queue the times of the steps that ran, but not of a plan without a result yet."""
         assert self._writer is not None
         whole = len(self._times) // 2 * 2
         if whole:

@@ -1,6 +1,7 @@
 """Makes requests: from a prompt and sampling parameters to what the scheduler takes.
 
-A caller's mistake is found here, before anything is added.
+A caller's mistake is found here, before anything is added. The identity of a request names all
+that its KV depends on: weights, KV format, tenant, adapter and public prefix.
 """
 
 import itertools
@@ -9,27 +10,76 @@ from array import array
 from collections.abc import Callable
 from dataclasses import replace
 
+import torch
+
+from ostinato.cache.manager import CacheManager
+from ostinato.core.identity import Identity
 from ostinato.core.ids import RequestId
 from ostinato.core.plan import TokenConstraint
 from ostinato.core.request import Request
+from ostinato.engine.adapters import Adapters
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.grammar import GrammarCompiler
-from ostinato.engine.identities import Identities
 from ostinato.engine.prompt_tokenizer import PromptTokenizer
 from ostinato.engine.prompts import Prompt
+from ostinato.engine.public_prefixes import PublicPrefixes, salt_of_public
 from ostinato.engine.request_validation import (
     PreparedRequest,
     check_priority,
     check_request_id,
     draw_seeds,
     kept_prompt_tokens,
-    settle_params,
+    resolve_params,
     tokenize,
 )
 from ostinato.engine.sampling_params import SamplingParams
 from ostinato.errors import InvalidSamplingParams
 from ostinato.runner.model_loader import LoadedModel
 from ostinato.sched.scheduler import Scheduler
+
+
+class Identities:
+    """Makes the identities of one engine's requests: with whom they may share KV."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        kv_dtype: torch.dtype,
+        cache: CacheManager,
+        adapters: Adapters,
+        public_prefixes: PublicPrefixes,
+    ) -> None:
+        self._weights = loaded.fingerprint
+        self._kv_dtype = str(kv_dtype)
+        self._cache = cache
+        self._adapters = adapters
+        self._public_prefixes = public_prefixes
+
+    def renew(self, loaded: LoadedModel) -> None:
+        """Use the fingerprint of new weights from now on."""
+        self._weights = loaded.fingerprint
+
+    def of_tenant(self, cache_salt: str) -> Identity:
+        """Return the identity of a tenant's requests, without adapter and public prefix."""
+        return Identity(
+            weights=self._weights,
+            epoch=self._cache.epoch,
+            kv_dtype=self._kv_dtype,
+            tenant=cache_salt.encode(),
+        )
+
+    def of_prompt(self, prompt: Prompt, tokens: "array[int]", reads: bool = True) -> Identity:
+        """Return the identity of a prompt; unless it reads, it uses no public prefix."""
+        own = self.of_tenant(prompt.cache_salt)
+        if prompt.publishes is not None:
+            return replace(own, tenant=salt_of_public(prompt.publishes))
+        if prompt.adapter:
+            own = self._adapters.identity_of(own, prompt.adapter, tokens)
+        prefixes = prompt.public_prefixes if reads else ()
+        public = self._public_prefixes.longest_of(tokens, prefixes)
+        if public is not None and 0 < own.adapter_start < public.num_tokens:
+            public = None  # the adapter computes the end of it
+        return replace(own, public_prefix=public)
 
 
 class RequestFactory:
@@ -48,7 +98,6 @@ class RequestFactory:
         identities: Identities,
         clock: Callable[[], float],
     ) -> None:
-        """Make requests that a scheduler can serve; the engine's seed decides theirs."""
         self.grammars = GrammarCompiler(loaded)
         self._loaded = loaded
         self._config = config
@@ -77,11 +126,11 @@ class RequestFactory:
             constraint: Compiled from ``params.structured_outputs``; None compiles it here.
 
         Raises:
-            RequestError: The request can never be served; the message says why.
+            RequestError: The request can never be served.
             MissingTokenizer: Text is involved and the checkpoint has no tokenizer.
         """
         arrival_s = self._clock()
-        params = settle_params(params, self._loaded, self._config.max_logprobs)
+        params = resolve_params(params, self._loaded, self._config.max_logprobs)
         if params.detokenize or prompt.text is not None:
             self._loaded.require_tokenizer()
         name = self._new_id() if request_id is None else check_request_id(request_id)

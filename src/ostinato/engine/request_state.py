@@ -20,7 +20,6 @@ class CompletionState:
     """One continuation: its tokens, its text, and whether it has ended."""
 
     def __init__(self, index: int, made: PreparedRequest, tokens: TokenTable | None) -> None:
-        """Start without a token."""
         request = made.request
         self.index = index
         self.text = ""
@@ -29,7 +28,7 @@ class CompletionState:
         self.cumulative_logprob = 0.0
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
-        self.num_streamed = 0  # tokens that its stream was given
+        self.num_streamed = 0  # tokens sent to its stream
         self._params = made.params
         self._end_ids = {*made.params.stop_token_ids, *request.eos_token_ids}
         self._tokens = tokens
@@ -46,7 +45,7 @@ class CompletionState:
         return self._stops.matched
 
     def is_due(self, interval: int) -> bool:
-        """Whether its stream is to have its new tokens: so many, the first, or the last."""
+        """Whether its stream gets its new tokens now: ``interval`` of them, the first or last."""
         num_new = len(self.token_ids) - self.num_streamed
         ends = not self.num_streamed or self.finish_reason is not None
         return num_new >= interval or (num_new > 0 and ends)
@@ -90,12 +89,11 @@ class RequestState:
         request: As it was added.
         error: Why it failed.
         known: The text of its prompt with its tokens, if its answers are to be remembered.
-        images: Held here for as long as steps may need them.
+        images: Kept for as long as steps may need them.
         load_note: What a tier had of its prompt; None if nothing, or not yet.
     """
 
     def __init__(self, made: PreparedRequest, tokens: TokenTable | None) -> None:
-        """Start a request that has just arrived."""
         self.request, self.params = made.request, made.params
         self.error: str | None = None
         self.known = made.known
@@ -118,7 +116,7 @@ class RequestState:
         return all(c.finish_reason is not None for c in self._completions)
 
     def next_output(self, interval: int) -> RequestOutput | None:
-        """Return what there is so far, if a stream is to have it now.
+        """Return the output so far, if a stream gets it now.
 
         Args:
             interval: New tokens that make an output; the request may ask for more of them. The
@@ -184,7 +182,7 @@ class RequestState:
         return [array("I", c.token_ids) for c in self._completions if c.token_ids]
 
     def output(self) -> RequestOutput:
-        """Return what there is so far, in the caller's shape."""
+        """Return the output so far."""
         leader = self._leader
         return RequestOutput(
             request_id=self.request.request_id,
@@ -233,7 +231,7 @@ class RequestState:
         )
 
     def _prompt_logprobs_so_far(self) -> list[dict[int, Logprob] | None] | None:
-        """Return those of the prompt, each named once; the first token has none before it."""
+        """Return those of the prompt, each converted once; its first token has none."""
         if self.params.prompt_logprobs is None:
             return None
         known = self._prompt_logprobs

@@ -1,6 +1,6 @@
-"""Tokenizes a prompt and checks a request against the model, before anything is added.
+"""Tokenizes a prompt and checks a request against the model.
 
-Nothing changes here: a caller's mistake is found before half of a batch is in the queue.
+Nothing changes here, so a caller's mistake is found before half of a batch is in the queue.
 """
 
 import hashlib
@@ -25,7 +25,6 @@ from ostinato.runner.model_loader import LoadedModel
 MAX_SAMPLES = 16384
 """Most continuations of one prompt: each is an object from the first step on."""
 
-
 _PIECE_CHARACTERS = 16384
 _CUT_TOKENS = 16
 """Tokens by which a piece of a text may differ from the same piece within the whole."""
@@ -33,25 +32,15 @@ _CUT_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """A request that passed every check and may be added.
+    """A request that passed every check and may be added."""
 
-    Attributes:
-        request: As the scheduler takes it.
-        params: Its sampling parameters, with those that concern text.
-        prompt: The text, if it was given as one.
-        seeds: One per continuation.
-        arrival_s: By the engine's clock.
-        known: The text of its prompt with its tokens, to be remembered; None if it is not.
-        images: Among its tokens.
-    """
-
-    request: Request
-    params: SamplingParams
-    prompt: str | None
-    seeds: tuple[int, ...]
-    arrival_s: float
-    known: TokenizedText | None = None
-    images: tuple[ServedImage, ...] = ()
+    request: Request  # as the scheduler takes it
+    params: SamplingParams  # its sampling parameters, with those that concern text
+    prompt: str | None  # the text, if it was given as one
+    seeds: tuple[int, ...]  # one per continuation
+    arrival_s: float  # by the engine's clock
+    known: TokenizedText | None = None  # the prompt, if it is to be remembered
+    images: tuple[ServedImage, ...] = ()  # among its tokens
 
 
 def tokenize(
@@ -91,15 +80,7 @@ def tokenize(
 
 
 def check_vocabulary(tokens: "array[int]", vocab_size: int) -> None:
-    """Refuse ids that the model has no embedding for.
-
-    Args:
-        tokens: Packed, shape (num_tokens,).
-        vocab_size: One more than the largest id.
-
-    Raises:
-        TokenOutOfRange: An id is ``>= vocab_size``.
-    """
+    """Raise ``TokenOutOfRange`` if the model has no embedding for an id, ``>= vocab_size``."""
     if len(tokens) and np.frombuffer(tokens, "<u4").max() >= vocab_size:
         position = next(i for i, token in enumerate(tokens) if token >= vocab_size)
         raise TokenOutOfRange(
@@ -112,7 +93,7 @@ def check_vocabulary(tokens: "array[int]", vocab_size: int) -> None:
 def refuse_long_text(text: str, most: int, tokenizer: PreTrainedTokenizerBase) -> None:
     """Refuse a text that has more than ``most`` tokens, at the cost of about as many.
 
-    Only where it is many times as long as usual texts of so many tokens: piece by piece, until
+    Only a text many times as long as usual for so many tokens is counted: piece by piece, until
     there are too many. Cutting a text changes a few tokens on either side of the cut.
     """
     if len(text) <= 8 * most + _PIECE_CHARACTERS:
@@ -130,7 +111,7 @@ def refuse_long_text(text: str, most: int, tokenizer: PreTrainedTokenizerBase) -
             )
 
 
-def settle_params(params: Any, loaded: LoadedModel, max_logprobs: int) -> SamplingParams:
+def resolve_params(params: Any, loaded: LoadedModel, max_logprobs: int) -> SamplingParams:
     """Return parameters as this model samples them: words as ids, -1 as the vocabulary's size.
 
     Args:
@@ -139,8 +120,8 @@ def settle_params(params: Any, loaded: LoadedModel, max_logprobs: int) -> Sampli
         max_logprobs: Most alternatives per token; -1 allows the whole vocabulary.
 
     Raises:
-        InvalidSamplingParams: They are none, name ids that the model does not have, or ask for
-            too many continuations or alternatives.
+        InvalidSamplingParams: They are not ``SamplingParams``, name ids that the model does not
+            have, or ask for too many continuations or alternatives.
         MissingTokenizer: They have ``bad_words``, and the checkpoint has no tokenizer.
     """
     if not isinstance(params, SamplingParams):
@@ -179,11 +160,7 @@ def kept_prompt_tokens(params: SamplingParams, max_model_len: int) -> int | None
 
 
 def check_priority(priority: Any) -> int:
-    """Return a priority as a Python integer.
-
-    Raises:
-        RequestError: It is none.
-    """
+    """Return a priority as a Python integer; other types raise ``RequestError``."""
     try:
         return operator.index(priority)
     except TypeError as error:
@@ -191,25 +168,25 @@ def check_priority(priority: Any) -> int:
 
 
 def check_request_id(request_id: Any) -> str:
-    """Return a request's name.
-
-    Raises:
-        RequestError: It is no text.
-    """
+    """Return a request's id; other types than a str raise ``RequestError``."""
     if not isinstance(request_id, str):
         raise RequestError(f"request_id={request_id!r:.80}: must be a str")
     return request_id
 
 
 def draw_seeds(params: SamplingParams, generator: random.Random) -> tuple[int, ...]:
-    """Derive one seed per continuation; the first is the request's own, or drawn."""
+    """Return one seed per continuation: the request's own or a drawn one, then derived ones."""
     seed = generator.getrandbits(63) if params.seed is None else params.seed
-    return (seed, *(_derive(seed, index) for index in range(1, params.n)))
+    digests = (
+        hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=8).digest()
+        for index in range(1, params.n)
+    )
+    return (seed, *(int.from_bytes(digest, "little") >> 1 for digest in digests))
 
 
 def _encode(tokenizer: Any, text: str, keep: int | None) -> list[int]:
     """Return a text's ids, its last ones if there are too many."""
-    # Not verbose: that a prompt is too long is for admission to say.
+    # Not verbose: admission refuses a prompt that is too long.
     if keep is None or keep <= tokenizer.num_special_tokens_to_add():
         return list(tokenizer(text, verbose=False)["input_ids"])
     text = _end_of(tokenizer, text, keep)
@@ -274,9 +251,3 @@ def _spellings(word: str, loaded: LoadedModel) -> list[tuple[int, ...]]:
         raise InvalidSamplingParams(f"bad_words={word!r}: the tokenizer has no token for it")
     is_other = len(spaced) == len(plain) and spaced[0] != plain[0]
     return [plain, spaced] if is_other else [plain]
-
-
-def _derive(seed: int, index: int) -> int:
-    """Return the seed of a request's ``index``-th continuation: independent of the others."""
-    digest = hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1

@@ -1,4 +1,4 @@
-"""The sampling parameters that a user sets: checked, and with those that concern text."""
+"""The sampling parameters that a user sets, including those that concern text."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -103,6 +103,10 @@ class SamplingParams(core.SamplingParams):
             InvalidSamplingParams: A value is out of range or of the wrong type.
         """
         self._normalise()
+        self._check_ranges()
+        self._check_combinations()
+
+    def _check_ranges(self) -> None:
         _check_integer("n", self.n, 1)
         _check_integer("top_k", self.top_k, 0)
         _check_integer("min_tokens", self.min_tokens, 0)
@@ -123,6 +127,8 @@ class SamplingParams(core.SamplingParams):
         _check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _check_number("repetition_penalty", self.repetition_penalty, 0.0, None, open_low=True)
+
+    def _check_combinations(self) -> None:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidSamplingParams(
                 f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}: "

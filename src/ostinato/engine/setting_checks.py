@@ -1,31 +1,23 @@
-"""Which settings of an engine are refused: each alone, then those that contradict each other."""
+"""Checks the settings of an engine: each alone, then those that contradict each other."""
 
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args, get_origin
 
 from ostinato.core.config import at_least, one_of
 from ostinato.core.errors import ConfigError
 from ostinato.engine.settings import EngineSettings
-from ostinato.runner.settings import (
-    MAX_LORA_RANK,
-    NATIVE_BLOCK,
-    AttentionName,
-    DtypeName,
-    ForwardName,
-    KVDtypeName,
-    QuantizationName,
-    ReadOnce,
-)
+from ostinato.runner.settings import MAX_LORA_RANK, NATIVE_BLOCK, QuantizationName
 from ostinato.settings import TenantShare
 
 _CHOICES = {
-    "dtype": DtypeName,
-    "kv_cache_dtype": KVDtypeName,
-    "attention": AttentionName,
-    "forward": ForwardName,
-    "read_once": ReadOnce,
+    field.name: get_args(field.type)
+    for field in fields(EngineSettings)
+    if get_origin(field.type) is Literal
 }
+
+_SWITCHES = [field.name for field in fields(EngineSettings) if field.type is bool]
 
 _LEAST = {
     "seed": 0,
@@ -44,14 +36,6 @@ _LEAST = {
 _LEAST_IF_GIVEN = (
     *("num_blocks", "num_state_slots", "kv_cache_memory", "max_model_len"),
     *("kv_host_bytes", "kv_disk_bytes_per_day"),
-)
-
-_SWITCHES = (
-    "enable_prefix_caching",
-    "seal_tails",
-    "keep_tokens",
-    "audit_quarantine",
-    "enable_lora",
 )
 
 _TYPES: dict[str, tuple[type | tuple[type, ...], str]] = {
@@ -88,7 +72,7 @@ def check_settings(settings: EngineSettings) -> None:
 def _check_each(settings: EngineSettings) -> None:
     """Refuse values of the wrong type or out of range."""
     for name, choices in _CHOICES.items():
-        one_of(name, getattr(settings, name), get_args(choices))
+        one_of(name, getattr(settings, name), choices)
     for name, least in _LEAST.items():
         at_least(name, getattr(settings, name), least)
     for name in _LEAST_IF_GIVEN:
@@ -107,30 +91,27 @@ def _check_each(settings: EngineSettings) -> None:
 
 
 def _check_native_attention(settings: EngineSettings) -> None:
-    """Refuse ``native`` where the library can never compute."""
+    """Refuse ``native`` for settings that the library does not support."""
     if settings.attention != "native":
         return
-    block_size = settings.block_size
-    at_least("block_size", block_size, 1)
-    hindrances = {
-        f"block_size={block_size} must be a multiple of {NATIVE_BLOCK}: set block_size": (
-            block_size % NATIVE_BLOCK
-        ),
-        f"device={settings.device!r}, and the library computes on a CPU": settings.device != "cpu",
-    }
-    for name, int8 in (("dtype", ""), ("kv_cache_dtype", ", int8")):
-        known = f"the library supports float32, bfloat16, float16{int8}"
-        is_float64 = getattr(settings, name) == "float64"
-        hindrances[f"{name} is float64, and {known}: set {name}"] = is_float64
-    for hindrance, holds in hindrances.items():
-        if holds:
-            raise ConfigError(
-                f"attention='native' is unavailable: {hindrance}; or set attention='auto'"
-            )
+    at_least("block_size", settings.block_size, 1)
+    dtypes = "float64, and the library supports float32, bfloat16, float16"
+    if settings.block_size % NATIVE_BLOCK:
+        size = settings.block_size
+        reason = f"block_size={size} must be a multiple of {NATIVE_BLOCK}: set block_size"
+    elif settings.device != "cpu":
+        reason = f"device={settings.device!r}, and the library computes on a CPU"
+    elif settings.dtype == "float64":
+        reason = f"dtype is {dtypes}: set dtype"
+    elif settings.kv_cache_dtype == "float64":
+        reason = f"kv_cache_dtype is {dtypes}, int8: set kv_cache_dtype"
+    else:
+        return
+    raise ConfigError(f"attention='native' is unavailable: {reason}; or set attention='auto'")
 
 
 def _check_quantization(settings: EngineSettings) -> None:
-    """Refuse quantized weights where they could never be computed with."""
+    """Refuse quantized weights for settings that cannot use them."""
     quantization = settings.quantization
     if quantization is None:
         return

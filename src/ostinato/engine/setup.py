@@ -1,7 +1,7 @@
 """Loads an engine's model and sizes its pools.
 
-A number of blocks is used for every group of layers. Bytes, given or a share of the
-machine's memory, are split by ``hybrid.pool_sizes``, between states and blocks first.
+A given number of blocks applies to every group of layers. A number of bytes, given or a share of
+the free memory, is split by ``hybrid.pool_sizes``, between states and blocks first.
 """
 
 import logging
@@ -30,46 +30,27 @@ from ostinato.settings import StateConfig, WindowConfig, window_blocks
 logger = logging.getLogger("ostinato")
 
 _MOST_CHECKPOINTS = 4096
-"""Unless ``num_state_slots`` is set: finding the one to evict takes time with their number."""
+"""Unless ``num_state_slots`` is set: the time to find the one to evict grows with their number."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolSizes:
-    """Blocks per group, and slots of states.
+    """Blocks per group, and slots of states."""
 
-    Attributes:
-        num_blocks: Of group 0.
-        windows: Of each window.
-        states: Of layers that carry one; None if there are none.
-    """
-
-    num_blocks: int
-    windows: tuple[WindowConfig, ...] = ()
-    states: StateConfig | None = None
-
-    @property
-    def all(self) -> list[int]:
-        """Blocks of every group, in order."""
-        return [self.num_blocks, *(window.num_blocks for window in self.windows)]
+    num_blocks: int  # of group 0
+    windows: tuple[WindowConfig, ...] = ()  # of each window
+    states: StateConfig | None = None  # of layers that carry one; None if there are none
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """A model that is ready to run.
-
-    Attributes:
-        loaded: The model.
-        runner: Executes steps.
-        compute_path: How it does so, and why not faster.
-        sizes: Blocks per group of layers.
-        scheduling: Settings of the scheduler.
-    """
+    """A model that is ready to run."""
 
     loaded: LoadedModel
-    runner: ModelRunner
-    compute_path: ComputePath
-    sizes: PoolSizes
-    scheduling: SchedulerConfig
+    runner: ModelRunner  # executes steps
+    compute_path: ComputePath  # how it does so, and why not faster
+    sizes: PoolSizes  # blocks per group of layers
+    scheduling: SchedulerConfig  # settings of the scheduler
 
 
 def set_up(config: EngineConfig) -> Setup:
@@ -104,9 +85,8 @@ def set_up(config: EngineConfig) -> Setup:
     case = AttentionCase(spec, loaded.dtype, kv_dtype, config.block_size, loaded.device)
     attention = choose_attention(config.attention, case, config.read_once)
     num_slots = 0 if sizes.states is None else sizes.states.num_slots
-    runner = ModelRunner(
-        loaded, sizes.all, config.block_size, kv_dtype, attention, groups, num_slots
-    )
+    blocks = [sizes.num_blocks, *(window.num_blocks for window in sizes.windows)]
+    runner = ModelRunner(loaded, blocks, config.block_size, kv_dtype, attention, groups, num_slots)
     if loaded.vision is not None:
         runner.images = ImageStore(loaded.vision, config.mm_encoder_cache_bytes)
     compute_path = ComputePath.of(loaded, config.attention, case)
@@ -160,7 +140,7 @@ def size_pools(
 def size_states(
     config: EngineConfig, scheduling: SchedulerConfig, loaded: LoadedModel, block_bytes: int
 ) -> StateConfig | None:
-    """Say how many states the pool shall have; None for a model without.
+    """Return how many states the pool has; None for a model without.
 
     Raises:
         ConfigError: Not two of them fit, the model has no use for those that are configured, or
@@ -178,8 +158,7 @@ def size_states(
     running = 2 * scheduling.max_num_seqs
     memory, _ = memory_for(config.kv_cache_memory, loaded.device)
     if config.num_blocks is None:
-        args = memory, block_bytes, state_bytes, config.block_size, scheduling
-        _, slots = split_states(*args)
+        _, slots = split_states(memory, block_bytes, state_bytes, config.block_size, scheduling)
     else:
         checkpoints = config.num_blocks * config.block_size // TOKENS_PER_CHECKPOINT
         slots = min(running + checkpoints, memory // state_bytes)

@@ -16,29 +16,17 @@ from ostinato.sched.stats import SchedulerStats
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """An engine at one moment.
+    """An engine at one moment."""
 
-    Attributes:
-        cache: Counters of the cache since the start.
-        scheduler: Counters of the scheduler since the start.
-        states: Blocks of the full-attention group by state.
-        num_running: Sequences that hold blocks.
-        num_waiting: Sequences that hold none.
-        num_leased_blocks: Blocks that leases hold, each counted once.
-        compute_path: How steps are computed, and why not faster.
-        audit: What audits of hits have found.
-        tiers: What tiers did; None without any.
-    """
-
-    cache: CacheStats
-    scheduler: SchedulerStats
-    states: dict[BlockState, int]
-    num_running: int
-    num_waiting: int
-    num_leased_blocks: int
-    compute_path: ComputePath
-    audit: AuditCounts
-    tiers: TierCounts | None = None
+    cache: CacheStats  # counters of the cache since the start
+    scheduler: SchedulerStats  # counters of the scheduler since the start
+    states: dict[BlockState, int]  # blocks of the full-attention group by state
+    num_running: int  # sequences that hold blocks
+    num_waiting: int  # sequences that hold none
+    num_leased_blocks: int  # blocks that leases hold, each counted once
+    compute_path: ComputePath  # how steps are computed, and why not faster
+    audit: AuditCounts  # what audits of hits have found
+    tiers: TierCounts | None = None  # what tiers did; None without any
 
 
 def take_snapshot(engine: Engine) -> Snapshot:

@@ -1,7 +1,7 @@
-r"""Has the text reached a stop string?
+r"""Finds stop strings in text that arrives in pieces.
 
-Text arrives in pieces that know nothing of stop strings, so a stop string may begin in one and
-end several later. Whatever might still become one is held back::
+A stop string may begin in one piece and end several later, so text that may still become one is
+held back::
 
     stop "\n\n"     arrives "Yes.\n"     shown "Yes."     held back "\n"
                     arrives "\nNo"       matched: the text is "Yes."
@@ -23,7 +23,6 @@ class _Needle:
     __slots__ = ("_borders", "num_reached", "text")
 
     def __init__(self, text: str) -> None:
-        """Search for a string, which is not empty."""
         self.text = text
         self.num_reached = 0
         self._borders = _borders(text)
@@ -61,10 +60,10 @@ class StopChecker:
         self._needles = [_Needle(text) for text in sorted(set(stop), key=len, reverse=True)]
 
     def append(self, text: str, may_stop: bool = True) -> str:
-        """Take text and return what may be shown now.
+        """Add text and return what may be shown now.
 
         Args:
-            text: What comes next; nothing may come after a match.
+            text: The next piece; none may follow a match.
             may_stop: False for text below ``min_tokens``. A stop string that ends in such text
                 does not count, neither now nor later; one that begins there and ends in text that
                 may stop does.
@@ -84,19 +83,15 @@ class StopChecker:
             if found and may_stop:
                 self.matched, self._held = found[0], ""
                 return waiting[: place if self._include else place - len(found[0])]
-        return self._hold_back(waiting)
+        longest = 0 if self._include else max(needle.num_reached for needle in self._needles)
+        split = len(waiting) - longest
+        self._held = waiting[split:]
+        return waiting[:split]
 
     def finish(self) -> str:
         """Return the text that was held back, at the end of the output."""
         rest, self._held = self._held, ""
         return rest
-
-    def _hold_back(self, waiting: str) -> str:
-        """Keep what may become a stop string, and return the text before it."""
-        longest = 0 if self._include else max(needle.num_reached for needle in self._needles)
-        split = len(waiting) - longest
-        self._held = waiting[split:]
-        return waiting[:split]
 
 
 def _borders(text: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""Structured outputs: the constraint that a user sets on a text, such as a JSON schema."""
+"""Structured outputs: a constraint on the output's text, such as a JSON schema."""
 
 import json
 import re
@@ -25,10 +25,10 @@ class StructuredOutputs:
             crate: no look-around, no back references.
         choice: The text is one of these.
         grammar: A context-free grammar, in Lark's or llama.cpp's (GBNF) notation.
-        after: A regular expression of Python: the output is free until a match of it ends, and has
-            the form from there on; for models that reason first. None has the form at once.
-        opening: With ``after``, the one token that begins what is free; an output that does not
-            begin with it has the form at once. None begins free.
+        after: A regular expression of Python; the constraint applies after its first match, for
+            models that reason first. None applies it at once.
+        opening: With ``after``, the one token that begins the unconstrained part; an output that
+            does not begin with it is constrained at once. None begins unconstrained.
     """
 
     json: str | Mapping[str, Any] | None = None
@@ -66,7 +66,7 @@ class StructuredOutputs:
                 raise InvalidSamplingParams(
                     f"structured_outputs.{name}={value!r:.80}: must be a text"
                 )
-        _check_length(self.kind, self.source)
+        _check_text(self.kind, self.source)
         try:
             re.compile(self.after or "")
         except re.error as error:
@@ -114,7 +114,7 @@ def _choices(choice: Any) -> tuple[str, ...]:
     return tuple(choice)
 
 
-def _check_length(kind: str, source: str) -> None:
+def _check_text(kind: str, source: str) -> None:
     if len(source) > MAX_SOURCE_CHARACTERS:
         raise InvalidSamplingParams(
             f"structured_outputs.{kind} has {len(source)} characters: at most "

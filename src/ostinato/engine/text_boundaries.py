@@ -1,23 +1,23 @@
-r"""Where can a text be cut so that its parts have the tokens of the whole?
+r"""Finds where a text can be cut so that its parts have the tokens of the whole.
 
-Right behind a special token, such as the end of a turn. A tokenizer first cuts its added tokens out
-of a text, leftmost and longest first, and treats what is left between them piece by piece::
+That is right after a special token, such as the end of a turn. A tokenizer first cuts its added
+tokens out of a text, leftmost and longest first, then tokenizes each piece between them::
 
     <|im_start|>user\nHi<|im_end|>\n<|im_start|>...
     └─ token ──┘└ piece ┘└ token ─┘└┘└─ token ──┘
 
-So a piece has the same tokens wherever it stands behind such a token. Two things could spoil this
-and are ruled out for each token before it is used:
+So a piece has the same tokens wherever it follows such a token. Tokens for which this may not hold
+are not used:
 
 * Another added token overlaps it (``<|end|>`` and ``<|end|>now``): then its letters in a text are
   not always this token.
-* It takes white space behind it (``rstrip``), or counts between words alone (``single_word``).
+* It takes the white space after it (``rstrip``), or matches whole words only (``single_word``).
 
-Pieces at the very start of a text are special to some tokenizers (a space is put before them), so
-a part is tokenized with the token before it in front, which is dropped again.
+Some tokenizers treat the very start of a text differently (they put a space before it), so a part
+is tokenized with the token before it in front, which is then removed.
 
-Tokenizers of which this is not known to hold (slow ones, their own Python code, random merges) have
-no boundaries at all, and a text is tokenized as a whole.
+Tokenizers for which this is not known to hold (slow ones, their own Python code, random merges)
+have no boundaries at all, and a text is tokenized as a whole.
 """
 
 import json
@@ -36,26 +36,20 @@ _PRE_TOKENIZERS = {
     *("Sequence", "BertPreTokenizer", "ByteLevel", "CharDelimiterSplit", "Metaspace", "Split"),
     *("Whitespace", "WhitespaceSplit", "Punctuation", "Digits", "UnicodeScripts", "FixedLength"),
 }
-"""Kinds that treat each piece by itself; of ``Metaspace`` only the first piece is another."""
+"""Kinds that treat each piece by itself; ``Metaspace`` differs in the first piece only."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextBoundaries:
-    """The tokens of one tokenizer behind which a text may be cut.
+    """The tokens of one tokenizer after which a text may be cut."""
 
-    Attributes:
-        ids: Of each, by its letters in UTF-8.
-        pattern: Finds them in a text.
-        before: Matches those that may also be cut before: they take no white space before them.
-    """
-
-    ids: dict[bytes, int]
-    pattern: re.Pattern[bytes]
-    before: re.Pattern[bytes]
+    ids: dict[bytes, int]  # of each, by its letters in UTF-8
+    pattern: re.Pattern[bytes]  # finds them in a text
+    before: re.Pattern[bytes]  # matches those that take no white space before them
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase) -> "TextBoundaries":
-        """Find out where texts of a tokenizer may be cut: maybe nowhere."""
+        """Find the usable tokens of a tokenizer; there may be none."""
         tokens = _usable_tokens(tokenizer) if _treats_pieces_alone(tokenizer) else {}
         letters = {token.content.encode(): token for token in tokens.values()}
         return cls(
@@ -65,7 +59,7 @@ class TextBoundaries:
         )
 
     def split(self, text: bytes, start: int = 0) -> list[tuple[int, int]]:
-        """Return the boundaries of a text behind ``start``: where, and behind how many letters.
+        """Return the boundaries of a text after ``start``: where, and how long the token is.
 
         ``start`` must be 0, a boundary, or the start of one of the tokens.
         """
@@ -98,7 +92,7 @@ def _kinds(part: Any) -> set[str]:
         return set()
     try:
         state = json.loads(part.__getstate__())
-    except Exception:  # one that is written in Python says nothing of itself
+    except Exception:  # one that is written in Python has no state to read
         return {"unknown"}
     parts = [state]
     for known in parts:  # grows while it is walked
@@ -119,7 +113,7 @@ def _usable_tokens(tokenizer: Any) -> dict[int, Any]:
         if token.rstrip or token.single_word or text != text.strip():
             return False
         if not (token.special or text in template):
-            return False  # thousands that no prompt holds
+            return False  # there may be thousands that no prompt has
         is_apart = all(text[:end] not in suffixes for end in range(1, len(text)))
         return is_apart and everything.count(text) == 1
 

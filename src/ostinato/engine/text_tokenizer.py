@@ -1,4 +1,4 @@
-"""Tokenizes of a text only what is not known.
+"""Tokenizes only the part of a text that is not known.
 
 ::
 
@@ -6,9 +6,9 @@
                         ▲                                                                       │
                         └──────── note, when a request is taken; note_answer, when it ends ◄────┘
 
-What a model generated keeps its tokens (a tokenizer may make others of the same text, and then the
-cache would miss). All other text has the tokens that it has when all of it is tokenized at once:
-only ``TextBoundaries`` join parts.
+Generated text keeps its tokens: a tokenizer may split the same text otherwise, and then the cache
+would miss. All other text has the tokens that it has when the whole is tokenized at once, since
+parts are joined at ``TextBoundaries`` only.
 """
 
 import json
@@ -29,25 +29,15 @@ from ostinato.engine.tokenized_text import Places, TokenizedText
 
 @dataclass(frozen=True, slots=True)
 class PartlyTokenized:
-    """A text of which the beginning is known.
+    """A text whose beginning is known."""
 
-    Attributes:
-        text: All of it, in UTF-8.
-        known: A text that begins like it.
-        end: Bytes that they have in common and that end at a boundary.
-        count: Tokens of the known text that stand for those.
-        width: Bytes of the special token that ends there; 0 if one begins there.
-        tokens_between: Further tokens, before the rest.
-        is_cut: Whether the rest may be cut at boundaries; else it is tokenized at once.
-    """
-
-    text: bytes
-    known: TokenizedText | None = None
-    end: int = 0
-    count: int = 0
-    width: int = 0
-    tokens_between: tuple[int, ...] = ()
-    is_cut: bool = True
+    text: bytes  # all of it, in UTF-8
+    known: TokenizedText | None = None  # a text with the same beginning
+    end: int = 0  # bytes that they have in common, up to a boundary
+    count: int = 0  # tokens of the known text for those bytes
+    width: int = 0  # bytes of the special token that ends there; 0 if one begins there
+    tokens_between: tuple[int, ...] = ()  # further tokens, before the rest
+    is_cut: bool = True  # whether the rest may be cut at boundaries
 
     @property
     def num_left(self) -> int:
@@ -59,20 +49,15 @@ class TextTokenizer:
     """Tokenizes texts for one model, and remembers them; safe in any thread.
 
     Attributes:
+        table: The text of each token.
         boundaries: Where texts may be cut.
-        known: What is remembered.
+        known: Texts with their tokens.
         num_tokenized_bytes: Bytes of text that went through the tokenizer so far.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, max_bytes: int) -> None:
-        """Know no text.
-
-        Args:
-            tokenizer: The model's.
-            max_bytes: What may be remembered.
-        """
         self._tokenizer = tokenizer
-        self._table = TokenTable(tokenizer)
+        self.table = TokenTable(tokenizer)
         self.boundaries = TextBoundaries.of(tokenizer)
         self._letters = {token_id: text for text, token_id in self.boundaries.ids.items()}
         self._widest = max(map(len, self._letters.values()), default=0)
@@ -133,7 +118,7 @@ class TextTokenizer:
 
     @property
     def takes_prompts(self) -> bool:
-        """Whether prompts that are no conversations can be put together of parts."""
+        """Whether plain prompts, too, can be composed of known and new parts."""
         return self._before is not None
 
     def with_special_tokens(self, known: TokenizedText) -> "array[int]":
@@ -142,7 +127,7 @@ class TextTokenizer:
         return array("I", self._before) + known.tokens
 
     def _cut(self, text: bytes, known: TokenizedText, num_alike: int) -> PartlyTokenized:
-        """Return how much of a text can be had from one that begins like it."""
+        """Return how much of a text can be taken from one with the same beginning."""
         places = known.boundaries.up_to(num_alike)
         end, count, width = 0, 0, 0
         if len(places.ends):
@@ -155,9 +140,9 @@ class TextTokenizer:
         return self._cut_answer(text, known, ends[-1]) or at_boundary if ends else at_boundary
 
     def _cut_answer(self, text: bytes, known: TokenizedText, end: int) -> PartlyTokenized | None:
-        """Cut an answer where a special token ends it in another text; None if not all is its own.
+        """Cut an answer where a special token ends it in another text; None if that is impossible.
 
-        Where that is within a token, as before a stop string, what is left of it is tokenized anew.
+        Within a token, as before a stop string, the rest of that token is tokenized again.
         """
         places = known.answer.up_to(end)
         if not places.ends:
@@ -167,7 +152,7 @@ class TextTokenizer:
             return PartlyTokenized(text, known, end, count)
         [tokens] = _encode(self._tokenizer, [part])
         before = known.tokens[max(0, count - 8) : count]
-        detokenizer = Detokenizer(self._table, skip_special_tokens=False, prompt=before)
+        detokenizer = Detokenizer(self.table, skip_special_tokens=False, prompt=before)
         if (detokenizer.append(tokens) + detokenizer.finish()).encode() != part:
             return None  # such as one that puts a space before each text
         return PartlyTokenized(text, known, end, count, tokens_between=tuple(tokens))
@@ -179,7 +164,7 @@ class TextTokenizer:
         tokens: "array[int]",
         boundaries: Places,
     ) -> None:
-        """Tokenize what is left, part by part, each behind the special token before it."""
+        """Tokenize the rest in parts, each after the special token before it."""
         text, start, lead = partly.text, partly.end - partly.width, partly.width
         ends = self.boundaries.split(text, start)[bool(lead) :]
         if not ends or ends[-1][0] < len(text):
@@ -197,8 +182,8 @@ class TextTokenizer:
                 boundaries.add(end, len(tokens), width)
 
     def _add_answer(self, prompt: TokenizedText, answer: "array[int]") -> TokenizedText:
-        """Work out the text of an answer, and where another text may part from it."""
-        detokenizer = Detokenizer(self._table, skip_special_tokens=False, prompt=prompt.tokens)
+        """Decode an answer, and note where another text may branch off."""
+        detokenizer = Detokenizer(self.table, skip_special_tokens=False, prompt=prompt.tokens)
         end = len(prompt.text)
         boundaries, within, pieces = prompt.boundaries.up_to(end), Places(), [prompt.text]
         for count, token in enumerate(answer, len(prompt) + 1):
@@ -207,13 +192,13 @@ class TextTokenizer:
             end += len(piece)
             letters = self._letters.get(token)
             if letters and piece.endswith(letters):
-                if len(piece) > len(letters):  # half a character before it ends with it
+                if len(piece) > len(letters):  # it also ends half a character before it
                     within.add(end - len(letters), count - 1)
                 boundaries.add(end, count, len(letters))
-            if piece and detokenizer.is_settled:
+            if piece and detokenizer.is_complete:
                 within.add(end, count)
         rest = detokenizer.finish().encode()
-        if rest:  # half a character, which nothing completes any more
+        if rest:  # half a character
             within.add(end + len(rest), len(prompt) + len(answer))
         text, tokens = b"".join([*pieces, rest]), prompt.tokens + answer
         generated = (*prompt.generated, (len(prompt), len(tokens)))
@@ -228,7 +213,7 @@ def _encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[bytes]) -> list[
         [text.decode() for text in texts],
         add_special_tokens=False,
         return_attention_mask=False,
-        verbose=False,  # that a prompt is too long is for admission to say
+        verbose=False,  # admission refuses a prompt that is too long
     )
     return list(encoded["input_ids"])
 
@@ -239,7 +224,7 @@ _POST_PROCESSORS = {
 
 
 def _special_tokens(tokenizer: Any) -> list[int] | None:
-    """Return what a tokenizer puts before each text; None if not known, or if it ends it too."""
+    """Return what a tokenizer puts before each text; None if unknown, or if it appends too."""
     processor = tokenizer.backend_tokenizer.post_processor
     state = {} if processor is None else json.loads(processor.__getstate__())
     kinds = {part.get("type") for part in (state, *state.get("processors", ())) if part}

@@ -5,8 +5,8 @@
     event loop    ── CommandQueue ──►  engine thread, between steps
     one reader    ◄──── Mailbox ─────  newest output of its request
 
-The queue is closed under a lock, and earlier commands still run: each command is either refused or
-run, and no caller waits for a thread that has ended.
+The queue is closed under a lock, and commands before that still run: each command is either refused
+or run, so that no caller waits for a thread that has ended.
 """
 
 import asyncio
@@ -26,22 +26,17 @@ Command = Callable[[], None]
 
 
 class Mailbox:
-    """Holds the newest output of one request for its reader."""
+    """Holds the newest output of one request for its reader.
+
+    Attributes:
+        loop: The event loop of the reader.
+    """
 
     def __init__(self) -> None:
-        """Belong to the running event loop."""
-        self._loop = asyncio.get_running_loop()
+        """Make a mailbox of the running event loop."""
+        self.loop = asyncio.get_running_loop()
         self._newest: RequestOutput | OstinatoError | None = None
         self._reader: asyncio.Future[None] | None = None  # done as soon as there is something
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """The event loop of the reader."""
-        return self._loop
-
-    def post(self, content: RequestOutput | OstinatoError) -> None:
-        """Replace the content; called from any thread."""
-        post_all([(self, content)])
 
     def put(self, content: RequestOutput | OstinatoError) -> None:
         """Replace the content; called from the reader's loop."""
@@ -53,10 +48,10 @@ class Mailbox:
         """Wait for the newest output; one reader at a time.
 
         Raises:
-            OstinatoError: What came instead of an output.
+            OstinatoError: It was posted in place of an output.
         """
         if self._newest is None:
-            self._reader = self._loop.create_future()
+            self._reader = self.loop.create_future()
             await self._reader
         content, self._newest = self._newest, None
         if isinstance(content, OstinatoError):
@@ -65,13 +60,15 @@ class Mailbox:
         return content
 
 
-def post_all(letters: Iterable[tuple[Mailbox, RequestOutput | OstinatoError]]) -> None:
+Letter = tuple[Mailbox, RequestOutput | OstinatoError]
+
+
+def post_all(letters: Iterable[Letter]) -> None:
     """Replace the contents of several mailboxes; called from any thread.
 
     Effects: each event loop is woken once, however many of its readers get something.
     """
-    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Mailbox, RequestOutput | OstinatoError]]]
-    by_loop = {}
+    by_loop: dict[asyncio.AbstractEventLoop, list[Letter]] = {}
     for mailbox, content in letters:
         by_loop.setdefault(mailbox.loop, []).append((mailbox, content))
     for loop, its_letters in by_loop.items():
@@ -81,7 +78,7 @@ def post_all(letters: Iterable[tuple[Mailbox, RequestOutput | OstinatoError]]) -
             logger.debug("%d outputs came after their event loop was closed", len(its_letters))
 
 
-def put_all(letters: list[tuple[Mailbox, RequestOutput | OstinatoError]]) -> None:
+def put_all(letters: list[Letter]) -> None:
     """Replace the contents of several mailboxes of the running loop."""
     for mailbox, content in letters:
         mailbox.put(content)
@@ -91,7 +88,6 @@ class CommandQueue:
     """Commands that the engine's thread runs between steps."""
 
     def __init__(self, owner: Owner) -> None:
-        """Start empty and open, in the engine's process."""
         self._owner = owner
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._closing = threading.Lock()
@@ -99,32 +95,23 @@ class CommandQueue:
 
     @property
     def is_open(self) -> bool:
-        """Whether commands are taken."""
+        """Whether commands are accepted."""
         return self._reason is None and self._owner.is_here
 
     def put(self, command: Command) -> None:
-        """Queue a command without waiting for it; called from any thread.
-
-        Raises:
-            EngineStopped: The queue was closed, or this is a fork of the engine's process.
-        """
-        self._owner.check()
+        """Queue a command without waiting for it, as ``check`` allows; called from any thread."""
         with self._closing:
             self.check()
             self._commands.put(command)
 
     def check(self) -> None:
-        """Refuse calls if the queue was closed, or in a fork of the engine's process.
-
-        Raises:
-            EngineStopped: With the reason.
-        """
+        """Raise ``EngineStopped`` if the queue was closed, or in a fork of the engine's process."""
         self._owner.check()
         if self._reason is not None:
             raise EngineStopped(self._reason)
 
     def close(self, reason: str) -> None:
-        """Take no more commands, and wake the engine's thread; only the first reason counts."""
+        """Accept no more commands, and wake the engine's thread; only the first reason counts."""
         with self._closing:
             self._reason = self._reason or reason
             self._commands.put(lambda: None)
@@ -140,7 +127,7 @@ class CommandQueue:
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[AnswerT] = loop.create_future()
 
-        def settle(value: AnswerT | None, error: Exception | None) -> None:
+        def resolve(value: AnswerT | None, error: Exception | None) -> None:
             if answer.done():  # the caller was cancelled
                 return
             if error is not None:
@@ -156,7 +143,7 @@ class CommandQueue:
             except Exception as error:
                 problem = error
             try:
-                loop.call_soon_threadsafe(settle, value, problem)
+                loop.call_soon_threadsafe(resolve, value, problem)
             except RuntimeError:  # the caller's loop is closed
                 logger.debug("an answer came after its event loop was closed")
             if problem is not None and not isinstance(problem, OstinatoError):

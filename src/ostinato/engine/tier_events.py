@@ -1,8 +1,7 @@
 """Announces what tiers store and remove as KV events, with the tier's name as their medium.
 
-Tiers report from any thread; the log is written by the engine's thread. A block is announced only
-behind one that consumers know, so what a restart finds on a disk is announced when a request
-loads it.
+Tiers report from any thread; the engine's thread writes the log. A block is announced only after
+its parent, so what is found on a disk after a restart is announced when a request loads it.
 """
 
 from collections import deque
@@ -24,14 +23,13 @@ class TierEvents(TierListener):
     """Fills an event log with the blocks of tiers; without a log it does nothing."""
 
     def __init__(self) -> None:
-        """Announce nothing yet."""
         self._log: EventLog | None = None
         self._reports: deque[tuple[str, Extent | Sequence[bytes]]] = deque()
         self._announced: dict[tuple[str, bytes], tuple[BlockDigest, Identity]] = {}
         self._tiers: set[str] = set()
 
     def open(self, log: EventLog | None, manager: CacheManager) -> None:
-        """Begin to announce; the manager tells what consumers know of the pool."""
+        """Start to announce; the manager knows which blocks of the pool consumers know."""
         self._log, self._manager = log, manager
         self._hasher = BlockHasher(manager.block_size, sha256)
 
@@ -58,11 +56,11 @@ class TierEvents(TierListener):
         self._log.flush()
 
     def clear(self) -> None:
-        """Consumers were told that nothing is cached any more; what is found is announced anew."""
+        """Announce everything again: consumers know that all blocks were cleared."""
         self._reports.clear()
         self._announced.clear()
 
-    def forget(self, salt: bytes) -> None:
+    def remove_tenant(self, salt: bytes) -> None:
         """Announce that a tenant was erased from all tiers, and keep no event of it."""
         self.flush()
         if self._log is None:
@@ -71,7 +69,7 @@ class TierEvents(TierListener):
             if identity.belongs_to(salt):
                 self._remove(self._log, tier, [digest])
         self._log.flush()
-        self._log.forget(salt)
+        self._log.erase(salt)
 
     def _store(self, log: EventLog, tier: str, extent: Extent) -> None:
         key, names = extent.prefix.sequence, extent.prefix.digests
@@ -90,10 +88,10 @@ class TierEvents(TierListener):
             self._announced[tier, names[place]] = digests[place], identity
 
     def _is_known(self, key: PrefixKey, first: int, before: bytes) -> bool:
-        """Whether consumers know the block that others are stored behind."""
+        """Whether consumers know the parent of the first block."""
         if not first or any((tier, before) in self._announced for tier in self._tiers):
             return True
-        return len(self._manager.match_first(key, first * self._hasher.block_size).blocks) >= first
+        return len(self._manager.match(key, first * self._hasher.block_size).blocks) >= first
 
     def _remove(self, log: EventLog, tier: str, names: Sequence[bytes]) -> None:
         gone = [self._announced.pop((tier, name), None) for name in names]

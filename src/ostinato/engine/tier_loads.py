@@ -5,10 +5,10 @@
     add ──► look-up ──► worth it? ──► blocks allocated ──► read, verified ──► published
             (thread)                  (between steps)      (threads)          (between steps)
 
-While its prefix is looked up or read, a request is held back: the scheduler passes over it, and it
-keeps its place. The blocks are private to the load until they are complete, so that threads write
-into them while steps run; then they are published as any computed block, and the request hits them
-like any other. A load ends at the first bad block: what came before it is used.
+While its prefix is looked up or read, a request is held: the scheduler passes over it, and it keeps
+its place. The blocks are private to the load until they are complete, so that threads write into
+them while steps run; then they are published like computed blocks, and the request hits them. A
+load ends at the first bad block; the blocks before it are used.
 
 Rules:
 
@@ -35,7 +35,7 @@ from ostinato.scheduling.held_requests import HeldRequests
 from ostinato.tiers.port import LoadFault, Namespace, TierListener
 
 LOOK_UP_PATIENCE_S = 0.002
-"""How long a step waits for look-ups; those of a disk are done in memory."""
+"""How long a step waits for look-ups; those of a disk take place in memory."""
 
 LOOK_UP_DEADLINE_S = 1.0
 """After it a request no longer waits for the answer of a server."""
@@ -44,21 +44,11 @@ FIRST_DEADLINE_S = 10.0
 """For a load before it is known how fast the model computes."""
 
 TRY_AGAIN = 32
-"""Of loads that seem dearer than computing, one in so many is tried: speeds change."""
+"""One in so many loads that seem slower than computing is tried: speeds change."""
 
 
 class TierLoads:
-    """Loads in flight.
-
-    Attributes:
-        held: Requests that wait for one.
-        reading: How fast tiers deliver, in bytes.
-        computing: How fast the model computes prompts, in tokens.
-        num_cheaper: Loads that were not begun because computing is faster.
-        loaded_tokens: Tokens loaded since the start, by tier.
-        load_seconds: Time that loads took, all together.
-        num_faults: Loads that ended early, by reason.
-    """
+    """Loads in flight."""
 
     def __init__(
         self,
@@ -68,14 +58,14 @@ class TierLoads:
         namespace_of: Callable[[Identity], Namespace],
         listener: TierListener,
     ) -> None:
-        """Start without a load."""
         self._listener = listener
-        self.held = held
-        self.reading, self.computing = Rate(), Rate()
-        self.num_cheaper = 0
-        self.loaded_tokens: dict[str, int] = {}
-        self.load_seconds = 0.0
-        self.num_faults: dict[str, int] = {}
+        self.held = held  # requests that wait for one
+        self.reading = Rate()  # of tiers, in bytes
+        self.computing = Rate()  # of the model on prompts, in tokens
+        self.num_cheaper = 0  # loads that were not begun because computing is faster
+        self.loaded_tokens: dict[str, int] = {}  # by tier
+        self.load_seconds = 0.0  # in total
+        self.num_faults: dict[str, int] = {}  # loads that ended early, by reason
         self._manager, self._block_bytes = manager, opened.copies.block_bytes
         self._namespace_of = namespace_of
         self._size = manager.block_size
@@ -86,19 +76,14 @@ class TierLoads:
         self._reader = TierReader(opened.tier, opened.copies)
 
     def __len__(self) -> int:
-        """Loads in flight."""
         return len(self._loads)
 
     def begin(self, sequence: Sequence) -> None:
-        """Hold a request that has just arrived back, while tiers are asked for its prefix."""
+        """Hold a request that has just arrived, while tiers look up its prefix."""
         self._begin(sequence, sequence.num_known_tokens)
 
     def begin_again(self, preempted: Iterable[Sequence]) -> None:
-        """Ask tiers for what the pool has lost of preempted requests, each loss once.
-
-        Args:
-            preempted: Those that wait, and may soon be admitted again.
-        """
+        """Look up what the pool has evicted of waiting, preempted requests, each time once."""
         returning: dict[tuple[SequenceId, int], int] = {}
         for sequence in preempted:
             name = sequence.sequence_id, sequence.num_preemptions
@@ -122,20 +107,20 @@ class TierLoads:
             self._reader.look_up(load.look_up)
 
     def poll(self, num_seats: int) -> list[tuple[Sequence, LoadNote]]:
-        """Go on with every load, right before a step is planned.
+        """Advance every load, right before a step is planned.
 
         Args:
             num_seats: Sequences that could be admitted now.
 
         Returns:
-            What became of those that have ended, if a tier had anything.
+            Notes on the loads that have ended, if a tier had anything.
         """
         self._await_look_ups()
         ended = []
         for load in list(self._loads.values()):
-            if load.is_unwanted:
+            if load.is_obsolete:
                 load.stop()
-            if self._go_on(load, num_seats):
+            if self._advance(load, num_seats):
                 del self._loads[load.name]
                 self.held.discard(load.name)
                 if load.note is not None:
@@ -144,12 +129,12 @@ class TierLoads:
         return ended
 
     def wait(self, seconds: float) -> None:
-        """Wait until a thread has brought something, while there is nothing else to do."""
+        """Wait until a load is ready, while there is nothing else to do."""
         loads = self._loads.values()
         if loads:
             self._reader.wait_for(lambda: any(load.is_ready for load in loads), seconds)
 
-    def settle(self) -> None:
+    def release_loaded(self) -> None:
         """Release what was loaded, once its request has had its chance to be admitted."""
         complete, self._complete = self._complete, []
         for table, num_tokens in complete:
@@ -167,10 +152,10 @@ class TierLoads:
                 self._publish(load)
             self.held.discard(load.name)
         self._loads.clear()
-        self.settle()
+        self.release_loaded()
 
     def wipe(self) -> None:
-        """Forget what was read last; no load runs."""
+        """Overwrite what was read last; no load runs."""
         self._reader.wipe()
 
     def close(self) -> None:
@@ -187,7 +172,7 @@ class TierLoads:
         return None
 
     def _await_look_ups(self) -> None:
-        """Give look-ups a moment: the answer of a disk comes before a step could."""
+        """Wait a moment for look-ups: a disk answers faster than a step could run."""
         asked = [one.look_up for one in self._loads.values() if one.after is None]
         fresh = [look_up for look_up in asked if look_up.refs is None]
         if fresh:
@@ -195,11 +180,11 @@ class TierLoads:
                 lambda: all(look_up.refs is not None for look_up in fresh), LOOK_UP_PATIENCE_S
             )
 
-    def _go_on(self, load: Load, num_seats: int) -> bool:
-        """Take a load as far as it goes now; returns whether it has ended."""
+    def _advance(self, load: Load, num_seats: int) -> bool:
+        """Advance a load as far as possible now; returns whether it has ended."""
         if load.read is not None:
             return not load.read.num_running and self._publish(load)
-        if load.is_unwanted:
+        if load.is_obsolete:
             return True
         if load.after is not None:
             return load.after.name not in self._loads and self._follow(load)
@@ -209,16 +194,16 @@ class TierLoads:
             return True
         if num_seats > 0 and self._allocate(load):
             return load.read is None
-        self.held.discard(load.name)  # there is no room: it takes its turn, and may load then
+        self.held.discard(load.name)  # there is no room: it is scheduled, and may load then
         return False
 
     def _follow(self, load: Load) -> bool:
-        """Go on where the load that this one waited for has ended."""
+        """Continue where the load that this one waited for has ended."""
         leader, load.after = load.after, None
         assert leader is not None
         before = load.look_up.first_block * self._size
         known = self._manager.match(load.sequence.key).num_shared_tokens
-        load.knows(known)
+        load.set_known_tokens(known)
         if leader.note is not None:
             load.note = leader.note.between(before, known)
         if load.look_up.prefix.num_blocks * self._size <= known:
@@ -229,7 +214,7 @@ class TierLoads:
         return False
 
     def _is_worth_it(self, load: Load) -> bool:
-        """Whether loading is faster than computing, as far as is known; notes it if not."""
+        """Whether loading is faster than computing, as far as known; notes it if not."""
         num_blocks, refs = load.look_up.num_blocks, load.look_up.refs
         ahead = sum(len(piece.blocks) for x in self._loads.values() for piece in x.pieces)
         load_s = self.reading.seconds_for((num_blocks + ahead) * self._block_bytes)
@@ -245,13 +230,13 @@ class TierLoads:
         return False
 
     def _allocate(self, load: Load) -> bool:
-        """Allocate blocks and have them filled; False if there is no room."""
+        """Allocate blocks and start to fill them; returns False if there is no room."""
         end, first = load.look_up.end_block, load.look_up.first_block
         sequence = load.sequence
         key = first_tokens(sequence.key, end * self._size)
-        match = replace(self._manager.match_first(key, end * self._size), tail=None)
+        match = replace(self._manager.match(key, end * self._size), tail=None)
         if len(match.blocks) >= end or len(match.blocks) < first:
-            return True  # it is there meanwhile, or what it continues is not
+            return True  # it was computed meanwhile, or its beginning was evicted
         assert load.look_up.refs
         context = RequestContext(f"a load from {load.look_up.refs[0].tier}", is_sibling=True)
         admitted = self._manager.admit(key, match, preempted=True, context=context)
@@ -267,7 +252,7 @@ class TierLoads:
         return True
 
     def _publish(self, load: Load) -> bool:
-        """Publish what was loaded; it stays held until its request is planned."""
+        """Publish what was loaded; its blocks are held until its request is planned."""
         assert load.table is not None and load.read is not None and load.look_up.refs
         start, refs = load.table.num_shared_tokens, load.look_up.refs
         note = LoadNote(refs[0].tier, start, load.look_up.end_block * self._size)
@@ -278,14 +263,14 @@ class TierLoads:
         self._manager.publish(load.table, note.end)
         self._manager.commit([load.table])
         self._complete.append((load.table, note.end))
-        load.knows(note.end)
+        load.set_known_tokens(note.end)
         load.note = note
         self._report(load, note)
-        self._count(note, time.monotonic() - load.began_s, is_wanted=not load.is_unwanted)
+        self._count(note, time.monotonic() - load.began_s, counts_faults=not load.is_obsolete)
         return True
 
     def _report(self, load: Load, note: LoadNote) -> None:
-        """Tell the listener what tiers have, and what turned out to be bad."""
+        """Report to the listener what tiers have, and what turned out to be bad."""
         prefix, size = load.look_up.prefix, self._size
         for tier, start, stop in note.loaded:
             extent = prefix.extent(start // size, (stop - start) // size)
@@ -295,8 +280,8 @@ class TierLoads:
             end = bad.ref.start // size + bad.ref.num_blocks
             self._listener.on_removed(bad.ref.tier, prefix.digests[note.end // size : end])
 
-    def _count(self, note: LoadNote, seconds: float, is_wanted: bool) -> None:
-        if note.fault is not None and is_wanted:
+    def _count(self, note: LoadNote, seconds: float, counts_faults: bool) -> None:
+        if note.fault is not None and counts_faults:
             self.num_faults[str(note.fault)] = self.num_faults.get(str(note.fault), 0) + 1
         self.load_seconds += seconds
         for tier, num_tokens in note.loaded_before(note.end).items():

@@ -1,4 +1,4 @@
-"""Names the prefixes of sequences as tiers do, and finds all that are cached."""
+"""Converts the keys of sequences to the prefixes of tiers, and lists all that are cached."""
 
 import hashlib
 from array import array
@@ -14,7 +14,7 @@ from ostinato.tiers.port import Namespace, Prefix
 def prefix_of(
     key: PrefixKey, num_tokens: int, namespace_of: Callable[[Identity], Namespace]
 ) -> Prefix:
-    """Name a sequence's first tokens as tiers do."""
+    """Return a sequence's first tokens as a tier's prefix."""
     identity, public = key.identity, key.identity.public_prefix
     namespace, salt = namespace_of(identity), b"" if public is None else public.tenant
     tokens = key.tokens[:num_tokens]
@@ -32,7 +32,7 @@ def _replace_images(tokens: "array[int]", key: PrefixKey, size: int) -> None:
     shown = PrefixKey(Identity(), key.tokens, key.images)  # without the identity's boundaries
     for block in range(len(tokens) // size):
         start, stop = block * size, (block + 1) * size
-        if shown.extra(start, stop) is not None:
+        if shown.extra(start, stop):
             name = hashlib.shake_256(shown.block_name(block, size))
             tokens[start:stop] = array("I", name.digest(size * TOKEN_BYTES))
 
@@ -47,9 +47,7 @@ def first_tokens(key: PrefixKey, num_tokens: int) -> PrefixKey:
 def cached_paths(manager: CacheManager, has_images: bool) -> list[PrefixKey]:
     """List the whole blocks of every cached path, the most used and the last used first.
 
-    Args:
-        manager: Of the cache.
-        has_images: Whether a sequence may show images; to read them back takes a while.
+    Images are read back, which takes a while, only if a sequence may show any.
     """
     size, width = manager.block_size, manager.block_size * TOKEN_BYTES
     paths: list[tuple[array[int], tuple[ImageSpan, ...]]] = []

@@ -1,7 +1,7 @@
 """Threads that look prefixes up in a tier, and read them into blocks of the pool.
 
-Blocks that are being filled are in no other table, so steps run meanwhile. What threads bring is
-in a ``LookUp`` or a ``Read``, which the engine's thread reads between steps.
+Blocks that are being filled are in no other table, so steps run meanwhile. Threads put results into
+a ``LookUp`` or a ``Read``, which the engine's thread reads between steps.
 """
 
 import logging
@@ -22,24 +22,17 @@ from ostinato.tiers.port import ExtentRef, KVTier, LoadFault, Prefix
 logger = logging.getLogger("ostinato")
 
 NUM_READERS = 2
-"""Threads that read: one alone copies at half of what memory can deliver."""
+"""Threads that read: one alone copies at half of the memory's bandwidth."""
 
 
 @dataclass(slots=True, eq=False)
 class LookUp:
-    """A look-up on its way.
+    """A look-up in flight."""
 
-    Attributes:
-        prefix: What is wanted.
-        first_block: The first block that the pool does not have.
-        refs: What tiers have from there on; None until it is known.
-        is_unwanted: Whether its request has ended meanwhile.
-    """
-
-    prefix: Prefix
-    first_block: int
-    refs: list[ExtentRef] | None = None
-    is_unwanted: bool = False
+    prefix: Prefix  # what is looked up
+    first_block: int  # the first block that the pool does not have
+    refs: list[ExtentRef] | None = None  # what tiers have from there on; None until it is known
+    is_cancelled: bool = False  # whether its request has ended
 
     @property
     def num_blocks(self) -> int:
@@ -54,47 +47,30 @@ class LookUp:
 
 @dataclass(slots=True, eq=False)
 class Piece:
-    """What one thread reads at a time: an extent, or the part of it that is wanted.
+    """What one thread reads at a time: an extent, or the needed part of it."""
 
-    Attributes:
-        ref: The extent.
-        blocks: Of the pool, to be filled.
-        num_skipped: Leading blocks of the extent that the pool has.
-        num_loaded: Leading blocks of ``blocks`` that were filled.
-        fault: Why not all.
-    """
-
-    ref: ExtentRef
-    blocks: abc.Sequence[int]
-    num_skipped: int = 0
-    num_loaded: int = 0
-    fault: LoadFault | None = None
+    ref: ExtentRef  # the extent
+    blocks: abc.Sequence[int]  # of the pool, to be filled
+    num_skipped: int = 0  # leading blocks of the extent that the pool has
+    num_loaded: int = 0  # leading blocks of ``blocks`` that were filled
+    fault: LoadFault | None = None  # why not all of them
 
 
 @dataclass(slots=True, eq=False)
 class Read:
-    """Pieces on their way into the pool.
+    """Pieces that are being read into the pool."""
 
-    Attributes:
-        pieces: In token order.
-        deadline: By ``time.monotonic()``.
-        num_running: Threads that have not finished with it.
-        is_stopped: Whether the rest is not wanted, or useless after a fault.
-        waiting: Pieces that no thread has begun.
-    """
-
-    pieces: list[Piece]
-    deadline: float
-    num_running: int = NUM_READERS
-    is_stopped: bool = False
-    waiting: deque[Piece] = field(init=False)
+    pieces: list[Piece]  # in token order
+    deadline: float  # by ``time.monotonic()``
+    num_running: int = NUM_READERS  # threads that have not finished with it
+    is_stopped: bool = False  # whether the rest is not needed, or useless after a fault
+    waiting: deque[Piece] = field(init=False)  # pieces that no thread has begun
 
     def __post_init__(self) -> None:
-        """Begin with all of them."""
         self.waiting = deque(self.pieces)
 
     def next_piece(self) -> Piece | None:
-        """Take the next piece; None if there is none left. Called by several threads."""
+        """Take the next piece, in any thread; None if there is none left."""
         with suppress(IndexError):
             return self.waiting.popleft()
         return None
@@ -102,41 +78,30 @@ class Read:
 
 @dataclass(slots=True, eq=False)
 class Load:
-    """One request's prefix on its way.
+    """The load of one request's prefix."""
 
-    Attributes:
-        sequence: The request's.
-        look_up: What is asked of the tiers.
-        asked_s: When, by ``time.monotonic()``.
-        after: Another request's load that brings the same, and is waited for.
-        table: Blocks to be filled, once they are allocated.
-        read: What fills them.
-        began_s: When that began.
-        note: What became of it, as far as there is something to tell.
-    """
-
-    sequence: Sequence
-    look_up: LookUp
-    asked_s: float
-    after: "Load | None" = None
-    table: BlockTable | None = None
-    read: Read | None = None
-    began_s: float = 0.0
-    note: LoadNote | None = None
+    sequence: Sequence  # the request's
+    look_up: LookUp  # its look-up in the tiers
+    asked_s: float  # when that began, by ``time.monotonic()``
+    after: "Load | None" = None  # another request's load of the same prefix, which it waits for
+    table: BlockTable | None = None  # blocks to be filled, once they are allocated
+    read: Read | None = None  # fills them
+    began_s: float = 0.0  # when that began
+    note: LoadNote | None = None  # the result; None if no tier had anything
 
     @property
     def name(self) -> RequestId:
-        """Of its request."""
+        """The id of its request."""
         return self.sequence.request.request_id
 
     @property
-    def is_unwanted(self) -> bool:
-        """Whether its request has ended, or was admitted while there was no room to load."""
+    def is_obsolete(self) -> bool:
+        """Whether its request has ended, or was admitted before there was room to load."""
         return self.sequence.finish_reason is not None or self.sequence.table is not None
 
     @property
     def is_ready(self) -> bool:
-        """Whether threads have brought what it waits for."""
+        """Whether the threads have finished with what it waits for."""
         if self.read is not None:
             return not self.read.num_running
         if self.after is not None:
@@ -148,15 +113,15 @@ class Load:
         """What is read for it, in token order."""
         return [] if self.read is None else self.read.pieces
 
-    def knows(self, num_tokens: int) -> None:
-        """Note that so many tokens are there before its request is first admitted."""
+    def set_known_tokens(self, num_tokens: int) -> None:
+        """Count tokens as cached before its request is first admitted."""
         if self.sequence.first_planned_s is None:
             known = max(self.sequence.num_known_tokens, num_tokens)
             self.sequence.num_known_tokens = known
 
     def stop(self) -> None:
-        """Let threads do no more for it than they have begun."""
-        self.look_up.is_unwanted = True
+        """Cancel the work for it that threads have not begun."""
+        self.look_up.is_cancelled = True
         if self.read is not None:
             self.read.is_stopped = True
 
@@ -165,7 +130,6 @@ class TierReader:
     """The threads that look up and read."""
 
     def __init__(self, tier: KVTier, copies: BlockCopies) -> None:
-        """Start without work."""
         self._tier, self._copies = tier, copies
         self._changed = threading.Condition()
         self._local = threading.local()
@@ -174,21 +138,21 @@ class TierReader:
         self._readers = ThreadPoolExecutor(NUM_READERS, "ostinato-tier-read")
 
     def look_up(self, wanted: LookUp) -> None:
-        """Have a prefix looked up."""
+        """Start a look-up."""
         self._look_ups.submit(self._look_up, wanted)
 
     def read(self, read: Read) -> None:
-        """Have pieces read, by all threads together."""
+        """Start to read pieces, with all threads."""
         for _ in range(NUM_READERS):
             self._readers.submit(self._read, read)
 
     def wait_for(self, is_there: Callable[[], bool], seconds: float | None = None) -> None:
-        """Wait until threads have brought something."""
+        """Wait for the threads."""
         with self._changed:
             self._changed.wait_for(is_there, seconds)
 
     def wipe(self) -> None:
-        """Overwrite what threads have read last; none of them may be reading."""
+        """Overwrite the threads' buffers with zeros; none of them may be reading."""
         for buffer in self._buffers:
             buffer[:] = bytes(len(buffer))
 
@@ -200,7 +164,7 @@ class TierReader:
     def _look_up(self, wanted: LookUp) -> None:
         refs: list[ExtentRef] = []
         try:
-            if not wanted.is_unwanted:
+            if not wanted.is_cancelled:
                 start = wanted.first_block * wanted.prefix.namespace.block_size
                 refs = self._tier.look_up(wanted.prefix, start)
         except Exception:
@@ -210,7 +174,7 @@ class TierReader:
             self._changed.notify_all()
 
     def _read(self, read: Read) -> None:
-        """Read pieces until none is left; the last thread to finish says so."""
+        """Read pieces until none is left."""
         while (piece := read.next_piece()) is not None:
             self._fill(read, piece)
         with self._changed:
@@ -242,7 +206,7 @@ class TierReader:
         piece.num_loaded, piece.fault = num_loaded, result.fault
 
     def _buffer(self, num_bytes: int) -> memoryview:
-        """Return memory of the running thread's own, kept for its next piece."""
+        """Return a buffer of the running thread, kept for its next piece."""
         kept: memoryview | None = getattr(self._local, "buffer", None)
         if kept is None or len(kept) < num_bytes:
             kept = self._local.buffer = self._copies.new_buffer(num_bytes)
@@ -251,13 +215,7 @@ class TierReader:
 
 
 def pieces_of(found: LookUp, table: abc.Sequence[int], num_known: int) -> Iterator[Piece]:
-    """Cut what was found into pieces, without the blocks that the pool has by now.
-
-    Args:
-        found: A look-up that is done.
-        table: Blocks of the sequence, from its first one.
-        num_known: Leading blocks that have their content.
-    """
+    """Cut the extents of a look-up into pieces, without the ``num_known`` blocks in the pool."""
     first, refs = found.first_block, found.refs or ()
     for ref in refs:
         last = first + ref.num_blocks

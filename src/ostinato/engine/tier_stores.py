@@ -1,4 +1,4 @@
-"""Writes prefixes to tiers: what was used twice, what is leased, and what may soon be evicted.
+"""Writes prefixes to tiers: those used twice, leased ones, and what may soon be evicted.
 
 ::
 
@@ -7,13 +7,13 @@
     pressure ───┘             (between steps)                  (thread)
     shutdown ──► all leaves, the most used first
 
-Blocks are marked once they are on their way, so that a prefix that many share is looked at once.
+Blocks are marked when they are copied out, so that a prefix that many share is written once.
 
 Rules:
 
 1. The engine never waits for a medium: what does not fit the staging memory is copied out later.
 2. Copying and writing take at most ``SHARE`` of the processors' time while requests run.
-3. Nothing is pinned or counted for it: the cache does the same with and without tiers.
+3. Nothing is pinned or counted for it: the cache behaves the same with and without tiers.
 """
 
 import logging
@@ -41,25 +41,25 @@ from ostinato.tiers.retention import ReuseClass, remember_for_tier, reuse_class
 logger = logging.getLogger("ostinato")
 
 EXTENT_BYTES = 15 << 19
-"""A record on the medium: long enough for full speed, short enough to stay in a core's cache."""
+"""A record on the medium: long enough for full speed, short enough for a core's cache."""
 
 EXTENT_BLOCKS = 64
 """Blocks of a record at most, if they are small."""
 
 STAGING_BYTES = 32 << 20
-"""Memory for copies on their way."""
+"""Memory for copies that are being written."""
 
 SHARE = 0.0125
 """Of the processors' time, for storing while requests run."""
 
 MOST_CREDIT_S = 0.1
-"""Processor time that may be saved up for it."""
+"""Processor time that may be accumulated for it."""
 
 MOST_WAITING = 4096
-"""Prefixes that wait to be written; of more the oldest are left out."""
+"""Prefixes that wait to be written; of more, the oldest are not written."""
 
 LOW_UNUSED = 0.125
-"""Share of the pool without content below which what requests leave is written as well."""
+"""Share of unused blocks below which what ended requests leave is written as well."""
 
 PAUSES_S = {
     StoreResult.BUDGET: 60.0,
@@ -74,55 +74,36 @@ PAUSES_S = {
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """A prefix that is to be written.
+    """A prefix that is to be written."""
 
-    Attributes:
-        key: The sequence.
-        num_tokens: Its first tokens, in whole blocks.
-        keep_until: Wall-clock end of its lease; 0 without one.
-        refresh_s: How long each use keeps it from then on; 0 if uses do not move the end.
-        first_block: Blocks before it are written, or are another's to write.
-    """
-
-    key: PrefixKey
-    num_tokens: int
-    keep_until: float = 0.0
-    refresh_s: float = 0.0
-    first_block: int = 0
+    key: PrefixKey  # the sequence
+    num_tokens: int  # its first tokens, in whole blocks
+    keep_until: float = 0.0  # wall-clock end of its lease; 0 without one
+    refresh_s: float = 0.0  # how long each use keeps it from then on; 0 if uses do not move the end
+    first_block: int = 0  # blocks before it are written, or belong to a public prefix
 
 
 class TierStores(CacheObserver):
-    """What is to be written, and what is on its way.
-
-    Attributes:
-        results: Extents that were written or refused, by result.
-        num_left_out: Prefixes that were not written because too many waited.
-        copied_bytes: Bytes copied out of the pool.
-        copy_s: Time that copying took, in the engine's thread.
-        write_s: Processor time that checking and writing took.
-        tier_stats: State and counts of the tiers, as last seen by the writer.
-        events: Announces what tiers store and remove.
-        fastest: Name of the tier that is asked first.
-        outlives_process: Whether one of them is found again after a restart.
-    """
+    """Prefixes that wait to be written, and the writer."""
 
     def __init__(self, block_size: int) -> None:
-        """Observe a cache; ``open`` comes before its first request."""
-        self.results: dict[StoreResult, int] = {}
-        self.num_left_out = 0
-        self.copied_bytes, self.copy_s, self.write_s = 0, 0.0, 0.0
-        self.tier_stats: tuple[TierStats, ...] = ()
+        """Observe a cache; call ``open`` before its first request."""
+        self.results: dict[StoreResult, int] = {}  # extents that were written or refused
+        self.num_left_out = 0  # prefixes that were not written because too many waited
+        self.copied_bytes, self.copy_s = 0, 0.0  # out of the pool, in the engine's thread
+        self.write_s = 0.0  # processor time of checksums and writing
+        self.tier_stats: tuple[TierStats, ...] = ()  # as last seen by the writer
         self.events = TierEvents()
         self._size = block_size
         self._waiting: deque[_Wanted] = deque()
-        self._marked: set[int] = set()  # blocks that are stored, or on their way
+        self._marked: set[int] = set()  # blocks that are stored or being written
         self._used: deque[tuple[PrefixKey, int, ReuseClass]] = deque(maxlen=MOST_WAITING)
         self._running: Future[None] | None = None
         self._credit_s = MOST_CREDIT_S
         self._pressure: Literal["none", "new", "known"] = "none"
         self._paused_until_s = 0.0
         self._changed = threading.Condition()
-        self._is_open = self._is_looking = self._is_telling = self._has_images = False
+        self._is_open = self._is_refreshing = self._is_reporting = self._has_images = False
 
     def open(
         self,
@@ -130,7 +111,7 @@ class TierStores(CacheObserver):
         manager: CacheManager,
         namespace_of: Callable[[Identity], Namespace],
     ) -> None:
-        """Begin to write the content of the pool's blocks to a tier."""
+        """Start to write the content of the pool's blocks to a tier."""
         self._tier, self._copies, self._manager = opened.tier, opened.copies, manager
         self._namespace_of = namespace_of
         self._block_bytes = width = self._copies.block_bytes
@@ -141,25 +122,25 @@ class TierStores(CacheObserver):
         self._writer = ThreadPoolExecutor(1, "ostinato-tier-write")
         self._is_open = True
         seen = self._tier.stats()
-        self.fastest = seen[0].tier
+        self.fastest = seen[0].tier  # looked up first
         self.outlives_process = any(stats.tier != "host" for stats in seen)
         limit = max(stats.limit_bytes for stats in seen)
-        remember_for_tier(manager.pool.shares.policies(), limit // width)
-        self.look_at_tier()
+        remember_for_tier(manager.pool.shares.policies, limit // width)
+        self.refresh_stats()
 
-    # --- what the cache does ---
+    # --- events of the cache ---
 
     def on_admit(self, table: BlockTable, context: RequestContext, preempted: bool) -> None:
         """A prefix is used a second time."""
         num_blocks = table.num_shared_tokens // self._size
         self._has_images |= bool(table.key.images)
         if num_blocks and table.writes and table.blocks[num_blocks - 1] not in self._marked:
-            self._want(_Wanted(table.key, table.num_shared_tokens))
+            self._queue(_Wanted(table.key, table.num_shared_tokens))
 
     def on_release(
         self, table: BlockTable, num_tokens: int, num_findable: int, sealed: bool
     ) -> None:
-        """What a request leaves may be evicted before its second use."""
+        """The blocks of an ended request may be evicted before a second use."""
         pool, whole = self._manager.pool, num_findable // self._size
         if whole:
             policy = pool.shares.policy_of(table.tenant)
@@ -168,9 +149,9 @@ class TierStores(CacheObserver):
         if pool.num_unused >= LOW_UNUSED * pool.num_blocks:
             self._pressure = "none"
         elif self._pressure == "none":
-            self._pressure = "new"  # and everything that was left before is to be written
+            self._pressure = "new"  # everything that is cached is to be written
         elif whole and table.writes and table.blocks[whole - 1] not in self._marked:
-            self._want(_Wanted(table.key, whole * self._size))
+            self._queue(_Wanted(table.key, whole * self._size))
 
     def on_evict(self, eviction: Eviction) -> None:
         """Blocks get other content."""
@@ -183,7 +164,7 @@ class TierStores(CacheObserver):
             self._marked.difference_update(removal.blocks)
 
     def on_clear(self, everything: bool) -> None:
-        """Nothing that waits can be read any more, or it was removed on purpose."""
+        """Waiting prefixes are gone, or were removed on purpose."""
         self._waiting.clear()
         self._used.clear()
         if everything:
@@ -194,7 +175,7 @@ class TierStores(CacheObserver):
         """Note that blocks were loaded, and need not be written."""
         self._marked.update(blocks)
 
-    def _want(self, wanted: _Wanted) -> None:
+    def _queue(self, wanted: _Wanted) -> None:
         if not self._is_open:
             return
         if len(self._waiting) >= MOST_WAITING:
@@ -202,7 +183,7 @@ class TierStores(CacheObserver):
             self.num_left_out += 1
         self._waiting.append(wanted)
 
-    # --- what the engine asks for ---
+    # --- calls of the engine ---
 
     @property
     def num_waiting(self) -> int:
@@ -217,35 +198,35 @@ class TierStores(CacheObserver):
     def set_lease_end(
         self, key: PrefixKey, num_tokens: int, keep_until: float, refresh_s: float = 0.0
     ) -> None:
-        """Set the end of the lease of what is written of a prefix; 0 ends it."""
+        """Set the end of the lease of a written prefix; 0 ends it."""
         prefix = prefix_of(key, num_tokens, self._namespace_of)
         self._writer.submit(_logged, self._tier.lease, prefix, keep_until, refresh_s)
 
-    def look_at_tier(self) -> None:
-        """Have the writer look at the tiers: a medium may take its time to answer."""
-        if not self._is_looking:
-            self._is_looking = True
-            self._writer.submit(_logged, self._look)
+    def refresh_stats(self) -> None:
+        """Have the writer read the tiers' counts: a medium may be slow to answer."""
+        if not self._is_refreshing:
+            self._is_refreshing = True
+            self._writer.submit(_logged, self._read_stats)
 
-    def earn(self, busy_s: float, num_threads: int) -> None:
-        """Note that a step took so long on so many threads."""
+    def add_credit(self, busy_s: float, num_threads: int) -> None:
+        """Add a step's share of processor time for storing."""
         self._credit_s = min(MOST_CREDIT_S, self._credit_s + busy_s * num_threads * SHARE)
 
     def pump(self, is_idle: bool = False) -> bool:
-        """Copy a little out, if the writer is free; returns whether there is more to do.
+        """Copy a prefix out, if the writer is free; returns whether there is more to do.
 
         Args:
-            is_idle: Whether no request runs: then no processor time is saved.
+            is_idle: Whether no request runs, so that ``SHARE`` does not apply.
         """
         if self._running is not None and not self._running.done():
             return True
         self._running = None
-        if self._used and not self._is_telling:
-            self._is_telling = True
-            self._writer.submit(_logged, self._tell_uses)
+        if self._used and not self._is_reporting:
+            self._is_reporting = True
+            self._writer.submit(_logged, self._report_uses)
         if self._pressure == "new":
             self._pressure = "known"
-            self.want_everything()
+            self.queue_everything()
         may_copy = is_idle or self._credit_s > 0
         if not self._waiting or not may_copy or time.monotonic() < self._paused_until_s:
             return False
@@ -262,57 +243,57 @@ class TierStores(CacheObserver):
                 self._changed.wait_for(running.done, seconds)
 
     def flush(self, seconds: float) -> int:
-        """Write all that waits, for so long at most; returns how many prefixes are left."""
+        """Write all waiting prefixes, for ``seconds`` at most; returns how many are left."""
         end_s = time.monotonic() + seconds
         while time.monotonic() < end_s and self.pump(is_idle=True):
             self.wait(end_s - time.monotonic())
         left = len(self._waiting)
         self._waiting.clear()
-        self.settle()
+        self.wait_until_written()
         return left
 
-    def settle(self) -> None:
-        """Wait until nothing is on its way."""
+    def wait_until_written(self) -> None:
+        """Wait until the writer has nothing left to do."""
         try:
             self._writer.submit(bool).result()
-        except RuntimeError:  # the interpreter ends, and has waited for its threads before this
+        except RuntimeError:  # the interpreter exits, and has already joined its threads
             logger.debug("the writer of tiers has ended already")
 
-    def forget(self, tenant: bytes) -> None:
-        """Write nothing more of a tenant; when this returns, nothing of it is on its way."""
+    def remove_tenant(self, tenant: bytes) -> None:
+        """Write nothing more of a tenant; when this returns, nothing of it is being written."""
         kept = [one for one in self._waiting if not one.key.identity.belongs_to(tenant)]
         self._waiting = deque(kept)
         self._used.clear()
-        self.settle()
+        self.wait_until_written()
         self._staging[:] = bytes(len(self._staging))
 
-    def want_everything(self) -> None:
-        """Have all that is cached written, the most used and the last used first."""
+    def queue_everything(self) -> None:
+        """Queue everything that is cached, the most used and the last used first."""
         for key in cached_paths(self._manager, self._has_images)[:MOST_WAITING]:
-            self._want(_Wanted(key, len(key)))
+            self._queue(_Wanted(key, len(key)))
 
     def close(self) -> None:
         """End the thread."""
-        self.settle()
+        self.wait_until_written()
         self._writer.shutdown()
 
-    # --- small print ---
+    # --- copying and writing ---
 
-    def _look(self) -> None:
-        self._is_looking = False
+    def _read_stats(self) -> None:
+        self._is_refreshing = False
         self.tier_stats = tuple(self._tier.stats())
 
-    def _tell_uses(self) -> None:
-        """Tell the tiers what requests used, in the writer's thread: it takes digests."""
-        self._is_telling = False
+    def _report_uses(self) -> None:
+        """Report to the tiers what requests used, in the writer's thread: it takes digests."""
+        self._is_reporting = False
         while self._used:
             key, num_tokens, reuse = self._used.popleft()
             self._tier.use(prefix_of(key, num_tokens, self._namespace_of), reuse)
 
     def _copy_out(self, wanted: _Wanted) -> None:
-        """Copy as much of a prefix as fits the staging memory, and have it written."""
+        """Copy as much of a prefix as fits the staging memory, and queue it for the writer."""
         begun_s = time.perf_counter()
-        match = self._manager.match_first(wanted.key, wanted.num_tokens)
+        match = self._manager.match(wanted.key, wanted.num_tokens)
         blocks = match.blocks
         public = wanted.key.identity.public_prefix
         num_public = 0 if public is None else public.num_tokens
@@ -360,11 +341,11 @@ class TierStores(CacheObserver):
             self._credit_s -= took_s
             self._changed.notify_all()
         if not {StoreResult.STORED, StoreResult.PRESENT}.issuperset(results):
-            self._look()  # the tier may be read-only now
+            self._read_stats()  # the tier may be read-only now
 
 
 def cuts(first: int, last: int, every: int) -> list[int]:
-    """Return where a run of blocks is cut: at both ends, and at every so many blocks from 0."""
+    """Return where a run of blocks is cut: at both ends, and at multiples of ``every``."""
     return [first, *range((first // every + 1) * every, last, every), last]
 
 

@@ -1,12 +1,12 @@
-"""The tiers of one engine: what it loads from them, writes to them, and says about them.
+"""The tiers of one engine: loads from them, stores to them, and their counts.
 
 ::
 
-    add ──► loads (tier_loads)      step ──► begin_step, end_step      idle ──► rest
+    add ──► loads (tier_loads)      step ──► begin_step, end_step      idle ──► run_idle_work
     cache ──► stores (tier_stores)  lease, erase, close
 
 A prefix on a tier is named by everything that its bytes depend on, so that no other model, format
-or processor's arithmetic can take it for its own.
+or processor's arithmetic can use it.
 """
 
 import hashlib
@@ -26,6 +26,7 @@ from ostinato.engine.open_tiers import OpenTiers
 from ostinato.engine.tier_loads import TierLoads
 from ostinato.engine.tier_prefixes import first_tokens
 from ostinato.engine.tier_stores import TierStores
+from ostinato.engine.weights import IRRELEVANT_ENTRIES
 from ostinato.runner.compute_path import ComputePath
 from ostinato.runner.model_runner import ModelRunner
 from ostinato.sched.scheduler import Scheduler
@@ -34,57 +35,39 @@ from ostinato.tenants.terms import LeaseId, LeaseTerms
 from ostinato.tiers.port import Namespace, TierReceipt, TierStats
 
 NUMERICS = 1
-"""Raised when the same tokens give other keys and values than in the release before."""
+"""Increased when the same tokens give other keys and values than in the release before."""
 
 WAIT_S = 0.005
-"""How long the engine sleeps at most while all it has to do is to wait for a tier."""
+"""How long the engine sleeps at most while it only waits for a tier or an image."""
 
 FLUSH_S = 20.0
-"""How long closing may take to write what is cached; the usual patience after SIGTERM is 30 s."""
+"""How long closing may take to write what is cached; after SIGTERM, 30 s are usual."""
 
 LEASES_S = 10.0
-"""How often the ends of leases that requests have moved are written."""
+"""How often new ends of leases that requests have refreshed are written."""
 
 MOST_RETURNING = 8
 """Preempted requests at the head of the queue whose prefix may be loaded again."""
 
 LEAST_MEASURED = 64
-"""Prompt tokens of a step from which the speed of computing is measured."""
-
-_OWN_WORDS = {"_name_or_path", "transformers_version", "torch_dtype", "dtype", "architectures"}
-"""Entries of a model's config that do not change what is computed."""
+"""Fewest prompt tokens of a step that measures the speed of computing."""
 
 
 @dataclass(frozen=True, slots=True)
 class TierCounts:
-    """What tiers did for an engine since the start.
+    """Counts of the tiers of an engine since the start."""
 
-    Attributes:
-        tiers: State and counts of each tier, as they were when this was asked for last, or
-            something was written since.
-        loaded_tokens: Tokens loaded into the pool, by tier.
-        load_seconds: Time that loads took, all together.
-        load_faults: Loads that ended early, by reason.
-        num_cheaper: Loads that were not begun because computing is faster.
-        num_loading: Requests that wait for a load now.
-        stores: Extents that were to be written, by result.
-        num_waiting: Prefixes that wait to be written.
-        num_left_out: Prefixes that were not written because too many waited.
-        load_bytes_per_s: How fast tiers deliver; None before the first load.
-        compute_tokens_per_s: How fast prompts are computed; None before the first.
-    """
-
-    tiers: tuple[TierStats, ...] = ()
-    loaded_tokens: dict[str, int] = field(default_factory=dict)
-    load_seconds: float = 0.0
-    load_faults: dict[str, int] = field(default_factory=dict)
-    num_cheaper: int = 0
-    num_loading: int = 0
-    stores: dict[str, int] = field(default_factory=dict)
-    num_waiting: int = 0
-    num_left_out: int = 0
-    load_bytes_per_s: float | None = None
-    compute_tokens_per_s: float | None = None
+    tiers: tuple[TierStats, ...] = ()  # as of the last call or the last write
+    loaded_tokens: dict[str, int] = field(default_factory=dict)  # into the pool, by tier
+    load_seconds: float = 0.0  # total time of loads
+    load_faults: dict[str, int] = field(default_factory=dict)  # loads that ended early, by reason
+    num_cheaper: int = 0  # loads that were not begun because computing is faster
+    num_loading: int = 0  # requests that wait for a load now
+    stores: dict[str, int] = field(default_factory=dict)  # extents, by result
+    num_waiting: int = 0  # prefixes that wait to be written
+    num_left_out: int = 0  # prefixes that were not written because too many waited
+    load_bytes_per_s: float | None = None  # speed of loads; None before the first
+    compute_tokens_per_s: float | None = None  # speed of computing prompts; None before the first
 
     def as_dict(self) -> dict[str, object]:
         """Return it in plain values, for JSON."""
@@ -104,16 +87,9 @@ class TieredCache:
         runner: ModelRunner,
         compute_path: ComputePath,
     ) -> None:
-        """Put a tier behind a cache.
+        """Put opened tiers behind a cache that ``stores`` observes.
 
-        Args:
-            opened: Where KV outlives the pool, and how it gets there.
-            stores: An observer of the cache.
-            held: Requests that the scheduler passes over.
-            cache: In front of it.
-            scheduler: Over the cache.
-            runner: Has the pool's memory.
-            compute_path: How keys and values are computed.
+        Requests in ``held`` are passed over by the scheduler.
         """
         self._tier = opened.tier
         self._cache, self._scheduler, self._runner = cache, scheduler, runner
@@ -132,9 +108,9 @@ class TieredCache:
 
     @property
     def counts(self) -> TierCounts:
-        """What tiers did so far."""
+        """The counts so far."""
         loads, stores = self.loads, self.stores
-        stores.look_at_tier()
+        stores.refresh_stats()
         return TierCounts(
             stores.tier_stats,
             dict(loads.loaded_tokens),
@@ -150,11 +126,11 @@ class TieredCache:
         )
 
     def read_stats(self) -> tuple[TierStats, ...]:
-        """Return state and counts of each tier, as they are now; may block, in any thread."""
+        """Return state and counts of each tier now; may block, in any thread."""
         return tuple(self._tier.stats())
 
     def namespace_of(self, identity: Identity) -> Namespace:
-        """Return all that bytes of an identity depend on, besides tenant and tokens."""
+        """Return all that the bytes of an identity depend on, besides tenant and tokens."""
         adapter, start = identity.adapter, identity.adapter_start
         shared = Identity(identity.weights, 0, identity.kv_dtype, adapter, start)
         known = self._namespaces.get(shared)
@@ -171,29 +147,25 @@ class TieredCache:
                 block_size=store.block_size,
                 block_bytes=store.block_bytes,
                 layer_groups=("full",),
-                # An activated one gives other bits to the same tokens if it starts elsewhere.
+                # Of an activated one the same tokens depend on where it starts.
                 adapter=adapter + (start.to_bytes(8, "little") if start else b""),
                 numerics=NUMERICS,
             )
         return known
 
     def note_of(self, request_id: str) -> LoadNote | None:
-        """Return what a tier had of a request's prompt, if that is remembered."""
+        """Return what a tier had of a request's prompt, if it is remembered."""
         return self._notes.get(RequestId(request_id))
 
     # --- around a step ---
 
     def begin(self, request_id: RequestId) -> None:
-        """Look a request up that was just added."""
+        """Look up a request that was just added."""
         for sequence in self._scheduler.requests.live[request_id]:
             self.loads.begin(sequence)
 
     def begin_step(self) -> list[tuple[RequestId, LoadNote]]:
-        """Take what was loaded, and copy out what is to be written.
-
-        Returns:
-            What became of the loads that have ended.
-        """
+        """Take finished loads, and copy out what is to be written; returns notes on the loads."""
         ended: list[tuple[RequestId, LoadNote]] = []
         if self._scheduler.stats.num_preemptions:
             waiting = islice(self._scheduler.requests.waiting, MOST_RETURNING)
@@ -202,7 +174,7 @@ class TieredCache:
             seats = self._scheduler.config.max_num_seqs - self._scheduler.num_running
             for sequence, note in self.loads.poll(seats):
                 if note.loaded and sequence.finish_reason is None:
-                    self._take_over(sequence.key, note)
+                    self._mark_loaded(sequence.key, note)
                 if sequence.first_planned_s is None:  # hits count at first admission
                     ended.append((sequence.request.request_id, note))
             self._remember(ended)
@@ -214,9 +186,9 @@ class TieredCache:
         return ended
 
     def wait_for_loads(self) -> bool:
-        """Wait a moment if no request can run before a load ends; returns whether it was so.
+        """Wait a moment if no request can run before a load ends; returns whether that was so.
 
-        Planning in vain would take the interpreter from the threads that load.
+        Planning a step without requests would only slow down the threads that load.
         """
         if not self.loads or self._scheduler.num_running:
             return False
@@ -226,17 +198,17 @@ class TieredCache:
         return True
 
     def end_step(self) -> None:
-        """Note how long a step took; if nothing could run, wait a moment for a tier."""
-        self.loads.settle()
+        """Measure a step; if nothing could run, wait a moment for a tier."""
+        self.loads.release_loaded()
         took_s = time.perf_counter() - self._begun_s
-        self.stores.earn(took_s, torch.get_num_threads())
+        self.stores.add_credit(took_s, torch.get_num_threads())
         num_tokens = self._scheduler.stats.computed_prompt_tokens - self._begun_tokens
         if num_tokens >= LEAST_MEASURED:
             self.loads.computing.add(num_tokens, took_s)
         if not self._scheduler.num_running:
             self.loads.wait(WAIT_S)
 
-    def rest(self) -> bool:
+    def run_idle_work(self) -> bool:
         """Write in an idle moment; returns whether there is more to do."""
         self.loads.drain()  # of requests that were cancelled
         self._write_lease_ends()
@@ -249,37 +221,29 @@ class TieredCache:
 
     # --- administration ---
 
-    def drain(self) -> None:
-        """End all loads: afterwards no block of the pool is written by a thread."""
-        self.loads.drain()
-
     def lease(self, key: PrefixKey, num_tokens: int, terms: LeaseTerms) -> None:
-        """Write what was leased, with its terms; what is pinned is written without."""
+        """Write a leased prefix, with its terms unless it is pinned."""
         keep_until = 0.0 if terms.ttl_s is None else time.time() + terms.ttl_s
         self.stores.lease(key, num_tokens, keep_until, _refresh_s(terms))
 
-    def end_lease(self, key: PrefixKey, num_tokens: int) -> None:
-        """End the lease of what was written."""
-        self.stores.set_lease_end(key, num_tokens, 0.0)
-
     def erase(self, salt: bytes) -> tuple[TierReceipt, ...]:
         """Remove everything of a tenant from every tier; its requests have ended."""
-        self.drain()
+        self.loads.drain()
         self.loads.wipe()
-        self.stores.forget(salt)
+        self.stores.remove_tenant(salt)
         receipts = tuple(self._tier.erase(salt))
-        self.stores.events.forget(salt)
+        self.stores.events.remove_tenant(salt)
         return receipts
 
     def close(self) -> None:
-        """Write what is cached, as far as time allows, and close the tiers."""
+        """Write what is cached, within ``FLUSH_S``, and close the tiers."""
         if self._is_closed:
             return
         self.loads.drain()
         self._leases_due_s = 0.0
         self._write_lease_ends()
         if self.stores.outlives_process:
-            self.stores.want_everything()
+            self.stores.queue_everything()
             self.stores.flush(FLUSH_S)
         self.stop()
 
@@ -297,7 +261,7 @@ class TieredCache:
             self._notes.popitem(last=False)
 
     def _write_lease_ends(self) -> None:
-        """Write the ends of leases that requests have moved, now and then."""
+        """Write the ends of leases that requests have refreshed, every ``LEASES_S``."""
         now_s = self._cache.manager.pool.now()
         if now_s < self._leases_due_s:
             return
@@ -312,30 +276,30 @@ class TieredCache:
                     self.stores.set_lease_end(*prefix, keep_until, _refresh_s(lease.terms))
         self._lease_ends = ends
 
-    def _take_over(self, key: PrefixKey, note: LoadNote) -> None:
-        """Note that what was loaded is written already, and lease again what was leased."""
+    def _mark_loaded(self, key: PrefixKey, note: LoadNote) -> None:
+        """Mark what was loaded as written, and renew the lease of what was leased."""
         manager = self._cache.manager
-        match = manager.match_first(key, note.end)
+        match = manager.match(key, note.end)
         for tier, start, stop in note.loaded:
-            if tier == self.stores.fastest:  # what a slower one had is to be written there
+            if tier == self.stores.fastest:  # what a slower one had is written there, too
                 size = manager.block_size
                 self.stores.mark(match.blocks[start // size : stop // size])
         ttl_s = note.keep_until - time.time()
-        if ttl_s > 0:  # of one that uses move, this is a use
+        if ttl_s > 0:  # this use refreshes it
             terms = LeaseTerms(note.refresh_s or ttl_s, refresh_on_hit=note.refresh_s > 0)
             self._cache.admin.lease(first_tokens(key, note.leased), terms)
 
 
 def _refresh_s(terms: LeaseTerms) -> float:
-    """Return how long each use keeps what is leased; 0 if uses do not move the end."""
+    """Return by how much each use extends a lease; 0 if uses do not."""
     return terms.ttl_s if terms.refresh_on_hit and terms.ttl_s is not None else 0.0
 
 
 def _config_digest(config: dict[str, object]) -> bytes:
-    kept = {name: value for name, value in config.items() if name not in _OWN_WORDS}
+    kept = {name: value for name, value in config.items() if name not in IRRELEVANT_ENTRIES}
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).digest()
 
 
 def _device_name(device: torch.device) -> str:
-    """Return the model of a device: another one may round otherwise."""
+    """Return the model of a device; others may round differently."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

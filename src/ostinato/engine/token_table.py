@@ -1,4 +1,4 @@
-"""The bytes or the text of each token.
+"""The bytes or the text of each token of a tokenizer.
 
 Each distinct id is looked up once, so share one table per tokenizer.
 
@@ -23,26 +23,20 @@ _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 @dataclass(frozen=True, slots=True)
 class TokenEntry:
-    """What is known about one id.
+    """One id."""
 
-    Attributes:
-        known: Whether the tokenizer knows it; models often have more ids than their tokenizer.
-        special: Whether ``skip_special_tokens`` leaves it out.
-        data: Its bytes; None if it is text, which depends on the tokens before.
-    """
-
-    known: bool
-    special: bool = False
-    data: bytes | None = None
+    known: bool  # whether the tokenizer has it; models often have more ids than their tokenizer
+    special: bool = False  # whether ``skip_special_tokens`` leaves it out
+    data: bytes | None = None  # its bytes; None if it is text, which depends on the tokens before
 
 
 class TokenTable:
-    """A tokenizer's tokens; grows as ids are looked up, to one entry per id."""
+    """The tokens of any tokenizer of ``transformers``; grows by an entry per id looked up."""
 
     def __init__(self, tokenizer: Any) -> None:
-        """Wrap any tokenizer of ``transformers``, fast or slow."""
         self._tokenizer = tokenizer
-        self._byte_of = dict(_byte_alphabet()) if _is_byte_level(tokenizer) else None
+        decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
+        self._byte_of = dict(_byte_alphabet()) if isinstance(decoder, ByteLevel) else None
         self._entries: dict[int, TokenEntry] = {}
         self._texts: dict[int, str] = {}
 
@@ -58,7 +52,7 @@ class TokenTable:
         return str(text)
 
     def id_of(self, text: str) -> int | None:
-        """Return the id of a mark such as ``</think>``; None if it is no token by itself."""
+        """Return the id of a token such as ``</think>``; None if there is none."""
         ids = self._tokenizer.convert_tokens_to_ids([text])
         found = None if not ids or ids[0] in (None, self._tokenizer.unk_token_id) else int(ids[0])
         return found if found is None or self.text(found) == text else None
@@ -77,36 +71,28 @@ class TokenTable:
         a character shows as U+FFFD, an id that the tokenizer does not know as nothing.
         """
         text = self._texts.get(token_id)
-        if text is None:
-            text = self._texts[token_id] = self._text_after_itself(token_id)
-        return text
-
-    def _text_after_itself(self, token_id: int) -> str:
-        """Decode a token twice in a row and take the second one."""
-        entry = self.entry(token_id)
-        if not entry.known:
-            return ""
+        if text is not None:
+            return text
+        entry, text = self.entry(token_id), ""
         if entry.data is not None:
-            return entry.data.decode("utf-8", "replace")
-        return self.decode([token_id, token_id])[len(self.decode([token_id])) :]
+            text = entry.data.decode("utf-8", "replace")
+        elif entry.known:  # twice in a row: the second one is in the middle of a text
+            text = self.decode([token_id, token_id])[len(self.decode([token_id])) :]
+        self._texts[token_id] = text
+        return text
 
     def _look_up(self, token_id: int) -> TokenEntry:
         """Ask the tokenizer about an id."""
-        token = self._token(token_id)
+        try:
+            token = self._tokenizer.convert_ids_to_tokens(token_id)  # None if unknown
+        except (LookupError, ValueError):  # unknown to a slow tokenizer
+            token = None
         if token is None:
             return TokenEntry(known=False)
         text = self.decode([token_id])
         shown = self._tokenizer.decode([token_id], skip_special_tokens=True)
         special = bool(text) and not shown
-        return TokenEntry(known=True, special=special, data=self._bytes(token, text))
-
-    def _token(self, token_id: int) -> str | None:
-        """Return an id's entry in the vocabulary; fast tokenizers give None, slow ones raise."""
-        try:
-            token = self._tokenizer.convert_ids_to_tokens(token_id)
-        except (LookupError, ValueError):
-            return None
-        return None if token is None else str(token)
+        return TokenEntry(known=True, special=special, data=self._bytes(str(token), text))
 
     def _bytes(self, token: str, text: str) -> bytes | None:
         """Return the bytes of a token, if it has any.
@@ -121,12 +107,6 @@ class TokenTable:
             return bytes(plain) if len(plain) == len(values) else token.encode()
         piece = _BYTE_PIECE.fullmatch(token)
         return bytes([int(piece[1], 16)]) if piece and text != token else None
-
-
-def _is_byte_level(tokenizer: Any) -> bool:
-    """Whether each token is a string over the byte alphabet, and nothing but that."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    return isinstance(getattr(backend, "decoder", None), ByteLevel)
 
 
 def _byte_alphabet() -> Iterator[tuple[str, int]]:

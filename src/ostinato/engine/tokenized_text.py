@@ -1,4 +1,4 @@
-"""A text with the tokens that stand for it, and the places where another text may part from it.
+"""A text with its tokens, and the places where another text may branch off.
 
 ::
 
@@ -29,56 +29,42 @@ def _row() -> "array[int]":
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Places in a text, in order, and how many tokens stand before each.
+    """Places in a text, in order, and how many tokens stand before each."""
 
-    Attributes:
-        ends: Bytes of the text before each place.
-        counts: Tokens before it.
-        widths: Bytes of the special token that ends there; empty between the tokens of an answer.
-    """
-
-    ends: "array[int]" = field(default_factory=_row)
-    counts: "array[int]" = field(default_factory=_row)
+    ends: "array[int]" = field(default_factory=_row)  # bytes of the text before each place
+    counts: "array[int]" = field(default_factory=_row)  # tokens before it
+    # Of the special tokens there; empty for an answer.
     widths: "array[int]" = field(default_factory=_row)
 
     def add(self, end: int, count: int, width: int | None = None) -> None:
-        """Put a place behind the others."""
+        """Append a place."""
         self.ends.append(end)
         self.counts.append(count)
         if width is not None:
             self.widths.append(width)
 
     def up_to(self, end: int) -> "Places":
-        """Return a copy of those that are no further on."""
+        """Return a copy of those at or before ``end``."""
         num = bisect_right(self.ends, end)
         return Places(self.ends[:num], self.counts[:num], self.widths[:num])
 
     @property
     def num_bytes(self) -> int:
-        """Of memory."""
+        """Memory of the arrays."""
         return TOKEN_BYTES * (len(self.ends) + len(self.counts) + len(self.widths))
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizedText(Sequence[int]):
-    """A row of token ids that knows which text it stands for.
+    """A row of token ids, with the text that it encodes."""
 
-    Attributes:
-        text: In UTF-8.
-        tokens: Packed, shape (num_tokens,).
-        boundaries: Where a text may be cut behind a special token.
-        answer: Where the newest answer may be cut; empty if its end is a boundary.
-        generated: Ranges of tokens that a model generated, in order.
-    """
-
-    text: bytes
-    tokens: "array[int]"
-    boundaries: Places = field(default_factory=Places)
-    answer: Places = field(default_factory=Places)
-    generated: tuple[tuple[int, int], ...] = ()
+    text: bytes  # in UTF-8
+    tokens: "array[int]"  # packed, shape (num_tokens,)
+    boundaries: Places = field(default_factory=Places)  # where it may be cut after a special token
+    answer: Places = field(default_factory=Places)  # cuts within the newest answer, if any
+    generated: tuple[tuple[int, int], ...] = ()  # ranges of tokens that a model generated, in order
 
     def __len__(self) -> int:
-        """Number of tokens."""
         return len(self.tokens)
 
     @overload
@@ -86,21 +72,19 @@ class TokenizedText(Sequence[int]):
     @overload
     def __getitem__(self, place: slice) -> "array[int]": ...
     def __getitem__(self, place: Any) -> Any:
-        """Return one id, or a row of them."""
         return self.tokens[place]
 
     def __iter__(self) -> Iterator[int]:
-        """Walk the ids."""
         return iter(self.tokens)
 
     @property
     def num_generated_tokens(self) -> int:
-        """Tokens that stand as a model generated them."""
+        """Tokens that a model generated."""
         return sum(stop - start for start, stop in self.generated)
 
     @property
     def num_bytes(self) -> int:
-        """Memory that it takes, about."""
+        """Approximate memory."""
         places = self.boundaries.num_bytes + self.answer.num_bytes
         return len(self.text) + TOKEN_BYTES * len(self.tokens) + places + _OVERHEAD_BYTES
 

@@ -1,8 +1,8 @@
 """Tokenizes, renders templates and compiles grammars in threads, off the event loop.
 
-Tenants take turns. Texts of which much is new have their own thread and copy of the tokenizer, so
-that others do not wait for them; so have new grammars. A short row of ids is checked on the event
-loop itself, since a change of threads costs more than the check.
+Tenants take turns. Texts with a long unknown part have their own thread and copy of the tokenizer,
+so that others do not wait for them; so have new grammars. A short row of ids is checked on the
+event loop itself, since a change of threads costs more than the check.
 """
 
 import copy
@@ -30,7 +30,6 @@ from ostinato.engine.request_validation import (
     tokenize,
 )
 from ostinato.engine.sampling_params import SamplingParams
-from ostinato.engine.structured_outputs import StructuredOutputs
 from ostinato.engine.tenant_queue import TenantQueue
 from ostinato.engine.text_tokenizer import PartlyTokenized
 from ostinato.engine.thread_bridge import AnswerT
@@ -39,20 +38,19 @@ from ostinato.engine.tokenized_text import TokenizedText
 from ostinato.images.picture import Picture
 
 SHORT_TOKENS = 8192
-"""Ids that are checked on the event loop: within half a millisecond."""
+"""Most ids that are checked on the event loop, within half a millisecond."""
 
 IMAGE_DECODERS = 2
 """Images that are decoded at once."""
 
 LONG_CHARACTERS = 32768
-"""Texts from here on are tokenized apart from shorter ones, which take 10 ms at most."""
+"""Texts of this length or more are tokenized apart from others, which take 10 ms at most."""
 
 
 class TokenizerExecutor:
     """Makes requests, ids and texts for one engine."""
 
     def __init__(self, engine: Engine) -> None:
-        """Serve an engine, whose thread may run at the same time."""
         self._engine = engine
         self._making = threading.Lock()
         self._texts = TenantQueue("tokenizer")
@@ -70,9 +68,14 @@ class TokenizerExecutor:
         """
         if getattr(params, "bad_words", ()):  # uses the tokenizer
             loaded, words = self._engine.loaded, params
-            params = await self.do(lambda: spell_bad_words(words, loaded), prompt.cache_salt)
+            params = await self.run(lambda: spell_bad_words(words, loaded), prompt.cache_salt)
         wanted = getattr(params, "structured_outputs", None)
-        constraint = None if wanted is None else await self._constraint(wanted, prompt.cache_salt)
+        constraint: TokenConstraint | None = None
+        if wanted is not None:
+            compile_grammar, salt = self._engine.grammars.compile, prompt.cache_salt
+            constraint = await self._grammars.run(
+                _tenant(salt), lambda: compile_grammar(wanted, salt)
+            )
 
         def make(known: Prompt) -> PreparedRequest:
             with self._making:
@@ -110,14 +113,14 @@ class TokenizerExecutor:
         place = self._engine.image_prompts.place
         if not images:
             return tokens.tokens.tolist()
-        return await self.do(lambda: place(images, tokens.tokens, b"")[0].tolist())
+        return await self.run(lambda: place(images, tokens.tokens, b"")[0].tolist())
 
     def num_tokens(self, images: Sequence[Picture], tokens: "array[int]") -> int:
         """Return how many tokens the beginning of a rendered conversation has with its images."""
         return self._engine.image_prompts.num_tokens(images, tokens)
 
-    async def do(self, work: Callable[[], AnswerT], cache_salt: str = "") -> AnswerT:
-        """Do something short with the tokenizer, off the event loop.
+    async def run(self, work: Callable[[], AnswerT], cache_salt: str = "") -> AnswerT:
+        """Run short work with the tokenizer, off the event loop.
 
         Raises:
             ForkedProcess: This is a fork of the engine's process; the threads stayed there.
@@ -138,22 +141,18 @@ class TokenizerExecutor:
     async def decode(self, token_ids: TokenIds) -> str:
         """Return the text of token ids; as ``AsyncLLM.decode``."""
         tokens, table = self._ids_and_table(token_ids)
-        return await self.do(lambda: table.decode(tokens))
+        return await self.run(lambda: table.decode(tokens))
 
     async def decode_each(self, rows: Sequence[list[int]]) -> list[str]:
         """Return the texts of several rows of the model's own ids; numbers without a tokenizer.
 
         An image is shown as one, with its number of tokens.
         """
-        tokenizer = self._engine.loaded.tokenizer
-        if tokenizer is None:
+        texts, vision = self._engine.texts, self._engine.loaded.vision
+        if texts is None:
             return [" ".join(map(str, row)) for row in rows]
-        table, vision = TokenTable(tokenizer), self._engine.loaded.vision
-
-        def text_of(row: list[int]) -> str:
-            return decode_prompt(row, table.decode, vision)
-
-        return await self.do(lambda: list(map(text_of, rows)))
+        decode = texts.table.decode
+        return await self.run(lambda: [decode_prompt(row, decode, vision) for row in rows])
 
     async def pieces(self, token_ids: TokenIds) -> list[str]:
         """Return the text of each token by itself; part of a character shows as U+FFFD.
@@ -163,7 +162,7 @@ class TokenizerExecutor:
             TokenOutOfRange: The model does not have such an id.
         """
         tokens, table = self._ids_and_table(token_ids)
-        return await self.do(lambda: list(map(table.text, tokens)))
+        return await self.run(lambda: list(map(table.text, tokens)))
 
     async def render(
         self,
@@ -195,11 +194,6 @@ class TokenizerExecutor:
 
         return await self._tokenized(whose, write, self._engine.max_model_len, lambda known: known)
 
-    async def _constraint(self, wanted: StructuredOutputs, cache_salt: str) -> TokenConstraint:
-        return await self._grammars.run(
-            _tenant(cache_salt), lambda: self._engine.grammars.compile(wanted, cache_salt)
-        )
-
     async def _with_ids(
         self,
         prompt: Prompt,
@@ -217,12 +211,17 @@ class TokenizerExecutor:
                 lambda known: use(engine.prompts.with_ids(prompt, known)),
             )
 
-        def whole(tokenizer: PreTrainedTokenizerBase | None) -> AnswerT:
+        engine.owner.check()
+        is_long = self._is_long(len(text))
+
+        def whole() -> AnswerT:
+            tokenizer = self._tokenizer_of_long_texts if is_long else engine.loaded.tokenizer
             return use(
                 replace(prompt, token_ids=tokenize(prompt, engine.loaded, most, tokenizer, keep))
             )
 
-        return await self._with_tokenizer(prompt.cache_salt, len(text), whole)
+        queue = self._long_texts if is_long else self._texts
+        return await queue.run(_tenant(prompt.cache_salt), whole)
 
     async def _tokenized(
         self,
@@ -231,16 +230,14 @@ class TokenizerExecutor:
         most: int | None,
         use: Callable[[TokenizedText], AnswerT],
     ) -> AnswerT:
-        """Tokenize what is not known of a text; among the long texts only if that is much."""
+        """Tokenize the unknown part of a text; among the long texts only if that part is long."""
         engine, texts, tenant = self._engine, self._engine.texts, _tenant(whose.cache_salt)
         assert texts is not None, "there is a tokenizer"
         engine.owner.check()
 
         def begin() -> tuple[PartlyTokenized, AnswerT | None]:
             partly = engine.prompts.begin_text(write(), whose)
-            is_long = (
-                partly.num_left >= LONG_CHARACTERS and engine.loaded.require_tokenizer().is_fast
-            )
+            is_long = self._is_long(partly.num_left)
             return partly, None if is_long else use(texts.finish(partly, most=most))
 
         partly, answer = await self._texts.run(tenant, begin)
@@ -250,34 +247,26 @@ class TokenizerExecutor:
             tenant, lambda: use(texts.finish(partly, self._tokenizer_of_long_texts, most))
         )
 
-    async def _with_tokenizer(
-        self,
-        cache_salt: str,
-        num_characters: int,
-        work: Callable[[PreTrainedTokenizerBase | None], AnswerT],
-    ) -> AnswerT:
-        """Do work with a tokenizer that no other thread uses at the same time; as ``do``."""
-        self._engine.owner.check()
+    def _is_long(self, num_characters: int) -> bool:
+        """Whether a text goes to the thread of long ones; a slow tokenizer cannot be copied."""
         tokenizer = self._engine.loaded.tokenizer
-        if num_characters < LONG_CHARACTERS or tokenizer is None or not tokenizer.is_fast:
-            return await self._texts.run(_tenant(cache_salt), lambda: work(tokenizer))
-        return await self._long_texts.run(
-            _tenant(cache_salt), lambda: work(self._tokenizer_of_long_texts)
-        )
+        return num_characters >= LONG_CHARACTERS and tokenizer is not None and tokenizer.is_fast
 
     @cached_property
     def _tokenizer_of_long_texts(self) -> PreTrainedTokenizerBase:
         return copy.deepcopy(self._engine.loaded.require_tokenizer())
 
     def _ids_and_table(self, token_ids: TokenIds) -> tuple[list[int], TokenTable]:
-        """Check token ids, and find out how they are spelled."""
-        loaded = self._engine.loaded
+        """Check token ids, and return them with the table of their texts."""
+        loaded, texts = self._engine.loaded, self._engine.texts
         tokens = tokenize(parse_prompt(token_ids), loaded)
-        return tokens.tolist(), TokenTable(loaded.require_tokenizer())
+        loaded.require_tokenizer()
+        assert texts is not None, "there is a tokenizer"
+        return tokens.tolist(), texts.table
 
 
 def _tenant(cache_salt: str) -> str:
-    """Return the tenant that takes a turn, without what its client added to the salt."""
+    """Return the tenant of a salt, without what its client added."""
     return tenant_of(cache_salt.encode()).decode()
 
 

@@ -1,7 +1,7 @@
 """Writes a trace in a thread of its own, so that the engine does not wait for the disk.
 
-That thread also hashes the tokens; the engine's thread only queues what happened. A failed write
-ends the recording and is logged once::
+That thread also hashes the tokens; the engine's thread only queues events. A failed write ends the
+recording and is logged once::
 
     engine thread                      writer thread
     put(make a line) ──► queue ──────► line ──► file
@@ -21,7 +21,7 @@ from ostinato.traces.format import AnyEvent, Header, write_line
 logger = logging.getLogger("ostinato")
 
 MAX_PENDING_LINES = 100_000
-"""Lines that may wait for the disk; more end the trace, since gaps would make it useless."""
+"""Lines that may wait for the disk; more end the trace, as gaps would make it useless."""
 
 Line = Callable[[], Header | AnyEvent]
 """Makes a line; called in the writer's thread, in the order of ``put``."""
@@ -35,11 +35,7 @@ class TraceWriter:
     """
 
     def __init__(self, path: Path) -> None:
-        """Create the file.
-
-        Raises:
-            ConfigError: There is one already, or it cannot be made.
-        """
+        """Create the file; raises ``ConfigError`` if it exists or cannot be made."""
         self.path = path
         try:
             if path.is_file():

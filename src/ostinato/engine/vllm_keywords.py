@@ -1,6 +1,6 @@
-"""vLLM's settings, arguments and methods of ``LLM``: which mean the same, which are refused.
+"""vLLM's settings, arguments and methods of ``LLM`` that have another name here, or are refused.
 
-A setting that means the same has vLLM's name in ``EngineConfig``, or is one of ``ALIASES``. One
+A setting with the same meaning has vLLM's name in ``EngineConfig``, or is one of ``ALIASES``. One
 that is not supported is refused with the reason, unless its value changes nothing.
 ``docs/vllm.md`` lists all of them.
 """
@@ -20,20 +20,9 @@ ALIASES = {
 """vLLM's names of settings that have another name here."""
 
 _ONE_PROCESS = "a model runs in one process; run several engines behind a load balancer"
-_NO_CUDA = "nothing is compiled or captured in CUDA graphs"
-_NO_LORA = "LoRA adapters are kept whole, in the model's dtype; max_loras counts all loaded ones"
-_NO_PROMPT_ADAPTERS = "prompt adapters are not served; LoRA adapters are"
 _NO_IMAGES = "images are processed as the checkpoint says; audio and video are not served"
-_NO_GPU_MEMORY = "set kv_cache_memory (bytes) or num_blocks; unset, half of the free memory is used"
-_NO_SWAP = "nothing is moved between memories; blocks of preempted requests stay cached"
-_NO_REMOTE_CODE = "code that comes with a checkpoint is never run"
 _NO_POOLING = "only text generation is served"
-_NO_CONFIG_EDITS = "edit config.json in a copy of the checkpoint"
-_NO_SPECULATION = "speculative decoding is not served"
-_NO_PLUGINS = "vLLM's workers, schedulers and plugins do not run here"
-_NO_OBSERVERS = "the server has metrics and traces of its own: `ostinato serve --help`"
 _GRAMMAR = "structured outputs have one backend and no options"
-_HUB = "fetch the files with `hf download` and give the directory"
 
 _BY_REASON: Mapping[str, Mapping[str, tuple[object, ...]]] = {
     _ONE_PROCESS: {
@@ -69,7 +58,7 @@ _BY_REASON: Mapping[str, Mapping[str, tuple[object, ...]]] = {
         "max_parallel_loading_workers": (),
         "ray_workers_use_nsight": (False,),
     },
-    _NO_CUDA: {
+    "nothing is compiled or captured in CUDA graphs": {
         "enforce_eager": (False, True),
         "compilation_config": (0, {}),
         "optimization_level": (0,),
@@ -85,8 +74,10 @@ _BY_REASON: Mapping[str, Mapping[str, tuple[object, ...]]] = {
         "override_attention_dtype": (),
         "kv_sharing_fast_prefill": (False,),
     },
-    _NO_GPU_MEMORY: {"gpu_memory_utilization": ()},
-    _NO_SWAP: {
+    "set kv_cache_memory (bytes) or num_blocks; unset, half of the free memory is used": {
+        "gpu_memory_utilization": ()
+    },
+    "nothing is moved between memories; blocks of preempted requests stay cached": {
         "swap_space": (0, 0.0),
         "cpu_offload_gb": (0, 0.0),
         "cpu_offload_params": (),
@@ -97,7 +88,7 @@ _BY_REASON: Mapping[str, Mapping[str, tuple[object, ...]]] = {
         "kv_transfer_config": (),
         "enable_sleep_mode": (False,),
     },
-    _NO_REMOTE_CODE: {
+    "code that comes with a checkpoint is never run": {
         "trust_remote_code": (False,),
         "code_revision": (),
     },
@@ -141,7 +132,7 @@ _BY_REASON: Mapping[str, Mapping[str, tuple[object, ...]]] = {
     "set read_once='never'": {"disable_cascade_attn": (False,)},
     "set kv_events_endpoint and its neighbours": {"kv_events_config": ()},
     "the server's option --served-model-name": {"served_model_name": ()},
-    _HUB: {
+    "fetch the files with `hf download` and give the directory": {
         "download_dir": (),
         "hf_token": (False,),
         "load_format": ("auto", "safetensors", "hf"),
@@ -152,7 +143,7 @@ _BY_REASON: Mapping[str, Mapping[str, tuple[object, ...]]] = {
         "pt_load_map_location": ("cpu",),
         "use_tqdm_on_load": (False, True),
     },
-    _NO_CONFIG_EDITS: {
+    "edit config.json in a copy of the checkpoint": {
         "hf_overrides": ({},),
         "hf_config_path": (),
         "rope_scaling": ({},),
@@ -184,14 +175,14 @@ _BY_REASON: Mapping[str, Mapping[str, tuple[object, ...]]] = {
         "disable_mm_preprocessor_cache": (False, True),
         "language_model_only": (False,),
     },
-    _NO_LORA: {
+    "LoRA adapters are kept whole, in the model's dtype; max_loras counts all loaded ones": {
         "max_cpu_loras": (),
         "lora_dtype": ("auto",),
         "lora_extra_vocab_size": (),
         "default_mm_loras": (),
         "fully_sharded_loras": (False,),
     },
-    _NO_SPECULATION: {"speculative_config": (), "num_lookahead_slots": (0,)},
+    "speculative decoding is not served": {"speculative_config": (), "num_lookahead_slots": (0,)},
     _GRAMMAR: {
         "structured_outputs_config": ({},),
         "reasoning_parser": ("",),
@@ -207,14 +198,14 @@ _BY_REASON: Mapping[str, Mapping[str, tuple[object, ...]]] = {
         "disable_log_stats": (False, True),
         "aggregate_engine_logging": (False,),
     },
-    _NO_OBSERVERS: {
+    "the server has metrics and traces of its own: `ostinato serve --help`": {
         "otlp_traces_endpoint": (),
         "collect_detailed_traces": (),
         "show_hidden_metrics_for_version": (),
         "kv_cache_metrics": (False,),
         "profiler_config": ({},),
     },
-    _NO_PLUGINS: {
+    "vLLM's workers, schedulers and plugins do not run here": {
         "worker_cls": ("auto",),
         "worker_extension_cls": ("",),
         "scheduler_cls": (),
@@ -232,7 +223,7 @@ UNSUPPORTED_SETTINGS: Mapping[str, Unsupported] = {
 """Settings of vLLM's ``LLM`` that have no counterpart here."""
 
 UNSUPPORTED_ARGUMENTS: Mapping[str, Unsupported] = {
-    "prompt_adapter_request": Unsupported(_NO_PROMPT_ADAPTERS),
+    "prompt_adapter_request": Unsupported("prompt adapters are not served; LoRA adapters are"),
     "prompt_token_ids": Unsupported("give a list of ids as the prompt"),
     "guided_options_request": Unsupported("use SamplingParams(structured_outputs=...)"),
     "mm_processor_kwargs": Unsupported(_NO_IMAGES, (None, {})),

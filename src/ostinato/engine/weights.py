@@ -21,7 +21,7 @@ from ostinato.runner.vision import Vision
 WeightSource = str | Path | Mapping[str, Tensor]
 """A checkpoint as ``LLM`` takes it, or tensors by name."""
 
-_IRRELEVANT = {
+IRRELEVANT_ENTRIES = {
     "_name_or_path",
     "_model_name_or_path",
     "dtype",
@@ -34,26 +34,19 @@ _IRRELEVANT = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WeightUpdate:
-    """Weights that were checked against a model.
+    """Weights that were checked against a model."""
 
-    Attributes:
-        tensors: By name; a part of the model's.
-        digest: SHA-256 over names and content, or of the whole checkpoint.
-        is_complete: Whether nothing of the old weights stays.
-        vision: The encoder of images that comes with them; None keeps the model's.
-    """
-
-    tensors: Mapping[str, Tensor]
-    digest: bytes
-    is_complete: bool
-    vision: Vision | None = None
+    tensors: Mapping[str, Tensor]  # by name; a part of the model's
+    digest: bytes  # SHA-256 over names and content, or of the whole checkpoint
+    is_complete: bool  # whether nothing of the old weights stays
+    vision: Vision | None = None  # the encoder of images; None keeps the model's
 
     def apply(self, loaded: LoadedModel) -> LoadedModel:
         """Overwrite a model's weights in place.
 
         Returns:
-            The same model with its new fingerprint. That of a whole checkpoint is what a new
-            engine would have; that of a part also depends on the weights before.
+            The same model with its new fingerprint: of a whole checkpoint the same as in a new
+            engine; of a part, it also depends on the weights before.
         """
         replace_weights(loaded.model, self.tensors)
         if loaded.vision is not None and self.vision is not None:
@@ -92,7 +85,7 @@ def read_weights(source: WeightSource, loaded: LoadedModel) -> WeightUpdate:
     _check_checkpoint(tensors, loaded, fresh.path)
     quantization = str(loaded.quantization or "")
     digest = quantized_fingerprint(fresh.fingerprint, quantization)
-    # What was quantized by another is quantized anew here, by its format alone.
+    # A checkpoint that came quantized is quantized again here, by its format alone.
     is_complete = loaded.quantization is None or loaded.quantization.stored is None
     return WeightUpdate(tensors, digest, is_complete, fresh.vision)
 
@@ -133,8 +126,9 @@ def _check_tied(given: Mapping[str, Tensor], kept: Mapping[str, WeightRef]) -> N
 
 def _check_same_config(fresh: LoadedModel, loaded: LoadedModel) -> None:
     """Refuse a checkpoint with another config."""
-    new, old = (_relevant(model.config.to_dict()) for model in (fresh, loaded))
-    changed = sorted(key for key in {*new, *old} if new.get(key) != old.get(key))
+    new, old = fresh.config.to_dict(), loaded.config.to_dict()
+    relevant = {*new, *old} - IRRELEVANT_ENTRIES
+    changed = sorted(key for key in relevant if new.get(key) != old.get(key))
     if changed:
         key = changed[0]
         raise ConfigError(
@@ -156,10 +150,6 @@ def _check_checkpoint(tensors: Mapping[str, Tensor], loaded: LoadedModel, path: 
                 f"{tuple(tensors[name].shape)}, but the model's is {kept[name].dtype} of shape "
                 f"{tuple(kept[name].shape)}"
             )
-
-
-def _relevant(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in config.items() if key not in _IRRELEVANT}
 
 
 def _digest(tensors: Mapping[str, Tensor]) -> bytes:

@@ -2,12 +2,12 @@
 
 Files in reading order:
 
-* ``learned_policy``: what policies that learn are told, and what they tell the ghost
-* ``classic_order``: gives away what was released longest ago, cached or not
-* ``leaf_heap``: finds the leaf with the least rank
-* ``ghost_list``: remembers what was evicted lately, so that its return can be noticed
-* ``s3_fifo``, ``arc``: learn from what returns
-* ``lifetimes``: counts how long blocks wait until they are used again
+* ``learned_policy``: what policies that learn observe of requests, and what they tell the ghost
+* ``classic_order``: a pool that allocates what was released longest ago, cached or not
+* ``leaf_heap``: evicts the leaf with the least rank
+* ``ghost_list``: remembers what was evicted recently, so that its return can be noticed
+* ``s3_fifo``, ``arc``: adapt to what returns
+* ``lifetimes``: counts how long it takes until blocks are used again
 * ``hazard_table``: what a block of a class and an age is worth
 * ``lru_shadow``: what LRU would have cached, and how far a policy may diverge from it
 * ``victim_heap``: finds the cohort whose blocks are worth least
@@ -17,9 +17,9 @@ The port that all of them implement, and LRU, are in ``cache.eviction``.
 
 Rules:
 
-1. A victim is an evictable leaf; what is held or leased is in no policy.
-2. A policy decides what is evicted first, never what hits: it can cost time and no truth.
-3. What is remembered of evicted content is bounded, and is forgotten with its tenant.
+1. A victim is an evictable leaf; entries that are held or leased are in no policy.
+2. A policy decides what is evicted first, never what hits: it affects speed, not results.
+3. What is remembered of evicted content is bounded, and is erased with its tenant.
 """
 
 from collections.abc import Callable

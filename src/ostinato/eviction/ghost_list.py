@@ -1,4 +1,4 @@
-"""Remembers what was evicted lately, so that its return can be noticed.
+"""Remembers what was evicted recently, so that its return can be noticed.
 
 A bounded list of runs of blocks, found by their place in the sequence and their first block's
 tokens. Later tokens are compared; what came before the run is not, so a run may be taken for
@@ -6,7 +6,7 @@ another one at the same place: the policy errs by a count, and no request gets a
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from ostinato.cache.block import CacheEntry
@@ -21,59 +21,40 @@ Note = TypeVar("Note")
 
 @dataclass(slots=True, eq=False)
 class EvictedRun(Generic[Note]):
-    """A run of blocks that is not cached any more.
+    """A run of blocks that is not cached any more."""
 
-    Attributes:
-        entry: Stands for the entry that it was part of: has its identity and nothing else.
-        start: Blocks between the root and its first one.
-        tokens: Packed tokens of whole blocks.
-        num_blocks: How many.
-        uses: How often they were in use.
-        idle_since_s: When they were last released.
-        note: What the policy notes of it.
-    """
-
-    entry: CacheEntry
-    start: int
-    tokens: bytes
+    entry: CacheEntry  # has the identity of the entry that it was part of, and nothing else
+    start: int  # blocks between the root and its first one
+    tokens: bytes  # packed tokens of whole blocks
     num_blocks: int
-    uses: int
-    idle_since_s: float
+    uses: int  # how often they were in use
+    idle_since_s: float  # when they were last released
     note: Note
 
     def part(self, first: int, last: int) -> "EvictedRun[Note]":
         """Return its blocks ``first .. last``."""
         size = len(self.tokens) // self.num_blocks
-        return EvictedRun(
-            self.entry,
-            self.start + first,
-            self.tokens[first * size : last * size],
-            last - first,
-            self.uses,
-            self.idle_since_s,
-            self.note,
-        )
+        tokens = self.tokens[first * size : last * size]
+        return replace(self, start=self.start + first, tokens=tokens, num_blocks=last - first)
 
 
 class GhostList(Generic[Note]):
-    """The runs that were evicted last, as many as fit.
+    """The runs that were evicted last, as many as fit."""
 
-    Attributes:
-        num_blocks: Remembered.
-        most_blocks: Of them.
-    """
-
-    def __init__(self, most_blocks: int, dropped: Callable[[EvictedRun[Note]], None]) -> None:
-        """Remember up to so many blocks.
+    def __init__(
+        self,
+        most_blocks: int,
+        dropped: Callable[[EvictedRun[Note]], None] = lambda run: None,
+    ) -> None:
+        """Remember nothing.
 
         Args:
             most_blocks: Bound; the run that was evicted first is dropped first.
-            dropped: Is told of each run that is not remembered any more.
+            dropped: Called with each run that is not remembered any more.
         """
-        self.most_blocks = most_blocks
+        self.most_blocks, self.num_blocks = most_blocks, 0
         self._dropped = dropped
         self._runs: dict[_Name, EvictedRun[Note]] = {}
-        self.num_blocks = 0
 
     def __len__(self) -> int:
         """Number of runs."""
@@ -91,11 +72,11 @@ class GhostList(Generic[Note]):
     def take(
         self, key: PrefixKey, first: int, most: int, block_size: int
     ) -> EvictedRun[Note] | None:
-        """Forget the run that begins at a sequence's block, as far as the sequence agrees.
+        """Remove the run that begins at a sequence's block, as far as the sequence agrees.
 
         Returns:
             The part that agrees, at most ``most`` blocks; the rest is still remembered. None
-            if nothing is.
+            if no run begins there.
         """
         start = first * block_size
         name = (key.identity.root, first, key.packed_range(start, start + block_size))
@@ -108,10 +89,10 @@ class GhostList(Generic[Note]):
         common = num_common_tokens(run.tokens[: len(theirs)], theirs) // block_size
         if common < run.num_blocks:
             self._insert(run.part(common, run.num_blocks), block_size * TOKEN_BYTES)
-        return run.part(0, common)
+        return run if common == run.num_blocks else run.part(0, common)
 
-    def forget(self, belongs: Callable[[CacheEntry], bool]) -> None:
-        """Drop every run whose entry belongs to something."""
+    def erase(self, belongs: Callable[[CacheEntry], bool]) -> None:
+        """Drop every run whose entry matches."""
         for name in [name for name, run in self._runs.items() if belongs(run.entry)]:
             self._dropped(self._pop(name))
 

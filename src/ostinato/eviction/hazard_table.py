@@ -50,35 +50,31 @@ class HazardTable:
     """Counts of lives, and the index fitted to them.
 
     Attributes:
-        num_classes: Classes.
         lives: Shares of turns' lives that entered a bin, class by class, shape (classes * bins,).
         reused: Those of them that were reused in it, likewise; both are added to from outside.
         index: Hits per block-second, likewise.
     """
 
     def __init__(self, shape: tuple[int, ...]) -> None:
-        """Know nothing: the index falls with age alone.
+        """Start without counts: the index falls with age alone.
 
         Args:
             shape: Number of values of each feature, the most telling first.
         """
         self._shape = shape
-        self.num_classes = int(np.prod(shape))
-        empty = bytes(8 * self.num_classes * NUM_BINS)
+        empty = bytes(8 * int(np.prod(shape)) * NUM_BINS)
         self.lives, self.reused, self.index = (array("d", empty) for _ in range(3))
         # The same memory for NumPy; single values are read and written faster in the arrays.
         views = (np.frombuffer(held) for held in (self.lives, self.reused, self.index))
-        self._lives, self._reused, self._index = (
-            view.reshape(self.num_classes, NUM_BINS) for view in views
-        )
+        self._lives, self._reused, self._index = (view.reshape(-1, NUM_BINS) for view in views)
         self._index[:] = 1.0 / (np.array(EDGES_S[:-1]) + 1.0)
 
     def fit(self) -> None:
         """Compute the index from what was counted. Takes a millisecond."""
         hazards = np.clip(self._pooled(self._lives, self._reused), 1e-7, 0.999)
         # Classes without counts have the hazards of the wider class: one row for all.
-        marks = hazards @ _ROW_HASH
-        _, rows, places = np.unique(marks, return_index=True, return_inverse=True)
+        hashes = hazards @ _ROW_HASH
+        _, rows, places = np.unique(hashes, return_index=True, return_inverse=True)
         self._index[:] = gittins(hazards[rows])[places]
 
     def fade(self) -> None:

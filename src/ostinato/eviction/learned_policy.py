@@ -1,4 +1,4 @@
-"""What policies that learn are told of the traffic, and what they tell the ghost."""
+"""What policies that learn observe of the traffic, and what they tell the ghost."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,18 +17,13 @@ _MANY_USES = 20
 
 @dataclass(slots=True)
 class RequestFeatures:
-    """What a policy that learns notes of a request.
+    """What a policy that learns notes of a request."""
 
-    Attributes:
-        gap_s: Seconds since what it found was last released, which is the time since its
-            conversation's previous turn; None if it found nothing, or what many share.
-        num_new_blocks: Blocks it published that were never cached before.
-        recalled: What is remembered of what it asked for and did not find.
-    """
-
+    # Seconds since what it found was last released, which is the time since its conversation's
+    # previous turn; None if it found nothing, or what many share.
     gap_s: float | None = None
-    num_new_blocks: int = 0
-    recalled: list[EvictedRun[Any]] = field(default_factory=list)
+    num_new_blocks: int = 0  # blocks it published that were never cached before
+    recalled: list[EvictedRun[Any]] = field(default_factory=list)  # evicted blocks it asked for
 
 
 def features_of(summary: RequestSummary) -> RequestFeatures:
@@ -45,8 +40,12 @@ def note_gap(summary: RequestSummary, gap_s: float, uses: int) -> None:
 
 
 @runtime_checkable
-class LearnsFromMisses(Protocol):
-    """A policy that is told what requests ask for."""
+class LearnedPolicy(Protocol):
+    """A policy that learns from the whole traffic, and what it can tell of it."""
+
+    @property
+    def lru_lead(self) -> int:
+        """Blocks that hit and would have missed under LRU, less the opposite."""
 
     def look_up(
         self, key: PrefixKey, first: int, last: int, block_size: int, summary: RequestSummary
@@ -56,9 +55,18 @@ class LearnsFromMisses(Protocol):
         Called once per request, when it holds what it found and before anything is evicted.
         """
 
+    def request_class(self, summary: RequestSummary) -> int:
+        """Return the class of what a request releases, uses left out."""
+
+    def row_of(self, request_class: int, uses: int) -> int:
+        """Return where the index of a block's class begins."""
+
+    def worth(self, row: int, age_s: float) -> float:
+        """Return what a block is worth that was released so long ago."""
+
 
 class MissObserver(CacheObserver):
-    """Tells policies that learn what a request asks for and did not find."""
+    """Tells policies that learn which blocks a request asks for and does not find."""
 
     def __init__(self, shares: BlockShares, block_size: int, clock: Callable[[], float]) -> None:
         """Tell the policies of a pool, all of which learn."""
@@ -71,25 +79,7 @@ class MissObserver(CacheObserver):
             note_gap(table.summary, self._clock() - found.idle_since_s, found.uses)
         num_asked = (len(table.key.tokens) - 1) // self._block_size
         if num_asked and table.writes and not preempted:
-            policy = cast(LearnsFromMisses, self._shares.policy_of(table.tenant))
+            policy = cast(LearnedPolicy, self._shares.policy_of(table.tenant))
             policy.look_up(
                 table.key, table.num_published, num_asked, self._block_size, table.summary
             )
-
-
-@runtime_checkable
-class LearnedPolicy(Protocol):
-    """What a policy that learns from the whole traffic can tell of it."""
-
-    @property
-    def lru_lead(self) -> int:
-        """Blocks that hit and would have missed under LRU, less the opposite."""
-
-    def request_class(self, summary: RequestSummary) -> int:
-        """Return the class of what a request releases, uses left out."""
-
-    def row_of(self, request_class: int, uses: int) -> int:
-        """Return where the index of a block's class begins."""
-
-    def worth(self, row: int, age_s: float) -> float:
-        """Return what a block is worth that was released so long ago."""

@@ -1,4 +1,4 @@
-"""Counts how long blocks wait until they are used again.
+"""Counts how long it takes until blocks are used again.
 
 A *life* begins when a block is released and ends when it is used again, cached or not. Lives of
 one class that one turn began make a *cohort*, which grows older bin by bin. Blocks of one turn
@@ -11,11 +11,12 @@ bin's end or were reused in it, and of those that were reused::
     reused in it                     0         12        3        hazard 0, 0.40, 0.17
     counted                          1, 0      1, 0.4    0.6, 0.1
 
-Lives of evicted blocks go on for as long as they are remembered, so that a policy which evicts
+Lives of evicted blocks continue for as long as they are remembered, so that a policy which evicts
 a class at once still learns that it was wrong.
 """
 
 from collections import OrderedDict, deque
+from dataclasses import dataclass, field
 from math import inf
 
 from ostinato.cache.block import CacheEntry
@@ -25,39 +26,31 @@ QUANTUM_S = 0.5
 """The first bin's width: a turn that releases blocks for longer has several batches."""
 
 _TICK_S = QUANTUM_S / 10
-"""How late a cohort may grow older, so that a look at all bins serves those of many requests."""
+"""How late a cohort may grow older, so that one pass over all bins serves many requests."""
 
 NO_LEAVES: OrderedDict[CacheEntry, None] = OrderedDict()
-"""What most cohorts have, until their first leaf."""
+"""Shared by all cohorts without a leaf so far, which are most."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class ReleaseBatch:
-    """What one turn released within one quantum.
+    """What one turn released within one quantum; batches are linked in order of time."""
 
-    Attributes:
-        born_s: When the first of it was.
-        num_open: LifetimeStats that began then and have not ended.
-        num_cached: Those of them whose blocks are cached.
-        is_recent: Whether LRU would have it cached, as ``LruShadow`` says.
-        older: The batch before it.
-        newer: The batch after it.
-    """
+    born_s: float  # when the first of it was released
+    older: "ReleaseBatch | None"
+    newer: "ReleaseBatch | None" = None
+    num_open: int = 0  # lives that began then and have not ended
+    num_cached: int = 0  # those of them whose blocks are cached
+    is_recent: bool = True  # whether LRU would have it cached, as ``LruShadow`` says
+    cohorts: "dict[int, Cohort]" = field(default_factory=dict)  # by feature class
 
-    __slots__ = ("born_s", "cohorts", "is_recent", "newer", "num_cached", "num_open", "older")
-
-    def __init__(self, born_s: float, older: "ReleaseBatch | None") -> None:
-        """Note a batch after all others."""
-        self.born_s = born_s
-        self.num_open = self.num_cached = 0
-        self.is_recent = True
-        self.older = older
-        self.newer: ReleaseBatch | None = None
-        self.cohorts: dict[int, Cohort] = {}
-        if older is not None:
-            older.newer = self
+    def __post_init__(self) -> None:
+        """Append the batch to the list."""
+        if self.older is not None:
+            self.older.newer = self
 
     def unlink(self) -> None:
-        """Take a batch without lives out of the chain; it is not the newest."""
+        """Remove a batch without lives from the list; it is not the newest."""
         if self.older is not None:
             self.older.newer = self.newer
         if self.newer is not None:
@@ -66,17 +59,7 @@ class ReleaseBatch:
 
 
 class Cohort:
-    """Lives of one class that began in one batch.
-
-    Attributes:
-        feature_class: The class.
-        batch: The batch in which they began.
-        cell: Class and running age bin as one number.
-        num_begun: LifetimeStats that began.
-        num_open: LifetimeStats that have not ended.
-        num_reused: LifetimeStats that ended in the running bin.
-        leaves: Evictable leaves among the entries, in the order in which they became leaves.
-    """
+    """Lives of one class that began in one batch."""
 
     __slots__ = ("batch", "cell", "feature_class", "leaves", "num_begun", "num_open", "num_reused")
 
@@ -84,28 +67,25 @@ class Cohort:
         """Begin without a life."""
         self.feature_class = feature_class
         self.batch = batch
-        self.cell = feature_class * NUM_BINS
-        self.num_begun = self.num_open = self.num_reused = 0
+        self.cell = feature_class * NUM_BINS  # class and running age bin as one number
+        self.num_begun = 0
+        self.num_open = 0  # lives that have not ended
+        self.num_reused = 0  # lives that ended in the running bin
+        # Evictable leaves among the entries, in the order in which they became leaves.
         self.leaves: OrderedDict[CacheEntry, None] = NO_LEAVES
 
 
 class LifetimeStats:
-    """All cohorts, and what they showed.
-
-    Attributes:
-        table: Hazards by class and bin.
-        newest: The last batch; None before the first.
-        due_s: When the next cohort grows into another bin.
-        moved: Cohorts with leaves that grew into another bin, with the cell they left.
-    """
+    """All cohorts, and what they showed."""
 
     def __init__(self, table: HazardTable) -> None:
-        """Start without a life."""
-        self.table = table
+        """Start without a life; lives are counted in the table."""
         self.newest: ReleaseBatch | None = None
+        self.due_s = inf  # when the next cohort grows into another bin
+        # Cohorts with leaves that grew into another bin, with the cell they left.
         self.moved: list[tuple[Cohort, int]] = []
+        self._table = table
         self._by_bin: list[deque[Cohort]] = [deque() for _ in range(NUM_BINS)]
-        self.due_s = inf
         self._turn = 0
 
     def begin(self, feature_class: int, now_s: float, turn: int = 0) -> Cohort:
@@ -136,14 +116,14 @@ class LifetimeStats:
         self.due_s = max(self.due_s, now_s + _TICK_S)
 
     def _outlive(self, cohort: Cohort, older: "deque[Cohort]") -> None:
-        """Count a bin that a cohort has come to the end of."""
+        """Count the bin that a cohort has outlived."""
         left, num_open, begun = cohort.cell, cohort.num_open, cohort.num_begun or 1
         if cohort.num_reused:
-            self.table.lives[left] += (num_open + cohort.num_reused) / begun
-            self.table.reused[left] += cohort.num_reused / begun
+            self._table.lives[left] += (num_open + cohort.num_reused) / begun
+            self._table.reused[left] += cohort.num_reused / begun
             cohort.num_reused = 0
         else:
-            self.table.lives[left] += num_open / begun
+            self._table.lives[left] += num_open / begun
         cohort.cell = left + 1
         if num_open:
             older.append(cohort)

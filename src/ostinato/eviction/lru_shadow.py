@@ -51,22 +51,17 @@ DOUBT_BLOCKS = 30.0
 
 
 class LruShadow:
-    """LRU's contents by batch, and the account against it.
-
-    Attributes:
-        credit: Blocks that hit here and would have missed under LRU, less the opposite.
-        num_looked_up: Blocks that were asked for.
-        num_lru_hits: Those of them that LRU would have found.
-    """
+    """LRU's contents by batch, and the account against it."""
 
     def __init__(self, lives: LifetimeStats, aged: Callable[[ReleaseBatch], None]) -> None:
         """Start level, as LRU.
 
         Args:
             lives: Whose batches to read.
-            aged: Is told of each batch of which LRU holds nothing any more.
+            aged: Called with each batch of which LRU holds nothing any more.
         """
-        self.credit = self.num_looked_up = self.num_lru_hits = 0
+        self.credit = 0  # blocks that hit here and would have missed under LRU, less the opposite
+        self.num_looked_up = 0  # blocks that were asked for
         self._lives = lives
         self._aged = aged
         self._edge: ReleaseBatch | None = None  # the oldest batch of which LRU would hold something
@@ -120,24 +115,23 @@ class LruShadow:
             self._num_recent += num_blocks
 
     def evicted(self, batch: ReleaseBatch, num_blocks: int) -> None:
-        """Note that blocks are cached no more; their lives go on."""
+        """Note that blocks are no longer cached; their lives continue."""
         batch.num_cached -= num_blocks
         if batch.is_recent and batch is not self._edge:
             self._divergence += num_blocks
             self._num_diverged += num_blocks
 
     def reused(self, batch: ReleaseBatch, num_blocks: int, *, cached: bool) -> None:
-        """Note who had blocks that are used again; those of one request come root first."""
+        """Note whether LRU had blocks that are used again; those of one request come root first."""
         theirs = num_blocks if batch.is_recent else 0
         if batch is self._edge:  # LRU evicts tails first
             theirs = min(num_blocks, self._num_at_edge)
             self._num_at_edge -= theirs
-        self.num_lru_hits += theirs
         self._num_lost += 0 if cached else theirs
         self.credit += (num_blocks if cached else 0) - theirs
 
     def close(self, batch: ReleaseBatch, num_blocks: int, *, cached: bool) -> None:
-        """Note that lives ended, or are not remembered any more."""
+        """Note that lives ended, or are no longer remembered."""
         batch.num_open -= num_blocks
         batch.num_cached -= num_blocks if cached else 0
         if batch is self._edge:
@@ -159,7 +153,7 @@ class LruShadow:
         """Let LRU evict what is beyond so many blocks, in O(1) amortised."""
         self._is_settled = True
         edge = self._edge
-        excess = self._num_recent + self._num_at_edge - num_blocks
+        excess = self.num_held_by_lru - num_blocks
         while edge is not None and (excess > 0 or not self._num_at_edge):
             most = min(max(0, excess), self._num_at_edge)
             self._num_at_edge -= most
@@ -169,7 +163,7 @@ class LruShadow:
             edge = self._pass(edge)
 
     def _pass(self, edge: ReleaseBatch) -> ReleaseBatch:
-        """Go on to the next batch: LRU holds nothing of this one any more."""
+        """Advance to the next batch: LRU holds nothing of this one any more."""
         newer = edge.newer
         assert newer is not None, "the caller looked"
         edge.is_recent = False

@@ -24,11 +24,12 @@ cache sees. Cost: O(log cells) per eviction, and a fit every 50 requests while t
 """
 
 from bisect import bisect_left, bisect_right
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+from itertools import groupby
 
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.eviction import EvictionPolicy, LeastRecentlyUsed, RequestSummary
+from ostinato.cache.eviction import LeastRecentlyUsed, RequestSummary, Victim
 from ostinato.core.identity import PrefixKey
 from ostinato.eviction.ghost_list import EvictedRun, GhostList
 from ostinato.eviction.hazard_table import EDGES_S, NUM_BINS, HazardTable
@@ -48,7 +49,7 @@ _CLASSES_PER_USES = _SHAPE[1] * _SHAPE[2] * _SHAPE[3]
 
 _MANY_USES = _USES[-1] + 1
 _FIRST_CLASS = [bisect_left(_USES, uses) * _CLASSES_PER_USES for uses in range(_MANY_USES + 1)]
-"""The first class by number of uses; more than ``_MANY_USES`` are like so many."""
+"""The first class by number of uses, up to ``_MANY_USES``; more count as that."""
 
 _AGES_S = EDGES_S[1:-1]
 
@@ -57,7 +58,7 @@ _MEMORY_WITH_TIER = 64
 """Evicted blocks that are remembered, in pools; with a tier, at most."""
 
 
-class ReuseHazard(EvictionPolicy):
+class ReuseHazard(LeastRecentlyUsed):
     """Evict the leaf with the fewest expected hits per block-second."""
 
     def __init__(
@@ -70,21 +71,19 @@ class ReuseHazard(EvictionPolicy):
             clock: Seconds that never fall.
             requests_per_fit: Requests between two fits of the index.
         """
+        super().__init__()
         self._clock = clock
         self._requests_per_fit = requests_per_fit
         self._table = HazardTable(_SHAPE)
         self._lives = LifetimeStats(self._table)
         self.shadow = LruShadow(self._lives, self._aged)
         self._memory = GhostList[Cohort](_MEMORY * num_blocks, self._dropped)
-        self._queue = LeastRecentlyUsed()
-        self._num_idle = 0
         self._old, self._recent = VictimHeap(self._table.index), VictimHeap(self._table.index)
-        self._most_taken = 0
         self._turn: RequestSummary | None = None
         self._request_class = 0  # of the running turn, uses left out
         self._num_turns = 0
         self._is_fit_due = False
-        self._new_per_turn = _Mean()
+        self._sum_new = self._sum_weights = 0.0  # new blocks per turn, the last hundred most
 
     @property
     def num_remembered_blocks(self) -> int:
@@ -114,7 +113,8 @@ class ReuseHazard(EvictionPolicy):
     def request_class(self, summary: RequestSummary) -> int:
         """Return the class of what a request releases, uses left out."""
         features = features_of(summary)
-        share = features.num_new_blocks / max(1e-9, self._new_per_turn.value)
+        mean_new = self._sum_new / max(1.0, self._sum_weights)
+        share = features.num_new_blocks / max(1e-9, mean_new)
         place = 0 if features.gap_s is None else bisect_right(_GAPS_S, features.gap_s)
         place = place * _SHAPE[2] + bisect_right(_OUTPUT_TOKENS, summary.num_output_tokens)
         return place * _SHAPE[3] + bisect_right(_NEW_SHARES, share)
@@ -122,10 +122,10 @@ class ReuseHazard(EvictionPolicy):
     # --- what comes and goes ---
 
     def add(self, entries: Sequence[CacheEntry], summary: RequestSummary | None) -> None:
-        """Begin lives of one batch; without a request, of the class that the entry had."""
+        """Begin lives of one batch; without a request, each of the class that its entry had."""
         if summary is not None and summary is not self._turn:
             self._next_turn(summary)
-        self._queue.add(entries, summary)
+        super().add(entries, summary)
         now_s, running, total = entries[0].idle_since_s, -1, 0
         for entry in entries:
             if summary is not None:
@@ -144,58 +144,47 @@ class ReuseHazard(EvictionPolicy):
             if entry.is_leaf:
                 self._offer(entry)
         self.shadow.open(cohort.batch, total)
-        self._num_idle += total
 
     def remove(self, entries: Sequence[CacheEntry]) -> None:
         """End lives: entries are used again; those of one batch are counted at once."""
         self._advance()
-        self.shadow.settle(self._num_idle)
-        batch, count = None, 0
-        for entry in entries:
-            cohort: Cohort = entry.policy_state
-            if cohort.batch is not batch:
-                if batch is not None:
-                    self._reused(batch, count)
-                batch, count = cohort.batch, 0
-            num_blocks = entry.num_blocks
-            cohort.num_open -= num_blocks
-            cohort.num_reused += num_blocks
-            count += num_blocks
-            if cohort.leaves and entry in cohort.leaves:
-                self._withdraw(entry)
-        if batch is not None:
-            self._reused(batch, count)
-        self._queue.remove(entries)
-
-    def _reused(self, batch: ReleaseBatch, num_blocks: int) -> None:
-        """Note that cached blocks of a batch are used again."""
-        self.shadow.reused(batch, num_blocks, cached=True)
-        self.shadow.close(batch, num_blocks, cached=True)
-        self._num_idle -= num_blocks
+        self.shadow.settle(self.num_blocks)
+        for batch, some in groupby(entries, lambda entry: entry.policy_state.batch):
+            count = 0
+            for entry in some:
+                cohort: Cohort = entry.policy_state
+                num_blocks = entry.num_blocks
+                cohort.num_open -= num_blocks
+                cohort.num_reused += num_blocks
+                count += num_blocks
+                if entry in cohort.leaves:
+                    self._withdraw(entry)
+            self.shadow.reused(batch, count, cached=True)
+            self.shadow.close(batch, count, cached=True)
+        super().remove(entries)
 
     def evict(self, entry: CacheEntry, num_blocks: int) -> None:
-        """Let lives go on in memory."""
+        """Continue lives in memory."""
         if num_blocks == entry.num_blocks:
             self._withdraw(entry)
-        self._queue.evict(entry, num_blocks)
-        self._num_idle -= num_blocks
+        super().evict(entry, num_blocks)
         self.shadow.evicted(entry.policy_state.batch, num_blocks)
         self._memory.put(entry, num_blocks, entry.policy_state)
 
     def split(self, tail: CacheEntry, head: CacheEntry) -> None:
-        """Take the head; it has the same past and is no leaf."""
+        """Add the head; it has the same past and is no leaf."""
         head.policy_state = tail.policy_state
-        self._queue.split(tail, head)
+        super().split(tail, head)
 
-    def expose(self, entry: CacheEntry) -> None:
+    def became_leaf(self, entry: CacheEntry) -> None:
         """Add an entry to the leaves."""
         self._offer(entry)
 
     def look_up(
         self, key: PrefixKey, first: int, last: int, block_size: int, summary: RequestSummary
     ) -> None:
-        """End lives of blocks that were evicted and are asked for."""
-        self.shadow.settle(self._num_idle)
+        """End lives of evicted blocks that a request asks for."""
+        self.shadow.settle(self.num_blocks)
         self.shadow.num_looked_up += last
         if self._memory:
             self._advance()
@@ -211,7 +200,7 @@ class ReuseHazard(EvictionPolicy):
     def recall(
         self, key: PrefixKey, first: int, most: int, block_size: int, summary: RequestSummary | None
     ) -> tuple[int, int]:
-        """Tell of blocks that were evicted and are published anew."""
+        """Return what is remembered of blocks that are published again."""
         run = _looked_up(summary, first, most) if summary is not None else None
         if run is None:
             if self._memory:
@@ -226,42 +215,36 @@ class ReuseHazard(EvictionPolicy):
             note_gap(summary, self._clock() - run.idle_since_s, run.uses)
         return run.uses, run.num_blocks
 
-    def forget(self, belongs: Callable[[CacheEntry], bool]) -> None:
-        """Remember nothing of what belongs to something."""
-        self._memory.forget(belongs)
+    def erase(self, belongs: Callable[[CacheEntry], bool]) -> None:
+        """Erase what is remembered of entries that match."""
+        self._memory.erase(belongs)
 
     # --- what is evicted next ---
 
-    def victim(self, num_wanted: int = 0) -> CacheEntry | None:
-        """Name the leaf with the least index of those that may be evicted; LRU's if none may."""
-        oldest = self._queue.victim()
+    def victim(self, num_wanted: int = 0) -> Victim | None:
+        """Return the leaf with the least index of those that may be evicted; LRU's if none may.
+
+        Of what LRU holds, no more blocks than there is budget for.
+        """
+        oldest = super().victim()
         if oldest is None:
             return None
         self._advance()
         self._fit()
         shadow = self.shadow
-        shadow.trim(self._num_idle - num_wanted)
+        shadow.trim(self.num_blocks - num_wanted)
         free, worst = self._least(self._old), None
         budget = shadow.budget()
         if budget > 0 or free is None:
             worst = self._least(self._recent)
         if worst is not None and (free is None or worst[0] < free[0]):
-            self._most_taken = max(0, budget) + shadow.num_free(worst[1].policy_state.batch)
-            if self._most_taken > 0:
-                return worst[1]
-        self._most_taken = self._num_idle
+            most = max(0, budget) + shadow.num_free(worst[1].policy_state.batch)
+            if most > 0:
+                return worst[1], min(worst[1].num_blocks, most)
         if free is not None:
-            return free[1]
-        self._most_taken = max(1, shadow.num_free(oldest.policy_state.batch))
-        return oldest
-
-    def takeable(self, victim: CacheEntry) -> int:
-        """Allow no more blocks that LRU holds than there is budget for."""
-        return min(victim.num_blocks, self._most_taken)
-
-    def __iter__(self) -> Iterator[CacheEntry]:
-        """Walk in order of release."""
-        return iter(self._queue)
+            return free[1], free[1].num_blocks
+        entry, num_blocks = oldest
+        return entry, min(num_blocks, max(1, shadow.num_free(entry.policy_state.batch)))
 
     def check(self) -> None:
         """Assert that every evictable leaf is offered, and recount lives."""
@@ -271,19 +254,18 @@ class ReuseHazard(EvictionPolicy):
         self._recent.check()
         assert not any(cohort.batch.is_recent for cohort in self._old), "LRU holds it"
         assert all(cohort.batch.is_recent for cohort in self._recent), "LRU does not hold it"
-        assert self._num_idle == sum(entry.num_blocks for entry in self._queue)
         offered = 0
-        for entry in self._queue:
+        for entry in self:
             cohort: Cohort = entry.policy_state
             offered += entry in cohort.leaves
             assert not entry.is_leaf or entry in cohort.leaves, "a leaf is not offered"
         listed = sum(len(cohort.leaves) for cells in (self._old, self._recent) for cohort in cells)
         assert offered == listed, "a leaf belongs to no cohort"
-        open_lives: dict[Cohort, int] = {}
-        lives = [(entry.policy_state, entry.num_blocks) for entry in self._queue]
+        open_lives = Counter[Cohort]()
+        lives = [(entry.policy_state, entry.num_blocks) for entry in self]
         lives += [(run.note, run.num_blocks) for run in self._memory.runs()]
         for cohort, num_blocks in lives:
-            open_lives[cohort] = open_lives.get(cohort, 0) + num_blocks
+            open_lives[cohort] += num_blocks
         assert all(cohort.num_open == count for cohort, count in open_lives.items())
 
     # --- bookkeeping ---
@@ -296,11 +278,12 @@ class ReuseHazard(EvictionPolicy):
             self._table.fade()
             self._is_fit_due = True
         self._turn = summary
-        self._new_per_turn.add(features_of(summary).num_new_blocks)
+        self._sum_new = 0.99 * self._sum_new + features_of(summary).num_new_blocks
+        self._sum_weights = 0.99 * self._sum_weights + 1.0
         self._request_class = self.request_class(summary)
 
     def _fit(self) -> None:
-        """Bring the index up to date, where one is due; while all fits, nothing asks for it."""
+        """Fit the index if that is due; never called while everything fits."""
         if self._is_fit_due:
             self._is_fit_due = False
             self._table.fit()
@@ -314,19 +297,19 @@ class ReuseHazard(EvictionPolicy):
         self.shadow.close(cohort.batch, num_blocks, cached=False)
 
     def _dropped(self, run: EvictedRun[Cohort]) -> None:
-        """Stop waiting for a life's end; it counts for as long as it was watched."""
+        """End lives that are no longer remembered; they count for as long as they were."""
         cohort = run.note
         cohort.num_open -= run.num_blocks
         self.shadow.close(cohort.batch, run.num_blocks, cached=False)
 
     def _advance(self) -> None:
-        """Let cohorts grow older, and move into other cells."""
+        """Age cohorts, and move them into other cells."""
         lives, now_s = self._lives, self._clock()
         if now_s < lives.due_s:
             return
         lives.advance(now_s)
         for cohort, left in lives.moved:
-            cells = self._recent if cohort.batch.is_recent else self._old
+            cells = self._cells_of(cohort)
             cells.discard(cohort, left)
             cells.add(cohort)
         lives.moved.clear()
@@ -338,8 +321,11 @@ class ReuseHazard(EvictionPolicy):
                 self._recent.discard(cohort, cohort.cell)
                 self._old.add(cohort)
 
+    def _cells_of(self, cohort: Cohort) -> VictimHeap:
+        return self._recent if cohort.batch.is_recent else self._old
+
     def _least(self, cells: VictimHeap) -> tuple[float, CacheEntry] | None:
-        """Name the leaf with the least index, and its index."""
+        """Return the least index, and the leaf that has it."""
         while (least := cells.least()) is not None:
             index, cohort = least
             entry = next(reversed(cohort.leaves))
@@ -351,7 +337,7 @@ class ReuseHazard(EvictionPolicy):
     def _offer(self, entry: CacheEntry) -> None:
         cohort: Cohort = entry.policy_state
         if not cohort.leaves:
-            (self._recent if cohort.batch.is_recent else self._old).add(cohort)
+            self._cells_of(cohort).add(cohort)
             if cohort.leaves is NO_LEAVES:
                 cohort.leaves = OrderedDict()
         cohort.leaves[entry] = None
@@ -361,34 +347,16 @@ class ReuseHazard(EvictionPolicy):
         if entry in cohort.leaves:
             del cohort.leaves[entry]
             if not cohort.leaves:
-                cells = self._recent if cohort.batch.is_recent else self._old
-                cells.discard(cohort, cohort.cell)
+                self._cells_of(cohort).discard(cohort, cohort.cell)
 
 
 def _looked_up(summary: RequestSummary, first: int, most: int) -> EvictedRun[Cohort] | None:
-    """Take what a request's look-up has noted of a block and those after it."""
+    """Remove and return what a request's look-up has found of a block and those after it."""
     recalled = features_of(summary).recalled
     while recalled and recalled[0].start <= first:
         run: EvictedRun[Cohort] = recalled.pop(0)
-        if run.start < first:
-            continue  # another request has published it meanwhile
-        if run.num_blocks > most:
-            recalled.insert(0, run.part(most, run.num_blocks))
-            run = run.part(0, most)
-        return run
+        if run.start == first:  # else another request has published it meanwhile
+            if run.num_blocks > most:
+                recalled.insert(0, run.part(most, run.num_blocks))
+            return run.part(0, min(most, run.num_blocks))
     return None
-
-
-class _Mean:
-    """A mean in which the last hundred values count most."""
-
-    def __init__(self) -> None:
-        self._sum = self._weight = 0.0
-
-    def add(self, value: float) -> None:
-        self._sum = 0.99 * self._sum + value
-        self._weight = 0.99 * self._weight + 1.0
-
-    @property
-    def value(self) -> float:
-        return self._sum / self._weight if self._weight else 0.0

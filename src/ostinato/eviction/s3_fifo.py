@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.eviction import RequestSummary
+from ostinato.cache.eviction import RequestSummary, Victim
 from ostinato.core.identity import PrefixKey
 from ostinato.eviction.ghost_list import GhostList
 from ostinato.eviction.leaf_heap import LeafHeap, LeafState, Rank
@@ -18,29 +18,21 @@ _Waiting = tuple[int, int, CacheEntry]
 
 @dataclass(slots=True)
 class QueueState(LeafState):
-    """What is noted of an entry in a queue.
+    """What is noted of an entry in a queue."""
 
-    Attributes:
-        turn: When it joined its queue; None before the first time.
-        waits: Its place in its queue; None if it is held.
-        is_main: Whether that is the main queue.
-        seen: Its uses when it joined.
-    """
-
-    turn: int | None = None
-    waits: int | None = None
-    is_main: bool = False
-    seen: int = 0
+    turn: int = 0  # when it joined its queue, from 1 on; 0 before the first time
+    waits: int | None = None  # its place in its queue; None if it is held
+    seen: int = 0  # its uses when it joined
 
 
 class S3Fifo(LeafHeap[QueueState]):
-    """Three queues: what is new, what was in use again, and what was evicted of the new.
+    """A small queue of new entries, a main queue, and a memory of what the small one evicted.
 
-    New content joins the small queue, content that was evicted lately the main one. An entry
-    keeps its place however often it is in use; when it comes up, use moves it to the end of the
-    main queue. So does being no leaf, in either queue: if it stayed, the small queue would be too
-    long for ever, and whatever is new would be evicted at once; and of the main queue whole
-    conversations would go at once, for what was before a tail would come up after it.
+    New content joins the small queue, recently evicted content the main one. An entry keeps its
+    place however often it is used; at the head, it moves to the end of the main queue if it was
+    used or is no leaf. If inner entries stayed, the small queue would be too long for ever, and new
+    content would be evicted at once; and from the main queue whole conversations would be evicted
+    at once, since what is before a tail would reach the head after it.
 
     Source: Yang, Zhang, Qiu, Yue, Vigfusson, FIFO queues are all you need for cache eviction,
     SOSP 2023.
@@ -50,148 +42,131 @@ class S3Fifo(LeafHeap[QueueState]):
         """Make an empty policy for a pool of so many blocks."""
         super().__init__(QueueState, num_segments=2)
         self._most_small = _SMALL_SHARE * num_blocks
-        self._num_small = 0
-        # By turn, leaves or not: of the small queue and of the main one.
+        # By turn, leaves or not: of the small queue (segment 0) and of the main one.
         self._waiting: tuple[list[_Waiting], list[_Waiting]] = ([], [])
         self._turns = 0
-        self._memory = GhostList[None](num_blocks, lambda run: None)
+        self._memory = GhostList[None](num_blocks)
 
     def rank(self, entry: CacheEntry) -> Rank:
         """Rank by place in the queue."""
-        return (self._turn_of(entry),)
+        return (self.state(entry).turn,)
 
-    def segment(self, entry: CacheEntry) -> int:
-        """Say whether an entry is in the main queue."""
-        return int(self.state(entry).is_main)
+    @property
+    def _is_small_full(self) -> bool:
+        return self.segment_blocks[0] > self._most_small
 
-    def released(self, entry: CacheEntry) -> None:
-        """Let an entry join a queue, or go on in its own."""
+    def segment_of(self, entry: CacheEntry) -> int:
+        """Return which queue an entry joins: the one that it was in before, if any."""
         state = self.state(entry)
-        if state.turn is None:
-            state.is_main, state.seen = entry.uses > 1, entry.uses
-            self._join(entry)
-        if not state.is_main:
-            self._num_small += entry.num_blocks
-        self._wait(entry)
+        return state.segment if state.turn else int(entry.uses > 1)
+
+    def added(self, entry: CacheEntry) -> None:
+        """Put an entry into its queue, at its place if it was in one before."""
+        state = self.state(entry)
+        if state.turn:
+            self._enqueue(entry)
+        else:
+            state.seen = entry.uses
+            self._append(entry)
 
     def split(self, tail: CacheEntry, head: CacheEntry) -> None:
-        """Take the head; it waits where its tail does."""
+        """Add the head; it waits where its tail does."""
         super().split(tail, head)
-        self._wait(head)
+        self._enqueue(head)
 
-    def taken(self, entry: CacheEntry) -> None:
-        """Count what waits in the small queue."""
-        state = self.state(entry)
-        state.waits = None
-        if not state.is_main:
-            self._num_small -= entry.num_blocks
+    def removed(self, entry: CacheEntry) -> None:
+        """Take an entry out of its queue."""
+        self.state(entry).waits = None
 
     def evicted(self, entry: CacheEntry, num_blocks: int) -> None:
-        """Remember what was new."""
-        if not self.state(entry).is_main:
+        """Remember what is evicted from the small queue."""
+        if self.state(entry).segment == 0:
             self._memory.put(entry, num_blocks, None)
-            if num_blocks < entry.num_blocks:
-                self._num_small -= num_blocks
 
     def recall(
         self, key: PrefixKey, first: int, most: int, block_size: int, summary: RequestSummary | None
     ) -> tuple[int, int]:
-        """Tell what was evicted of the new: it joins the main queue."""
+        """Return what was evicted of the new: it joins the main queue."""
         run = self._memory.take(key, first, most, block_size)
         return (0, most) if run is None else (1, run.num_blocks)
 
-    def forget(self, belongs: Callable[[CacheEntry], bool]) -> None:
-        """Remember nothing of what belongs to something."""
-        self._memory.forget(belongs)
+    def erase(self, belongs: Callable[[CacheEntry], bool]) -> None:
+        """Erase what is remembered of entries that match."""
+        self._memory.erase(belongs)
 
-    def victim(self, num_wanted: int = 0) -> CacheEntry | None:
-        """Let what was in use go on, until something comes up that was not."""
-        while (entry := self._head()) is not None:
+    def segments(self) -> tuple[int, int]:
+        """Return the small queue first while it is too long."""
+        return (0, 1) if self._is_small_full else (1, 0)
+
+    def victim(self, num_wanted: int = 0) -> Victim | None:
+        """Move used leaves to the end of the main queue until one at the head was not used."""
+        while True:
+            self._promote_inner()
+            victim = super().victim()
+            if victim is None:
+                return None
+            entry, _ = victim
             state = self.state(entry)
-            if state.is_main:
-                self._turn_over(self._turn_of(entry))
+            if state.segment == 1:
+                self._reinsert_inner(state.turn)
             if entry.uses <= state.seen:
-                return entry
-            if state.is_main:
-                self._go_on(entry)
-            else:
-                self._promote(entry)
+                return victim
+            self._move_to_main(entry)
             self.offer(entry)
-        return None
 
     def check(self) -> None:
-        """Recount the small queue as well."""
+        """Assert that every entry is in its queue as well."""
         super().check()
         self._memory.check()
-        small = sum(entry.num_blocks for entry in self if not self.state(entry).is_main)
-        assert small == self._num_small, "the small queue is miscounted"
         places = [{place for _, place, _ in waiting} for waiting in self._waiting]
         for entry in self:
             state = self.state(entry)
-            assert state.waits in places[state.is_main], "an entry waits nowhere"
+            assert state.waits in places[state.segment], "an entry is in no queue"
 
-    def _wait(self, entry: CacheEntry) -> None:
-        """Note an entry's place in its queue."""
+    def _append(self, entry: CacheEntry) -> None:
+        """Put an entry at the end of its queue."""
+        self._turns += 1
+        self.state(entry).turn = self._turns
+        self._enqueue(entry)
+
+    def _enqueue(self, entry: CacheEntry) -> None:
+        """Put an entry at its place in its queue."""
         state = self.state(entry)
         place = state.waits = next(self._numbers)
-        waiting = self._waiting[state.is_main]
-        heapq.heappush(waiting, (self._turn_of(entry), place, entry))
+        waiting = self._waiting[state.segment]
+        heapq.heappush(waiting, (state.turn, place, entry))
         if len(waiting) > 64 and len(waiting) > 4 * len(self._queue):
             waiting[:] = [held for held in waiting if held[1] == self.state(held[2]).waits]
             heapq.heapify(waiting)
 
-    def _promote(self, entry: CacheEntry) -> None:
-        """Move an entry from the small queue to the end of the main one."""
+    def _move_to_main(self, entry: CacheEntry) -> None:
+        """Move an entry to the end of the main queue; once there, that takes one use off."""
         state = self.state(entry)
-        self._num_small -= entry.num_blocks
-        state.is_main, state.seen = True, entry.uses
-        self._join(entry)
-        self._wait(entry)
-
-    def _go_on(self, entry: CacheEntry) -> None:
-        """Move an entry to the end of the main queue; a use of it counts no more."""
-        state = self.state(entry)
-        if entry.uses > state.seen:
+        if state.segment == 0:
+            self.move(entry, 1)
+            state.seen = entry.uses
+        elif entry.uses > state.seen:
             state.seen = max(state.seen + 1, entry.uses - _MOST_USES)
-        self._join(entry)
-        self._wait(entry)
+        self._append(entry)
 
-    def _pass(self) -> None:
-        """Promote what comes up in the small queue and is no leaf, in O(log n) amortised."""
+    def _promote_inner(self) -> None:
+        """Promote inner entries at the head of the small queue, in O(log n) amortised."""
         small = self._waiting[0]
-        while small and self._num_small > self._most_small:
+        while small and self._is_small_full:
             _, place, entry = small[0]
             if place == self.state(entry).waits:
                 if entry.is_leaf:
                     return
-                self._promote(entry)
+                self._move_to_main(entry)
             heapq.heappop(small)
 
-    def _turn_over(self, turn: int) -> None:
-        """Let what is no leaf and comes up in the main queue before a turn go on.
+    def _reinsert_inner(self, turn: int) -> None:
+        """Move inner entries of the main queue that joined before a turn to its end.
 
-        Cost: O(log n) for each; it comes up again when all of the queue has.
+        Cost: O(log n) for each.
         """
         main = self._waiting[1]
         while main and main[0][0] < turn:
             _, place, entry = heapq.heappop(main)
             if place == self.state(entry).waits:
-                self._go_on(entry)
-
-    def _join(self, entry: CacheEntry) -> None:
-        """Put an entry last in its queue."""
-        self._turns += 1
-        self.state(entry).turn = self._turns
-
-    def _turn_of(self, entry: CacheEntry) -> int:
-        """Return when an entry joined its queue."""
-        turn = self.state(entry).turn
-        assert turn is not None, "it joins a queue before it is ranked"
-        return turn
-
-    def _head(self) -> CacheEntry | None:
-        """Name the leaf that comes up: of the small queue while that is too long."""
-        self._pass()
-        first = 0 if self._num_small > self._most_small else 1
-        entry = self.least(first)
-        return self.least(1 - first) if entry is None else entry
+                self._move_to_main(entry)

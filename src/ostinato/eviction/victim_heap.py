@@ -1,8 +1,8 @@
 """Finds the cohort whose blocks are worth least.
 
-A cell is what has one index: a class and an age bin. Cohorts with evictable leaves wait in the
-cell that they are in, oldest first; cells with cohorts wait in a heap by index. A cell that has
-become empty is taken out of the heap when it comes up.
+A cell is a class and an age bin, and has one index. It lists its cohorts with evictable leaves,
+oldest first; cells with cohorts are in a heap by index. A cell that has become empty is removed
+when it is at the top of the heap.
 """
 
 import heapq

@@ -1,4 +1,4 @@
-"""The router as a process: many engines behind one address.
+"""The router process: many engines behind one address.
 
 Files in reading order:
 
@@ -10,7 +10,7 @@ Files in reading order:
 * ``decisions``: the latest routing decisions
 * ``peek``: reads usage and ids from responses as they pass
 * ``admission``: limits concurrent requests and bytes
-* ``public_prefixes``: the prefixes that all tenants share
+* ``public_prefixes``: prefixes that all tenants share
 * ``headers``: headers that are forwarded, and that are set here
 * ``proxy``: forwards requests to workers, and their responses
 * ``metrics``, ``admin``: metrics and administration

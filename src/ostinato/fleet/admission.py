@@ -26,10 +26,10 @@ class Job:
         body: Its body.
         num_bytes: Bytes of the body received so far.
         prompt: The prompt, for routing; None if routing does not depend on one.
-        asked: The question to the router; None if there is none.
+        route_request: The router's view of it; None if routing does not depend on a prompt.
         tried: Workers that failed.
         was_repeated: Whether a failed worker was tried again.
-        tells: Whether the caller may learn the expected hits.
+        shows_hits: Whether the caller may learn the expected hits.
     """
 
     request: web.Request
@@ -38,23 +38,22 @@ class Job:
     body: bytes = b""
     num_bytes: int = 0
     prompt: Prompt | None = None
-    asked: RouteRequest | None = None
+    route_request: RouteRequest | None = None
     tried: set[str] = field(default_factory=set)
     was_repeated: bool = False
-    tells: bool = True
+    shows_hits: bool = True
 
 
 class Admission:
-    """Admits requests.
+    """Admits and limits requests.
 
     Attributes:
         is_draining: Whether new requests are refused.
         num_live: Unfinished requests.
-        rate_limit: Enforces the limits of keys, for the whole fleet.
+        rate_limit: Limits of keys, for the whole fleet.
     """
 
     def __init__(self, config: FleetConfig, callers: Callers) -> None:
-        """Start without requests."""
         self.is_draining = False
         self.rate_limit = RateLimit()
         self._config = config
@@ -104,14 +103,14 @@ class Admission:
             async with asyncio.timeout(self._config.body_timeout_s):
                 async for piece in job.request.content.iter_any():
                     pieces.append(piece)
-                    self._hold(job, len(piece))
+                    self._count(job, len(piece))
                     if job.num_bytes > most:
                         raise body_too_long(job.num_bytes, most)
         except TimeoutError:
             raise body_too_slow(self._config.body_timeout_s) from None
         job.body = b"".join(pieces)
 
-    def _hold(self, job: Job, num_bytes: int) -> None:
+    def _count(self, job: Job, num_bytes: int) -> None:
         job.num_bytes += num_bytes
         self._bytes[job.caller.tenant] += num_bytes
         most = self._config.max_tenant_body_bytes

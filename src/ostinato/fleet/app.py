@@ -1,7 +1,6 @@
-"""The routes, and their middleware.
+"""Routes and middleware.
 
-An aiohttp application, since its parser and its client pass a request on in a fraction of a
-millisecond; everything that a request needs is decided in ``proxy``.
+An aiohttp application, whose parser and client forward a request in a fraction of a millisecond.
 """
 
 import logging
@@ -19,7 +18,7 @@ from ostinato.core.errors import OstinatoError
 from ostinato.fleet.admin import FleetAdmin
 from ostinato.fleet.admission import Admission
 from ostinato.fleet.config import FleetConfig
-from ostinato.fleet.decisions import Decisions
+from ostinato.fleet.decisions import DecisionLog
 from ostinato.fleet.fleet import Fleet
 from ostinato.fleet.metrics import FleetMetrics
 from ostinato.fleet.proxy import Proxy
@@ -47,9 +46,9 @@ GENERATING = (
     "/v1/responses",
     "/v1/messages",
 )
-"""Routes that are routed by their prompt."""
+"""Routes whose worker is chosen by the prompt."""
 
-HANDED_ON = (
+FORWARDED = (
     ("POST", "/v1/messages/count_tokens"),
     ("POST", "/v1/embeddings"),
     ("POST", "/tokenize"),
@@ -60,11 +59,11 @@ HANDED_ON = (
     ("POST", "/v1/responses/{number}/cancel"),
     ("GET", "/v1/explain/{number}"),
 )
-"""Routes for any worker, or for the one that stored a response."""
+"""Routes forwarded to any worker, or to the one that stored a response."""
 
 
 class FleetApp:
-    """The application of a router process, and its parts.
+    """The application of a router process.
 
     Attributes:
         config: The settings.
@@ -75,7 +74,7 @@ class FleetApp:
     """
 
     def __init__(self, config: FleetConfig) -> None:
-        """Build a router, in a running event loop; workers join when ``web`` starts.
+        """Build a router in a running event loop; workers join when ``web`` starts.
 
         Raises:
             ConfigError: The keys file or the tokenizer cannot be read.
@@ -85,12 +84,11 @@ class FleetApp:
         tokenizer = LocalTokenizer(config.tokenizer) if config.tokenizer else None
         self._session = _make_session(config)
         self.fleet = Fleet(config, self._session)
-        self._tokens = PromptTokens(self.fleet, tokenizer)
+        self._tokens = PromptTokens(self.fleet.workers, tokenizer)
         self._metrics = FleetMetrics(self.fleet, self._tokens.counts)
-        decisions = Decisions()
+        decisions = DecisionLog()
         self.admission = Admission(config, self._callers)
         prefixes = FleetPrefixes(self.fleet, self._tokens)
-        self.fleet.on_restart.append(prefixes.lost)
         self.proxy = Proxy(
             self.fleet, self.admission, self._tokens, decisions, self._metrics, prefixes
         )
@@ -112,8 +110,8 @@ class FleetApp:
         add = self.web.router.add_route
         for path in GENERATING:
             add("POST", path, self.proxy.generate)
-        for method, path in HANDED_ON:
-            add(method, path, self.proxy.hand_on)
+        for method, path in FORWARDED:
+            add(method, path, self.proxy.forward)
         add("GET", "/v1/models", self._models)
         for path in ("/health", "/ping"):
             add("GET", path, self._health)
@@ -145,7 +143,7 @@ class FleetApp:
         return web.json_response({"status": "ready"})
 
     async def _models(self, request: web.Request) -> web.Response:
-        """List what the workers serve, each model once."""
+        """List the models of all workers."""
         self.admission.identify(request)
         names = {name: None for w in self.fleet.workers.values() for name in w.models}
         models = [{"id": n, "object": "model", "created": 0, "owned_by": "fleet"} for n in names]
@@ -178,7 +176,7 @@ def _make_session(config: FleetConfig) -> aiohttp.ClientSession:
 
 @web.middleware
 async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Handle every error in the shape of its path."""
+    """Return errors in the format of the path's API."""
     try:
         return await handler(request)
     except web.HTTPException as error:
@@ -208,7 +206,7 @@ def _answer(request: web.Request, error: ApiError, headers: dict[str, str]) -> w
 
 @web.middleware
 async def _guard_host(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse foreign web pages in this machine's browsers, if there are no keys."""
+    """Without keys, refuse requests of foreign web pages in this machine's browsers."""
     for name, prefix in (("Host", "//"), ("Origin", "")):
         value = request.headers.get(name, "")
         if value and not _is_of_this_machine(prefix + value):
@@ -237,7 +235,7 @@ def _key_form() -> str:
 
 
 async def _page(request: web.Request) -> web.Response:
-    """Return a file of the page; the style, and the form for a key, are the server's."""
+    """Return a file of the page; the style and the form for a key are the server's."""
     name = request.match_info.get("file", "index.html")
     for room in ("ostinato.fleet", "ostinato.server"):
         entry = files(room).joinpath("static", name)

@@ -4,16 +4,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import msgspec
+from msgspec.structs import force_setattr
+
 from ostinato.core.config import at_least
 from ostinato.core.errors import ConfigError
 from ostinato.router import POLICIES
 from ostinato.server.config import is_loopback
 
-_FIELDS = ("name", "events", "replay", "topic")
 
-
-@dataclass(frozen=True, slots=True)
-class WorkerSpec:
+class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The address of one engine's server.
 
     Attributes:
@@ -38,16 +38,11 @@ class WorkerSpec:
         """
         try:
             parts = urlsplit(self.url)
+            extras = (parts.path.strip("/"), parts.query, parts.fragment, parts.username)
             is_address = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
         except ValueError:
             is_address = False
-        if (
-            not is_address
-            or parts.path.strip("/")
-            or parts.query
-            or parts.fragment
-            or parts.username
-        ):
+        if not is_address or any(extras):
             raise ConfigError(
                 f"worker={self.url!r:.200}: must be http://host:port or https://host:port, without "
                 "a path, a query or a password"
@@ -63,8 +58,8 @@ class WorkerSpec:
                 )
         if self.replay is not None and self.events is None:
             raise ConfigError(f"replay={self.replay!r} of worker {name} without events: give both")
-        object.__setattr__(self, "url", f"{parts.scheme}://{parts.netloc}")
-        object.__setattr__(self, "name", name)
+        force_setattr(self, "url", f"{parts.scheme}://{parts.netloc}")
+        force_setattr(self, "name", name)
 
     @classmethod
     def parse(cls, text: str) -> "WorkerSpec":
@@ -75,10 +70,11 @@ class WorkerSpec:
         """
         url, *pairs = text.split(",")
         fields = dict(pair.partition("=")[::2] for pair in pairs)
+        known = cls.__struct_fields__[1:]
         for name in fields:
-            if name not in _FIELDS:
+            if name not in known:
                 raise ConfigError(
-                    f"worker={text!r:.200}: {name!r} is none of {', '.join(_FIELDS)}; write "
+                    f"worker={text!r:.200}: {name!r} is none of {', '.join(known)}; write "
                     "URL,name=NAME,events=ENDPOINT,replay=ENDPOINT"
                 )
         return cls(url, **fields)
@@ -98,14 +94,14 @@ class FleetConfig:
         keys_file: API keys; None admits all clients, and then ``host`` must be loopback.
         worker_key: Sent to the workers for events and snapshots.
         replace_keys: Send ``worker_key`` in place of the callers' keys with every request.
-        retries: Other workers to try, as long as no byte was sent.
+        retries: Other workers to try while no byte was sent.
         max_requests: Maximum concurrent requests; beyond that, 429.
         max_body_bytes: Maximum length of a request's body.
         max_tenant_body_bytes: Maximum total bodies of one tenant's unfinished requests.
         body_timeout_s: Time limit for a request's body.
         connect_timeout_s: Time limit to connect to a worker.
-        silence_timeout_s: Time in which a worker sends nothing of its answer, or a client takes
-            nothing of it, before it is given up.
+        silence_timeout_s: Time limit without a byte from a worker, or without a byte accepted by a
+            client.
         health_interval_s: Time between health checks of a worker.
         drain_timeout_s: How long running requests may continue after SIGTERM.
         max_tracked_tokens: Maximum tokens of tracked prefixes, over all workers.
@@ -131,7 +127,7 @@ class FleetConfig:
     max_tracked_tokens: int = 16_000_000
 
     def __post_init__(self) -> None:
-        """Refuse settings that are out of range or would admit everyone.
+        """Check the settings.
 
         Raises:
             ConfigError: The message names the value and what to set instead.

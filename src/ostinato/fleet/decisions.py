@@ -3,15 +3,18 @@
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
+
+import msgspec
 
 from ostinato.router import Decision
 
-MOST_KEPT = 1024
+MAX_RECORDS = 1024
 
 
 @dataclass(slots=True)
-class Kept:
+class DecisionRecord:
     """A decision and its result.
 
     Attributes:
@@ -29,65 +32,43 @@ class Kept:
     cached_tokens: int | None = None
 
     def row(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
-        decision = self.decision
+        """Return it as JSON."""
+        fields = msgspec.to_builtins(self.decision)
+        del fields["candidates"]
         return {
-            "decision": decision.number,
+            "decision": fields.pop("number"),
             "time_s": round(self.time_s, 3),
             "tenant": self.tenant,
-            "worker": decision.worker,
-            "state": decision.state.value,
-            "policy": decision.policy,
-            "num_tokens": decision.num_tokens,
-            "expected_cached_tokens": decision.expected_cached_tokens,
-            "tokens_to_compute": decision.tokens_to_compute,
+            **fields,
             "cached_tokens": self.cached_tokens,
-            "reason": decision.reason,
-            "follows": decision.follows,
             "status": self.status,
         }
 
-
-class Decisions:
-    """A bounded number of decisions, the oldest forgotten first."""
-
-    def __init__(self, most: int = MOST_KEPT) -> None:
-        """Start empty; ``most`` are kept."""
-        self.most = most
-        self._kept: OrderedDict[int, Kept] = OrderedDict()
-
-    def taken(self, decision: Decision, tenant: str) -> Kept:
-        """Keep one more."""
-        kept = self._kept[decision.number] = Kept(decision, tenant, time.time())
-        if len(self._kept) > self.most:
-            self._kept.popitem(last=False)
-        return kept
-
-    def find(self, number: int) -> Kept | None:
-        """Return one by its number, if it is kept."""
-        return self._kept.get(number)
-
-    def newest(self, most: int) -> list[Kept]:
-        """Return the newest ones, the newest first."""
-        found: list[Kept] = []
-        for kept in reversed(self._kept.values()):
-            if len(found) == most:
-                break
-            found.append(kept)
-        return found
+    def candidate_rows(self) -> list[dict[str, Any]]:
+        """Return the cost at each worker, as JSON."""
+        return [
+            {**msgspec.to_builtins(each), "score": round(each.score, 3)}
+            for each in self.decision.candidates
+        ]
 
 
-def candidate_rows(decision: Decision) -> list[dict[str, Any]]:
-    """Return what each worker would have had to do, as JSON has it."""
-    return [
-        {
-            "worker": candidate.worker,
-            "state": candidate.state.value,
-            "cached_tokens": candidate.cached_tokens,
-            "expected_tokens": candidate.expected_tokens,
-            "tokens_to_compute": candidate.tokens_to_compute,
-            "load_tokens": round(candidate.load_tokens, 1),
-            "score": round(candidate.score, 3),
-        }
-        for candidate in decision.candidates
-    ]
+class DecisionLog:
+    """The newest ``MAX_RECORDS`` decisions."""
+
+    def __init__(self) -> None:
+        self._records: OrderedDict[int, DecisionRecord] = OrderedDict()
+
+    def add(self, decision: Decision, tenant: str) -> DecisionRecord:
+        """Add a decision."""
+        record = self._records[decision.number] = DecisionRecord(decision, tenant, time.time())
+        if len(self._records) > MAX_RECORDS:
+            self._records.popitem(last=False)
+        return record
+
+    def find(self, number: int) -> DecisionRecord | None:
+        """Return a decision by its number; None if unknown."""
+        return self._records.get(number)
+
+    def newest(self, limit: int) -> list[DecisionRecord]:
+        """Return up to ``limit`` decisions, the newest first."""
+        return list(islice(reversed(self._records.values()), limit))

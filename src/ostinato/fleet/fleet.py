@@ -1,4 +1,4 @@
-"""All workers, and the router that chooses between them."""
+"""``Fleet``: the workers, their health, and the router that chooses between them."""
 
 import asyncio
 import logging
@@ -17,10 +17,10 @@ from ostinato.router import Decision, Router, RouterConfig, RouteRequest
 
 logger = logging.getLogger("ostinato")
 
-_MOST_OWNERS = 100_000
-_MOST_WORKERS = 1024
+_MAX_OWNERS = 100_000
+_MAX_WORKERS = 1024
 _OVERDUE_INTERVAL_S = 2.0
-_LEAST_PROBE_S = 0.2
+_MIN_PROBE_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +32,12 @@ class Owner:
 
 
 class Fleet:
-    """The workers of one router process; used by its event loop alone.
+    """The workers of a router process; for its event loop only.
 
     Attributes:
         config: The settings.
-        router: Knows what each worker has cached and has to do.
-        workers: By name, in the order in which they joined.
-        on_restart: Called with the name of each worker that restarted or left.
+        router: Tracks what each worker has cached and has to do.
+        workers: Workers by name, in the order in which they joined.
     """
 
     def __init__(
@@ -47,21 +46,19 @@ class Fleet:
         session: aiohttp.ClientSession,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start without workers; ``start`` adds the configured ones."""
         self.config = config
         self.router = Router(RouterConfig(config.policy, max_tokens=config.max_tracked_tokens))
         self.workers: dict[str, Worker] = {}
         self.session = session
         self.clock = clock
-        self.on_restart: list[Callable[[str], None]] = []
-        self._owners: OrderedDict[str, Owner] = OrderedDict()  # by the names of answers
+        self._owners: OrderedDict[str, Owner] = OrderedDict()  # by the ids of responses
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Add the configured workers, and monitor all workers from now on."""
         for spec in self.config.workers:
             self.join(spec)
-        self._tasks.append(asyncio.create_task(self._notice_silence()))
+        self._tasks.append(asyncio.create_task(self._poll_overdue()))
         probes = [worker.tasks[0] for worker in self.workers.values()]
         if probes:
             await asyncio.wait(probes, timeout=self.config.connect_timeout_s)
@@ -88,8 +85,8 @@ class Fleet:
             known.is_draining = False
             self.router.add_worker(spec.name, sends_events=known.feed is not None)
             return known
-        if len(self.workers) >= _MOST_WORKERS:
-            raise ConfigError(f"there are {_MOST_WORKERS} workers: let one leave first")
+        if len(self.workers) >= _MAX_WORKERS:
+            raise ConfigError(f"there are {_MAX_WORKERS} workers: remove one first")
         worker = Worker(spec, self.session, self.config.worker_key)
         self.workers[spec.name] = worker
         self.router.add_worker(spec.name, sends_events=spec.events is not None)
@@ -108,7 +105,6 @@ class Fleet:
             del self.workers[name]
             worker.cancel()
             self.router.remove(name)
-            self._tell_restart(name)
 
     def choose(self, request: RouteRequest, model: str, tried: Set[str]) -> Decision | None:
         """Choose a healthy worker that serves the model and was not tried."""
@@ -134,7 +130,7 @@ class Fleet:
     def note_owner(self, number: str, owner: Owner) -> None:
         """Remember the owner of a stored response."""
         self._owners[number] = owner
-        if len(self._owners) > _MOST_OWNERS:
+        if len(self._owners) > _MAX_OWNERS:
             self._owners.popitem(last=False)
 
     @property
@@ -145,10 +141,10 @@ class Fleet:
     def _unfit(self, model: str, tried: Set[str]) -> set[str]:
         """Return the workers that cannot serve a request for a model."""
         serving = {name for name, worker in self.workers.items() if worker.serves(model)}
-        if not serving:  # let a worker say that there is no such model
+        if not serving:  # a worker returns the error
             serving = set(self.workers)
         well = {name for name in serving if self.workers[name].is_well} - tried
-        return self.workers.keys() - (well or serving - tried)  # if none is well, any may be
+        return self.workers.keys() - (well or serving - tried)  # if none is well, try any
 
     async def _meet(self, worker: Worker) -> None:
         """Check a new worker, and subscribe to its events."""
@@ -178,20 +174,20 @@ class Fleet:
         await asyncio.wait([first])
         interval_s = self.config.health_interval_s
         while True:
-            await asyncio.sleep(interval_s if worker.is_well else min(interval_s, _LEAST_PROBE_S))
+            await asyncio.sleep(interval_s if worker.is_well else min(interval_s, _MIN_PROBE_S))
             await worker.probe()
             if not worker.is_well:
                 continue
-            await self._settle(worker)
+            await self._resync(worker)
             await self._listen(worker)
 
-    async def _settle(self, worker: Worker) -> None:
+    async def _resync(self, worker: Worker) -> None:
         """Resynchronize with a worker that may have restarted."""
         was_gone, broke_off = worker.was_gone, worker.broke_off
         worker.was_gone = worker.broke_off = False
         if was_gone:
             self.router.restarted(worker.name)
-            self._tell_restart(worker.name)
+            worker.public_prefixes.clear()
             if worker.feed is not None:
                 await worker.feed.begin()
         elif broke_off:
@@ -199,11 +195,7 @@ class Fleet:
             if worker.feed is not None:
                 await worker.feed.fill(missing)
 
-    def _tell_restart(self, name: str) -> None:
-        for tell in self.on_restart:
-            tell(name)
-
-    async def _notice_silence(self) -> None:
+    async def _poll_overdue(self) -> None:
         """Fetch what silent workers may have published."""
         while True:
             await asyncio.sleep(_OVERDUE_INTERVAL_S)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from multidict import CIMultiDict
 
 from ostinato.fleet.config import FleetConfig
-from ostinato.fleet.decisions import Kept
+from ostinato.fleet.decisions import DecisionRecord
 from ostinato.fleet.worker import Worker
 
 _OF_ONE_CONNECTION = frozenset(
@@ -27,12 +27,12 @@ def keys_for_worker(headers: Mapping[str, str], config: FleetConfig) -> dict[str
 
 def headers_to_worker(headers: Mapping[str, str], config: FleetConfig) -> CIMultiDict[str]:
     """Return the client's headers that are forwarded to a worker."""
-    kept = end_to_end(headers)
+    forwarded = end_to_end(headers)
     if config.replace_keys:
         for name in _KEYS:
-            kept.popall(name, None)
-        kept.update(keys_for_worker(headers, config))
-    return kept
+            forwarded.popall(name, None)
+        forwarded.update(keys_for_worker(headers, config))
+    return forwarded
 
 
 def end_to_end(headers: Mapping[str, str]) -> CIMultiDict[str]:
@@ -47,14 +47,15 @@ def end_to_end(headers: Mapping[str, str]) -> CIMultiDict[str]:
     )
 
 
-def told_of(worker: Worker, kept: Kept | None, tells: bool) -> dict[str, str]:
+def routing_headers(
+    worker: Worker, record: DecisionRecord | None, shows_hits: bool
+) -> dict[str, str]:
     """Return the response headers about routing."""
-    told = {"x-ostinato-worker": worker.name}
-    if kept is None:
-        return told
-    decision = kept.decision
-    told["x-ostinato-decision"] = str(decision.number)
-    told["x-ostinato-worker-state"] = decision.state.value
-    if tells:
-        told["x-ostinato-expected-cached-tokens"] = str(decision.expected_cached_tokens)
-    return told
+    headers = {"x-ostinato-worker": worker.name}
+    if record is not None:
+        decision = record.decision
+        headers["x-ostinato-decision"] = str(decision.number)
+        headers["x-ostinato-worker-state"] = decision.state.value
+        if shows_hits:
+            headers["x-ostinato-expected-cached-tokens"] = str(decision.expected_cached_tokens)
+    return headers

@@ -1,13 +1,13 @@
-"""Long texts that were tokenized before: of an extended one, only the end is tokenized again.
+"""``KnownTexts``: of a long text that extends a known one, only the end is tokenized.
 
-Texts are known by the digests of their beginnings, a chunk longer each time::
+Texts are found by the digests of their beginnings, a chunk longer each time::
 
     known   |---- chunk ----|---- chunk ----|-- ... its tokens, and where each begins
     new     |---- chunk ----|---- chunk ----|-- something else
                                └ window ┘ is tokenized again, with all that follows
 
-What a token is depends on the text around it, never on all of it: where a few tokens of the window
-are the known ones, those before are taken to be, too. Where they are not, all is tokenized.
+A token depends on the text around it, not on all of it: if a few tokens of the window match the
+known ones, those before are assumed to match, too. Otherwise the whole text is tokenized.
 """
 
 import hashlib
@@ -19,18 +19,18 @@ from dataclasses import dataclass
 from tokenizers import Tokenizer
 
 CHUNK = 1024
-"""Characters; shorter texts are tokenized whole."""
+"""Characters; shorter texts are tokenized as a whole."""
 
 _WINDOW = 256
 _AGREEING = 8
-"""Tokens in a row that must be the known ones."""
+"""Consecutive tokens that must match."""
 
-_MOST_TOKENS = 8_000_000
+_MAX_TOKENS = 8_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A text's tokens, and the place of the first character of each."""
+    """A text's tokens, and the position of each token's first character."""
 
     ids: "array[int]"
     starts: "array[int]"
@@ -40,18 +40,17 @@ class KnownTexts:
     """Tokenizes texts. For one thread at a time.
 
     Attributes:
-        num_characters: That were tokenized, of all texts.
+        num_characters: Characters that were tokenized.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Start without any."""
         self.num_characters = 0
         self._tokenizer = tokenizer
         self._known: OrderedDict[bytes, _Known] = OrderedDict()  # by the digest of a beginning
         self._num_tokens = 0
 
     def encode(self, text: str, add_special: bool) -> "array[int]":
-        """Return a text's tokens, as the tokenizer has them for the whole."""
+        """Return the tokens of the whole text."""
         digests = _digests(text, add_special)
         for number in range(len(digests), 0, -1):
             known = self._known.get(digests[number - 1])
@@ -69,7 +68,7 @@ class KnownTexts:
         return _Known(array("I", made.ids), array("I", [start + at for at, _ in made.offsets]))
 
     def _continue(self, known: _Known, text: str, common: int) -> _Known | None:
-        """Tokenize from a window before the end of what is common; None if nothing agrees."""
+        """Tokenize from a window before the end of the common text; None without a match."""
         end = bisect_left(known.starts, common)
         first = bisect_left(known.starts, common - _WINDOW)
         if end - first < 2 * _AGREEING:
@@ -91,13 +90,13 @@ class KnownTexts:
             self._num_tokens -= 0 if before is None else len(before.ids)
             self._known[digest] = made
             self._num_tokens += len(made.ids)
-        while self._num_tokens > _MOST_TOKENS:
+        while self._num_tokens > _MAX_TOKENS:
             _, oldest = self._known.popitem(last=False)
             self._num_tokens -= len(oldest.ids)
 
 
 def _digests(text: str, add_special: bool) -> list[bytes]:
-    """Return the digest of each beginning of whole chunks."""
+    """Return the digests of all beginnings of whole chunks."""
     hashed, digests = hashlib.blake2b(b"+" if add_special else b"-", digest_size=16), []
     for end in range(CHUNK, len(text) + 1, CHUNK):
         hashed.update(text[end - CHUNK : end].encode("utf-8", "surrogatepass"))

@@ -1,10 +1,10 @@
-"""A worker's KV events, over ZeroMQ, and what is fetched where some are missing.
+"""A worker's KV events over ZeroMQ, and the recovery of missing ones.
 
 ::
 
-    SUB ─► router.apply ──Resync─► replay socket ──kept no more─► snapshot ──none─► forget
+    SUB ─► router.apply ──Resync─► replay socket ──too old─► snapshot ──none─► forget
 
-The router says what is missing; this file waits for it. Live batches queue in the socket meanwhile.
+The router says what is missing, and this file fetches it, while live batches queue in the socket.
 """
 
 import asyncio
@@ -22,16 +22,16 @@ logger = logging.getLogger("ostinato")
 
 _END_OF_REPLAY = b"\xff" * 8
 _REPLAY_TIMEOUT_S = 5.0
-_MOST_BATCHES = 100_000
-_MOST_MESSAGE_BYTES = 2**28
-_MOST_ATTEMPTS = 5
+_MAX_BATCHES = 100_000
+_MAX_MESSAGE_BYTES = 2**28
+_MAX_ATTEMPTS = 5
 _THREAD_BYTES = 65_536
-"""From this size on a message is decoded beside the event loop."""
+"""Size from which a message is decoded in a thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """Where a worker publishes."""
+    """ZeroMQ endpoints of a worker."""
 
     events: str
     replay: str | None = None
@@ -43,7 +43,7 @@ class Snapshot:
     """Everything that a worker had cached at one moment.
 
     Attributes:
-        sequence: Number of the first batch that it does not contain.
+        sequence: Number of the first batch after it.
         payload: A batch of stored events.
     """
 
@@ -58,9 +58,9 @@ class KVFeed:
     """Feeds the events of one worker to the router.
 
     Attributes:
-        num_batches: That arrived live.
-        num_replays: That were asked for.
-        num_snapshots: That were taken.
+        num_batches: Live batches.
+        num_replays: Replays requested.
+        num_snapshots: Snapshots applied.
     """
 
     def __init__(
@@ -71,7 +71,6 @@ class KVFeed:
         fetch_snapshot: FetchSnapshot,
         clock: Callable[[], float],
     ) -> None:
-        """Make a feed that ``run`` connects."""
         self.num_batches = self.num_replays = self.num_snapshots = 0
         self._name = name
         self._endpoints = endpoints
@@ -82,7 +81,7 @@ class KVFeed:
         self._lock = asyncio.Lock()
 
     async def run(self) -> None:
-        """Listen until cancelled, beginning with what was published before."""
+        """Listen until cancelled, after loading what is cached already."""
         socket = self._socket(zmq.SUB, self._endpoints.events)
         try:
             socket.subscribe(self._endpoints.topic.encode())
@@ -91,7 +90,7 @@ class KVFeed:
                 frames = await socket.recv_multipart()
                 self.num_batches += 1
                 await self._take(frames)
-                await asyncio.sleep(0)  # a burst of events lets requests through
+                await asyncio.sleep(0)  # let requests run during a burst of events
         finally:
             socket.close(linger=0)
 
@@ -102,7 +101,7 @@ class KVFeed:
                 return
             first, *rest = await self._replay(0) or (None,)
             if first is None:
-                return  # it has published nothing, or keeps nothing: the first batch will tell
+                return  # nothing was published, or nothing is kept
             missing = self._router.apply(self._name, first, self._clock())
             following = [batch for batch in rest if batch is not None]
             if following:
@@ -110,9 +109,9 @@ class KVFeed:
         await self.fill(missing)
 
     async def fill(self, missing: Resync | None) -> None:
-        """Recover missing events by replay, then by snapshot; else drop the worker's state."""
+        """Recover missing events by replay, then by snapshot; else clear the worker's blocks."""
         async with self._lock:
-            for _ in range(_MOST_ATTEMPTS):
+            for _ in range(_MAX_ATTEMPTS):
                 if missing is None:
                     return
                 if missing.snapshot or (batches := await self._replay(missing.replay_from)) is None:
@@ -121,7 +120,7 @@ class KVFeed:
                     return
                 missing = self._router.replayed(self._name, batches, self._clock())
             logger.warning(
-                "worker %s: events were lost, and what was known is forgotten", self._name
+                "worker %s: events were lost, and its known blocks are cleared", self._name
             )
             self._router.forget(self._name, self._clock())
 
@@ -149,7 +148,7 @@ class KVFeed:
         try:
             async with asyncio.timeout(_REPLAY_TIMEOUT_S):
                 await socket.send_multipart([b"", start.to_bytes(8, "big")])
-                while len(batches) < _MOST_BATCHES:
+                while len(batches) < _MAX_BATCHES:
                     *_, number, payload = await socket.recv_multipart()
                     if number == _END_OF_REPLAY or not payload:
                         break
@@ -177,8 +176,8 @@ class KVFeed:
 
     def _socket(self, kind: int, endpoint: str) -> zmq.asyncio.Socket:
         socket: zmq.asyncio.Socket = self._context.socket(kind)
-        socket.set_hwm(_MOST_BATCHES)
-        socket.setsockopt(zmq.MAXMSGSIZE, _MOST_MESSAGE_BYTES)
+        socket.set_hwm(_MAX_BATCHES)
+        socket.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES)
         socket.setsockopt(zmq.LINGER, 0)
         socket.connect(endpoint)
         return socket

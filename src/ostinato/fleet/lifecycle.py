@@ -1,7 +1,7 @@
 """Starts and drains a router process.
 
-Like the server: after SIGTERM or Ctrl-C it refuses new requests, and ends with the last one, after
-``drain_timeout_s``, or at a second signal.
+Like the server, after SIGTERM or Ctrl-C it refuses new requests, and exits after the last one,
+after ``drain_timeout_s``, or at a second signal.
 """
 
 import asyncio
@@ -20,15 +20,15 @@ from ostinato.fleet.config import FleetConfig
 logger = logging.getLogger("ostinato")
 
 _KEEP_ALIVE_S = 75.0
-_MOST_LINE_BYTES = 16_384
+_MAX_LINE_BYTES = 16_384
 
 
 def run_router(config: FleetConfig, announce: Callable[[str], None]) -> None:
-    """Route until a signal comes, and then until the last request has ended.
+    """Run a router until it is stopped by a signal and drained.
 
     Args:
         config: Settings of the router.
-        announce: Called with the router's address when it takes requests.
+        announce: Called with the router's address once it accepts requests.
 
     Raises:
         ConfigError: The address is in use, or a file cannot be read.
@@ -39,7 +39,7 @@ def run_router(config: FleetConfig, announce: Callable[[str], None]) -> None:
 async def _run(config: FleetConfig, announce: Callable[[str], None]) -> None:
     signals = _Signals()
     gc.collect()
-    gc.freeze()  # what was loaded until now is left out of garbage collections
+    gc.freeze()  # exclude loaded modules from garbage collection
     app = FleetApp(config)
     runner = await start(app)
     try:
@@ -51,18 +51,18 @@ async def _run(config: FleetConfig, announce: Callable[[str], None]) -> None:
 
 
 async def start(app: FleetApp) -> web.AppRunner:
-    """Listen; returns what ends it with ``cleanup``.
+    """Start to listen; stop with ``cleanup`` of the result.
 
     Raises:
-        ConfigError: The address is in use, or is none of this machine.
+        ConfigError: The address is in use, or not of this machine.
     """
     runner = web.AppRunner(
         app.web,
-        handler_cancellation=True,  # a client that is gone takes its request along
+        handler_cancellation=True,  # cancel the request when its client disconnects
         keepalive_timeout=_KEEP_ALIVE_S,
         access_log=None,
-        max_line_size=_MOST_LINE_BYTES,
-        max_field_size=_MOST_LINE_BYTES,
+        max_line_size=_MAX_LINE_BYTES,
+        max_field_size=_MAX_LINE_BYTES,
         shutdown_timeout=1.0,
     )
     await runner.setup()

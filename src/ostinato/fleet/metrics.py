@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import generate_latest
 
-from ostinato.fleet.decisions import Kept
+from ostinato.fleet.decisions import DecisionRecord
 from ostinato.fleet.fleet import Fleet
 from ostinato.router import WorkerState
 
@@ -16,12 +16,11 @@ class FleetMetrics:
     """Counters of one router process, in a registry of their own.
 
     Attributes:
-        retries: Attempts that a worker did not answer.
-        broken_off: Answers that a worker did not end.
+        retries: Attempts without an answer.
+        broken_off: Responses that broke off.
     """
 
     def __init__(self, fleet: Fleet, tokenized: Mapping[str, int]) -> None:
-        """Begin with nothing counted."""
         self._fleet = fleet
         self._tokenized = tokenized
         self._seen: dict[str, int] = {}
@@ -49,21 +48,21 @@ class FleetMetrics:
         self._lost = gauge("worker_lost_batches", "Event batches lost permanently.", "worker")
         self._state = gauge("worker_state", "1 for how the cache is known.", "worker", "state")
 
-    def chosen(self, worker: str, kept: Kept | None, overhead_s: float) -> None:
+    def chosen(self, worker: str, record: DecisionRecord | None, overhead_s: float) -> None:
         """Count a decision."""
         self._overhead.observe(overhead_s)
-        if kept is not None:
-            decision = kept.decision
+        if record is not None:
+            decision = record.decision
             self._decisions.labels(worker, decision.state.value).inc()
             self._prompt.labels(worker).inc(decision.num_tokens)
             self._expected.labels(worker).inc(decision.expected_cached_tokens)
 
-    def ended(self, kept: Kept) -> None:
+    def ended(self, record: DecisionRecord) -> None:
         """Count a request that ended."""
-        decision = kept.decision
-        self._requests.labels(decision.worker, kept.status).inc()
-        if kept.cached_tokens is not None:
-            self._reported.labels(decision.worker).inc(kept.cached_tokens)
+        decision = record.decision
+        self._requests.labels(decision.worker, record.status).inc()
+        if record.cached_tokens is not None:
+            self._reported.labels(decision.worker).inc(record.cached_tokens)
             self._checked.labels(decision.worker).inc(decision.expected_cached_tokens)
 
     def page(self) -> bytes:

@@ -2,7 +2,7 @@
 
 import re
 
-_MOST_BYTES = 4096
+_MAX_BYTES = 4096
 _NUMBER = re.compile(rb'"id"\s*:\s*"((?:resp|cmpl|chatcmpl|msg)[-_][\w-]{1,80})"')
 _GENERATED = re.compile(rb'"(?:completion_tokens|output_tokens)"\s*:\s*(\d{1,9})')
 _CACHED = re.compile(rb'"(?:cached_tokens|cache_read_input_tokens)"\s*:\s*(\d{1,9})')
@@ -12,11 +12,10 @@ class Peek:
     """Reads a response without delaying it; keeps at most 8 KiB of it.
 
     Attributes:
-        status: HTTP status; 0 until the answer has begun.
+        status: HTTP status; 0 before the response.
     """
 
     def __init__(self) -> None:
-        """Start before the first byte."""
         self.status = 0
         self._num_events = 0
         self._head = b""
@@ -25,24 +24,24 @@ class Peek:
     def see(self, piece: bytes) -> None:
         """Look at the next bytes."""
         self._num_events += piece.count(b"data:")
-        if len(self._head) < _MOST_BYTES:
-            self._head = (self._head + piece)[:_MOST_BYTES]
-        self._tail = (self._tail + piece)[-_MOST_BYTES:] if len(piece) < _MOST_BYTES else piece
+        if len(self._head) < _MAX_BYTES:
+            self._head = (self._head + piece)[:_MAX_BYTES]
+        self._tail = (self._tail + piece)[-_MAX_BYTES:] if len(piece) < _MAX_BYTES else piece
 
     @property
     def number(self) -> str:
-        """What the answer is named by; empty if it has no name."""
+        """Id of the response; empty without one."""
         found = _NUMBER.search(self._head)
         return found[1].decode() if found else ""
 
     @property
     def generated_tokens(self) -> int:
-        """Of the answer; for a stream that does not say, its events, which have about one each."""
-        last = _GENERATED.findall(self._tail[-_MOST_BYTES:])
+        """Generated tokens; of a stream without usage, its events, about one token each."""
+        last = _GENERATED.findall(self._tail[-_MAX_BYTES:])
         return int(last[-1]) if last else self._num_events
 
     @property
     def cached_tokens(self) -> int | None:
-        """Prompt tokens that its worker found cached; None if it does not say."""
-        last = _CACHED.findall(self._tail[-_MOST_BYTES:]) or _CACHED.findall(self._head)
+        """Cached prompt tokens; None if the response does not say."""
+        last = _CACHED.findall(self._tail[-_MAX_BYTES:]) or _CACHED.findall(self._head)
         return int(last[-1]) if last else None

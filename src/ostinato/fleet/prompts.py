@@ -1,18 +1,20 @@
-"""Reads the part of a request's body that routing needs.
+"""Reads the fields of a request's body that routing needs.
 
-Bodies are forwarded unchanged, so nothing is refused here: an invalid body has an empty prompt, and
-its worker returns the error.
+Nothing is refused here: an invalid body has an empty prompt, and its worker returns the error.
 """
 
 import hashlib
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
+from ostinato.router import RouteRequest
+
 _DEFAULT_ANSWER_TOKENS = 256
-_MOST_ANSWER_TOKENS = 1_000_000
+_MAX_ANSWER_TOKENS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +24,13 @@ class Prompt:
     Attributes:
         model: As the client named it; empty without one.
         text: Text of a completion; None for a conversation or token ids.
-        token_ids: Token ids of a completion that came as ids.
+        token_ids: Token ids of a completion sent as ids.
         messages: Messages of a conversation, in OpenAI's shape.
         tools: In OpenAI's shape.
         template: Variables of the chat template.
-        salt: The client's own ``cache_salt``.
-        session: Conversation, if the client names it.
-        max_tokens: Most tokens of all answers together.
+        salt: The client's ``cache_salt``.
+        session: The conversation, if the client names it.
+        max_tokens: Maximum tokens of all answers together.
         previous: The stored response that it continues; empty without one.
     """
 
@@ -55,6 +57,31 @@ class Prompt:
     def _safe_ids(self) -> list[int]:
         return [token % 0xD800 for token in self.token_ids or ()]
 
+    def route_request(
+        self, tokens: "array[int] | None", salt: str, tenant: str, session: str, adapter: str = ""
+    ) -> RouteRequest:
+        """Return the router's view of it.
+
+        Args:
+            tokens: Its token ids; None compares it by characters.
+            salt: Cache salt at the workers.
+            tenant: The caller's tenant.
+            session: The conversation; empty if unknown.
+            adapter: As the workers' events name it; empty without one.
+        """
+        characters = tokens is None
+        if tokens is None:
+            tokens = array("I", self.characters.encode("utf-32-le", "replace"))
+        return RouteRequest(
+            tokens or array("I", [0]),
+            characters=characters,
+            adapter=adapter,
+            salt=salt,
+            session=session,
+            tenant=tenant,
+            max_tokens=self.max_tokens,
+        )
+
 
 def read_prompt(path: str, body: bytes) -> Prompt:
     """Read the prompt of a body; an empty one if there is none."""
@@ -79,13 +106,13 @@ def _common(fields: dict[str, Any]) -> dict[str, Any]:
         "model": _string(fields.get("model")),
         "salt": _string(fields.get("cache_salt")),
         "session": _string(fields.get("prompt_cache_key")) or _string(fields.get("session_id")),
-        "max_tokens": min(answer * samples, _MOST_ANSWER_TOKENS),
+        "max_tokens": min(answer * samples, _MAX_ANSWER_TOKENS),
         "template": template if isinstance(template, dict) else {},
     }
 
 
 def _read_any(fields: dict[str, Any]) -> dict[str, Any]:
-    """Read a body whose route is not known, such as one that asks for a decision."""
+    """Read a body of any of the shapes, such as that of ``/route``."""
     if "messages" in fields:
         return _read_messages(fields) if "system" in fields else _read_chat(fields)
     return _read_responses(fields) if "input" in fields else _read_completion(fields)
@@ -94,7 +121,7 @@ def _read_any(fields: dict[str, Any]) -> dict[str, Any]:
 def _read_completion(fields: dict[str, Any]) -> dict[str, Any]:
     prompt = fields.get("prompt")
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
-        prompt = prompt[0]  # of several prompts the first decides
+        prompt = prompt[0]  # the first of several prompts decides
     if isinstance(prompt, list):
         return {"token_ids": [t for t in prompt if type(t) is int and 0 <= t < 2**32]}
     return {"text": _string(prompt)}
@@ -164,7 +191,7 @@ _READERS = {
 
 
 def _turns(messages: Any, flatten: bool = True) -> list[dict[str, Any]]:
-    """Return messages with texts as contents; the developer speaks as the system."""
+    """Return messages with texts as contents; ``developer`` becomes ``system``."""
     turns = []
     for message in _dicts(messages):
         role = str(message.get("role", "user"))

@@ -1,13 +1,12 @@
 """Public prefixes, published at a requested number of workers.
 
-Workers name them in events by names of their own, so the router keeps what it published where: a
-tenant's prompt that begins with one counts as cached there up to its end. A worker that was started
-anew has none any more.
+Events name them by each worker's own salts, so the router records what it published where: the
+prompt of a tenant that begins with one counts as cached there up to its end. A worker that restarts
+loses its prefixes.
 """
 
 import asyncio
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 
 import aiohttp
 from aiohttp import web
@@ -20,104 +19,98 @@ from ostinato.fleet.worker import Worker
 from ostinato.router import RouteRequest
 from ostinato.server.errors import ApiError
 
-_MOST_PREFIXES = 1000
-
-
-@dataclass(slots=True)
-class _Published:
-    """One prefix: its tokens, if known, and how many of them each worker holds."""
-
-    tokens: tuple[int, ...]
-    held: dict[str, int] = field(default_factory=dict)
+_MAX_PREFIXES = 1000
 
 
 class FleetPrefixes:
-    """The public prefixes of a fleet, by name."""
+    """The public prefixes of a fleet, by name; ``Worker.public_prefixes`` says who has them."""
 
     def __init__(self, fleet: Fleet, tokens: PromptTokens) -> None:
-        """Begin without one."""
         self._fleet = fleet
         self._tokens = tokens
-        self._published: dict[str, _Published] = {}
+        self._published: dict[str, tuple[int, ...]] = {}  # tokens, empty if unknown
 
-    def held(self, asked: RouteRequest, names: Iterable[str]) -> dict[str, int]:
-        """Return how many tokens of a prompt each worker holds as a public prefix."""
+    def cached_tokens(self, request: RouteRequest, names: Iterable[str]) -> dict[str, int]:
+        """Return how many tokens of a prompt each worker has cached as a public prefix."""
         wanted, found = set(names), dict[str, int]()
-        for name, known in self._published.items():
-            size = len(known.tokens)
-            if not size or asked.characters or not wanted & {name, ALL_PUBLIC}:
+        for name, tokens in self._published.items():
+            if not tokens or request.characters or not wanted & {name, ALL_PUBLIC}:
                 continue
-            if size < len(asked.tokens) and tuple(asked.tokens[:size]) == known.tokens:
-                for worker, num_tokens in known.held.items():
-                    found[worker] = max(found.get(worker, 0), num_tokens)
+            size = len(tokens)
+            if size < len(request.tokens) and tuple(request.tokens[:size]) == tokens:
+                for worker in self._fleet.workers.values():
+                    cached = worker.public_prefixes.get(name, 0)
+                    found[worker.name] = max(found.get(worker.name, 0), cached)
         return found
 
-    def lost(self, worker: str) -> None:
-        """Handle the restart or removal of a worker."""
-        for known in self._published.values():
-            known.held.pop(worker, None)
-
     async def publish(self, name: str, body: bytes, copies: int) -> dict[str, dict[str, object]]:
-        """Publish a prefix at so many workers, those that hold it included; returns each answer.
+        """Publish a prefix until this many workers have it; returns their responses.
 
         Raises:
-            ApiError: There are not so many workers, or too many prefixes (409).
+            ApiError: There are too few workers, or too many prefixes (409).
         """
-        known = self._published.get(name) or await self._read(body)
-        able = [w for w in self._fleet.workers.values() if w.is_well and w.name not in known.held]
+        tokens = self._published.get(name) or await self._read(body)
+        workers = self._fleet.workers.values()
+        having = [w for w in workers if name in w.public_prefixes]
+        able = [w for w in workers if w.is_well and w not in having]
         able.sort(key=lambda worker: worker.num_live)
-        missing = copies - len(known.held)
+        missing = copies - len(having)
         if missing > len(able):
             raise ApiError(
                 409,
-                f"copies={copies}: {len(able) + len(known.held)} workers are well; ask for fewer",
+                f"copies={copies}: {len(able) + len(having)} workers are well; ask for fewer",
                 param="copies",
                 code="no_worker",
             )
-        if name not in self._published and len(self._published) >= _MOST_PREFIXES:
-            raise ApiError(409, f"there are {_MOST_PREFIXES} public prefixes: unpublish some")
-        chosen = able[: max(0, missing)]
-        path = f"/admin/public/{name}"
-        told = await asyncio.gather(*(_send(w, "PUT", path, body) for w in chosen))
-        for worker, answer in zip(chosen, told, strict=True):
-            if isinstance(number := answer.get("num_tokens"), int):
-                known.held[worker.name] = number
-        if known.held:
-            known.tokens = known.tokens[: min(known.held.values())]
-            self._published[name] = known
-        return {worker.name: answer for worker, answer in zip(chosen, told, strict=True)}
+        if name not in self._published and len(self._published) >= _MAX_PREFIXES:
+            raise ApiError(409, f"there are {_MAX_PREFIXES} public prefixes: unpublish some")
+        answers = await _send(able[: max(0, missing)], "PUT", f"/admin/public/{name}", body)
+        for worker in able[: max(0, missing)]:
+            if isinstance(number := answers[worker.name].get("num_tokens"), int):
+                worker.public_prefixes[name] = number
+        sizes = [w.public_prefixes[name] for w in workers if name in w.public_prefixes]
+        if sizes:
+            self._published[name] = tokens[: min(sizes)]
+        return answers
 
     async def unpublish(self, name: str, body: bytes) -> dict[str, dict[str, object]]:
         """Unpublish a prefix at every worker; return their responses."""
         self._published.pop(name, None)
         workers = list(self._fleet.workers.values())
-        path = f"/admin/public/{name}/unpublish"
-        told = await asyncio.gather(*(_send(w, "POST", path, body) for w in workers))
-        return {worker.name: answer for worker, answer in zip(workers, told, strict=True)}
+        for worker in workers:
+            worker.public_prefixes.pop(name, None)
+        return await _send(workers, "POST", f"/admin/public/{name}/unpublish", body)
 
-    async def _read(self, body: bytes) -> _Published:
+    async def _read(self, body: bytes) -> tuple[int, ...]:
         path = "/v1/chat/completions" if b'"messages"' in body else "/v1/completions"
         prompt = read_prompt(path, body)
         if prompt.messages is not None:
             prompt.template.setdefault("add_generation_prompt", False)
-        asked = await self._tokens.request(prompt, "", "", "", {})
-        return _Published(() if asked.characters else tuple(asked.tokens))
+        request = await self._tokens.request(prompt, "", "", "", {})
+        return () if request.characters else tuple(request.tokens)
 
 
-async def _send(worker: Worker, method: str, path: str, body: bytes) -> dict[str, object]:
-    """Return a worker's response, or its error."""
-    try:
-        return await worker.administer(method, path, body)
-    except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-        worker.failed(error)
-        return {"error": type(error).__name__}
+async def _send(
+    workers: Sequence[Worker], method: str, path: str, body: bytes
+) -> dict[str, dict[str, object]]:
+    """Return the responses of workers, or their errors."""
+
+    async def send(worker: Worker) -> dict[str, object]:
+        try:
+            return await worker.administer(method, path, body)
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+            worker.failed(error)
+            return {"error": type(error).__name__}
+
+    answers = await asyncio.gather(*map(send, workers))
+    return {worker.name: answer for worker, answer in zip(workers, answers, strict=True)}
 
 
 def copies_of(request: web.Request, most: int) -> int:
-    """Return how many copies a request asks for; all that there can be, if it does not say.
+    """Return how many copies a request asks for, by default ``most``.
 
     Raises:
-        ApiError: It is no number above 0 (400).
+        ApiError: It is not a number above 0 (400).
     """
     copies = request.query.get("copies", str(most))
     if not copies.isdigit() or not int(copies):

@@ -1,14 +1,14 @@
 r"""The workers' tokenizer in the router's process: Hugging Face files, without transformers.
 
-Text behind a special token has the same tokens wherever it stands, so a prompt is cut there and the
-pieces that are known are not tokenized again: of a conversation that goes on, the new turns alone::
+Text after a special token has the same tokens in every prompt, so prompts are split there, and
+known pieces are not tokenized again: in a conversation, only the new turns are::
 
     <|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n
     └────── known from the turn before ──────┘└─── new ───┘
 
-A long piece that goes on, such as the prompt of a completion, is tokenized from a little before its
-new end (``known_texts``). A tokenizer for which that does not hold costs hits and nothing else: its
-workers tokenize for themselves.
+Of a long piece that was extended, such as the prompt of a completion, only the end is tokenized
+(``known_texts``). A tokenizer for which this does not hold costs hits, but no correctness: workers
+tokenize for themselves.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from ostinato.fleet.known_texts import CHUNK, KnownTexts
 from ostinato.fleet.prompts import Prompt
 
 _FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-_MOST_KNOWN_CHARACTERS = 32_000_000
+_MAX_KNOWN_CHARACTERS = 32_000_000
 _HUGE_CHARACTERS = 4_000_000
 
 
@@ -40,7 +40,7 @@ class LocalTokenizer:
         """Load a tokenizer.
 
         Args:
-            name: A folder, a ``tokenizer.json``, the bundled model's name, or a name on the hub.
+            name: A folder, a ``tokenizer.json``, the name of the bundled model, or a hub name.
 
         Raises:
             ConfigError: There is no tokenizer there.
@@ -62,7 +62,7 @@ class LocalTokenizer:
         self._num_known_characters = 0
 
     def encode(self, prompt: Prompt) -> "array[int]":
-        """Return a prompt's tokens; those of its text where there is no chat template."""
+        """Return a prompt's tokens; without a chat template, those of its text."""
         if prompt.token_ids is not None:
             return array("I", prompt.token_ids)
         if prompt.messages is None:
@@ -78,9 +78,9 @@ class LocalTokenizer:
         return self._template.render(**self._variables, **variables)
 
     def _tokens(self, text: str, is_rendered: bool) -> "array[int]":
-        """Tokenize piece by piece; a template has written its special tokens itself."""
+        """Tokenize piece by piece; rendered templates contain their special tokens."""
         if len(text) > _HUGE_CHARACTERS:
-            text = text[:_HUGE_CHARACTERS]  # no model holds more: the rest decides nothing
+            text = text[:_HUGE_CHARACTERS]  # longer than any model's context
         tokens, start, mark = array("I"), 0, ""
         for found in self._marks.finditer(text):
             tokens.extend(self._piece(mark, text[start : found.start()], is_rendered))
@@ -108,13 +108,13 @@ class LocalTokenizer:
     def _remember(self, name: str, ids: "array[int]") -> None:
         self._known[name] = ids
         self._num_known_characters += len(name)
-        while self._num_known_characters > _MOST_KNOWN_CHARACTERS:
+        while self._num_known_characters > _MAX_KNOWN_CHARACTERS:
             oldest, _ = self._known.popitem(last=False)
             self._num_known_characters -= len(oldest)
 
 
 def _with_read_arguments(turn: dict[str, Any]) -> dict[str, Any]:
-    """Return a turn whose calls have their arguments as objects, as templates expect them."""
+    """Return a turn with the arguments of its calls as objects, as templates expect."""
     calls = turn.get("tool_calls")
     if not isinstance(calls, list):
         return turn
@@ -128,7 +128,7 @@ def _with_read_arguments(turn: dict[str, Any]) -> dict[str, Any]:
 
 
 def _folder_of(name: str) -> Path:
-    """Return where a tokenizer's files are, fetched from the hub if need be."""
+    """Return the folder of a tokenizer, downloaded from the hub if necessary."""
     path = Path(name)
     if path.is_file():
         return path.parent
@@ -180,5 +180,5 @@ def _now(pattern: str) -> str:
 
 
 def _content(token: Any) -> str:
-    """Return a special token's text, which is written as a string or as an object."""
+    """Return the text of a special token, a string or an object in JSON."""
     return str(token.get("content", "")) if isinstance(token, dict) else str(token or "")

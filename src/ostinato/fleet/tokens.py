@@ -1,37 +1,37 @@
 """Tokenizes prompts as the workers do, outside the event loop.
 
-By the configured tokenizer, else by a worker's ``/tokenize``, else not at all: then prompts are
-compared by characters, and KV events, which contain tokens, cannot be used.
+With the configured tokenizer, else a worker's ``/tokenize``. Without either, prompts are compared
+by characters, and KV events, which contain tokens, cannot be used.
 """
 
 import asyncio
 import logging
 from array import array
 from collections import Counter
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import aiohttp
 
-from ostinato.fleet.fleet import Fleet
 from ostinato.fleet.prompts import Prompt
 from ostinato.fleet.tokenizer import LocalTokenizer
+from ostinato.fleet.worker import Worker
 from ostinato.router import RouteRequest
 
 logger = logging.getLogger("ostinato")
 
 
 class PromptTokens:
-    """Makes what the router compares of what clients send.
+    """Turns prompts into the tokens that the router compares.
 
     Attributes:
-        counts: Prompts by how they were read: ``ids``, ``local``, ``worker`` or ``characters``.
+        counts: Prompts by source of their tokens: ``ids``, ``local``, ``worker`` or ``characters``.
     """
 
-    def __init__(self, fleet: Fleet, tokenizer: LocalTokenizer | None) -> None:
-        """Use a tokenizer, or the workers' own."""
+    def __init__(self, workers: Mapping[str, Worker], tokenizer: LocalTokenizer | None) -> None:
         self.counts: Counter[str] = Counter()
-        self._fleet = fleet
+        self._workers = workers
         self._tokenizer = tokenizer
         self._thread = ThreadPoolExecutor(1, "ostinato-tokenizer")
         self._has_warned = False
@@ -39,32 +39,21 @@ class PromptTokens:
     async def request(
         self, prompt: Prompt, salt: str, tenant: str, session: str, headers: dict[str, str]
     ) -> RouteRequest:
-        """Return what the router is asked for a prompt.
+        """Return the router's view of a prompt; see ``Prompt.route_request``.
 
-        Args:
-            prompt: As it was read.
-            salt: That keeps its cache apart at the workers.
-            tenant: Whose it is.
-            session: Session of the conversation; empty if unknown.
-            headers: With which a worker may be asked for tokens.
+        ``headers`` are sent where a worker is asked for tokens.
         """
         how, tokens = await self._tokens(prompt, headers)
         self.counts[how] += 1
-        return RouteRequest(
-            tokens or array("I", [0]),
-            characters=how == "characters",
-            adapter=self._adapter(prompt.model),
-            salt=salt,
-            session=session,
-            tenant=tenant,
-            max_tokens=prompt.max_tokens,
-        )
+        return prompt.route_request(tokens, salt, tenant, session, self._adapter(prompt.model))
 
     def close(self) -> None:
         """End the thread."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def _tokens(self, prompt: Prompt, headers: dict[str, str]) -> tuple[str, "array[int]"]:
+    async def _tokens(
+        self, prompt: Prompt, headers: dict[str, str]
+    ) -> tuple[str, "array[int] | None"]:
         if prompt.token_ids is not None:
             return "ids", array("I", prompt.token_ids)
         tokens, how = None, "local"
@@ -76,15 +65,11 @@ class PromptTokens:
                 how, tokens = "worker", await self._ask_worker(prompt, headers)
         except Exception as error:  # a template may raise any exception; the worker reports it
             self._warn(error)
-        if tokens is not None:
-            return how, tokens
-        text = prompt.characters
-        return "characters", array("I", text.encode("utf-32-le", "replace"))
+        return ("characters" if tokens is None else how), tokens
 
     async def _ask_worker(self, prompt: Prompt, headers: dict[str, str]) -> "array[int] | None":
         """Ask a worker that can tokenize."""
-        workers = self._fleet.workers.values()
-        able = [w for w in workers if w.can_tokenize and w.serves(prompt.model)]
+        able = [w for w in self._workers.values() if w.can_tokenize and w.serves(prompt.model)]
         worker = min(able, key=lambda each: each.num_live, default=None)
         if worker is None:
             return None
@@ -99,8 +84,8 @@ class PromptTokens:
         return None if tokens is None else array("I", tokens)
 
     def _adapter(self, model: str) -> str:
-        """Return the adapter that a model's name stands for."""
-        found = (w.models[model] for w in self._fleet.workers.values() if model in w.models)
+        """Return the adapter of a model's name; empty without one."""
+        found = (w.models[model] for w in self._workers.values() if model in w.models)
         return next(found, "")
 
     def _warn(self, error: Exception) -> None:

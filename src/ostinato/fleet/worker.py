@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,11 +23,11 @@ _TOKENIZE_PAUSE_S = 60.0
 """Seconds without tokenizing at a worker after a failure."""
 
 _SNAPSHOT_TIMEOUT_S = 30.0
-_MOST_ANSWER_BYTES = 2**20
-_MOST_SNAPSHOT_BYTES = 2**29
-_MOST_TOKENS_BYTES = 2**25
-_MOST_MODELS = 1000
-_MOST_LATE = 2
+_MAX_ANSWER_BYTES = 2**20
+_MAX_SNAPSHOT_BYTES = 2**29
+_MAX_TOKENS_BYTES = 2**25
+_MAX_MODELS = 1000
+_MAX_LATE = 2
 """Consecutive health-check timeouts after which a worker is unhealthy."""
 
 
@@ -36,8 +37,8 @@ class Worker:
 
     Attributes:
         spec: Its address and name.
-        session: For requests to it.
-        key: Sent with those of the router itself.
+        session: HTTP client.
+        key: Key of the router's own requests.
         is_well: Whether it is healthy; False until it was reached.
         is_draining: Whether it leaves when its last request has ended.
         trouble: Why it is unhealthy; empty if it is healthy.
@@ -48,6 +49,7 @@ class Worker:
         num_failed: Requests that failed.
         was_gone: Whether it was unreachable since it was healthy, so it may have restarted.
         broke_off: Whether a response broke off since the last health check.
+        public_prefixes: Tokens of each public prefix published there, by name.
         feed: Its events; None without.
         tasks: Its monitoring tasks.
     """
@@ -65,6 +67,7 @@ class Worker:
     num_failed: int = 0
     was_gone: bool = False
     broke_off: bool = False
+    public_prefixes: dict[str, int] = field(default_factory=dict)
     feed: KVFeed | None = None
     tasks: list["asyncio.Task[None]"] = field(default_factory=list)
     _num_late: int = 0
@@ -72,7 +75,7 @@ class Worker:
 
     @property
     def name(self) -> str:
-        """In headers, metrics and logs."""
+        """Name in headers, metrics and logs."""
         return self.spec.name
 
     def serves(self, model: str) -> bool:
@@ -91,7 +94,7 @@ class Worker:
             self._num_late = 0
         except TimeoutError:
             self._num_late += 1
-            if self._num_late >= _MOST_LATE:
+            if self._num_late >= _MAX_LATE:
                 self.trouble = f"it did not answer {self._num_late} times"
         except (aiohttp.ClientError, OSError, ValueError) as error:
             self.was_gone |= isinstance(error, aiohttp.ClientConnectorError)
@@ -104,9 +107,9 @@ class Worker:
         return self.is_well
 
     def failed(self, error: Exception) -> None:
-        """Note that it did not answer; if nothing listens there, it gets no requests for now.
+        """Record a request without an answer; if nothing listens there, it becomes unhealthy.
 
-        A time-out may be the router's own, on a busy machine: the next look at its health decides.
+        A timeout may be the router's fault, on a busy machine: the next health check decides.
         """
         self.num_failed += 1
         if not isinstance(error, aiohttp.ClientConnectorError):
@@ -118,83 +121,74 @@ class Worker:
         self.is_well = False
 
     async def endpoints(self) -> Endpoints | None:
-        """Return where its events are; None if it has none, or does not say.
+        """Return the endpoints of its events; None if it has none, or does not say.
 
-        A worker only tells ports: the host is the operator's, so that no worker can make the
-        router connect elsewhere.
+        Only ports are taken from the worker, and the host from its address, so that no worker can
+        make the router connect elsewhere.
         """
         if self.spec.events is not None:
             return Endpoints(self.spec.events, self.spec.replay, self.spec.topic)
         try:
-            status, told = await self._get("/admin/kv/events")
+            status, content = await self._get("/admin/kv/events")
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
             return None
-        if status != 200 or not isinstance(told, dict):
+        if status != 200 or not isinstance(content, dict):
             return None
         self.is_ours = True
-        events, replay = (
-            self._at_host(told.get("endpoint")),
-            self._at_host(told.get("replay_endpoint")),
-        )
-        return None if events is None else Endpoints(events, replay, str(told.get("topic", "")))
+        events = self._at_host(content.get("endpoint"))
+        replay = self._at_host(content.get("replay_endpoint"))
+        return None if events is None else Endpoints(events, replay, str(content.get("topic", "")))
 
     async def snapshot(self) -> Snapshot | None:
-        """Fetch what it has cached; None if it is not one of ours, or fails."""
-        if self.spec.events is not None and not self.is_ours:
-            self.is_ours = (await self._try_get("/admin/kv/events"))[0] == 200
-        if not self.is_ours:
-            return None
-        timeout = aiohttp.ClientTimeout(_SNAPSHOT_TIMEOUT_S)
-        url = f"{self.spec.url}/admin/kv/snapshot"
+        """Fetch a snapshot of its cache; None if it is no Ostinato, or fails."""
         try:
-            async with self.session.get(
-                url, headers=self._headers(), timeout=timeout, allow_redirects=False
-            ) as answer:
-                if answer.status != 200:
-                    return None
-                payload = await _bounded(answer, _MOST_SNAPSHOT_BYTES)
-                return Snapshot(int(answer.headers["x-kv-events-sequence"]), payload)
+            if self.spec.events is not None and not self.is_ours:
+                self.is_ours = (await self._get("/admin/kv/events"))[0] == 200
+            if not self.is_ours:
+                return None
+            path, timeout_s = "/admin/kv/snapshot", _SNAPSHOT_TIMEOUT_S
+            status, headers, payload = await self._request(
+                "GET", path, timeout_s=timeout_s, max_bytes=_MAX_SNAPSHOT_BYTES
+            )
+            return (
+                Snapshot(int(headers["x-kv-events-sequence"]), payload) if status == 200 else None
+            )
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError) as error:
             logger.warning("worker %s: no snapshot: %r", self.name, error)
             return None
 
     @property
     def can_tokenize(self) -> bool:
-        """Whether it may be asked for a prompt's tokens."""
+        """Whether it can be asked for tokens."""
         return self.is_well and self.tokenizes and time.monotonic() >= self._tokenizes_at_s
 
     async def tokenize(self, body: dict[str, Any], headers: dict[str, str]) -> list[int] | None:
-        """Return the worker's own tokens of a prompt; None if it does not tell."""
+        """Return the worker's own tokens of a prompt; None if it has no answer."""
         try:
-            async with self.session.post(
-                f"{self.spec.url}/tokenize",
-                data=msgspec.json.encode(body),
-                headers={**headers, "Content-Type": "application/json"},
-                timeout=aiohttp.ClientTimeout(TOKENIZE_TIMEOUT_S),
-                allow_redirects=False,
-            ) as answer:
-                if answer.status in (404, 405, 501):
-                    self.tokenizes = False
-                if answer.status != 200:
-                    return None
-                told = msgspec.json.decode(await _bounded(answer, _MOST_TOKENS_BYTES))
+            status, _, answer = await self._request(
+                "POST",
+                "/tokenize",
+                msgspec.json.encode(body),
+                headers=headers,
+                timeout_s=TOKENIZE_TIMEOUT_S,
+                max_bytes=_MAX_TOKENS_BYTES,
+            )
+            if status in (404, 405, 501):
+                self.tokenizes = False
+            if status != 200:
+                return None
+            content = msgspec.json.decode(answer)
         except (aiohttp.ClientError, OSError, ValueError):
             self._tokenizes_at_s = time.monotonic() + _TOKENIZE_PAUSE_S
             raise
-        tokens = told.get("tokens") if isinstance(told, dict) else None
+        tokens = content.get("tokens") if isinstance(content, dict) else None
         return tokens if isinstance(tokens, list) else None
 
     async def administer(self, method: str, path: str, body: bytes) -> dict[str, Any]:
-        """Return the answer of one of its administration's routes, an error's included."""
-        async with self.session.request(
-            method,
-            self.spec.url + path,
-            data=body,
-            headers={**self._headers(), "Content-Type": "application/json"},
-            allow_redirects=False,
-        ) as answer:
-            told = msgspec.json.decode(await _bounded(answer, _MOST_ANSWER_BYTES))
-            return told if isinstance(told, dict) else {"error": f"status {answer.status}"}
+        """Return the response of an administration route, errors included."""
+        status, _, answer = await self._request(method, path, body)
+        content = msgspec.json.decode(answer)
+        return content if isinstance(content, dict) else {"error": f"status {status}"}
 
     def cancel(self) -> None:
         """Stop monitoring it."""
@@ -203,10 +197,10 @@ class Worker:
 
     async def _learn(self) -> None:
         """Fetch its models."""
-        status, told = await self._get("/v1/models")
-        if status != 200 or not isinstance(told, dict):
+        status, content = await self._get("/v1/models")
+        if status != 200 or not isinstance(content, dict):
             return
-        for model in list(told.get("data") or ())[:_MOST_MODELS]:
+        for model in list(content.get("data") or ())[:_MAX_MODELS]:
             name = str(model["id"])
             self.models[name] = name if model.get("parent") else ""
 
@@ -216,26 +210,51 @@ class Worker:
             return None
         port = endpoint.rpartition(":")[2]
         host = urlsplit(self.spec.url).hostname or ""
-        shown = f"[{host}]" if ":" in host else host
-        return f"tcp://{shown}:{int(port)}" if port.isdigit() else None
-
-    async def _try_get(self, path: str) -> tuple[int, Any]:
-        try:
-            return await self._get(path)
-        except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
-            return 0, None
+        host = f"[{host}]" if ":" in host else host
+        return f"tcp://{host}:{int(port)}" if port.isdigit() else None
 
     async def _get(self, path: str) -> tuple[int, Any]:
-        """Return the status and, if it is JSON, the content of one of its routes."""
-        timeout = aiohttp.ClientTimeout(_PROBE_TIMEOUT_S)
-        async with self.session.get(
-            self.spec.url + path, headers=self._headers(), timeout=timeout, allow_redirects=False
-        ) as answer:
-            body = await _bounded(answer, _MOST_ANSWER_BYTES)
-            is_json = "json" in answer.headers.get("content-type", "")
-            return answer.status, msgspec.json.decode(body) if is_json and body else None
+        """Return the status and, if it is JSON, the content of a route."""
+        status, headers, body = await self._request("GET", path, timeout_s=_PROBE_TIMEOUT_S)
+        is_json = "json" in headers.get("content-type", "")
+        return status, msgspec.json.decode(body) if is_json and body else None
 
-    def _headers(self) -> dict[str, str]:
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+        max_bytes: int = _MAX_ANSWER_BYTES,
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        """Return status, headers and body; without headers, the router's own key is sent.
+
+        Raises:
+            ClientError, OSError: There was no complete answer in time.
+            ValueError: The answer is longer than ``max_bytes``.
+        """
+        sent = dict(headers) if headers is not None else self._key_header()
+        if body is not None:
+            sent["Content-Type"] = "application/json"
+        timeout = self.session.timeout if timeout_s is None else aiohttp.ClientTimeout(timeout_s)
+        async with self.session.request(
+            method,
+            self.spec.url + path,
+            data=body,
+            headers=sent,
+            timeout=timeout,
+            allow_redirects=False,
+        ) as answer:
+            content = bytearray()
+            async for piece in answer.content.iter_chunked(2**16):
+                content += piece
+                if len(content) > max_bytes:
+                    raise ValueError(f"an answer of more than {max_bytes} bytes")
+            return answer.status, answer.headers, bytes(content)
+
+    def _key_header(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.key}"} if self.key else {}
 
 
@@ -245,18 +264,3 @@ def _short(error: Exception) -> str:
         why = os.strerror(number) if number and number > 0 else error.os_error
         return f"cannot be reached: {why}"[:200]
     return f"{type(error).__name__}: {error}"[:200]
-
-
-async def _bounded(answer: aiohttp.ClientResponse, most: int) -> bytes:
-    """Read an answer.
-
-    Raises:
-        ValueError: It is longer than a worker has any reason for.
-    """
-    pieces, size = [], 0
-    async for piece in answer.content.iter_chunked(2**16):
-        pieces.append(piece)
-        size += len(piece)
-        if size > most:
-            raise ValueError(f"an answer of more than {most} bytes")
-    return b"".join(pieces)

@@ -9,7 +9,8 @@ another size or policy. Two things follow for the whole traffic:
   standing for ``stride``.
 
 The sample also says how far off that may be. By their names, blocks belong to 32 parts, each a
-small sample of its own; the more the parts disagree, the wider the interval.
+small sample of its own; the more the parts disagree, the wider the interval. What all parts have
+in common, the size of the sample, is compared with the misses that were counted.
 
 Source: the sum of sampled blocks, over the share that is sampled: Horvitz, Thompson, 1952; the
 spread of random groups: Wolter, Introduction to Variance Estimation, chapter 2.
@@ -17,7 +18,7 @@ spread of random groups: Wolter, Introduction to Variance Estimation, chapter 2.
 
 from array import array
 from collections.abc import Sequence
-from math import exp, hypot, sqrt
+from math import exp, hypot, log, sqrt
 from typing import NamedTuple
 
 from ostinato.observe.counters import LookupCounts
@@ -38,10 +39,13 @@ class SimulationError(NamedTuple):
     Attributes:
         scale: Error of the hit ratio, for being small; times the root of its blocks.
         gain: Error of the additional hits, as a share.
+        learning: Error of the hit ratio, for having seen little; times the root of the sampled
+            blocks.
     """
 
     scale: float
     gain: float = 0.0
+    learning: float = 0.0
 
 
 PLAYED = SimulationError(0.06)
@@ -50,8 +54,8 @@ PLAYED = SimulationError(0.06)
 LEARNED = SimulationError(0.1, 0.15)
 """Of one with the real policy's experience, which ends where that policy remembers no more."""
 
-LEARNING = SimulationError(0.4)
-"""Of one that learns from the little that a simulation sees."""
+LEARNING = SimulationError(0.4, learning=4.0)
+"""Of one that learns from the sample only: it finds what LRU finds until it has seen enough."""
 
 _DRIFT = 1.0
 """Share of the difference between the sampled traffic's hit ratio and that of all by which an
@@ -161,9 +165,10 @@ class PairedEstimator:
             _LEAST_BLOCKS * per_loss,
             _most_beyond(gained, per_gain * self._spread(gains)),
             _most_beyond(lost, per_loss * self._spread(self._lost)),
-            self._unsure.scale / sqrt(self._size) if self._stride > 1 else 0.0,
+            self._simulation_error(),
         )
         error += self._unsure.gain * gained
+        error += self._size_error(block_size) * (gained + lost)
         error += self._unlike(counts, num_blocks * block_size)
         return min(1.0, max(0.0, counts.hit_ratio + gained - lost)), error
 
@@ -172,6 +177,26 @@ class PairedEstimator:
         mean = sum(parts) / NUM_PARTS
         variance = sum((part - mean) ** 2 for part in parts) * NUM_PARTS / (NUM_PARTS - 1)
         return sqrt(variance * (1 - 1 / self._stride))  # of what is not sampled
+
+    def _simulation_error(self) -> float:
+        """Return by how much a ratio may be wrong because a simulation is small and sees little."""
+        if self._stride <= 1:
+            return 0.0
+        seen = max(1, self.num_blocks)
+        return hypot(self._unsure.scale / sqrt(self._size), self._unsure.learning / sqrt(seen))
+
+    def _size_error(self, block_size: int) -> float:
+        """Return the share by which the misses of the sample differ from those of the cache.
+
+        All 32 parts share one simulated cache. If more blocks were sampled than one in
+        ``stride``, it is too small for every part, and the parts agree on a wrong estimate.
+        """
+        if self._stride <= 1:
+            return 0.0
+        covered, one_block = self.covered, self._stride * block_size
+        counted = covered.tokens - covered.hits - covered.requests * (block_size + 1) / 2
+        sampled = one_block * sum(self._missed)
+        return min(1.0, abs(log((sampled + one_block) / (max(0.0, counted) + one_block))))
 
     def _unlike(self, counts: LookupCounts, pool_tokens: int) -> float:
         """Return by how much a ratio may be wrong because the rest is unlike the sample."""

@@ -173,7 +173,7 @@ class Ghost(CacheObserver):
         """Drop what was sampled."""
         self.clear()
 
-    def forget(self, tenant: bytes) -> int:
+    def erase(self, tenant: bytes) -> int:
         """Drop what was sampled, of any tenant."""
         self.clear()
         return 0

@@ -20,7 +20,7 @@ from ostinato.cache.eviction import EvictionPolicy, RequestSummary
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.tokens import TOKEN_BYTES
 from ostinato.eviction import make_policy
-from ostinato.eviction.learned_policy import LearnedPolicy, LearnsFromMisses, note_gap
+from ostinato.eviction.learned_policy import LearnedPolicy, note_gap
 from ostinato.eviction.reuse_hazard import ReuseHazard
 from ostinato.ghost.sampler import SampledRequest
 from ostinato.settings import PolicyName
@@ -122,7 +122,7 @@ class PolicySimulation:
         num_found = len(path)
         # Names stand in the place of tokens, for what is remembered of evicted blocks.
         key = PrefixKey(_SHARED, request.names)
-        if isinstance(policy, LearnsFromMisses):
+        if isinstance(policy, LearnedPolicy):
             policy.look_up(key, num_found, request.num_asked, 1, summary)
         if path:
             note_gap(summary, request.at_s - path[-1].idle_since_s, path[-1].uses)
@@ -185,14 +185,15 @@ class PolicySimulation:
         victim = self._policy.victim(num_wanted)
         if victim is None:
             return False
-        assert isinstance(victim, _Block)
-        self._policy.evict(victim, 1)
-        del self._blocks[victim.name]
-        parent = victim.parent
+        block, _ = victim
+        assert isinstance(block, _Block)
+        self._policy.evict(block, 1)
+        del self._blocks[block.name]
+        parent = block.parent
         if parent is not None:
             parent.num_children -= 1
             if not parent.num_children and not parent.ref_count:
-                self._policy.expose(parent)
+                self._policy.became_leaf(parent)
         return True
 
 

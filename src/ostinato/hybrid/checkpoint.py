@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.eviction import LeastRecentlyUsed
+from ostinato.cache.eviction import LeastRecentlyUsed, Victim
 from ostinato.indexes.block_copy import BlockContent, BlockCopy
 
 _MOST_COMPARED = 256
@@ -82,12 +82,13 @@ class LeastSavedWork(LeastRecentlyUsed):
     Source: Marconi, arXiv 2411.19379; hyperbolic caching, USENIX ATC 2017.
     """
 
-    def victim(self, num_wanted: int = 0) -> CacheEntry | None:
+    def victim(self, num_wanted: int = 0) -> Victim | None:
         """Return the checkpoint that is worth least; of equals the oldest."""
-        now = next((entry.idle_tick + 1 for entry in reversed(self)), 0)
+        now = next((entry.idle_tick + 1 for entry in reversed(self._queue)), 0)
 
         def worth(entry: CacheEntry) -> float:
             assert isinstance(entry, Checkpoint)
             return entry.saved_tokens * entry.uses / (now - entry.idle_tick)
 
-        return min(islice(self, _MOST_COMPARED), key=worth, default=None)
+        entry = min(islice(self, _MOST_COMPARED), key=worth, default=None)
+        return None if entry is None else (entry, 1)

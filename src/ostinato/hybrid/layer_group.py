@@ -13,14 +13,14 @@ holds in a group is that group's own record, kept in ``BlockTable.held``; its ``
 group's row, or the slots of its states.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.pool import BlockPool
-from ostinato.cache.prefix_index import CachedRun, PrefixMatch, Removal
+from ostinato.cache.prefix_index import Contents, PrefixMatch, Removal
 from ostinato.core.identity import PrefixKey
 from ostinato.hybrid.prefill_cuts import StateCuts
 
@@ -39,7 +39,7 @@ class HybridMatch(PrefixMatch):
     num_seen_tokens: int = 0
 
 
-class LayerGroup(Protocol):
+class LayerGroup(Contents, Protocol):
     """A group of layers with a pool of its own.
 
     Attributes:
@@ -52,12 +52,6 @@ class LayerGroup(Protocol):
     pool: BlockPool
     has_rows: bool
     cuts: StateCuts | None
-
-    def evict(self, entry: CacheEntry, most: int) -> Removal:
-        """Remove up to ``most`` blocks of an evictable entry."""
-
-    def runs(self) -> Iterator[CachedRun]:
-        """Walk everything published; for inspection."""
 
     def longest_hit(self, key: PrefixKey, num_blocks: int) -> int:
         """Return the longest prefix of at most so many blocks that it can continue; no effects."""

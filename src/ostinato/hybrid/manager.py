@@ -12,15 +12,14 @@ from typing import Any
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.block_table import BlockTable, StepCopies
 from ostinato.cache.manager import CacheManager
-from ostinato.cache.observer import Observers
-from ostinato.cache.pool import Contents
+from ostinato.cache.observer import CacheObserver
 from ostinato.cache.prefix_index import PrefixMatch, PublishResult
 from ostinato.core.identity import PrefixKey
 from ostinato.core.ids import BlockId
 from ostinato.core.plan import CopyRun
 from ostinato.hybrid.layer_group import HybridMatch, LayerGroup
 
-MakeLayerGroups = Callable[[Observers, StepCopies], Sequence[LayerGroup]]
+MakeLayerGroups = Callable[[Sequence[CacheObserver], StepCopies], Sequence[LayerGroup]]
 """Makes the groups of layers beside full attention; states are copied with the step's copies."""
 
 _NEW, _KNOWN = PublishResult(), PublishResult(1)
@@ -38,15 +37,11 @@ class HybridCacheManager(CacheManager):
         super().__init__(*args, **kwargs)
         self.layer_groups = make_groups(self.observers, self.copies)
         self.pools += [group.pool for group in self.layer_groups]
+        self.contents += self.layer_groups
         self._cuts = next((g.cuts for g in self.layer_groups if g.cuts is not None), None)
         self.chunk_unit = None if self._cuts is None else self._cuts.unit
 
-    @property
-    def contents(self) -> list[Contents]:
-        """What knows the content of each pool's blocks."""
-        return [self.index, *self.layer_groups]
-
-    def match_first(self, key: PrefixKey, num_tokens: int) -> HybridMatch:
+    def match(self, key: PrefixKey, num_tokens: int | None = None) -> HybridMatch:
         """Find the longest cached prefix that every group can continue; no effects.
 
         A group that cannot continue from an end shortens the prefix, which another may refuse::
@@ -55,7 +50,7 @@ class HybridCacheManager(CacheManager):
             window of 6               IJKL          12: MNOP is gone; IJKL, which is needed, is not
             window of 12    ABCD EFGH IJKL          12 again: that is the hit
         """
-        match = super().match_first(key, num_tokens)
+        match = super().match(key, num_tokens)
         end, before = len(match.blocks), -1
         while end != before:
             before = end
@@ -66,15 +61,11 @@ class HybridCacheManager(CacheManager):
             name = match.tail.entry.name_of(match.tail.place, self.block_size)
             tails = [group.find_tail(key, end, name) for group in self.layer_groups]
         if end < num_seen or (match.tail is not None and None in tails):
-            match, tails = super().match_first(key, end * self.block_size), []
+            match, tails = super().match(key, end * self.block_size), []
         found: dict[str, Any] = {f.name: getattr(match, f.name) for f in fields(PrefixMatch)}
         if self._cuts is not None:
             found["num_seen_tokens"] = num_seen * self.block_size
         return HybridMatch(**found, group_tails=tails)
-
-    def no_match(self) -> HybridMatch:
-        """Return the match of a request that does not read the cache."""
-        return HybridMatch(self.block_size)
 
     def end_of_chunk(
         self, table: BlockTable, start: int, end: int, waiting: Iterable[PrefixKey]
@@ -159,8 +150,8 @@ class HybridCacheManager(CacheManager):
         whole = num_tokens - num_tokens % self.block_size
         for number, (group, held) in enumerate(self._pairs(table), 1):
             for place, is_new in group.publish(table, held, whole):
-                for notify in self.observers.on_publish:
-                    notify(table, place, place + 1, _NEW if is_new else _KNOWN, number)
+                for observer in self.observers:
+                    observer.on_publish(table, place, place + 1, _NEW if is_new else _KNOWN, number)
 
     def _settle(self, table: BlockTable) -> None:
         super()._settle(table)
@@ -171,9 +162,9 @@ class HybridCacheManager(CacheManager):
     def _retract(self, table: BlockTable) -> None:
         super()._retract(table)
         for number, (group, held) in enumerate(self._pairs(table), 1):
-            removed = group.retract(held)
-            for notify in self.observers.on_retract if removed is not None else ():
-                notify(table, removed, number)
+            if (removed := group.retract(held)) is not None:
+                for observer in self.observers:
+                    observer.on_retract(table, removed, number)
 
     def _publish_partial(self, table: BlockTable, num_tokens: int) -> bool:
         is_published = super()._publish_partial(table, num_tokens)
@@ -196,7 +187,9 @@ class HybridCacheManager(CacheManager):
         for group in self.layer_groups if self.pool.shares.are_limited else ():
             group.pool.enforce_quota(table, group)
 
-    def _check_state(self, tables: list[BlockTable]) -> None:
-        super()._check_state(tables)
+    def check(self) -> None:
+        """Assert that pools, index, groups and tables agree; slow, for tests."""
+        super().check()
+        tables = [*self.tables.live.values(), *self.tables.pinned.values()]
         for number, group in enumerate(self.layer_groups):
             group.check([table.held[number] for table in tables])

@@ -152,7 +152,7 @@ class StateGroup(LayerGroup):
         num_hit, num_seen = match.num_shared_tokens, match.num_seen_tokens
         held = HeldStates(key.identity.owner, source=self._find(key, len(match.blocks)))
         if held.source is not None:
-            self.pool.hold((held.source,))
+            self.pool.acquire((held.source,))
             held.last = held.source
         if 0 < num_seen < len(key) - self.cuts.unit:
             self._placement.learn(num_seen // self.cuts.unit)
@@ -171,7 +171,7 @@ class StateGroup(LayerGroup):
         """Give a table its running slot, and fill it from what hit, or from a fork's parent."""
         if held.blocks:
             return
-        held.blocks.extend(self.pool.take(table, 1, self))
+        held.blocks.extend(self.pool.allocate(table, 1, self))
         table.state_slot = held.blocks[0]
         self._evict_orphans()
         if held.parent_slot >= 0:
@@ -202,7 +202,7 @@ class StateGroup(LayerGroup):
         if not is_cut and len(held.blocks) > 1:
             slot = held.blocks.pop()
         elif self.pool.num_free_for(table.tenant):
-            slot = self.pool.take(table, 1, self)[0]
+            slot = self.pool.allocate(table, 1, self)[0]
             self._evict_orphans()
         else:
             return ()
@@ -251,7 +251,6 @@ class StateGroup(LayerGroup):
     def evict(self, entry: CacheEntry, most: int) -> Removal:
         """Remove an evictable checkpoint."""
         assert isinstance(entry, Checkpoint) and not entry.ref_count and most
-        self.pool.shrink(entry, 1)
         entry.content.copies.remove(entry)
         del self._contents[entry.content.digest]
         if self._observer.by_block.get(entry.last_block) is entry:
@@ -275,7 +274,7 @@ class StateGroup(LayerGroup):
         own += [held.saving[1] for held in every if held.saving is not None]
         self.pool.check([*own, *(checkpoint.block for checkpoint in self._contents.values())])
 
-    # --- small print ---
+    # --- helpers ---
 
     def _find(self, key: PrefixKey, num_blocks: int) -> Checkpoint | None:
         """Return the checkpoint of a prefix of so many blocks; None for the beginning."""
@@ -311,4 +310,4 @@ class StateGroup(LayerGroup):
         orphans, self._observer.orphans = self._observer.orphans, []
         for orphan in orphans:
             if orphan.num_blocks and not orphan.ref_count:
-                self.pool.evict(orphan, "space", None, self)
+                self.pool.evict(orphan, "space", self)

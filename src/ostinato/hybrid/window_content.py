@@ -10,30 +10,13 @@
 from array import array
 from dataclasses import dataclass
 
-from ostinato.core.identity import Identity
-from ostinato.core.ids import BlockDigest
-from ostinato.indexes.block_copy import BlockContent, BlockCopy
-
-
-class WindowContent(BlockContent):
-    """One block's worth of a prefix, as a window layer holds it; ``full`` unless it is partial."""
-
-    __slots__ = ("full",)
-
-    digest: BlockDigest
-
-    def __init__(self, identity: Identity, digest: BlockDigest, name: bytes, *, full: bool) -> None:
-        """Note a content without copies."""
-        super().__init__(identity, digest, name)
-        self.full = full
+from ostinato.indexes.block_copy import BlockCopy
 
 
 class WindowCopy(BlockCopy):
     """One block that holds a content; a leaf, since a hit needs a run of blocks, not ancestors."""
 
     __slots__ = ()
-
-    content: WindowContent
 
     def run_from(self, first: int) -> tuple[int, bytes]:
         """Return the packed tokens of its block; its place is not known."""

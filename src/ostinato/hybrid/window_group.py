@@ -33,7 +33,8 @@ from ostinato.cache.prefix_index import CachedRun, Removal
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.ids import BlockDigest
 from ostinato.hybrid.layer_group import HybridMatch, LayerGroup
-from ostinato.hybrid.window_content import WindowContent, WindowCopy, WindowTable
+from ostinato.hybrid.window_content import WindowCopy, WindowTable
+from ostinato.indexes.block_copy import BlockContent
 from ostinato.indexes.block_hash import BlockHasher
 
 
@@ -55,7 +56,7 @@ class WindowGroup(LayerGroup):
         self.null_block = pool.num_blocks
         self._hasher = hasher
         self._block_size = hasher.block_size
-        self._contents: dict[BlockDigest, WindowContent] = {}
+        self._contents: dict[BlockDigest, BlockContent] = {}
 
     def first_needed(self, num_tokens: int) -> int:
         """Return the first block that a sequence of so many tokens still needs."""
@@ -101,13 +102,13 @@ class WindowGroup(LayerGroup):
         """Hold the window before the end of a hit, and the source of a copy."""
         num_blocks = len(match.blocks)
         copies = self._window(key, num_blocks)
-        self.pool.hold(copies)
+        self.pool.acquire(copies)
         first = num_blocks - len(copies)
         blocks = array("i", [self.null_block] * first + [copy.block for copy in copies])
         noted = [*[None] * first, *copies]
         held = WindowTable(key.identity.owner, blocks, noted, first, num_blocks)
         if isinstance(tail, WindowCopy):
-            self.pool.hold((tail,))
+            self.pool.acquire((tail,))
             held.tail = tail
         return held
 
@@ -132,7 +133,7 @@ class WindowGroup(LayerGroup):
         """Give a table private blocks for its first tokens."""
         missing = -(-num_tokens // self._block_size) - len(held.blocks)
         if missing > 0:
-            held.blocks.extend(self.pool.take(table, missing, self))
+            held.blocks.extend(self.pool.allocate(table, missing, self))
             held.copies.extend([None] * missing)
 
     def publish(
@@ -143,7 +144,7 @@ class WindowGroup(LayerGroup):
         digests = self._hasher.digests(key, num_blocks)
         for place in range(max(held.num_published, held.first), num_blocks):
             name = key.block_name(place, self._block_size)
-            content = self._content(key.identity, digests[place], name, True)
+            content = self._content(key.identity, digests[place], name)
             published.append((place, not content.copies))
             held.copies[place] = WindowCopy(held.blocks[place], content, self.pool.now())
             if held.first_published is None:
@@ -160,7 +161,7 @@ class WindowGroup(LayerGroup):
                 if copy is not None:
                     assert copy.ref_count == 1, "another request holds it"
                     copy.ref_count = 0
-                    self._forget(copy)
+                    self._remove(copy)
                     removed.append(copy.block)
                     held.copies[place] = None
             held.num_published, held.first_published = held.first_published, None
@@ -184,21 +185,20 @@ class WindowGroup(LayerGroup):
     ) -> None:
         """Make the partial last block of an ended sequence findable, with the window before it."""
         digest = self._hasher.child(table.key, num_blocks, text)
-        content = self._content(table.key.identity, digest, text, False)
+        content = self._content(table.key.identity, digest, text)
         held.copies[num_blocks] = WindowCopy(held.blocks[num_blocks], content, self.pool.now())
 
     def fork(self, held: WindowTable) -> WindowTable:
         """Share what is published; the rest of the places are still to be given blocks."""
         shared = held.num_shared
-        self.pool.hold([copy for copy in held.copies[held.first : shared] if copy is not None])
+        self.pool.acquire([copy for copy in held.copies[held.first : shared] if copy is not None])
         blocks, copies = held.blocks[:shared], held.copies[:shared]
         return WindowTable(held.tenant, blocks, copies, held.first, shared)
 
     def evict(self, entry: CacheEntry, most: int) -> Removal:
         """Remove one evictable copy."""
         assert isinstance(entry, WindowCopy) and not entry.ref_count and most
-        self.pool.shrink(entry, 1)
-        self._forget(entry)
+        self._remove(entry)
         return Removal(array("i", [entry.block]))
 
     def runs(self) -> Iterator[CachedRun]:
@@ -234,12 +234,10 @@ class WindowGroup(LayerGroup):
         first = self.first_needed(num_blocks * self._block_size)
         return [self._contents[digests[i]].copies[0] for i in range(first, num_blocks)]
 
-    def _content(
-        self, identity: Identity, digest: BlockDigest, name: bytes, full: bool
-    ) -> WindowContent:
+    def _content(self, identity: Identity, digest: BlockDigest, name: bytes) -> BlockContent:
         content = self._contents.get(digest)
         if content is None:
-            content = WindowContent(identity, digest, name, full=full)
+            content = BlockContent(identity, digest, name)
             self._contents[digest] = content
         assert content.name == name, "two blocks of one SHA-256 digest"
         return content
@@ -253,7 +251,7 @@ class WindowGroup(LayerGroup):
         table.blocks[first:last] = array("i", [self.null_block] * len(held))
         table.copies[first:last] = [None] * len(held)
 
-    def _forget(self, copy: WindowCopy) -> None:
+    def _remove(self, copy: WindowCopy) -> None:
         """Take a copy out of its content; the last one takes the content with it."""
         copy.content.copies.remove(copy)
         if not copy.content.copies:

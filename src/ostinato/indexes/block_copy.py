@@ -9,23 +9,16 @@ from ostinato.core.ids import BlockDigest, BlockId
 
 
 class BlockContent:
-    """What one block holds.
-
-    Attributes:
-        identity: What sequences must agree on to find it.
-        digest: Of it and everything before it; None if it is found otherwise.
-        name: Its packed tokens and extras.
-        copies: The blocks that hold it, oldest first.
-    """
+    """What one block holds."""
 
     __slots__ = ("copies", "digest", "identity", "name")
 
     def __init__(self, identity: Identity, digest: BlockDigest | None, name: bytes) -> None:
         """Make a content without copies."""
-        self.identity = identity
-        self.digest = digest
-        self.name = name
-        self.copies: list[Any] = []
+        self.identity = identity  # what sequences must agree on to find it
+        self.digest = digest  # of it and all before it; None if it is found otherwise
+        self.name = name  # its packed tokens and extra
+        self.copies: list[Any] = []  # the blocks that hold it, oldest first
 
 
 class BlockCopy(CacheEntry):
@@ -52,6 +45,6 @@ class BlockCopy(CacheEntry):
         return int(self in self.content.copies)
 
     def name_of(self, index: int, block_size: int) -> bytes:
-        """Return the packed tokens and extras of its block."""
+        """Return the packed tokens and the extra of its block."""
         name: bytes = self.content.name
         return name

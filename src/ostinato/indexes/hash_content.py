@@ -2,43 +2,31 @@
 
 from dataclasses import dataclass, field
 
-from ostinato.cache.child_index import ChildIndex, child_name
-from ostinato.core.identity import BlockExtra, Identity
+from ostinato.cache.child_index import ChildIndex
+from ostinato.core.identity import BlockKey, Identity
 from ostinato.core.ids import BlockDigest
 from ostinato.indexes.block_copy import BlockContent, BlockCopy
 
 
 class CachedContent(BlockContent):
-    """What one block holds: its tokens and, through its parent, all before them.
+    """What one block holds: its tokens and, through its parent, all before them."""
 
-    Attributes:
-        parent: The content before it; None for a root, which has no tokens.
-        start: Blocks before it.
-        run: Its packed tokens.
-        extra: What images and boundaries add to them.
-        children: What may follow it.
-    """
-
-    __slots__ = ("children", "extra", "parent", "run", "start")
+    __slots__ = ("children", "key", "num_paths", "parent", "start")
 
     def __init__(
         self,
         parent: "CachedContent | None",
         digest: BlockDigest | None,
-        run: bytes,
-        extra: BlockExtra | None,
+        key: BlockKey,
         identity: Identity,
     ) -> None:
         """Make a content without copies; without a digest it is a partial block."""
-        super().__init__(identity, digest, run if extra is None else run + extra.encoded)
-        self.parent, self.run, self.extra = parent, run, extra
+        super().__init__(identity, digest, key.name if key.spans else key.tokens)
+        self.parent = parent  # None for a root, which has no tokens
+        self.key = key
         self.start: int = 0 if parent is None or parent.parent is None else parent.start + 1
         self.children: ChildIndex[CachedContent] = ChildIndex()
-
-    @property
-    def child_name(self) -> bytes:
-        """The name that its parent finds it by."""
-        return self.run if self.extra is None else child_name(self.run, self.extra)
+        self.num_paths = 0  # that begin at a root
 
 
 class HashCopy(BlockCopy):
@@ -55,7 +43,7 @@ class HashCopy(BlockCopy):
 
     def run_from(self, first: int) -> tuple[int, bytes]:
         """Return the place and the packed tokens of its block, or of what follows it."""
-        return self.content.start + first, b"" if first else self.content.run
+        return self.content.start + first, b"" if first else self.content.key.tokens
 
 
 @dataclass(slots=True)

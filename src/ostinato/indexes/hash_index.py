@@ -27,13 +27,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.child_index import child_name, num_shared_tokens, walk
+from ostinato.cache.child_index import walk
 from ostinato.cache.eviction import RequestSummary
 from ostinato.cache.pool import BlockPool
 from ostinato.cache.prefix_index import CachedRun, PrefixMatch, PublishResult, Removal, TailMatch
-from ostinato.core.identity import Identity, PrefixKey
+from ostinato.core.identity import BlockKey, Identity, PrefixKey
 from ostinato.core.ids import BlockDigest, BlockId
-from ostinato.core.tokens import num_common_tokens
 from ostinato.indexes.block_hash import BlockHasher
 from ostinato.indexes.hash_content import CachedContent, HashCopy, HashPath
 
@@ -56,7 +55,6 @@ class HashIndex:
         self._hasher = hasher
         self._contents: dict[BlockDigest, list[CachedContent]] = {}
         self._roots: dict[Identity, CachedContent] = {}
-        self._root_uses: Counter[Identity] = Counter()
 
     def match(self, key: PrefixKey, num_tokens: int) -> PrefixMatch:
         """Find the longest cached prefix among a sequence's first tokens.
@@ -81,13 +79,14 @@ class HashIndex:
         self, content: CachedContent, key: PrefixKey, start: int, num_tokens: int
     ) -> TailMatch | None:
         """Find the block after a match with the longest common prefix with the sequence."""
-        run, extra = key.block_run(start, min(num_tokens, start + self.block_size))
-        name = run if extra is None else child_name(run, extra)[: len(run)]
+        stop = min(num_tokens, start + self.block_size)
+        run = key.packed_range(start, stop)
+        name = key.child_name(start, stop)[: len(run)] if key.spans else run
         child, common = content.children.closest(name)
         if child is None:
             return None
-        if extra is not None or child.extra is not None:
-            common = num_shared_tokens(extra, child.extra, num_common_tokens(run, child.run))
+        if key.spans or child.key.spans:
+            common = key.block_key(start, stop).num_common_tokens(child.key)
         return TailMatch(child.copies[0].block, common, child.copies[0]) if common else None
 
     def acquire(self, key: PrefixKey, match: PrefixMatch) -> tuple[HashPath, HashCopy | None]:
@@ -95,7 +94,7 @@ class HashIndex:
         path = self._hold(HashPath(self._root(key), list(match.entries)))
         source: HashCopy | None = None if match.tail is None else match.tail.entry
         if source is not None:
-            self._pool.hold((source,))
+            self._pool.acquire((source,))
         return path, source
 
     def fork(self, path: HashPath) -> HashPath:
@@ -115,29 +114,29 @@ class HashIndex:
             return self._publish_partial(path, key, blocks[0], num_tokens)
         first, last = len(path.copies), len(path.copies) + len(blocks)
         self._hasher.digests(key, last)  # whatever it raises, nothing has changed
-        num_known, now_s, duplicates = 0, self._pool.now(), list[tuple[int, BlockId]]()
+        policy, now_s = self._pool.shares.policy_of(key.identity.owner), self._pool.now()
+        num_known, duplicates = 0, list[tuple[int, BlockId]]()
         uses, left = 0, 0  # what is remembered, and of how many more blocks
         self.version += 1
         for index, block in enumerate(blocks, first):
-            parent = path.last
-            content = self._find(parent, key, index)
-            is_known = content is not None
+            content = self._find(path.last, key, index)
             if content is None:
-                content = self._add(parent, key, index)
                 if not left:
-                    shares, size = self._pool.shares, self.block_size
-                    uses, left = shares.recall(key, index, last - index, size, summary)
+                    uses, left = policy.recall(key, index, last - index, self.block_size, summary)
                 left -= 1
-            num_known += is_known
-            if is_known and not self._keeps_copies:
-                canonical: HashCopy = content.copies[0]
-                self._pool.hold((canonical,))
-                path.copies.append(canonical)
-                duplicates.append((index, canonical.block))
+                content = self._add(path.last, key, index)
+                path.copies.append(HashCopy(block, content, now_s, uses + 1))
                 continue
-            path.copies.append(HashCopy(block, content, now_s, 1 if is_known else uses + 1))
-            if len(content.copies) == 2:
-                self._pool.expose(content.copies[0])  # what builds on it has another one
+            num_known += 1
+            canonical: HashCopy = content.copies[0]
+            if self._keeps_copies:
+                path.copies.append(HashCopy(block, content, now_s))
+                if len(content.copies) == 2:
+                    self._pool.became_leaf(canonical)  # what builds on it has another one
+            else:
+                path.copies.append(canonical)
+                self._pool.acquire((canonical,))
+                duplicates.append((index, canonical.block))
         return path, PublishResult(num_known, tuple(duplicates))
 
     def retract(self, path: HashPath, num_blocks: int) -> tuple[HashPath, Removal]:
@@ -148,7 +147,7 @@ class HashIndex:
         """
         removed = path.copies[num_blocks:]
         for orphan in self._orphans(removed):
-            self._pool.evict(orphan, "space", None, self)
+            self._pool.evict(orphan, "space", self)
         del path.copies[num_blocks:]
         self.version += 1
         before: BlockId | None = None
@@ -161,14 +160,13 @@ class HashIndex:
     def release(self, path: HashPath, summary: RequestSummary | None = None) -> None:
         """Release a path, tail first, in O(blocks)."""
         self._pool.release(path.copies[::-1], summary)
-        self._root_uses[path.root.identity] -= 1
-        self._drop_empty_root(path.root)
+        path.root.num_paths -= 1
+        self._became_leaf(path.root)
 
     def evict(self, entry: CacheEntry, most: int) -> Removal:
         """Remove one idle copy."""
         assert isinstance(entry, HashCopy) and not entry.ref_count and entry.is_leaf and most
         self.version += 1
-        self._pool.shrink(entry, 1)
         return Removal(array("i", [entry.block]), self._remove(entry))
 
     def runs(self) -> Iterator[CachedRun]:
@@ -198,10 +196,10 @@ class HashIndex:
             assert content in known, "a content has lost its digest"
         num_named = sum(content.digest is not None for content in contents)
         assert sum(map(len, self._contents.values())) == num_named
-        for identity, root in self._roots.items():
-            held = sum(path.root is root for path in paths)
-            assert self._root_uses[identity] == held, "a root's uses are miscounted"
-            assert held or root.children, "an empty root was left behind"
+        for root in self._roots.values():
+            num_paths = sum(path.root is root for path in paths)
+            assert root.num_paths == num_paths, "a root's paths are miscounted"
+            assert num_paths or root.children, "an empty root was left behind"
 
     def _find(self, parent: CachedContent, key: PrefixKey, index: int) -> CachedContent | None:
         """Look a block up by digest; compare parent and tokens, whatever the digest says."""
@@ -213,19 +211,18 @@ class HashIndex:
 
     def _hold(self, path: HashPath) -> HashPath:
         """Count one more holder of a path's copies."""
-        self._root_uses[path.root.identity] += 1
-        self._pool.hold(path.copies)
+        path.root.num_paths += 1
+        self._pool.acquire(path.copies)
         return path
 
     def _add(self, parent: CachedContent, key: PrefixKey, index: int) -> CachedContent:
         """Add a content that is new."""
-        start, stop = index * self.block_size, (index + 1) * self.block_size
-        run, extra = key.block_run(start, stop)
+        own = key.block_key(index * self.block_size, (index + 1) * self.block_size)
         digest = self._hasher.digests(key, index + 1)[index]
         identity, _ = key.identity_of(index, self.block_size)
-        content = CachedContent(parent, digest, run, extra, identity)
+        content = CachedContent(parent, digest, own, identity)
         self._contents.setdefault(digest, []).append(content)
-        parent.children.add(content.child_name, content)
+        parent.children.add(own.child_name, content)
         return content
 
     def _publish_partial(
@@ -233,12 +230,12 @@ class HashIndex:
     ) -> tuple[HashPath, PublishResult]:
         """Add a content with fewer tokens than a block and no digest."""
         parent = path.last
-        run, extra = key.block_run(len(path.copies) * self.block_size, num_tokens)
-        if extra is not None or parent.children.begins_with(run):
+        own = key.block_key(len(path.copies) * self.block_size, num_tokens)
+        if own.spans or parent.children.begins_with(own.tokens):
             return path, PublishResult(1)
         self.version += 1
-        content = CachedContent(parent, None, run, None, key.identity)
-        parent.children.add(run, content)
+        content = CachedContent(parent, None, own, key.identity)
+        parent.children.add(own.tokens, content)
         path.copies.append(HashCopy(block, content, self._pool.now(), 1))
         return path, PublishResult()
 
@@ -265,16 +262,13 @@ class HashIndex:
             return copies[0].block
         parent = content.parent
         assert parent is not None and not content.children
-        parent.children.remove(content.child_name)
+        parent.children.remove(content.key.child_name)
         if content.digest is not None:
             same_digest = self._contents[content.digest]
             same_digest.remove(content)
             if not same_digest:
                 del self._contents[content.digest]
-        if not parent.children:
-            for idle in parent.copies:
-                self._pool.expose(idle)
-        self._drop_empty_root(parent)
+        self._became_leaf(parent)
         above: list[HashCopy] = parent.copies
         return above[0].block if above else None
 
@@ -282,11 +276,13 @@ class HashIndex:
         identity = key.identity.root
         root = self._roots.get(identity)
         if root is None:
-            root = CachedContent(None, self._hasher.root(key), b"", None, identity)
+            root = CachedContent(None, self._hasher.root(key), BlockKey(b"", (), 0), identity)
             self._roots[identity] = root
         return root
 
-    def _drop_empty_root(self, content: CachedContent) -> None:
-        identity = content.identity
-        if content.parent is None and not content.children and not self._root_uses[identity]:
-            del self._roots[identity], self._root_uses[identity]
+    def _became_leaf(self, content: CachedContent) -> None:
+        """Tell the policy if a content has no children left; remove a root without any."""
+        if content.parent is None and not content.children and not content.num_paths:
+            del self._roots[content.identity]
+        for copy in () if content.children else content.copies:
+            self._pool.became_leaf(copy)

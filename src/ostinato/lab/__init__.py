@@ -29,8 +29,6 @@ Files in reading order:
 * ``roofline``: the time of a step on given GPUs
 * ``timed_replay``: replays a load in time: TTFT, queues, and occupancy
 * ``simulation``: the hits of each policy at each size of the cache, and their upper bound
-* ``fleet_replay``: replays a load in time on several replicas behind a router
-* ``routed_fleet``: our router in that simulation
 * ``replicas``: the hits of several replicas, each with a cache of its own
 * ``plan``: the number of replicas, and their cache memory, for some traffic
 * ``plan_words``: a plan's advice in words
@@ -57,6 +55,6 @@ Files in reading order:
 
 Rules:
 
-1. Imports ``core``, ``cache`` and ``sched`` only, and neither torch nor transformers.
+1. Imports no engine, router or torch; the cache and the scheduler are the real ones.
 2. A config that is not understood is refused, naming its key; nothing is guessed silently.
 """

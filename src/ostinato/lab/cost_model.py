@@ -19,7 +19,7 @@ The pause before the next step counts as part of a step, if the next one begins 
 What a model on a GPU takes is derived from its config instead: see ``roofline``.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Protocol
@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ostinato.core.errors import ConfigError
-from ostinato.core.plan import ScheduledSequence, StepPlan
+from ostinato.core.plan import StepPlan
 from ostinato.lab.recording import Recording
 from ostinato.lab.replay import Replay
 from ostinato.traces.format import Steps
@@ -66,17 +66,13 @@ class Work:
 
     Attributes:
         steps: Forward passes.
-        tokens: PerRequest that go through the model.
+        tokens: Tokens that go through the model.
         pairs: Pairs of a query and a key that it sees.
     """
 
     steps: int
     tokens: int
     pairs: int
-
-    def __add__(self, other: "Work") -> "Work":
-        """Add the work of both."""
-        return Work(self.steps + other.steps, self.tokens + other.tokens, self.pairs + other.pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,19 +129,17 @@ ASSUMED = CostModel(0.008, 1 / 25_000, 1 / 25_000 / 30_000, "assumed: 8B paramet
 0.5 MFLOP a pair, so that attention takes as long as the rest at 30,000 tokens."""
 
 
-def prefill_work(num_tokens: int, num_cached: int = 0, num_steps: int = 1) -> Work:
-    """Return the work of computing tokens after cached ones."""
-    pairs = num_tokens * num_cached + num_tokens * (num_tokens + 1) // 2
-    return Work(num_steps, num_tokens, pairs)
+Measured = Sequence[tuple[Work, float]]
+"""Work and seconds of each step."""
 
 
 def plan_work(plan: StepPlan) -> Work:
     """Return the work of one planned step."""
-    pairs = sum(map(_pairs, plan.sequences))
-    return Work(1, plan.num_tokens, pairs)
+    computed = ((len(sequence.tokens), sequence.start) for sequence in plan.sequences)
+    return Work(1, plan.num_tokens, sum(n * start + n * (n + 1) // 2 for n, start in computed))
 
 
-def fit(measured: Sequence[tuple[Work, float]], origin: str) -> CostModel:
+def fit(measured: Measured, origin: str) -> CostModel:
     """Fit the prices to measured runs.
 
     Args:
@@ -175,13 +169,9 @@ def fit(measured: Sequence[tuple[Work, float]], origin: str) -> CostModel:
     return CostModel(named[0], named[1], named[2], origin)
 
 
-def error_of(model: CostModel, measured: Iterable[tuple[Work, float]]) -> float:
+def error_of(model: CostModel, measured: Measured) -> float:
     """Return the median relative error."""
     return median(abs(model.seconds(work) - s) / s for work, s in measured)
-
-
-Measured = list[tuple[Work, float]]
-"""Work and seconds of each step."""
 
 
 def measured_steps(recording: Recording) -> Measured:
@@ -205,8 +195,7 @@ def measured_steps(recording: Recording) -> Measured:
         taken.append((end - start) / 1_000_000 + (pause_s if pause_s < LONGEST_PAUSE_S else 0.0))
     works: list[Work] = []
     Replay(recording).run(watch_plan=lambda plan: works.append(plan_work(plan)))
-    pairs = zip(works, taken, strict=True)
-    return [(work, seconds) for work, seconds in pairs if work.tokens and seconds > 0]
+    return [pair for pair in zip(works, taken, strict=True) if pair[0].tokens and pair[1] > 0]
 
 
 def cost_of(recording: Recording) -> CostModel:
@@ -226,8 +215,3 @@ def of_repeats(repeats: Sequence[Measured]) -> Measured:
     first = [work for work, _ in repeats[0]]
     alike = [steps for steps in repeats if [work for work, _ in steps] == first]
     return [(work, median(steps[place][1] for steps in alike)) for place, work in enumerate(first)]
-
-
-def _pairs(sequence: ScheduledSequence) -> int:
-    count = len(sequence.tokens)
-    return count * sequence.start + count * (count + 1) // 2

@@ -4,18 +4,15 @@ Both run through the real cache, without a model. The requests of a log run one 
 times; a recording is replayed on the real scheduler, step by step.
 """
 
-import json
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import msgspec
 
 from ostinato.assembly import build_cache
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.request import RequestContext
-from ostinato.errors import BrokenTrace, PromptTooLong
-from ostinato.lab.lines import iter_lines
+from ostinato.errors import PromptTooLong
 from ostinato.lab.recording import Recording
 from ostinato.lab.replay import Replay
 from ostinato.lab.request_log import Encode, LoggedRequest, Render
@@ -48,11 +45,8 @@ def explain_log(
 ) -> Iterator[Explanation]:
     """Run a log's requests one after another, and explain them at admission.
 
-    Args:
-        requests: Requests in order; those without a time are a second apart. Iterated once.
-        tokenizer: Tokenizer of their model.
-        config: Settings of the cache.
-        lines: Lines of the requests to explain; None explains all.
+    Requests without a time are a second apart. ``lines`` are those of the requests to explain; None
+    explains all.
 
     Raises:
         PromptTooLong: A prompt does not fit the cache.
@@ -99,23 +93,6 @@ def _of_models(explanation: Explanation) -> Explanation:
         return replace(span, reason=MissReason.OTHER_MODEL) if is_other else span
 
     return replace(explanation, spans=tuple(map(renamed, explanation.spans)))
-
-
-def is_recording(path: Path) -> bool:
-    """Whether a log is a trace that an engine recorded, by the first record that can be read.
-
-    Raises:
-        BrokenTrace: There is none.
-    """
-
-    def parse(_number: int, record: bytes) -> bool:
-        try:
-            first = json.loads(record)
-        except ValueError as error:
-            raise BrokenTrace(f"it is no JSON: {error}") from error
-        return isinstance(first, dict) and isinstance(first.get("event"), str)
-
-    return next(iter_lines(path, parse, "skip", []))
 
 
 def explain_recording(recording: Recording) -> list[Explanation]:

@@ -15,8 +15,7 @@ gives less than 200 requests per second.
 Sources: Mooncake, arXiv 2407.00079; "KVCache Cache in the Wild", arXiv 2506.02634.
 """
 
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -24,7 +23,7 @@ from typing import Any, Literal
 
 from ostinato.errors import BrokenTrace, ConfigError
 from ostinato.lab.block_trace import BlockRequest, BlockTrace
-from ostinato.lab.lines import BrokenLine, OnBroken, iter_lines
+from ostinato.lab.lines import BrokenLine, OnBroken, iter_lines, read_object
 from ostinato.lab.trace_builder import TraceBuilder
 
 TimeUnit = Literal["auto", "s", "ms", "us", "ns"]
@@ -65,11 +64,7 @@ def read_hash_trace(
 ) -> BlockTrace:
     """Read a trace of block hashes; the partial last block of a prompt is left out.
 
-    Args:
-        path: The file, may be gzipped.
-        block_tokens: Tokens per block; None derives it.
-        on_broken: Whether to stop at an invalid line, or to skip it.
-        unit: Unit of the timestamps; ``auto`` derives it.
+    The block size is derived if ``block_tokens`` is None, and so is the unit of time if ``auto``.
 
     Raises:
         BrokenTrace: A line is invalid, and not to be skipped.
@@ -85,29 +80,19 @@ def read_hash_trace(
     def parse(number: int, line: bytes) -> BlockRequest:
         return _request(_parse(number, line), size)
 
-    builder, broken = TraceBuilder(), list[BrokenLine]()
-    for request in iter_lines(path, parse, on_broken, broken):
-        builder.add(request)
+    broken = list[BrokenLine]()
+    builder = TraceBuilder(iter_lines(path, parse, on_broken, broken))
     trace = builder.build(path.name, size, tuple(broken), UNITS_PER_S[unit])
     return replace(trace, notes=(f"Timestamps are read as {_UNIT_NAMES[unit]}.",))
 
 
 def _parse(_number: int, line: bytes) -> _Row:
-    try:
-        fields = json.loads(line)
-    except ValueError as error:
-        raise BrokenTrace(f"this is no JSON: {error}") from error
-    if not isinstance(fields, dict):
-        raise BrokenTrace(f"this is {type(fields).__name__}, not an object")
+    fields = read_object(line)
     hashes = fields.get("hash_ids")
-    if not isinstance(hashes, list) or not _are_hashes(hashes):
+    if not isinstance(hashes, list) or not {type(each) for each in hashes} <= {int, str}:
         raise BrokenTrace("hash_ids must be a list of integers or strings")
     num_input, num_output = int(_figure(fields, "input_length")), _figure(fields, "output_length")
     return _Row(_figure(fields, "timestamp"), num_input, int(num_output), hashes)
-
-
-def _are_hashes(hashes: Iterable[object]) -> bool:
-    return {type(each) for each in hashes} <= {int, str}
 
 
 def _figure(fields: dict[str, Any], name: str) -> float:

@@ -25,7 +25,6 @@ _GEMMA4_TOKENS = 280
 _IMAGE = re.compile(r"<(?:image|image_url|input_image) (\{.*?\})>")
 """The placeholder that ``request_parts`` writes for an image."""
 
-
 _QWEN = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"})
 
 
@@ -42,12 +41,7 @@ def read_size(text: str) -> tuple[int, int]:
 
 
 def image_tokens(config: Mapping[str, Any], width: int, height: int) -> int:
-    """Return the number of tokens of an image.
-
-    Args:
-        config: The model's ``config.json``, parsed.
-        width: Width of the image, in pixels.
-        height: Height of the image, in pixels.
+    """Return the number of tokens of an image of ``width`` x ``height`` pixels.
 
     Raises:
         ConfigError: The model is not known to accept images.
@@ -66,10 +60,8 @@ def image_tokens(config: Mapping[str, Any], width: int, height: int) -> int:
         return _resized_tokens(width, height, merged, *_QWEN_PIXELS.get(patch, _QWEN_PIXELS[16]))
     if kind == "mistral3":
         patch = vision.get("patch_size", 14)
-        factor, longest = (
-            patch * config.get("spatial_merge_size", 2),
-            _LONGEST_EDGE.get(patch, 1540),
-        )
+        factor = patch * config.get("spatial_merge_size", 2)
+        longest = _LONGEST_EDGE.get(patch, 1540)
         ratio = max(1.0, height / longest, width / longest)
         rows, columns = (-(-int(side // ratio) // factor) for side in (height, width))
         return int(rows * (columns + 1))  # a token ends each row
@@ -133,10 +125,7 @@ _GATED = frozenset({"mistral3", "qwen2_5_vl", "gemma4"})
 
 
 def encoder_weights(config: Mapping[str, Any]) -> int:
-    """Count an encoder's parameters.
-
-    Args:
-        config: The model's ``config.json``, parsed.
+    """Count the parameters of a model's encoder.
 
     Raises:
         ConfigError: The config is incomplete, or its encoder is unknown.

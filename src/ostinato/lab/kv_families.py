@@ -49,10 +49,7 @@ class Family:
 
 
 def family_of(config: Config) -> tuple[Family, ConfigReader]:
-    """Return a family, and a reader for the config with its defaults.
-
-    Args:
-        config: The language model's part of a config.
+    """Return the family of a language model's config, and a reader with its defaults.
 
     Raises:
         UnsupportedModel: The size of the model's cache is unknown.

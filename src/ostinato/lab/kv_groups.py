@@ -51,12 +51,13 @@ class KVGroups:
         """Of a token inside every window."""
         return self.full_bytes + sum(each for _, each in self.windows)
 
+    @property
+    def _scheduling(self) -> SchedulerConfig:
+        tokens = max(_STEP_TOKENS, self.num_running)
+        return SchedulerConfig(max_num_seqs=self.num_running, max_num_batched_tokens=tokens)
+
     def blocks(self, memory_bytes: int, block_tokens: int) -> tuple[int, tuple[WindowConfig, ...]]:
         """Divide memory as the engine does.
-
-        Args:
-            memory_bytes: For all groups.
-            block_tokens: Tokens per block of the trace.
 
         Returns:
             Blocks of the trace for full attention, and for each window.
@@ -67,10 +68,7 @@ class KVGroups:
             [size * each for each in (self.full_bytes, *(each for _, each in self.windows))],
             [window for window, _ in self.windows],
             size,
-            SchedulerConfig(
-                max_num_seqs=self.num_running,
-                max_num_batched_tokens=max(_STEP_TOKENS, self.num_running),
-            ),
+            self._scheduling,
         )
         pairs = zip(self.windows, windows, strict=True)
         return full * size // block_tokens, tuple(
@@ -104,10 +102,7 @@ class KVGroups:
             self.token_bytes * block_tokens,
             self.state_bytes,
             block_tokens,
-            SchedulerConfig(
-                max_num_seqs=self.num_running,
-                max_num_batched_tokens=max(_STEP_TOKENS, self.num_running),
-            ),
+            self._scheduling,
         )
         return max(0, slots - 2 * self.num_running)
 

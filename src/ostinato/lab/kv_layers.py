@@ -74,10 +74,7 @@ class LayerPlan:
 
 
 def layer_plan(config: Config) -> LayerPlan:
-    """Return the KV of each layer of a model.
-
-    Args:
-        config: ``config.json`` of a decoder, parsed; multimodal ones may nest it.
+    """Return the KV of each layer of a decoder; multimodal configs may nest it.
 
     Raises:
         ConfigError: A value is of the wrong type or out of range, or two contradict each other.

@@ -6,13 +6,14 @@ truncated last line.
 """
 
 import gzip
+import json
 import re
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from ostinato.errors import BrokenTrace
 
@@ -62,16 +63,7 @@ class ReadLines(Generic[ItemT]):
 def read_lines(
     path: Path, parse: Callable[[bytes], ItemT], on_broken: OnBroken = "refuse"
 ) -> ReadLines[ItemT]:
-    """Read all records of a file.
-
-    Args:
-        path: The file.
-        parse: Reads one record; raises ``BrokenTrace`` if it cannot.
-        on_broken: Whether to stop at an invalid record, or to skip it.
-
-    Raises:
-        BrokenTrace: See ``iter_lines``.
-    """
+    """Read all records of a file, as ``iter_lines`` does."""
     broken: list[BrokenLine] = []
     items = iter_lines(path, lambda _number, record: parse(record), on_broken, broken)
     return ReadLines(list(items), tuple(broken))
@@ -115,6 +107,21 @@ def iter_lines(
     if not num_read:
         reason = f": line {broken[0].number}: {broken[0].reason}" if broken else ": it is empty"
         raise BrokenTrace(f"{path.name}: no line of it can be read{reason}")
+
+
+def read_object(line: bytes) -> dict[str, Any]:
+    """Read a record that is a JSON object.
+
+    Raises:
+        BrokenTrace: It is none.
+    """
+    try:
+        fields = json.loads(line)
+    except ValueError as error:
+        raise BrokenTrace(f"this is no JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise BrokenTrace(f"this is {type(fields).__name__}, not an object")
+    return fields
 
 
 def _records(path: Path) -> Iterator[tuple[int, bytes | BrokenTrace]]:

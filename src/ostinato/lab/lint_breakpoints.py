@@ -2,8 +2,8 @@
 
 Providers with explicit breakpoints cache a prompt only up to each block with ``cache_control``. A
 request reads the longest such prefix that ends at one of its own breakpoints, or within 20 blocks
-before it; short prefixes are not cached, and more than four breakpoints are
-refused. The replay here follows these rules of Anthropic's prompt caching, and compares the
+before it; short prefixes are not cached, and more than four breakpoints are refused.
+The replay here follows these rules of Anthropic's prompt caching, and compares the
 breakpoints that were sent with better ones::
 
     tools ─ system[0] ─ system[1] ─ messages[0] ─ messages[1]
@@ -13,8 +13,9 @@ breakpoints that were sent with better ones::
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate
 
 from ostinato.lab.explain_log import Tokenizer
@@ -54,46 +55,23 @@ class _Row:
 def compare_breakpoints(
     requests: Sequence[LoggedRequest], tokenizer: Tokenizer
 ) -> tuple[Remedy, Replayed, Replayed] | None:
-    """Compare the breakpoints of a group with better ones.
-
-    Args:
-        requests: In order; only those with explicit breakpoints count.
-        tokenizer: Tokenizer of the model.
+    """Compare the breakpoints of a group, in order of arrival, with better ones.
 
     Returns:
         What to do, and what the requests compute without and with it; None for requests to an
         API without breakpoints.
     """
-    lengths = _Lengths(tokenizer)
-    rows = [_row(r, lengths) for r in requests if r.prompt.api == "messages"]
+    num_tokens = cache(lambda text: len(tokenizer.encode(text)))
+    rows = [_row(r, num_tokens) for r in requests if r.prompt.api == "messages"]
     if not rows:
         return None
     counts = Counter(digest for row in rows for digest in row.chain)
     sent = [row.marks for row in rows]
     better = list(_better(rows, counts))
-    return (
-        _remedy(rows, sent, better),
-        _replayed(rows, sent),
-        _replayed(rows, better),
-    )
+    return _remedy(rows, sent, better), _replayed(rows, sent), _replayed(rows, better)
 
 
-class _Lengths:
-    """Counts tokens of texts, each text once."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        """Start empty."""
-        self._tokenizer = tokenizer
-        self._known: dict[str, int] = {}
-
-    def of(self, text: str) -> int:
-        """Return how many tokens a text has."""
-        if text not in self._known:
-            self._known[text] = len(self._tokenizer.encode(text))
-        return self._known[text]
-
-
-def _row(request: LoggedRequest, lengths: _Lengths) -> _Row:
+def _row(request: LoggedRequest, num_tokens: Callable[[str], int]) -> _Row:
     blocks = list(_blocks(request))
     digest, chain = hashlib.sha256(f"{request.model}\0{request.tenant}".encode()).digest(), []
     for _, text, _ in blocks:
@@ -102,7 +80,7 @@ def _row(request: LoggedRequest, lengths: _Lengths) -> _Row:
     return _Row(
         tuple(field for field, _, _ in blocks),
         tuple(chain),
-        tuple(accumulate(lengths.of(text) for _, text, _ in blocks)),
+        tuple(accumulate(num_tokens(text) for _, text, _ in blocks)),
         tuple(place for place, (_, _, is_marked) in enumerate(blocks) if is_marked),
     )
 
@@ -189,12 +167,8 @@ def _targets(rows: Sequence[_Row], better: Sequence[tuple[int, ...]]) -> list[st
     named = dict.fromkeys(field for mine in fields for field in mine)
     fixed = [field for field in named if field.startswith(_HEAD)]
     moving = [field for field in named if not field.startswith(_HEAD)]
-    shown = [f"{field} (as a text block)" if _is_plain(field) else field for field in fixed]
+    # A system prompt that was sent as a string has no place for ``cache_control``.
+    shown = [f"{field} (as a text block)" if field == "system" else field for field in fixed]
     if len(moving) > 1:
         return [*shown, "the last block of each request"]
     return [*shown, *moving]
-
-
-def _is_plain(field: str) -> bool:
-    """Whether a field was sent as a string, which has no place for ``cache_control``."""
-    return field == "system"

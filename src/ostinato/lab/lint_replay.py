@@ -77,13 +77,9 @@ def replay(
     block_size: int,
     keep_seams: bool = False,
 ) -> Replayed:
-    """Serve requests one after the other, with the answers that were logged.
+    """Serve requests in order, with the answers that were logged.
 
-    Args:
-        requests: In order.
-        tokenizer: Tokenizer of the model.
-        block_size: Block size of the cache.
-        keep_seams: Whether earlier text keeps its tokens.
+    With ``keep_seams``, text that was seen before keeps the tokens that it had.
     """
     seams = Seams(tokenizer)
     keys: list[tuple[PrefixKey, list[int]]] = []

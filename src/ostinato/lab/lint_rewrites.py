@@ -88,11 +88,7 @@ def _mapped(message: Message, change: Callable[[str], str], kinds: Sequence[Bloc
 def without_spans(
     request: LoggedRequest, spans: Sequence[tuple[int, int]]
 ) -> tuple[LoggedRequest, list[str]]:
-    """Cut pieces out of the texts that a request's head is made of.
-
-    Args:
-        request: The request.
-        spans: Places in ``prompt.head``, in order.
+    """Cut spans of ``prompt.head``, in order, out of the texts that it is made of.
 
     Returns:
         The request without them, and the pieces.

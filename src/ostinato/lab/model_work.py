@@ -146,12 +146,7 @@ class ModelWork:
 
 
 def model_work(config: Config, weights: str = "auto", kv_dtype: str = "auto") -> ModelWork:
-    """Derive a model's work from its config.
-
-    Args:
-        config: ``config.json`` of a decoder, parsed.
-        weights: Format of the weights; ``auto`` takes the config's.
-        kv_dtype: Format of the KV; ``auto`` takes the config's.
+    """Derive a decoder's work from its config; the formats ``auto`` are those of the config.
 
     Raises:
         ConfigError: A value of the config is wrong, or a format is unknown.

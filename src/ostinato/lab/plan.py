@@ -171,9 +171,9 @@ def make_plan(
 
     Args:
         trace: The traffic.
-        setup: What a replica is.
-        num_points: Sizes to look at.
-        progress: Is told of sizes that are done, one at a time.
+        setup: A replica's hardware and settings.
+        num_points: Number of sizes.
+        progress: Called with 1 for each size that is done.
 
     Raises:
         ConfigError: The trace is too short to speak of hours, or there are too few or too many

@@ -3,16 +3,11 @@
 from collections.abc import Iterator
 
 from ostinato.lab.plan import GIB, Fleet, Option, Plan
-from ostinato.lab.quantities import write_bytes
+from ostinato.lab.quantities import count, write_bytes
 
 
 def in_words(plan: Plan, currency: str) -> Iterator[str]:
-    """Yield the advice, a sentence or two at a time.
-
-    Args:
-        plan: The curve.
-        currency: Currency of all prices.
-    """
+    """Yield the advice, a sentence or two at a time."""
     best = plan.best
     if not plan.seen_ratio:
         yield (
@@ -64,7 +59,7 @@ def _without_affinity(best: Option, plan: Plan, currency: str) -> str:
     if fleet.num_replicas == other.num_replicas == 1:
         return "One replica is enough, so routing makes no difference."
     more = other.num_replicas - fleet.num_replicas
-    needs = f"{_replicas(other.num_replicas)} for {money(other.money)} {currency} per hour"
+    needs = f"{count(other.num_replicas, 'replica')} for {money(other.money)} {currency} per hour"
     compared = f"which needs {needs}" if more else "with as many replicas"
     return (
         f"If requests are sent to each replica in turn, the same memory finds "
@@ -88,7 +83,7 @@ def _ceiling(plan: Plan) -> str:
     """Describe the limit of hits."""
     most, seen = plan.ceiling.affinity, plan.seen_ratio
     size = write_bytes(plan.ceiling.memory_bytes)
-    on_many = f" on {_replicas(most.num_replicas)}" if most.num_replicas > 1 else ""
+    on_many = f" on {count(most.num_replicas, 'replica')}" if most.num_replicas > 1 else ""
     one_cache = f", and one cache for all {seen:.1%}" if most.num_replicas > 1 else ""
     first = f"the other {1 - seen:.1%} are seen for the first time."
     if plan.setup.kv.windows or plan.setup.kv.state_bytes:
@@ -122,11 +117,7 @@ def _break_even(option: Option, plan: Plan) -> float:
 
 def _serve(fleet: Fleet) -> str:
     verb = "serves" if fleet.num_replicas == 1 else "serve"
-    return f"{_replicas(fleet.num_replicas)} {verb}"
-
-
-def _replicas(num: int) -> str:
-    return "1 replica" if num == 1 else f"{num:,} replicas"
+    return f"{count(fleet.num_replicas, 'replica')} {verb}"
 
 
 def _busiest(fleet: Fleet) -> str:

@@ -30,14 +30,6 @@ from ostinato.lab.timed_replay import TimedResult
 NO_CACHE = "no cache"
 """Name of the run without a cache, which is drawn in grey."""
 
-_MEMORY_UNITS = (
-    ("TiB", 2.0**40),
-    ("GiB", 2.0**30),
-    ("MiB", 2.0**20),
-    ("KiB", 2.0**10),
-    ("bytes", 1.0),
-)
-
 MOST_TICKS = 9
 """Sizes that have room below a plot, evenly spread."""
 
@@ -47,7 +39,7 @@ _LEAST_DECADES = 30
 _INK, _FAINT, _GRID = "#22223b", "#8d8d9b", "#e3e3ea"
 _COLOURS = ("#5e35b1", "#00897b", "#e8590c", "#1c7ed6", "#c2255c", "#74972a", "#b08900", "#495057")
 _MARKERS = "osD^vPX*"
-_BILL = "#e8590c"
+_ORANGE = "#e8590c"
 _HELD, _EVICTABLE, _UNUSED = "#5e35b1", "#b39ddb", "#f1eef8"
 
 
@@ -81,7 +73,6 @@ def hit_ratio_plot(simulation: Simulation) -> Figure:
         else "memory for the cache"
     )
     _tick_at(axes, sizes, write_count if memory is None else write_bytes)
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.set_ylabel("prompt tokens that hit")
     axes.legend(frameon=False, loc="lower right", fontsize=9)
     return figure
@@ -102,7 +93,6 @@ def first_token_plot(timed: Mapping[str, TimedResult], title: str) -> Figure:
     axes.set_ylim(0, 1.02)
     axes.set_xlabel("seconds from arrival")
     _shorten(axes)
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.set_ylabel("requests with a first token")
     axes.legend(frameon=False, loc="upper left", fontsize=9)
     return figure
@@ -129,30 +119,12 @@ def occupancy_plot(result: TimedResult, title: str) -> Figure:
     axes.set_xlim(times[0], max(times[-1], times[0] + 1e-6))
     axes.set_xlabel(unit)
     axes.set_ylabel("share of the cache")
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     queue: Axes = axes.twinx()
-    queue.plot(
-        times,
-        [moment.num_running for moment in result.moments],
-        color="#e8590c",
-        linewidth=1.1,
-        drawstyle="steps-post",
-        label="running",
-    )
-    queue.plot(
-        times,
-        [moment.num_waiting for moment in result.moments],
-        color=_INK,
-        linewidth=1.1,
-        drawstyle="steps-post",
-        label="waiting",
-    )
-    queue.set_ylim(bottom=0)
-    queue.set_ylabel("requests", color=_INK)
-    queue.tick_params(axis="y", colors=_INK, labelsize=9)
-    queue.spines[["top", "left"]].set_visible(False)
-    handles = [*axes.get_legend_handles_labels()[0], *queue.get_legend_handles_labels()[0]]
-    _legend_below(axes, handles, 5)
+    running = [moment.num_running for moment in result.moments]
+    waiting = [moment.num_waiting for moment in result.moments]
+    for label, counts, colour in (("running", running, _ORANGE), ("waiting", waiting, _INK)):
+        queue.plot(times, counts, color=colour, linewidth=1.1, drawstyle="steps-post", label=label)
+    _finish_right(axes, queue, "requests", _INK, 5)
     return figure
 
 
@@ -178,28 +150,27 @@ def plan_plot(plan: Plan, title: str, currency: str) -> Figure:
     axes.set_ylim(bottom=0)
     axes.set_xlabel("memory of each replica's cache")
     _tick_at(axes, memory, write_bytes)
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.set_ylabel("prompt tokens that hit")
     bill: Axes = axes.twinx()
     for fleets, dashes in ((routed, "--"), (in_turn, ":")):
         bills = [fleet.money for fleet in fleets]
-        bill.plot(memory, bills, color=_BILL, linewidth=1.2, linestyle=dashes)
+        bill.plot(memory, bills, color=_ORANGE, linewidth=1.2, linestyle=dashes)
     bill.axhline(plan.without.money, color=_FAINT, linewidth=1, linestyle="-.")
-    bill.plot([], [], color=_BILL, linestyle="--", label="bill, routed by prefix")
-    bill.plot([], [], color=_BILL, linestyle=":", label="bill, round robin")
+    bill.plot([], [], color=_ORANGE, linestyle="--", label="bill, routed by prefix")
+    bill.plot([], [], color=_ORANGE, linestyle=":", label="bill, round robin")
     bill.plot([], [], color=_FAINT, linestyle="-.", label="bill without a cache")
-    bill.set_ylim(bottom=0)
-    bill.set_ylabel(f"{currency} per hour", color=_BILL)
-    bill.tick_params(axis="y", colors=_BILL, labelsize=9)
-    bill.spines[["top", "left"]].set_visible(False)
-    handles = [*axes.get_legend_handles_labels()[0], *bill.get_legend_handles_labels()[0]]
-    _legend_below(axes, handles, 3)
+    _finish_right(axes, bill, f"{currency} per hour", _ORANGE, 3)
     return figure
 
 
-def _legend_below(axes: Axes, handles: Sequence[Any], num_columns: int) -> None:
-    """Put a legend below the axis, where it hides no curve."""
-    axes.legend(
+def _finish_right(left: Axes, right: Axes, label: str, colour: str, num_columns: int) -> None:
+    """Label the axis on the right, and put the legend of both below, where it hides no curve."""
+    right.set_ylim(bottom=0)
+    right.set_ylabel(label, color=colour)
+    right.tick_params(axis="y", colors=colour, labelsize=9)
+    right.spines[["top", "left"]].set_visible(False)
+    handles = [*left.get_legend_handles_labels()[0], *right.get_legend_handles_labels()[0]]
+    left.legend(
         handles=handles,
         frameon=False,
         ncols=num_columns,
@@ -246,7 +217,7 @@ def as_svg(figure: Figure) -> str:
 
 
 def _canvas(title: str) -> tuple[Figure, Any]:
-    """Make an empty figure with one pair of axes."""
+    """Make an empty figure with one pair of axes, shares of 1 on the vertical one."""
     figure = Figure(figsize=(8.4, 4.9), dpi=130, layout="constrained", facecolor="white")
     axes = figure.add_subplot()
     axes.set_title(title, loc="left", fontsize=12, color=_INK, pad=12)
@@ -255,6 +226,7 @@ def _canvas(title: str) -> tuple[Figure, Any]:
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(_FAINT)
     axes.tick_params(colors=_INK, labelsize=9)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     for axis in (axes.xaxis, axes.yaxis):
         axis.label.set_color(_INK)
     return figure, axes

@@ -41,14 +41,7 @@ class LeastFrequentlyUsed(LeafHeap[LeafState]):
 _PROTECTED_SHARE = 0.8
 
 
-@dataclass(slots=True)
-class SegmentState(LeafState):
-    """Note whether an entry is protected."""
-
-    is_protected: bool = False
-
-
-class SegmentedLru(LeafHeap[SegmentState]):
+class SegmentedLru(LeafHeap[LeafState]):
     """Evict the oldest leaf that was in use once; then the oldest of the protected.
 
     Entries that were in use again are protected, up to 80 % of the pool; then the one released
@@ -59,27 +52,22 @@ class SegmentedLru(LeafHeap[SegmentState]):
 
     def __init__(self, num_blocks: int) -> None:
         """Make an empty policy for a pool of so many blocks."""
-        super().__init__(SegmentState, num_segments=2)
+        super().__init__(LeafState, num_segments=2)
         self._most_protected = _PROTECTED_SHARE * num_blocks
-        self._protected: OrderedDict[CacheEntry, None] = OrderedDict()
-        self._num_protected = 0
+        self._protected: OrderedDict[CacheEntry, None] = OrderedDict()  # segment 1
 
-    def segment(self, entry: CacheEntry) -> int:
-        """Say whether an entry is protected."""
-        return int(self.state(entry).is_protected)
+    def segment_of(self, entry: CacheEntry) -> int:
+        """Return whether an entry is protected: if it was used again."""
+        return int(entry.uses > 1)
 
-    def released(self, entry: CacheEntry) -> None:
-        """Protect what was in use before, up to 80 % of the pool."""
-        self.state(entry).is_protected = entry.uses > 1
+    def added(self, entry: CacheEntry) -> None:
+        """Protect up to 80 % of the pool."""
         if entry.uses > 1:
             self._protected[entry] = None
-            self._num_protected += entry.num_blocks
-        while self._num_protected > self._most_protected:
-            oldest = next(iter(self._protected))
-            self._unprotect(oldest, oldest.num_blocks)
-            state = self.state(oldest)
-            state.is_protected = False
-            if state.place is not None:
+        while self.segment_blocks[1] > self._most_protected:
+            oldest, _ = self._protected.popitem(last=False)
+            self.move(oldest, 0)
+            if self.state(oldest).place is not None:
                 self.offer(oldest)
 
     def split(self, tail: CacheEntry, head: CacheEntry) -> None:
@@ -88,24 +76,9 @@ class SegmentedLru(LeafHeap[SegmentState]):
         if tail in self._protected:
             self._protected[head] = None
 
-    def evicted(self, entry: CacheEntry, num_blocks: int) -> None:
-        """Count protected blocks."""
-        if entry in self._protected and num_blocks < entry.num_blocks:
-            self._num_protected -= num_blocks
-
-    def taken(self, entry: CacheEntry) -> None:
-        """Count protected blocks."""
-        if entry in self._protected:
-            self._unprotect(entry, entry.num_blocks)
-
-    def check(self) -> None:
-        """Recount protected blocks as well."""
-        super().check()
-        assert self._num_protected == sum(entry.num_blocks for entry in self._protected)
-
-    def _unprotect(self, entry: CacheEntry, num_blocks: int) -> None:
-        del self._protected[entry]
-        self._num_protected -= num_blocks
+    def removed(self, entry: CacheEntry) -> None:
+        """Take an entry out of the protected ones."""
+        self._protected.pop(entry, None)
 
 
 _ATTENTION_PER_BLOCK = 0.01
@@ -134,7 +107,7 @@ class CostAware(LeafHeap[CostState]):
         super().__init__(CostState)
         self._age = 0.0
 
-    def released(self, entry: CacheEntry) -> None:
+    def added(self, entry: CacheEntry) -> None:
         """Note the age of its release."""
         self.state(entry).age = self._age
 

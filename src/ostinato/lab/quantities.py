@@ -48,11 +48,15 @@ def write_bytes(num_bytes: int) -> str:
     # 1023.5 would be written as 1024.
     while amount >= 1023.5 and unit < len(_BINARY_UNITS) - 1:
         amount, unit = amount / 1024, unit + 1
-    digits = 0 if amount >= 99.95 or unit == 0 else 1 if amount >= 9.995 else 2
-    number = f"{amount:,.{digits}f}"
-    if "." in number:
-        number = number.rstrip("0").rstrip(".")
+    number = _three_digits(amount) if unit else f"{num_bytes:,}"
     return f"{number} {_BINARY_UNITS[unit]}"
+
+
+def _three_digits(amount: float) -> str:
+    """Write a number with three digits, without trailing zeros."""
+    digits = 0 if amount >= 99.95 else 1 if amount >= 9.995 else 2
+    number = f"{amount:,.{digits}f}"
+    return number.rstrip("0").rstrip(".") if "." in number else number
 
 
 _COUNTS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
@@ -76,10 +80,7 @@ def write_count(num: int) -> str:
     """Write a number as tables do: as it is below 1,000, then three digits, such as ``40.1k``."""
     for factor, unit in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
         if num >= factor * 0.9995:
-            amount = num / factor
-            digits = 0 if amount >= 99.95 else 1 if amount >= 9.995 else 2
-            number = f"{amount:,.{digits}f}"
-            return (number.rstrip("0").rstrip(".") if "." in number else number) + unit
+            return _three_digits(num / factor) + unit
     return f"{num:,}"
 
 

@@ -87,13 +87,7 @@ def replay_routed(
 ) -> RoutedResult:
     """Serve a trace from several replicas, one request after another.
 
-    Args:
-        trace: The traffic.
-        pools: Sizes of each replica's cache.
-        num_replicas: At least 1.
-        routing: How requests are spread.
-        policy: Eviction policy.
-        work: What requests take; the router balances it.
+    Each replica has a cache of these pools; the router balances ``work``.
     """
     caches = [SerialCache(pools, policy, trace.num_distinct) for _ in range(num_replicas)]
     router = _PrefixRouter(trace, caches, work) if routing == "affinity" else None

@@ -45,13 +45,7 @@ class Section:
 
 
 def write_report(title: str, subtitle: str, sections: Iterable[Section]) -> str:
-    """Return a page of HTML.
-
-    Args:
-        title: The heading.
-        subtitle: A line below it.
-        sections: Text, tables and figures; text is escaped.
-    """
+    """Return a page of HTML; text is escaped."""
     body = "\n".join(map(_section, sections))
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'

@@ -64,11 +64,7 @@ class Machine:
 
 
 def choose_machine(model: ModelWork, machine: Machine) -> Machine:
-    """Return a machine with enough GPUs for a model.
-
-    Args:
-        model: The model.
-        machine: What was asked for; 0 GPUs are as few as leave room for KV.
+    """Return a machine with enough GPUs for a model; 0 GPUs are as few as leave room for KV.
 
     Raises:
         ConfigError: The weights do not fit; the message says how many GPUs are the least.
@@ -146,12 +142,7 @@ class RooflineCost:
         return seconds
 
     def prefill_s(self, num_tokens: PerRequest, num_cached: PerRequest) -> PerRequest:
-        """Return how long prompts take behind their hits, in steps full enough to be compute-bound.
-
-        Args:
-            num_tokens: Length of each prompt.
-            num_cached: Tokens of each that hit.
-        """
+        """Return the time of prompts after their hits, in compute-bound steps."""
         weights = self.model.weights
         computed = num_tokens - num_cached
         flops = 2.0 * weights.per_token * computed + 2.0 * weights.head
@@ -160,12 +151,7 @@ class RooflineCost:
         return flops / self._flops + computed * self._exchange_s
 
     def decode_s(self, num_tokens: PerRequest, num_new: PerRequest) -> PerRequest:
-        """Return how long answers take, decoded in batches as large as memory allows.
-
-        Args:
-            num_tokens: Length of each prompt.
-            num_new: Tokens of each answer.
-        """
+        """Return the time of answers after prompts, in batches as large as memory allows."""
         context = num_tokens + num_new / 2
         batch = self.num_running(float(np.mean(context)))
         per_token = self._matrices_s(batch, batch) / batch

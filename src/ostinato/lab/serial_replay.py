@@ -29,7 +29,7 @@ REQUESTS_PER_REPORT = 256
 """Requests between two reports of progress."""
 
 USUAL_POLICY: PolicyName = "reuse_hazard"
-"""Of an engine that is told nothing else (``EngineConfig.eviction_policy``; a test compares)."""
+"""The default of ``EngineConfig.eviction_policy``; a test compares them."""
 
 _PARTIAL_BLOCK = 2**32 - 1
 _IDENTITY = Identity()
@@ -43,26 +43,21 @@ class SerialResult:
         policy: Policy of the cache.
         num_blocks: Number of blocks of the cache, in blocks of the trace.
         hit_tokens: Prompt tokens that hit, shape (num_requests,).
-        cached_blocks: Blocks with content after each request, shape (num_requests,).
         evicted_blocks: Blocks that were evicted.
         num_cut: Requests with more blocks than the cache, of which the first alone are used.
         total_input_tokens: Tokens of all prompts.
-        loaded_tokens: Prompt tokens that a disk had and the pool had not, over all requests; they
-            are among those that hit.
-        written_blocks: Blocks that were written to it.
-        copied_blocks: Blocks that were written again, out of segments that were evicted.
+        loaded_tokens: Hit tokens that came from a disk.
+        written_blocks: Blocks that were written to the disk.
     """
 
     policy: SimulatedPolicyName
     num_blocks: int
     hit_tokens: Numbers
-    cached_blocks: Numbers
     evicted_blocks: int
     num_cut: int
     total_input_tokens: int
     loaded_tokens: int = 0
     written_blocks: int = 0
-    copied_blocks: int = 0
 
     @property
     def total_hit_tokens(self) -> int:
@@ -98,7 +93,7 @@ class SerialCache:
         manager: The real one.
         stats: Its counters.
         num_cut: Requests with more blocks than the cache.
-        disk: Behind it; None without one.
+        disk: The disk behind it; None without one.
     """
 
     def __init__(
@@ -108,14 +103,7 @@ class SerialCache:
         num_distinct: int,
         disk_blocks: int = 0,
     ) -> None:
-        """Make an empty cache.
-
-        Args:
-            pools: Its sizes; more than a trace can fill is not allocated.
-            policy: Which cached block is worth least.
-            num_distinct: Blocks of the trace.
-            disk_blocks: Blocks of a disk behind it; 0 has none.
-        """
+        """Make an empty cache; ``num_distinct`` blocks of content are all that it may need."""
         self._now_s = 0.0
         self._most_blocks = pools.full
         self.num_cut = 0
@@ -186,23 +174,22 @@ def replay_serially(
     Args:
         trace: The traffic.
         pools: Sizes of the cache; a number is that of full attention, without windows.
-        policy: Which cached block is worth least.
-        progress: Is told of requests that were served, some at a time.
-        disk_blocks: Blocks of a disk behind it; 0 has none.
+        policy: Eviction policy.
+        progress: Called with numbers of requests that were served.
+        disk_blocks: Blocks of a disk behind the cache; 0 for none.
 
     Cost: about a microsecond per block under LRU, and tens of them per request.
     """
     pools = Pools(pools) if isinstance(pools, int) else pools
     cache = SerialCache(pools, policy, trace.num_distinct, disk_blocks)
     disk = cache.disk
-    hits, cached, loaded = [0] * len(trace), [0] * len(trace), 0
+    hits, loaded = [0] * len(trace), 0
     arrivals, outputs = trace.arrival_s.tolist(), trace.output_tokens.tolist()
     for number, path in enumerate(each_path(trace)):
         hits[number] = cache.serve(cache.key(path), arrivals[number], outputs[number])
         if disk is not None:
             hits[number] += disk.last_found
             loaded += disk.last_found
-        cached[number] = cache.manager.pool.num_evictable
         if progress is not None and number % REQUESTS_PER_REPORT == REQUESTS_PER_REPORT - 1:
             progress(REQUESTS_PER_REPORT)
     if progress is not None:
@@ -211,13 +198,11 @@ def replay_serially(
         policy,
         pools.full,
         hit_tokens(trace, hits),
-        np.array(cached, np.int64),
         cache.stats.evicted_blocks,
         cache.num_cut,
         trace.total_input_tokens,
         loaded * trace.block_tokens,
         0 if disk is None else disk.num_written,
-        0 if disk is None else disk.num_copied,
     )
 
 

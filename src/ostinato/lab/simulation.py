@@ -95,9 +95,7 @@ class Simulation:
 def add_bounds(simulation: Simulation, progress: Callable[[int], None] | None = None) -> None:
     """Add what a cache of each size could have found, had it known the future.
 
-    Args:
-        simulation: Gets its ``bounds``.
-        progress: Is told of requests that were served; of each size twice as many as there are.
+    ``progress`` is called twice per size, with the number of requests.
 
     Cost: twice per size O(n log n) in all blocks of all requests.
     """
@@ -150,10 +148,10 @@ def simulate(
     Args:
         trace: The traffic.
         capacities: Sizes in blocks of the trace.
-        policies: Which to try.
-        progress: Is told of requests that were served; of each cache as many as the trace has.
-        kv: Sizes the windows of a model that has some. Where it keeps states, placements of
-            checkpoints are compared in place of policies, each with the best of ``SHARES``.
+        policies: Policies to compare.
+        progress: Called with numbers of requests that were served, in total the trace's per cache.
+        kv: KV of the model, for the sizes of its windows. If it keeps states, placements of
+            checkpoints are compared instead of policies, each with the best of ``SHARES``.
 
     Cost: one serial replay per size and policy, or placement and share, and one more.
     """

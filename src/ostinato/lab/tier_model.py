@@ -52,14 +52,13 @@ class SimulatedDisk(CacheObserver):
     Attributes:
         num_blocks: As many fit.
         num_written: Blocks written so far.
-        num_copied: Blocks written again, out of segments that were evicted.
         last_found: Blocks that continued the prompt admitted last, where the pool's hit ended.
     """
 
     def __init__(self, num_blocks: int, block_size: int, clock: Callable[[], float]) -> None:
         """Make an empty disk; ``open`` comes before the first request."""
         self.num_blocks = num_blocks
-        self.num_written = self.num_copied = self.last_found = 0
+        self.num_written = self.last_found = 0
         self._size, self._clock = block_size, clock
         self._blocks: dict[int, StoredBlock] = {}
         self._segment_blocks = max(1, num_blocks // NUM_SEGMENTS)
@@ -70,7 +69,7 @@ class SimulatedDisk(CacheObserver):
     def open(self, manager: CacheManager) -> None:
         """Watch a pool, and have its policies remember for the disk."""
         self._pool = manager.pool
-        remember_for_tier(manager.pool.shares.policies(), self.num_blocks)
+        remember_for_tier(manager.pool.shares.policies, self.num_blocks)
 
     def num_found(self, key: PrefixKey, first: int) -> int:
         """Count the blocks on the disk that continue a prompt from its ``first`` block on."""
@@ -130,7 +129,6 @@ class SimulatedDisk(CacheObserver):
         for name in gone:
             del self._blocks[name]
         self._active += kept
-        self.num_copied += len(kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +163,7 @@ class SimulatedLoads:
 
     @property
     def next_ready_s(self) -> float:
-        """When the next load is there; infinite without one."""
+        """When the next load ends; infinite without one."""
         return min((load.ready_s for load in self._loads), default=float("inf"))
 
     def begin(
@@ -173,11 +171,7 @@ class SimulatedLoads:
     ) -> None:
         """Load what continues an added request's hit, if that is faster than computing it.
 
-        Args:
-            sequence: The request's.
-            block_size: Tokens per block.
-            now_s: The time.
-            compute_s: How long a token takes to compute.
+        A token takes ``compute_s`` to compute.
         """
         first = sequence.num_known_tokens // block_size
         num_found = self._disk.num_found(sequence.key, first)
@@ -189,14 +183,14 @@ class SimulatedLoads:
             self._held.add(sequence.request.request_id)
 
     def land(self, scheduler: Scheduler, now_s: float) -> None:
-        """Put what is there into the pool, right before a step is planned."""
+        """Put loaded blocks into the pool, right before a step is planned."""
         for load in [load for load in self._loads if load.ready_s <= now_s]:
             self._loads.remove(load)
             self._held.discard(load.sequence.request.request_id)
             self._put(scheduler.cache, load)
 
-    def settle(self, manager: CacheManager) -> None:
-        """Release what was put there, once its request has had its chance to be admitted."""
+    def release(self, manager: CacheManager) -> None:
+        """Release loaded blocks, once their request could be admitted."""
         landed, self._landed = self._landed, []
         for table, num_tokens in landed:
             manager.release(table, num_tokens)
@@ -204,7 +198,7 @@ class SimulatedLoads:
     def _put(self, manager: CacheManager, load: _Load) -> None:
         tokens = load.sequence.key.tokens[: load.end * manager.block_size]
         key = PrefixKey(load.sequence.key.identity, tokens)
-        match = replace(manager.match_first(key, len(key)), tail=None)
+        match = replace(manager.match(key, len(key)), tail=None)
         if match.num_shared_tokens == len(key):
             return
         context = RequestContext(is_sibling=True)

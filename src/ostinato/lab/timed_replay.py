@@ -59,7 +59,7 @@ class Moment:
 
 @dataclass(slots=True)
 class TimedResult:
-    """How it went.
+    """What a timed replay found.
 
     Attributes:
         num_blocks: Number of blocks of the cache.
@@ -114,26 +114,26 @@ def replay_timed(
     cost: StepCost,
     *,
     slowdown: float = 1.0,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int], None] = lambda _num_ended: None,
     disk: DiskModel | None = None,
 ) -> TimedResult:
     """Serve a trace at its times.
 
     Args:
         trace: The traffic.
-        cache: Settings; blocks have as many tokens as the trace's.
-        scheduling: Settings; budgets are in tokens.
-        cost: How long a step takes.
-        slowdown: By which the gaps between arrivals are stretched.
-        progress: Is told of requests that ended, one at a time.
-        disk: Behind the cache; None has none.
+        cache: Cache settings; blocks have as many tokens as the trace's.
+        scheduling: Scheduler settings.
+        cost: Cost of a step.
+        slowdown: Factor on the gaps between arrivals.
+        progress: Called with 1 for each request that ended.
+        disk: The disk behind the cache; None for none.
     """
     replica = TimedReplica(trace, cache, scheduling, cost, disk)
     return _TimedReplay(replica, (trace.arrival_s * slowdown).tolist(), progress).run()
 
 
 class TimedReplica:
-    """One engine of the simulation: the real scheduler and cache, and steps that take time."""
+    """One simulated engine: the real scheduler and cache, and steps that take time."""
 
     def __init__(
         self,
@@ -143,15 +143,7 @@ class TimedReplica:
         cost: StepCost,
         disk: DiskModel | None = None,
     ) -> None:
-        """Start idle, with an empty cache.
-
-        Args:
-            trace: Whose requests are added, by number.
-            cache: Settings; blocks have as many tokens as the trace's.
-            scheduling: Settings; budgets are in tokens.
-            cost: How long a step takes.
-            disk: Behind the cache; None has none.
-        """
+        """Start idle, with an empty cache; requests of ``trace`` are added by number."""
         assert cache.block_size == trace.block_tokens, "blocks are those of the trace"
         self._trace, self._cost = trace, cost
         self.now_s = 0.0
@@ -181,7 +173,7 @@ class TimedReplica:
         return self._running is not None
 
     def add(self, number: int) -> int | None:
-        """Hand over a request; returns its prompt's tokens, None if it can never fit."""
+        """Add a request; returns its prompt's tokens, or None if it can never fit."""
         trace, name = self._trace, RequestId(str(number))
         path = trace.path(number)
         prompt = spell(path, trace.block_tokens, int(trace.input_tokens[number]), number)
@@ -202,14 +194,14 @@ class TimedReplica:
 
     @property
     def next_load_s(self) -> float:
-        """When the next load from the disk is there; infinite without one."""
+        """When the next load from the disk ends; infinite without one."""
         return float("inf") if self._loads is None else self._loads.next_ready_s
 
     def begin(self, now_s: float) -> bool:
         """Begin a step, if there is anything to run; ``now_s`` becomes its end."""
         self.now_s = max(self.now_s, now_s)
         if self._loads is not None:
-            self._loads.settle(self.cache.manager)
+            self._loads.release(self.cache.manager)
             self._loads.land(self.scheduler, self.now_s)
         plan = self.scheduler.plan()
         if not plan.sequences:
@@ -222,7 +214,7 @@ class TimedReplica:
         return True
 
     def end(self) -> list[SequenceUpdate]:
-        """End the step; returns what became of its sequences."""
+        """End the step; returns the updates of its sequences."""
         assert self._running is not None, "no step runs"
         answer, self._running = self._answer(self._running), None
         updates = self.scheduler.commit(answer)
@@ -254,7 +246,7 @@ class _TimedReplay:
         self,
         replica: TimedReplica,
         arrivals: list[float],
-        progress: Callable[[int], None] | None,
+        progress: Callable[[int], None],
     ) -> None:
         self._replica, self._arrivals, self._progress = replica, arrivals, progress
         self._next = 0
@@ -286,7 +278,7 @@ class _TimedReplay:
             num_tokens = self._replica.add(self._next)
             if num_tokens is None:
                 self._result.num_refused += 1
-                self._report()
+                self._progress(1)
             else:
                 self._result.input_tokens += num_tokens
             self._next += 1
@@ -297,7 +289,7 @@ class _TimedReplay:
             self._result.first_token_s.append(self._replica.now_s - self._arrivals[number])
             self._result.hit_tokens += sequence.num_shared_tokens + sequence.num_copied_tokens
         if sequence.finish_reason is not None:
-            self._report()
+            self._progress(1)
 
     def _sample(self) -> None:
         replica, now_s = self._replica, self._replica.now_s
@@ -305,20 +297,9 @@ class _TimedReplay:
             return
         pool, scheduler = replica.cache.manager.pool, replica.scheduler
         held = pool.num_blocks - pool.num_free
-        self._result.moments.append(
-            Moment(
-                now_s,
-                held,
-                pool.num_evictable,
-                scheduler.num_running,
-                scheduler.num_waiting,
-            )
-        )
+        queue = scheduler.num_running, scheduler.num_waiting
+        self._result.moments.append(Moment(now_s, held, pool.num_evictable, *queue))
         self._next_sample_s = now_s + self._sample_gap_s
-
-    def _report(self) -> None:
-        if self._progress is not None:
-            self._progress(1)
 
 
 _NOTHING = SequenceResult()

@@ -33,8 +33,8 @@ Ids = npt.NDArray[np.uint32]
 class TraceBuilder:
     """Requests of a trace, added one by one in any order of arrival."""
 
-    def __init__(self) -> None:
-        """Begin without requests."""
+    def __init__(self, requests: Iterable[BlockRequest] = ()) -> None:
+        """Add the first requests."""
         self.arrivals = array("d")
         self._inputs, self._outputs = array("q"), array("q")
         self._answer_blocks, self._lengths = array("q"), array("q")
@@ -42,6 +42,8 @@ class TraceBuilder:
         self._ids: list[Ids] = []
         self._table = _NameTable()
         self._batch_begins = 0
+        for request in requests:
+            self.add(request)
 
     def add(self, request: BlockRequest) -> None:
         """Add a request; its arrival is in the trace's own unit."""
@@ -172,23 +174,6 @@ class _NameTable:
         parents[starts] = _NONE
         self._parents = np.concatenate((self._parents, parents[firsts]))
         self.is_chained = self.is_chained and bool((self._parents[ids] == parents).all())
-
-
-def make_block_trace(
-    name: str,
-    block_tokens: int,
-    requests: Iterable[BlockRequest],
-    broken: tuple[BrokenLine, ...] = (),
-) -> BlockTrace:
-    """Put requests together, in the order of their arrival.
-
-    Raises:
-        BrokenTrace: There is no request, or one has more full blocks than tokens for them.
-    """
-    builder = TraceBuilder()
-    for request in requests:
-        builder.add(request)
-    return builder.build(name, block_tokens, broken)
 
 
 def _refuse_too_many_blocks(

@@ -5,14 +5,13 @@ file               what it is
 =================  ==============================================================
 ``*.npz``          arrays ``ts_ms, input_len, output_len, offsets, ids``; blocks of 512 tokens
 JSONL of hashes    ``hash_ids`` instead of tokens: Mooncake's, Bailian's; see ``hash_traces``
-recorded trace     what ``record_trace`` wrote: see ``core.trace``; blocks as asked
+recorded trace     what ``record_trace`` wrote: see ``ostinato.traces``; blocks as asked
 JSONL of requests  as clients send them, with a tokenizer: see ``request_log``; blocks as asked
 =================  ==============================================================
 
 All become a ``BlockTrace``; JSON lines may be packed as ``.gz``.
 """
 
-import json
 import zlib
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +25,7 @@ import numpy as np
 from ostinato.errors import BrokenTrace, ConfigError
 from ostinato.lab.block_trace import BlockRequest, BlockTrace
 from ostinato.lab.hash_traces import TimeUnit, read_hash_trace
-from ostinato.lab.lines import BrokenLine, OnBroken, iter_lines
+from ostinato.lab.lines import BrokenLine, OnBroken, iter_lines, read_object
 from ostinato.lab.recording import read_recording
 from ostinato.lab.request_log import LoggedRequest, filled_times, parse_request
 from ostinato.lab.trace_builder import TraceBuilder
@@ -38,7 +37,7 @@ _ARRAYS_BLOCK = 512
 _ARRAYS = ("ts_ms", "input_len", "output_len", "offsets", "ids")
 
 _LINES_TRIED = 1000
-"""Lines in which the first that can be read says what a file is; one above may be torn."""
+"""The first of these lines that can be read says what a file is; those before it may be torn."""
 
 Kind = Literal["arrays", "hashes", "recording", "requests"]
 """What a file is."""
@@ -121,13 +120,17 @@ def read_npz(path: Path) -> BlockTrace:
         raise BrokenTrace(f"{path.name}: its arrays do not fit together")
     if (ids < 0).any():
         raise BrokenTrace(f"{path.name}: ids has {ids.min()}, and ids are at least 0")
-    order = np.argsort(ts_ms, kind="stable")
-    builder = TraceBuilder()
+    requests = (
+        BlockRequest(
+            float(ts_ms[i]),
+            int(inputs[i]),
+            int(outputs[i]),
+            ids[offsets[i] : offsets[i + 1]].tolist(),
+        )
+        for i in np.argsort(ts_ms, kind="stable")
+    )
     try:
-        for i in order:
-            names = ids[offsets[i] : offsets[i + 1]].tolist()
-            lengths = int(inputs[i]), int(outputs[i])
-            builder.add(BlockRequest(float(ts_ms[i]), *lengths, names))
+        builder = TraceBuilder(requests)
     except BrokenTrace as error:
         raise BrokenTrace(f"{path.name}: {error}") from error
     return builder.build(path.name, _ARRAYS_BLOCK, units_per_s=1000)
@@ -253,7 +256,7 @@ def _first_object(path: Path) -> dict[str, Any]:
     def parse(number: int, line: bytes) -> dict[str, Any]:
         if number > _LINES_TRIED:
             raise _Undecided
-        return _object(line)
+        return read_object(line)
 
     broken: list[BrokenLine] = []
     try:
@@ -269,16 +272,6 @@ def _first_object(path: Path) -> dict[str, Any]:
 
 class _Undecided(Exception):
     """None of the first lines says what a file is."""
-
-
-def _object(line: bytes) -> dict[str, Any]:
-    try:
-        fields = json.loads(line)
-    except ValueError as error:
-        raise BrokenTrace(f"this is no JSON: {error}") from error
-    if not isinstance(fields, dict):
-        raise BrokenTrace(f"this is {type(fields).__name__}, not an object")
-    return fields
 
 
 def _is_number(value: Any) -> bool:

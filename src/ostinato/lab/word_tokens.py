@@ -6,6 +6,7 @@ which two texts differ is exact.
 """
 
 import re
+from collections import defaultdict
 
 from ostinato.lab.explain_log import Tokenizer
 from ostinato.lab.request_log import render_plainly
@@ -13,21 +14,13 @@ from ostinato.lab.request_log import render_plainly
 _PIECES = re.compile(r" ?[^\W\d_]{1,6}|\d{1,3}|\s+|.", re.DOTALL)
 
 
-class _Numbers(dict[str, int]):
-    """Numbers keys in the order in which they are first asked for."""
-
-    def __missing__(self, key: str) -> int:
-        """Give the next number."""
-        number = self[key] = len(self)
-        return number
-
-
 class WordTokens:
-    """Numbers pieces of text in the order in which they come."""
+    """Numbers pieces of text in order of first appearance."""
 
     def __init__(self) -> None:
-        """Know no piece."""
-        self._ids = _Numbers()
+        """Start without pieces."""
+        self._ids = defaultdict[str, int]()
+        self._ids.default_factory = self._ids.__len__  # a new piece gets the next number
         self._pieces: list[str] = []
 
     def encode(self, text: str) -> list[int]:

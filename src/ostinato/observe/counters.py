@@ -238,7 +238,7 @@ class CacheCounters(CacheObserver):
         """Count partial blocks that became findable."""
         self.stats.sealed_tails += sealed
 
-    def forget(self, tenant: bytes) -> int:
+    def erase(self, tenant: bytes) -> int:
         """Erase a tenant's counts."""
         self.stats.tenants.pop(tenant, None)
         return 0

@@ -92,9 +92,9 @@ class EventRecorder(CacheObserver):
             tuple(name[size * TOKEN_BYTES :] or None for name in names),
         )
 
-    def forget(self, tenant: bytes) -> int:
+    def erase(self, tenant: bytes) -> int:
         """Erase a tenant's kept events; returns how many."""
-        return self._log.forget(tenant)
+        return self._log.erase(tenant)
 
     def _remove(self, blocks: Iterable[int], group: int) -> tuple[BlockDigest, ...]:
         """Return the digests of contents whose last copy is gone."""
@@ -131,7 +131,7 @@ def stored_events(
             key.tokens[first * block_size : end * block_size],
             block_size,
             identity,
-            tuple(None if extra is None else extra.encoded for extra in extras),
+            tuple(extra or None for extra in extras),
             group,
             medium,
         )

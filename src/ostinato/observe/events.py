@@ -154,18 +154,18 @@ class EventLog:
         return self._next
 
     def subscribe(
-        self, sink: Callable[[EventBatch], None], on_forget: Callable[[], None] | None = None
+        self, sink: Callable[[EventBatch], None], on_erase: Callable[[], None] | None = None
     ) -> None:
         """Subscribe to all batches from now on.
 
         Args:
             sink: Is called with each batch; it must be quick and must not raise.
-            on_forget: Is called after a tenant was erased; when it returns, the subscriber holds
+            on_erase: Is called after a tenant was erased; when it returns, the subscriber holds
                 no event that it was given before.
         """
         self._sinks.append(sink)
-        if on_forget is not None:
-            self._erasers.append(on_forget)
+        if on_erase is not None:
+            self._erasers.append(on_erase)
 
     def add(self, event: Event) -> None:
         """Add an event to the next batch."""
@@ -205,7 +205,7 @@ class EventLog:
     def replay(self, start: int) -> list[EventBatch] | None:
         """Return the kept batches from a number on; None if some of them are gone.
 
-        A consumer that gets None starts over: it forgets all that it knows and asks from 0; if
+        A consumer that gets None starts over: it drops all that it knows and asks from 0; if
         that is gone as well, it learns from the next batch on. A gap in which a tenant was erased
         counts as gone, since its removals were erased with it; from 0 on there is nothing to
         remove.
@@ -216,7 +216,7 @@ class EventLog:
                 return None
             return [batch for batch in self._kept if batch.sequence >= start]
 
-    def forget(self, tenant: bytes) -> int:
+    def erase(self, tenant: bytes) -> int:
         """Erase a tenant's events from the kept batches; returns how many.
 
         Its batches stay, emptied, so that numbers have no gaps.

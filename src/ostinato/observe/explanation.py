@@ -296,10 +296,10 @@ class Explanation:
         if self.difference is not None and self.difference.num_alike_after:
             num = self.difference.num_alike_after
             what = "1 token after it matches" if num == 1 else f"{num:,} tokens after it match"
-            notes.append(
-                f"The {what} but cannot hit, because the prefix differs. "
-                f"Move the changing part after {'it' if num == 1 else 'them'}."
-            )
+            notes += [
+                f"The {what} but cannot hit, because the prefix differs.",
+                f"Move the changing part after {'it' if num == 1 else 'them'}.",
+            ]
         if self.num_kept:
             what = "1 token was" if self.num_kept == 1 else f"{self.num_kept:,} tokens were"
             notes.append(f"{what} kept as generated, in the answers of earlier turns.")

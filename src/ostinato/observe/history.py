@@ -172,8 +172,8 @@ class RequestHistory(CacheObserver):
         if group == 0 and record is not None:
             self._publishing.append((record, table.blocks[first:last]))
 
-    def on_commit(self) -> None:
-        """Note that what was published in the step is now computed, or taken back."""
+    def on_settle(self) -> None:
+        """Note that what was published in the step is now computed, or retracted."""
         if self._publishing:
             self._publishing, self._in_step, self._num_asked = [], {}, 0
 
@@ -224,7 +224,7 @@ class RequestHistory(CacheObserver):
                 return loss
         return None
 
-    def forget(self, tenant: bytes) -> int:
+    def erase(self, tenant: bytes) -> int:
         """Erase a tenant that has no live sequence, and what continues its public prefix."""
         gone = [r for r in self._records if r.identity.belongs_to(tenant)]
         for record in gone:

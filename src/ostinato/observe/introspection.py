@@ -170,7 +170,7 @@ def cached_blocks(index: PrefixIndex[Any]) -> Iterator[CachedBlock]:
 def count_states(manager: CacheManager) -> dict[BlockState, int]:
     """Count the full-attention group's blocks by state, in O(live sequences)."""
     pool = manager.pool
-    private = sum(len(table.private_blocks) for table in manager.live_tables)
+    private = sum(len(table.private_blocks) for table in manager.tables.live.values())
     idle, unused = pool.num_evictable, pool.num_unused
     return {
         BlockState.UNUSED: unused,
@@ -200,7 +200,7 @@ def map_blocks(manager: CacheManager) -> BlockMap:
         for entry in run.entries:
             state = BlockState.HELD if entry.ref_count else BlockState.EVICTABLE
             note(entry.blocks, state, entry.identity.owner)
-    for table in manager.live_tables:
+    for table in manager.tables.live.values():
         note(table.private_blocks, BlockState.PRIVATE, table.tenant)
     found.tenants.extend(places)
     return found

@@ -1,4 +1,4 @@
-"""Our engine on Ray Serve, and our router as Ray Serve's request router.
+"""Ostinato on Ray Serve: engines as a deployment, and the router as its request router.
 
 ::
 
@@ -8,17 +8,17 @@
 
 Files in reading order:
 
-* ``call``: one HTTP request between the two deployments
-* ``request_router``: which replica gets a call
+* ``call``: an HTTP request between the two deployments
+* ``request_router``: chooses the replica of a call
 * ``replica``: one engine
-* ``ingress``: what clients connect to
-* ``deployment``: both of them as an application
+* ``ingress``: the routes for clients
+* ``deployment``: both as an application
 
 Rules:
 
-1. Choices are those of ``ostinato.router``: this room only joins Ray's replicas to it.
+1. All choices are made by ``ostinato.router``.
 2. KV events go from replicas to request routers over ZeroMQ, never through Ray's controller.
-3. A call that ends, however it does, is counted off its replica.
+3. A call that ends in any way is removed from its replica's load.
 """
 
 from ostinato.ray.deployment import AppSettings, app

@@ -1,7 +1,7 @@
-"""One HTTP request between the two deployments, and what becomes of it.
+"""An HTTP request between the two deployments, and its progress.
 
-A call is made in the ingress, routed in the same process by the request router, which runs in
-another thread, and then pickled to a replica. ``Progress`` stays behind.
+A call is created in the ingress, routed in the same process by the request router, which runs in
+another thread, and then pickled to a replica, without its ``Progress``.
 """
 
 from collections.abc import Callable
@@ -10,46 +10,45 @@ from typing import Any
 
 from ostinato.router import Decision, RouteRequest
 
-Tell = Callable[[str, int | None], None]
-"""Is told ``first_token``, ``finished`` or ``failed``, and the cached tokens if they are known."""
+Report = Callable[[str, int | None], None]
+"""Called with ``first_token``, ``finished`` or ``failed``, and the cached tokens if known."""
 
 
 class Progress:
     """Links a call in the ingress to its decision in the request router.
 
     Attributes:
-        decision: The latest; None until it is routed.
+        decision: The latest decision; None before it is routed.
     """
 
     def __init__(self) -> None:
-        """Start before any decision."""
         self.decision: Decision | None = None
-        self._tell: Tell | None = None
+        self._report: Report | None = None
         self._has_begun = self._has_ended = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Stay behind: a replica gets a new one."""
+        """Pickle without state."""
         return Progress, ()
 
-    def decided(self, decision: Decision, tell: Tell) -> None:
-        """Take a decision; it has failed if the call has ended already."""
-        self.decision, self._tell = decision, tell
+    def decided(self, decision: Decision, report: Report) -> None:
+        """Set the decision; it has failed if the call has ended already."""
+        self.decision, self._report = decision, report
         if self._has_ended:
-            tell("failed", None)
+            report("failed", None)
 
     def first_token(self) -> None:
-        """Note that the answer began."""
-        if not self._has_begun and self._tell is not None:
+        """Record the start of the response."""
+        if not self._has_begun and self._report is not None:
             self._has_begun = True
-            self._tell("first_token", None)
+            self._report("first_token", None)
 
     def ended(self, cached_tokens: int | None = None) -> None:
-        """Note the end, once: finished if the answer had begun, else failed."""
+        """Record the end, once: finished if the response had begun, else failed."""
         if self._has_ended:
             return
         self._has_ended = True
-        if self._tell is not None:
-            self._tell("finished" if self._has_begun else "failed", cached_tokens)
+        if self._report is not None:
+            self._report("finished" if self._has_begun else "failed", cached_tokens)
 
 
 @dataclass(slots=True)
@@ -58,24 +57,24 @@ class Call:
 
     Attributes:
         method: HTTP method.
-        path: With its query.
-        headers: As ASGI has them.
-        body: As it came.
-        asked: What the router is asked; None where the shortest queue will do.
-        progress: For the ingress and the request router.
+        path: Path and query.
+        headers: Headers as in ASGI.
+        body: Its body.
+        route_request: The router's view of it; None if the shortest queue decides.
+        progress: Its progress, in the ingress only.
     """
 
     method: str
     path: str
     headers: list[tuple[bytes, bytes]]
     body: bytes
-    asked: RouteRequest | None = None
+    route_request: RouteRequest | None = None
     progress: Progress = field(default_factory=Progress)
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What a replica sends before the bytes of its answer."""
+    """Status and headers, which a replica sends first."""
 
     status: int
     headers: list[tuple[bytes, bytes]]

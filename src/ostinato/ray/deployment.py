@@ -23,15 +23,14 @@ class AppSettings(BaseModel):
     Attributes:
         model: Name, folder, GGUF file or name on the hub, as ``ostinato serve`` takes it; each node
             needs it at the same path.
-        num_replicas: Engines.
-        max_replicas: With more than ``num_replicas``, Ray adds and removes engines by the number
-            of requests at each.
-        target_requests: At each engine, where Ray adds and removes them.
-        max_requests: At one engine at once; Ray holds back what is above.
-        num_cpus: Number of CPUs of each engine, for Ray's placement.
-        num_gpus: Likewise.
-        num_ingress: Processes that take HTTP requests; each routes by its own requests and by all
-            engines' events.
+        num_replicas: Number of engines.
+        max_replicas: If above ``num_replicas``, Ray adds and removes engines by their requests.
+        target_requests: Requests per engine at which Ray adds and removes engines.
+        max_requests: Maximum concurrent requests of an engine; Ray queues the rest.
+        num_cpus: CPUs of each engine, for Ray's placement.
+        num_gpus: GPUs of each engine.
+        num_ingress: Processes that accept HTTP requests; each routes by its own requests and the
+            events of all engines.
         policy: How engines are chosen, one of ``ostinato.router.POLICIES``.
         keys: File of API keys, at the same path on each node; None admits all clients.
         engine: Settings of each engine, see ``EngineConfig``.
@@ -52,7 +51,7 @@ class AppSettings(BaseModel):
     engine: dict[str, Any] = {}
 
     def scaling(self) -> dict[str, Any]:
-        """Return how many replicas there are, as Ray Serve takes it."""
+        """Return the options of Ray Serve for the number of replicas."""
         if self.max_replicas <= self.num_replicas:
             return {"num_replicas": self.num_replicas}
         limits = {"min_replicas": self.num_replicas, "max_replicas": self.max_replicas}

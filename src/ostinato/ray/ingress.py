@@ -1,14 +1,12 @@
-"""What clients connect to: OpenAI's and Anthropic's routes, handed to the engines.
+"""``Ingress``: OpenAI's and Anthropic's routes, forwarded to the engines.
 
-It tokenizes prompts beside its event loop, as the request router compares tokens, and passes
-bodies and answers byte for byte.
+It tokenizes prompts for the request router, outside its event loop, and forwards bodies and
+responses byte for byte.
 """
 
 import asyncio
 import logging
-from array import array
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -20,8 +18,9 @@ from starlette.responses import Response, StreamingResponse
 
 from ostinato.core.errors import ConfigError
 from ostinato.fleet.peek import Peek
-from ostinato.fleet.prompts import Prompt, read_prompt
+from ostinato.fleet.prompts import read_prompt
 from ostinato.fleet.tokenizer import LocalTokenizer
+from ostinato.fleet.tokens import PromptTokens
 from ostinato.ray.call import Call, Head, Progress
 from ostinato.router import RouteRequest
 from ostinato.server.callers import AnyCaller, Caller, KeyedCallers
@@ -29,32 +28,32 @@ from ostinato.server.errors import ApiError, body_of, body_too_long
 
 logger = logging.getLogger("ostinato")
 
-_MOST_BODY_BYTES = 8 * 2**20
-_MOST_ATTEMPTS = 3
+_MAX_BODY_BYTES = 8 * 2**20
+_MAX_ATTEMPTS = 3
 _ROUTED = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
-_HANDED_ON = ("/v1/messages/count_tokens", "/v1/embeddings", "/tokenize", "/detokenize")
-_NOT_PASSED = (b"host", b"origin", b"content-length", b"transfer-encoding", b"connection")
+_FORWARDED = ("/v1/messages/count_tokens", "/v1/embeddings", "/tokenize", "/detokenize")
+_NOT_FORWARDED = (b"host", b"origin", b"content-length", b"transfer-encoding", b"connection")
 
 
 class Ingress:
-    """Takes HTTP requests; Ray Serve's proxy calls it."""
+    """Handles HTTP requests from Ray Serve's proxy."""
 
     def __init__(self, engines: DeploymentHandle, model: str, keys_file: str | None) -> None:
-        """Stand before the engines.
+        """Load the tokenizer and the keys.
 
         Args:
-            engines: Handle of their deployment.
-            model: Whose tokenizer is used.
+            engines: Handle of the engines' deployment.
+            model: Name of the model, for its tokenizer.
             keys_file: API keys; None admits all clients.
         """
         self._engines = engines.options(stream=True)
         self._callers = KeyedCallers(keys_file) if keys_file else AnyCaller()
-        self._thread = ThreadPoolExecutor(1, "ostinato-tokenizer")
-        self._tokenizer: LocalTokenizer | None = None
+        tokenizer: LocalTokenizer | None = None
         try:
-            self._tokenizer = LocalTokenizer(model)
+            tokenizer = LocalTokenizer(model)
         except ConfigError as error:
             logger.warning("prompts are compared by characters: %s", error)
+        self._tokens = PromptTokens({}, tokenizer)
 
     async def __call__(self, request: Request) -> Response:
         """Answer a request."""
@@ -67,28 +66,28 @@ class Ingress:
 
     async def _serve(self, request: Request) -> Response:
         path, method = request.url.path, request.method
-        is_known = path in (*_ROUTED, *_HANDED_ON) if method == "POST" else path == "/v1/models"
+        is_known = path in (*_ROUTED, *_FORWARDED) if method == "POST" else path == "/v1/models"
         if not is_known:
             message = f"{method} {path:.200}: no such route"
             raise ApiError(404, message, code="unknown_url")
         caller = self._callers.identify(request.headers)
         body = await _read(request)
-        headers = [each for each in request.headers.raw if each[0].lower() not in _NOT_PASSED]
+        headers = [each for each in request.headers.raw if each[0].lower() not in _NOT_FORWARDED]
         headers.append((b"host", b"127.0.0.1"))
         headers.append((b"content-length", b"%d" % len(body)))
         query = f"?{request.url.query}" if request.url.query else ""
         call = Call(method, path + query, headers, body)
         if path in _ROUTED:
-            call.asked = await self._asked(path, body, caller, request)
+            call.route_request = await self._route_request(path, body, caller, request)
         return await self._send(call)
 
     async def _answered(self, call: Call) -> tuple[Call, Any, Head]:
-        """Return an answer that has begun; a replica that dies before that has others tried.
+        """Return an answer that has begun, after trying other replicas if one dies before.
 
         Raises:
-            ApiError: Replicas died again and again (503).
+            ApiError: Too many replicas died (503).
         """
-        for _ in range(_MOST_ATTEMPTS):
+        for _ in range(_MAX_ATTEMPTS):
             answer = self._engines.respond.remote(call)
             try:
                 head = await anext(aiter(answer))
@@ -104,34 +103,17 @@ class Ingress:
         message = "the engines that had this request were lost: try again soon"
         raise ApiError(503, message, "server_error", code="no_worker", headers={"Retry-After": "1"})
 
-    async def _asked(
+    async def _route_request(
         self, path: str, body: bytes, caller: Caller, request: Request
     ) -> RouteRequest:
-        """Return what the router is asked; with tokens, if there is a tokenizer."""
-        loop = asyncio.get_running_loop()
-        prompt, tokens = await loop.run_in_executor(self._thread, self._tokenize, path, body)
-        is_text = tokens is None
-        if tokens is None:
-            tokens = array("I", prompt.characters.encode("utf-32-le", "replace"))
-        return RouteRequest(
-            tokens or array("I", [0]),
-            characters=is_text,
-            salt=caller.narrow(prompt.salt),
-            session=request.headers.get("x-session-id", "")[:200] or prompt.session,
-            tenant=caller.tenant,
-            max_tokens=prompt.max_tokens,
-        )
-
-    def _tokenize(self, path: str, body: bytes) -> "tuple[Prompt, array[int] | None]":
-        prompt = read_prompt(path, body)
-        try:
-            return prompt, None if self._tokenizer is None else self._tokenizer.encode(prompt)
-        except Exception as error:  # a template may raise anything; the engine says what is wrong
-            logger.debug("a prompt is compared by characters: %r", error)
-            return prompt, None
+        """Return the router's view of a request."""
+        prompt = await asyncio.to_thread(read_prompt, path, body)
+        salt = caller.narrow(prompt.salt)
+        session = request.headers.get("x-session-id", "")[:200] or prompt.session
+        return await self._tokens.request(prompt, salt, caller.tenant, session, {})
 
     async def _send(self, call: Call) -> Response:
-        """Have a replica answer; its head decides the response's."""
+        """Send a call to a replica, and return its response."""
         call, answer, head = await self._answered(call)
         response = StreamingResponse(_relay(call, answer, head.status), head.status)
         decision = call.progress.decision
@@ -145,7 +127,7 @@ class Ingress:
 
 
 async def _relay(call: Call, answer: Any, status: int) -> AsyncIterator[bytes]:
-    """Hand the pieces of an answer on, and tell the request router how it went."""
+    """Forward an answer, and report its progress to the request router."""
     peek = Peek()
     try:
         async for piece in answer:
@@ -155,7 +137,7 @@ async def _relay(call: Call, answer: Any, status: int) -> AsyncIterator[bytes]:
             yield piece
     finally:
         call.progress.ended(peek.cached_tokens)
-        answer.cancel()  # does nothing where the end was reached
+        answer.cancel()  # does nothing after the end
 
 
 async def _read(request: Request) -> bytes:
@@ -169,8 +151,8 @@ async def _read(request: Request) -> bytes:
         async for piece in request.stream():
             pieces.append(piece)
             size += len(piece)
-            if size > _MOST_BODY_BYTES:
-                raise body_too_long(size, _MOST_BODY_BYTES)
+            if size > _MAX_BODY_BYTES:
+                raise body_too_long(size, _MAX_BODY_BYTES)
     except ClientDisconnect as error:
-        raise ApiError(499, "the client is gone") from error
+        raise ApiError(499, "the client has disconnected") from error
     return b"".join(pieces)

@@ -1,7 +1,7 @@
-"""One engine as a replica: our server's application, without a socket of its own.
+"""``EngineReplica``: the server's application as a replica, without a socket of its own.
 
-Calls arrive over Ray and are answered by the application as HTTP requests would be, streams
-included. KV events, replays and snapshots are published over ZeroMQ at the node's address.
+The application answers calls over Ray like HTTP requests, streams included. KV events, replays and
+snapshots are published over ZeroMQ at the node's address.
 """
 
 import asyncio
@@ -18,12 +18,12 @@ from ostinato.server.app import create_app
 from ostinato.server.config import ServerConfig
 from ostinato.server.lifecycle import open_state
 
-_MOST_PIECES = 64
-"""Pieces of an answer that wait for Ray."""
+_MAX_PIECES = 64
+"""Pieces of an answer that are queued for Ray."""
 
 
 class EngineReplica:
-    """Serves a model; Ray Serve makes as many as are asked for."""
+    """Serves a model; Ray Serve creates the replicas."""
 
     def __init__(self, model: str, engine: dict[str, Any], keys_file: str | None) -> None:
         """Load the model and publish its KV events.
@@ -31,7 +31,7 @@ class EngineReplica:
         Args:
             model: Name, folder, GGUF file or name on the hub.
             engine: Settings, see ``EngineConfig``.
-            keys_file: File of callers' keys; None takes every call for the one anonymous caller.
+            keys_file: API keys; None admits all clients.
 
         Raises:
             ConfigError: A setting is out of range.
@@ -47,11 +47,18 @@ class EngineReplica:
         self._serving: asyncio.Task[None] | None = None
 
     async def respond(self, call: Call) -> AsyncIterator[Head | bytes]:
-        """Answer a call: the head first, then the body's pieces."""
-        pieces: asyncio.Queue[MutableMapping[str, Any]] = asyncio.Queue(_MOST_PIECES)
+        """Answer a call: first the head, then pieces of the body."""
+        pieces: asyncio.Queue[MutableMapping[str, Any]] = asyncio.Queue(_MAX_PIECES)
         incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         incoming.put_nowait({"type": "http.request", "body": call.body, "more_body": False})
-        task = asyncio.create_task(self._run(_scope(call), incoming, pieces))
+
+        async def run() -> None:
+            try:
+                await self._app(_scope(call), incoming.get, pieces.put)
+            finally:
+                await pieces.put({"type": "end"})
+
+        task = asyncio.create_task(run())
         try:
             while (message := await pieces.get())["type"] != "end":
                 if message["type"] == "http.response.start":
@@ -63,19 +70,8 @@ class EngineReplica:
             incoming.put_nowait({"type": "http.disconnect"})
             task.cancel()
 
-    async def _run(
-        self,
-        scope: dict[str, Any],
-        incoming: "asyncio.Queue[dict[str, Any]]",
-        pieces: "asyncio.Queue[MutableMapping[str, Any]]",
-    ) -> None:
-        try:
-            await self._app(scope, incoming.get, pieces.put)
-        finally:
-            await pieces.put({"type": "end"})
-
     async def record_routing_stats(self) -> dict[str, Any]:
-        """Return where the KV events are, for request routers; Ray hands it to them."""
+        """Return the endpoints of the KV events; Ray sends them to the request routers."""
         if self._serving is None:
             self._serving = asyncio.create_task(self._serve_snapshots())
         engine = self._state.llm.engine
@@ -88,7 +84,7 @@ class EngineReplica:
         }
 
     async def check_health(self) -> None:
-        """Tell Ray whether the engine runs.
+        """Check that the engine runs.
 
         Raises:
             EngineError: It has ended; Ray starts a new replica.
@@ -96,17 +92,17 @@ class EngineReplica:
         await self._state.llm.look(lambda engine: None)
 
     async def _serve_snapshots(self) -> None:
-        """Answer each request with a snapshot's number and its batch."""
+        """Answer each request with the number and the batch of a snapshot."""
         while True:
             await self._snapshots.recv()
             batch = await self._state.llm.look(lambda engine: engine.cache.snapshot())
             publisher = self._state.llm.engine.kv_events
-            assert batch is not None and publisher is not None, "what is published is kept"
+            assert batch is not None and publisher is not None, "published events are kept"
             payload = await asyncio.to_thread(publisher.encode, batch)
             await self._snapshots.send_multipart([batch.sequence.to_bytes(8, "big"), payload])
 
     def __del__(self) -> None:
-        """End the engine; Ray calls it when it stops a replica."""
+        """End the engine; called by Ray when it stops a replica."""
         if hasattr(self, "_state"):
             self._state.llm.shutdown()
 
@@ -117,7 +113,7 @@ def _node_address() -> str:
 
 
 def _scope(call: Call) -> dict[str, Any]:
-    """Return a call as ASGI has it."""
+    """Return the ASGI scope of a call."""
     parts = urlsplit(call.path)
     return {
         "type": "http",

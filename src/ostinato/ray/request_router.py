@@ -1,10 +1,11 @@
-"""Which replica gets a call: ``ostinato.router`` as Ray Serve's request router.
+"""``PrefixRequestRouter``: ``ostinato.router`` as Ray Serve's request router.
 
-It runs in each process that calls the deployment. Replicas tell in their routing stats where they
-publish KV events; until these arrive, what was sent to a replica is taken to be cached there.
+It runs in each process that calls the deployment. Replicas announce the endpoints of their KV
+events in their routing stats; until events arrive, prefixes sent to a replica are assumed to be
+cached.
 
-For deployments of others, the prompt is found in the first argument with ``messages`` or
-``prompt``, as an attribute or a key, and compared by characters::
+For other deployments, the prompt is the first argument with ``messages`` or ``prompt``, as an
+attribute or a key, and is compared by characters::
 
     @serve.deployment(request_router_config=RequestRouterConfig(
         request_router_class="ostinato.ray:PrefixRequestRouter"))
@@ -34,7 +35,7 @@ _OVERDUE_INTERVAL_S = 2.0
 
 
 class PrefixRequestRouter(RequestRouter):
-    """Sends each call to where its prefix is cached, unless that replica has too much to do."""
+    """Sends each call to the replica that has its prefix, unless that has too much to do."""
 
     def initialize_state(
         self, policy: str = "cache_state", max_tracked_tokens: int = 16_000_000
@@ -51,17 +52,17 @@ class PrefixRequestRouter(RequestRouter):
 
     @property
     def library(self) -> Router:
-        """The router that decides, and knows what each replica has."""
+        """The router library."""
         return self._library
 
     # --- replicas ---
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Let replicas join and leave, and listen to those that tell where."""
+        """Add and remove replicas, and subscribe to their events."""
         super().update_replicas(replicas)
         now = {_name(replica.replica_id): replica for replica in replicas}
         for name in self._names - now.keys():
-            self._forget(name)
+            self._remove(name)
         for name, replica in now.items():
             if name not in self._names:
                 self._names.add(name)
@@ -71,12 +72,12 @@ class PrefixRequestRouter(RequestRouter):
                 self._listen(name, stats)
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
-        """Forget a replica at once."""
+        """Remove a replica at once."""
         super().on_replica_actor_died(replica_id)
         if _name(replica_id) in self._names:
-            self._forget(_name(replica_id))
+            self._remove(_name(replica_id))
 
-    def _forget(self, name: str) -> None:
+    def _remove(self, name: str) -> None:
         self._names.discard(name)
         self._library.remove(name)
         self._feeds.pop(name, None)
@@ -91,9 +92,9 @@ class PrefixRequestRouter(RequestRouter):
         self._feeds[name] = feed
         self._tasks[name] = asyncio.create_task(feed.run())
         if "" not in self._tasks:
-            self._tasks[""] = asyncio.create_task(self._notice_silence())
+            self._tasks[""] = asyncio.create_task(self._poll_overdue())
 
-    async def _notice_silence(self) -> None:
+    async def _poll_overdue(self) -> None:
         """Fetch what silent replicas may have published."""
         while True:
             await asyncio.sleep(_OVERDUE_INTERVAL_S)
@@ -114,9 +115,9 @@ class PrefixRequestRouter(RequestRouter):
         by_name = {name: replica for name, replica in by_name.items() if name in self._names}
         if found is None or not by_name:
             return [candidate_replicas]
-        asked, progress = found
-        decision = self._decide(asked, self._names - by_name.keys(), progress)
-        if progress is None:  # whose it is shows when it is routed
+        request, progress = found
+        decision = self._decide(request, self._names - by_name.keys(), progress)
+        if progress is None:  # counted when it is routed
             self._library.failed(decision, time.monotonic())
         first, *rest = decision.candidates
         rest.sort(key=lambda each: (each.score, each.load_tokens))
@@ -125,38 +126,38 @@ class PrefixRequestRouter(RequestRouter):
     def on_request_routed(
         self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any
     ) -> None:
-        """Count a call at the replica that got it."""
+        """Assign a call to its replica."""
         found = _find_prompt(pending_request.args)
         name = _name(replica_id)
         if found is None or name not in self._names:
             return
-        asked, progress = found
+        request, progress = found
         if progress is not None and progress.decision and progress.decision.worker == name:
             return
-        decision = self._decide(asked, self._names - {name}, progress)
+        decision = self._decide(request, self._names - {name}, progress)
         if progress is None:
-            tell = self._teller(decision)
-            result.add_done_callback(lambda _: tell("finished", None))
+            report = self._reporter(decision)
+            result.add_done_callback(lambda _: report("finished", None))
 
     def _decide(
-        self, asked: RouteRequest, others: Iterable[str], progress: Progress | None
+        self, request: RouteRequest, others: Iterable[str], progress: Progress | None
     ) -> Decision:
-        """Decide, and take back what was decided for the same call before."""
+        """Decide, and undo an earlier decision for the same call."""
         now = time.monotonic()
         if progress is not None and progress.decision is not None:
             self._library.failed(progress.decision, now)
-        decision = self._library.route(asked, now, others)
-        assert decision is not None, "one is not left out"
+        decision = self._library.route(request, now, others)
+        assert decision is not None, "at least one replica is not excluded"
         if progress is not None:
-            progress.decided(decision, self._teller(decision))
+            progress.decided(decision, self._reporter(decision))
         return decision
 
-    def _teller(self, decision: Decision) -> Any:
-        """Return what tells the library of a decision from any thread."""
+    def _reporter(self, decision: Decision) -> Any:
+        """Return a callback that reports on a decision from any thread."""
         loop = asyncio.get_running_loop()
-        return lambda what, cached: loop.call_soon_threadsafe(self._note, decision, what, cached)
+        return lambda what, cached: loop.call_soon_threadsafe(self._report, decision, what, cached)
 
-    def _note(self, decision: Decision, what: str, cached_tokens: int | None) -> None:
+    def _report(self, decision: Decision, what: str, cached_tokens: int | None) -> None:
         now = time.monotonic()
         if what == "first_token":
             self._library.first_token(decision, now)
@@ -171,10 +172,10 @@ def _name(replica_id: ReplicaID) -> str:
 
 
 def _find_prompt(arguments: Iterable[Any]) -> tuple[RouteRequest, Progress | None] | None:
-    """Return what the router is asked for a call; None where no argument has a prompt."""
+    """Return the router's view of a call; None if no argument has a prompt."""
     for each in arguments:
         if isinstance(each, Call):
-            return None if each.asked is None else (each.asked, each.progress)
+            return None if each.route_request is None else (each.route_request, each.progress)
         fields = each if isinstance(each, dict) else getattr(each, "__dict__", {})
         messages, text = fields.get("messages"), fields.get("prompt")
         if isinstance(messages, list) and all(isinstance(turn, dict) for turn in messages):
@@ -186,7 +187,7 @@ def _find_prompt(arguments: Iterable[Any]) -> tuple[RouteRequest, Progress | Non
 
 
 async def _snapshot(endpoint: str | None) -> Snapshot | None:
-    """Ask a replica for all that it has cached."""
+    """Fetch a snapshot from a replica."""
     if endpoint is None:
         return None
     socket: zmq.asyncio.Socket = zmq.asyncio.Context.instance().socket(zmq.REQ)

@@ -1,28 +1,27 @@
-"""The default policy: the shortest tail of waiting times that gives up few of the hits in sight.
+"""``CacheState``, the default policy: short waits, within a budget of hits given up.
 
-What a request costs the fleet if a worker serves it, in tokens to compute::
+The score of a request at a worker, in tokens to compute::
 
     work   =  to compute                       what its hits there do not save
-            + excess                           what the worker got lately, above the mean
+            + excess                           recent work of the worker above the mean
     wait   =  queued + work                    prompts ahead of it there, and its own
     score  =  mean * exp(wait / mean) + price * work
 
-* A long *wait* costs more than many short ones of the same sum. The slowest hundredth of requests
-  are the longest prompts, and short ones which wait ten seconds behind one of those to save half a
-  second of work; a cost that grows exponentially sends these elsewhere. The *mean* is that of the
-  waits chosen lately, so that the cost has the scale of the traffic.
-* A *hit given up* is a token that another worker has cached. Where waiting for it costs more than
-  computing it anew, it is right to give it up, but each such token is cached twice from then on.
-  Fleets have one budget for it: ``GIVEN_UP`` of all hits in sight.
-* The *price* is what makes the choices spend that budget where it saves the most waiting, and no
-  more. It is found, not set: it rises with each hit given up, and falls with the budget. It is the
-  multiplier of the budget's constraint, by dual ascent, and at least 1.
-* *Excess* counts from two standard deviations of chance above the mean on, so that noise moves
-  nothing. Work counts until sessions come back, so that agents which think between turns are not
-  all sent to one worker, and a hot prefix is computed on a second worker once it brings its first
-  one more work than that costs.
-* A prefix on its way to a worker counts as cached there: the second request of a cold prefix
-  follows the first (single flight), until the queue there outweighs computing it again.
+* A long *wait* costs more than many short ones of the same sum. The slowest 1 % of requests are the
+  longest prompts, and short ones that wait ten seconds for one of those to save half a second of
+  work; a cost that grows exponentially sends the short ones elsewhere. *mean* is that of recently
+  chosen waits, which gives the cost the scale of the traffic.
+* A *hit given up* is a token that another worker has cached. That is right where waiting costs more
+  than computing, but each such token is cached twice from then on, so the fleet has a budget for
+  it: ``GIVEN_UP`` of all possible hits.
+* The *price* spends that budget where it saves the most waiting. It rises with each hit given up,
+  and falls with the budget: the multiplier of the budget's constraint, by dual ascent, at least 1.
+* *Excess* begins two standard deviations of chance above the mean, so that noise moves nothing.
+  Work counts until sessions return, so that agents which think between turns are not all sent to
+  one worker, and a hot prefix is computed on a second worker once it costs the first one more.
+* A prefix that is being sent to a worker counts as cached there: the second request of a cold
+  prefix follows the first (single flight), until the queue there costs more than computing it
+  again.
 
 Sources: LMetric, arXiv 2603.15202, for scores without parameters, by new tokens; Preble, arXiv
 2407.00023, for weighing a prefix's recomputation against load; Kelly, Maulloo and Tan, J. Oper.
@@ -38,34 +37,33 @@ from ostinato.router.decision import Candidate, RouteRequest
 from ostinato.router.policies import Choice, Fleet
 
 GIVEN_UP = 0.02
-"""Of the hits in sight, the share that may be computed anew elsewhere: a goal for the fleet, with
-which its hits stay above 97 % of those of one engine with the memory of all."""
+"""Share of possible hits that may be computed again elsewhere. With it, the hits of a fleet stay
+above 97 % of those of one engine with the memory of all."""
 
 _FIRST_PRICE = 2.0
-_LEAST_PRICE, _MOST_PRICE = 1.0, 1e4
+_MIN_PRICE, _MAX_PRICE = 1.0, 1e4
 _STEP = 1 / 8
-"""Of the price's logarithm, for a typical hit given up."""
+"""Step of the price's logarithm, for a typical hit given up."""
 
 _STEEPEST = 30.0
-"""Mean waits, above which only the sum counts, so that the cost stays a number and the longest
-prompts, which wait too long anywhere, still go to their hits and to workers with little work."""
+"""Waits, in means, above which the cost is linear: it stays finite, and the longest prompts, which
+wait too long anywhere, still go to their hits and to workers with little work."""
 
 _SMOOTHING = 1 / 64
 """Weight of the newest request in means."""
 
 
 class CacheState:
-    """Short waits, at the price of hits."""
+    """Weighs waits against hits."""
 
     def __init__(self) -> None:
-        """Start with a price that a few requests correct."""
         self._price = _FIRST_PRICE
         self._mean_hit = 1.0
         self._mean_wait = 0.0
         self._num_choices = 0
 
     def choose(self, request: RouteRequest, fleet: Fleet) -> Choice:
-        """Return the candidate of the lowest score; of equals, that with the least recent work."""
+        """Return the candidate with the lowest score; among equals, the least recent work."""
         excess, candidates = self._excess(fleet), fleet.candidates
         work = [
             each.tokens_to_compute + more for each, more in zip(candidates, excess, strict=True)
@@ -100,14 +98,14 @@ class CacheState:
         return [max(0.0, load.recent_tokens - mean - chance) for load in fleet.loads]
 
     def _learn(self, request: RouteRequest, fleet: Fleet, chosen: Candidate) -> None:
-        """Move the price towards the one that keeps the budget, and the means."""
+        """Update the means, and move the price towards the one that keeps the budget."""
         self._num_choices += 1
         least = min(each.tokens_to_compute for each in fleet.candidates)
-        in_sight = max(0, len(request.tokens) - least)
+        possible_hits = max(0, len(request.tokens) - least)
         newest = max(_SMOOTHING, 1 / self._num_choices)
-        self._mean_hit += (max(1, in_sight) - self._mean_hit) * newest
+        self._mean_hit += (max(1, possible_hits) - self._mean_hit) * newest
         wait = chosen.load_tokens + chosen.tokens_to_compute
         self._mean_wait += (wait - self._mean_wait) * newest
-        over_budget = chosen.tokens_to_compute - least - GIVEN_UP * in_sight
+        over_budget = chosen.tokens_to_compute - least - GIVEN_UP * possible_hits
         step = _STEP * over_budget / self._mean_hit
-        self._price = min(_MOST_PRICE, max(_LEAST_PRICE, self._price * exp(min(step, 1.0))))
+        self._price = min(_MAX_PRICE, max(_MIN_PRICE, self._price * exp(min(step, 1.0))))

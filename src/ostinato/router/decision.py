@@ -1,4 +1,4 @@
-"""What is asked of the router, and what it answers: values without behaviour."""
+"""Requests to the router and its decisions: values, and their explanation."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,20 +7,27 @@ from enum import Enum
 from ostinato.core.identity import ImageSpan
 
 CHARACTERS_PER_TOKEN = 4
-"""Of English text, roughly: for counts, and for how finely texts without tokens are compared."""
+"""Rough ratio of English text, used to count and to compare texts without tokens."""
 
 
 class WorkerState(Enum):
     """How the router knows what a worker has cached."""
 
     EXACT = "exact"
-    """Its events are complete: every block it has is known, and none that it has not."""
+    """Its events are complete: exactly its cached blocks are known."""
 
     DEGRADED = "degraded"
-    """Events were missed: some blocks may be gone, or unknown."""
+    """Events were missed: some blocks may be missing or unknown."""
 
     GUESSED = "guessed"
-    """No events: what was sent there lately is taken to be cached."""
+    """No events: recently sent prefixes are assumed to be cached."""
+
+
+_KNOWN = {
+    WorkerState.EXACT: "exact",
+    WorkerState.DEGRADED: "events were missed",
+    WorkerState.GUESSED: "guessed",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +35,15 @@ class RouteRequest:
     """One request, as far as the choice of its worker depends on it.
 
     Attributes:
-        tokens: Of the prompt from position 0; code points of its text if ``characters``.
-        characters: The workers' tokenizer is unknown: events say nothing about this request.
+        tokens: Prompt ids from position 0; code points of its text if ``characters``.
+        characters: The workers' tokenizer is unknown, so events cannot be used.
         adapter: As the workers' events name it; empty without one.
         salt: Cache salt of the tenant; empty for the shared namespace.
-        images: By digest, with the placeholder tokens they fill.
-        session: Conversation that the request belongs to; empty if unknown.
-        tenant: For the caller's counts; no choice depends on it.
-        max_tokens: Most tokens of the answer, likewise.
-        held: Tokens of the prompt that workers have cached for all tenants, by name.
+        images: Images by digest, with the placeholder tokens they fill.
+        session: Conversation of the request; empty if unknown.
+        tenant: For the caller's counters; not used for the choice.
+        max_tokens: Maximum tokens of the answer; not used for the choice.
+        held: Tokens of the prompt that are cached for all tenants, by worker.
     """
 
     tokens: Sequence[int]
@@ -51,27 +58,27 @@ class RouteRequest:
 
     @property
     def num_tokens(self) -> int:
-        """Of the prompt; of a text without a tokenizer, what it has roughly."""
+        """Number of prompt tokens; an estimate if ``characters``."""
         return len(self.tokens) // (CHARACTERS_PER_TOKEN if self.characters else 1)
 
     @classmethod
     def of_text(cls, text: str, session: str = "") -> "RouteRequest":
-        """Return the request for a text without a tokenizer: its code points are its tokens."""
+        """Return a request for a text without a tokenizer, compared by characters."""
         return cls([ord(letter) for letter in text], True, session=session)
 
 
 @dataclass(slots=True)
 class Candidate:
-    """What a worker would have had to do for a request.
+    """The cost of a request at a worker.
 
     Attributes:
         worker: Name.
-        state: How its cache is known, for this request.
-        cached_tokens: Of the prompt, that its events say it has.
-        expected_tokens: Of the prompt, behind those: sent there lately, without an event so far.
-        tokens_to_compute: The rest, at least 1, and the loading of slower tiers as tokens' worth.
-        load_tokens: To compute of the prompts ahead of it.
-        score: The policy's figure, lower is better; 0 where the policy has none.
+        state: How the worker's cache is known, for this request.
+        cached_tokens: Prompt tokens that are cached by its events.
+        expected_tokens: Prompt tokens after those that were sent there, without an event so far.
+        tokens_to_compute: The rest, at least 1, and the cost of loading from slower tiers.
+        load_tokens: Tokens to compute of the prompts ahead of it.
+        score: The policy's score, lower is better; 0 if the policy has none.
     """
 
     worker: str
@@ -85,18 +92,18 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Where a request goes, and why.
+    """The worker of a request, and why.
 
     Attributes:
-        number: Names it in ``first_token``, ``finished`` and ``failed``.
+        number: Identifies it in ``first_token``, ``finished`` and ``failed``.
         worker: Name.
-        policy: That chose it.
+        policy: Name of the policy.
         state: How the worker's cache is known, for this request.
-        num_tokens: Of the prompt.
-        expected_cached_tokens: Of the prompt.
-        tokens_to_compute: The rest, at least 1, and the loading of slower tiers as tokens' worth.
+        num_tokens: Prompt tokens.
+        expected_cached_tokens: Prompt tokens that are expected to hit.
+        tokens_to_compute: The rest, at least 1, and the cost of loading from slower tiers.
         reason: Why this worker, in a few words.
-        follows: Number of the decision whose prefix, still being computed, this one waits for.
+        follows: Decision that is computing the same prefix, for which this one waits.
         candidates: All workers that could have served it, the chosen one first.
     """
 
@@ -111,15 +118,34 @@ class Decision:
     follows: int | None = None
     candidates: tuple[Candidate, ...] = ()
 
+    def explain(self) -> str:
+        """Return why the request went where it went, with a table of all candidates."""
+        lines = [
+            f"{self.worker} by {self.policy}: {self.reason}",
+            f"{self.num_tokens:,} prompt tokens, {self.expected_cached_tokens:,} expected to "
+            f"be cached ({_KNOWN[self.state]}), {self.tokens_to_compute:,} to compute",
+        ]
+        if self.follows is not None:
+            lines.append(f"waits for request {self.follows}, which computes the same prefix")
+        width = max(len("worker"), *(len(each.worker) for each in self.candidates))
+        heads = ("cached", "sent", "compute", "queued")
+        lines.append(f"{'worker':{width}}  {' '.join(f'{x:>9}' for x in heads)} {'score':>11}")
+        for each in self.candidates:
+            counts = (each.cached_tokens, each.expected_tokens, each.tokens_to_compute)
+            columns = " ".join(f"{count:>9,}" for count in (*counts, each.load_tokens))
+            known = _KNOWN[each.state]
+            lines.append(f"{each.worker:{width}}  {columns} {each.score:>11.4g}  {known}")
+        return "\n".join(lines)
+
 
 @dataclass(frozen=True, slots=True)
 class Resync:
-    """What a worker's events lack; the process fetches it and hands it over.
+    """Missing events of a worker, for the process to fetch.
 
     Attributes:
         worker: Name.
-        replay_from: Number of the first batch to ask the replay socket for (``replayed``).
-        snapshot: The replay is too short: ask for a snapshot (``restore``), or ``forget``.
+        replay_from: First batch to request from the replay socket (``replayed``).
+        snapshot: The replay is too short: request a snapshot (``restore``), or ``forget``.
     """
 
     worker: str
@@ -129,22 +155,22 @@ class Resync:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """A worker, for metrics and pages.
+    """State of a worker, for metrics and pages.
 
     Attributes:
-        name: Of the worker.
+        name: Name.
         state: How its cache is known.
-        reason: Why not exact; empty if it is.
-        is_draining: Gets no new requests.
-        num_requests: Running there, as far as this router knows.
-        load_tokens: To compute of prompts assigned.
-        cached_tokens: Known to be cached, or guessed.
-        assigned: Requests so far.
-        assigned_tokens: To be computed by them, as expected.
-        hit_tokens: Of their prompts, expected to be cached.
-        overestimated_tokens: Expected to be cached, and reported not to be.
-        next_batch: Number of the batch of events to come; 0 without events.
-        lost_batches: Missed and not replayed.
+        reason: Why not exactly; empty if exact.
+        is_draining: Whether it gets no new requests.
+        num_requests: Unfinished requests that this router assigned.
+        load_tokens: Tokens to compute of assigned prompts.
+        cached_tokens: Tokens cached by its events.
+        assigned: Requests assigned so far.
+        assigned_tokens: Tokens to compute of all assigned prompts.
+        hit_tokens: Expected hits of all assigned prompts.
+        overestimated_tokens: Expected hits that the worker did not report.
+        next_batch: Number of the next batch of events; 0 without events.
+        lost_batches: Batches missed and not replayed.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What one worker has cached, by its events, and how far they can be believed.
+"""What one worker has cached by its events, and whether they are complete.
 
 ::
 
@@ -7,9 +7,9 @@
        ▲                                    replay, snapshot, all cleared        │
        └──── events contradict themselves, until a restart or all is cleared ────┘
 
-Batches that arrive behind a gap wait until it is filled, up to a bound. A batch seen before is a
-duplicate if it is the same, and the sign of a restart if it is not; a replay begins one batch
-early, so that a restart between two batches shows as well.
+Batches after a gap wait until it is filled, up to a limit. A batch number seen before is a
+duplicate if the batch is the same, and a restart if not; a replay begins one batch early, so that a
+restart between two batches is noticed as well.
 """
 
 from collections import OrderedDict
@@ -20,15 +20,15 @@ from ostinato.router.events import BlockName, Cleared, EventBatch, Removed, Stor
 from ostinato.router.prefix_tree import NUM_TIERS, Namespace, Node, PrefixTree, block_names
 
 WAITING_BATCHES = 4096
-"""Batches kept behind a gap; with more, a replay cannot be expected to fill it."""
+"""Batches kept after a gap; with more, a replay is unlikely to fill it."""
 
 REMEMBERED_BATCHES = 256
-"""Newest batches whose times are kept, to tell a duplicate from a restart."""
+"""Batches whose times are kept, to tell duplicates from restarts."""
 
 NO_EVENTS = "no events yet"
 
 OnComputed = Callable[[int, int], None]
-"""Is told the number of a decision, and how many tokens of its prompt were computed just now."""
+"""Called with the number of a decision, and the tokens of its prompt that were just computed."""
 
 
 class EventFeed:
@@ -38,17 +38,17 @@ class EventFeed:
         """Start without events.
 
         Args:
-            tree: Is told what the worker holds.
-            worker: Its bit in the tree.
-            name: For the process.
-            on_computed: Is told of blocks that were expected there.
+            tree: The tree of all workers.
+            worker: The worker's bit in the tree.
+            name: The worker's name.
+            on_computed: Called when expected blocks are stored.
         """
-        self.sends_events = False  # so far, and none are to come
+        self.sends_events = False  # neither seen nor announced
         self._tree, self._worker, self._name = tree, worker, name
         self._on_computed = on_computed
         self._blocks: dict[tuple[int, BlockName], Node] = {}
-        self._media: list[str] = []  # in the order in which they were named: fastest first
-        self._group: int | None = None  # of full attention, the one that is followed
+        self._media: list[str] = []  # in the order of their first events: fastest first
+        self._group: int | None = None  # of full attention, the one that is tracked
         self._waiting: dict[int, EventBatch] = {}
         self._times: OrderedDict[int, float] = OrderedDict()  # of the newest batches taken
         self._distrust = NO_EVENTS  # why events are not used; empty if they are
@@ -62,74 +62,74 @@ class EventFeed:
 
     @property
     def state(self) -> WorkerState:
-        """How what the worker has cached is known."""
+        """How the worker's cache is known."""
         if self._distrust:
             return WorkerState.GUESSED
         return WorkerState.DEGRADED if self.reason else WorkerState.EXACT
 
     @property
     def reason(self) -> str:
-        """Why it is not known exactly; empty if it is."""
+        """Why it is not known exactly; empty if exact."""
         return self._distrust or self._doubt or self._missing
 
     def apply(self, batch: EventBatch) -> Resync | None:
-        """Take a batch as it arrived; returns what has to be fetched."""
+        """Apply a batch as it arrives; returns what to fetch."""
         self.sends_events = True
         if self._distrust and not self._distrust.startswith(NO_EVENTS):
-            return self._hear_again(batch)
+            return self._trust_again(batch)
         self._distrust = ""
         if batch.sequence < self.next:
             if self._is_duplicate(batch):
                 return None
-            self.start_over("restarted: its batches began anew")
+            self.start_over("restarted: its batch numbers began again")
         if batch.sequence == self.next and not self._waiting:
             self._doubt = ""
-            return self._take_all([batch])
+            return self._apply_all([batch])
         if len(self._waiting) < WAITING_BATCHES:
             self._waiting[batch.sequence] = batch
         return self._ask(f"batches from {self.next} on are missing")
 
     def replayed(self, batches: Iterable[EventBatch]) -> Resync | None:
-        """Take what a replay brought; returns a request for a snapshot if a gap remains."""
+        """Apply replayed batches; returns a request for a snapshot if a gap remains."""
         if self._distrust:
             return None
         for batch in batches:
             seen = self._times.get(batch.sequence)
             if batch.sequence < self.next and seen is not None and seen != batch.time_s:
-                self.start_over("restarted: its batches began anew")
+                self.start_over("restarted: its batch numbers began again")
                 return self._ask(self._doubt)
             if batch.sequence >= self.next:
                 self._waiting[batch.sequence] = batch
         if self._waiting and self.next not in self._waiting:
             return Resync(self._name, self.next, snapshot=True)
         self._doubt = ""
-        resync = self._take_waiting()
+        resync = self._apply_waiting()
         self._is_restarting = self._is_restarting and resync is not None
         return resync
 
     def restore(self, sequence: int, snapshot: EventBatch) -> Resync | None:
-        """Take all that the worker had cached before batch ``sequence``, in place of the rest."""
+        """Replace all blocks by a snapshot of those cached before batch ``sequence``."""
         self._clear()
         self._times.clear()
         self._distrust = self._missing = self._doubt = ""
         waiting, self._waiting = self._waiting, {}
         self.next = sequence - 1
-        resync = self._take_all([EventBatch(sequence - 1, snapshot.time_s, snapshot.events)])
-        self._times.clear()  # the snapshot's is not its last batch's
+        resync = self._apply_all([EventBatch(sequence - 1, snapshot.time_s, snapshot.events)])
+        self._times.clear()  # a snapshot's time is not that of its last batch
         self._waiting = {at: each for at, each in waiting.items() if at >= self.next}
-        return resync or self._take_waiting()
+        return resync or self._apply_waiting()
 
-    def forget(self) -> None:
-        """Learn from the next batch on: what came before it cannot be had."""
+    def skip_missing(self) -> None:
+        """Clear all blocks, and continue with the next batch: earlier ones are lost."""
         first = min(self._waiting, default=self.next)
         self.lost_batches += max(0, first - self.next)
         self._clear()
         self.next, self._doubt = first, ""
         self._missing = "events were lost: only what was stored since is known"
-        self._take_waiting()
+        self._apply_waiting()
 
     def start_over(self, reason: str) -> None:
-        """Forget everything: the worker begins anew."""
+        """Clear everything: the worker has restarted."""
         self._clear()
         self._waiting.clear()
         self._times.clear()
@@ -137,31 +137,31 @@ class EventFeed:
         self._group, self.block_size, self._is_restarting = None, 0, False
 
     def distrust(self, reason: str) -> None:
-        """Take back everything its events said, since they cannot be right."""
+        """Clear all blocks, and use no more events: they cannot be right."""
         self.start_over("")
         self._distrust = reason
 
     def doubt(self, reason: str) -> Resync | None:
-        """Doubt that nothing was missed; returns what settles it."""
+        """Doubt that the events are complete; returns what to fetch."""
         if self._distrust == NO_EVENTS:
             self._distrust = f"{NO_EVENTS}: {reason}"
         return self._ask(reason) if self.state is WorkerState.EXACT else None
 
-    def forgot(self) -> None:
-        """Note that the tree had no room for one of its blocks."""
+    def evicted(self) -> None:
+        """Record that the tree has evicted one of its blocks."""
         self._missing = "the router's memory does not hold all prefixes: raise max_tokens"
         self.cached_tokens -= self.block_size
         if 2 * self.cached_tokens < len(self._blocks) * self.block_size:
             self._blocks = {name: node for name, node in self._blocks.items() if node.is_live}
 
-    def _hear_again(self, batch: EventBatch) -> Resync | None:
-        """Believe a distrusted worker again where nothing that it said before matters any more."""
+    def _trust_again(self, batch: EventBatch) -> Resync | None:
+        """Use events again once all earlier ones are irrelevant."""
         cleared = [at for at, event in enumerate(batch.events) if isinstance(event, Cleared)]
         if not cleared and batch.sequence:
             return None
         self._distrust, self.next = "", batch.sequence
         events = batch.events[cleared[-1] :] if cleared else batch.events
-        return self._take_all([EventBatch(batch.sequence, batch.time_s, events)])
+        return self._apply_all([EventBatch(batch.sequence, batch.time_s, events)])
 
     def _ask(self, reason: str) -> Resync:
         self._doubt = reason
@@ -175,26 +175,26 @@ class EventFeed:
         newest = next(reversed(self._times.values()), float("inf"))
         return batch.time_s <= newest
 
-    def _take_waiting(self) -> Resync | None:
+    def _apply_waiting(self) -> Resync | None:
         ready: list[EventBatch] = []
         while self.next + len(ready) in self._waiting:
             ready.append(self._waiting.pop(self.next + len(ready)))
-        resync = self._take_all(ready)
+        resync = self._apply_all(ready)
         if resync is None and self._waiting and not self._distrust:
             return self._ask(f"batches from {self.next} on are missing")
         return resync
 
-    def _take_all(self, batches: list[EventBatch]) -> Resync | None:
-        """Apply batches that follow each other; returns what has to be fetched."""
+    def _apply_all(self, batches: list[EventBatch]) -> Resync | None:
+        """Apply consecutive batches; returns what to fetch."""
         for place, batch in enumerate(batches):
             try:
                 for event in batch.events:
-                    self._take(event)
+                    self._apply(event)
             except UnusableEvents as error:
                 self.distrust(str(error))
                 return None
             except _UnknownParent as error:
-                reason = f"a block was stored behind {error}, which is not known"
+                reason = f"a block was stored after {error}, which is not known"
                 self.start_over(reason)
                 self._is_restarting = True
                 self._waiting = {each.sequence: each for each in batches[place:]}
@@ -205,7 +205,7 @@ class EventFeed:
                 self._times.popitem(last=False)
         return None
 
-    def _take(self, event: Stored | Removed | Cleared) -> None:
+    def _apply(self, event: Stored | Removed | Cleared) -> None:
         if isinstance(event, Cleared):
             self._clear()
             self._missing = ""
@@ -239,7 +239,7 @@ class EventFeed:
             self._hold(name, node, tier)
 
     def _check(self, event: Stored) -> None:
-        """Refuse events whose parts do not fit together."""
+        """Refuse an event whose parts contradict each other."""
         size, num_blocks = event.block_size, len(event.hashes)
         if size < 1 or len(event.tokens) != num_blocks * size:
             raise UnusableEvents(
@@ -252,7 +252,7 @@ class EventFeed:
         self.block_size = size
 
     def _parent(self, event: Stored) -> Node | None:
-        """Return the node to store behind; None if it is one of those known to be missing."""
+        """Return the parent node; None if it is known to be missing."""
         if event.parent is None:
             return self._tree.root(Namespace(event.adapter, event.salt, False, event.block_size))
         node = self._blocks.get((event.group, event.parent))
@@ -288,7 +288,7 @@ class EventFeed:
         self.cached_tokens = 0
 
     def _tier(self, medium: str) -> int:
-        """Return a medium's place: the first one named is where the worker computes."""
+        """Return the tier of a medium: the first one named is the device."""
         if medium not in self._media and (medium or not self._media):
             self._media.append(medium)
         place = self._media.index(medium) if medium else 0
@@ -307,7 +307,7 @@ class EventFeed:
 
 
 class _UnknownParent(Exception):
-    """A block was stored behind one that was never stored."""
+    """A block was stored after one that was never stored."""
 
 
 def _text(name: BlockName) -> str:

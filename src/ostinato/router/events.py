@@ -1,17 +1,16 @@
-"""KV events of vLLM, SGLang and our engine, as one form.
+"""KV events of vLLM, SGLang and Ostinato, in one form.
 
 All three send msgpack batches ``[ts, [event, ...], rank]``. An event is an array that begins with
-its name, or, in newer versions, a map with its name under ``type``; both say the same::
+its name, or, in newer versions, a map with its name under ``type``::
 
     ["BlockStored", hashes, parent, tokens, block size, lora id, medium, lora name, extra keys,
                     group, kind, window]
     {"type": "BlockStored", "block_hashes": ..., "cache_salt": ...}
 
-Hashes are only names here, to know which blocks a removal means: tokens travel with every store,
-so no engine's hash function has to be reproduced.
+Hashes are only names of blocks: every store has its tokens, so that no engine's hash function has
+to be reproduced.
 
-Sources: vLLM's ``distributed/kv_events.py`` and SGLang's ``disaggregation/kv_events.py`` for the
-fields; written anew.
+Fields as in vLLM's ``distributed/kv_events.py`` and SGLang's ``disaggregation/kv_events.py``.
 """
 
 from collections.abc import Sequence
@@ -42,25 +41,25 @@ _FIELDS = {
     "BlockRemoved": ("block_hashes", "medium", "group_idx", "remaining_copy_counts"),
     "AllBlocksCleared": (),
 }
-"""Names of the fields of events that are arrays, in their order."""
+"""Fields of events that are arrays, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Neighbouring full blocks became findable.
+    """Consecutive full blocks were cached.
 
     Attributes:
         hashes: In token order.
-        parent: Of the block before the first; None at the start of a prompt.
-        tokens: Of all blocks, shape (num_blocks * block_size,); empty where a tier that took
+        parent: Hash of the block before the first; None at the start of a prompt.
+        tokens: Tokens of all blocks, shape (num_blocks * block_size,); empty if a tier that stored
             known blocks does not repeat them.
         block_size: Tokens per block.
         adapter: Name; empty without one.
-        salt: ``salt_name`` of the tenant's; empty for the shared namespace, and behind a parent.
-        extras: What images add, one byte string per block; empty if no block has any.
-        medium: Such as ``"GPU"``; empty where the engine does not say.
-        group: Of layers.
-        is_window: The layers see a window only.
+        salt: ``salt_name`` of the tenant; empty for the shared namespace, and after a parent.
+        extras: Digests of images, one byte string per block; empty if no block has any.
+        medium: Such as ``"GPU"``; empty if the engine does not say.
+        group: Group of layers.
+        is_window: Whether the layers have a sliding window.
     """
 
     hashes: tuple[BlockName, ...]
@@ -77,7 +76,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """The last copy of each of these blocks is gone from a medium."""
+    """The last copy of each block was removed from a medium."""
 
     hashes: tuple[BlockName, ...]
     medium: str = ""
@@ -86,7 +85,7 @@ class Removed:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """Nothing is cached any more."""
+    """All blocks were removed."""
 
 
 Event = Stored | Removed | Cleared
@@ -99,7 +98,7 @@ class EventBatch:
     Attributes:
         sequence: Its number, from 0 without gaps.
         time_s: When the worker sent it, by the worker's clock.
-        events: In the order in which they happened.
+        events: Its events, in order.
     """
 
     sequence: int
@@ -108,14 +107,14 @@ class EventBatch:
 
 
 class UnusableEvents(ValueError):
-    """Events that are none, or that contradict themselves or earlier ones."""
+    """Events that are malformed, or contradict themselves or earlier ones."""
 
 
 def decode(sequence: int, payload: bytes) -> EventBatch:
-    """Read a batch; events of names that are not known are left out.
+    """Decode a batch; unknown events are left out.
 
     Raises:
-        UnusableEvents: It is no batch of KV events.
+        UnusableEvents: It is not a batch of KV events.
     """
     try:
         time_s, events, *_ = msgspec.msgpack.decode(payload)
@@ -164,7 +163,7 @@ def _stored(fields: dict[str, Any]) -> Stored:
 def _extras(
     per_block: Sequence[Sequence[Any] | None], adapter: str, is_first: bool
 ) -> tuple[str, tuple[bytes, ...]]:
-    """Return the salt, which stands last in a prompt's first block, and the rest of all blocks."""
+    """Return the salt, the last key of a prompt's first block, and the other keys of all blocks."""
     salt, rest = "", []
     for place, keys in enumerate(per_block):
         kept = [key for key in keys or () if key != adapter]

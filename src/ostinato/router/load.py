@@ -1,10 +1,9 @@
-"""How much a worker has to do: assigned and not yet done, and what it is about to get again.
+"""Load of a worker: assigned and unfinished work, and recent work.
 
-All figures are in tokens to compute. Of a prompt that is being computed, the blocks that its
-worker's events tell of are done, so that what waits behind a long one is known. A paced session
-does nothing between its turns, but it comes back: its worker's *recent* work decays over as long
-as sessions take to return, which is measured, so that a worker never looks idle just because its
-agents think.
+All figures are in tokens to compute. Blocks of a prompt that the worker's events report are done,
+so the progress of a long prompt is known. A session is idle between its turns, but it returns:
+*recent* work decays over the measured time that sessions take to return, so that a worker does not
+look idle because its agents think.
 """
 
 from collections import OrderedDict
@@ -15,19 +14,19 @@ from math import exp
 from ostinato.router.prefix_tree import Node
 
 MAX_SESSIONS = 100_000
-"""Sessions whose last turn is remembered, the latest."""
+"""Sessions whose last turn is remembered."""
 
 
 @dataclass(slots=True)
 class Assigned:
-    """A request that runs somewhere.
+    """An unfinished request.
 
     Attributes:
-        number: Of its decision.
-        worker: Its bit.
-        session: Of the request; empty if unknown.
-        prefill_tokens: Left to compute of its prompt; 0 from its first token on.
-        at: When it was assigned.
+        number: Number of its decision.
+        worker: Bit of its worker.
+        session: Its session; empty if unknown.
+        prefill_tokens: Prompt tokens left to compute; 0 after its first token.
+        at: Time of its assignment.
         nodes: Blocks that are expected because of it.
     """
 
@@ -40,22 +39,21 @@ class Assigned:
 
 
 class ReturnTimes:
-    """How long sessions take from the end of one turn to the next."""
+    """Mean time of sessions from the end of one turn to the next."""
 
     def __init__(self) -> None:
-        """Start with a guess, which measurements replace."""
         self._ended: OrderedDict[str, float] = OrderedDict()
         self.mean_s = 30.0
 
     def ended(self, session: str, now: float) -> None:
-        """Note that a turn ended."""
+        """Record the end of a turn."""
         self._ended[session] = now
         self._ended.move_to_end(session)
         if len(self._ended) > MAX_SESSIONS:
             self._ended.popitem(last=False)
 
     def returned(self, session: str, now: float) -> None:
-        """Note that a turn began."""
+        """Record the start of a turn."""
         ended = self._ended.get(session)
         if ended is not None:
             self.mean_s += (max(0.0, now - ended) - self.mean_s) / 32
@@ -63,13 +61,14 @@ class ReturnTimes:
 
 @dataclass(slots=True)
 class Load:
-    """Of one worker.
+    """Load of one worker.
 
     Attributes:
-        prefill_tokens: Left to compute of prompts assigned.
-        num_running: Requests.
-        recent_tokens: Work assigned, decayed, as of ``decayed_at``.
-        recent_variance: What it varies by where requests come by chance, in tokens squared.
+        prefill_tokens: Tokens left to compute of assigned prompts.
+        num_running: Unfinished requests.
+        recent_tokens: Assigned work, decayed, as of ``decayed_at``.
+        recent_variance: Its variance if requests arrived by chance, in tokens squared.
+        decayed_at: Time of the last decay.
     """
 
     prefill_tokens: int = 0
@@ -79,36 +78,36 @@ class Load:
     decayed_at: float = 0.0
 
     def decay(self, now: float, time_s: float) -> None:
-        """Let recent work fade: to a third in ``time_s``."""
+        """Decay recent work, to 1/e in ``time_s``."""
         kept = exp(min(0.0, (self.decayed_at - now) / max(time_s, 1.0)))
         self.recent_tokens *= kept
         self.recent_variance *= kept * kept
         self.decayed_at = now
 
     def assign(self, work: Assigned) -> None:
-        """Take on a request."""
+        """Add a request."""
         self.num_running += 1
         self.prefill_tokens += work.prefill_tokens
         self.recent_tokens += work.prefill_tokens
         self.recent_variance += work.prefill_tokens**2
 
     def computed(self, work: Assigned, num_tokens: int) -> None:
-        """Note that part of a prompt is computed; one token is left until the first token."""
+        """Record that part of a prompt is computed; one token stays until the first token."""
         done = min(num_tokens, max(0, work.prefill_tokens - 1))
         work.prefill_tokens -= done
         self.prefill_tokens -= done
 
     def prefilled(self, work: Assigned) -> None:
-        """Note a request's first token."""
+        """Record a request's first token."""
         self.prefill_tokens -= work.prefill_tokens
         work.prefill_tokens = 0
 
-    def release(self, work: Assigned) -> None:
-        """Be done with a request."""
+    def remove(self, work: Assigned) -> None:
+        """Remove a request."""
         self.prefilled(work)
         self.num_running -= 1
 
     def check(self, running: Sequence[Assigned]) -> None:
-        """Assert that the sums are those of the requests that run."""
+        """Assert that the sums are those of the unfinished requests."""
         assert self.num_running == len(running)
         assert self.prefill_tokens == sum(work.prefill_tokens for work in running)

@@ -1,4 +1,4 @@
-"""What is known of a prompt: how much of it each worker has, or was sent lately."""
+"""Looks up how much of a prompt each worker has, or was sent."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,20 +10,7 @@ from ostinato.router.load import Assigned
 from ostinato.router.prefix_tree import Namespace, Node, PrefixTree, block_names
 
 TIER_WORTH = (0.0, 0.2, 0.6)
-"""Of computing a token, the share that loading it takes: from the device, the host, or slower."""
-
-
-@dataclass(frozen=True, slots=True)
-class Walked:
-    """A prompt's blocks in the tree, for one block size.
-
-    Attributes:
-        names: Of all of them.
-        path: Nodes, as far as there are any.
-    """
-
-    names: Sequence[bytes]
-    path: Sequence[Node]
+"""Cost of loading a token relative to computing it: from the device, the host, or slower."""
 
 
 @dataclass(slots=True)
@@ -31,14 +18,16 @@ class Found:
     """What a worker has of a prompt.
 
     Attributes:
-        walked: The prompt's blocks, of its size.
-        cached_tokens: By its events.
-        expected_tokens: Behind those: sent there lately, without an event so far.
-        load_tokens: What loading from slower tiers takes, as tokens to compute.
-        sent_by: Number of the decision that sent the deepest expected block.
+        names: Names of the prompt's blocks, of the worker's block size.
+        path: Existing nodes of the first ones.
+        cached_tokens: Tokens cached by its events.
+        expected_tokens: Tokens after those that were sent there, without an event so far.
+        load_tokens: Cost of loading from slower tiers, as tokens to compute.
+        sent_by: Decision that sent the deepest expected block.
     """
 
-    walked: Walked
+    names: Sequence[bytes]
+    path: Sequence[Node]
     cached_tokens: int
     expected_tokens: int
     load_tokens: int
@@ -48,21 +37,23 @@ class Found:
 def look_up(
     tree: PrefixTree, request: RouteRequest, workers: Sequence[tuple[int, int]], now: float
 ) -> list[Found]:
-    """Return what workers, given as bit and block size, have of a prompt."""
+    """Return what each worker, given as bit and block size, has of a prompt."""
     found: dict[int, Found] = {}
     for size in {size for _, size in workers}:
         root, names = tree.find_root(_namespace(request, size)), _names(request, size)
-        walked = Walked(names, [] if root is None else tree.walk(root, names))
-        found |= _found(walked, [bit for bit, its in workers if its == size], size, now)
+        path = [] if root is None else tree.walk(root, names)
+        bits = [bit for bit, its in workers if its == size]
+        found |= _found(names, path, bits, size, now)
     return [found[bit] for bit, _ in workers]
 
 
-def _found(walked: Walked, bits: Sequence[int], size: int, now: float) -> dict[int, Found]:
+def _found(
+    names: Sequence[bytes], path: Sequence[Node], bits: Sequence[int], size: int, now: float
+) -> dict[int, Found]:
     """Follow a prompt's blocks as far as each worker has, or was sent, all of them.
 
-    Cost: one step per block, and one more for each worker that does not have it in its device.
+    Cost: one step per block, and one more for each worker without it on its device.
     """
-    path = walked.path
     end = dict.fromkeys(bits, len(path))
     first_sent: dict[int, int] = {}
     sent_by: dict[int, int] = {}
@@ -91,7 +82,8 @@ def _found(walked: Walked, bits: Sequence[int], size: int, now: float) -> dict[i
     cached = {bit: first_sent.get(bit, end[bit]) for bit in bits}
     return {
         bit: Found(
-            walked,
+            names,
+            path,
             cached[bit] * size,
             (end[bit] - cached[bit]) * size,
             round(worth[bit]),
@@ -104,20 +96,17 @@ def _found(walked: Walked, bits: Sequence[int], size: int, now: float) -> dict[i
 def expect(
     tree: PrefixTree, request: RouteRequest, size: int, found: Found, work: Assigned, ttl_s: float
 ) -> None:
-    """Take a prompt's blocks to be cached where it was sent, until events or time tell.
+    """Expect a prompt's blocks at its worker, until events come or ``ttl_s`` has passed.
 
-    Cost: one step per block that its worker's events do not tell of.
+    Cost: one step per block that is not cached by the worker's events.
     """
-    walked, now = found.walked, work.at
-    first = found.cached_tokens // size  # before it, the worker has all
-    known = walked.path[first:]
-    node = walked.path[-1] if walked.path else tree.root(_namespace(request, size))
-    tree.expect(known, work.worker, now, now + ttl_s, work.number, work.nodes)
-    rest = []
-    for name in walked.names[len(walked.path) :]:
+    first = found.cached_tokens // size  # the worker has all blocks before it
+    nodes = list(found.path[first:])
+    node = found.path[-1] if found.path else tree.root(_namespace(request, size))
+    for name in found.names[len(found.path) :]:
         node = tree.child(node, name)
-        rest.append(node)
-    tree.expect(rest, work.worker, now, now + ttl_s, work.number, work.nodes)
+        nodes.append(node)
+    tree.expect(nodes, work.worker, work.at, work.at + ttl_s, work.number, work.nodes)
     tree.shrink()
 
 
@@ -130,9 +119,4 @@ def _names(request: RouteRequest, block_size: int) -> list[bytes]:
     if not request.images:
         return block_names(request.tokens, block_size)
     key = PrefixKey(Identity(), request.tokens, request.images)
-
-    def extra(start: int, stop: int) -> bytes:
-        found = key.extra(start, stop)
-        return b"" if found is None else found.encoded
-
-    return block_names(request.tokens, block_size, extra)
+    return block_names(request.tokens, block_size, key.extra)

@@ -1,7 +1,7 @@
-"""Policies by name: which of the candidates gets a request.
+"""Policies: which of the candidates gets a request.
 
-A policy sees what every worker would have to do for the request and has to do already; what it
-does not need it ignores. The default, ``cache_state``, is in a file of its own.
+A policy sees the cost of the request at every worker, and their load. The default, ``cache_state``,
+has its own file.
 """
 
 import hashlib
@@ -16,10 +16,10 @@ from ostinato.router.decision import Candidate, RouteRequest
 from ostinato.router.load import MAX_SESSIONS, Load
 
 LOAD_FACTOR = 1.25
-"""Of the mean number of requests, above which a worker gets none for affinity's sake."""
+"""Ratio to the mean number of requests, above which a worker gets no more by affinity."""
 
 PREFIX_TOKENS = 256
-"""First tokens of a prompt that ``prefix_hash`` hashes."""
+"""Number of prompt tokens that ``prefix_hash`` hashes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,24 +28,24 @@ class Fleet:
 
     Attributes:
         candidates: One per worker that may be chosen, at least one.
-        loads: Of each.
+        loads: Load of each.
     """
 
     candidates: Sequence[Candidate]
     loads: Sequence[Load]
 
     @property
-    def most_running(self) -> int:
-        """Requests that a worker may have with the next one: its share and a quarter."""
+    def max_running(self) -> int:
+        """Maximum requests of a worker, the next one included: 1.25 times the mean."""
         running = sum(load.num_running for load in self.loads)
         return ceil(LOAD_FACTOR * (running + 1) / len(self.loads))
 
     def has_room(self, place: int) -> bool:
-        """Whether a worker can take one more within its bound."""
-        return self.loads[place].num_running < self.most_running
+        """Whether a worker may get one more request."""
+        return self.loads[place].num_running < self.max_running
 
     def least_loaded(self) -> int:
-        """Return the place with the least to do: now, and of equals, lately."""
+        """Return the place with the least load; among equals, the least recent work."""
         return min(
             range(len(self.loads)),
             key=lambda at: (
@@ -58,12 +58,12 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A policy's answer.
+    """The choice of a policy.
 
     Attributes:
-        place: Of the candidate.
+        place: Index of the candidate.
         reason: Why, in a few words.
-        scores: Of all candidates, lower is better; empty where the policy has none.
+        scores: Scores of all candidates, lower is better; empty if the policy has none.
     """
 
     place: int
@@ -82,7 +82,6 @@ class RoundRobin:
     """Each worker in turn."""
 
     def __init__(self) -> None:
-        """Start with the first."""
         self._turn = -1
 
     def choose(self, request: RouteRequest, fleet: Fleet) -> Choice:
@@ -100,10 +99,10 @@ class LeastLoaded:
 
 
 class PrefixHash:
-    """Prompts that begin alike go to one worker, by consistent hashing with bounded load.
+    """Prompts with the same first tokens go to one worker: consistent hashing with bounded load.
 
-    Workers are ordered by a hash of the prefix and their name (rendezvous hashing), so that one
-    that joins or leaves moves only its own share; the first with room gets the request.
+    Workers are ordered by a hash of the prefix and their name (rendezvous hashing), so that a
+    worker that joins or leaves moves only its own share; the first with room gets the request.
     Source: consistent hashing with bounded loads, arXiv 1608.01350.
     """
 
@@ -119,10 +118,9 @@ class PrefixHash:
 
 
 class SessionAffinity:
-    """A session stays on its worker while that has room; a new one goes where least is to do."""
+    """A session stays on its worker while that has room; a new one goes to the least loaded."""
 
     def __init__(self) -> None:
-        """Start without sessions."""
         self._workers: OrderedDict[str, str] = OrderedDict()
         self._without_session = PrefixHash()
 
@@ -134,11 +132,11 @@ class SessionAffinity:
         home = self._workers.get(request.session)
         if home in names and fleet.has_room(names.index(home)):
             choice = Choice(names.index(home), "its session is there")
+        elif home:
+            why = "it has the least to do; the session's worker has no room or has left"
+            choice = Choice(fleet.least_loaded(), why)
         else:
-            why = "it has the least to do; the session's worker has no room or is gone"
-            choice = Choice(
-                fleet.least_loaded(), why if home else "a new session; it has the least to do"
-            )
+            choice = Choice(fleet.least_loaded(), "a new session; it has the least to do")
         self._workers[request.session] = names[choice.place]
         self._workers.move_to_end(request.session)
         if len(self._workers) > MAX_SESSIONS:

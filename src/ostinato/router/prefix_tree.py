@@ -1,16 +1,16 @@
-"""A tree of prefixes, by tokens, and which workers have which of them.
+"""A tree of prefixes by tokens, and the workers that have them.
 
-A node is one block of some block size; its name is its packed tokens, and what images add::
+A node is one block; its name is its packed tokens and the digests of its images::
 
     top ─► root of ("", "", 16) ─► "ABCD" ─► "EFGH"     held: worker 0
                                           └► "XYZW"     held: worker 1; sent to: worker 2
         ─► root of (adapter, salt, 16) ─► ...
 
-Workers are bits of a mask: *held* by tier, as their events say, and *sent* to them lately by this
-router, whose events have not come yet or never will. A walk compares whole blocks, so no hash can
-collide, and costs one look-up per block.
+Workers are bits of a mask: blocks are *held* by tier, by their events, and *sent* to them by this
+router, as long as no event has come. A walk compares whole blocks, so that hashes cannot collide,
+and costs one look-up per block.
 
-Bounded by tokens: the least recently used leaf goes first.
+The number of tokens is bounded: the least recently used leaf is evicted first.
 """
 
 from array import array
@@ -24,12 +24,12 @@ NUM_TIERS = 3
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """What two prefixes have in common before their first token, or else share nothing.
+    """What two prefixes must have in common to share blocks.
 
     Attributes:
         adapter: Name.
-        salt: ``salt_name`` of the tenant's.
-        characters: Tokens are code points.
+        salt: ``salt_name`` of the tenant.
+        characters: Whether tokens are code points.
         block_size: Tokens per block.
     """
 
@@ -40,15 +40,15 @@ class Namespace:
 
 
 class Node:
-    """One block behind its parent.
+    """One block after its parent.
 
     Attributes:
-        parent: None for a root, and for a node that was dropped.
-        name: Of the block among its siblings.
+        parent: None for a root, and for a removed node.
+        name: Name of the block among its siblings.
         held: Per tier, the workers that have it, as bits.
         sent: By worker, until when it is expected there, and by which decision.
-        num_children: Nodes below.
-        used: When it was last walked over, as a count.
+        num_children: Number of children.
+        used: Tick of its last walk.
         is_live: Whether it is part of the tree.
     """
 
@@ -71,17 +71,17 @@ class Node:
 
 
 class PrefixTree:
-    """All prefixes known."""
+    """The tracked prefixes of all workers."""
 
-    def __init__(self, max_tokens: int, on_forget: Callable[[int], None]) -> None:
+    def __init__(self, max_tokens: int, on_evict: Callable[[int], None]) -> None:
         """Start empty.
 
         Args:
-            max_tokens: Of all nodes; above, leaves are dropped.
-            on_forget: Is called with the workers, as bits, that had a block dropped for memory.
+            max_tokens: Maximum tokens of all nodes.
+            on_evict: Called with the holders, as bits, of a block evicted for space.
         """
         self._max_tokens = max_tokens
-        self._on_forget = on_forget
+        self._on_evict = on_evict
         self._nodes: dict[tuple[int, object], Node] = {}  # by parent and name
         self._leaves: OrderedDict[int, Node] = OrderedDict()  # least recently used first
         self._top = Node(None, None, 0)
@@ -93,15 +93,15 @@ class PrefixTree:
         return len(self._nodes)
 
     def root(self, namespace: Namespace) -> Node:
-        """Return the node before the first block of a namespace, made if there is none."""
+        """Return the root of a namespace; creates it if there is none."""
         return self.child(self._top, namespace)
 
     def find_root(self, namespace: Namespace) -> Node | None:
-        """Return the node before the first block, if anything is known of the namespace."""
+        """Return the root of a namespace; None if there is none."""
         return self._nodes.get((id(self._top), namespace))
 
     def child(self, parent: Node, name: object) -> Node:
-        """Return the node behind another, made if there is none."""
+        """Return a child by name; creates it if there is none."""
         node = self._nodes.get((id(parent), name))
         if node is None:
             self._tick += 1
@@ -113,7 +113,7 @@ class PrefixTree:
         return node
 
     def walk(self, root: Node, names: Iterable[object]) -> list[Node]:
-        """Return the nodes of a prefix as far as there are any, and count them as used."""
+        """Return the existing nodes of a prefix, and mark them as used."""
         self._tick += 1
         tick, nodes, node, path = self._tick, self._nodes, root, []
         for name in names:
@@ -128,7 +128,7 @@ class PrefixTree:
         return path
 
     def hold(self, node: Node, worker: int, tier: int) -> bool:
-        """Note that a worker has a block; returns whether it had it in no tier."""
+        """Add a holder of a block; returns whether the worker had it in no tier."""
         is_new = not node.holders >> worker & 1
         node.held[tier] |= 1 << worker
         if node.sent is not None:
@@ -136,7 +136,7 @@ class PrefixTree:
         return is_new
 
     def release(self, node: Node, worker: int, tier: int) -> bool:
-        """Note that a worker lost a block from a tier; returns whether it was in no other."""
+        """Remove a holder of a block; returns whether the worker has it in no other tier."""
         had = node.holders >> worker & 1
         node.held[tier] &= ~(1 << worker)
         is_gone = bool(had) and not node.holders >> worker & 1
@@ -154,7 +154,7 @@ class PrefixTree:
     ) -> None:
         """Expect blocks at a worker that they were sent to, unless it has them.
 
-        Those that no earlier decision expects there are added to ``first``.
+        Nodes that no earlier decision expects there are appended to ``first``.
         """
         bit, mark, nowhere = 1 << worker, (until, decision), (now, decision)
         for node in nodes:
@@ -171,14 +171,14 @@ class PrefixTree:
                 sent[worker] = mark if sent_by == decision else (until, sent_by)
 
     def unexpect(self, node: Node, worker: int, decision: int) -> None:
-        """Take back what a decision expected."""
+        """Undo ``expect`` for one node of a decision."""
         sent = node.sent
         if sent is not None and sent.get(worker, (0.0, -1))[1] == decision:
             del sent[worker]
             self._prune(node)
 
     def clear(self, worker: int) -> None:
-        """Forget all that a worker has."""
+        """Remove a worker from all nodes."""
         keep = ~(1 << worker)
         for node in list(self._nodes.values()):
             held = node.held
@@ -189,27 +189,27 @@ class PrefixTree:
                 self._prune(node)
 
     def shrink(self) -> None:
-        """Drop the least recently used leaves until all fits."""
+        """Evict the least recently used leaves until the limit holds."""
         while self.num_tokens > self._max_tokens:
             node = next(iter(self._leaves.values()))
             holders = node.holders
-            self._drop(node)
+            self._remove(node)
             node.held = [0] * NUM_TIERS
             if holders:
-                self._on_forget(holders)
+                self._on_evict(holders)
 
     def _prune(self, node: Node) -> None:
-        """Drop a leaf that no worker has, and what it leaves childless above."""
+        """Remove a leaf that no worker has, and ancestors that become such leaves."""
         while node.is_live and not node.num_children and not node.holders and not node.sent:
             parent = node.parent
-            self._drop(node)
+            self._remove(node)
             if parent is None or parent is self._top:
                 return
             node = parent
 
-    def _drop(self, node: Node) -> None:
+    def _remove(self, node: Node) -> None:
         parent = node.parent
-        assert parent is not None and not node.num_children, "only leaves are dropped"
+        assert parent is not None and not node.num_children, "only leaves are removed"
         del self._nodes[id(parent), node.name]
         del self._leaves[id(node)]
         node.is_live, node.parent = False, None
@@ -239,14 +239,14 @@ class PrefixTree:
 
 
 def _num_tokens(node: Node) -> int:
-    """Return what a node counts against the bound: a root counts as one token."""
+    """Return the tokens of a node; a root counts as one."""
     return len(node.name) // 4 if isinstance(node.name, bytes) else 1
 
 
 def block_names(
     tokens: Sequence[int], block_size: int, extras: Callable[[int, int], bytes] | None = None
 ) -> list[bytes]:
-    """Return the names of a prompt's full blocks: packed tokens, and what images add."""
+    """Return the names of a prompt's full blocks: packed tokens, and digests of images."""
     packed = array("I", tokens).tobytes()
     num_blocks, width = len(tokens) // block_size, block_size * 4
     names = [packed[i * width : (i + 1) * width] for i in range(num_blocks)]

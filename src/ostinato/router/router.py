@@ -1,10 +1,10 @@
-"""The router: which worker gets a request, by what each has cached and still has to do.
+"""``Router``: chooses the worker of a request by what each has cached and still has to do.
 
 Pure and synchronous: no thread, no socket, no clock. Its caller passes the time, in seconds of any
-steady clock, and hands over the workers' events as they arrive.
+steady clock, and the workers' events as they arrive.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ostinato.core.errors import ConfigError
@@ -19,7 +19,6 @@ from ostinato.router.decision import (
 )
 from ostinato.router.event_feed import EventFeed
 from ostinato.router.events import EventBatch
-from ostinato.router.explain import explain
 from ostinato.router.load import Assigned, ReturnTimes
 from ostinato.router.lookup import Found, expect, look_up
 from ostinato.router.policies import (
@@ -51,9 +50,9 @@ class RouterConfig:
 
     Attributes:
         policy: Name, one of ``POLICIES``.
-        max_tokens: Of all prefixes known, over all workers; the least recently used go first.
-        guess_ttl_s: Time after which a prefix sent to a worker without events counts as gone.
-        silent_s: Time after which a worker that owes events counts as silent.
+        max_tokens: Maximum tokens of tracked prefixes, over all workers.
+        guess_ttl_s: Time after which a prefix sent to a worker without events counts as evicted.
+        silent_s: Time after which a worker whose events are due counts as silent.
     """
 
     policy: str = "cache_state"
@@ -62,7 +61,7 @@ class RouterConfig:
     silent_s: float = 10.0
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be.
+        """Check the settings.
 
         Raises:
             ConfigError: A value is out of range.
@@ -74,8 +73,17 @@ class RouterConfig:
                 raise ConfigError(f"{name}={getattr(self, name)}: must be above 0")
 
 
+@dataclass(frozen=True, slots=True)
+class _Option:
+    """A worker that can be chosen, and what it has of the prompt."""
+
+    worker: Worker
+    found: Found
+    candidate: Candidate
+
+
 class Router:
-    """Chooses workers. May be used by one thread at a time."""
+    """Chooses workers. For one thread at a time."""
 
     def __init__(self, config: RouterConfig | None = None) -> None:
         """Start without workers.
@@ -85,7 +93,7 @@ class Router:
         """
         self.config = config or RouterConfig()
         self._policy: Policy = _POLICIES[self.config.policy]()
-        self._tree = PrefixTree(self.config.max_tokens, self._on_forget)
+        self._tree = PrefixTree(self.config.max_tokens, self._on_evict)
         self._workers: dict[str, Worker] = {}
         self._by_bit: dict[int, Worker] = {}
         self._running: dict[int, Assigned] = {}
@@ -97,12 +105,12 @@ class Router:
     def add_worker(
         self, name: str, *, block_size: int | None = None, sends_events: bool = False
     ) -> None:
-        """Let a worker join; one that is known ends its draining, and may announce more.
+        """Add a worker, or resume and update a known one.
 
         Args:
-            name: Any, such as its URL.
-            block_size: Tokens per block, until its events tell; 16 if it is not announced.
-            sends_events: It is noticed if it never does.
+            name: Any name, such as its URL.
+            block_size: Tokens per block, until its events say; 16 by default.
+            sends_events: Whether to expect events, and to notice if none arrive.
         """
         worker = self._workers.get(name)
         if worker is None:
@@ -118,35 +126,35 @@ class Router:
         self._workers[name].is_draining = True
 
     def remove(self, name: str) -> None:
-        """Forget a worker; what runs there has failed."""
+        """Remove a worker; its unfinished requests have failed."""
         bit = self._workers.pop(name).bit
         del self._by_bit[bit]
         self._tree.clear(bit)
         self._running = {at: work for at, work in self._running.items() if work.worker != bit}
 
     def restarted(self, name: str) -> Resync:
-        """Forget what a worker had cached, if the process knows that it began anew."""
+        """Clear the blocks of a worker that has restarted."""
         worker = self._workers[name]
         worker.feed.start_over("restarted")
         return Resync(name, 0)
 
     def interrupted(self, name: str) -> Resync | None:
-        """Note that a worker broke answers off, and may have begun anew.
+        """Handle a response that broke off: the worker may have restarted.
 
-        Guesses are forgotten; events are doubted until what is returned settles it.
+        Guesses are cleared, and events are doubted until the returned batches arrive.
         """
         feed = self._workers[name].feed
         if feed.state is WorkerState.GUESSED:
             feed.start_over("")
-        return feed.doubt("answers broke off: it may have begun anew")
+        return feed.doubt("answers broke off: it may have restarted")
 
     def workers(self, now: float) -> list[WorkerStatus]:
-        """Return all workers' state, in the order in which they joined."""
+        """Return the state of all workers, in the order in which they joined."""
         return [worker.status() for worker in self._workers.values()]
 
     @property
     def num_tokens(self) -> int:
-        """Of all prefixes known, which ``max_tokens`` bounds."""
+        """Tokens of all tracked prefixes; at most ``max_tokens``."""
         return self._tree.num_tokens
 
     # Requests
@@ -157,30 +165,30 @@ class Router:
         """Choose the worker for a request, and count it as assigned there.
 
         Args:
-            request: Prompt and identity.
+            request: The request.
             now: Seconds.
-            exclude: Workers that a retry must not use.
+            exclude: Workers that must not be chosen.
 
         Returns:
             None if there is no worker to choose from.
         """
-        workers, found, candidates = self._look_up(request, now, exclude)
-        if not workers:
+        options = self._look_up(request, now, exclude)
+        if not options:
             return None
-        choice = self._policy.choose(request, Fleet(candidates, [each.load for each in workers]))
-        return self._assign(request, now, choice, (workers, found, candidates))
+        fleet = Fleet([x.candidate for x in options], [x.worker.load for x in options])
+        return self._assign(request, now, options, self._policy.choose(request, fleet))
 
     def look_up(
         self, request: RouteRequest, now: float, exclude: Iterable[str] = ()
     ) -> list[Candidate]:
-        """Return what each worker would have to do for a request, and assign it to none."""
-        return self._look_up(request, now, exclude)[2]
+        """Return the cost of a request at each worker, without assigning it."""
+        return [option.candidate for option in self._look_up(request, now, exclude)]
 
     def place(self, request: RouteRequest, copies: int, now: float) -> list[Decision]:
-        """Choose workers that a prefix should be sent to, so that so many have it.
+        """Choose workers to compute a prefix, until ``copies`` workers have it.
 
         Returns:
-            One decision per copy that is missing: send each the prefix with ``max_tokens=1``.
+            One decision per missing copy: send the prefix there with ``max_tokens=1``.
         """
         decisions: list[Decision] = []
         full: set[str] = set()
@@ -196,61 +204,61 @@ class Router:
         return decisions
 
     def first_token(self, decision: Decision, now: float) -> None:
-        """Note that a request's prompt is computed."""
+        """Record that a request's prompt is computed."""
         work = self._running.get(decision.number)
         if work is not None:
             self._by_bit[work.worker].load.prefilled(work)
 
     def finished(self, decision: Decision, now: float, cached_tokens: int | None = None) -> None:
-        """Note that a request ended; ``cached_tokens`` as its worker reported them, if it did."""
+        """Record the end of a request, with the hits that its worker reported, if any."""
         work = self._end(decision)
         if work is None:
             return
         if work.session:
             self._returns.ended(work.session, now)
         worker = self._by_bit[work.worker]
-        if work.nodes and worker.feed.sends_events and worker.owes_events_since is None:
-            worker.owes_events_since = now
+        if work.nodes and worker.feed.sends_events and worker.events_due_since is None:
+            worker.events_due_since = now
         if cached_tokens is not None and cached_tokens < decision.expected_cached_tokens:
             worker.overestimated_tokens += decision.expected_cached_tokens - cached_tokens
 
     def failed(self, decision: Decision, now: float) -> None:
-        """Note that a request ended without an answer; its prefix is not taken to be cached."""
+        """Record that a request failed, so that its prefix is not assumed to be cached."""
         work = self._end(decision)
         if work is not None:
             for node in reversed(work.nodes):
                 self._tree.unexpect(node, work.worker, work.number)
 
     def explain(self, decision: Decision) -> str:
-        """Say in words and numbers why a decision was taken."""
-        return explain(decision)
+        """Return why a decision was made, with a table of all candidates."""
+        return decision.explain()
 
     # Events
 
     def apply(self, name: str, batch: EventBatch, now: float) -> Resync | None:
-        """Take a batch of a worker's events as it arrived; returns what is missing, if anything."""
-        return self._heard(name, self._workers[name].feed.apply(batch))
+        """Apply a batch of a worker's events; returns what is missing, if anything."""
+        return self._resync(name, self._workers[name].feed.apply(batch))
 
     def replayed(self, name: str, batches: Iterable[EventBatch], now: float) -> Resync | None:
-        """Take the batches that a replay brought; returns what is still missing."""
-        return self._heard(name, self._workers[name].feed.replayed(batches))
+        """Apply replayed batches; returns what is still missing."""
+        return self._resync(name, self._workers[name].feed.replayed(batches))
 
     def restore(self, name: str, sequence: int, batch: EventBatch, now: float) -> Resync | None:
-        """Take a snapshot: stored events for all that was cached before batch ``sequence``."""
-        return self._heard(name, self._workers[name].feed.restore(sequence, batch))
+        """Apply a snapshot: stored events of all blocks cached before batch ``sequence``."""
+        return self._resync(name, self._workers[name].feed.restore(sequence, batch))
 
     def forget(self, name: str, now: float) -> None:
-        """Give up what a worker is known to have: neither replay nor snapshot can be had."""
-        self._workers[name].feed.forget()
+        """Clear a worker's blocks: neither a replay nor a snapshot is available."""
+        self._workers[name].feed.skip_missing()
 
     def broken(self, name: str, reason: str, now: float) -> None:
-        """Distrust a worker's events, which could not be decoded: it becomes GUESSED."""
+        """Stop using a worker's events, which could not be decoded: it becomes GUESSED."""
         self._workers[name].feed.distrust(reason)
 
     def overdue(self, now: float) -> list[Resync]:
-        """Notice silent workers; returns what to fetch. Call it every few seconds."""
-        asked = [worker.overdue(now, self.config.silent_s) for worker in self._workers.values()]
-        return [resync for resync in asked if resync is not None]
+        """Return what to fetch from silent workers. Call it every few seconds."""
+        due = [worker.overdue(now, self.config.silent_s) for worker in self._workers.values()]
+        return [resync for resync in due if resync is not None]
 
     def check(self) -> None:
         """Assert the invariants."""
@@ -259,45 +267,41 @@ class Router:
             worker.feed.check()
             worker.load.check([w for w in self._running.values() if w.worker == worker.bit])
 
-    def _look_up(
-        self, request: RouteRequest, now: float, exclude: Iterable[str]
-    ) -> tuple[list[Worker], list[Found], list[Candidate]]:
-        left_out = set(exclude)
+    def _look_up(self, request: RouteRequest, now: float, exclude: Iterable[str]) -> list[_Option]:
+        excluded = set(exclude)
         workers = [
             worker
             for worker in self._workers.values()
-            if not worker.is_draining and worker.name not in left_out
+            if not worker.is_draining and worker.name not in excluded
         ]
         for worker in workers:
             worker.load.decay(now, self._returns.mean_s)
         sizes = [(worker.bit, worker.compared_size(request)) for worker in workers]
         found = look_up(self._tree, request, sizes, now)
-        candidates = [
-            worker.candidate(request, each) for worker, each in zip(workers, found, strict=True)
+        return [
+            _Option(worker, each, worker.candidate(request, each))
+            for worker, each in zip(workers, found, strict=True)
         ]
-        return workers, found, candidates
 
     def _assign(
-        self,
-        request: RouteRequest,
-        now: float,
-        choice: Choice,
-        seen: tuple[list[Worker], list[Found], list[Candidate]],
+        self, request: RouteRequest, now: float, options: Sequence[_Option], choice: Choice
     ) -> Decision:
-        workers, found, candidates = seen
-        for each, score in zip(candidates, choice.scores, strict=False):
-            each.score = score
-        worker, chosen = workers[choice.place], candidates.pop(choice.place)
+        for option, score in zip(options, choice.scores, strict=False):
+            option.candidate.score = score
+        worker, found = options[choice.place].worker, options[choice.place].found
+        chosen = options[choice.place].candidate
+        others = [option.candidate for option in options if option.candidate is not chosen]
         self._number += 1
         work = Assigned(self._number, worker.bit, request.session, chosen.tokens_to_compute, now)
-        follows = self._leader(found[choice.place].sent_by)
+        follows = self._leader(found.sent_by)
         self._running[work.number] = work
         worker.load.assign(work)
-        worker.take(chosen)
+        worker.assigned += 1
+        worker.assigned_tokens += chosen.tokens_to_compute
+        worker.hit_tokens += chosen.cached_tokens + chosen.expected_tokens
         self._returns.returned(request.session, now)
-        ttl_s = self.config.guess_ttl_s
         size = worker.compared_size(request)
-        expect(self._tree, request, size, found[choice.place], work, ttl_s)
+        expect(self._tree, request, size, found, work, self.config.guess_ttl_s)
         return Decision(
             work.number,
             worker.name,
@@ -308,11 +312,11 @@ class Router:
             chosen.tokens_to_compute,
             choice.reason,
             follows,
-            (chosen, *candidates),
+            (chosen, *others),
         )
 
     def _leader(self, number: int | None) -> int | None:
-        """Return the decision itself if its prompt is still being computed."""
+        """Return the decision if its prompt is still being computed."""
         work = None if number is None else self._running.get(number)
         return number if work is not None and work.prefill_tokens else None
 
@@ -323,20 +327,20 @@ class Router:
     def _end(self, decision: Decision) -> Assigned | None:
         work = self._running.pop(decision.number, None)
         if work is not None:
-            self._by_bit[work.worker].load.release(work)
+            self._by_bit[work.worker].load.remove(work)
         return work
 
-    def _heard(self, name: str, resync: Resync | None) -> Resync | None:
-        self._workers[name].owes_events_since = None
+    def _resync(self, name: str, resync: Resync | None) -> Resync | None:
+        self._workers[name].events_due_since = None
         self._tree.shrink()
         return resync
 
     def _on_computed(self, decision: int, num_tokens: int) -> None:
-        """Note that a worker stored a block of a prompt that it is computing."""
+        """Record that a worker has computed part of a prompt."""
         if (work := self._running.get(decision)) is not None:
             self._by_bit[work.worker].load.computed(work, num_tokens)
 
-    def _on_forget(self, workers: int) -> None:
+    def _on_evict(self, workers: int) -> None:
         for bit, worker in self._by_bit.items():
             if workers >> bit & 1:
-                worker.feed.forgot()
+                worker.feed.evicted()

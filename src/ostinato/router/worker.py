@@ -17,20 +17,20 @@ from ostinato.router.lookup import Found
 
 @dataclass(slots=True)
 class Worker:
-    """What it has cached, and what runs there.
+    """A worker's cached blocks and load.
 
     Attributes:
-        name: Given by the process.
-        bit: In the tree's masks.
+        name: Its name.
+        bit: Its bit in the tree's masks.
         feed: Its events.
-        announced_size: Tokens per block, until events tell.
-        is_draining: Gets no new requests.
+        announced_size: Tokens per block, until its events say.
+        is_draining: Whether it gets no new requests.
         load: What it has to do.
-        owes_events_since: When a request ended that must have stored blocks, if no event came yet.
-        assigned: Requests so far.
-        assigned_tokens: Computed by them, as expected.
-        hit_tokens: Of their prompts, expected to be cached.
-        overestimated_tokens: Expected to be cached, and reported not to be.
+        events_due_since: When a request that must have stored blocks ended, if no event came since.
+        assigned: Requests assigned so far.
+        assigned_tokens: Tokens to compute of all assigned prompts.
+        hit_tokens: Expected hits of all assigned prompts.
+        overestimated_tokens: Expected hits that it did not report.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Worker:
     announced_size: int
     is_draining: bool = False
     load: Load = field(default_factory=Load)
-    owes_events_since: float | None = None
+    events_due_since: float | None = None
     assigned: int = 0
     assigned_tokens: int = 0
     hit_tokens: int = 0
@@ -47,15 +47,15 @@ class Worker:
 
     @property
     def block_size(self) -> int:
-        """Tokens per block, as its events say, or as it was announced."""
+        """Tokens per block, by its events or as announced."""
         return self.feed.block_size or self.announced_size
 
     def compared_size(self, request: RouteRequest) -> int:
-        """Return the size of the pieces that a prompt is compared by: a block's worth of text."""
+        """Return the number of tokens, or characters, that are compared as one block."""
         return self.block_size * (CHARACTERS_PER_TOKEN if request.characters else 1)
 
     def candidate(self, request: RouteRequest, found: Found) -> Candidate:
-        """Return what it would have to do for a prompt; no event can tell of characters."""
+        """Return the cost of a prompt here."""
         num_tokens = len(request.tokens)
         most = max(0, num_tokens - 1)  # the last token is always computed
         cached = min(max(found.cached_tokens, request.held.get(self.name, 0)), most)
@@ -70,22 +70,16 @@ class Worker:
             0.0,
         )
 
-    def take(self, candidate: Candidate) -> None:
-        """Count a request that was assigned."""
-        self.assigned += 1
-        self.assigned_tokens += candidate.tokens_to_compute
-        self.hit_tokens += candidate.cached_tokens + candidate.expected_tokens
-
     def overdue(self, now: float, silent_s: float) -> Resync | None:
-        """Doubt its events, if it is silent for too long; returns what settles it."""
-        since = self.owes_events_since
+        """Doubt its events if it was silent for too long; returns what to fetch."""
+        since = self.events_due_since
         if since is None or now - since <= silent_s:
             return None
-        self.owes_events_since = None
+        self.events_due_since = None
         return self.feed.doubt(f"silent for {now - since:.0f} s after a request that stored blocks")
 
     def status(self) -> WorkerStatus:
-        """Return it as metrics and pages show it."""
+        """Return its state."""
         return WorkerStatus(
             self.name,
             self.feed.state,

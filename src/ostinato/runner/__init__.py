@@ -13,7 +13,7 @@ Files in reading order:
 * ``states/``: layers with a state: Mamba, linear attention
 * ``attention/``: attention over scattered blocks, one file per backend
 * ``lora``: assigns LoRA updates to the rows of a step
-* ``lora_records``: adds LoRA updates to the outputs of linear layers
+* ``lora_updates``: adds LoRA updates to the outputs of linear layers
 * ``lora_config``: reads and checks an adapter's config
 * ``lora_files``: loads an adapter of ``peft``, and checks that it fits the model
 * ``model_call``: calls a model
@@ -25,7 +25,6 @@ Files in reading order:
 * ``compute_path``: describes how steps are computed here, and why not faster
 * ``logit_edits``, ``truncation``, ``randomness``, ``sampler``: choose the next token
 * ``logprobs``: log-probabilities of tokens
-* ``device``: resolves and checks a device name
 * ``fetched_models``: models from the package index, and their folder
 * ``gguf_file``: opens a GGUF file and checks that it can be loaded
 * ``gguf_codes``: the codes of a GGUF file for a model's linear layers
@@ -36,8 +35,7 @@ Files in reading order:
 * ``pretrained``: reads config, weights and tokenizer with ``transformers``
 * ``model_loader``: loads a model, and checks that it can be served correctly
 * ``model_support``: checks that a model can be served correctly
-* ``quantization``: checks that a quantized checkpoint computes each token by itself
-* ``row_watch``: checks that each layer of a quantized checkpoint computes each row by itself
+* ``quantization``: checks that a quantized checkpoint computes each token independently
 * ``rounding``: measures how far logits move by rounding alone
 * ``probe``: compares our attention with the model's own before serving
 * ``memory``: computes how many blocks fit

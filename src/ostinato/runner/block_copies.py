@@ -1,13 +1,13 @@
-"""Copies of blocks between a store and host memory: what tiers need of a pool, wherever it is.
+"""Copies of blocks between a store and host memory, for tiers.
 
 ::
 
     pool on a device ──index_select──► rows on the device ──► pinned host memory ──► tier
                      ◄──index_copy_──                      ◄──                   ◄──
 
-A store on a CPU is host memory and copies its blocks itself. On CUDA copies take a stream of their
-own, behind the work that is queued so far: a block that is filled may still be read by a step that
-was planned before it was freed. Each call returns when its bytes have arrived.
+A store on a CPU is host memory and copies its blocks itself. On CUDA copies run in a separate
+stream, after the work that is queued so far: a step that was planned before a block was freed may
+still read it. Each call returns when the copies are complete.
 """
 
 import threading
@@ -32,7 +32,7 @@ class BlockCopies(Protocol):
         ...
 
     def export_blocks(self, blocks: Sequence[int], into: memoryview) -> None:
-        """Copy blocks out, one after another; see ``KVStore``."""
+        """Copy blocks out; see ``KVStore``."""
         ...
 
     def import_blocks(self, blocks: Sequence[int], payload: memoryview) -> None:
@@ -45,18 +45,13 @@ class BlockCopies(Protocol):
 
 
 class DeviceCopies:
-    """Blocks of a store that torch keeps, on any device."""
+    """Copies blocks of a torch store on any device."""
 
     def __init__(self, store: PlainKVStore) -> None:
         """Copy the blocks of a store."""
         self._rows = store.block_rows()
-        self._device, self._block_bytes = store.device, store.block_bytes
+        self._device, self.block_bytes = store.device, store.block_bytes
         self._local = threading.local()  # a stream for each thread
-
-    @property
-    def block_bytes(self) -> int:
-        """Bytes of one block over all layers."""
-        return self._block_bytes
 
     def export_blocks(self, blocks: Sequence[int], into: memoryview) -> None:
         """Copy blocks out; see ``BlockCopies``."""
@@ -77,17 +72,17 @@ class DeviceCopies:
                 rows.index_copy_(0, ids, part)
 
     def new_buffer(self, num_bytes: int) -> memoryview:
-        """Return host memory, pinned where the device copies from it by itself."""
+        """Return host memory, pinned for CUDA."""
         pinned = self._device.type == "cuda"
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pinned).numpy().data
 
     def _view(self, memory: memoryview, num_blocks: int) -> Tensor:
-        count = num_blocks * self._block_bytes
+        count = num_blocks * self.block_bytes
         return torch.from_numpy(np.frombuffer(memory, np.uint8, count)).view(num_blocks, -1)
 
     @contextmanager
     def _stream(self) -> Iterator[None]:
-        """Run copies behind what is queued on the device, and wait for them."""
+        """Run copies after the work that is queued on the device, and wait for them."""
         if self._device.type != "cuda":
             yield
             return

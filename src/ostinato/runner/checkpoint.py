@@ -28,17 +28,16 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def weight_files(checkpoint: Path) -> tuple[Path, ...]:
-    """Return a checkpoint's files of weights: safetensors, each of them whole, or a GGUF file.
+    """Return a checkpoint's weight files: complete safetensors files, or a GGUF file.
 
     Raises:
-        BrokenCheckpoint: There are none, the index names one that is missing, or one is
-            truncated.
+        BrokenCheckpoint: There are none, one that the index names is missing, or one is truncated.
 
     Cost: reads headers only.
     """
     if checkpoint.is_file():
         return (checkpoint,)
-    # Where there is both, transformers reads the single file.
+    # If there are both, transformers reads the single file.
     if (checkpoint / _SINGLE_FILE).exists():
         paths: tuple[Path, ...] = (checkpoint / _SINGLE_FILE,)
     elif (checkpoint / _INDEX_FILE).exists():
@@ -49,14 +48,14 @@ def weight_files(checkpoint: Path) -> tuple[Path, ...]:
             "weights are not read: convert them to safetensors or GGUF"
         )
     for path in paths:
-        _check_whole(path)
+        _check_complete(path)
     return paths
 
 
 def fingerprint(checkpoint: Path, weights: tuple[Path, ...]) -> bytes:
-    """Return a SHA-256 over the content of the config and of all weights; GGUF has both in one.
+    """Return a SHA-256 over the content of the config and all weights; GGUF has both in one file.
 
-    Two checkpoints of one fingerprint compute the same KV; names and times do not matter.
+    Two checkpoints with the same fingerprint compute the same KV; names and times do not matter.
     Cost: reads every byte, about a second per gigabyte.
     """
     digest = hashlib.sha256()
@@ -73,7 +72,7 @@ def quantized_fingerprint(weights: bytes, quantization: str) -> bytes:
     """Return the fingerprint of weights that are quantized when they are loaded.
 
     Args:
-        weights: Weights of the checkpoint.
+        weights: Fingerprint of the checkpoint.
         quantization: Everything that the result depends on; empty for none.
     """
     if not quantization:
@@ -96,7 +95,7 @@ def _shards(index: Path) -> tuple[Path, ...]:
     return tuple(index.parent / name for name in names)
 
 
-def _check_whole(path: Path) -> None:
+def _check_complete(path: Path) -> None:
     """Raise BrokenCheckpoint if a file is not as long as its header says."""
     try:
         with safe_open(str(path), framework="numpy"):
@@ -116,5 +115,5 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise BrokenCheckpoint(f"{path} is not valid JSON: {error}") from error
     if not isinstance(content, dict):
-        raise BrokenCheckpoint(f"{path} holds no JSON object")
+        raise BrokenCheckpoint(f"{path} is not a JSON object")
     return content

@@ -1,11 +1,11 @@
 """The codes of a compressed-tensors checkpoint for a model's linear layers.
 
-Weights in 8 or 4 bits without zero points, by output or in groups of a multiple of 32
-inputs, are codes of ours; activations are plain (W8A16, W4A16) or of 8 bits with a dynamic scale
-for each token (W8A8, W4A8). Their layers become plain ones, whose weights are the numbers that
-compressed-tensors makes of the codes, and which are packed as codes again. Where one layer is of
-another kind (activations with static scales, groups in another order), all stay as they are, and
-compute themselves.
+Supported are weights in 8 or 4 bits without zero points, per output or in groups of a multiple of
+32 inputs, with plain activations (W8A16, W4A16) or activations in 8 bits with a dynamic scale per
+token (W8A8, W4A8). The layers become plain ones with the weights that compressed-tensors
+decompresses, and are then packed with the same codes. If any layer is of another kind (activations
+with static scales, groups in another order), none is replaced, and compressed-tensors computes
+them.
 """
 
 from typing import Any
@@ -15,13 +15,14 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ostinato.runner.forward.codes import GROUP_STEP, CodeFormat, Codes, codes_of
+from ostinato.runner.forward.plain_layers import plain_linear
 from ostinato.runner.forward.quantized import Quantization
 
 
 def codes_of_layers(model: PreTrainedModel) -> Quantization | None:
-    """Return how to pack linear layers as their checkpoint has them; None if it has no such codes.
+    """Return how to pack linear layers with their own codes; None if they have none that fit.
 
-    Effects: replaces the layers by plain ones, and lets the model be called as a plain one.
+    Effects: replaces the layers by plain ones, and removes the model's decompression hook.
     """
     quantizer: Any = getattr(model, "hf_quantizer", None)
     compressor = getattr(quantizer, "compressor", None)
@@ -54,7 +55,7 @@ def codes_of_layers(model: PreTrainedModel) -> Quantization | None:
 
 
 def _fits(layer: nn.Module) -> bool:
-    """Say whether a layer is quantized in a way that codes have as well."""
+    """Return whether our codes can represent a layer's quantization."""
     scheme: Any = layer.quantization_scheme
     weights = scheme.weights
     if type(layer) is not nn.Linear or weights is None:
@@ -74,7 +75,7 @@ def _fits(layer: nn.Module) -> bool:
 
 
 def _activation_bits(layer: nn.Module) -> int | None:
-    """Return 8 if a layer's rows are scaled each by itself, 0 if they are plain; else None."""
+    """Return 8 if activations have dynamic scales per token, 0 if they are plain; else None."""
     scheme: Any = layer.quantization_scheme
     rows = scheme.input_activations
     if rows is None:
@@ -84,17 +85,15 @@ def _activation_bits(layer: nn.Module) -> int | None:
 
 
 def _decoded(layer: nn.Module) -> tuple[Codes | None, nn.Linear]:
-    """Return a layer's codes, None if they are not exact, and a plain layer of their numbers."""
+    """Return a layer's codes, None if they are not exact, and a plain layer of its weight."""
     from compressed_tensors.compressors.base import BaseCompressor, get_direct_state_dict
 
     scheme: Any = layer.quantization_scheme
     compressor = BaseCompressor.get_value_from_registry(scheme.format.value)
     state = compressor.decompress(get_direct_state_dict(layer), scheme)
     weight, scales, args = state["weight"], state["weight_scale"], scheme.weights
-    linear = nn.Linear(1, 1, bias=False, device="meta").eval()
-    linear.out_features, linear.in_features = weight.shape
-    linear.weight = nn.Parameter(weight.contiguous(), requires_grad=False)
-    linear.register_parameter("bias", layer.bias if isinstance(layer.bias, nn.Parameter) else None)
+    bias = layer.bias if isinstance(layer.bias, nn.Parameter) else None
+    linear = plain_linear(weight.contiguous(), bias)
     size = args.group_size or -(-weight.shape[1] // GROUP_STEP) * GROUP_STEP
     format = CodeFormat(args.num_bits, size)
     codes = Codes(format, codes_of(weight, format, scales), scales)

@@ -23,14 +23,14 @@ class ComputePath:
     """How steps are computed.
 
     Attributes:
-        device: Where.
-        dtype: In which format.
+        device: Type of the device.
+        dtype: Compute dtype.
         weights: Format of linear layers' weights, such as ``int8 in groups of 128``.
         kv_dtype: Format of keys and values.
         instruction_set: That of the native library, such as ``avx2``; ``none`` without it.
         attention: ``native`` or ``torch``.
         forward: ``fused``, ``packed`` or ``plain``.
-        why_not_faster: What prevents the fastest path; may be empty.
+        why_not_faster: What prevents the fastest path; empty if nothing does.
     """
 
     device: str
@@ -44,13 +44,7 @@ class ComputePath:
 
     @classmethod
     def of(cls, loaded: LoadedModel, name: AttentionName, case: AttentionCase) -> "ComputePath":
-        """Describe an engine's path.
-
-        Args:
-            loaded: The model.
-            name: The requested attention.
-            case: The requirements.
-        """
+        """Describe an engine's path, with the requested attention."""
         used, reason = _instruction_set()
         hindrance = why_torch(name, case)
         in_torch = hindrance and f"attention in torch: {hindrance}"
@@ -67,7 +61,7 @@ class ComputePath:
         )
 
     def fields(self) -> dict[str, str]:
-        """Return all of it by name."""
+        """Return all attributes by name."""
         return asdict(self)
 
     def __str__(self) -> str:

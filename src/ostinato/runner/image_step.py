@@ -1,25 +1,25 @@
 """Computes a step with images.
 
-As any other, but for three things:
+It differs from other steps in three ways:
 
 * rows of placeholders get the encoder's vectors in place of their embeddings;
-* where a model gives an image's tokens a row and a column, an image takes as many positions as
-  its longer side, and all that follows it moves forward (Qwen2-VL, arXiv 2409.12191)::
+* if a model gives an image's tokens a row and a column, an image takes as many positions as its
+  longer side, and the positions after it are shifted (Qwen2-VL, arXiv 2409.12191)::
 
       tokens      a  b  [image of 2 x 3]  c  d
       time        0  1  2 2 2 2 2 2       5  6
       row         0  1  2 2 2 3 3 3       5  6
       column      0  1  2 3 4 2 3 4       5  6
 
-* where an image's tokens see each other (Gemma), their rows attend a second time, to all keys of
-  the image. A chunk may end within an image; the rest of the image is then computed ahead in the
-  same step, and its keys and values are kept for this step only::
+* if an image's tokens see each other (Gemma), their rows attend a second time, to all keys of the
+  image. A chunk may end within an image; the rest of the image is then computed ahead in the same
+  step, and its keys and values are kept for this step only::
 
       computed before │ this chunk            │ ahead
       a b c [i i      │ i i                   │ i i ] d
                         └─ see i i i i i i ─┘
 
-  So chunks may end and hits may begin anywhere, at the cost of the rest of one image per chunk.
+  So chunks and hits may end anywhere, at the cost of the rest of one image per chunk.
 """
 
 from collections.abc import Mapping
@@ -47,11 +47,11 @@ class ImageRows:
 
     Attributes:
         span: Its place in the sequence.
-        sequence: Whose it is.
+        sequence: Its sequence.
         first: Position of its first token in the step.
         last: Position after its last token in the step.
-        row: Row of the first.
-        ahead: Row of the first of the tokens from ``last`` on, if they are computed ahead.
+        row: Row of its first token in the step.
+        ahead: Row of the token at ``last``, if the rest is computed ahead; else -1.
     """
 
     span: ImageSpan
@@ -74,16 +74,16 @@ class ImageRows:
 
 @dataclass(frozen=True, slots=True)
 class ImageStep:
-    """What a model is called with instead of a step's ids.
+    """The inputs of a model for a step with images.
 
     Attributes:
-        vectors: What goes into the first layer, shape (num_rows, width); None where ids do.
-        later: What is added behind each of the first layers, shape (num_later, num_rows, width);
-            None for nothing.
+        vectors: Input of the first layer, shape (num_rows, width); None if it is the ids.
+        later: Added to the output of each of the first layers, shape (num_later, num_rows, width);
+            None adds nothing.
         positions: Shape (num_rows,) or (3, num_rows), int64.
         images: Rows of images.
-        only_in_windows: Whether tokens of an image see those of it that follow them only in
-            layers with a sliding window; where ``images`` see ahead at all.
+        only_in_windows: Whether tokens of an image see later tokens of it only in layers with a
+            sliding window.
     """
 
     vectors: Tensor | None
@@ -94,7 +94,7 @@ class ImageStep:
 
 
 def lay_out(plan: StepPlan, inputs: StepInputs, store: ImageStore) -> ImageStep:
-    """Return what a step with images is computed from; may run the encoder."""
+    """Return the inputs of a step with images; may run the encoder."""
     vision = store.vision
     images = _image_rows(plan, inputs, vision.sees_ahead)
     positions, ids = inputs.position_ids, inputs.input_ids
@@ -125,7 +125,7 @@ def adapted_ahead(
     images: tuple[ImageRows, ...],
     loaded: Mapping[bytes, LoraAdapter],
 ) -> StepAdapters | None:
-    """Return a step's adapters with those of the rows that are computed ahead."""
+    """Return a step's adapters, with those of the rows that are computed ahead."""
     ahead = tuple(
         AdapterSegment(image.ahead, image.ahead + image.num_ahead, loaded[identity.adapter])
         for image in images
@@ -172,9 +172,9 @@ def _grid_positions(sequence: ScheduledSequence, store: ImageStore) -> Ints:
 
 
 class SeeingAhead:
-    """A step's attention in which each token of an image sees all of them.
+    """A step's attention in which each token of an image sees the whole image.
 
-    Called like any ``LayerAttention``; rows beyond those of the plan are computed ahead.
+    A ``LayerAttention``; rows after those of the plan are computed ahead.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class SeeingAhead:
         stores: tuple[KVStore, ...],
         groups: LayerGroups,
     ) -> None:
-        """Attend through ``inner`` with the plan's ``num_rows`` rows, then anew for images."""
+        """Use ``inner`` for the plan's ``num_rows`` rows, then attend again for images."""
         self._inner, self._step, self._num_rows = inner, step, num_rows
         self._stores, self._groups = stores, groups
         self.states = inner.states
@@ -214,7 +214,7 @@ class SeeingAhead:
         return attended
 
     def _slots(self, image: ImageRows, group: int, begin: int) -> Tensor:
-        """Return where keys from position ``begin`` up to the chunk's end are."""
+        """Return the slots from position ``begin`` to the end of the chunk."""
         store = self._stores[group]
         places = np.arange(begin, image.last)
         table = np.frombuffer(image.sequence.tables[group], dtype=np.uint32).astype(np.int64)
@@ -230,14 +230,14 @@ def _attend_both_ways(
     is_causal: bool,
     style: AttentionStyle,
 ) -> Tensor:
-    """Attend to all keys within the window before each query, and to all behind it.
+    """Attend to all keys within the window before each query, and to all after it.
 
     Args:
         queries: Shape (num_queries, num_heads, key_dim).
         keys: Shape (num_keys, num_kv_heads, key_dim).
         values: Shape (num_keys, num_kv_heads, value_dim).
-        first: Which of the keys is that of the first query.
-        is_causal: Whether keys behind a query are left out after all.
+        first: Index of the first query's own key.
+        is_causal: Whether keys after a query are masked after all.
         style: Parameters of attention.
     """
     if style.sinks is not None:

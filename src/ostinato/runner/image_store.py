@@ -1,7 +1,7 @@
 """The images of live requests, and cached encoder outputs.
 
-Requests own their images; here they are found by the digest that is in their key. An image whose
-tokens all hit is never asked for, so it is neither resized nor encoded::
+Requests own their images; the store finds them by the digest in their key. If all tokens of an
+image hit, it is never looked up, and neither resized nor encoded::
 
     request ──► ServedImage ◄┄┄ weak, by digest ┄┄ ImageStore ──► outputs, by digest, LRU in bytes
 """
@@ -28,7 +28,7 @@ class ServedImage:
     Attributes:
         digest: SHA-256 over pixels, size, the processor's settings and the tenant.
         pixels: RGB, shape (height, width, 3).
-        grid: How its tokens are laid out.
+        grid: Layout of its tokens.
         tenant: Salt of the request.
     """
 
@@ -39,7 +39,7 @@ class ServedImage:
 
     @classmethod
     def of(cls, pixels: Pixels, content: bytes, vision: Vision, tenant: bytes) -> "ServedImage":
-        """Name an image for one tenant, so that no other can find out whether it was seen.
+        """Return an image with a digest of its tenant, so that others cannot test for it.
 
         Args:
             pixels: RGB, shape (height, width, 3).
@@ -56,13 +56,13 @@ class ImageStore:
 
     Attributes:
         vision: The model's encoder.
-        num_encoded: Images that went through the encoder so far.
-        num_reused: Times that an output was found instead.
+        num_encoded: Number of images encoded so far.
+        num_reused: Number of cached outputs used so far.
         max_bytes: Budget of the outputs.
     """
 
     def __init__(self, vision: Vision, max_bytes: int) -> None:
-        """Start empty; of outputs, the newest is kept whatever ``max_bytes`` says."""
+        """Start empty; the newest output is kept even if it exceeds ``max_bytes``."""
         self.vision = vision
         self.num_encoded = self.num_reused = 0
         self.max_bytes = max_bytes
@@ -71,28 +71,28 @@ class ImageStore:
         self._pins: dict[RequestId, set[bytes]] = {}
 
     def __len__(self) -> int:
-        """Outputs that are kept."""
+        """Number of cached outputs."""
         return len(self._outputs)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the outputs that are kept."""
+        """Bytes of the cached outputs."""
         return sum(vectors.nbytes for vectors, _ in self._outputs.values())
 
     def add(self, images: Iterable[ServedImage]) -> tuple[ServedImage, ...]:
-        """Note a request's images; they can be found for as long as it holds what is returned."""
+        """Register a request's images; they are found as long as it holds those returned."""
         return tuple(self._images.setdefault(image.digest, image) for image in images)
 
     def grid(self, digest: bytes) -> ImageGrid:
-        """Return how a live request's image is laid out."""
+        """Return the layout of a live request's image."""
         return self._images[digest].grid
 
     def has(self, digest: bytes) -> bool:
-        """Whether the output for an image is kept."""
+        """Return whether the output for an image is cached."""
         return digest in self._outputs
 
     def vectors(self, digest: bytes) -> Tensor:
-        """Return what the encoder makes of a live request's image, (num_tokens, width)."""
+        """Return the encoder's output for a live request's image, (num_tokens, width)."""
         if digest in self._outputs:
             self._outputs.move_to_end(digest)
             self.num_reused += 1
@@ -103,43 +103,43 @@ class ImageStore:
         return vectors
 
     def put(self, image: ServedImage, vectors: Tensor) -> None:
-        """Keep what the encoder made of an image."""
+        """Cache the encoder's output for an image."""
         self.num_encoded += 1
         self._outputs[image.digest] = vectors, image.tenant
         self._evict()
 
     def pin(self, request_id: RequestId, images: Iterable[ServedImage]) -> None:
-        """Keep outputs of images until a request has computed with them."""
+        """Keep outputs of images until the request has used them."""
         self._pins[request_id] = {image.digest for image in images}
 
     def unpin(self, request_id: RequestId) -> None:
-        """Release what was kept for a request; nothing if it pinned none."""
+        """Release the pins of a request; nothing if it has none."""
         if self._pins.pop(request_id, None):
             self._evict()
 
     @property
     def num_pinned_bytes(self) -> int:
-        """Bytes of outputs that wait for the steps of their requests."""
+        """Bytes of pinned outputs."""
         pinned = set[bytes]().union(*self._pins.values())
         return sum(kept[0].nbytes for digest, kept in self._outputs.items() if digest in pinned)
 
     @torch.inference_mode()
     def forget(self, tenant: bytes | None = None) -> int:
-        """Drop the outputs of a tenant's images, all by default; returns how many.
+        """Remove the outputs of a tenant's images, all by default; returns how many.
 
-        Effects: they are overwritten, since freed memory holds what was in it.
+        Effects: overwrites them with zeros, since freed memory keeps its content.
         """
-        gone = [
+        removed = [
             digest
             for digest, (_, salt) in self._outputs.items()
             if tenant is None or tenant in (salt, tenant_of(salt))
         ]
-        for digest in gone:
+        for digest in removed:
             self._outputs.pop(digest)[0].zero_()
-        return len(gone)
+        return len(removed)
 
     def _evict(self) -> None:
-        """Drop what was used least recently until the rest fits; pins and the newest stay."""
+        """Evict the least recently used outputs until the rest fits; not pins and the newest."""
         if self.num_bytes <= self.max_bytes:
             return
         pinned = set[bytes]().union(*self._pins.values())

@@ -1,7 +1,7 @@
 """Turns a plan into input tensors.
 
-The sequences of a step are laid end to end in one row, as in Orca's selective batching
-(Yu et al., OSDI 2022), and NumPy does everything that is per token::
+The sequences of a step are concatenated to one row, as in Orca's selective batching (Yu et al.,
+OSDI 2022), and NumPy does everything that is per token::
 
     sequence        A        B            C
     row             a   b b b b b b   c c c
@@ -9,9 +9,9 @@ The sequences of a step are laid end to end in one row, as in Orca's selective b
     starts          0   1             7       10      (num_sequences + 1,)
     logits wanted   ^             ^         ^         last rows that sample, prompt targets
 
-Cost: a few Python steps per sequence, none per token. A step of decodes goes without NumPy where it
-can, and nothing here calls torch: behind a forward that has read a gigabyte, nothing of either is
-in the processor's caches, and each operation takes as long as fetching its code.
+Cost: a few Python steps per sequence, none per token. A step of decodes uses little NumPy, and
+nothing here calls torch: after a forward pass that has read a gigabyte, the code of neither is in
+the processor's caches, and each operation takes as long as fetching its code.
 """
 
 from array import array
@@ -31,15 +31,15 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class AttentionMetadata:
-    """Where the tokens of a step are written to and which they see.
+    """Where the tokens of a step are written to, and which tokens they see.
 
     Attributes:
-        slots: Where each new token goes, shape (num_tokens,), int64.
+        slots: Slot of each new token, shape (num_tokens,), int64.
         copy_sources: Slots to copy from in every layer, shape (num_copied,).
         copy_targets: Slots to copy to, likewise.
         starts: First row of each sequence, and the end, shape (num_sequences + 1,).
         first_positions: Position of each sequence's first new token, shape (num_sequences,).
-        blocks: All block tables end to end, shape (num_table_entries,).
+        blocks: All block tables, concatenated, shape (num_table_entries,).
         table_starts: First entry of each sequence's table, and the end, shape
             (num_sequences + 1,).
         block_size: Tokens per block.
@@ -58,25 +58,8 @@ class AttentionMetadata:
 
 
 @dataclass(frozen=True, slots=True)
-class StateInputs:
-    """Where the sequences of a step keep their states.
-
-    Attributes:
-        slots: Slot of each sequence, shape (num_sequences,), int64.
-        starts: First row of each sequence, and the end, shape (num_sequences + 1,).
-        first_positions: Position of each sequence's first new token, shape (num_sequences,).
-        device: Where tensors go.
-    """
-
-    slots: Ints
-    starts: Ints
-    first_positions: Ints
-    device: torch.device
-
-
-@dataclass(frozen=True, slots=True)
 class StepInputs:
-    """One step, its sequences end to end.
+    """One step, its sequences concatenated.
 
     Attributes:
         input_ids: Shape (num_tokens,), int64.
@@ -85,7 +68,8 @@ class StepInputs:
         sample_rows: Which of the wanted rows are sampled from, shape (num_sampled,), int64.
         prompt_rows: For each sequence, the range of wanted rows that its prompt targets need.
         groups: What attention needs to know, per group of layers.
-        states: What layers with a state need to know; None where no layer has one.
+        state_slots: State slot of each sequence, shape (num_sequences,), int64; None if no layer
+            has a state.
     """
 
     input_ids: Ints
@@ -94,11 +78,11 @@ class StepInputs:
     sample_rows: Ints
     prompt_rows: tuple[range, ...]
     groups: tuple[AttentionMetadata, ...]
-    states: StateInputs | None = None
+    state_slots: Ints | None = None
 
 
 def build_inputs(plan: StepPlan, block_size: int, device: torch.device) -> StepInputs:
-    """Lay a plan out.
+    """Turn a plan into arrays.
 
     Args:
         plan: At least one sequence, each with as many block tables as there are groups.
@@ -106,73 +90,31 @@ def build_inputs(plan: StepPlan, block_size: int, device: torch.device) -> StepI
         device: Where tensors go.
     """
     sequences = plan.sequences
-    if all(map(_is_decode, sequences)):
-        return _build_decodes(plan, block_size, device)
-    lengths = _ints(len(s.tokens) for s in sequences)
-    starts = _offsets(lengths)
-    first_positions = _ints(s.start for s in sequences)
-    within = np.arange(starts[-1]) - np.repeat(starts[:-1], lengths)
-    positions = within + np.repeat(first_positions, lengths)
-    wanted, sampled, prompt_rows = _wanted_rows(sequences, starts)
-
-    def group_metadata(group: int) -> AttentionMetadata:
-        blocks, table_starts = _concatenate([s.tables[group] for s in sequences])
-        entries = np.repeat(table_starts[:-1], lengths) + positions // block_size
-        sources, targets = _copied_slots([c for c in plan.copies if c.group == group])
-        return AttentionMetadata(
-            slots=blocks[entries] * block_size + positions % block_size,
-            copy_sources=sources,
-            copy_targets=targets,
-            starts=starts,
-            first_positions=first_positions,
-            blocks=blocks,
-            table_starts=table_starts,
-            block_size=block_size,
-            device=device,
-        )
-
-    return StepInputs(
-        input_ids=_concatenate([s.tokens for s in sequences])[0],
-        position_ids=positions,
-        logit_rows=wanted,
-        sample_rows=sampled,
-        prompt_rows=prompt_rows,
-        groups=tuple(group_metadata(group) for group in range(len(sequences[0].tables))),
-        states=_states(plan, starts, first_positions, device),
-    )
-
-
-def _states(plan: StepPlan, starts: Ints, first: Ints, device: torch.device) -> StateInputs | None:
-    """Return where states are kept; None where sequences have none."""
-    if plan.sequences[0].state_slot < 0:
-        return None
-    slots = _ints(sequence.state_slot for sequence in plan.sequences)
-    return StateInputs(slots, starts, first, device)
-
-
-def _is_decode(sequence: ScheduledSequence) -> bool:
-    """Whether a sequence has one new token, and asks for the next and nothing else."""
-    is_single = len(sequence.tokens) == 1 and not sequence.prompt_targets
-    return is_single and sequence.sample is not None
-
-
-def _build_decodes(plan: StepPlan, block_size: int, device: torch.device) -> StepInputs:
-    """Do the work of ``build_inputs`` where each row is a decode."""
-    sequences = plan.sequences
-    starts = np.arange(len(sequences) + 1)
-    positions = [s.start for s in sequences]
-    first_positions = np.array(positions, dtype=np.int64)
+    are_decodes = all(map(_is_decode, sequences))
+    first_positions = np.array([s.start for s in sequences], dtype=np.int64)
+    if are_decodes:
+        starts, positions = np.arange(len(sequences) + 1), first_positions
+        rows = starts[:-1], starts[:-1], (range(0),) * len(sequences)
+    else:
+        lengths = _ints(len(s.tokens) for s in sequences)
+        starts = _offsets(lengths)
+        within = np.arange(starts[-1]) - np.repeat(starts[:-1], lengths)
+        positions = within + np.repeat(first_positions, lengths)
+        rows = _wanted_rows(sequences, starts)
 
     def group_metadata(group: int) -> AttentionMetadata:
         tables = [s.tables[group] for s in sequences]
         blocks, table_starts = _concatenate(tables)
+        if are_decodes:
+            offsets = [divmod(s.start, block_size) for s in sequences]
+            pairs = zip(tables, offsets, strict=True)
+            slots = _ints(table[column] * block_size + offset for table, (column, offset) in pairs)
+        else:
+            entries = np.repeat(table_starts[:-1], lengths) + positions // block_size
+            slots = blocks[entries] * block_size + positions % block_size
         sources, targets = _copied_slots([c for c in plan.copies if c.group == group])
-        places = [
-            table[position // block_size] * block_size + position % block_size
-            for table, position in zip(tables, positions, strict=True)
-        ]
         return AttentionMetadata(
-            slots=np.array(places, dtype=np.int64),
+            slots=slots,
             copy_sources=sources,
             copy_targets=targets,
             starts=starts,
@@ -183,24 +125,34 @@ def _build_decodes(plan: StepPlan, block_size: int, device: torch.device) -> Ste
             device=device,
         )
 
-    rows = starts[:-1]
+    logit_rows, sample_rows, prompt_rows = rows
     return StepInputs(
-        input_ids=np.array([s.tokens[0] for s in sequences], dtype=np.int64),
-        position_ids=first_positions,
-        logit_rows=rows,
-        sample_rows=rows,
-        prompt_rows=(range(0),) * len(sequences),
+        input_ids=_concatenate([s.tokens for s in sequences])[0],
+        position_ids=positions,
+        logit_rows=logit_rows,
+        sample_rows=sample_rows,
+        prompt_rows=prompt_rows,
         groups=tuple(group_metadata(group) for group in range(len(sequences[0].tables))),
-        states=_states(plan, starts, first_positions, device),
+        state_slots=_ints(s.state_slot for s in sequences)
+        if sequences[0].state_slot >= 0
+        else None,
     )
+
+
+def _is_decode(sequence: ScheduledSequence) -> bool:
+    """Return whether a sequence has one new token, and samples the next one."""
+    is_single = len(sequence.tokens) == 1 and not sequence.prompt_targets
+    return is_single and sequence.sample is not None
 
 
 def _wanted_rows(
     sequences: Sequence[ScheduledSequence], starts: Ints
 ) -> tuple[Ints, Ints, tuple[range, ...]]:
-    """Say which rows need logits, which of those are sampled from, which serve prompt targets."""
+    """Return the rows that need logits, which of them are sampled, and those of prompt targets."""
     if not any(sequence.prompt_targets for sequence in sequences):
-        return _last_rows(sequences, starts)
+        samples = np.fromiter((s.sample is not None for s in sequences), dtype=np.bool_)
+        last_rows = starts[1:][samples] - 1
+        return last_rows, np.arange(len(last_rows)), (range(0),) * len(sequences)
     wanted: list[Ints] = []
     sampled: list[int] = []
     prompt_rows: list[range] = []
@@ -218,20 +170,11 @@ def _wanted_rows(
     return np.concatenate(wanted), np.array(sampled, dtype=np.int64), tuple(prompt_rows)
 
 
-def _last_rows(
-    sequences: Sequence[ScheduledSequence], starts: Ints
-) -> tuple[Ints, Ints, tuple[range, ...]]:
-    """Do the work of ``_wanted_rows`` in steps without prompt log-probs: nearly always."""
-    samples = np.fromiter((s.sample is not None for s in sequences), dtype=np.bool_)
-    wanted = starts[1:][samples] - 1
-    return wanted, np.arange(len(wanted)), (range(0),) * len(sequences)
-
-
 def _copied_slots(copies: Sequence[CopyRun]) -> tuple[Ints, Ints]:
-    """Spell copies out slot by slot, so that all can be read before any is written.
+    """Return copies slot by slot, so that all can be read before any is written.
 
-    A run may copy what another run of the step brings; its source is then replaced by where
-    that one came from, until no source is also a target.
+    If a run copies what another run of the step writes, its source is replaced by the source of
+    that one, until no source is also a target.
     """
     if not copies:
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
@@ -254,11 +197,11 @@ def _ints(values: Iterable[Any]) -> Ints:
 
 
 def _offsets(lengths: Ints) -> Ints:
-    """Where each of several runs begins, and where the last ends, shape (len(lengths) + 1,)."""
+    """Return the start of each run, and the end of the last, shape (len(lengths) + 1,)."""
     return np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(lengths)))
 
 
 def _concatenate(runs: Sequence["array[int]"]) -> tuple[Ints, Ints]:
-    """Lay packed ids end to end, shape (num_ids,); and say where each run begins."""
+    """Return packed ids as one array, shape (num_ids,), and the start of each run."""
     packed = np.frombuffer(b"".join(map(memoryview, runs)), dtype=np.uint32)
     return packed.astype(np.int64), np.array([0, *accumulate(map(len, runs))], dtype=np.int64)

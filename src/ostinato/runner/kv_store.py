@@ -1,9 +1,8 @@
 """The interface of KV stores.
 
-A slot is ``block * block_size + offset``; a block is a run of ``block_size`` slots. One block more
-than may be written is always zero: tables are padded with it. The order of elements is known
-to each store alone, and to the attention that brings it: see ``plain_store`` and
-``native/store``.
+A slot is ``block * block_size + offset``; a block is a run of ``block_size`` slots. One additional
+block is always zero: tables are padded with it. The memory layout is known only to a store and its
+attention: see ``plain_store`` and ``native/store``.
 """
 
 from abc import ABC, abstractmethod
@@ -25,7 +24,7 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class LayerKV:
-    """One layer's KV of one token; no heads and dims without attention.
+    """One layer's KV of one token; all 0 without attention.
 
     Attributes:
         num_kv_heads: Heads of keys and values.
@@ -71,8 +70,8 @@ class KVStore(ABC):
         block_size: Slots per block.
         dtype: Format of keys and values; int8 is that of ``kv_codes``, and reads as float32.
         device: Device of the tensors.
-        layers: Which layers are kept here.
-        layout: Name of the order in which a block's bytes are exported.
+        layers: The layers of this store.
+        layout: Name of the layout of exported blocks.
     """
 
     layout: ClassVar[str]
@@ -94,13 +93,13 @@ class KVStore(ABC):
             block_size: Slots per block.
             dtype: Format of keys and values.
             device: Device of the tensors.
-            layers: Which layers are kept here; None is all that attend.
+            layers: The layers of this store; None is all with attention.
 
         Raises:
             ConfigError: The device has less memory free than the blocks need.
 
-        Effects: takes the memory for as long as the store lives; on a CPU, pages are taken
-            as they are first written.
+        Effects: takes the memory as long as the store exists; on a CPU, pages are taken when they
+            are first written.
         """
         self.spec = spec
         self.num_blocks = num_blocks
@@ -117,12 +116,12 @@ class KVStore(ABC):
 
     @property
     def zero_block(self) -> int:
-        """Id of a block past the last one that is always zero, to pad block tables with."""
+        """Id of the block that is always zero, for padding block tables."""
         return self.num_blocks
 
     @property
     def num_slots(self) -> int:
-        """Slots that may be addressed, those of the zero block included."""
+        """Number of slots, those of the zero block included."""
         return (self.num_blocks + 1) * self.block_size
 
     @property
@@ -132,11 +131,11 @@ class KVStore(ABC):
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one block over all layers that are kept here."""
+        """Bytes of one block over all layers of this store."""
         return self.block_size * self._bytes_per_slot
 
     def export_blocks(self, blocks: Sequence[int], into: memoryview) -> None:
-        """Copy whole blocks out, one after another, each with all layers.
+        """Export blocks one after another, each with all layers.
 
         Args:
             blocks: Block ids.
@@ -146,7 +145,7 @@ class KVStore(ABC):
             outer[...] = own
 
     def import_blocks(self, blocks: Sequence[int], payload: memoryview) -> None:
-        """Write blocks as ``export_blocks`` of a store of the same layout copied them out.
+        """Import blocks that a store of the same layout has exported.
 
         No sequence may be reading them; any thread may call this while others compute.
         """
@@ -158,7 +157,7 @@ class KVStore(ABC):
         return np.empty(num_bytes, np.uint8).data
 
     def _pieces(self, blocks: Sequence[int], payload: memoryview) -> Iterator[tuple[Bytes, Bytes]]:
-        """Pair views of the store with views of exported bytes, for each run of neighbours."""
+        """Pair views of the store with views of exported bytes, for each run of adjacent blocks."""
         rows = np.frombuffer(payload, np.uint8, len(blocks) * self.block_bytes)
         rows = rows.reshape(len(blocks), self.block_bytes)
         for place, first, count in _runs(blocks):
@@ -183,10 +182,10 @@ class KVStore(ABC):
         """Store one layer's keys and values of some tokens.
 
         Args:
-            layer: Which layer.
+            layer: Index of the layer.
             keys: Shape (num_tokens, num_kv_heads, key_dim), any strides.
             values: Shape (num_tokens, num_kv_heads, value_dim), any strides.
-            slots: Where to, all different, shape (num_tokens,), int64.
+            slots: Slots to write, all different, shape (num_tokens,), int64.
 
         Effects: values are rounded to the store's dtype.
         """
@@ -200,10 +199,10 @@ class KVStore(ABC):
 
     @abstractmethod
     def gather(self, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:
-        """Fetch whole blocks of one layer into fresh, contiguous memory.
+        """Copy blocks of one layer into new, contiguous memory.
 
         Args:
-            layer: Which layer.
+            layer: Index of the layer.
             blocks: Block ids, shape (num_rows, blocks_per_row), int64.
 
         Returns:
@@ -213,26 +212,25 @@ class KVStore(ABC):
 
     @abstractmethod
     def read(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Fetch single slots of one layer.
+        """Copy single slots of one layer.
 
         Returns:
-            Keys, shape (num_slots, num_kv_heads, key_dim), and values likewise, both fresh.
+            Keys, shape (num_slots, num_kv_heads, key_dim), and values likewise.
         """
 
     @abstractmethod
     def zero(self, slots: Tensor) -> None:
-        """Forget the content of some slots in all layers.
+        """Overwrite slots with zeros in all layers.
 
-        Effects: what is zero already is read and not written, so that pages of a store that
-        were never used stay free.
+        Effects: slots that are zero are only read, so that unused pages stay free.
         """
 
     @abstractmethod
     def _allocate(self, layer: int, kept: LayerKV) -> None:
-        """Take zeroed memory for a layer."""
+        """Allocate zeroed memory for a layer."""
 
     def _refuse_too_much(self) -> None:
-        """Refuse before the kernel promises pages that it does not have."""
+        """Refuse before the kernel maps more pages than it has."""
         available = available_bytes(self.device)
         if available is not None and self.num_slots * self._bytes_per_slot > available:
             raise self._too_large()
@@ -249,7 +247,7 @@ class KVStore(ABC):
 
 
 def _runs(blocks: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Cut blocks into runs of neighbours: place in the sequence, first block, how many."""
+    """Yield runs of adjacent blocks: index in the sequence, first block, number."""
     place = 0
     for index in range(1, len(blocks) + 1):
         if index == len(blocks) or blocks[index] != blocks[index - 1] + 1:

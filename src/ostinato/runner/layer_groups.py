@@ -1,9 +1,9 @@
 """Which layers share block tables.
 
-Layers that keep the same tokens: all with full attention, and all with one window size. Group
-0 is full attention, also if no layer has it: then its blocks have no bytes, and it only says
-which prefixes exist. A window that no sequence can outgrow hides nothing and counts as full.
-A layer that does not attend is in no group.
+Layers that keep the same tokens form a group: all with full attention, and all with one window
+size. Group 0 is full attention, even if no layer has it: then its blocks have no bytes, and only
+show which prefixes exist. A window that no sequence can exceed counts as full attention. A layer
+without attention is in no group.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class LayerGroups:
     """The layers of a model by what they keep.
 
     Attributes:
-        windows: One window size per group behind group 0, smallest first.
+        windows: One window size per group from group 1 on, smallest first.
         of_layer: The group of each layer, shape (num_layers,); -1 is none.
     """
 
@@ -40,7 +40,7 @@ class LayerGroups:
 
 
 def one_group(spec: KVSpec) -> LayerGroups:
-    """Let all layers keep everything; windows are masks and nothing more."""
+    """Return one group of all layers; windows are only masks then."""
     attending = set(spec.attending)
     return LayerGroups((), tuple(0 if i in attending else -1 for i in range(len(spec.layers))))
 

@@ -3,21 +3,22 @@
 In this order, which is that of vLLM and of Hugging Face's logits processors:
 
 1. ``logit_bias`` is added;
-2. ``repetition_penalty`` divides (below zero: multiplies) the logit of each token that stands in
+2. ``repetition_penalty`` divides (below zero: multiplies) the logit of each token that occurs in
    the prompt or the output (Keskar et al., CTRL, arXiv 1909.05858, section 4.1);
-3. ``frequency_penalty`` is subtracted for each time, ``presence_penalty`` once for any time that
-   a token stands in the output (as OpenAI's API defines them);
+3. ``frequency_penalty`` is subtracted for each occurrence of a token in the output, and
+   ``presence_penalty`` once (as OpenAI's API defines them);
 4. ids outside ``allowed_token_ids``, and those that would complete one of ``bad_words``, become
    -inf;
-5. so do banned ids, and all that the constraint of a structured output does not allow now.
+5. so do banned ids, and those that the constraint of a structured output does not allow.
 
-Each edit touches few of the logits, so edits are lists of (row, id, value) over the whole batch,
-applied by one indexed operation each; nothing of shape (num_rows, vocab) is made but one copy.
+An edit changes few of the logits, so each kind is one indexed operation on (row, id, value) of the
+whole batch; the logits are copied once.
 """
 
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -70,7 +71,7 @@ def edit_logits(logits: Tensor, tasks: Sequence[SampleTask]) -> Tensor:
 
 
 def asks_for_edits(task: SampleTask) -> bool:
-    """Whether a row's logits change before its token is chosen."""
+    """Return whether a row's logits change before its token is chosen."""
     params = task.params
     return bool(
         task.banned
@@ -113,7 +114,7 @@ def _penalise_repetition(logits: Tensor, tasks: Sequence[SampleTask]) -> None:
 
 
 def _penalise_output(logits: Tensor, tasks: Sequence[SampleTask]) -> None:
-    """Subtract what tokens of the output cost, by presence and by count."""
+    """Subtract the penalties of tokens in the output, by presence and by count."""
     texts = [
         (i, task.output)
         for i, task in enumerate(tasks)
@@ -129,7 +130,7 @@ def _penalise_output(logits: Tensor, tasks: Sequence[SampleTask]) -> None:
 
 
 def _keep_allowed(logits: Tensor, tasks: Sequence[SampleTask]) -> None:
-    """Make impossible what is not among a row's ``allowed_token_ids``."""
+    """Mask all ids but a row's ``allowed_token_ids``."""
     for row, task in zip(logits, tasks, strict=True):
         if task.params.allowed_token_ids is not None:
             ids = torch.tensor(task.params.allowed_token_ids, device=logits.device)
@@ -139,7 +140,7 @@ def _keep_allowed(logits: Tensor, tasks: Sequence[SampleTask]) -> None:
 
 
 def completed_words(task: SampleTask) -> list[int]:
-    """List the ids that would complete one of a row's ``bad_words``."""
+    """Return the ids that would complete one of a row's ``bad_words``."""
     output = task.output
     return [
         last
@@ -149,7 +150,7 @@ def completed_words(task: SampleTask) -> list[int]:
 
 
 def _ban(logits: Tensor, tasks: Sequence[SampleTask]) -> None:
-    """Make banned ids impossible; one outside the vocabulary is so already."""
+    """Mask banned ids; ids outside the vocabulary are ignored."""
     vocab = logits.shape[1]
     pairs = [
         (row, token)
@@ -178,7 +179,7 @@ def _keep_constraint(logits: Tensor, tasks: Sequence[SampleTask]) -> None:
 
 
 def _count_tokens(texts: Iterable[tuple[int, "array[int]"]], vocab: int) -> _Cells:
-    """Count each row's tokens; ids that have no logit, as of images, are left out."""
+    """Count each row's tokens, without ids that have no logit, such as those of images."""
     keys: list[Ints] = []
     for row, text in texts:
         ids = np.array(text, dtype=np.int64)
@@ -190,20 +191,18 @@ def _count_tokens(texts: Iterable[tuple[int, "array[int]"]], vocab: int) -> _Cel
 def _index(
     logits: Tensor, rows: Sequence[int] | Ints, ids: Sequence[int] | Ints
 ) -> tuple[Tensor, Tensor]:
-    """Put (row, id) pairs where the logits are."""
+    """Return (row, id) pairs as tensors on the device of the logits."""
     return (
         torch.as_tensor(rows, dtype=torch.int64, device=logits.device),
         torch.as_tensor(ids, dtype=torch.int64, device=logits.device),
     )
 
 
-def _values(logits: Tensor, values: Sequence[float] | Ints) -> Tensor:
-    """Put numbers where the logits are, in their dtype."""
+def _values(logits: Tensor, values: Sequence[float] | np.ndarray[Any, Any]) -> Tensor:
+    """Return numbers with the device and the dtype of the logits."""
     return torch.as_tensor(values, dtype=logits.dtype, device=logits.device)
 
 
 def _per_cell(logits: Tensor, cells: _Cells, by_row: Sequence[float]) -> Tensor:
-    """Spread one number per row over its cells, shape (num_cells,)."""
-    return torch.as_tensor(
-        np.asarray(by_row, dtype=np.float64)[cells.rows], dtype=logits.dtype, device=logits.device
-    )
+    """Return the row's number for each cell, shape (num_cells,)."""
+    return _values(logits, np.asarray(by_row, dtype=np.float64)[cells.rows])

@@ -1,10 +1,9 @@
 """Log-probabilities of tokens.
 
-Log-probabilities come from the raw logits, before bias, penalties, temperature and truncation: they
-say what the model thought, not what the sampler made of it.
+They are those of the raw logits, before bias, penalties, temperature and truncation: the model's
+distribution, not the sampler's.
 """
 
-from array import array
 from collections.abc import Sequence
 
 import torch
@@ -15,32 +14,12 @@ from ostinato.errors import EngineError
 from ostinato.runner.truncation import top_ids
 
 MAX_CELLS = 2**23
-"""Logits looked at together: several copies of them in float64 stay below half a GiB."""
+"""Logits per operation: several copies of them in float64 stay below half a GiB."""
 
 
 def rows_at_once(vocab: int) -> int:
-    """Return how many rows of logits to work on together, at least 1."""
+    """Return how many rows of logits to process per operation, at least 1."""
     return max(1, MAX_CELLS // vocab)
-
-
-def prompt_logprobs(
-    logits: Tensor, targets: "array[int]", num_alternatives: int
-) -> tuple[tuple[TokenLogprob, ...], ...]:
-    """Return how likely each prompt token was, and what was likelier.
-
-    Args:
-        logits: Raw logits, shape (num_targets, vocab); row i is the prediction of target i.
-        targets: The prompt's ids, shape (num_targets,).
-        num_alternatives: Most likely tokens to add after each target's own.
-
-    Returns:
-        One tuple per target: itself, then the alternatives from the most likely one on. The
-        target may be among these again.
-
-    Raises:
-        EngineError: A row of logits is no distribution.
-    """
-    return token_logprobs(logits, range(len(targets)), targets, [num_alternatives] * len(targets))
 
 
 def token_logprobs(

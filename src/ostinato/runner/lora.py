@@ -1,7 +1,7 @@
 """LoRA adapters (Hu et al., arXiv 2106.09685): which rows of a step get which low-rank update.
 
 A linear layer of the base model computes ``x W^T``; an adapter adds ``scale * (x down^T) up``. The
-base weights stay as they are, so one step mixes rows of several adapters and of none::
+base weights do not change, so the rows of a step may have different adapters or none::
 
     row        0   1   2   3   4   5   6
     sequence   A   B   B   B   C   C   D
@@ -48,9 +48,9 @@ class LoraLayer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedLoraLayer:
-    """The update of one linear layer in the order in which the native library reads it.
+    """The update of one linear layer in the memory layout of the native library.
 
-    Ranks are rounded up to multiples of 32: a lower rank takes as much memory.
+    Ranks are rounded up to multiples of 32, so a lower rank takes as much memory.
     """
 
     down: PackedWeight
@@ -64,7 +64,7 @@ class PackedLoraLayer:
 
 
 def pack_layers(layers: Mapping[str, LoraLayer]) -> dict[str, PackedLoraLayer]:
-    """Return updates as the native library computes them, side by side in large pages."""
+    """Return packed updates, in one block of huge pages."""
     factors = [factor for layer in layers.values() for factor in (layer.down, layer.up)]
     sizes = [packed_size(*factor.shape) for factor in factors]
     tiles = allocate_tiles(sum(sizes), factors[0].dtype).split(sizes)
@@ -78,10 +78,10 @@ class LoraAdapter:
     """An adapter that was read and checked against a model.
 
     Attributes:
-        digest: SHA-256 over all that changes what it computes; its name and path do not.
-        rank: The highest of its layers.
+        digest: SHA-256 over all that its results depend on; not its name and path.
+        rank: Maximum rank of its layers.
         layers: Updates by the name of the model's linear layer.
-        invocation: Token ids that activate it (aLoRA); empty for an adapter of whole sequences.
+        invocation: Token ids that activate it (aLoRA); empty if it applies to whole sequences.
         num_bytes: Memory of its weights.
     """
 
@@ -94,7 +94,7 @@ class LoraAdapter:
 
 @dataclass(frozen=True, slots=True)
 class AdapterSegment:
-    """Rows ``first .. end`` of a step, which one adapter computes."""
+    """Rows ``first .. end`` of a step with one adapter."""
 
     first: int
     end: int
@@ -103,7 +103,7 @@ class AdapterSegment:
 
 @dataclass(frozen=True, slots=True)
 class StepAdapters:
-    """The rows of a step that adapters compute.
+    """The rows of a step with adapters.
 
     Attributes:
         segments: Ascending, without overlap, at least one.
@@ -113,7 +113,7 @@ class StepAdapters:
 
     @classmethod
     def of(cls, plan: StepPlan, loaded: Mapping[bytes, LoraAdapter]) -> "StepAdapters | None":
-        """Find the adapters of a plan's sequences; None if all rows are the base model's."""
+        """Return the adapters of a plan's sequences; None if no row has one."""
         segments: list[AdapterSegment] = []
         end = 0
         for sequence in plan.sequences:
@@ -130,7 +130,7 @@ class StepAdapters:
         return cls(tuple(segments)) if segments else None
 
     def rows_of_each(self) -> dict[LoraAdapter, Ints]:
-        """Return the rows of each adapter, ascending: the library computes them together."""
+        """Return the rows of each adapter, ascending."""
         rows: dict[LoraAdapter, list[Ints]] = {}
         for segment in self.segments:
             span = np.arange(segment.first, segment.end)
@@ -138,7 +138,7 @@ class StepAdapters:
         return {adapter: np.concatenate(spans) for adapter, spans in rows.items()}
 
     def of_rows(self, rows: Ints) -> "StepAdapters":
-        """Return the same for some of the rows, ascending, which are numbered anew."""
+        """Return the same for some of the rows, ascending, renumbered from 0."""
         bounds = np.searchsorted(rows, [(s.first, s.end) for s in self.segments]).tolist()
         pairs = zip(bounds, self.segments, strict=True)
         return StepAdapters(

@@ -1,6 +1,6 @@
-"""Reads the config of a LoRA adapter of ``peft``; refuses by name what cannot be served exactly.
+"""Reads the config of a LoRA adapter of ``peft``, and refuses what cannot be served exactly.
 
-Nothing is ignored that would change the result, and nothing in the file may take long to read.
+No entry that would change the result is ignored, and no file may take long to read.
 """
 
 import json
@@ -31,10 +31,10 @@ _UNSERVED: Mapping[str, str] = {
     "arrow_config": "Arrow routers are not served",
     "megatron_config": "Megatron's parallel layers are not served",
 }
-"""Entries of a config that are refused unless they are unset."""
+"""Entries of a config that are refused if they are set."""
 
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
-"""Values of ``init_lora_weights`` with which the base model's weights change, too."""
+"""Values of ``init_lora_weights`` that also change the base model's weights."""
 
 _COSTLY = re.compile(r"\)[*+?{]|(.*[*+{]){5}", re.DOTALL)
 """Regular expressions whose search may take too long."""
@@ -42,14 +42,14 @@ _COSTLY = re.compile(r"\)[*+?{]|(.*[*+{]){5}", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class LoraConfig:
-    """What a config says of an adapter that can be served.
+    """The config of an adapter that can be served.
 
     Attributes:
-        rank: Rank of layers without one of their own.
-        alpha: Likewise; the update's factor is this by the rank.
+        rank: Default rank of a layer.
+        alpha: Default alpha of a layer; the update's factor is alpha divided by the rank.
         ranks: Ranks by suffix or regular expression of a layer's name, as in ``peft``.
         alphas: Likewise.
-        use_rslora: Whether the factor is by the rank's root instead.
+        use_rslora: Whether alpha is divided by the square root of the rank instead.
         base: Name of the base model, for messages.
         invocation: Token ids that activate the adapter; empty if it always applies.
     """
@@ -69,15 +69,15 @@ class LoraConfig:
     def scale_of(self, layer: str) -> float:
         """Return the factor of a layer's update."""
         rank = self.rank_of(layer)
-        by = math.sqrt(rank) if self.use_rslora else rank
-        return _of_pattern(self.alphas, layer, self.alpha) / by
+        divisor = math.sqrt(rank) if self.use_rslora else rank
+        return _of_pattern(self.alphas, layer, self.alpha) / divisor
 
 
 def read_config(folder: Path, vocab_size: int) -> LoraConfig:
     """Read and check an adapter's config.
 
     Raises:
-        RequestError: It cannot be read, or asks for what is not served.
+        RequestError: It cannot be read, or is not supported.
     """
     config = _read(folder)
     _refuse_unserved(folder, config)
@@ -111,7 +111,7 @@ def _read(folder: Path) -> dict[str, Any]:
 
 
 def _refuse_unserved(folder: Path, config: dict[str, Any]) -> None:
-    """Refuse what would compute something else than this engine does."""
+    """Refuse entries that this engine does not support."""
     for name, reason in _UNSERVED.items():
         if config.get(name):
             raise RequestError(f"adapter {str(folder)!r} has {name}={config[name]!r:.80}: {reason}")
@@ -138,7 +138,7 @@ def _number(folder: Path, name: str, value: Any, *kinds: type) -> Any:
 
 
 def _patterns(folder: Path, name: str, config: dict[str, Any], *kinds: type) -> Mapping[str, float]:
-    """Return numbers by pattern; the patterns are searched in the names of all layers."""
+    """Return numbers by pattern; the patterns are matched with the names of all layers."""
     patterns = config.get(name) or {}
     if not isinstance(patterns, dict):
         raise RequestError(f"{folder / CONFIG_FILE}: {name} must map names to numbers")

@@ -1,7 +1,7 @@
 """Reads a LoRA adapter from a directory of ``peft`` and checks it against the model.
 
-``adapter_config.json`` says how (``lora_config``), ``adapter_model.safetensors`` holds ``lora_A``
-and ``lora_B`` of each linear layer. Everything is read and checked before anything changes.
+``adapter_config.json`` is its config (``lora_config``), and ``adapter_model.safetensors`` has
+``lora_A`` and ``lora_B`` of each linear layer. All is read and checked before anything changes.
 """
 
 import hashlib
@@ -21,10 +21,10 @@ from transformers.pytorch_utils import Conv1D
 from ostinato.core.errors import RequestError
 from ostinato.runner.lora import LoraAdapter, LoraLayer, PackedLoraLayer, pack_layers
 from ostinato.runner.lora_config import WEIGHTS_FILE, LoraConfig, read_config
-from ostinato.runner.lora_records import can_pack
+from ostinato.runner.lora_updates import can_pack
 
 _HEAD_BYTES = 2**23
-"""Most bytes of the head of a file of weights: each tensor takes some 150 of them."""
+"""Maximum bytes of the header of a weight file, in which each tensor takes some 150."""
 
 _PREFIX = "base_model.model."
 _KEY = re.compile(r"(?P<layer>.+)\.(?P<part>lora_[AB])(\.default)?\.weight")
@@ -32,11 +32,11 @@ _KEY = re.compile(r"(?P<layer>.+)\.(?P<part>lora_[AB])(\.default)?\.weight")
 
 @dataclass(frozen=True, slots=True)
 class LoraLimits:
-    """What an adapter may take.
+    """Limits of an adapter.
 
     Attributes:
-        max_rank: Highest rank of a layer.
-        num_bytes: Memory that is left for its weights.
+        max_rank: Maximum rank of a layer.
+        num_bytes: Memory left for its weights.
         max_bytes: Memory for the weights of all adapters, for messages.
     """
 
@@ -54,8 +54,7 @@ def read_adapter(path: str | Path, model: PreTrainedModel, limits: LoraLimits) -
         limits: Limits of rank and bytes.
 
     Raises:
-        RequestError: It cannot be read, cannot be served, belongs to another model, or is above
-            a limit; the message says which and what to do.
+        RequestError: It cannot be read or served, is for another model, or exceeds a limit.
     """
     folder = Path(path)
     config = read_config(folder, model.get_input_embeddings().weight.shape[0])
@@ -97,7 +96,7 @@ def _read_pairs(folder: Path, limits: LoraLimits) -> dict[str, dict[str, Tensor]
 
 
 def _read_tensors(folder: Path, path: Path, limits: LoraLimits) -> dict[str, Tensor]:
-    """Read a file of weights whole: a mapped one could be cut short by another program."""
+    """Read a weight file into memory: another program could truncate a mapped file."""
     try:
         _check_bytes(folder, path.stat().st_size, limits, "file ")
         with path.open("rb") as file:
@@ -123,7 +122,7 @@ class _BaseModel:
     """The layers of a model that adapters may change."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """Find them by name."""
+        """Collect them by name."""
         self._model = model
         self._modules = dict(model.named_modules())
         self._decoder = set(model.get_decoder().modules())

@@ -1,8 +1,8 @@
-"""Keeps the memory of large temporaries (malloc settings).
+"""Keeps the memory of large temporaries for the next step (malloc settings).
 
-glibc returns a large freed block to the kernel, which zeroes each page when it is allocated again:
-tens of thousands of page faults in a step of 512 tokens. Set to keep blocks of up to 32 MiB, its
-maximum, glibc has them ready for the next step.
+By default glibc returns a large freed block to the kernel, which zeroes each page when it is
+allocated again: tens of thousands of page faults in a step of 512 tokens. Here it is configured to
+keep blocks of up to 32 MiB, its maximum.
 
 This affects the whole process. The kept memory is bounded, and nothing is changed if the user
 configured glibc by ``GLIBC_TUNABLES`` or a variable that begins with ``MALLOC_``.
@@ -16,10 +16,10 @@ import platform
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 LARGEST_KEPT_BYTES = 32 * 2**20
-"""Larger blocks come from the kernel and go back to it: glibc's own limit, on 64 bits."""
+"""Larger blocks are always returned to the kernel: glibc's own limit, on 64 bits."""
 
 MOST_KEPT_BYTES = 256 * 2**20
-"""Free memory at the end of the heap that is kept for the next step."""
+"""Maximum free memory at the end of the heap that is kept."""
 
 
 @functools.cache
@@ -27,9 +27,9 @@ def keep_large_blocks() -> bool:
     """Configure glibc to keep the memory of large temporaries, once per process.
 
     Returns:
-        Whether it was configured: not without glibc, or if the environment does so.
+        Whether it was configured: not without glibc, or if the environment configures it.
     """
-    if platform.libc_ver()[0] != "glibc" or _is_settled(os.environ):
+    if platform.libc_ver()[0] != "glibc" or _is_configured(os.environ):
         return False
     mallopt = ctypes.CDLL(None).mallopt
     mallopt.argtypes, mallopt.restype = (ctypes.c_int, ctypes.c_int), ctypes.c_int
@@ -37,7 +37,7 @@ def keep_large_blocks() -> bool:
     return bool(kept and mallopt(_M_TRIM_THRESHOLD, MOST_KEPT_BYTES))
 
 
-def _is_settled(environment: "os._Environ[str]") -> bool:
+def _is_configured(environment: "os._Environ[str]") -> bool:
     """Return whether the user has configured glibc."""
     tunables = environment.get("GLIBC_TUNABLES", "")
     return "glibc.malloc" in tunables or any(name.startswith("MALLOC_") for name in environment)

@@ -1,7 +1,7 @@
-"""How many blocks fit.
+"""Computes how many blocks fit.
 
-Three ways to say it, the first given wins: a number of blocks, a number of bytes, or a share
-of what the device has free, capped by what the running sequences could ever use.
+By a number of blocks, by a number of bytes, or else by a share of the device's free memory, limited
+to what the running sequences can use.
 """
 
 import os
@@ -12,7 +12,7 @@ import torch
 from ostinato.core.errors import ConfigError
 
 DEFAULT_SHARE = 0.5
-"""Share of free memory taken unasked: the rest is for activations and for other programs."""
+"""Default share of free memory: the rest is for activations and for other programs."""
 
 CGROUP = Path("/sys/fs/cgroup")
 
@@ -28,17 +28,17 @@ def num_blocks_for(
     reserved_bytes: int = 0,
     device: torch.device | str = "cpu",
 ) -> int:
-    """Return how many blocks the KV store shall have.
+    """Return the number of blocks of the KV store.
 
     Args:
         bytes_per_block: Bytes of one block over all layers.
         block_size: Tokens per block.
-        max_num_seqs: Most sequences that run at once.
-        max_model_len: Most tokens of one sequence.
-        num_blocks: If given, the answer.
-        kv_cache_memory: If given, bytes to fill with whole blocks.
-        reserved_bytes: Bytes of that memory, or of the share of what is free: for states.
-        device: Whose free memory is looked at otherwise.
+        max_num_seqs: Maximum number of running sequences.
+        max_model_len: Maximum tokens of one sequence.
+        num_blocks: The result, if given.
+        kv_cache_memory: Bytes to fill with blocks, if given.
+        reserved_bytes: Bytes of this memory that states take.
+        device: Device whose free memory is used otherwise.
 
     Raises:
         ConfigError: Not even one block fits, or both settings were given.
@@ -61,10 +61,10 @@ def num_blocks_for(
 
 
 def memory_for(kv_cache_memory: int | None, device: torch.device | str) -> tuple[int, str]:
-    """Return the bytes that keys, values and states may take, and which setting says so.
+    """Return the bytes that keys, values and states may take, and the setting behind them.
 
     Raises:
-        ConfigError: None are given, and it is unknown what the device has free.
+        ConfigError: The setting is not given, and the device's free memory is unknown.
     """
     if kv_cache_memory is not None:
         return kv_cache_memory, f"kv_cache_memory={kv_cache_memory:,}"
@@ -78,10 +78,10 @@ def memory_for(kv_cache_memory: int | None, device: torch.device | str) -> tuple
 
 
 def available_bytes(device: torch.device | str = "cpu") -> int | None:
-    """Return the bytes that can still be taken on a device; None if nothing tells.
+    """Return the free memory of a device in bytes; None if it is unknown.
 
-    On a CPU that is what the kernel could give away without swapping, within the limit of
-    the container, if there is one.
+    On a CPU this is what the kernel can provide without swapping, within the limit of the
+    container, if there is one.
     """
     device = torch.device(device)
     if device.type == "cuda":
@@ -100,7 +100,7 @@ def _at_least_one(num_blocks: int, setting: str, bytes_per_block: int) -> int:
 
 
 def _machine_bytes() -> int | None:
-    """Return MemAvailable, or the free pages where the kernel is not Linux."""
+    """Return MemAvailable, or all memory if the kernel is not Linux."""
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         for line in meminfo.read_text().splitlines():
@@ -113,7 +113,7 @@ def _machine_bytes() -> int | None:
 
 
 def _container_bytes() -> int | None:
-    """Return what is left under the control group's limit, version 2 or 1."""
+    """Return what is left of the control group's limit, version 2 or 1."""
     for limit, usage in (
         ("memory.max", "memory.current"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),

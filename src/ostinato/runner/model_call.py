@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from ostinato.runner.attention.registration import STEP_KEYWORD, LayerAttention
 from ostinato.runner.inputs import Ints
 from ostinato.runner.lora import LoraAdapter, StepAdapters
-from ostinato.runner.lora_records import add_updates
+from ostinato.runner.lora_updates import add_updates
 from ostinato.runner.states.mixers import bind_mixers
 
 
@@ -20,13 +20,13 @@ class ModelCall:
 
     Attributes:
         model: In evaluation mode.
-        vocab_size: How many ids have an embedding.
+        vocab_size: Number of ids with an embedding.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """Find out whether the model can leave out logits that are not needed.
+        """Wrap a model.
 
-        Effects: the model's layers with a state ask the steps of these calls for it.
+        Effects: binds the model's layers with a state to the steps of these calls.
         """
         self.model = model
         self.vocab_size = cast(Tensor, model.get_input_embeddings().weight).shape[0]
@@ -53,17 +53,16 @@ class ModelCall:
         Args:
             input_ids: Shape (num_tokens,), int64.
             position_ids: Shape (num_tokens,), or (3, num_tokens) for time, row and column, int64;
-                None lets the model count by itself.
-            step: What the layers' attention is handed; None for the model's own attention.
+                None lets the model compute them.
+            step: The attention of the layers; None for the model's own attention.
             rows: Rows whose logits are wanted, shape (num_rows,), int64; None wants all.
             adapters: Rows that adapters compute; None is none.
-            vectors: What goes into the first layer in place of the ids' embeddings, shape
-                (num_tokens, width).
-            later: What is added behind each of the first layers, shape (num_later, num_tokens,
-                width); None for nothing.
+            vectors: Replaces the embeddings of the ids, shape (num_tokens, width).
+            later: Added to the output of each of the first layers, shape (num_later, num_tokens,
+                width); None adds nothing.
 
-        Effects: hooks on the linear layers that an adapter is the first to change, and on the
-        layers behind which something is added.
+        Effects: adds hooks to the linear layers that an adapter changes for the first time, and to
+            the layers whose output is added to.
         """
         keywords: dict[str, Any] = {} if step is None else {STEP_KEYWORD: step}
         if position_ids is not None:
@@ -90,9 +89,9 @@ class ModelCall:
         return logits
 
     def hand_step_to_attention(self) -> None:
-        """Give each attention module the step itself, where layers drop keywords (StableLM).
+        """Pass the step to each attention module directly, if layers drop keywords (StableLM).
 
-        Effects: hooks on the model's attention modules, which act during calls of this object.
+        Effects: adds hooks to the model's attention modules, active during calls of this object.
         """
         for module in self.model.modules():
             if isinstance(getattr(module, "layer_idx", None), int) and _takes_keywords(module):
@@ -104,7 +103,7 @@ class ModelCall:
         return inputs, keywords if self._step is None else {**keywords, STEP_KEYWORD: self._step}
 
     def _hook_linears(self, adapter: LoraAdapter) -> None:
-        """Let each linear layer that an adapter changes add the updates of a call."""
+        """Add a hook for updates to each linear layer that an adapter changes."""
         for name in adapter.layers.keys() - self._adapted:
             module = self.model.get_submodule(name)
             module.register_forward_hook(partial(self._with_updates, name))
@@ -121,7 +120,7 @@ class ModelCall:
         return rows.view(output.shape)
 
     def _hook_layers(self, number: int) -> None:
-        """Let each of the first layers add what a call brings for it."""
+        """Add a hook to each of the first layers that adds the vectors of a call."""
         layers = cast(Any, self.model.get_decoder()).layers
         for index in range(self._num_hooked, number):
             layers[index].register_forward_hook(partial(self._with_later, index))
@@ -133,11 +132,11 @@ class ModelCall:
         return output if self._later is None else output + self._later[index]
 
     def _tensor(self, numbers: Ints) -> Tensor:
-        """Put numbers where the model is."""
+        """Return numbers on the model's device."""
         return torch.from_numpy(numbers).to(self.model.device)
 
 
 def _takes_keywords(module: nn.Module) -> bool:
-    """Say whether a module can be called with keywords that it does not name."""
+    """Return whether a module can be called with keywords that it does not name."""
     parameters = inspect.signature(module.forward).parameters.values()
     return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)

@@ -1,6 +1,6 @@
-"""Loads a model, and makes sure that it can be served correctly."""
+"""Loads a model, and checks that it can be served correctly."""
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -10,11 +10,10 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ostinato.core.config import one_of
-from ostinato.errors import MissingTokenizer, UnsupportedModel
+from ostinato.errors import ConfigError, MissingTokenizer, UnsupportedModel
 from ostinato.runner.attention.registration import register
 from ostinato.runner.checkpoint import fingerprint, quantized_fingerprint, weight_files
 from ostinato.runner.compressed_codes import codes_of_layers
-from ostinato.runner.device import resolve_device
 from ostinato.runner.forward.fused import FusedForward
 from ostinato.runner.forward.packing import why_unpacked
 from ostinato.runner.forward.quantized import Quantization
@@ -39,8 +38,7 @@ from ostinato.runner.pretrained import (
     torch_dtype,
 )
 from ostinato.runner.probe import probe_model
-from ostinato.runner.quantization import check_quantization
-from ostinato.runner.row_watch import quantization_settings
+from ostinato.runner.quantization import check_quantization, quantization_settings
 from ostinato.runner.settings import AttentionName, DtypeName, ForwardName, QuantizationName
 from ostinato.runner.states.store import StateSpec
 from ostinato.runner.vision import Vision, load_vision, take_encoder
@@ -59,17 +57,17 @@ class LoadedModel:
         config: Its config.
         tokenizer: Its tokenizer; None if the checkpoint has none.
         eos_token_ids: Ids that end a text.
-        length_limit: Most tokens of a sequence, and why.
-        vocab_size: Ids run from 0 to one below.
-        dtype: In which it computes.
-        device: Where it computes.
+        length_limit: Maximum tokens of a sequence, and why.
+        vocab_size: Number of ids.
+        dtype: Compute dtype.
+        device: Device of the model.
         fingerprint: SHA-256 over config and weights, and the name of their quantization.
-        kv_spec: What each layer keeps of a token.
-        state_spec: What each layer carries from token to token.
+        kv_spec: KV per token of each layer.
+        state_spec: States of the layers that have one.
         forward: How steps are computed, and why not faster.
-        quantization: How linear layers were quantized when they were loaded; None for not at all.
-        vision: The encoder of images; None if text alone is served.
-        why_no_images: Why that is so; empty if images are served.
+        quantization: Quantization of the linear layers; None if they are not quantized.
+        vision: The image encoder; None if only text is served.
+        why_no_images: Why only text is served; empty if images are.
     """
 
     name: str
@@ -98,12 +96,12 @@ class LoadedModel:
 
     @property
     def fused(self) -> FusedForward | None:
-        """Computes steps in place of the model; None where the model does so itself."""
+        """Computes steps in place of the model; None if the model computes them itself."""
         return self.forward.fused
 
     @property
     def max_model_len(self) -> int:
-        """Most tokens of a sequence, prompt and output together."""
+        """Maximum tokens of a sequence, prompt and output together."""
         return self.length_limit.num_tokens
 
     def require_tokenizer(self) -> PreTrainedTokenizerBase:
@@ -130,21 +128,21 @@ def load_model(
     quantization: QuantizationName | None = None,
     images: bool = True,
 ) -> LoadedModel:
-    """Load a model and make sure that it can be served correctly.
+    """Load a model and check that it can be served correctly.
 
     Args:
         name: A model's name, a directory, a GGUF file, or a hub repository.
-        dtype: In which to compute; ``auto`` is that of the checkpoint, for GGUF float32.
-        device: Where to compute.
-        attention: Who computes attention, and so is held against the model's own.
+        dtype: Compute dtype; ``auto`` is that of the checkpoint, for GGUF float32.
+        device: Device to compute on.
+        attention: The attention that is compared with the model's own.
         forward: How steps may be computed, see ``runner.forward.select_forward``.
         revision: Branch, tag or commit of a hub repository.
         quantization: Quantization of the linear layers; None leaves their weights as they are.
-        images: Whether to keep the encoder of images, if the model has one.
+        images: Whether to keep the image encoder, if the model has one.
 
     Raises:
-        ConfigError: An unknown dtype or forward, a device that is not there, or one on which
-            quantized weights are not computed with.
+        ConfigError: An unknown dtype or forward, a device that does not exist, or one without
+            support for quantized weights.
         ModelNotFound: No such model.
         BrokenCheckpoint: Files are missing or damaged, or weights do not fit the config.
         UnsupportedModel: It would load, but could not be served correctly.
@@ -153,11 +151,11 @@ def load_model(
     """
     one_of("dtype", dtype, get_args(DtypeName))
     one_of("forward", forward, get_args(ForwardName))
-    device = resolve_device(device)
+    device = _resolve_device(device)
     quantized = None if quantization is None else Quantization.named(quantization)
     register()
     path = resolve_model(name, revision)
-    with quiet(), _opened(path):
+    with quiet(), open_gguf(path) if path.is_file() else nullcontext():
         config = load_config(path)
         files = weight_files(path)
         check_config(config)
@@ -197,13 +195,36 @@ def load_model(
     )
 
 
+def _resolve_device(name: torch.device | str) -> torch.device:
+    """Return a device, such as ``"cpu"`` or ``"cuda:1"``, after allocating one number on it.
+
+    Raises:
+        ConfigError: There is no such device here.
+    """
+    if not isinstance(name, (str, torch.device)):
+        raise ConfigError(_no_device(name, "must be the name of a device"))
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch raises all three
+        raise ConfigError(_no_device(name, str(error).strip().splitlines()[0])) from error
+    if device.type == "meta":
+        raise ConfigError(_no_device(name, "it has shapes, but no data"))
+    return device
+
+
+def _no_device(name: object, reason: str) -> str:
+    shown = str(name) if isinstance(name, torch.device) else name
+    return f"device={shown!r}: {reason}; 'cpu' is always there"
+
+
 def _load_vision(
     path: Path,
     encoder: nn.Module | None,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase | None,
 ) -> tuple[Vision | None, str]:
-    """Return the encoder of images, or why there is none."""
+    """Return the image encoder, or why there is none."""
     if encoder is None:
         return None, f"images of {model.config.model_type} are not served"
     try:
@@ -215,7 +236,7 @@ def _load_vision(
 def _read_words(
     path: Path, files: tuple[Path, ...], config: PreTrainedConfig, dtype: torch.dtype
 ) -> WordCheckpoint | None:
-    """Read a checkpoint whose codes are in words of 32 bits; None if it is none."""
+    """Read a checkpoint whose codes are in words of 32 bits; None for any other."""
     for settings in quantization_settings(config):
         if is_in_words(settings):
             return read_words(path, files, settings, dtype)
@@ -225,7 +246,7 @@ def _read_words(
 def _codes_of_checkpoint(
     path: Path, model: PreTrainedModel, words: WordCheckpoint | None
 ) -> Quantization | None:
-    """Return the codes that a checkpoint came with; None where they cannot be computed with."""
+    """Return the checkpoint's own codes; None if there are none, or they are not supported here."""
     if why_unpacked(model.dtype, model.device) is not None:
         return None
     if words is not None:
@@ -233,13 +254,8 @@ def _codes_of_checkpoint(
     return codes_of_file(path, model) if path.is_file() else codes_of_layers(model)
 
 
-def _opened(path: Path) -> AbstractContextManager[None]:
-    """Check a file before it is read, and read it once."""
-    return open_gguf(path) if path.is_file() else nullcontext()
-
-
 def _drop_encoders(model: PreTrainedModel) -> None:
-    """Take encoders of images and sound out of a model: text never calls them."""
+    """Remove encoders of images and sound from a model: text never calls them."""
     decoder = model.get_decoder()
     for name, child in list(model.base_model.named_children()):
         if isinstance(child, PreTrainedModel) and child is not decoder:
@@ -247,7 +263,7 @@ def _drop_encoders(model: PreTrainedModel) -> None:
 
 
 def _eos_token_ids(model: PreTrainedModel) -> frozenset[int]:
-    """Return what ``generate`` would stop at."""
+    """Return the ids at which ``generate`` stops."""
     ids: Any = model.generation_config.eos_token_id if model.generation_config else None
     if ids is None:
         ids = model.config.get_text_config().eos_token_id

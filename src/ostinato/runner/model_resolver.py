@@ -1,4 +1,4 @@
-"""Finds the directory that a model's name means.
+"""Finds the directory or file of a model.
 
 In this order: a model embedded in the package, one that ``ostinato models get`` fetches, a
 directory, a GGUF file, a repository of the hub.
@@ -19,7 +19,7 @@ EMBEDDED_MODELS = ("tiny-shakespeare",)
 KNOWN_MODELS = (*EMBEDDED_MODELS, *FETCHED_MODELS)
 
 _WANTED_FILES = ["*.json", "*.jinja", "*.safetensors", "*.model", "*.txt"]
-"""What is fetched of a hub repository: no pickles, no code."""
+"""The files that are fetched from a hub repository: no pickles, no code."""
 
 
 def resolve_model(name: str | Path, revision: str | None = None) -> Path:
@@ -32,7 +32,7 @@ def resolve_model(name: str | Path, revision: str | None = None) -> Path:
 
     Raises:
         ModelNotFound: It is none of these, or the hub cannot be reached.
-        ConfigError: A revision was given, and the name is no hub repository's.
+        ConfigError: A revision was given, and the name is not that of a hub repository.
 
     Effects: may download into the hub's cache.
     """
@@ -63,7 +63,7 @@ def resolve_model(name: str | Path, revision: str | None = None) -> Path:
 
 
 def _local(name: str) -> Path | None:
-    """Return the model that a name means on this machine; None if it means none here.
+    """Return the model of a name on this machine; None if there is none.
 
     Raises:
         ModelNotFound: It is known by name, and was not fetched.
@@ -79,5 +79,5 @@ def _local(name: str) -> Path | None:
 
 
 def _looks_like_a_path(name: str) -> bool:
-    """Whether a name cannot be a hub repository's, so that no network needs to be asked."""
+    """Return whether a name cannot be that of a hub repository."""
     return not name or name[0] in "./~" or name.count("/") > 1 or "\\" in name

@@ -20,9 +20,10 @@ from ostinato.runner.image_step import ImageStep, SeeingAhead, adapted_ahead, la
 from ostinato.runner.image_store import ImageStore
 from ostinato.runner.inputs import StepInputs, build_inputs
 from ostinato.runner.layer_groups import LayerGroups, one_group
+from ostinato.runner.logprobs import token_logprobs
 from ostinato.runner.lora import LoraAdapter, StepAdapters
 from ostinato.runner.model_loader import LoadedModel
-from ostinato.runner.sampler import Sampler, prompt_logprobs
+from ostinato.runner.sampler import Sampler
 from ostinato.runner.states.step import StateStep
 from ostinato.runner.states.store import StateStore
 
@@ -33,12 +34,12 @@ class ModelRunner:
     Attributes:
         loaded: The model.
         groups: Which layers share block tables.
-        attention: Who reads the blocks.
+        attention: The attention backend.
         kv_stores: Keys and values of all blocks, one store per group.
         images: The images of live requests; None for a model that serves text alone.
         adapters: Loaded adapters by their digests.
         states: States of all slots.
-        num_tokens_computed: Tokens that went through the model so far, law 1's witness.
+        num_tokens_computed: Tokens that the model has computed so far, to test law 1.
     """
 
     def __init__(
@@ -58,8 +59,8 @@ class ModelRunner:
             num_blocks: Blocks of the store; one number per group if there are several.
             block_size: Tokens per block.
             kv_dtype: Format of keys and values; None is the model's dtype.
-            attention: Who reads the blocks; None is plain torch.
-            groups: Which layers share block tables; None lets all of them share one.
+            attention: The attention backend; None is plain torch.
+            groups: Which layers share block tables; None is one group.
             num_state_slots: Slots for the states of layers that carry one.
 
         Raises:
@@ -93,8 +94,8 @@ class ModelRunner:
         Returns:
             Samples and prompt log-probs, in the plan's order.
 
-        Effects: writes the plan's slots in every layer, and the states that it names. If it
-        raises, those hold anything and all others what they held; the next step may follow.
+        Effects: writes the plan's slots in every layer, and its states. If it raises, their
+            content is undefined and all others are unchanged; the next step may follow.
         """
         longest = max(sequence.end for sequence in plan.sequences)
         assert longest <= self.loaded.max_model_len, "the scheduler knows the model's limit"
@@ -109,7 +110,7 @@ class ModelRunner:
         logits = self.forward(inputs, adapters, laid_out)
         self.states.copy(plan.state_saves)
         self.num_tokens_computed += plan.num_tokens
-        return self._result(plan, inputs, logits)
+        return self.sample(plan, inputs, logits)
 
     def forward(
         self,
@@ -122,7 +123,9 @@ class ModelRunner:
             self.attention.start(metadata, store)
             for metadata, store in zip(inputs.groups, self.kv_stores, strict=True)
         )
-        states = None if inputs.states is None else StateStep(inputs.states, self.states)
+        states = None
+        if inputs.state_slots is not None:
+            states = StateStep(inputs.state_slots, inputs.groups[0], self.states)
         step = GroupedStep(steps, self.groups.of_layer, states)
         ids, rows = inputs.input_ids, inputs.logit_rows
         if images is None:
@@ -135,10 +138,10 @@ class ModelRunner:
             return self._call(ids, positions, attention, rows, adapters, vectors)
         return self.loaded.call(ids, positions, attention, rows, adapters, vectors, images.later)
 
-    def _result(self, plan: StepPlan, inputs: StepInputs, logits: Tensor) -> StepResult:
-        """Sample where asked to, and give prompt tokens their log-probs."""
+    def sample(self, plan: StepPlan, inputs: StepInputs, logits: Tensor) -> StepResult:
+        """Sample tokens, and compute prompt log-probs."""
         tasks = [s.sample for s in plan.sequences if s.sample is not None]
-        rows = logits  # nearly always all of them: only prompt log-probs want others
+        rows = logits  # nearly always all of them: only prompt log-probs need others
         if len(tasks) < len(logits):
             rows = logits[torch.from_numpy(inputs.sample_rows).to(logits.device)]
         sampled = iter(self._sampler.sample(rows, tasks))
@@ -156,8 +159,5 @@ class ModelRunner:
         self, plan: StepPlan, inputs: StepInputs, logits: Tensor, index: int
     ) -> tuple[tuple[TokenLogprob, ...], ...]:
         rows, sequence = inputs.prompt_rows[index], plan.sequences[index]
-        if not rows:
-            return ()
-        return prompt_logprobs(
-            logits[rows.start : rows.stop], sequence.prompt_targets, sequence.num_prompt_logprobs
-        )
+        counts = [sequence.num_prompt_logprobs] * len(rows)
+        return token_logprobs(logits, rows, sequence.prompt_targets, counts) if rows else ()

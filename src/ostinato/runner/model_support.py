@@ -1,25 +1,24 @@
 """Checks that a model can be served correctly.
 
-Two nets. Here are the rules that a config can be held against before gigabytes are read; what
-they let through, the probe tries out. The rules are about prefixes: the keys and values of a
-token must follow from the tokens up to it and from nothing else, or they cannot be shared.
+The rules here are checked on a config, before gigabytes are read; models that pass are then tried
+by the probe. The rules are about prefixes: the keys and values of a token must depend only on the
+tokens up to it, or they cannot be shared.
 
 ==============================  ==========================================================
 refused                         why
 ==============================  ==========================================================
 encoder-decoder                 every token sees the encoder's output, which is no prefix
-chunked attention (Llama 4)     which tokens are seen does not follow from a window
+chunked attention (Llama 4)     a window does not determine which tokens are seen
 bidirectional attention         a token's keys change when tokens follow
 states of unknown kinds (RWKV)  see ``states.recurrences`` for those that are known
 no attention interface (ALiBi)  the attention cannot be replaced by one that reads blocks
-unknown kinds of RoPE           frequencies might depend on how long the call is
+unknown kinds of RoPE           frequencies might depend on the length of the call
 ==============================  ==========================================================
 
-Models for images and text serve text with their language model; which take images as well,
-``vision`` says.
+Models for images and text serve text with their language model; for images, see ``vision``.
 
-Dynamic and long RoPE change every frequency once a call reaches past a certain position; up
-to there they are plain RoPE. Such models are served up to there.
+Dynamic and long RoPE change every frequency once a call exceeds a certain length; up to it they are
+plain RoPE. Such models are served up to that length.
 """
 
 from collections.abc import Iterator, Mapping
@@ -34,7 +33,7 @@ from ostinato.runner.attention.registration import ATTENTION_NAME
 from ostinato.runner.vision_families import FAMILIES
 
 UNLIMITED_TOKENS = 2**31
-"""Stands for "no limit of its own" where a config names none."""
+"""The limit if a config has none."""
 
 _ATTENDING_LAYERS = {"full_attention", "sliding_attention", "attention"}
 _STATE_LAYERS = {"linear_attention", "mamba", "conv", "hybrid"}
@@ -45,11 +44,11 @@ _LENGTH_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_l
 
 @dataclass(frozen=True, slots=True)
 class LengthLimit:
-    """How long a sequence may become.
+    """Maximum length of a sequence.
 
     Attributes:
-        num_tokens: Most tokens, prompt and output together.
-        reason: Which setting of the config says so.
+        num_tokens: Maximum tokens, prompt and output together.
+        reason: The setting of the config behind it.
     """
 
     num_tokens: int
@@ -57,10 +56,10 @@ class LengthLimit:
 
 
 def check_config(config: PreTrainedConfig) -> None:
-    """Refuse what cannot be served, judging by the config alone.
+    """Refuse what cannot be served, by the config alone.
 
     Raises:
-        UnsupportedModel: Saying why.
+        UnsupportedModel: With the reason.
     """
     kind = config.model_type
     try:
@@ -91,14 +90,14 @@ def check_config(config: PreTrainedConfig) -> None:
 
 
 def auto_class(config: PreTrainedConfig) -> Any:
-    """Return which class of ``transformers`` builds a config's model with a head for tokens.
+    """Return the class of ``transformers`` that builds a config's model with a language head.
 
     Raises:
         UnsupportedModel: There is none.
     """
     classes: list[Any] = [AutoModelForCausalLM, AutoModelForImageTextToText]
     if config.model_type in FAMILIES:
-        classes.reverse()  # the first would leave the encoder of images out
+        classes.reverse()  # the first would leave out the image encoder
     for auto in classes:
         if type(config) in auto._model_mapping:
             return auto
@@ -111,8 +110,8 @@ def check_attention_interface(config: PreTrainedConfig) -> None:
     Builds the model without memory for its weights.
 
     Raises:
-        UnsupportedModel: There is no causal language model of that type, or it has attention
-            of its own.
+        UnsupportedModel: There is no causal language model of that type, or its attention cannot
+            be replaced.
     """
     try:
         with torch.device("meta"):
@@ -124,7 +123,7 @@ def check_attention_interface(config: PreTrainedConfig) -> None:
         ) from error
     except UnsupportedModel:
         raise
-    except Exception as error:  # a config that a model class cannot use raises whatever it likes
+    except Exception as error:  # a config that a model class cannot use may raise anything
         reason = f"{type(error).__name__}: {error}".strip().splitlines()[0]
         raise UnsupportedModel(
             f"{config.model_type} cannot be built as a causal language model: {reason}"
@@ -132,7 +131,7 @@ def check_attention_interface(config: PreTrainedConfig) -> None:
 
 
 def length_limit(config: PreTrainedConfig) -> LengthLimit:
-    """Return how long a sequence may become before the model stops being right."""
+    """Return the length of a sequence up to which the model is correct."""
     text_config = config.get_text_config()
     limit = LengthLimit(UNLIMITED_TOKENS, "no limit in the config")
     for name in _LENGTH_NAMES:

@@ -1,4 +1,4 @@
-"""A store that torch reads.
+"""A KV store in plain tensors.
 
 Each layer has one tensor of keys and one of values, indexed by slot, so gathering whole blocks
 copies long, contiguous runs::
@@ -13,8 +13,8 @@ copies long, contiguous runs::
      head 0: d0 d1 .. d(key_dim-1)                     are padded with it
      head 1: d0 d1 .. d(key_dim-1)
 
-In int8 a row is a head's codes and its scale, see ``kv_codes``. No other file depends on that
-order.
+In int8 a row is a head's codes and its scale, see ``kv_codes``. No other file depends on this
+layout.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from ostinato.runner.kv_codes import decode, encode, row_bytes
 from ostinato.runner.kv_store import Bytes, KVSpec, KVStore, LayerKV
 
 _PIECE_SLOTS = 4096
-"""Slots that are looked at in one go before they are zeroed."""
+"""Slots that are compared with zero in one operation."""
 
 
 class PlainKVStore(KVStore):
@@ -69,7 +69,7 @@ class PlainKVStore(KVStore):
         return self._read(keys), self._read(self._values[layer].index_select(0, slots))
 
     def zero(self, slots: Tensor) -> None:
-        """Forget the content of some slots in all layers; see ``KVStore``."""
+        """Overwrite slots with zeros in all layers; see ``KVStore``."""
         for tensor in (*self._keys.values(), *self._values.values()):
             for piece in slots.split(_PIECE_SLOTS):
                 if bool(tensor.index_select(0, piece).any()):
@@ -103,8 +103,8 @@ class PlainKVStore(KVStore):
     def _zeros(self, num_heads: int, dim: int) -> Tensor:
         """Return zeros of shape (num_slots, num_heads, dim), or dim + 4 in int8.
 
-        NumPy asks the kernel for zeroed pages, which cost nothing until written; torch would
-        fill them, seconds for many gigabytes.
+        NumPy gets zeroed pages from the kernel, which cost nothing until written; torch would
+        write them, which takes seconds for many gigabytes.
         """
         num_bytes = row_bytes(dim, self.dtype)
         shape = (self.num_slots, num_heads, num_bytes // self.dtype.itemsize)

@@ -1,7 +1,7 @@
 """Reads config, weights and tokenizer of a checkpoint with ``transformers``.
 
-What was loaded is checked afterwards, since the library would fill missing weights with random
-numbers and go on. Code that comes with a checkpoint is never run.
+What was loaded is checked, since the library would replace missing weights by random numbers. Code
+that comes with a checkpoint is never run.
 """
 
 import copy
@@ -36,7 +36,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep progress bars and advice of ``transformers`` off the screen for a while."""
+    """Suppress progress bars and warnings of ``transformers``."""
     verbosity = transformers_logging.get_verbosity()
     had_bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
@@ -52,28 +52,18 @@ def quiet() -> Iterator[None]:
 
 
 def load_config(path: Path) -> PreTrainedConfig:
-    """Read the config; code that comes with a checkpoint is never run."""
-    if path.is_file():
-        return _load_gguf_config(path)
-    model_type = read_config(path)["model_type"]
-    if model_type not in CONFIG_MAPPING:
+    """Read the config of a directory or of a GGUF file."""
+    if not path.is_file() and (kind := read_config(path)["model_type"]) not in CONFIG_MAPPING:
         raise UnsupportedModel(
-            f"model type {model_type!r} is not in the installed transformers, and code that "
-            "comes with checkpoints is not run"
+            f"model type {kind!r} is not in the installed transformers, and code that comes with "
+            "checkpoints is not run"
         )
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(**_origin(path))
-    except Exception as error:  # a model's own checks of its config raise whatever they like
+    except Exception as error:  # a model's checks of its config may raise anything
+        if path.is_file():
+            raise UnsupportedModel(f"{path} is not understood by transformers: {error}") from error
         raise BrokenCheckpoint(f"{path}: config.json is not understood: {error}") from error
-    return config
-
-
-def _load_gguf_config(path: Path) -> PreTrainedConfig:
-    """Read the config out of a file that is whole."""
-    try:
-        config: PreTrainedConfig = AutoConfig.from_pretrained(**_origin(path))
-    except Exception as error:  # unknown architectures end in whatever the reader stumbles over
-        raise UnsupportedModel(f"{path} is not understood by transformers: {error}") from error
     return config
 
 
@@ -101,7 +91,7 @@ def load_weights(
     architecture: Any = auto_class(config)
     if words is not None:
         config = _unquantized(config)
-        with torch.device("meta"):  # an automatic class wants a path
+        with torch.device("meta"):  # an automatic class needs a path
             architecture = type(architecture.from_config(config))
     try:
         loaded: Any = architecture.from_pretrained(
@@ -131,7 +121,7 @@ def load_weights(
 
 
 def _weights_of(path: Path, words: WordCheckpoint | None) -> dict[str, Any]:
-    """Return what tells ``transformers`` where weights are."""
+    """Return the arguments of ``transformers`` for the origin of weights."""
     if words is not None:
         return {"pretrained_model_name_or_path": None, "state_dict": words.state}
     if path.is_file():
@@ -163,7 +153,7 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerBase | None:
 
 
 def _origin(path: Path) -> dict[str, Any]:
-    """Return what tells ``transformers`` where a config, a tokenizer or weights are."""
+    """Return the arguments of ``transformers`` for the origin of a config, tokenizer or weights."""
     place: dict[str, Any] = {"pretrained_model_name_or_path": path}
     if path.is_file():
         place = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}

@@ -1,15 +1,15 @@
 """Compares a model with its own attention before it is served.
 
-What a model's config says and what its code does are two things. So each model answers a
-short random prompt twice before it is served: once with the attention that it came with, once
-through a small KV store, in chunks, in scattered blocks, beside a stranger::
+A model's config does not show everything that its code does. So each model computes a short random
+prompt twice before it is served: once with its own attention, and once through a small KV store, in
+chunks and scattered blocks, beside another sequence::
 
     its own       [0 ................................ 24)     one call, dense
-    ours          [0 .... 9) [9 ......... 21) 21  22  23      a stranger's tokens in each call
+    ours          [0 .... 9) [9 ......... 21) 21  22  23      each call with another sequence
 
-A layer that keeps a state of its own of which we do not know, looks across the row, or never asks
-us, cannot pass. What the two may differ by is what rounding explains, row by row, measured on the
-model itself.
+A layer that keeps an unknown state, attends across the row, or does not use our attention cannot
+pass. The logits may differ by as much as rounding explains, row by row, measured on the model
+itself.
 Cost: nine calls of the model with a few dozen tokens each.
 """
 
@@ -42,8 +42,8 @@ from ostinato.runner.kv_store import KVSpec, KVStore, LayerKV
 from ostinato.runner.layer_groups import one_group
 from ostinato.runner.model_call import ModelCall
 from ostinato.runner.native.store import TOKEN_GROUP
+from ostinato.runner.quantization import check_rows
 from ostinato.runner.rounding import in_roundings, rounding_noise
-from ostinato.runner.row_watch import RowWatch
 from ostinato.runner.settings import AttentionName
 from ostinato.runner.states.step import StateRecorder, StateStep
 from ostinato.runner.states.store import StateSpec, StateStore
@@ -52,7 +52,7 @@ _CHUNKS = (9, 12, 1, 1, 1)
 _NUM_TOKENS = sum(_CHUNKS)
 _BLOCK_SIZE = 4
 _MOST_ROUNDINGS = 4.0
-"""Largest difference of logits, in multiples of what rounding was seen to do. Every tested family
+"""Maximum difference of logits, in multiples of the measured rounding noise. Every tested family
 stays below 0.8 in bfloat16 and 0.2 in float32."""
 
 
@@ -72,15 +72,15 @@ class StepCall(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Probed:
-    """What was seen of a model that passed.
+    """What the probe found out about a model that passed.
 
     Attributes:
-        spec: What each layer keeps of a token.
-        states: What each layer carries from token to token.
-        styles: How each layer asked for its scores to be made.
-        attention: Who computed it, if possible.
+        spec: KV per token of each layer.
+        states: States of the layers that have one.
+        styles: Parameters of each layer's attention.
+        attention: The requested attention.
         logits: Logits of the prompt, from ``through_blocks``, float64.
-        noise: How far rounding moves each row of them, as ``rounding_noise`` gives it.
+        noise: Rounding noise of each row of them, see ``rounding_noise``.
     """
 
     spec: KVSpec
@@ -99,17 +99,14 @@ def probe_model(
     Args:
         model: In evaluation mode, loaded with our attention.
         call: Calls it.
-        attention: Who computes ours, if possible; the blocks are as small as it allows.
-
-    Returns:
-        What was seen of it.
+        attention: Computes our attention, if possible; blocks are as small as it allows.
 
     Raises:
-        UnsupportedModel: They differ, a layer never asked us or asked for what we do not
-            know, or the model fails without an attention of its own.
+        UnsupportedModel: They differ, a layer does not use our attention or passes unknown
+            arguments, or the model fails without its own attention.
 
-    Effects: the model is left with our attention; its attention modules may get the step from
-    ``call`` from now on.
+    Effects: the model keeps our attention; its attention modules may get the step from ``call``
+        from now on.
     """
     prompt, _ = _prompts(call.vocab_size)
     with torch.inference_mode():
@@ -136,7 +133,7 @@ def probe_model(
 
 
 def _observe_reached(model: PreTrainedModel, call: ModelCall, prompt: "array[int]") -> "_Recorder":
-    """Observe a model; where its layers drop the step, it is handed to their attention."""
+    """Observe a model; if its layers drop the step, pass it to their attention directly."""
     try:
         return _observe(model, call, prompt)
     except StepNotReceived:
@@ -145,15 +142,11 @@ def _observe_reached(model: PreTrainedModel, call: ModelCall, prompt: "array[int
 
 
 def _observe(model: PreTrainedModel, call: ModelCall, prompt: "array[int]") -> "_Recorder":
-    """Call the model once to see what its layers ask for."""
+    """Call the model once to see how its layers attend."""
     register_probe()
     recorder = _Recorder()
-    with _attention(model, PROBE_NAME), RowWatch(model):
-        call(
-            np.array(prompt, dtype=np.int64),
-            np.arange(len(prompt)),
-            recorder,
-        )
+    with _attention(model, PROBE_NAME), check_rows(model):
+        call(np.array(prompt, dtype=np.int64), np.arange(len(prompt)), recorder)
     return recorder
 
 
@@ -164,7 +157,7 @@ def _own(model: PreTrainedModel, call: ModelCall, prompt: "array[int]") -> Tenso
 
 
 class _Recorder:
-    """Answers one call of the model with plain attention, and notes what each layer wants."""
+    """Computes plain attention, and records shapes and parameters of each layer."""
 
     def __init__(self) -> None:
         self.layers: dict[int, LayerKV] = {}
@@ -174,7 +167,7 @@ class _Recorder:
     def attend(
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, style: AttentionStyle
     ) -> Tensor:
-        """Note the shapes of a layer's keys and values; the answer is of no account."""
+        """Record the shapes of a layer's keys and values; the result does not matter."""
         if layer in self.layers:
             raise UnsupportedModel(f"layer {layer} attends more than once in one call")
         self.layers[layer] = LayerKV(keys.shape[1], keys.shape[2], values.shape[2], style.window)
@@ -186,7 +179,7 @@ class _Recorder:
         return attended[0].transpose(0, 1)
 
     def spec(self, model: PreTrainedModel) -> KVSpec:
-        """Return what was noted, if each layer that mixes tokens did so through us."""
+        """Return the KV of all layers, if each one that mixes tokens used our attention."""
         config = model.config.get_text_config()
         num_layers = config.num_hidden_layers
         types = getattr(config, "layer_types", None) or [""] * num_layers
@@ -202,12 +195,12 @@ class _Recorder:
         return KVSpec(tuple(self.layers.get(layer, none) for layer in range(num_layers)))
 
     def styles(self) -> tuple[AttentionStyle, ...]:
-        """Return how each layer wants its scores."""
+        """Return the parameters of each layer's attention."""
         return tuple(self._styles[layer] for layer in sorted(self._styles))
 
 
 def _prompts(vocab_size: int) -> tuple["array[int]", "array[int]"]:
-    """Draw two prompts, always the same for a vocabulary."""
+    """Return two random prompts, always the same for a vocabulary."""
     drawn = np.random.default_rng(0).integers(vocab_size, size=2 * _NUM_TOKENS).tolist()
     return array("I", drawn[:_NUM_TOKENS]), array("I", drawn[_NUM_TOKENS:])
 
@@ -215,7 +208,7 @@ def _prompts(vocab_size: int) -> tuple["array[int]", "array[int]"]:
 def _bench(
     spec: KVSpec, model: PreTrainedModel, attention: AttentionName
 ) -> tuple[AttentionBackend, KVStore]:
-    """Choose who computes, and make a store for two prompts."""
+    """Choose the backend, and create a store for two prompts."""
     case = AttentionCase(spec, model.dtype, model.dtype, TOKEN_GROUP, model.device)
     chosen = choose_attention("torch" if attention == "torch" else "auto", case)
     size = TOKEN_GROUP if isinstance(chosen, NativeAttention) else _BLOCK_SIZE
@@ -233,11 +226,11 @@ def through_blocks(
     """Return the logits of the probe's prompt, computed chunk by chunk in scattered blocks.
 
     Args:
-        spec: What the layers keep.
-        states: What they carry along.
+        spec: KV per token of each layer.
+        states: States of the layers that have one.
         call: Computes the steps.
-        model: Says where and in which dtype.
-        attention: Who attends, if possible.
+        model: Gives the device and the dtype.
+        attention: Computes attention, if possible.
 
     Returns:
         Shape (num_tokens, vocab_size).
@@ -261,9 +254,10 @@ def through_blocks(
         )
         inputs = build_inputs(plan, store.block_size, store.device)
         (metadata,) = inputs.groups
-        assert inputs.states is not None, "both have a slot"
+        assert inputs.state_slots is not None, "both have a slot"
         attending = backend.start(metadata, store)
-        step = GroupedStep((attending,), of_layer, StateStep(inputs.states, slots))
+        state_step = StateStep(inputs.state_slots, metadata, slots)
+        step = GroupedStep((attending,), of_layer, state_step)
         logits = call(inputs.input_ids, inputs.position_ids, step)
         rows.append(logits[length:])
         start += length
@@ -272,7 +266,7 @@ def through_blocks(
 
 @contextmanager
 def _attention(model: PreTrainedModel, name: str) -> Iterator[None]:
-    """Let the model use another attention for a while."""
+    """Use another attention of the model."""
     model.set_attn_implementation(name)
     try:
         yield
@@ -298,7 +292,7 @@ def _compare(own: Tensor, ours: Tensor, noise: Tensor, dtype: torch.dtype) -> No
 
 
 def _segments() -> Iterator[tuple[str, slice]]:
-    """Name the parts of the prompt by how they were computed."""
+    """Yield the parts of the prompt, named by how they were computed."""
     yield "first chunk", slice(0, _CHUNKS[0])
     yield "second chunk", slice(_CHUNKS[0], _CHUNKS[0] + _CHUNKS[1])
     yield "decoded token", slice(_CHUNKS[0] + _CHUNKS[1], _NUM_TOKENS)

@@ -1,9 +1,9 @@
-"""Measures how far logits move by rounding alone.
+"""Measures how much logits change by rounding alone.
 
 A fixed tolerance is too wide for one model and too narrow for another. So it is measured on the
-model itself, as stochastic arithmetic does (CESTAC; Vignes, 1993): the prompt is answered again
-while the output of every module is moved by up to half a unit in its last place, at random. What
-two computations of one model may differ by is then told row by row, as a multiple of that.
+model itself, as in stochastic arithmetic (CESTAC; Vignes, 1993): the prompt is computed again while
+the output of every module is changed by up to half a unit in its last place, at random. The
+difference of two computations of a model is then expressed row by row, as a multiple of that.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,20 +17,20 @@ from transformers import PreTrainedModel
 _NUM_RUNS = 2
 
 _FINEST = 2.0**-19
-"""Least relative error of a module's output: sums of thousands of float32 terms reach it, and
+"""Minimum relative error of a module's output: sums of thousands of float32 terms reach it, and
 models compute softmax and RoPE in float32 even if they are loaded in float64."""
 
 _CODE_STEP = 2.0**-7
-"""Relative to the largest number of a row, when its numbers become integers of 8 bits."""
+"""Rounding of a row to 8 bits, relative to its largest number."""
 
 
 def rounding_noise(model: PreTrainedModel, answer: Callable[[], Tensor], logits: Tensor) -> Tensor:
-    """Measure by how much the rows of some logits move by rounding.
+    """Measure how much each row of logits changes by rounding.
 
     Args:
-        model: Computes the answer.
-        answer: Computes the logits anew.
-        logits: What it gives as a rule, shape (num_rows, vocab_size).
+        model: The model.
+        answer: Computes the logits again.
+        logits: Its result without changes, shape (num_rows, vocab_size).
 
     Returns:
         Shape (num_rows,), float64, relative to the spread of each row.
@@ -44,21 +44,21 @@ def rounding_noise(model: PreTrainedModel, answer: Callable[[], Tensor], logits:
 
 
 def with_codes(noise: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the noise where rows become integers of 8 bits: one between two may become either."""
+    """Return the noise if activations are quantized to 8 bits, where a tie may round either way."""
     return noise * (_CODE_STEP / _size_of_rounding(dtype))
 
 
 def relative_difference(found: Tensor, expected: Tensor) -> Tensor:
-    """Return how far each row is from what is expected, in standard deviations of that row."""
+    """Return how far each row is from the expected one, in standard deviations of that row."""
     found, expected = found.double(), expected.double()
     return (found - expected).square().mean(dim=1).sqrt() / expected.std(dim=1)
 
 
 def in_roundings(found: Tensor, expected: Tensor, noise: Tensor) -> float:
-    """Return how many times further rows are apart than rounding moves them.
+    """Return the difference of rows as a multiple of the rounding noise.
 
-    Three rows in four are no further apart than that: a row whose experts changed over a tie
-    differs by any amount.
+    It is the third quartile: a row in which rounding changed the choice of experts may differ by
+    any amount.
     """
     ratios = relative_difference(found, expected).cpu() / noise
     return float(ratios.quantile(0.75))
@@ -70,7 +70,7 @@ def _size_of_rounding(dtype: torch.dtype) -> float:
 
 @contextmanager
 def _rounded_otherwise(model: PreTrainedModel, size: float, seed: int) -> Iterator[None]:
-    """Move what every module gives by a random relative error of at most ``size``."""
+    """Add a random relative error of at most ``size`` to the output of every module."""
     generator = torch.Generator().manual_seed(seed)
 
     def move(output: Any) -> Any:

@@ -7,14 +7,14 @@ Rows of a batch are grouped by what they need, and each need is one tensor opera
       └─► log-probabilities (logprobs)                        (truncation)   ▲
                                                     uniform(seed, position) ─┘ (randomness)
 
-**Same seed, same text.** Given the same logits, what a row gets does not depend on the batch:
+**Same seed, same text.** Given the same logits, a row's token does not depend on the batch:
 
-* its random number is a function of its seed and of how many tokens it has, nothing else;
-* weights are float64 cut to integers, 2**44 for the most likely token of a vocabulary of 150,000,
-  so that the sums of the inverse CDF are exact. Sums of floats depend on the order of addition,
-  hence on the batch's shape and the device. What the cut moves is below 1e-8 of the mass, less
-  than the error of float32 logits;
-* tokens stand in the CDF by id, so that nothing need be sorted, and ties go to the lower id.
+* its random number is a function of its seed and its number of tokens;
+* weights are float64 truncated to integers, 2**44 for the most likely token of a vocabulary of
+  150,000, so that the sums of the inverse CDF are exact. Sums of floats depend on the order of
+  addition, hence on the batch's shape and the device. Truncation moves less than 1e-8 of the mass,
+  less than the error of float32 logits;
+* tokens are ordered by id in the CDF, so nothing needs to be sorted, and ties go to the lower id.
 
 A token that was banned or truncated has weight zero exactly and cannot be drawn.
 """
@@ -28,20 +28,18 @@ from torch import Tensor
 from ostinato.core.plan import SampledToken, SampleTask, TokenConstraint, TokenLogprob
 from ostinato.core.sampling_params import SamplingParams
 from ostinato.runner.logit_edits import asks_for_edits, edit_logits
-from ostinato.runner.logprobs import prompt_logprobs, rows_at_once, token_logprobs
+from ostinato.runner.logprobs import rows_at_once, token_logprobs
 from ostinato.runner.native.argmax import best_places, takes
 from ostinato.runner.native.library import library
 from ostinato.runner.randomness import uniform
 from ostinato.runner.truncation import truncate
 
-__all__ = ["Sampler", "prompt_logprobs"]
-
 _NONE = -1
-"""Stands for the token of a row that has none; below every id."""
+"""The token of a row from which none can be sampled."""
 
 
 class Sampler:
-    """Chooses the next tokens of a batch; keeps nothing from one step to the next."""
+    """Chooses the next tokens of a batch; has no state."""
 
     def sample(self, logits: Tensor, tasks: Sequence[SampleTask]) -> list[tuple[SampledToken, ...]]:
         """Sample each row.
@@ -51,12 +49,12 @@ class Sampler:
             tasks: One per row.
 
         Returns:
-            One tuple per row, with one token per seed of its task. A row without a token that
-            could be sampled gets an error that says why; the other rows do not notice.
+            One tuple per row, with one token per seed of its task. If no token can be sampled from
+            a row, its tokens have an error that says why; other rows are not affected.
 
         Effects: none, neither on the logits nor on the tasks.
-        Cost: greedy rows one argmax; others O(vocab) each, of which only the best tokens are
-            put in order, and only for ``top_k`` and ``top_p``.
+        Cost: one argmax for greedy rows; O(vocab) for each other row. Only the best tokens are
+            sorted, and only for ``top_k`` and ``top_p``.
         """
         assert logits.ndim == 2 and len(logits) == len(tasks), "one row of logits per task"
         if all(map(_is_plain, tasks)):
@@ -91,7 +89,7 @@ class Sampler:
 
 
 def _is_plain(task: SampleTask) -> bool:
-    """Whether a row wants its most likely token and nothing besides; nearly all greedy ones do."""
+    """Return whether a row only asks for its most likely token, as most greedy rows do."""
     return task.params.greedy and task.params.logprobs is None and not asks_for_edits(task)
 
 
@@ -122,7 +120,7 @@ def _argmax(scores: Tensor) -> list[int]:
     """Return each row's most likely id, the lowest of several; ``_NONE`` if it is not finite."""
     native = library()
     if native is not None and takes(scores):
-        return best_places(native, scores)  # which says -1 as we do
+        return best_places(native, scores)  # -1 is _NONE
     if scores.device.type == "cpu":
         return _argmax_by_numpy(scores)
     best = scores.argmax(-1, keepdim=True)
@@ -130,7 +128,7 @@ def _argmax(scores: Tensor) -> list[int]:
 
 
 def _argmax_by_numpy(scores: Tensor) -> list[int]:
-    """Do the same on a CPU, where ``torch.argmax`` looks at one number at a time."""
+    """Return the same on a CPU, where ``torch.argmax`` compares one number at a time."""
     wide = scores.to(torch.promote_types(scores.dtype, torch.float32)).numpy()
     best = wide.argmax(-1)  # of a NaN, if there is one, as with torch
     found = np.take_along_axis(wide, best[:, None], -1)[:, 0]
@@ -161,9 +159,9 @@ def _draw(scores: Tensor, tasks: Sequence[SampleTask]) -> list[list[int]]:
 
 
 def _masses(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """Return how much each token weighs after temperature and ``min_p``, int64, as ``scores``.
+    """Return the weight of each token after temperature and ``min_p``, int64, shaped as ``scores``.
 
-    The most likely token weighs a power of two, so the sum of a row is below 2**62.
+    The weight of the most likely token is a power of two such that a row's sum is below 2**62.
     """
     temperatures = _column([p.temperature for p in params], scores)
     best = scores.amax(-1, keepdim=True).double()
@@ -208,7 +206,7 @@ def _logprobs(
 
 
 def _explain(logits: Tensor, scores: Tensor, task: SampleTask) -> str:
-    """Say why nothing can be sampled from a row, before and after edits of shape (vocab,)."""
+    """Return why nothing can be sampled from a row; logits before and after edits, (vocab,)."""
     if logits.isnan().any():
         return (
             "the model gave NaN: its weights are broken, or its activations overflow "
@@ -238,7 +236,7 @@ def _explain(logits: Tensor, scores: Tensor, task: SampleTask) -> str:
 
 
 def _explain_constraint(task: SampleTask, constraint: TokenConstraint) -> str:
-    """Say why a structured output cannot go on."""
+    """Return why a structured output cannot continue."""
     if constraint.error:
         return f"structured_outputs failed: {constraint.error}"
     if task.banned:

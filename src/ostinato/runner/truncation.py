@@ -1,14 +1,14 @@
-"""Leaves out tokens that may not be drawn.
+"""Truncates the distribution of the next token.
 
-``min_p``, then ``top_k``, then ``top_p``, each on what the one before has left, as in vLLM. The
-last two keep the most likely tokens down to some point, so that they are two numbers per row: the
-score of the last token that stays, and how many of the tokens with just this score stay::
+``min_p``, then ``top_k``, then ``top_p``, each applied to the result of the one before, as in vLLM.
+The last two keep the most likely tokens up to some point, which two numbers per row define: the
+score of the last token that is kept, and how many of the tokens with this score are kept::
 
     scores    9   7   4   1   4   4        floor 4, places 2
-    stays     x   x   x       x            at the floor, the lowest ids
+    kept      x   x   x       x            at the floor, the lowest ids
 
-Neither number needs the vocabulary in order: the tokens that matter are among the first few. Where
-``top_p`` reaches further than ``_HEAD_TOKENS``, those rows alone are looked at again, further down.
+Neither number needs a sorted vocabulary: the tokens that matter are among the first few. Rows whose
+``top_p`` needs more than ``_HEAD_TOKENS`` tokens are computed again with more.
 
 Sources: top-k, Fan et al., arXiv 1805.04833; top-p, Holtzman et al., arXiv 1904.09751; min-p,
 Nguyen et al., arXiv 2407.01082.
@@ -23,10 +23,10 @@ from torch import Tensor
 from ostinato.core.sampling_params import SamplingParams
 
 _HEAD_TOKENS = 1024
-"""Tokens put in order for ``top_p`` at first; trained models seldom spread 0.95 over more."""
+"""Tokens sorted for ``top_p`` at first; trained models rarely spread 0.95 over more."""
 
 _HEAD_GROWTH = 16
-"""How many times more tokens the next look takes in, for the rows that need it."""
+"""Factor on the number of tokens, for the rows that need more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,8 @@ class TopKTopP:
     """Where the list of tokens by score ends.
 
     Attributes:
-        floors: Score of the last token that stays, shape (num_rows, 1).
-        places: How many of the tokens with this score stay, shape (num_rows, 1).
+        floors: Score of the last token that is kept, shape (num_rows, 1).
+        places: How many of the tokens with this score are kept, shape (num_rows, 1).
     """
 
     floors: Tensor
@@ -43,14 +43,7 @@ class TopKTopP:
 
 
 def keep_best(scores: Tensor, cut: TopKTopP) -> Tensor:
-    """Mark the tokens above each row's floor and, up to its places, those at the floor.
-
-    Args:
-        scores: Shape (num_rows, vocab).
-        cut: Where to end.
-
-    Returns:
-        Booleans, shape (num_rows, vocab).
+    """Return the mask of the tokens of scores that ``cut`` keeps, both of shape (num_rows, vocab).
 
     Cost: O(num_rows * vocab), nothing is sorted.
     """
@@ -59,14 +52,14 @@ def keep_best(scores: Tensor, cut: TopKTopP) -> Tensor:
 
 
 def top_ids(scores: Tensor, count: int) -> Tensor:
-    """Return the ids of the best tokens, best first; among equals the lowest id first.
+    """Return the ids of the ``count`` best tokens, best first; equal scores by id, lowest first.
 
-    ``torch.topk`` does not say which of several equal scores it returns, so it only finds the
+    ``torch.topk`` does not define which of several equal scores it returns, so it only gives the
     floor here.
 
     Args:
         scores: Shape (num_rows, vocab), no NaN.
-        count: How many, 0 .. vocab.
+        count: 0 .. vocab.
 
     Returns:
         Ids, shape (num_rows, count).
@@ -81,15 +74,13 @@ def top_ids(scores: Tensor, count: int) -> Tensor:
 
 
 def truncate(scores: Tensor, masses: Tensor, params: Sequence[SamplingParams]) -> None:
-    """Take their mass from the tokens that ``top_k`` and ``top_p`` leave out.
+    """Set the weights of the tokens that ``top_k`` and ``top_p`` exclude to zero, in place.
 
     Args:
         scores: Logits, shape (num_rows, vocab).
-        masses: What a token may be drawn by, int64, of the same shape; higher scores have no
-            less. Integers, so that sums are exact in any order and the same in any batch.
+        masses: Weights of the tokens, int64, of the same shape; a higher score never has a lower
+            weight. Integers, so that sums are exact in any order and the same in any batch.
         params: One per row.
-
-    Effects: writes zeros into ``masses``.
     """
     vocab = scores.shape[1]
     top_k = [p.top_k if 0 < p.top_k < vocab else vocab for p in params]
@@ -109,13 +100,13 @@ def truncate(scores: Tensor, masses: Tensor, params: Sequence[SamplingParams]) -
 def _find_cut(
     scores: Tensor, masses: Tensor, limits: tuple[Tensor, Tensor], num_head_tokens: int
 ) -> TopKTopP:
-    """Find each row's cut, looking at its best tokens and, if need be, at more of them.
+    """Find each row's cut among its best tokens; with more of them if necessary.
 
     Args:
         scores: Shape (num_rows, vocab).
         masses: Shape (num_rows, vocab).
         limits: ``top_k`` (the vocabulary's size if off) and ``top_p``, each (num_rows, 1).
-        num_head_tokens: How many tokens to look at first; no ``top_k`` that is on is above.
+        num_head_tokens: Number of tokens to try first; not below any ``top_k`` that is on.
     """
     top_k, top_p = limits
     vocab = scores.shape[1]
@@ -124,10 +115,10 @@ def _find_cut(
     head_masses = masses.gather(1, head.indices) * in_k
     up_to = head_masses.cumsum(-1)
     totals = torch.where(top_k < vocab, up_to[:, -1:], masses.sum(-1, keepdim=True))
-    # A token stays while those before it have not reached top_p. The first always does, also in
+    # A token is kept while those before it have not reached top_p. The first always is, also in
     # a row of NaN, which the sampler refuses afterwards.
-    stays = up_to - head_masses < top_p * totals
-    counts = torch.where(top_p < 1.0, stays.sum(-1, keepdim=True).clamp(min=1), top_k)
+    kept = up_to - head_masses < top_p * totals
+    counts = torch.where(top_p < 1.0, kept.sum(-1, keepdim=True).clamp(min=1), top_k)
     cut = _cut_after(head.values, counts.clamp(max=num_head_tokens))
     everything = counts == vocab
     cut.floors.masked_fill_(everything, float("-inf"))

@@ -1,15 +1,15 @@
 """Turns an image into rows of the model's input.
 
 A model for images and text has an encoder, which turns an image into as many vectors as the image
-has tokens; they take the places of these tokens' embeddings. The encoder is taken out of the
-model, so that everything else sees a text model::
+has tokens; they replace these tokens' embeddings. The encoder is taken out of the model, which is
+then a text model for everything else::
 
     pixels ─► image processor ─► encoder ─► (num_tokens, width)
                                                    │
     ids ─► embedding ─► (num_tokens, width) ◄──────┘  rows of placeholders ─► layers
 
-Some encoders (Qwen3-VL's) give each token more vectors, which are added behind the first layers
-(deepstack, arXiv 2406.04334); they are kept beside the first::
+Some encoders (Qwen3-VL) give each token more vectors, which are added to the outputs of the first
+layers (deepstack, arXiv 2406.04334); they are stored beside the first::
 
     (num_tokens, (1 + num_later) * width)
 """
@@ -33,18 +33,18 @@ Pixels = npt.NDArray[np.uint8]
 
 _PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 _TRIED_SIZE = 56
-"""Height and width of the image that each encoder is tried with."""
+"""Height and width of the image that each encoder is tested with."""
 
 
 class Vision:
-    """A model's encoder, and how its images are laid out.
+    """A model's image encoder, and the layout of its images.
 
     Attributes:
         family: What differs between families.
-        placeholder_id: Token that stands for a vector of an image.
-        token_ids: All tokens that an image is written with.
-        settings: SHA-256 over everything besides pixels and weights that a vector depends on.
-        sees_ahead: Whether an image's tokens see those of it that follow them.
+        placeholder_id: Token for a vector of an image.
+        token_ids: All tokens of an image.
+        settings: SHA-256 over all that a vector depends on besides pixels and weights.
+        sees_ahead: Whether an image's tokens see later tokens of the image.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Vision:
         processor: Any,
         tokenizer: PreTrainedTokenizerBase | None,
     ) -> None:
-        """Take an encoder as ``take_encoder`` returns it, and the model's embedding."""
+        """Take an encoder from ``take_encoder``, and the model's embedding."""
         config = cast(Any, encoder.config)
         self.family = FAMILIES[config.model_type]
         if self.family.row_ends and tokenizer is None:
@@ -76,7 +76,7 @@ class Vision:
         """Return the layout of an image of some size.
 
         Raises:
-            RequestError: The model takes no image of this shape.
+            RequestError: The model does not support images of this shape.
         """
         try:
             return self.family.grid(self._config, self._processor, height, width)
@@ -84,13 +84,13 @@ class Vision:
             raise RequestError(f"an image of {width} x {height} pixels: {error}") from error
 
     def spelled(self, text: str) -> str:
-        """Return a text with one placeholder token for each image that it names otherwise."""
+        """Return a text with the family's own names of an image replaced by placeholder tokens."""
         for name, spelling in self._spellings:
             text = text.replace(name, spelling)
         return text
 
     def tokens(self, grid: ImageGrid) -> npt.NDArray[np.uint32]:
-        """Return the tokens that an image is written with, shape (grid.num_tokens,)."""
+        """Return the tokens of an image, shape (grid.num_tokens,)."""
         written = np.full((grid.rows, grid.columns), self.placeholder_id, dtype=np.uint32)
         if self._row_ends:
             written[:, -1], written[-1, -1] = self._row_ends
@@ -100,7 +100,7 @@ class Vision:
     def encode(self, pixels: Pixels) -> Tensor:
         """Return an image's vectors, shape (num_tokens, (1 + num_later) * width).
 
-        One image at a time, in any thread.
+        Thread-safe; encodes one image at a time.
 
         Args:
             pixels: RGB, shape (height, width, 3).
@@ -136,11 +136,11 @@ class Vision:
         return torch.cat(rows, dim=-1) if later else rows[0]
 
     def embed(self, ids: Tensor) -> Tensor:
-        """Return the embeddings of tokens, fresh, shape (num_tokens, width)."""
+        """Return a copy of the embeddings of tokens, shape (num_tokens, width)."""
         return cast(Tensor, self._embedding(ids[None])[0]).clone()
 
     def replace_weights(self, other: "Vision") -> None:
-        """Take over the weights of the same model's encoder."""
+        """Load the weights of another encoder of the same model."""
         with self._encoding:
             self._encoder.load_state_dict(other._encoder.state_dict())
 
@@ -149,8 +149,7 @@ def take_encoder(model: PreTrainedModel) -> nn.Module | None:
     """Take the encoder out of a model for images and text.
 
     Returns:
-        What is left of the model's base without its language model; None if images of this type
-        are not served.
+        The model's base without its language model; None if images of this type are not served.
 
     Effects: the model keeps its language model and head.
     """
@@ -171,10 +170,10 @@ def load_vision(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase | None,
 ) -> Vision:
-    """Make an encoder ready, and try it.
+    """Set up an encoder, and test it.
 
     Raises:
-        UnsupportedModel: Why the checkpoint's images cannot be served.
+        UnsupportedModel: The checkpoint's images cannot be served.
     """
     if not any((path / name).exists() for name in _PROCESSOR_FILES):
         raise UnsupportedModel(f"the checkpoint has no {' or '.join(_PROCESSOR_FILES)}")
@@ -189,13 +188,13 @@ def load_vision(
         vision.encode(np.full((_TRIED_SIZE, _TRIED_SIZE, 3), 127, dtype=np.uint8))
     except (MemoryError, torch.OutOfMemoryError):
         raise
-    except Exception as error:  # what is unknown about an encoder shows in any way
+    except Exception as error:  # an unsupported encoder may raise anything
         raise UnsupportedModel(f"{type(error).__name__}: {error}") from error
     return vision
 
 
 def _one_image(vectors: Any) -> Tensor:
-    """Return an image's vectors, shape (num_vectors, width), however a family groups them."""
+    """Return an image's vectors, shape (num_vectors, width), from the output of any family."""
     if isinstance(vectors, (list, tuple)):
         return cast(Tensor, vectors[0])
     return cast(Tensor, vectors.flatten(0, -2))

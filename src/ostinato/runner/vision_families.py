@@ -1,4 +1,4 @@
-"""How each family of models lays out an image.
+"""The layout of images in each family of models.
 
 ============== ================================ ============================================
 family         positions of an image's tokens   attention among them
@@ -10,7 +10,7 @@ Gemma 3        one after the other              each sees all, in every layer
 Gemma 4        one after the other              causal, or each sees all within windows
 ============== ================================ ============================================
 
-How many tokens an image has follows from its size, so a prompt is laid out without the encoder.
+The number of an image's tokens follows from its size, so a prompt is built without the encoder.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ from ostinato.errors import UnsupportedModel
 
 @dataclass(frozen=True, slots=True)
 class ImageGrid:
-    """How an image's tokens are laid out: row by row."""
+    """The layout of an image's tokens, row by row."""
 
     rows: int
     columns: int
@@ -45,15 +45,14 @@ class VisionFamily:
     Attributes:
         parts: The encoder's modules beside the language model.
         grid: From config, image processor, height and width.
-        inputs: What the encoder takes of the processor's output.
-        row_ends: Tokens behind each row of an image, and behind the last; empty for none.
+        inputs: The encoder's inputs among the processor's outputs.
+        row_ends: Tokens after each row of an image, and after the last; empty for none.
         has_grid_positions: Whether an image's tokens have a position in time, row and column.
-        sees_ahead: From the text model's config: whether an image's tokens see those of it that
-            follow them.
-        only_in_windows: Whether they do so in layers with a sliding window alone.
-        options: From the config: what the image processor is told besides the image.
-        spellings: From config and tokenizer: what stands for an image in texts, and how the
-            model's processor writes it.
+        sees_ahead: From the text model's config: whether an image's tokens see later ones of it.
+        only_in_windows: Whether they do so only in layers with a sliding window.
+        options: From the config: further arguments of the image processor.
+        spellings: From config and tokenizer: names of an image in texts, and how the model's
+            processor writes them.
     """
 
     parts: tuple[str, ...]
@@ -83,7 +82,7 @@ def _mistral_patch(config: Any) -> int:
 
 def _mistral_grid(config: Any, processor: Any, height: int, width: int) -> ImageGrid:
     patch, longest = _mistral_patch(config), processor.size["longest_edge"]
-    # Of the image, only its shape is looked at.
+    # The function only uses the shape of the image.
     shape = _Shape((3, height, width))
     height, width = get_resize_output_image_size(shape, longest, patch, "channels_first")
     return ImageGrid(height // patch, width // patch + 1)
@@ -128,7 +127,7 @@ def _gemma4_spellings(
 
 
 class _Shape(tuple[int, ...]):
-    """Has the shape of an image, and no pixels."""
+    """The shape of an image, without pixels."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -166,4 +165,4 @@ FAMILIES = {
         spellings=_gemma4_spellings,
     ),
 }
-"""By model type; images of other types are refused, their text is served."""
+"""By model type; models of other types only serve text."""

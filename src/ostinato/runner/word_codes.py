@@ -1,22 +1,22 @@
 """Checkpoints of GPTQ and AWQ: codes of 4 or 8 bits in words of 32, read without their libraries.
 
-So are those of compressed-tensors with packed zero points, which ``transformers`` takes for others.
+Also those of compressed-tensors with packed zero points, which ``transformers`` misreads.
 
 ::
 
     weight = (code - zero) * scale
 
-    GPTQ   qweight  (inputs / n, outputs)  n = 32 / bits neighbouring inputs, the first lowest
-           qzeros   (groups, outputs / n)  neighbouring outputs; less one, but in gptq_v2
+    GPTQ   qweight  (inputs / n, outputs)  n = 32 / bits adjacent inputs, the first lowest
+           qzeros   (groups, outputs / n)  adjacent outputs; minus one, except in gptq_v2
            scales   (groups, outputs)
-           g_idx    (inputs,)              the group of each input, mixed where desc_act is set
+           g_idx    (inputs,)              the group of each input, unordered with desc_act
     AWQ    qweight  (inputs, outputs / 8)  outputs 0 2 4 6 1 3 5 7 of eight, the first lowest
            qzeros   (groups, outputs / 8)  likewise
            scales   (groups, outputs)
 
     compressed-tensors
-           weight_packed      (outputs, inputs / n)  neighbouring inputs
-           weight_zero_point  (outputs / n, groups)  neighbouring outputs
+           weight_packed      (outputs, inputs / n)  adjacent inputs
+           weight_zero_point  (outputs / n, groups)  adjacent outputs
            weight_scale       (outputs, groups)
            weight_g_idx       (inputs,)
 
@@ -55,7 +55,7 @@ class WordCheckpoint:
     Attributes:
         method: The quantization method, for messages.
         codes: Codes of each quantized layer, by its name.
-        state: All weights by their names, those of quantized layers as plain numbers.
+        state: All weights by name, those of quantized layers dequantized.
     """
 
     method: str
@@ -63,10 +63,10 @@ class WordCheckpoint:
     state: dict[str, Tensor]
 
     def quantization_of(self, model: PreTrainedModel) -> Quantization:
-        """Return how to pack a model that was made of the state.
+        """Return how to pack the model of this state.
 
         Raises:
-            UnsupportedModel: A quantized layer is no linear layer of the model.
+            UnsupportedModel: A quantized layer is not a linear layer of the model.
         """
         modules = dict(model.named_modules())
         stored = {}
@@ -83,7 +83,7 @@ class WordCheckpoint:
 
 
 def why_unread(settings: Mapping[str, Any]) -> str | None:
-    """Say what of a config's scheme is not read here, and what is; None if all of it is."""
+    """Return what is not supported in a config's scheme, and what is; None if all is."""
     method = settings.get("quant_method")
     if method not in ("gptq", "awq"):
         return None
@@ -104,7 +104,7 @@ def why_unread(settings: Mapping[str, Any]) -> str | None:
 
 
 def is_in_words(settings: Mapping[str, Any]) -> bool:
-    """Say whether a checkpoint is one to be read here."""
+    """Return whether a checkpoint has codes in words of 32 bits."""
     if settings.get("quant_method") != "compressed-tensors":
         return settings.get("quant_method") in _METHODS
     groups = settings.get("config_groups")
@@ -129,13 +129,13 @@ def _has_packed_zeros(group: Mapping[str, Any]) -> bool:
 def read_words(
     path: Path, files: Iterable[Path], settings: Mapping[str, Any], dtype: torch.dtype
 ) -> WordCheckpoint:
-    """Read a checkpoint whose config ``why_unread`` has nothing against.
+    """Read a checkpoint for whose config ``why_unread`` returns None.
 
     Args:
         path: For errors.
         files: Safetensors.
         settings: Settings of its quantization.
-        dtype: Dtype of plain numbers.
+        dtype: Dtype of dequantized weights.
 
     Raises:
         BrokenCheckpoint: Parts of a layer are missing, or do not fit each other.
@@ -170,7 +170,7 @@ def read_words(
 
 def _gptq(parts: Mapping[str, Tensor], settings: Mapping[str, Any]) -> Codes:
     words, scales, groups = parts["qweight"], parts["scales"], parts.get("g_idx")
-    # Layers may have bits of their own: a layer's shapes say them.
+    # The number of bits may differ between layers; it follows from the shapes.
     bits = settings["bits"] if groups is None else 32 * len(words) // len(groups)
     codes = _unpacked(words.T, bits)
     zeros = _unpacked(parts["qzeros"], bits)[:, : scales.shape[1]]
@@ -200,7 +200,7 @@ def _tensors(parts: Mapping[str, Tensor], settings: Mapping[str, Any]) -> Codes:
 
 
 def _unpacked(words: Tensor, bits: int) -> Tensor:
-    """Take words apart, shape (rows, words) to (rows, words * 32 / bits), the lowest bits first."""
+    """Unpack words, shape (rows, words) to (rows, words * 32 / bits), the lowest bits first."""
     octets = words.contiguous().view(torch.uint8)
     if bits == 8:
         return octets
@@ -208,14 +208,14 @@ def _unpacked(words: Tensor, bits: int) -> Tensor:
 
 
 def _codes(bits: int, codes: Tensor, zeros: Tensor, scales: Tensor, groups: Tensor | None) -> Codes:
-    """Put a layer together.
+    """Return the codes of a layer.
 
     Args:
         bits: Bits of a code.
-        codes: Without a sign, shape (outputs, inputs).
-        zeros: Likewise, shape (groups, outputs).
+        codes: Unsigned, shape (outputs, inputs).
+        zeros: Unsigned, shape (groups, outputs).
         scales: Shape (groups, outputs).
-        groups: The group of each input; None if they follow each other.
+        groups: The group of each input; None if groups are in order.
     """
     num_inputs, num_groups = codes.shape[1], len(scales)
     if bits not in (4, 8):
@@ -244,7 +244,7 @@ def _codes(bits: int, codes: Tensor, zeros: Tensor, scales: Tensor, groups: Tens
 
 
 def _without_needless_zeros(codes: Mapping[str, Codes]) -> dict[str, Codes]:
-    """Leave out zero points if none differs from what codes without them have."""
+    """Remove zero points if all are those of the format without zero points."""
     if any(not _has_usual_zeros(each) for each in codes.values()):
         return dict(codes)
     return {

@@ -70,7 +70,15 @@ class Scheduler:
         Raises:
             RequestError: It has no tokens, never fits the context or the pool, or its id is in use.
         """
-        self._check_length(len(request.prompt_token_ids))
+        num_tokens, longest = len(request.prompt_token_ids), self.config.max_model_len
+        if not num_tokens:
+            raise EmptyPrompt("the prompt has no tokens: at least one is needed")
+        if num_tokens >= longest:
+            raise PromptTooLong(
+                f"the prompt has {num_tokens} tokens, and max_model_len={longest} leaves no room "
+                "for an answer: shorten the prompt, or raise max_model_len as far as the model goes"
+            )
+        self.cache.check_fits(num_tokens)
         if request.request_id in self.requests.live:
             raise DuplicateRequest(
                 f"request id {request.request_id!r} is in use: wait until that request has "
@@ -146,23 +154,6 @@ class Scheduler:
         assert not self._chunks, "a step is under way"
         for sequence in self.requests.running[:]:
             self.requests.preempt(sequence)
-
-    def _check_length(self, num_tokens: int) -> None:
-        """Refuse a prompt that could never be served."""
-        longest, cache = self.config.max_model_len, self.cache.config
-        if not num_tokens:
-            raise EmptyPrompt("the prompt has no tokens: at least one is needed")
-        if num_tokens >= longest:
-            raise PromptTooLong(
-                f"the prompt has {num_tokens} tokens, and max_model_len={longest} leaves no room "
-                "for an answer: shorten the prompt, or raise max_model_len as far as the model goes"
-            )
-        if num_tokens > cache.num_slots:
-            raise PromptTooLong(
-                f"the prompt has {num_tokens} tokens and needs {-(-num_tokens // cache.block_size)}"
-                f" blocks of {cache.block_size}, but the pool has {cache.num_blocks}: shorten the "
-                "prompt, or raise num_blocks or kv_cache_memory"
-            )
 
     def _commit_chunk(self, chunk: ScheduledChunk, outcome: SequenceResult) -> list[SequenceUpdate]:
         """Take one sequence's result; append its token and those of its children."""

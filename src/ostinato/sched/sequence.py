@@ -26,49 +26,32 @@ from ostinato.core.request import FinishReason, Request
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One continuation of a request.
+    """One continuation of a request."""
 
-    Attributes:
-        sequence_id: Unique; also the order of arrival.
-        index: Which of the request's ``n`` continuations.
-        key: Identity, prompt and output tokens so far.
-        fork_seeds: Of the other continuations, which are forked when the prompt is computed.
-        num_computed: Leading tokens whose KV is in the store.
-        constraint: Which ids may be sampled next; None allows all.
-        table: Its blocks while it runs; None while it waits.
-        num_known_tokens: Prompt tokens that would have hit in whole blocks when it came.
-        num_shared_tokens: Prompt tokens that hit in whole blocks at first admission.
-        num_copied_tokens: Prompt tokens that were copied at first admission.
-        first_planned_s: When it was first admitted, by the scheduler's clock.
-        num_overtakes: Later requests that were admitted while it waited.
-        waits_for: Name of the request that it waits or waited for; empty if for none.
-        prompt_logprobs: One tuple per prompt token from the second on, if asked for.
-        finish_reason: Why it ended; None while it lives.
-        stop_reason: The id or string that ended it, if one did.
-        rank: Its place among others: lower goes first, and is preempted last.
-    """
-
-    sequence_id: SequenceId
+    sequence_id: SequenceId  # unique; also the order of arrival
     request: Request
-    index: int
-    key: PrefixKey
+    index: int  # which of the request's ``n`` continuations
+    key: PrefixKey  # identity, prompt and output tokens so far
     seed: int
     fork_seeds: tuple[int, ...] = ()
-    num_computed: int = 0
-    constraint: TokenConstraint | None = None
-    table: BlockTable | None = None
-    num_known_tokens: int = 0
-    num_shared_tokens: int = 0
-    num_copied_tokens: int = 0
-    first_planned_s: float | None = None
+    """Of the other continuations, which are forked when the prompt is computed."""
+    num_computed: int = 0  # leading tokens whose KV is in the store
+    constraint: TokenConstraint | None = None  # which ids may be sampled next; None allows all
+    table: BlockTable | None = None  # its blocks while it runs; None while it waits
+    num_known_tokens: int = 0  # prompt tokens that would have hit in whole blocks when it came
+    num_shared_tokens: int = 0  # prompt tokens that hit in whole blocks at first admission
+    num_copied_tokens: int = 0  # prompt tokens that were copied at first admission
+    first_planned_s: float | None = None  # when it was first admitted, by the scheduler's clock
     num_preemptions: int = 0
-    num_overtakes: int = 0
-    waits_for: str = ""
+    num_overtakes: int = 0  # later requests that were admitted while it waited
+    waits_for: str = ""  # name of the request that it waits or waited for; empty if for none
     prompt_logprobs: list[tuple[TokenLogprob, ...]] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
-    stop_reason: int | str | None = None
+    """One tuple per prompt token from the second on, if asked for."""
+    finish_reason: FinishReason | None = None  # why it ended; None while it lives
+    stop_reason: int | str | None = None  # the id or string that ended it, if one did
     num_prompt_tokens: int = field(init=False)
     rank: tuple[int, int] = field(init=False)
+    """Its place among others: lower goes first, and is preempted last."""
 
     def __post_init__(self) -> None:
         """Note what never changes; every step asks for it."""
@@ -147,21 +130,15 @@ class Sequence:
 
 @dataclass(slots=True)
 class ScheduledChunk:
-    """One sequence's share of the step that is planned or runs.
+    """One sequence's share of the step that is planned or runs."""
 
-    Attributes:
-        sequence: Whose tokens are computed.
-        num_tokens: New tokens, at least 1.
-        members: The sequence, and its forks if its prompt is complete; each samples a token.
-        end: Tokens of the sequence that are computed after the step.
-        samples: Whether a token follows: all tokens so far are computed after the step.
-    """
-
-    sequence: Sequence
-    num_tokens: int
+    sequence: Sequence  # whose tokens are computed
+    num_tokens: int  # new tokens, at least 1
     members: list[Sequence] = field(init=False)
-    end: int = field(init=False)
+    """The sequence, and its forks if its prompt is complete; each samples a token."""
+    end: int = field(init=False)  # tokens of the sequence that are computed after the step
     samples: bool = field(init=False)
+    """Whether a token follows: all tokens so far are computed after the step."""
 
     def __post_init__(self) -> None:
         """Note what stays true until the step is over; every decode is asked for it often."""
@@ -190,12 +167,7 @@ class ScheduledChunk:
 
 @dataclass(frozen=True, slots=True)
 class SequenceUpdate:
-    """What a step brought for one sequence.
+    """What a step brought for one sequence."""
 
-    Attributes:
-        sequence: Whose token it is; its ``finish_reason`` says whether it ended.
-        token: The new token; None if it ended without one.
-    """
-
-    sequence: Sequence
-    token: SampledToken | None = None
+    sequence: Sequence  # whose token it is; its ``finish_reason`` says whether it ended
+    token: SampledToken | None = None  # the new token; None if it ended without one

@@ -5,24 +5,16 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class SchedulerStats:
-    """Counters since the start.
+    """Counters since the start."""
 
-    Attributes:
-        num_steps: Steps that ran, failed ones included.
-        num_failed_steps: Steps whose forward pass raised.
-        num_preemptions: Times that a running sequence's blocks were taken back.
-        computed_prompt_tokens: Prompt tokens that went through the model.
-        computed_output_tokens: Generated tokens that went through the model.
-        waited_prompt_tokens: Prompt tokens that hit in whole blocks at first admission, but were
-            not there when the request came: another computed them meanwhile (single flight).
-    """
-
-    num_steps: int = 0
-    num_failed_steps: int = 0
-    num_preemptions: int = 0
-    computed_prompt_tokens: int = 0
-    computed_output_tokens: int = 0
+    num_steps: int = 0  # steps that ran, failed ones included
+    num_failed_steps: int = 0  # steps whose forward pass raised
+    num_preemptions: int = 0  # times that a running sequence was preempted
+    computed_prompt_tokens: int = 0  # prompt tokens that went through the model
+    computed_output_tokens: int = 0  # generated tokens that went through the model
     waited_prompt_tokens: int = 0
+    """Prompt tokens that hit in whole blocks at first admission, but were not there when the
+    request came: another computed them meanwhile (single flight)."""
 
     def count_computed(self, start: int, stop: int, num_prompt_tokens: int) -> None:
         """Count the computed tokens of one sequence, positions ``start .. stop``."""

@@ -171,7 +171,7 @@ class StepPlanner:
         if sequence.key.identity.epoch != cache.epoch:
             sequence.key = cache.rekey(sequence.key)
         reading_is_off = sequence.reading_is_off
-        match = cache.no_match() if reading_is_off else cache.match(sequence.key)
+        match = cache.match(sequence.key, 0 if reading_is_off else None)
         leader = None if reading_is_off else self._in_flight.leader(sequence, match)
         if leader is not None:
             is_mine = leader.key.identity.tenant == sequence.key.identity.tenant

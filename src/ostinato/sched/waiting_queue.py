@@ -118,7 +118,7 @@ class RequestTable:
         self._end(sequence, reason)
 
     def fail(self, sequence: Sequence, reason: FinishReason) -> None:
-        """End a sequence whose blocks the cache has taken back."""
+        """End a sequence whose blocks the cache has released."""
         if sequence.table is not None:
             sequence.table = None
             self.running.remove(sequence)

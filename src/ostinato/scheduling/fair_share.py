@@ -75,9 +75,9 @@ class FairShare(WaitingOrder):
         self._served |= lifted
         self._least = min(lifted.values())
         if len(self._served) > len(tenants) + MAX_TENANTS:
-            self._forget(tenants)
+            self._remove(tenants)
 
-    def _forget(self, tenants: set[bytes]) -> None:
+    def _remove(self, tenants: set[bytes]) -> None:
         """Forget the lower half of the counters of those who do not wait."""
         absent = sorted(self._served.keys() - tenants, key=self._served.__getitem__)
         for tenant in absent[: len(absent) // 2 + 1]:

@@ -12,6 +12,7 @@ Files in reading order:
 * ``accounts``: usage counters of one tenant
 * ``tenant_usage``: usage counters of all tenants
 * ``rate_limit``: limits of requests and tokens per minute
+* ``engine_watch``: reads engine counters without waiting for a long step
 * ``state``: the state of a running server
 * ``serving``: runs completions: limits, leases, observers
 * ``guards``: middleware that refuses requests before they are parsed
@@ -34,10 +35,7 @@ Files in reading order:
 * ``messages``: Anthropic's ``/v1/messages`` and ``/v1/messages/count_tokens``
 * ``tokens``: ``/tokenize`` and ``/detokenize``, as vLLM has them
 * ``explain``: ``/v1/explain``: why a request's prompt missed
-* ``engine_watch``: reads engine counters without waiting for a long step
-* ``http_meter``: middleware that counts HTTP responses
-* ``tier_metrics``, ``metrics``, ``metrics_page``: Prometheus metrics, and
-  ``/metrics``
+* ``engine_metrics``, ``metrics``: Prometheus metrics of the engine and of requests, ``/metrics``
 * ``admin``: routes under ``/admin``, for the administrator alone
 * ``tracing``: OpenTelemetry spans
 * ``playground``: the page's playground: origins of tokens, and savings

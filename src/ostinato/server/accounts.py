@@ -89,29 +89,31 @@ class FirstToken:
 
 @dataclass(frozen=True, slots=True)
 class EndedRequest:
-    """A finished request in the list of the latest ones.
+    """A finished request in the list of the latest ones, as the page shows it.
 
     Attributes:
-        request_id: Id for ``explain``.
+        id: Id for ``explain``.
         tenant: Its tenant's name.
+        adapter: Name of its LoRA adapter; empty for the base model.
         at_s: When it ended, by the usage clock.
-        prompt: Its prompt tokens.
+        prompt: Prompt tokens.
+        hit: Those of them that hit.
         first_token_s: Seconds from its arrival to its first token.
-        output_tokens: Generated tokens.
+        output: Generated tokens.
         took_s: Seconds from its arrival to its end.
         ended: Finish reason; ``error``; ``gone`` if the client disconnected.
-        adapter: Name of its LoRA adapter; empty for the base model.
     """
 
-    request_id: str
+    id: str
     tenant: str
+    adapter: str
     at_s: float
-    prompt: PromptTokens
+    prompt: int
+    hit: int
     first_token_s: float
-    output_tokens: int
+    output: int
     took_s: float
     ended: str
-    adapter: str = ""
 
 
 @dataclass(slots=True)

@@ -127,7 +127,7 @@ class ParsedAnswer:
 def parse_answer(text: str, parser: "AnswerParser") -> ParsedAnswer:
     """Parse a complete answer."""
     answer = ParsedAnswer()
-    for piece in [*parser.feed(text), *parser.finish()]:
+    for piece in parser.feed(text, is_last=True):
         answer.add(piece)
     return answer
 
@@ -166,15 +166,15 @@ class AnswerParser:
         self._in_tail = False
         self._is_skipping = False
 
-    def feed(self, text: str) -> list[Piece]:
-        """Parse new text."""
+    def feed(self, text: str, is_last: bool = False) -> list[Piece]:
+        """Parse new text; the last text ends the answer."""
         if self._tools is None and self._reasoning is None:
             return [TextPiece(text)] if text else []
         self._held += text
         pieces: list[Piece] = []
         while self._held and self._take(pieces):
             pass
-        return pieces
+        return pieces + self.finish() if is_last else pieces
 
     def finish(self) -> list[Piece]:
         """Parse the end: an unclosed call counts if it is complete, or well formed so far."""
@@ -183,7 +183,7 @@ class AnswerParser:
             closes = self._tools.closes if self._tools is not None else ""
             found = self._marks().search(self._held + closes) if closes else None
             if found is None or found.lastgroup != "whole" or not self._begin(found, pieces):
-                self._give(self._held if self._held.strip() or not self.num_calls else "", pieces)
+                self._emit(self._held if self._held.strip() or not self.num_calls else "", pieces)
         self._held = ""
         return pieces
 
@@ -202,32 +202,28 @@ class AnswerParser:
         before = self._held[:place]
         if found is None or found.partial:
             ready = max(len(before.rstrip()), len(before) - _MOST_HELD_SPACE)
-            self._give(before[:ready], pieces)
+            self._emit(before[:ready], pieces)
             self._held = self._held[ready:]
             return False
         self._held = self._held[found.end() :]
         kind = found.lastgroup
         if kind in ("call", "whole"):
             spaceless = before.rstrip()
-            self._give(spaceless, pieces)
+            self._emit(spaceless, pieces)
             if not self._begin(found, pieces):
-                self._give(before[len(spaceless) :] + found[0], pieces)
+                self._emit(before[len(spaceless) :] + found[0], pieces)
             return True
-        self._give(before.rstrip("\n") if self.is_reasoning else before, pieces)
+        self._emit(before.rstrip("\n") if self.is_reasoning else before, pieces)
         self.is_reasoning, self._is_skipping = kind == "reasoning", kind == "skip"
         self._strip = "\n"
         return True
 
     def _marks(self) -> Any:
         """Return the expression of everything that may begin here."""
-        return _compile(self._tools, self._reasoning, self.is_reasoning, self._place())
+        place = "later" if self._has_text else "following" if self.num_calls else "first"
+        return _compile(self._tools, self._reasoning, self.is_reasoning, place)
 
-    def _place(self) -> str:
-        if self._has_text:
-            return "later"
-        return "following" if self.num_calls else "first"
-
-    def _give(self, text: str, pieces: list[Piece]) -> None:
+    def _emit(self, text: str, pieces: list[Piece]) -> None:
         """Emit text, without white space that only separates marks."""
         text = text.lstrip(self._strip) if self._strip else text
         if not text or self._is_skipping:

@@ -10,7 +10,7 @@ from ostinato.server import (
     explain,
     health,
     messages,
-    metrics_page,
+    metrics,
     models,
     openapi,
     page,
@@ -33,7 +33,7 @@ ROUTERS = (
     messages.router,
     tokens.router,
     explain.router,
-    metrics_page.router,
+    metrics.router,
     statistics.router,
     leases.router,
     erase.router,
@@ -68,5 +68,5 @@ def create_app(state: ServerState) -> FastAPI:
             allow_methods=["*"],
             allow_headers=["*"],
         )
-    metrics_page.install(app, state)  # last, so that it is the outermost middleware
+    metrics.install(app, state)  # last, so that it is the outermost middleware
     return app

@@ -4,8 +4,8 @@ A breakpoint's position is found by rendering the conversation up to it and comp
 whole prompt, so no chat template needs to be understood.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ostinato.core.errors import RequestError
@@ -16,6 +16,7 @@ from ostinato.engine.tokenized_text import TokenizedText
 from ostinato.images.parts import images_in, without_sources
 from ostinato.server.held_prefixes import HeldPrefixes
 from ostinato.server.prompting import render_prompt
+from ostinato.server.protocol.answers import Usage
 from ostinato.server.protocol.messages import CountBody
 from ostinato.server.state import ServerState
 from ostinato.server.tools import Message
@@ -30,31 +31,25 @@ class Kept:
     """Token counts of a prompt, as Anthropic's API has them.
 
     Attributes:
-        num_tokens: Tokens of the whole prompt.
-        num_read: Tokens found in the cache.
+        prompt: Its tokens, and those of them that hit.
         num_5m: Tokens newly kept for five minutes.
         num_1h: Tokens newly kept for an hour.
-        num_as_generated: Tokens of earlier answers, reused as they were generated.
-        loaded: Of the tokens found, those loaded from a tier, by its name.
     """
 
-    num_tokens: int
-    num_read: int
-    num_5m: int = 0
-    num_1h: int = 0
-    num_as_generated: int = 0
-    loaded: Mapping[str, int] = field(default_factory=dict)
+    prompt: Usage
+    num_5m: int
+    num_1h: int
 
     def usage(self, num_output_tokens: int) -> dict[str, Any]:
         """Return Anthropic's ``usage``; its three input counts add up to the prompt."""
-        written = self.num_5m + self.num_1h
-        more: dict[str, Any] = {f"cache_read_{k}_tokens": n for k, n in self.loaded.items()}
-        if self.num_as_generated:
-            more["kept_tokens"] = self.num_as_generated
+        written, prompt = self.num_5m + self.num_1h, self.prompt
+        more: dict[str, Any] = {f"cache_read_{k}": n for k, n in prompt.loaded_tokens.items()}
+        if prompt.num_kept_tokens:
+            more["kept_tokens"] = prompt.num_kept_tokens
         return {
             **more,
-            "input_tokens": self.num_tokens - self.num_read - written,
-            "cache_read_input_tokens": self.num_read,
+            "input_tokens": prompt.num_prompt_tokens - prompt.num_cached_tokens - written,
+            "cache_read_input_tokens": prompt.num_cached_tokens,
             "cache_creation_input_tokens": written,
             "cache_creation": {
                 "ephemeral_5m_input_tokens": self.num_5m,
@@ -91,15 +86,9 @@ async def measure(
         if not any(message["role"] == "user" for message in messages):
             messages = [*messages, _STAND_IN]
         try:
-            use = body.tool_use()
-            head = await render_prompt(
-                state,
-                messages,
-                use,
-                replace(whose, images=images),
-                opens_turn=False,
-                **body.template(),
-            )
+            prompt, options = replace(whose, images=images), body.template()
+            options["add_generation_prompt"] = False
+            head = await render_prompt(state, messages, body.tool_use(), prompt, **options)
         except RequestError as error:
             raise RequestError(f"cache_control cannot be placed there: {error}") from error
         num_common = num_common_tokens(head.tokens.tobytes(), tokens.tokens.tobytes())
@@ -133,6 +122,4 @@ async def keep(
         receipt = await held.hold(whose, tokens[: place.num_tokens], place.terms, num_cached)
         written[place.terms == ANTHROPIC_1H] += max(0, receipt.num_tokens - done)
         done = max(done, receipt.num_tokens)
-    loaded = {tier: count for tier, count in output.cached_tokens_from.items() if tier != "pool"}
-    kept = output.num_kept_tokens
-    return Kept(len(tokens), num_cached, written[False], written[True], kept, loaded)
+    return Kept(Usage.of([output]), written[False], written[True])

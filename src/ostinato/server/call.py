@@ -1,12 +1,12 @@
 """A request to the engine, independent of the API it came through."""
 
 import uuid
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ostinato.engine.prompts import PromptDict, TokenIds
 from ostinato.engine.sampling_params import SamplingParams
+from ostinato.server.callers import Caller
 from ostinato.tenants.terms import LeaseTerms
 
 
@@ -52,24 +52,22 @@ class GenerateCall:
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     num_retained_tokens: list[int] = field(default_factory=list, compare=False)
 
-    def prompt(self, salt: str, public_prefixes: Sequence[str] = ()) -> PromptDict:
-        """Return the engine's prompt.
-
-        Args:
-            salt: The effective salt.
-            public_prefixes: Names of the public prefixes that its caller may read.
-        """
-        prompt = PromptDict(
-            cache_salt=salt,
-            cache_read=self.cache_read,
-            cache_write=self.cache_write,
-            public_prefixes=public_prefixes,
+    def sender(self, caller: Caller) -> PromptDict:
+        """Return what its prompt is cached under: salt, public prefixes, adapter and images."""
+        whose = PromptDict(
+            cache_salt=caller.narrow(self.cache_salt),
+            public_prefixes=caller.public_prefixes,
             adapter=self.adapter,
-            keep_tokens=self.keep_tokens,
-            sections=self.sections,
         )
         if self.images:
-            prompt["multi_modal_data"] = {"image": self.images}
+            whose["multi_modal_data"] = {"image": self.images}
+        return whose
+
+    def prompt(self, caller: Caller) -> PromptDict:
+        """Return the engine's prompt."""
+        prompt = self.sender(caller)
+        prompt["cache_read"], prompt["cache_write"] = self.cache_read, self.cache_write
+        prompt["keep_tokens"], prompt["sections"] = self.keep_tokens, self.sections
         if self.token_ids is not None:
             prompt["prompt_token_ids"] = self.token_ids
         else:

@@ -2,10 +2,14 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from ostinato.engine.grammar import JSON_WHITE_SPACE
+from ostinato.engine.sampling_params import SamplingParams
 from ostinato.engine.structured_outputs import StructuredOutputs
+from ostinato.errors import InvalidSamplingParams
 from ostinato.server.answer_formats import AnswerFormats
 from ostinato.server.tools import Tool, ToolUse
 
@@ -16,16 +20,40 @@ _SPACING = {"x-guidance": {"whitespace_pattern": JSON_WHITE_SPACE}}
 """Options for ``llguidance``, as in structured outputs."""
 
 
-def form_of(
-    answer: StructuredOutputs | None, use: ToolUse, formats: AnswerFormats
-) -> StructuredOutputs | None:
-    """Return the structured output that an answer must follow, if any.
+def constrain(
+    params: SamplingParams,
+    answer: StructuredOutputs | None,
+    use: ToolUse,
+    formats: AnswerFormats,
+    field: str,
+) -> SamplingParams:
+    """Return sampling parameters whose grammar includes the response format and the calls.
 
     Args:
+        params: Parameters; structured outputs in them are those of the request's own field.
         answer: JSON format of an answer without calls; None for text.
         use: The tools of the request.
         formats: The model's formats.
+        field: Name of the request's response format, for the error.
+
+    Raises:
+        InvalidSamplingParams: Structured outputs, and a format or a required call as well.
     """
+    form = params.structured_outputs  # of the whole answer, including calls
+    if form is None:
+        form = _form_of(answer, use, formats)
+    elif answer is not None or use.choice != "auto":
+        raise InvalidSamplingParams(
+            f"structured_outputs constrains the whole answer: leave out {field}, and leave "
+            "tool_choice at auto"
+        )
+    return replace(params, structured_outputs=form, stop=(*params.stop, *use.stops(formats)))
+
+
+def _form_of(
+    answer: StructuredOutputs | None, use: ToolUse, formats: AnswerFormats
+) -> StructuredOutputs | None:
+    """Return the structured output that an answer must follow, if any."""
     is_framed = formats.reasoning is not None and bool(formats.reasoning.frames)
     if not use.tools:
         return answer
@@ -36,10 +64,12 @@ def form_of(
     called = [tool for tool in use.tools if use.only in (None, tool.name)]
     rules = _CallRules(formats, called, use.is_parallel)
     if use.choice == "required":
-        thought = rules.thought if is_framed else ""
-        head = [f"start: {thought}{rules.calls}"]
+        reasoning = rules.reasoning if is_framed else ""
+        head = [f"start: {reasoning}{rules.calls}"]
     elif answer is not None:
-        head = [f"start: {rules.calls} | answer", f"answer: {_json_rule(answer)}"]
+        assert answer.json_object or answer.json is not None, "formats of answers are text or JSON"
+        schema = {"type": "object"} if answer.json_object else json.loads(answer.source)
+        head = [f"start: {rules.calls} | answer", f"answer: {_json_rule(schema)}"]
     else:
         head = rules.text_and_calls()
     return StructuredOutputs(grammar="%llguidance {}\n" + "\n".join([*head, *rules.lines]))
@@ -51,7 +81,7 @@ class _CallRules:
     Attributes:
         lines: The rules.
         calls: Expression for all calls of an answer.
-        thought: Expression for what may precede them in harmony's format.
+        reasoning: Expression for what may precede them in harmony's format.
     """
 
     def __init__(self, formats: AnswerFormats, tools: Sequence[Tool], is_parallel: bool) -> None:
@@ -63,14 +93,14 @@ class _CallRules:
         for name, tool in zip(names, tools, strict=True):
             self.lines += [
                 f"{name}: {self._call(self._written.written, name, tool)}",
-                f"{name}_arguments: %json {_schema(tool)}",
+                f"{name}_arguments: {_json_rule({'type': 'object', **tool.parameters})}",
             ]
         self._tools = dict(zip(names, tools, strict=True))
         first, last = self._written.group
         more = f"({self._literal(self._written.separator or '')} call){{0,{_MOST_CALLS - 1}}}"
         several = f"call {more}" if self._is_parallel else "call"
         self.calls = f"{self._literal(first)} {several} {self._literal(last)}"
-        self.thought = (
+        self.reasoning = (
             f"({self._literal('<|channel|>analysis<|message|>')} TEXT "
             f"{self._literal('<|end|><|start|>assistant')})? "
         )
@@ -110,13 +140,5 @@ class _CallRules:
         return " ".join(written)
 
 
-def _schema(tool: Tool) -> str:
-    """Return the schema of a call's arguments."""
-    schema = {"type": "object", **tool.parameters, **_SPACING}
-    return json.dumps(schema, ensure_ascii=False)
-
-
-def _json_rule(answer: StructuredOutputs) -> str:
-    assert answer.json_object or answer.json is not None, "formats of answers are text or JSON"
-    schema = {"type": "object"} if answer.json_object else json.loads(answer.source)
+def _json_rule(schema: Mapping[str, Any]) -> str:
     return f"%json {json.dumps({**schema, **_SPACING}, ensure_ascii=False)}"

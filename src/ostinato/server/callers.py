@@ -7,7 +7,7 @@ do. Without keys there is one anonymous caller, and the server listens on loopba
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated
 
 from fastapi import Depends, Request
 
@@ -68,30 +68,6 @@ ANONYMOUS = Caller(may_go_first=True, may_administer=True, public_prefixes=(ALL_
 """The only caller of a server without keys; it may do everything."""
 
 
-class Callers(Protocol):
-    """The interface of authentication."""
-
-    def identify(self, headers: Mapping[str, str]) -> Caller:
-        """Return the caller that sent these headers.
-
-        Raises:
-            ApiError: No key, or an unknown one (401).
-        """
-        ...
-
-    def named(self, tenant: str) -> Caller:
-        """Return a tenant's caller, for the administrator.
-
-        Raises:
-            ApiError: There is none (404).
-        """
-        ...
-
-    def name_of(self, salt: str) -> str:
-        """Return the tenant of a salt; empty if there is none."""
-        ...
-
-
 class AnyCaller:
     """Treats every client as the anonymous caller."""
 
@@ -108,8 +84,8 @@ class AnyCaller:
         if tenant:
             raise ApiError(
                 404,
-                f"tenant={tenant!r:.200}: without keys there are no tenants; leave it out, and "
-                "name a cache_salt where that is meant",
+                f"tenant={tenant!r:.200}: without keys there are no tenants; leave it out, or give "
+                "the cache_salt that its clients send",
                 param="tenant",
                 code="tenant_not_found",
             )
@@ -196,7 +172,10 @@ class KeyedCallers:
         return self._names.get(salt, "(not in the keys file)")
 
 
-def require_caller(request: Request) -> Caller:
+Callers = AnyCaller | KeyedCallers
+
+
+async def require_caller(request: Request) -> Caller:
     """Return the caller; a dependency of every route except health.
 
     Raises:
@@ -206,11 +185,11 @@ def require_caller(request: Request) -> Caller:
     return callers.identify(request.headers)
 
 
-CallerOfRequest = Annotated[Caller, Depends(require_caller)]
-"""Write ``caller: CallerOfRequest`` in the signature of a route."""
+CallerDep = Annotated[Caller, Depends(require_caller)]
+"""Write ``caller: CallerDep`` in the signature of a route."""
 
 
-def require_administrator(caller: CallerOfRequest) -> Caller:
+def require_administrator(caller: CallerDep) -> Caller:
     """Return the caller, if it may administer.
 
     Raises:
@@ -227,8 +206,8 @@ def require_administrator(caller: CallerOfRequest) -> Caller:
     return caller
 
 
-Administrator = Annotated[Caller, Depends(require_administrator)]
-"""Write ``caller: Administrator`` in the signature of a route for administrators."""
+ADMIN_ONLY = [Depends(require_administrator)]
+"""Dependencies of the routes that only an administrator may call."""
 
 
 def _key_in(headers: Mapping[str, str]) -> str:

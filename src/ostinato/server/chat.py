@@ -13,7 +13,6 @@ from fastapi.responses import JSONResponse, Response
 from ostinato.engine.chat import sections_of
 from ostinato.engine.outputs import RequestOutput
 from ostinato.server.answer_parser import (
-    AnswerParser,
     ArgumentsPiece,
     CallStart,
     ParsedAnswer,
@@ -24,22 +23,15 @@ from ostinato.server.answer_parser import (
     parse_answer,
 )
 from ostinato.server.call import GenerateCall
-from ostinato.server.callers import Caller, CallerOfRequest
+from ostinato.server.callers import Caller, CallerDep
 from ostinato.server.models import adapter_of
-from ostinato.server.prompting import (
-    AnswerReader,
-    load_images,
-    read_with,
-    render_prompt,
-    sender,
-)
+from ostinato.server.prompting import AnswerReader, read_with, render_chat
 from ostinato.server.protocol.answers import ChatCompletion, Usage
 from ostinato.server.protocol.chat import ChatBody
 from ostinato.server.protocol.logprobs import chat_logprobs, prompt_logprobs
-from ostinato.server.serving import check_room, serve
-from ostinato.server.state import ServerState
+from ostinato.server.serving import check_room, last_output, serve
+from ostinato.server.state import ServerState, StateDep
 from ostinato.server.streaming import DONE, Delta, Deltas, begin, event, until_gone
-from ostinato.server.tools import Message
 
 ENDPOINT = "/v1/chat/completions"
 
@@ -47,15 +39,12 @@ router = APIRouter(tags=["chat"])
 
 
 @router.post(ENDPOINT, response_model=ChatCompletion)
-async def chat(body: ChatBody, request: Request, caller: CallerOfRequest) -> Response:
+async def chat(body: ChatBody, request: Request, state: StateDep, caller: CallerDep) -> Response:
     """Continue a conversation, in one response or as a stream of server-sent events."""
-    state: ServerState = request.app.state.server
-    adapter = adapter_of(state, body.model)
-    use = body.tool_use()
-    messages: Sequence[Message] = [message.rendered() for message in body.messages]
+    messages = [message.rendered() for message in body.messages]
     call = GenerateCall(
         endpoint=ENDPOINT,
-        adapter=adapter,
+        adapter=adapter_of(state, body.model),
         params=body.params(state.formats),
         priority=body.priority,
         user=body.acts_for,
@@ -64,12 +53,8 @@ async def chat(body: ChatBody, request: Request, caller: CallerOfRequest) -> Res
         **body.cache_settings(),
     )
     check_room(state, caller, [call])  # before any work on the prompt
-    whose = sender(caller, body.cache_salt, body.keep_tokens)
-    messages, whose = await load_images(state, messages, whose)
-    tokens = await render_prompt(
-        state, messages, use, whose, body.add_generation_prompt, **body.template()
-    )
-    reader = await read_with(state, tokens, use, body.add_generation_prompt)
+    whose, tokens = await render_chat(state, caller, body, messages)
+    reader = await read_with(state, tokens, body.tool_use(), body.add_generation_prompt)
     params = reader.settle(call.params)
     call = replace(call, token_ids=tokens, images=whose.images, params=params)
     answer = Answer(state, body, caller, call, reader)
@@ -91,11 +76,7 @@ class Answer:
 
     async def whole(self) -> dict[str, Any]:
         """Return the complete response."""
-        last: RequestOutput | None = None
-        async with aclosing(self._outputs()) as outputs:
-            async for output in outputs:
-                last = output
-        assert last is not None, "a request ended without an output"
+        last = await last_output(self.state, self.caller, self.call)
         deltas = list(Deltas().take(last))
         answers = [parse_answer(delta.text, self.reader.parser()) for delta in deltas]
         choices = [self._choice(*pair) for pair in zip(deltas, answers, strict=True)]
@@ -109,11 +90,11 @@ class Answer:
         deltas, last = Deltas(), None
         parsers = [self.reader.parser() for _ in range(self.body.n)]
         answers = [ParsedAnswer() for _ in range(self.body.n)]
-        async with aclosing(self._outputs()) as outputs:
+        async with aclosing(serve(self.state, self.caller, self.call)) as outputs:
             async for output in outputs:
                 last, chunks = output, list[dict[str, Any]]()
                 for delta in deltas.take(output):
-                    pieces = _pieces(delta, parsers[delta.index])
+                    pieces = parsers[delta.index].feed(delta.text, delta.is_last)
                     for piece in pieces:
                         answers[delta.index].add(piece)
                     if not delta.is_later:
@@ -128,9 +109,6 @@ class Answer:
             head = self._head("chat.completion.chunk", [])
             end = event({**head, "usage": self._usage(last, answers)}) + DONE
         yield end
-
-    def _outputs(self) -> AsyncGenerator[RequestOutput, None]:
-        return serve(self.state, self.caller, self.call)
 
     def _usage_so_far(self, output: RequestOutput) -> dict[str, Any]:
         return self.body.usage_so_far(lambda: Usage.of([output]).as_openai())
@@ -205,11 +183,6 @@ class Answer:
             "system_fingerprint": self.state.fingerprint,
             "choices": choices,
         }
-
-
-def _pieces(delta: Delta, parser: AnswerParser) -> list[Piece]:
-    """Return the new parts."""
-    return parser.feed(delta.text) + (parser.finish() if delta.finish_reason else [])
 
 
 def _finish_reason(delta: Delta, has_calls: bool) -> str | None:

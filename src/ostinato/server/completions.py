@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse, Response
 from ostinato.engine.async_llm import AsyncLLM
 from ostinato.engine.outputs import RequestOutput
 from ostinato.server.call import GenerateCall
-from ostinato.server.callers import Caller, CallerOfRequest
+from ostinato.server.callers import Caller, CallerDep
 from ostinato.server.models import adapter_of
 from ostinato.server.protocol.answers import Completion, Usage
 from ostinato.server.protocol.completions import CompletionBody
@@ -24,7 +24,7 @@ from ostinato.server.protocol.logprobs import (
     prompt_logprobs,
 )
 from ostinato.server.serving import check_room, serve
-from ostinato.server.state import ServerState
+from ostinato.server.state import ServerState, StateDep
 from ostinato.server.streaming import DONE, Delta, Deltas, begin, event, until_gone
 
 ENDPOINT = "/v1/completions"
@@ -33,9 +33,10 @@ router = APIRouter(tags=["completions"])
 
 
 @router.post(ENDPOINT, response_model=Completion)
-async def complete(body: CompletionBody, request: Request, caller: CallerOfRequest) -> Response:
+async def complete(
+    body: CompletionBody, request: Request, state: StateDep, caller: CallerDep
+) -> Response:
     """Continue prompts, in one response or as a stream of server-sent events."""
-    state: ServerState = request.app.state.server
     adapter = adapter_of(state, body.model)
     answer = Answer(state, body, caller, adapter)
     check_room(state, caller, answer.calls)
@@ -180,12 +181,7 @@ class Echo:
         return cls(text, first, output.prompt_logprobs, is_alone)
 
     def choice(self, delta: Delta, index: int) -> dict[str, Any]:
-        """Return the new part of one choice, with the prompt before its first piece.
-
-        Args:
-            delta: The new part.
-            index: Index of the choice.
-        """
+        """Return the new part of one choice, with the prompt before its first piece."""
         text = "" if self.is_alone else delta.text
         return {
             "index": index,
@@ -236,17 +232,12 @@ async def merge(
         while newest or not all(reader.done() for reader in readers):
             await arrived.wait()
             arrived.clear()
-            _raise_first(readers)
+            for reader in readers:
+                if reader.done():
+                    reader.result()  # raises what it raised
             while newest:
                 yield newest.popitem()
     finally:
         for reader in readers:
             reader.cancel()
         await asyncio.gather(*readers, return_exceptions=True)
-
-
-def _raise_first(readers: Sequence["asyncio.Task[None]"]) -> None:
-    """Raise the exception of the first reader that failed."""
-    for reader in readers:
-        if reader.done():
-            reader.result()

@@ -1,10 +1,10 @@
 """Settings of a server."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from ipaddress import ip_address
 from pathlib import Path
 
-from ostinato.core.config import at_least
+from ostinato.core.config import at_least, one_of
 from ostinato.core.errors import ConfigError
 from ostinato.server.answer_formats import REASONING_FORMATS, TOOL_FORMATS
 
@@ -83,18 +83,9 @@ class ServerConfig:
             ConfigError: The message names the value and what to set instead.
         """
         at_least("port", self.port, 0)
-        for name in (
-            "max_requests",
-            "max_n",
-            "max_body_bytes",
-            "max_tenant_body_bytes",
-            "max_json_depth",
-            "max_connections",
-            "max_connections_per_address",
-        ):
-            at_least(name, getattr(self, name), 1)
-        if self.max_json_items is not None:
-            at_least("max_json_items", self.max_json_items, 1)
+        for name, value in asdict(self).items():
+            if name.startswith("max_") and value is not None:
+                at_least(name, value, 1)
         for name in ("header_timeout_s", "body_timeout_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: must be above 0")
@@ -113,16 +104,9 @@ class ServerConfig:
         for folder in self.lora_folders:
             if not Path(folder).is_dir():
                 raise ConfigError(f"lora_folders={folder!r}: there is no such folder")
-        if self.tool_call_parser not in ("auto", *TOOL_FORMATS):
-            raise ConfigError(
-                f"tool_call_parser={self.tool_call_parser!r}: choose one of auto, "
-                f"{', '.join(TOOL_FORMATS)}"
-            )
-        if self.reasoning_parser not in (None, *REASONING_FORMATS):
-            raise ConfigError(
-                f"reasoning_parser={self.reasoning_parser!r}: choose one of "
-                f"{', '.join(REASONING_FORMATS)}"
-            )
+        one_of("tool_call_parser", self.tool_call_parser, ("auto", *TOOL_FORMATS))
+        if self.reasoning_parser is not None:
+            one_of("reasoning_parser", self.reasoning_parser, tuple(REASONING_FORMATS))
         if not self.model_names or not all(self.model_names):
             raise ConfigError(f"model_names={self.model_names!r}: needs a name, and none is empty")
         if self.keys_file is None and not is_loopback(self.host):

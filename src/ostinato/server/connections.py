@@ -66,11 +66,11 @@ class Connections:
         if not self._open[connection.address]:
             del self._open[connection.address]
 
-    def serves(self, connection: "GuardedProtocol") -> None:
+    def note_request(self, connection: "GuardedProtocol") -> None:
         """Note that a request's head has arrived."""
         self._waiting.pop(connection, None)
 
-    def waits(self, connection: "GuardedProtocol") -> None:
+    def note_idle(self, connection: "GuardedProtocol") -> None:
         """Note that a connection waits for its next request."""
         self._waiting[connection] = None
 
@@ -78,7 +78,7 @@ class Connections:
         """Close the connection that has waited longest, of one address or of all."""
         for connection in self._waiting:
             if address is None or connection.address == address:
-                connection.give_up()
+                connection.abort()
                 return True
         return False
 
@@ -90,16 +90,16 @@ class GuardedProtocol(H11Protocol):
         """Create the protocol; the connection is not open yet."""
         super().__init__(**settings)
         self.address = ""
-        self._book = connections
-        self._is_in_book = False
+        self._connections = connections
+        self._is_registered = False
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accept a connection, or close it at once."""
         super().connection_made(transport)
         self.address = self.client[0] if self.client else ""
-        self._is_in_book = self._book.enter(self)
-        if self._is_in_book:
+        self._is_registered = self._connections.enter(self)
+        if self._is_registered:
             self._await_head()
         else:
             transport.abort()
@@ -107,9 +107,9 @@ class GuardedProtocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Remove the connection."""
         self._end_wait()
-        if self._is_in_book:
-            self._is_in_book = False
-            self._book.leave(self)
+        if self._is_registered:
+            self._is_registered = False
+            self._connections.leave(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -117,22 +117,22 @@ class GuardedProtocol(H11Protocol):
         super().data_received(data)
         if self._is_serving:
             self._end_wait()
-            self._book.serves(self)
+            self._connections.note_request(self)
         elif self._deadline is None:
             self._await_head()
 
     def on_response_complete(self) -> None:
         """Wait for the next request, unless a pipelined one is being served already."""
         super().on_response_complete()
-        if self._is_in_book and not self._is_serving:
-            self._book.waits(self)
+        if self._is_registered and not self._is_serving:
+            self._connections.note_idle(self)
 
-    def give_up(self) -> None:
+    def abort(self) -> None:
         """Close the connection without a response."""
         self._end_wait()
-        if self._is_in_book:
-            self._is_in_book = False
-            self._book.leave(self)
+        if self._is_registered:
+            self._is_registered = False
+            self._connections.leave(self)
         self.transport.abort()
 
     @property
@@ -140,7 +140,7 @@ class GuardedProtocol(H11Protocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _await_head(self) -> None:
-        self._deadline = self.loop.call_later(self._book.header_timeout_s, self.give_up)
+        self._deadline = self.loop.call_later(self._connections.header_timeout_s, self.abort)
 
     def _end_wait(self) -> None:
         if self._deadline is not None:

@@ -16,7 +16,7 @@ from ostinato.errors import EngineStopped
 
 SeenT = TypeVar("SeenT")
 
-REST_FACTOR = 50
+REUSE_FACTOR = 50
 """A read of 1 ms is not repeated within 50 ms, so that reads cost the engine at most 2 %."""
 
 
@@ -26,25 +26,25 @@ class EngineWatch(Generic[SeenT]):
     def __init__(
         self,
         llm: AsyncLLM,
-        question: Callable[[Engine], SeenT],
-        patience_s: float = 0.25,
+        take: Callable[[Engine], SeenT],
+        timeout_s: float = 0.25,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Watch an engine.
 
         Args:
             llm: The engine's front.
-            question: Reads the engine between two steps; changes nothing.
-            patience_s: How long to wait for the end of a step if there is a previous reading.
+            take: Reads the engine between two steps; changes nothing.
+            timeout_s: How long to wait for the end of a step if there is a previous reading.
             clock: Seconds, to measure how long readings take.
         """
         self._llm = llm
-        self._question = question
-        self._patience_s = patience_s
+        self._take = take
+        self._timeout_s = timeout_s
         self._clock = clock
         self._seen: SeenT | None = None
-        self._rests_until_s = 0.0
-        self._asking: asyncio.Task[SeenT] | None = None
+        self._fresh_until_s = 0.0
+        self._reading: asyncio.Task[SeenT] | None = None
 
     async def look(self) -> SeenT:
         """Return the newest reading that is available soon; the first one waits for its step.
@@ -52,30 +52,30 @@ class EngineWatch(Generic[SeenT]):
         Raises:
             EngineStopped: The engine has ended, and there is no reading.
         """
-        if self._seen is not None and self._clock() < self._rests_until_s:
+        if self._seen is not None and self._clock() < self._fresh_until_s:
             return self._seen
-        if self._asking is None or self._asking.done():
-            self._asking = asyncio.create_task(self._ask())
-        patience_s = None if self._seen is None else self._patience_s
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.create_task(self._read())
+        timeout_s = None if self._seen is None else self._timeout_s
         try:
             with suppress(TimeoutError):
-                return await asyncio.wait_for(asyncio.shield(self._asking), patience_s)
+                return await asyncio.wait_for(asyncio.shield(self._reading), timeout_s)
         except EngineStopped:
             if self._seen is None:
                 raise
         assert self._seen is not None, "the first reading waits"
         return self._seen
 
-    async def _ask(self) -> SeenT:
+    async def _read(self) -> SeenT:
         took_s = 0.0
 
         def timed(engine: Engine) -> SeenT:
             nonlocal took_s
             begin_s = self._clock()
-            seen = self._question(engine)
+            seen = self._take(engine)
             took_s = self._clock() - begin_s
             return seen
 
         self._seen = await self._llm.look(timed)
-        self._rests_until_s = self._clock() + REST_FACTOR * took_s
+        self._fresh_until_s = self._clock() + REUSE_FACTOR * took_s
         return self._seen

@@ -1,14 +1,13 @@
 """Error responses.
 
-As in OpenAI's API: a status, and ``{"error": {"message", "type", "param", "code"}}``. Routes
-raise ``ApiError`` or any error of ours; the path decides whether it is sent in another shape
-(``SHAPES``).
+As in OpenAI's API: a status, and ``{"error": {"message", "type", "param", "code"}}``; under
+``/v1/messages`` as in Anthropic's. Routes raise ``ApiError`` or any other error of Ostinato.
 """
 
 import json
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,8 +30,6 @@ from ostinato.errors import (
 )
 
 logger = logging.getLogger("ostinato")
-
-Shape = Callable[["ApiError"], dict[str, Any]]
 
 _NAMED = re.compile(r"(\w+)(?:\[[^\]]*\])?=")
 """The beginning of messages about one parameter: ``top_p=2: must be ...``."""
@@ -62,18 +59,6 @@ class ApiError(Exception):
         return self.message
 
 
-def openai_shape(error: ApiError) -> dict[str, Any]:
-    """Return an error in OpenAI's shape."""
-    return {
-        "error": {
-            "message": error.message,
-            "type": error.kind,
-            "param": error.param,
-            "code": error.code,
-        }
-    }
-
-
 _ANTHROPIC_KINDS = {
     401: "authentication_error",
     403: "permission_error",
@@ -84,23 +69,18 @@ _ANTHROPIC_KINDS = {
 }
 
 
-def anthropic_shape(error: ApiError) -> dict[str, Any]:
-    """Return an error in Anthropic's shape."""
-    other = "invalid_request_error" if error.status < 500 else "api_error"
-    kind = _ANTHROPIC_KINDS.get(error.status, other)
-    return {"type": "error", "error": {"type": kind, "message": error.message}}
-
-
-SHAPES: dict[str, Shape] = {"/v1/messages": anthropic_shape}
-"""Shapes other than OpenAI's, by the path's prefix."""
+ANTHROPIC_PATH = "/v1/messages"
+"""Prefix of the paths of Anthropic's API."""
 
 
 def body_of(path: str, error: ApiError) -> dict[str, Any]:
     """Return an error in the shape of a path's API."""
-    for prefix, shape in SHAPES.items():
-        if path.startswith(prefix):
-            return shape(error)
-    return openai_shape(error)
+    if path.startswith(ANTHROPIC_PATH):
+        other = "invalid_request_error" if error.status < 500 else "api_error"
+        kind = _ANTHROPIC_KINDS.get(error.status, other)
+        return {"type": "error", "error": {"type": kind, "message": error.message}}
+    shown = {"message": error.message, "type": error.kind, "param": error.param}
+    return {"error": {**shown, "code": error.code}}
 
 
 def response_of(path: str, error: ApiError) -> Response:

@@ -6,49 +6,40 @@ requests of others, not even that there were any; administrators also see matche
 
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 
 from ostinato.core.errors import RequestError
 from ostinato.observe.explanation import Explanation
-from ostinato.server.callers import Caller, CallerOfRequest
+from ostinato.server.callers import Caller, CallerDep
 from ostinato.server.errors import ApiError
-from ostinato.server.state import ServerState
+from ostinato.server.state import ServerState, StateDep
 
 router = APIRouter(tags=["explanations"])
 
 
 @router.get("/v1/explain/{response_id}")
-async def explain(response_id: str, request: Request, caller: CallerOfRequest) -> dict[str, Any]:
+async def explain(response_id: str, state: StateDep, caller: CallerDep) -> dict[str, Any]:
     """Explain for every token of a prompt whether it hit, and why it missed."""
-    state: ServerState = request.app.state.server
-    explanation = await _explanation(state, caller, response_id)
-    return {
-        "object": "explanation",
-        "id": response_id,
-        **explanation.as_dict(),
-        "text": str(explanation),
-    }
+    found = await _explanation(state, caller, response_id)
+    return {"object": "explanation", "id": response_id, **found.as_dict(), "text": str(found)}
 
 
-async def _explanation(state: ServerState, caller: Caller, name: str) -> Explanation:
+async def _explanation(state: ServerState, caller: Caller, response_id: str) -> Explanation:
     """Ask the engine for an explanation.
 
     Raises:
         ApiError: The caller sent no such request, or it is no longer remembered (404).
     """
-    salt = caller.salt or None
-    try:
-        return await state.llm.explain(name, administrator=caller.may_administer, cache_salt=salt)
-    except RequestError as error:
-        first = f"{name}-0"  # completions may have several prompts: -0, -1, ...
-        unknown = _not_found(error)
-        if not name.startswith("cmpl-"):
-            raise unknown from error
-    try:
-        return await state.llm.explain(first, administrator=caller.may_administer, cache_salt=salt)
-    except RequestError as error:
-        raise unknown from error
-
-
-def _not_found(error: RequestError) -> ApiError:
-    return ApiError(404, str(error), param="response_id", code="not_found")
+    names = [response_id]
+    if response_id.startswith("cmpl-"):
+        names.append(f"{response_id}-0")  # a completion may have several prompts: -0, -1, ...
+    errors: list[RequestError] = []
+    for name in names:
+        try:
+            return await state.llm.explain(
+                name, administrator=caller.may_administer, cache_salt=caller.salt or None
+            )
+        except RequestError as error:
+            errors.append(error)
+    unknown = errors[0]
+    raise ApiError(404, str(unknown), param="response_id", code="not_found") from unknown

@@ -20,7 +20,7 @@ from ostinato.server.config import is_loopback
 from ostinato.server.errors import ApiError, body_too_long, body_too_slow, response_of
 from ostinato.server.state import ServerState
 
-LEAST_ITEMS, ITEMS_PER_TOKEN = 262_144, 8
+MIN_ITEMS, ITEMS_PER_TOKEN = 262_144, 8
 """Minimum number of values allowed in a body, and values per token that the model can hold."""
 
 _ESCAPE = re.compile(rb"\\.", re.DOTALL)
@@ -39,9 +39,9 @@ class BodyGuard:
         self._app = app
         self._callers = state.callers
         self._config = state.config
-        items = max(LEAST_ITEMS, ITEMS_PER_TOKEN * state.llm.max_model_len)
+        items = max(MIN_ITEMS, ITEMS_PER_TOKEN * state.llm.max_model_len)
         self._most_items = state.config.max_json_items or items
-        self._bytes_under_way: Counter[str] = Counter()
+        self._unfinished_bytes: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -105,9 +105,9 @@ class BodyGuard:
             ApiError: There are too many (429).
         """
         body.num_bytes += num_bytes
-        self._bytes_under_way[body.tenant] += num_bytes
+        self._unfinished_bytes[body.tenant] += num_bytes
         most = self._config.max_tenant_body_bytes
-        if self._bytes_under_way[body.tenant] > most:
+        if self._unfinished_bytes[body.tenant] > most:
             raise ApiError(
                 429,
                 f"the bodies of this key's unfinished requests have more than {most} bytes: wait "
@@ -118,9 +118,9 @@ class BodyGuard:
             )
 
     def _release(self, body: "_Body") -> None:
-        self._bytes_under_way[body.tenant] -= body.num_bytes
-        if not self._bytes_under_way[body.tenant]:
-            del self._bytes_under_way[body.tenant]
+        self._unfinished_bytes[body.tenant] -= body.num_bytes
+        if not self._unfinished_bytes[body.tenant]:
+            del self._unfinished_bytes[body.tenant]
 
     def _check(self, body: bytes) -> None:
         """Refuse a body that no parser should see.
@@ -199,7 +199,7 @@ class HostGuard:
     def __init__(self, app: ASGIApp, allowed_origins: Sequence[str] = ()) -> None:
         """Wrap an application without keys; pages of allowed origins may call it."""
         self._app = app
-        self._allowed_origins = allowed_origins
+        self._allowed = frozenset(allowed_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -207,15 +207,12 @@ class HostGuard:
             headers = dict(scope["headers"])
             for name, prefix in ((b"host", "//"), (b"origin", "")):
                 value = headers.get(name, b"").decode("latin-1")
-                is_allowed = name == b"origin" and self._allows(value)
+                is_allowed = name == b"origin" and not self._allowed.isdisjoint((value, "*"))
                 if value and not is_allowed and not _is_of_this_machine(prefix + value):
-                    error = _stranger(name.decode().capitalize(), value)
+                    error = _foreign_host(name.decode().capitalize(), value)
                     await response_of(scope["path"], error)(scope, receive, send)
                     return
         await self._app(scope, receive, send)
-
-    def _allows(self, origin: str) -> bool:
-        return origin in self._allowed_origins or "*" in self._allowed_origins
 
 
 def _is_of_this_machine(address: str) -> bool:
@@ -226,11 +223,11 @@ def _is_of_this_machine(address: str) -> bool:
         return False
 
 
-def _stranger(header: str, value: str) -> ApiError:
+def _foreign_host(header: str, value: str) -> ApiError:
     return ApiError(
         403,
-        f"{header}: {value:.200} is no name of this machine, and without keys that is all a caller "
-        "has to show: call http://127.0.0.1, or give the server a keys file",
+        f"{header}: {value:.200} does not name this machine, and a server without keys accepts no "
+        "other requests: call http://127.0.0.1, or give the server a keys file",
         kind="permission_error",
         code="foreign_host",
     )

@@ -1,13 +1,14 @@
 """``/health`` and ``/ready``."""
 
+from types import NoneType
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
 import ostinato
-from ostinato.server.callers import Administrator
-from ostinato.server.state import ServerState
+from ostinato.server.callers import ADMIN_ONLY
+from ostinato.server.state import StateDep
 
 router = APIRouter(tags=["health"])
 
@@ -25,35 +26,37 @@ async def ping() -> dict[str, str]:
     return await health()
 
 
-@router.get("/load")
-async def load(request: Request, administrator: Administrator) -> dict[str, int]:
+@router.get("/load", dependencies=ADMIN_ONLY)
+async def load(state: StateDep) -> dict[str, int]:
     """Return the number of sequences running or waiting, as in vLLM."""
-    state: ServerState = request.app.state.server
     return {"server_load": state.num_live}
 
 
-@router.get("/server_info")
-async def server_info(request: Request, administrator: Administrator) -> dict[str, Any]:
+@router.get("/server_info", dependencies=ADMIN_ONLY)
+async def server_info(state: StateDep) -> dict[str, Any]:
     """Return the engine's settings, as in vLLM."""
-    state: ServerState = request.app.state.server
     config = state.llm.engine.config
     settings = {name: getattr(config, name) for name in config.__dataclass_fields__}
     del settings["tenant_shares"]  # its names are the tenants' salts
-    return {"engine_config": {name: _plain(value) for name, value in settings.items()}}
+    plain = (bool, int, float, str, NoneType)
+    return {
+        "engine_config": {
+            name: value if isinstance(value, plain) else str(value)
+            for name, value in settings.items()
+        }
+    }
 
 
-@router.post("/reset_prefix_cache")
-async def reset_prefix_cache(request: Request, administrator: Administrator) -> dict[str, bool]:
+@router.post("/reset_prefix_cache", dependencies=ADMIN_ONLY)
+async def reset_prefix_cache(state: StateDep) -> dict[str, bool]:
     """Evict all cached prefixes; refused while requests are running (409)."""
-    state: ServerState = request.app.state.server
     await state.llm.reset_prefix_cache()
     return {"reset": True}
 
 
 @router.get("/ready", responses={503: {"description": "Draining, or the engine has stopped."}})
-async def ready(request: Request) -> JSONResponse:
+async def ready(state: StateDep) -> JSONResponse:
     """Return 200 if requests are accepted."""
-    state: ServerState = request.app.state.server
     if state.is_draining:
         return JSONResponse({"status": "draining"}, 503)
     if not state.llm.is_running:
@@ -65,8 +68,3 @@ async def ready(request: Request) -> JSONResponse:
 async def version() -> dict[str, str]:
     """Return the version of Ostinato."""
     return {"version": ostinato.__version__}
-
-
-def _plain(value: Any) -> Any:
-    """Return a setting as JSON."""
-    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)

@@ -72,7 +72,7 @@ class HeldPrefixes:
             self._held.popitem(last=False)
         return receipt
 
-    def forget(self, salt: str) -> int:
+    def erase(self, salt: str) -> int:
         """Remove the leases of an erased salt; return their number."""
         keys = [key for key in self._held if is_salt_of(key[0], salt)]
         for key in keys:

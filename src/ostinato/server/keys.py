@@ -18,7 +18,6 @@ client ever sees or sends.
 
 import hashlib
 import hmac
-import json
 import os
 import re
 import secrets
@@ -153,16 +152,10 @@ def read_keys(path: str | Path) -> KeysFile:
             hash or secret.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        keys = KeysFile.model_validate_json(Path(path).read_text(encoding="utf-8"))
+        keys.tenant_shares()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"keys file {str(path)!r} cannot be read: {error}") from error
-    try:
-        content = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise ConfigError(f"keys file {str(path)!r} is not JSON: {error}") from error
-    try:
-        keys = KeysFile.model_validate(content)
-        keys.tenant_shares()
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         place = ".".join(map(str, first["loc"])) or "the file"
@@ -179,11 +172,10 @@ def write_keys(path: str | Path, keys: KeysFile) -> None:
         ConfigError: It cannot be written.
     """
     target = Path(path)
-    content = keys.model_dump(exclude_defaults=True)
     try:
         handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+            file.write(keys.model_dump_json(indent=2, exclude_defaults=True) + "\n")
         os.replace(name, target)
     except OSError as error:
         raise ConfigError(f"keys file {str(path)!r} cannot be written: {error}") from error

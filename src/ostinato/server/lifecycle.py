@@ -13,7 +13,7 @@ import gc
 import logging
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from types import FrameType
 from typing import Any
 
@@ -32,8 +32,8 @@ from ostinato.server.models import load_named
 from ostinato.server.state import ServerState
 from ostinato.server.tracing import make_tracer
 
-_LAST_WORDS_S = 5
-"""Time for clients to read the rest, once the engine has ended."""
+_SHUTDOWN_TIMEOUT_S = 5
+"""Time for clients to read their responses to the end, once the engine has stopped."""
 
 
 def open_state(model: str, settings: dict[str, Any], config: ServerConfig) -> ServerState:
@@ -66,13 +66,7 @@ def warm_up(state: ServerState, prompts: list[PrewarmLine]) -> None:
     Raises:
         ConfigError: One of them cannot be served or leased; the engine has been stopped.
     """
-    if not prompts:
-        return
-    try:
-        asyncio.run(prewarm_all(state, prompts))
-    except BaseException:
-        state.llm.shutdown()
-        raise
+    _run_or_shut_down(state, prewarm_all(state, prompts))
 
 
 def load_adapters(state: ServerState, adapters: Mapping[str, str]) -> None:
@@ -86,8 +80,12 @@ def load_adapters(state: ServerState, adapters: Mapping[str, str]) -> None:
         for name, path in adapters.items():
             await load_named(state, name, path)
 
+    _run_or_shut_down(state, load_all())
+
+
+def _run_or_shut_down(state: ServerState, work: Coroutine[Any, Any, object]) -> None:
     try:
-        asyncio.run(load_all())
+        asyncio.run(work)
     except BaseException:
         state.llm.shutdown()
         raise
@@ -153,7 +151,7 @@ class DrainingServer(uvicorn.Server):
                 lifespan="off",
                 ws="none",
                 timeout_keep_alive=75,  # longer than most clients keep connections alive
-                timeout_graceful_shutdown=_LAST_WORDS_S,
+                timeout_graceful_shutdown=_SHUTDOWN_TIMEOUT_S,
             )
         )
         self._state = state

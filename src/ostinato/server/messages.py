@@ -13,7 +13,7 @@ import json
 import uuid
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -21,7 +21,6 @@ from fastapi.responses import JSONResponse, Response
 
 from ostinato.engine.chat import sections_of
 from ostinato.engine.outputs import RequestOutput
-from ostinato.engine.prompts import PromptDict
 from ostinato.server.answer_parser import (
     AnswerParser,
     ArgumentsPiece,
@@ -33,19 +32,13 @@ from ostinato.server.answer_parser import (
 )
 from ostinato.server.breakpoints import Covered, Kept, keep, measure
 from ostinato.server.call import GenerateCall
-from ostinato.server.callers import Caller, CallerOfRequest
+from ostinato.server.callers import Caller, CallerDep
 from ostinato.server.models import adapter_of
-from ostinato.server.prompting import (
-    AnswerReader,
-    load_images,
-    read_with,
-    render_prompt,
-    sender,
-)
+from ostinato.server.prompting import AnswerReader, read_with, render_chat
 from ostinato.server.protocol.answers import Counted, MessageBody
 from ostinato.server.protocol.messages import CountBody, MessagesBody
-from ostinato.server.serving import serve
-from ostinato.server.state import ServerState
+from ostinato.server.serving import check_room, serve
+from ostinato.server.state import ServerState, StateDep
 from ostinato.server.streaming import Delta, Deltas, begin, named_event, until_gone
 
 ENDPOINT = "/v1/messages"
@@ -54,30 +47,28 @@ router = APIRouter(tags=["messages"])
 
 
 @router.post(ENDPOINT, response_model=MessageBody)
-async def create_message(body: MessagesBody, request: Request, caller: CallerOfRequest) -> Response:
+async def create_message(
+    body: MessagesBody, request: Request, state: StateDep, caller: CallerDep
+) -> Response:
     """Continue a conversation, in one response or as a stream of server-sent events."""
-    state: ServerState = request.app.state.server
-    adapter = adapter_of(state, body.model)
-    params, use = body.params(state.formats), body.tool_use()
-    state.check_room(1, 1)
-    whose = sender(caller, body.cache_salt, body.keep_tokens)
-    conversation, whose = await load_images(state, body.conversation(), whose)
-    tokens = await render_prompt(state, conversation, use, whose, **body.template())
-    reader = await read_with(state, tokens, use)
+    messages = body.conversation()
     call = GenerateCall(
         endpoint=ENDPOINT,
-        adapter=adapter,
-        params=reader.settle(params),
-        token_ids=tokens,
-        images=whose.images,
+        adapter=adapter_of(state, body.model),
+        params=body.params(state.formats),
         cache_salt=body.cache_salt,
         cache_read=body.cache.read,
         cache_write=body.cache.write,
         keep_tokens=body.keep_tokens,
         user=body.metadata.user_id,
-        sections=sections_of(conversation),
+        sections=sections_of(messages),
         request_id=f"msg_{uuid.uuid4().hex}",
     )
+    check_room(state, caller, [call])
+    whose, tokens = await render_chat(state, caller, body, messages)
+    reader = await read_with(state, tokens, body.tool_use())
+    params = reader.settle(call.params)
+    call = replace(call, token_ids=tokens, images=whose.images, params=params)
     places = await measure(state, whose, body, tokens)
     answer = MessageAnswer(state, body, caller, call, reader, places)
     if body.stream:
@@ -86,15 +77,10 @@ async def create_message(body: MessagesBody, request: Request, caller: CallerOfR
 
 
 @router.post(f"{ENDPOINT}/count_tokens", response_model=Counted)
-async def count_tokens(
-    body: CountBody, request: Request, caller: CallerOfRequest
-) -> dict[str, int]:
+async def count_tokens(body: CountBody, state: StateDep, caller: CallerDep) -> dict[str, int]:
     """Count the tokens of a prompt, without running it."""
-    state: ServerState = request.app.state.server
     adapter_of(state, body.model)
-    whose = sender(caller, body.cache_salt, body.keep_tokens)
-    conversation, whose = await load_images(state, body.conversation(), whose)
-    tokens = await render_prompt(state, conversation, body.tool_use(), whose, **body.template())
+    whose, tokens = await render_chat(state, caller, body, body.conversation())
     return {"input_tokens": state.llm.tokenizing.num_tokens(whose.images, tokens.tokens)}
 
 
@@ -151,22 +137,14 @@ class MessageAnswer:
         yield _event("message_stop")
 
     async def _keep(self, output: RequestOutput) -> Kept:
-        whose = PromptDict(
-            cache_salt=self.caller.narrow(self.call.cache_salt),
-            public_prefixes=self.caller.public_prefixes,
-            adapter=self.call.adapter,
-        )
-        if self.call.images:
-            whose["multi_modal_data"] = {"image": self.call.images}
+        whose = self.call.sender(self.caller)
         return await keep(self.state.held_prefixes, whose, self.places, output)
 
     def _pieces(self, delta: Delta, parser: AnswerParser) -> Iterator[bytes]:
         """Yield the events of new pieces."""
-        for piece in parser.feed(delta.text):
+        for piece in parser.feed(delta.text, delta.is_last):
             yield from self._piece(piece)
-        if delta.finish_reason is not None:
-            for piece in parser.finish():
-                yield from self._piece(piece)
+        if delta.is_last:
             yield from self._close()
 
     def _piece(self, piece: Piece) -> Iterator[bytes]:

@@ -8,32 +8,30 @@ file.
 from pathlib import Path
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from pydantic import Field
 
 from ostinato.engine.adapters import LoRARequest
 from ostinato.runner.lora_config import CONFIG_FILE, WEIGHTS_FILE
-from ostinato.server.callers import Administrator, CallerOfRequest
+from ostinato.server.callers import ADMIN_ONLY, CallerDep
 from ostinato.server.errors import ApiError
 from ostinato.server.protocol.answers import ModelCard, ModelList
 from ostinato.server.protocol.body import Body
-from ostinato.server.state import ServerState
+from ostinato.server.state import ServerState, StateDep
 
 router = APIRouter(prefix="/v1", tags=["models"])
 
 
 @router.get("/models", response_model=ModelList)
-async def list_models(request: Request, caller: CallerOfRequest) -> dict[str, Any]:
+async def list_models(state: StateDep, caller: CallerDep) -> dict[str, Any]:
     """List the model under each of its names, and its adapters."""
-    state: ServerState = request.app.state.server
     names = [*state.config.model_names, *state.llm.engine.adapters.by_name]
     return {"object": "list", "data": [_card(state, name) for name in names]}
 
 
 @router.get("/models/{name:path}", response_model=ModelCard)
-async def get_model(name: str, request: Request, caller: CallerOfRequest) -> dict[str, Any]:
+async def get_model(name: str, state: StateDep, caller: CallerDep) -> dict[str, Any]:
     """Describe the model of that name."""
-    state: ServerState = request.app.state.server
     adapter_of(state, name)
     return _card(state, name)
 
@@ -87,26 +85,20 @@ class UnloadAdapterBody(Body):
     lora_int_id: int | None = Field(default=None, description="Its number; checked if given.")
 
 
-@router.post("/load_lora_adapter")
-async def load_adapter(
-    body: LoadAdapterBody, request: Request, administrator: Administrator
-) -> dict[str, Any]:
+@router.post("/load_lora_adapter", dependencies=ADMIN_ONLY)
+async def load_adapter(body: LoadAdapterBody, state: StateDep) -> dict[str, Any]:
     """Load an adapter, or replace the loaded one of the same name."""
-    state: ServerState = request.app.state.server
     path = _allowed(body.lora_path, state.config.lora_folders)
     return await load_named(state, body.lora_name, path)
 
 
-@router.post("/unload_lora_adapter")
-async def unload_adapter(
-    body: UnloadAdapterBody, request: Request, administrator: Administrator
-) -> dict[str, Any]:
+@router.post("/unload_lora_adapter", dependencies=ADMIN_ONLY)
+async def unload_adapter(body: UnloadAdapterBody, state: StateDep) -> dict[str, Any]:
     """Unload an adapter; its running requests finish without publishing blocks.
 
     Raises:
         ApiError: No adapter of that name and number is loaded (404).
     """
-    state: ServerState = request.app.state.server
     named = state.llm.engine.adapters.by_name.get(body.lora_name)
     number = None if named is None else named.request.lora_int_id
     if number is None or body.lora_int_id not in (None, number):

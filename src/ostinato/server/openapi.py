@@ -16,7 +16,7 @@ from fastapi.responses import HTMLResponse
 from fastapi.routing import APIRoute
 
 from ostinato.server.callers import require_administrator, require_caller
-from ostinato.server.errors import SHAPES
+from ostinato.server.errors import ANTHROPIC_PATH
 from ostinato.server.protocol.answers import AnthropicErrorBody, ErrorBody
 
 _REASONS = {
@@ -86,7 +86,7 @@ def _complete(operation: dict[str, Any], route: APIRoute, has_keys: bool) -> Non
         operation["security"] = [{name: []} for name in _SCHEMES] + ([] if has_keys else [{}])
     else:
         operation["security"] = []
-    model = AnthropicErrorBody if route.path.startswith(tuple(SHAPES)) else ErrorBody
+    model = AnthropicErrorBody if route.path.startswith(ANTHROPIC_PATH) else ErrorBody
     body = {"application/json": {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}}
     responses = operation["responses"]
     responses.pop("422", None)
@@ -103,7 +103,7 @@ def _statuses(route: APIRoute, has_keys: bool) -> set[int]:
     asked, statuses = route.dependant, set() if has_keys else {403}
     if _depends_on(asked, require_caller):
         statuses |= {401}
-    if _depends_on(asked, require_administrator) or route.path.startswith("/metrics"):
+    if _depends_on(asked, require_administrator):
         statuses |= {403}
     if "GET" not in (route.methods or ()):
         statuses |= {400, 401, 408, 413, 429}

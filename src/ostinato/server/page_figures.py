@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
+from dataclasses import asdict, astuple
 from statistics import median
 from typing import Any
 
@@ -25,7 +26,8 @@ GAPS_EVERY_S = 5
 
 PERCENTILES = (0.5, 0.95, 0.99)
 
-_IN_ROWS = (BlockState.PRIVATE, BlockState.HELD, BlockState.EVICTABLE, BlockState.UNUSED)
+SHOWN_STATES = (BlockState.PRIVATE, BlockState.HELD, BlockState.EVICTABLE, BlockState.UNUSED)
+"""The states of blocks, in the order in which a cell of several blocks is named after one."""
 
 
 class LoadHistory(Observer):
@@ -38,36 +40,26 @@ class LoadHistory(Observer):
         self._look = look
         self._clock = clock
         self._rows: deque[tuple[int, list[int]]] = deque(maxlen=HISTORY_S)
-        self._looking: asyncio.Task[None] | None = None
+        self._sampling: asyncio.Task[None] | None = None
 
     def accepted(self, record: ServedRequest) -> None:
-        """Sample."""
-        self._look_soon()
+        """Sample between two steps, at most once a second; no request waits for it."""
+        if self._sampling is not None and not self._sampling.done():
+            return
+        if not self._rows or self._rows[-1][0] < int(self._clock()):
+            self._sampling = asyncio.create_task(self._sample())
 
-    def first_token(self, record: ServedRequest) -> None:
-        """Sample."""
-        self._look_soon()
-
-    def finished(self, record: ServedRequest) -> None:
-        """Sample."""
-        self._look_soon()
+    first_token = finished = accepted
 
     def note(self, snapshot: Snapshot) -> None:
         """Keep the last sample of a second."""
         second = int(self._clock())
         if self._rows and self._rows[-1][0] == second:
             self._rows.pop()
-        blocks = [snapshot.states[state] for state in _IN_ROWS]
+        blocks = [snapshot.states[state] for state in SHOWN_STATES]
         self._rows.append((second, [snapshot.num_running, snapshot.num_waiting, *blocks]))
 
-    def _look_soon(self) -> None:
-        """Sample between two steps, at most once a second; no request waits for it."""
-        if self._looking is not None and not self._looking.done():
-            return
-        if not self._rows or self._rows[-1][0] < int(self._clock()):
-            self._looking = asyncio.create_task(self._look_once())
-
-    async def _look_once(self) -> None:
+    async def _sample(self) -> None:
         with suppress(EngineStopped):
             self.note(await self._look())
 
@@ -79,14 +71,7 @@ class LoadHistory(Observer):
 
 def token_counts(prompt: PromptTokens) -> dict[str, Any]:
     """Return prompt tokens by origin, as JSON."""
-    return {
-        "prompt": prompt.total,
-        "computed": prompt.computed,
-        "cached": prompt.cached,
-        "copied": prompt.copied,
-        "waited": prompt.waited,
-        "hit_ratio": prompt.hit_share,
-    }
+    return {**asdict(prompt), "prompt": prompt.total, "hit_ratio": prompt.hit_share}
 
 
 def totals(account: Account) -> dict[str, Any]:
@@ -107,32 +92,26 @@ def recent(account: Account, now_s: float, seconds: int) -> PromptTokens:
 def history(account: Account, now_s: float) -> dict[str, Any]:
     """List seconds with activity: how long ago, and tokens by origin."""
     rows = [
-        [int(now_s) - second.number, second.prompt.computed, second.prompt.cached,
-         second.prompt.copied, second.prompt.waited]
-        for second in account.seconds.values() if second.number > now_s - HISTORY_S
-    ]  # fmt: skip
+        [int(now_s) - second.number, *astuple(second.prompt)]
+        for second in account.seconds.values()
+        if second.number > now_s - HISTORY_S
+    ]
     return {"seconds": HISTORY_S, "rows": rows}
 
 
 def first_tokens(firsts: Iterable[FirstToken], now_s: float) -> dict[str, Any]:
     """Compare first tokens of prompts that were hardly cached with those that mostly were."""
     recent = [first for first in firsts if first.at_s > now_s - HISTORY_S]
-    all_of_them = [first.took_s for first in recent]
     cold = [first.took_s for first in recent if first.hit_share < COLD_BELOW]
     warm = [first.took_s for first in recent if first.hit_share >= WARM_FROM]
     dots = [
-        [
-            round(now_s - first.at_s, 2),
-            round(first.took_s, 5),
-            round(first.hit_share, 3),
-            first.request_id,
-        ]
-        for first in recent[-MAX_DOTS:]
+        [round(now_s - one.at_s, 2), round(one.took_s, 5), round(one.hit_share, 3), one.request_id]
+        for one in recent[-MAX_DOTS:]
     ]
     return {
         "cold": {"count": len(cold), "median_s": median(cold) if cold else None},
         "warm": {"count": len(warm), "median_s": median(warm) if warm else None},
-        "percentiles": percentiles(all_of_them),
+        "percentiles": percentiles([first.took_s for first in recent]),
         "dots": dots,
     }
 
@@ -172,18 +151,5 @@ def generated(account: Account, now_s: float) -> dict[str, Any]:
 
 def ended_requests(account: Account, now_s: float) -> list[dict[str, Any]]:
     """List the latest requests, newest first."""
-    return [
-        {
-            "id": request.request_id,
-            "ago_s": now_s - request.at_s,
-            "tenant": request.tenant,
-            "adapter": request.adapter,
-            "prompt": request.prompt.total,
-            "hit": request.prompt.hit,
-            "first_token_s": request.first_token_s,
-            "output": request.output_tokens,
-            "took_s": request.took_s,
-            "ended": request.ended,
-        }
-        for request in reversed(account.ended)
-    ]
+    rows = [asdict(request) for request in reversed(account.ended)]
+    return [{"ago_s": now_s - row.pop("at_s"), **row} for row in rows]

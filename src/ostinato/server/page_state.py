@@ -5,6 +5,7 @@ not even the size of the pool, which would reveal the load of others.
 """
 
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,9 @@ from fastapi import APIRouter, FastAPI, Request, Response
 
 import ostinato
 from ostinato.core.identity import Identity
+from ostinato.engine.async_llm import AsyncLLM
 from ostinato.engine.engine import Engine
+from ostinato.engine.public_prefixes import public_name
 from ostinato.engine.snapshot import Snapshot
 from ostinato.engine.tiered_cache import TierCounts
 from ostinato.observe.introspection import (
@@ -23,13 +26,12 @@ from ostinato.observe.introspection import (
     map_blocks,
     top_prefixes,
 )
-from ostinato.server.accounts import (
-    Account,
-    merge,
-)
-from ostinato.server.callers import Caller, CallerOfRequest
+from ostinato.server.accounts import Account, merge
+from ostinato.server.callers import Caller, CallerDep
 from ostinato.server.engine_watch import EngineWatch
+from ostinato.server.observer import Observer
 from ostinato.server.page_figures import (
+    SHOWN_STATES,
     LoadHistory,
     ended_requests,
     first_tokens,
@@ -39,7 +41,7 @@ from ostinato.server.page_figures import (
     token_counts,
     totals,
 )
-from ostinato.server.state import ServerState
+from ostinato.server.state import ServerState, StateDep
 
 router = APIRouter(include_in_schema=False)
 
@@ -55,12 +57,6 @@ MANY_CELLS = 1024
 MAX_WATCHES = 64
 """Most callers whose view of the cache is remembered."""
 
-PUBLIC = b"\xff"
-"""Prefix of the salts of public prefixes; no text begins with it."""
-
-LIVELIEST = (BlockState.PRIVATE, BlockState.HELD, BlockState.EVICTABLE, BlockState.UNUSED)
-"""The order in which a block's state names its cell's."""
-
 
 @dataclass(frozen=True, slots=True)
 class Seen:
@@ -75,25 +71,55 @@ class Seen:
     prefixes: list[CachedPrefix]
 
 
+class CacheViews(Observer):
+    """The last view of the cache for each caller; callers with equal rights share one."""
+
+    def __init__(self, llm: AsyncLLM) -> None:
+        """Start without views."""
+        self._llm = llm
+        self._watches: dict[str, EngineWatch[Seen]] = {}
+
+    async def look(self, caller: Caller) -> Seen:
+        """Return the newest view that is available soon."""
+        name = "" if caller.may_administer else caller.salt
+        if name not in self._watches:
+            if len(self._watches) >= MAX_WATCHES:
+                self._watches.pop(next(iter(self._watches)))
+            self._watches[name] = EngineWatch(self._llm, partial(_view, caller))
+        return await self._watches[name].look()
+
+    def erase(self, tenant: str) -> bool:
+        """Remove all views, since any may show an erased prefix."""
+        self._watches.clear()
+        return False
+
+
+def _view(caller: Caller, engine: Engine) -> Seen:
+    def belongs(identity: Identity) -> bool:
+        return caller.may_administer or identity.owner == caller.salt.encode()
+
+    manager = engine.cache.manager
+    return Seen(
+        map_blocks(manager), top_prefixes(manager, engine.cache.hits, MAX_PREFIXES, belongs)
+    )
+
+
 def install(app: FastAPI, state: ServerState) -> None:
-    """Add a cache of views to an application; tenants are erased from it as well."""
-    app.state.sights = sights = dict[str, EngineWatch[Seen]]()
-    app.state.load_history = LoadHistory(lambda: app.state.snapshots.look())
-    state.observers.append(app.state.load_history)
-    state.usage.when_forgetting(sights.clear)
+    """Add the observers that the page needs to an application."""
+    app.state.views = CacheViews(state.llm)
+    app.state.load_history = LoadHistory(state.snapshots.look)
+    state.observers += [app.state.views, app.state.load_history]
 
 
 @router.get("/ui/state")
 async def page_state(
-    request: Request, response: Response, caller: CallerOfRequest
+    request: Request, state: StateDep, response: Response, caller: CallerDep
 ) -> dict[str, Any]:
     """Return the page's data for one caller."""
     response.headers["Cache-Control"] = "no-store"
-    state: ServerState = request.app.state.server
-    watches: dict[str, EngineWatch[Seen]] = request.app.state.sights
-    snapshots: EngineWatch[Snapshot] = request.app.state.snapshots
-    seen = await _watch_of(watches, state, caller).look()
-    snapshot = await snapshots.look()
+    views: CacheViews = request.app.state.views
+    seen = await views.look(caller)
+    snapshot = await state.snapshots.look()
     state.usage.catch_up()
     accounts, now_s = state.usage.accounts, state.usage.now_s()
     load_history: LoadHistory = request.app.state.load_history
@@ -119,26 +145,6 @@ async def page_state(
         "blocks": lay_out_blocks(state, seen.blocks, caller),
         "prefixes": await _prefixes(state, seen.prefixes),
     }
-
-
-def _watch_of(
-    watches: dict[str, EngineWatch[Seen]], state: ServerState, caller: Caller
-) -> EngineWatch[Seen]:
-    """Return a caller's watch of the cache; callers with equal rights share one."""
-    name = "" if caller.may_administer else caller.salt
-    if name not in watches:
-        if len(watches) >= MAX_WATCHES:
-            watches.pop(next(iter(watches)))
-
-        def sees(identity: Identity) -> bool:
-            return caller.may_administer or identity.owner == caller.salt.encode()
-
-        def look(engine: Engine) -> Seen:
-            found = top_prefixes(engine.cache.manager, engine.cache.hits, MAX_PREFIXES, sees)
-            return Seen(map_blocks(engine.cache.manager), found)
-
-        watches[name] = EngineWatch(state.llm, look)
-    return watches[name]
 
 
 def _tenants(accounts: dict[str, Account]) -> list[dict[str, Any]]:
@@ -201,7 +207,7 @@ def lay_out_blocks(state: ServerState, drawn: BlockMap, caller: Caller) -> dict[
         owners = np.zeros(len(states), int)
     per_cell = 1 if len(states) <= MAX_CELLS else -(-len(states) // MANY_CELLS)
     mixes = _count_by_cell(states, per_cell, len(BlockState))
-    shown = np.array(LIVELIEST)[(mixes[:, LIVELIEST] > 0).argmax(1)]
+    shown = np.array(SHOWN_STATES)[(mixes[:, SHOWN_STATES] > 0).argmax(1)]
     whose = _count_by_cell(owners + 1, per_cell, len(tenants) + 1)[:, 1:]
     most = whose.argmax(1) if tenants else np.zeros(len(whose), int)
     return {
@@ -226,17 +232,15 @@ def _count_by_cell(
 
 def _name(state: ServerState, salt: bytes) -> str:
     """Return the owner of a salt: a tenant, or a public prefix."""
-    if salt.startswith(PUBLIC):
-        return f"public: {salt[len(PUBLIC) :].decode()}"
-    return state.usage.name_of(salt)
+    public = public_name(salt)
+    return state.usage.name_of(salt) if public is None else f"public: {public}"
 
 
 async def _prefixes(state: ServerState, prefixes: list[CachedPrefix]) -> list[dict[str, Any]]:
     """List prefixes with their texts, which are decoded in another thread."""
-    heads = await state.llm.tokenizing.decode_each([prefix.head.tolist() for prefix in prefixes])
-    branches = await state.llm.tokenizing.decode_each(
-        [prefix.branch.tolist() for prefix in prefixes]
-    )
+    decode = state.llm.tokenizing.decode_each
+    heads = await decode([prefix.head.tolist() for prefix in prefixes])
+    branches = await decode([prefix.branch.tolist() for prefix in prefixes])
     return [
         {
             "head": head,

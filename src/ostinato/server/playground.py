@@ -14,11 +14,11 @@ from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.sampling_params import SamplingParams
 from ostinato.lab.savings import Reuse, Workload, by_token, by_whole_blocks, without_cache
 from ostinato.server.call import GenerateCall
-from ostinato.server.callers import CallerOfRequest
+from ostinato.server.callers import CallerDep
 from ostinato.server.errors import ApiError
 from ostinato.server.protocol.body import Body
-from ostinato.server.serving import serve
-from ostinato.server.state import ServerState
+from ostinato.server.serving import last_output
+from ostinato.server.state import StateDep
 from ostinato.server.streaming import until_gone
 
 router = APIRouter(include_in_schema=False)
@@ -38,24 +38,17 @@ class PlayBody(Body):
 
 
 @router.post(ENDPOINT)
-async def play(body: PlayBody, request: Request, caller: CallerOfRequest) -> dict[str, Any]:
+async def play(
+    body: PlayBody, request: Request, state: StateDep, caller: CallerDep
+) -> dict[str, Any]:
     """Continue a prompt greedily, and return the origin of each of its tokens."""
-    state: ServerState = request.app.state.server
     call = GenerateCall(
         endpoint=ENDPOINT,
         params=SamplingParams(max_tokens=body.max_tokens, temperature=0),
         text=body.prompt,
         cache_write=body.write,
     )
-
-    async def whole() -> RequestOutput:
-        newest: RequestOutput | None = None
-        async for output in serve(state, caller, call):
-            newest = output
-        assert newest is not None, "a request that does not fail has an output"
-        return newest
-
-    output = await until_gone(request, whole())
+    output = await until_gone(request, last_output(state, caller, call))
     pieces = await state.llm.tokenizing.pieces(output.prompt_token_ids)
     return {
         "id": call.request_id,
@@ -79,7 +72,7 @@ Count = Annotated[int, Query(ge=0, le=10**9)]
 
 @router.get("/ui/savings")
 async def savings(
-    caller: CallerOfRequest,
+    caller: CallerDep,
     shared: Count,
     suffix: Count,
     requests: Annotated[int, Query(ge=1, le=10**9)],

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from ostinato.engine.prompts import Prompt
 from ostinato.engine.sampling_params import SamplingParams
@@ -90,33 +90,42 @@ async def read_with(
     return AnswerReader(formats, use, True, is_begun or (reasoning.is_assumed and opens_turn))
 
 
-async def load_images(
-    state: ServerState, messages: Sequence[Message], whose: Prompt
-) -> tuple[Sequence[Message], Prompt]:
-    """Fetch and decode the images of a conversation.
+class ChatFields(Protocol):
+    """The fields of a body that its prompt depends on, besides the conversation."""
 
-    Args:
-        state: Server state.
-        messages: In OpenAI's format.
-        whose: From ``sender``.
+    cache_salt: str
+    keep_tokens: bool
+
+    def tool_use(self) -> ToolUse:
+        """Return which tools may be called, and how."""
+        ...
+
+    def template(self) -> dict[str, Any]:
+        """Return the options of the chat template."""
+        ...
+
+
+async def render_chat(
+    state: ServerState, caller: Caller, body: ChatFields, messages: Sequence[Message]
+) -> tuple[Prompt, TokenizedText]:
+    """Load the images of a conversation in OpenAI's format, and render it as token ids.
 
     Returns:
-        The conversation for ``render_prompt``, and its sender's prompt with the images.
+        A prompt that identifies the sender and has the images, and the token ids.
 
     Raises:
-        RequestError: The model accepts no images or fewer, or one cannot be loaded.
+        MissingTokenizer: The checkpoint has none.
+        RequestError: The template refuses the conversation, the model accepts no images or fewer,
+            or one cannot be loaded.
     """
-    loaded, images = await state.llm.tokenizing.load_images(messages, whose.cache_salt)
-    return loaded, replace(whose, images=images)
+    whose = sender(caller, body.cache_salt, body.keep_tokens)
+    messages, images = await state.llm.tokenizing.load_images(messages, whose.cache_salt)
+    whose = replace(whose, images=images)
+    return whose, await render_prompt(state, messages, body.tool_use(), whose, **body.template())
 
 
 async def render_prompt(
-    state: ServerState,
-    messages: Sequence[Message],
-    use: ToolUse,
-    whose: Prompt,
-    opens_turn: bool = True,
-    **options: Any,
+    state: ServerState, messages: Sequence[Message], use: ToolUse, whose: Prompt, **options: Any
 ) -> TokenizedText:
     """Render a conversation as token ids, by the model's chat template.
 
@@ -124,11 +133,10 @@ async def render_prompt(
 
     Args:
         state: Server state.
-        messages: In OpenAI's format, contents as text, or from ``load_images``.
+        messages: In OpenAI's format, with loaded images.
         use: The tools of the request.
         whose: From ``sender``: the tenant to tokenize for, and its known texts.
-        opens_turn: Whether to open the assistant's turn.
-        **options: Further variables of the template.
+        **options: Variables of the template; by default it opens the assistant's turn.
 
     Raises:
         MissingTokenizer: The checkpoint has none.
@@ -140,9 +148,8 @@ async def render_prompt(
         described = [tool.describe() for tool in use.tools]
     else:
         messages = describe_tools(messages, use)
-    return await state.llm.tokenizing.render(
-        whose, messages, add_generation_prompt=opens_turn, tools=described, **options
-    )
+    options.setdefault("add_generation_prompt", True)
+    return await state.llm.tokenizing.render(whose, messages, tools=described, **options)
 
 
 def sender(caller: Caller, cache_salt: str = "", keep_tokens: bool = True) -> Prompt:

@@ -84,7 +84,7 @@ class RateLimit:
         if output is not None:
             self.charge(caller, sum(len(part.token_ids) for part in output.outputs))
 
-    def forget(self, tenant: str) -> None:
+    def remove(self, tenant: str) -> None:
         """Remove a tenant without unfinished requests."""
         use = self._uses.get(tenant)
         if use is not None and not use.num_live:

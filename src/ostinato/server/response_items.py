@@ -47,24 +47,23 @@ class ItemWriter:
                     yield from self._begin_text("message")
                 self._written.append(piece.text)
                 self.items[-1]["content"][0]["logprobs"] += logprobs
-                yield self._said("output_text.delta", delta=piece.text, logprobs=list(logprobs))
+                yield self._part_event(
+                    "output_text.delta", delta=piece.text, logprobs=list(logprobs)
+                )
             case ReasoningPiece():
                 if not self._is_open or self.items[-1]["type"] != "reasoning":
                     yield from self._begin_text("reasoning")
                 self._written.append(piece.text)
-                yield self._said("reasoning_text.delta", delta=piece.text)
+                yield self._part_event("reasoning_text.delta", delta=piece.text)
             case CallStart():
-                yield from self._begin_call(piece)
+                item = {"id": _name("fc"), "type": "function_call", "call_id": piece.call_id}
+                yield from self._begin({**item, "name": piece.name, "arguments": ""})
             case ArgumentsPiece():
                 self._written.append(piece.text)
-                yield self._told("function_call_arguments.delta", delta=piece.text)
+                yield self._item_event("function_call_arguments.delta", delta=piece.text)
 
     def finish(self, is_cut: bool) -> Iterator[Event]:
-        """End the answer, and yield its events; an empty answer is an empty text.
-
-        Args:
-            is_cut: Whether the answer was truncated.
-        """
+        """End the answer, which may be truncated; an empty answer is an empty text."""
         if not self.items:
             yield from self._begin_text("message")
         yield from self._close("incomplete" if is_cut else "completed")
@@ -95,52 +94,44 @@ class ItemWriter:
             part["logprobs"] = []
         yield from self._begin({**item, "content": []})
         self.items[-1]["content"].append(part)
-        yield self._said("content_part.added", part=_copy(part))
-
-    def _begin_call(self, start: CallStart) -> Iterator[Event]:
-        item = {"id": _name("fc"), "type": "function_call", "call_id": start.call_id}
-        yield from self._begin({**item, "name": start.name, "arguments": ""})
+        yield self._part_event("content_part.added", part=_copy(part))
 
     def _begin(self, item: dict[str, Any]) -> Iterator[Event]:
         yield from self._close("completed")
         self.items.append({**item, "status": "in_progress"})
         self._is_open = True
-        yield self._whole("output_item.added")
+        yield self._whole_item("output_item.added")
 
     def _close(self, status: str) -> Iterator[Event]:
         if not self._is_open:
             return
         item, self._is_open = self.items[-1], False
         item["status"] = status
-        (item["content"][0] if "content" in item else item).update(self._text())
+        text, self._written = "".join(self._written), []
         if "content" in item:
             part = item["content"][0]
+            part["text"] = text
             more = {"logprobs": part["logprobs"]} if "logprobs" in part else {}
-            yield self._said(f"{part['type']}.done", text=part["text"], **more)
-            yield self._said("content_part.done", part=_copy(part))
+            yield self._part_event(f"{part['type']}.done", text=part["text"], **more)
+            yield self._part_event("content_part.done", part=_copy(part))
         else:
-            given = {"name": item["name"], "arguments": item["arguments"]}
-            yield self._told("function_call_arguments.done", **given)
-        yield self._whole("output_item.done")
+            item["arguments"] = text
+            given = {"name": item["name"], "arguments": text}
+            yield self._item_event("function_call_arguments.done", **given)
+        yield self._whole_item("output_item.done")
 
-    def _text(self) -> dict[str, str]:
-        """Return the text of the last item, by its field."""
-        name = "text" if "content" in self.items[-1] else "arguments"
-        text, self._written = "".join(self._written), []
-        return {name: text}
-
-    def _whole(self, kind: str) -> Event:
+    def _whole_item(self, kind: str) -> Event:
         item = dict(self.items[-1])
         if "content" in item:
             item["content"] = [_copy(part) for part in item["content"]]
         return kind, {"output_index": len(self.items) - 1, "item": item}
 
-    def _told(self, kind: str, **content: Any) -> Event:
-        place = {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
-        return kind, {**place, **content}
+    def _item_event(self, kind: str, **content: Any) -> Event:
+        location = {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
+        return kind, {**location, **content}
 
-    def _said(self, kind: str, **content: Any) -> Event:
-        return self._told(kind, content_index=0, **content)
+    def _part_event(self, kind: str, **content: Any) -> Event:
+        return self._item_event(kind, content_index=0, **content)
 
 
 def _copy(part: dict[str, Any]) -> dict[str, Any]:

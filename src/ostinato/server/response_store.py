@@ -4,7 +4,7 @@ In memory, separate for each tenant, and bounded in number and bytes, per tenant
 oldest are evicted first. A client that needs a conversation for longer resends it in full.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +42,7 @@ class ResponseStore:
         self._most_per_tenant = most_per_tenant
         self._most_bytes = most_bytes
         self._stored: OrderedDict[tuple[str, str], StoredResponse] = OrderedDict()
-        self._counts: dict[str, int] = {}
+        self._counts: Counter[str] = Counter()  # by tenant
         self.num_bytes = 0
 
     def __len__(self) -> int:
@@ -50,20 +50,14 @@ class ResponseStore:
         return len(self._stored)
 
     def put(self, owner: str, response: StoredResponse) -> None:
-        """Store a response.
-
-        Args:
-            owner: The tenant's salt.
-            response: The response.
-        """
-        num_bytes = response.num_bytes
+        """Store a response under its tenant's salt; the oldest ones beyond a limit are evicted."""
         self._stored[owner, response.body["id"]] = response
-        self._counts[owner] = self._counts.get(owner, 0) + 1
-        self.num_bytes += num_bytes
-        while self._counts.get(owner, 0) > self._most_per_tenant:
-            self._drop(next(key for key in self._stored if key[0] == owner))
+        self._counts[owner] += 1
+        self.num_bytes += response.num_bytes
+        while self._counts[owner] > self._most_per_tenant:
+            self._remove(next(key for key in self._stored if key[0] == owner))
         while self.num_bytes > self._most_bytes:
-            self._drop(next(iter(self._stored)))
+            self._remove(next(iter(self._stored)))
 
     def get(self, owner: str, response_id: str) -> StoredResponse | None:
         """Return a tenant's response; None if it is unknown or evicted."""
@@ -73,17 +67,17 @@ class ResponseStore:
         """Delete a response; return False if there is none of that id."""
         if (owner, response_id) not in self._stored:
             return False
-        self._drop((owner, response_id))
+        self._remove((owner, response_id))
         return True
 
-    def forget(self, salt: str) -> int:
+    def erase(self, salt: str) -> int:
         """Delete all responses of an erased salt; return their number."""
         keys = [key for key, stored in self._stored.items() if is_salt_of(stored.salt, salt)]
         for key in keys:
-            self._drop(key)
+            self._remove(key)
         return len(keys)
 
-    def _drop(self, key: tuple[str, str]) -> None:
+    def _remove(self, key: tuple[str, str]) -> None:
         self.num_bytes -= self._stored.pop(key).num_bytes
         self._counts[key[0]] -= 1
         if not self._counts[key[0]]:

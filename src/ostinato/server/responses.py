@@ -3,9 +3,9 @@
 import json
 import time
 import uuid
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
@@ -15,23 +15,17 @@ from ostinato.engine.chat import sections_of
 from ostinato.engine.outputs import RequestOutput
 from ostinato.server.answer_parser import AnswerParser, ParsedAnswer, TextPiece
 from ostinato.server.call import GenerateCall
-from ostinato.server.callers import Caller, CallerOfRequest
+from ostinato.server.callers import Caller, CallerDep
 from ostinato.server.errors import ApiError
 from ostinato.server.models import adapter_of
-from ostinato.server.prompting import (
-    AnswerReader,
-    load_images,
-    read_with,
-    render_prompt,
-    sender,
-)
+from ostinato.server.prompting import AnswerReader, read_with, render_chat
 from ostinato.server.protocol.answers import DeletedResponse, ItemList, ResponseBody, Usage
 from ostinato.server.protocol.logprobs import chat_logprobs
 from ostinato.server.protocol.responses import ResponsesBody
 from ostinato.server.response_items import Event, ItemWriter
 from ostinato.server.response_store import StoredResponse
-from ostinato.server.serving import serve
-from ostinato.server.state import ServerState
+from ostinato.server.serving import check_room, last_output, serve
+from ostinato.server.state import ServerState, StateDep
 from ostinato.server.streaming import Delta, Deltas, begin, named_event, until_gone
 from ostinato.server.tools import Message
 
@@ -42,35 +36,33 @@ router = APIRouter(tags=["responses"])
 
 @router.post(ENDPOINT, response_model=ResponseBody)
 async def create_response(
-    body: ResponsesBody, request: Request, caller: CallerOfRequest
+    body: ResponsesBody, request: Request, state: StateDep, caller: CallerDep
 ) -> Response:
     """Continue a conversation, in one response or as a stream of server-sent events."""
-    state: ServerState = request.app.state.server
-    adapter = adapter_of(state, body.model)
-    params, use = body.params(state.formats), body.tool_use()
-    state.check_room(1, 1)
+    call = GenerateCall(
+        endpoint=ENDPOINT,
+        adapter=adapter_of(state, body.model),
+        params=body.params(state.formats),
+        user=body.user,
+        request_id=f"resp_{uuid.uuid4().hex}",
+        **body.cache_settings(),
+    )
+    check_room(state, caller, [call])
     old: list[Message] = []
     if body.previous_response_id is not None:
         stored = _stored(state, caller, body.previous_response_id, "previous_response_id")
         old = list(stored.messages)
     new = body.conversation()
     head = [{"role": "system", "content": body.instructions}] if body.instructions else []
-    whose = sender(caller, body.cache_salt, body.keep_tokens)
-    messages: Sequence[Message] = [*head, *old, *new]
-    sections = sections_of(messages)
-    messages, whose = await load_images(state, messages, whose)
-    tokens = await render_prompt(state, messages, use, whose, **body.template())
-    reader = await read_with(state, tokens, use)
-    call = GenerateCall(
-        endpoint=ENDPOINT,
-        adapter=adapter,
-        params=reader.settle(params),
+    messages = [*head, *old, *new]
+    whose, tokens = await render_chat(state, caller, body, messages)
+    reader = await read_with(state, tokens, body.tool_use())
+    call = replace(
+        call,
+        params=reader.settle(call.params),
         token_ids=tokens,
         images=whose.images,
-        user=body.user,
-        sections=sections,
-        request_id=f"resp_{uuid.uuid4().hex}",
-        **body.cache_settings(),
+        sections=sections_of(messages),
     )
     answer = ResponseAnswer(state, body, caller, call, reader, old, new)
     if body.stream:
@@ -79,19 +71,14 @@ async def create_response(
 
 
 @router.get(f"{ENDPOINT}/{{response_id}}")
-async def get_response(
-    response_id: str, request: Request, caller: CallerOfRequest
-) -> dict[str, Any]:
+async def get_response(response_id: str, state: StateDep, caller: CallerDep) -> dict[str, Any]:
     """Return a stored response."""
-    return _stored(request.app.state.server, caller, response_id, "response_id").body
+    return _stored(state, caller, response_id, "response_id").body
 
 
 @router.delete(f"{ENDPOINT}/{{response_id}}", response_model=DeletedResponse)
-async def delete_response(
-    response_id: str, request: Request, caller: CallerOfRequest
-) -> dict[str, Any]:
+async def delete_response(response_id: str, state: StateDep, caller: CallerDep) -> dict[str, Any]:
     """Delete a response; later ones that continue it remain."""
-    state: ServerState = request.app.state.server
     _stored(state, caller, response_id, "response_id")
     state.responses.delete(caller.salt, response_id)
     return {"id": response_id, "object": "response.deleted", "deleted": True}
@@ -100,14 +87,14 @@ async def delete_response(
 @router.get(f"{ENDPOINT}/{{response_id}}/input_items", response_model=ItemList)
 async def list_input_items(
     response_id: str,
-    request: Request,
-    caller: CallerOfRequest,
+    state: StateDep,
+    caller: CallerDep,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     order: Literal["asc", "desc"] = "desc",
     after: str | None = None,
 ) -> dict[str, Any]:
     """List the input items of a response, without those of earlier responses."""
-    items = list(_stored(request.app.state.server, caller, response_id, "response_id").inputs)
+    items = list(_stored(state, caller, response_id, "response_id").inputs)
     items = items if order == "asc" else items[::-1]
     places = [place for place, item in enumerate(items, 1) if item["id"] == after]
     left = items[places[0] if places else 0 :]
@@ -122,15 +109,13 @@ async def list_input_items(
 
 
 @router.post(f"{ENDPOINT}/{{response_id}}/cancel")
-async def cancel_response(
-    response_id: str, request: Request, caller: CallerOfRequest
-) -> dict[str, Any]:
+async def cancel_response(response_id: str, state: StateDep, caller: CallerDep) -> dict[str, Any]:
     """Refuse: only background responses can be cancelled, and there are none.
 
     Raises:
         ApiError: It has ended (400), or is unknown (404).
     """
-    _stored(request.app.state.server, caller, response_id, "response_id")
+    _stored(state, caller, response_id, "response_id")
     raise ApiError(
         400,
         f"response_id={response_id!r:.120}: only a response created with background=true can be "
@@ -158,11 +143,7 @@ class ResponseAnswer:
 
     async def whole(self) -> dict[str, Any]:
         """Return the complete response."""
-        last: RequestOutput | None = None
-        async with aclosing(serve(self.state, self.caller, self.call)) as outputs:
-            async for output in outputs:
-                last = output
-        assert last is not None, "a request ended without an output"
+        last = await last_output(self.state, self.caller, self.call)
         [delta] = Deltas().take(last)
         list(self._items(delta, self.reader.parser()))
         return self._end(delta, last)
@@ -177,11 +158,11 @@ class ResponseAnswer:
                     for kind in ("created", "in_progress"):
                         yield self._event(kind, response=self._response("in_progress"))
                 for delta in deltas.take(output):
-                    told = list(self._items(delta, parser))
+                    events = list(self._items(delta, parser))
                     if delta.finish_reason is not None:  # stored before a slow client has read it
                         response = self._end(delta, output)
-                        told.append((response["status"], {"response": response}))
-                    for kind, content in told:
+                        events.append((response["status"], {"response": response}))
+                    for kind, content in events:
                         yield self._event(kind, **content)
 
     def _items(self, delta: Delta, parser: AnswerParser) -> Iterator[Event]:
@@ -189,8 +170,7 @@ class ResponseAnswer:
         logprobs: list[dict[str, Any]] = []
         if delta.logprobs is not None:
             logprobs = chat_logprobs(delta.logprobs, self.body.top_logprobs or 0)["content"]
-        pieces = parser.feed(delta.text) + (parser.finish() if delta.finish_reason else [])
-        for piece in pieces:
+        for piece in parser.feed(delta.text, delta.is_last):
             self._answer.add(piece)
             is_text = isinstance(piece, TextPiece)
             yield from self._writer.take(piece, logprobs if is_text else ())
@@ -210,10 +190,10 @@ class ResponseAnswer:
         if is_cut:
             response["incomplete_details"] = {"reason": "max_output_tokens"}
         if self.body.is_stored:
-            self._remember(response)
+            self._store(response)
         return response
 
-    def _remember(self, response: dict[str, Any]) -> None:
+    def _store(self, response: dict[str, Any]) -> None:
         new, inputs = [*self.new, *self._writer.messages()], self.body.input_items()
         stored = StoredResponse(
             salt=self.caller.narrow(self.body.cache_salt),

@@ -8,12 +8,11 @@ the request, leases its prompt on request, and notifies observers::
 """
 
 import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 
 from ostinato.core.request import FinishReason
 from ostinato.engine.outputs import RequestOutput
-from ostinato.engine.prompts import PromptDict
 from ostinato.errors import StepFailed
 from ostinato.server.call import GenerateCall
 from ostinato.server.callers import Caller
@@ -33,24 +32,17 @@ async def serve(
 
     Effects: closing the generator early cancels the request and frees its blocks.
     """
-    try:
+    check_room(state, caller, [call])
+    with _refusals_observed(state, caller, call):
         priority = _priority(caller, call)
         state.rate_limit.enter(caller, call.params.n)
-        try:
-            state.enter(call.params.n)
-        except ApiError:
-            state.rate_limit.leave(caller, call.params.n, None)
-            raise
-    except ApiError as error:
-        for observer in state.observers:
-            observer.refused(caller, call, error)
-        raise
+    state.num_live += call.params.n
     salt = caller.narrow(call.cache_salt)
     record = ServedRequest(call.request_id, call, caller, salt, time.monotonic())
     try:
         for observer in state.observers:
             observer.accepted(record)
-        prompt = call.prompt(salt, caller.public_prefixes)
+        prompt = call.prompt(caller)
         async with aclosing(
             state.llm.generate(prompt, call.params, request_id=call.request_id, priority=priority)
         ) as outputs:
@@ -66,10 +58,24 @@ async def serve(
     finally:
         finished = record.output is not None and record.output.finished
         record.is_gone = record.error is None and not finished
-        state.leave(call.params.n)
+        state.num_live -= call.params.n
         state.rate_limit.leave(caller, call.params.n, record.output)
         for observer in state.observers:
             observer.finished(record)
+
+
+async def last_output(state: ServerState, caller: Caller, call: GenerateCall) -> RequestOutput:
+    """Run a call to its end, and return its last output.
+
+    Raises:
+        ApiError: It was refused, or failed.
+    """
+    last: RequestOutput | None = None
+    async with aclosing(serve(state, caller, call)) as outputs:
+        async for output in outputs:
+            last = output
+    assert last is not None, "a request ended without an output"
+    return last
 
 
 def check_room(state: ServerState, caller: Caller, calls: Sequence[GenerateCall]) -> None:
@@ -79,11 +85,18 @@ def check_room(state: ServerState, caller: Caller, calls: Sequence[GenerateCall]
         ApiError: There is no room now (429) or ever (400), or the server is draining (503).
     """
     most = max(call.params.n for call in calls)
-    try:
+    with _refusals_observed(state, caller, calls[0]):
         state.check_room(sum(call.params.n for call in calls), most)
+
+
+@contextmanager
+def _refusals_observed(state: ServerState, caller: Caller, call: GenerateCall) -> Iterator[None]:
+    """Notify observers of an error before it is raised."""
+    try:
+        yield
     except ApiError as error:
         for observer in state.observers:
-            observer.refused(caller, calls[0], error)
+            observer.refused(caller, call, error)
         raise
 
 
@@ -100,13 +113,7 @@ async def _keep(
     state: ServerState, record: ServedRequest, terms: LeaseTerms, output: RequestOutput
 ) -> None:
     """Lease a prompt that was just computed; repeated requests share one lease."""
-    whose = PromptDict(
-        cache_salt=record.salt,
-        public_prefixes=record.caller.public_prefixes,
-        adapter=record.call.adapter,
-    )
-    if record.call.images:
-        whose["multi_modal_data"] = {"image": record.call.images}
+    whose = record.call.sender(record.caller)
     record.lease = await state.held_prefixes.hold(
         whose, output.prompt_token_ids, terms, output.num_cached_tokens
     )

@@ -3,11 +3,16 @@
 import asyncio
 import time
 from dataclasses import dataclass, field
+from typing import Annotated
+
+from fastapi import Depends, Request
 
 from ostinato.engine.async_llm import AsyncLLM
+from ostinato.engine.snapshot import Snapshot, take_snapshot
 from ostinato.server.answer_formats import AnswerFormats
 from ostinato.server.callers import AnyCaller, Callers
 from ostinato.server.config import ServerConfig
+from ostinato.server.engine_watch import EngineWatch
 from ostinato.server.errors import ApiError, stopping
 from ostinato.server.held_prefixes import HeldPrefixes
 from ostinato.server.observer import Observer
@@ -30,6 +35,7 @@ class ServerState:
         rate_limit: Enforces tenants' limits.
         responses: Stored responses.
         started_s: Start time, in seconds since 1970.
+        snapshots: The engine's counters, for metrics and the page.
         formats: Formats of the model's answers.
         num_live: Unfinished continuations, running and waiting.
         loading_adapter: Lock held while an adapter is loaded, so that numbers are unique.
@@ -45,6 +51,7 @@ class ServerState:
     responses: ResponseStore = field(default_factory=ResponseStore)
     started_s: int = field(default_factory=lambda: int(time.time()))
     held_prefixes: HeldPrefixes = field(init=False)
+    snapshots: EngineWatch[Snapshot] = field(init=False)
     formats: AnswerFormats = field(init=False)
     num_live: int = 0
     loading_adapter: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -64,21 +71,8 @@ class ServerState:
         config, tokenizer = self.config, self.llm.engine.loaded.tokenizer
         self.formats = AnswerFormats.of(tokenizer, config.tool_call_parser, config.reasoning_parser)
         self.held_prefixes = HeldPrefixes(self.llm)
+        self.snapshots = EngineWatch(self.llm, take_snapshot)
         self.observers.append(self.usage)
-
-    def enter(self, num_sequences: int) -> None:
-        """Admit the continuations of one prompt, until ``leave``.
-
-        Raises:
-            ApiError: As ``check_room``.
-        """
-        self.check_room(num_sequences, num_sequences)
-        self.num_live += num_sequences
-
-    def leave(self, num_sequences: int) -> None:
-        """End continuations."""
-        self.num_live -= num_sequences
-        assert self.num_live >= 0, "more requests left than entered"
 
     def check_room(self, num_sequences: int, num_per_prompt: int) -> None:
         """Refuse a call that does not fit, before any of it starts.
@@ -105,6 +99,16 @@ class ServerState:
                 code="queue_full",
                 headers={"Retry-After": "1"},
             )
+
+
+async def state_of(request: Request) -> ServerState:
+    """Return the state of the server that received a request."""
+    state: ServerState = request.app.state.server
+    return state
+
+
+StateDep = Annotated[ServerState, Depends(state_of)]
+"""Write ``state: StateDep`` in the signature of a route."""
 
 
 def _too_many(name: str, value: int, most: int, option: str) -> ApiError:

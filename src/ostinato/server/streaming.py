@@ -106,9 +106,7 @@ class EventStream(Response):
     def _error(self, error: ApiError) -> bytes:
         """Format an error as an event, named for Anthropic's clients."""
         body = body_of(self._path, error)
-        name = body.get("type")
-        head = f"event: {name}\n".encode() if isinstance(name, str) else b""
-        return head + event(body)
+        return named_event(body["type"], body) if "type" in body else event(body)
 
 
 def _piece(data: bytes) -> Message:
@@ -155,6 +153,11 @@ class Delta:
     finish_reason: str | None
     is_later: bool
     stop_reason: int | str | None = None
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it ends its continuation."""
+        return self.finish_reason is not None
 
 
 class Deltas:

@@ -55,8 +55,7 @@ class TenantUsage(Observer):
         self.accounts: dict[str, Account] = {}
         self._names: dict[bytes, str] = {}  # tenants by salt
         self._clock = clock
-        self._also: list[Callable[[], None]] = []
-        self._under_way: dict[str, Progress] = {}
+        self._unfinished: dict[str, Progress] = {}
 
     def now_s(self) -> float:
         """Return the clock's seconds."""
@@ -79,27 +78,27 @@ class TenantUsage(Observer):
         prompt = PromptTokens.of(record.output)
         first = FirstToken(self._clock(), took_s, prompt.hit_share, record.request_id)
         self._account(record).book(prompt, first)
-        progress = self._under_way[record.request_id] = Progress(record, first.at_s)
-        self._go_on(progress)
+        progress = self._unfinished[record.request_id] = Progress(record, first.at_s)
+        self._count_new(progress)
 
     def finished(self, record: ServedRequest) -> None:
         """Count the generated tokens."""
-        progress = self._under_way.pop(record.request_id, None)
+        progress = self._unfinished.pop(record.request_id, None)
         if record.output is None:
             return
         count = _num_generated(record.output)
         account = self._account(record)
         account.output_tokens += count
         if progress is not None:
-            self._go_on(progress)
+            self._count_new(progress)
             account.ended.append(_ended(record, self._clock(), count))
 
     def catch_up(self) -> None:
         """Count what unfinished requests have generated so far."""
-        for progress in self._under_way.values():
-            self._go_on(progress)
+        for progress in self._unfinished.values():
+            self._count_new(progress)
 
-    def _go_on(self, progress: Progress) -> None:
+    def _count_new(self, progress: Progress) -> None:
         """Count new tokens and gaps, each in its second."""
         record = progress.record
         assert record.output is not None, "it has its first token"
@@ -117,14 +116,8 @@ class TenantUsage(Observer):
             progress.num_tokens += new_tokens
         progress.num_gaps += len(gaps)
 
-    def when_forgetting(self, also: Callable[[], None]) -> None:
-        """Register a callback for when a tenant is erased."""
-        self._also.append(also)
-
-    def forget(self, tenant: str) -> bool:
+    def erase(self, tenant: str) -> bool:
         """Erase a tenant's counters; return whether there were any."""
-        for also in self._also:
-            also()
         self._names = {salt: name for salt, name in self._names.items() if name != tenant}
         return self.accounts.pop(tenant, None) is not None
 
@@ -153,15 +146,17 @@ def _ended(record: ServedRequest, now_s: float, output_tokens: int) -> EndedRequ
     """Summarize a finished request that had a first token."""
     first_token_s = record.time_to_first_token_s
     assert record.output is not None and first_token_s is not None
+    prompt = PromptTokens.of(record.output)
     reason = record.output.outputs[0].finish_reason if record.output.outputs else None
     return EndedRequest(
-        record.request_id,
-        _name_of(record),
-        now_s,
-        PromptTokens.of(record.output),
-        first_token_s,
-        output_tokens,
-        first_token_s + sum(record.gaps_s),
-        "error" if record.error else "gone" if record.is_gone else str(reason),
-        record.call.adapter,
+        id=record.request_id,
+        tenant=_name_of(record),
+        adapter=record.call.adapter,
+        at_s=now_s,
+        prompt=prompt.total,
+        hit=prompt.hit,
+        first_token_s=first_token_s,
+        output=output_tokens,
+        took_s=first_token_s + sum(record.gaps_s),
+        ended="error" if record.error else "gone" if record.is_gone else str(reason),
     )

@@ -2,18 +2,19 @@
 
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from pydantic import Field, model_validator
 
-from ostinato.server.callers import CallerOfRequest
+from ostinato.server.callers import CallerDep
 from ostinato.server.models import adapter_of
-from ostinato.server.prompting import load_images, render_prompt, sender
+from ostinato.server.prompting import render_chat, sender
 from ostinato.server.protocol.answers import Detokenized, Tokenized
 from ostinato.server.protocol.body import MOST_MESSAGES, Body, Items
 from ostinato.server.protocol.chat import ChatMessage, TemplateFields
 from ostinato.server.protocol.sampling import KEEP_TOKENS, ShortText
 from ostinato.server.protocol.tools import MOST_TOOLS, ToolBody, tool_use
-from ostinato.server.state import ServerState
+from ostinato.server.state import StateDep
+from ostinato.server.tools import ToolUse
 
 router = APIRouter(tags=["tokens"])
 
@@ -42,6 +43,10 @@ class TokenizeBody(TemplateFields):
             raise ValueError("add_special_tokens is for texts: the chat template adds its own")
         return self
 
+    def tool_use(self) -> ToolUse:
+        """Return the tools that the prompt describes."""
+        return tool_use(self.tools, None, True)
+
 
 class DetokenizeBody(Body):
     """Token ids."""
@@ -51,19 +56,15 @@ class DetokenizeBody(Body):
 
 
 @router.post("/tokenize", response_model=Tokenized)
-async def tokenize(body: TokenizeBody, request: Request, caller: CallerOfRequest) -> dict[str, Any]:
+async def tokenize(body: TokenizeBody, state: StateDep, caller: CallerDep) -> dict[str, Any]:
     """Return the prompt ids of a completion or a chat."""
-    state: ServerState = request.app.state.server
     adapter_of(state, body.model or state.config.model_names[0])
-    whose = sender(caller, body.cache_salt, body.keep_tokens)
     if body.messages is not None:
-        conversation, use = [m.rendered() for m in body.messages], tool_use(body.tools, None, True)
-        messages, whose = await load_images(state, conversation, whose)
-        rendered = await render_prompt(
-            state, messages, use, whose, body.add_generation_prompt, **body.template()
-        )
+        messages = [message.rendered() for message in body.messages]
+        whose, rendered = await render_chat(state, caller, body, messages)
         tokens = await state.llm.tokenizing.with_images(rendered, whose.images)
     else:
+        whose = sender(caller, body.cache_salt, body.keep_tokens)
         adds = body.add_special_tokens is not False
         tokens = await state.llm.encode(body.prompt or "", whose=whose, add_special_tokens=adds)
     texts = await state.llm.tokenizing.pieces(tokens) if body.return_token_strs else None
@@ -72,10 +73,7 @@ async def tokenize(body: TokenizeBody, request: Request, caller: CallerOfRequest
 
 
 @router.post("/detokenize", response_model=Detokenized)
-async def detokenize(
-    body: DetokenizeBody, request: Request, caller: CallerOfRequest
-) -> dict[str, str]:
+async def detokenize(body: DetokenizeBody, state: StateDep, caller: CallerDep) -> dict[str, str]:
     """Return the text of ids, special tokens included."""
-    state: ServerState = request.app.state.server
     adapter_of(state, body.model or state.config.model_names[0])
     return {"prompt": await state.llm.decode(body.tokens)}

@@ -13,6 +13,7 @@ extra ``otel`` and the setting ``otel_traces``. OpenTelemetry's own variables se
 """
 
 import time
+from dataclasses import asdict
 from typing import Any
 
 from ostinato.core.errors import ConfigError
@@ -120,10 +121,7 @@ def _attributes_of(phase: str, record: ServedRequest) -> dict[str, Any]:
         prompt = PromptTokens.of(output)
         return {
             "gen_ai.usage.input_tokens": prompt.total,
-            "ostinato.computed_tokens": prompt.computed,
-            "ostinato.cached_tokens": prompt.cached,
-            "ostinato.copied_tokens": prompt.copied,
-            "ostinato.waited_tokens": prompt.waited,
+            **{f"ostinato.{origin}_tokens": number for origin, number in asdict(prompt).items()},
         }
     count = sum(len(part.token_ids) for part in output.outputs)
     reasons = [part.finish_reason or "gone" for part in output.outputs]

@@ -2,12 +2,11 @@
 
 Files in reading order:
 
-* ``terms``: for how long a prefix is kept, and what was promised
+* ``terms``: terms of leases, receipts, and the salts of tenants
 * ``shares``: ``TenantShares``, the port ``BlockShares`` with an account per tenant
 * ``lease_book``: leases, by number and by time of expiry
 * ``lease_limits``: how much leases may hold, and why no more
-* ``public_prefixes``: which prefixes are published, and who may continue them
-* ``cache_admin``: ``CacheAdmin``: leases, publication, erasure, epochs, reset
+* ``cache_admin``: ``CacheAdmin``: leases, public prefixes, erasure, epochs, reset
 
 Rules:
 

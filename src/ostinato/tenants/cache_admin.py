@@ -17,7 +17,6 @@ from ostinato.errors import CacheInUse
 from ostinato.settings import PrefixCacheConfig
 from ostinato.tenants.lease_book import Lease, LeaseBook
 from ostinato.tenants.lease_limits import LeaseLimits
-from ostinato.tenants.public_prefixes import PublicPrefixes
 from ostinato.tenants.terms import (
     PINNED,
     EraseReceipt,
@@ -29,10 +28,22 @@ from ostinato.tenants.terms import (
 
 
 class Erasable(Protocol):
-    """A room that remembers something of tenants."""
+    """What remembers something of tenants."""
 
-    def forget(self, tenant: bytes) -> int:
+    def erase(self, tenant: bytes) -> int:
         """Erase what is kept of a tenant; returns the number of kept events."""
+
+
+class PublicPrefixes(dict[bytes, LeaseId]):
+    """The published prefixes of one cache: by the salt of each, the lease that holds it."""
+
+    def may_continue(self, key: PrefixKey, num_hit: int) -> bool:
+        """Whether a sequence that hit so many tokens may publish what it computes.
+
+        It may if its public prefix, if it has one, hit in full and will stay.
+        """
+        prefix = key.identity.public_prefix
+        return prefix is None or (num_hit >= prefix.num_tokens and prefix.tenant in self)
 
 
 class CacheAdmin:
@@ -52,8 +63,8 @@ class CacheAdmin:
             config: Of the cache.
             manager: Of the cache.
             leases: An observer of the manager.
-            public: Asked by the manager.
-            erasables: What remembers something of tenants.
+            public: What the manager asks whether sequences may continue a public prefix.
+            erasables: What else remembers something of tenants.
         """
         self._manager = manager
         self._leases = leases
@@ -90,7 +101,7 @@ class CacheAdmin:
         """
         self._manager.tables.check_between_steps()
         self.expire()
-        match, size = self._manager.match_first(key, len(key)), self._manager.block_size
+        match, size = self._manager.match(key, len(key)), self._manager.block_size
         wanted, cached = len(key) // size, len(match.blocks)
         if not cached:
             return LeaseReceipt(LeaseStatus.REJECTED, reason=self._limits.nothing_to_hold(key))
@@ -109,8 +120,8 @@ class CacheAdmin:
     def publish(self, key: PrefixKey) -> LeaseReceipt:
         """Keep a prefix for all sequences whose identity names it as their public prefix.
 
-        It is held until it is erased, for what continues it belongs to others, and whether it
-        is cached would tell one tenant what another did.
+        It is held until it is erased: other tenants' content continues it, and whether it is
+        cached would tell one tenant what another did.
 
         Args:
             key: The prefix, whole blocks, under its own identity; computed by a request before.
@@ -121,7 +132,7 @@ class CacheAdmin:
         salt = key.identity.tenant
         receipt = self.lease(key, PINNED)
         if receipt.status is LeaseStatus.ACCEPTED and receipt.lease_id is not None:
-            self._public.add(salt, receipt.lease_id)
+            self._public[salt] = receipt.lease_id
             return receipt
         if receipt.lease_id is not None:
             self.end_lease(receipt.lease_id)
@@ -134,35 +145,35 @@ class CacheAdmin:
         return salt in self._public
 
     def has_lease(self, lease_id: LeaseId) -> bool:
-        """Whether a lease still runs."""
+        """Whether a lease has not ended."""
         self.expire()
         return lease_id in self._leases
 
     def end_lease(self, lease_id: LeaseId) -> bool:
         """End a lease; returns False if there is none of that number.
 
-        That of a public prefix is not ended so: erase it.
+        The lease of a public prefix is ended by ``erase`` only.
         """
-        return not self._public.is_lease(lease_id) and self._end(lease_id)
+        return lease_id not in self._public.values() and self._end(lease_id)
 
     def expire(self) -> None:
-        """End the leases whose time is up, in O(log n) each."""
+        """End the leases that have expired, in O(log n) each."""
         self._leases.on_step(self._manager.unpin)
 
     def erase(self, tenant: bytes) -> EraseReceipt:
         """Remove every block, token id, digest and count of a tenant.
 
         Args:
-            tenant: Its salt, with all that narrow it; that of a public prefix includes what
-                continues it.
+            tenant: Its salt, which covers all that were derived from it; that of a public prefix
+                covers what continues it.
 
         Raises:
-            CacheInUse: It has running sequences; let them end, or cancel them.
+            CacheInUse: It has running sequences: wait until they have ended, or cancel them.
 
         Effects: its leases end; kept events are removed, so that consumers start over. The KV
         store is the caller's to zero: see ``live_slots``.
         """
-        live = self._manager.live_tables
+        live = self._manager.tables.live.values()
         running = sum(table.key.identity.belongs_to(tenant) for table in live)
         if running:
             raise CacheInUse(
@@ -172,10 +183,10 @@ class CacheAdmin:
         leases = [x for x in self._leases if x.table.key.identity.belongs_to(tenant)]
         for lease in leases:
             self._end(lease.lease_id)
-        self._public.remove(tenant)
+        self._public.pop(tenant, None)
         num_blocks = self._manager.remove(lambda entry: entry.identity.belongs_to(tenant))
         self._manager.settle()
-        num_events = sum(erasable.forget(tenant) for erasable in self._erasables)
+        num_events = sum(erasable.erase(tenant) for erasable in self._erasables)
         return EraseReceipt(num_blocks=num_blocks, num_leases=len(leases), num_events=num_events)
 
     def live_slots(self) -> list[dict[int, int]]:
@@ -188,7 +199,7 @@ class CacheAdmin:
                 for place, block in enumerate(entry.blocks):
                     live[block] = min(size, written - place * size)
             slots.append(live)
-        for table in [*self._manager.live_tables, *self._manager.pinned_tables]:
+        for table in [*self._manager.tables.live.values(), *self._manager.tables.pinned.values()]:
             held = [table.blocks, *(held.blocks for held in table.held)]
             for pool, live, blocks in zip(self._manager.pools, slots, held, strict=True):
                 for place, block in enumerate(blocks):
@@ -201,7 +212,7 @@ class CacheAdmin:
         """Note that the weights have changed.
 
         Args:
-            weights: Their fingerprint, for requests that wait; None leaves them theirs.
+            weights: Their fingerprint, for waiting requests; None keeps the old one.
 
         Returns:
             The new epoch, for the identities of requests from now on.
@@ -227,8 +238,8 @@ class CacheAdmin:
             )
         self._end_all()
         self._manager.remove(lambda entry: True)
-        for notify in self._manager.observers.on_clear:
-            notify(everything=True)
+        for observer in self._manager.observers:
+            observer.on_clear(everything=True)
 
     def _end(self, lease_id: LeaseId) -> bool:
         lease = self._leases.close(lease_id)

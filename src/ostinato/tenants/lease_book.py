@@ -1,8 +1,8 @@
 """Leases: prefixes that are kept, and until when.
 
-A lease is a pinned table, of no sequence: while it is held, its blocks are not evictable.
-The sum of all leases is bounded, so that the longest request still fits beside them; what
-goes beyond is clipped, from the tail.
+A lease is a pinned block table of no sequence: while it is held, its blocks are not evictable.
+The sum of all leases is bounded, so that the longest request still fits beside them; a lease that
+would exceed the bound is clipped, from the tail.
 """
 
 import heapq
@@ -22,19 +22,12 @@ _FEW = 64
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """One promise.
-
-    Attributes:
-        lease_id: Its number.
-        table: What is held, and of which prefix; a pinned block table.
-        terms: For how long it is held.
-        expires_s: By the cache's clock; None if pinned.
-    """
+    """A prefix that is kept."""
 
     lease_id: LeaseId
-    table: BlockTable
+    table: BlockTable  # pinned; of the prefix
     terms: LeaseTerms
-    expires_s: float | None = None
+    expires_s: float | None = None  # by the cache's clock; None if pinned
 
     @property
     def packed(self) -> bytes:
@@ -69,16 +62,16 @@ class LeaseBook(CacheObserver):
         return lease_id in self._leases
 
     def __iter__(self) -> Iterator[Lease]:
-        """Walk all live leases."""
+        """Iterate over all live leases, which may be closed meanwhile."""
         return iter(list(self._leases.values()))
 
     def on_step(self, unpin: Callable[[BlockTable], None]) -> None:
-        """Release the leases whose time is up, in O(log n) each."""
+        """Release the leases that have expired, in O(log n) each."""
         for lease in self.expired():
             unpin(lease.table)
 
     def on_admit(self, table: BlockTable, context: RequestContext, preempted: bool) -> None:
-        """Note that a request used a prefix; leases that ask for it start anew."""
+        """Refresh the leases whose prefix a request used."""
         if self._refreshing:
             used = table.num_cached_tokens
             if used and used == len(table.key) - 1:
@@ -99,7 +92,7 @@ class LeaseBook(CacheObserver):
         return lease
 
     def used(self, key: PrefixKey, num_tokens: int) -> None:
-        """Start the time anew of every refreshing lease whose prefix a request used in full.
+        """Refresh every lease that asks for it whose prefix a request used in full.
 
         Args:
             key: The request's sequence.
@@ -114,12 +107,12 @@ class LeaseBook(CacheObserver):
                         self._start(lease)
 
     def _start(self, lease: Lease) -> None:
-        """Start a lease's time, in O(1)."""
+        """Start or restart a lease's time, in O(1)."""
         if lease.terms.ttl_s is not None:
             lease.expires_s = self._clock() + lease.terms.ttl_s
 
     def close(self, lease_id: LeaseId) -> Lease | None:
-        """Forget a lease; returns it, or None if there is none of that number."""
+        """Remove a lease; returns it, or None if there is none of that number."""
         lease = self._leases.pop(lease_id, None)
         if lease is not None and lease.terms.refresh_on_hit:
             self._unlist(lease)
@@ -129,7 +122,7 @@ class LeaseBook(CacheObserver):
         return lease
 
     def expired(self) -> list[Lease]:
-        """Forget and return the leases whose time is up, in O(log n) each."""
+        """Remove and return the leases that have expired, in O(log n) each."""
         now, gone = self._clock(), []
         while self._heap and self._heap[0][0] <= now:
             lease_id = heapq.heappop(self._heap)[1]
@@ -144,7 +137,7 @@ class LeaseBook(CacheObserver):
         return gone
 
     def _unlist(self, lease: Lease) -> None:
-        """Forget what would refresh a lease, down to the last empty dict."""
+        """Remove a lease from those to be refreshed, and the dicts that it leaves empty."""
         identity, length = lease.table.key.identity, len(lease.packed)
         lengths = self._refreshing[identity]
         lengths[length][lease.packed].remove(lease)

@@ -1,6 +1,6 @@
 """Limits on leases: how much they may hold, and why no more.
 
-Whatever is leased, the longest sequence must still fit, and so must what tenants were promised::
+The longest sequence must still fit beside all leases, and so must the guarantees of tenants::
 
     all blocks = the longest sequence + guarantees of tenants + leases
                  └─ reserved_blocks ─┘     └─ max_guaranteed_blocks ─┘
@@ -17,12 +17,12 @@ from ostinato.settings import PrefixCacheConfig, window_blocks
 from ostinato.tenants.lease_book import LeaseBook
 from ostinato.tenants.shares import TenantShares
 
-SLOTS_TO_GO_ON = 2
-"""Slots of states that one sequence needs: to run, and to hold what it hit meanwhile."""
+MIN_STATE_SLOTS = 2
+"""Slots of states that one sequence needs: to run, and to hold the checkpoint that it hit."""
 
 
 class LeaseLimits:
-    """What may be held besides all that is held already."""
+    """What may be leased besides all that is leased already."""
 
     def __init__(self, config: PrefixCacheConfig, manager: CacheManager, leases: LeaseBook) -> None:
         """Limit the leases of one cache."""
@@ -33,7 +33,7 @@ class LeaseLimits:
     def num_leasable(self, key: PrefixKey, match: PrefixMatch) -> int:
         """Return how many blocks of a match may be held besides all other leases and guarantees.
 
-        What a tenant pins is resident for good, so it stays within its quota.
+        A tenant's leases stay within its quota.
         """
         config, tenant = self._config, key.identity.owner
         guarantees = sum(share.guaranteed for share in config.tenant_shares.values())
@@ -49,7 +49,7 @@ class LeaseLimits:
                 break
             count += 1
         if count < len(match.blocks):  # windows and states end where fewer do
-            count = len(self._manager.match_first(key, count * self._manager.block_size).blocks)
+            count = len(self._manager.match(key, count * self._manager.block_size).blocks)
         return count if self._windows_bindable(count) and self._is_state_bindable() else 0
 
     def _windows_bindable(self, num_blocks: int) -> bool:
@@ -66,13 +66,13 @@ class LeaseLimits:
     def _is_state_bindable(self) -> bool:
         """Whether a checkpoint may be held besides those of all other leases.
 
-        A sequence needs two slots to go on: a running one, and that of the checkpoint that hit.
+        A sequence needs two slots: a running one, and that of the checkpoint that hit.
         """
         if self._config.states is None:
             return True
         pool = self._manager.pools[-1]
         leased = {id(lease.table.held[-1].source) for lease in self._leases}
-        return pool.num_blocks - _guaranteed(pool) - len(leased) - 1 >= SLOTS_TO_GO_ON
+        return pool.num_blocks - _guaranteed(pool) - len(leased) - 1 >= MIN_STATE_SLOTS
 
     def leased(self, group: int, tenant: bytes | None = None) -> set[int]:
         """List the blocks that leases hold in a group; those of one tenant, if it is named.

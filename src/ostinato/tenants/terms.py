@@ -1,4 +1,4 @@
-"""Terms of leases: how long a prefix is kept, and what was promised.
+"""Terms of leases, receipts, and the salts of tenants.
 
 The presets are what callers of hosted APIs know: Anthropic's five minutes and one hour, each
 refreshed whenever the prefix is used, and OpenAI's extended retention of up to 24 hours.
@@ -22,7 +22,7 @@ class LeaseTerms:
 
     Attributes:
         ttl_s: Seconds; None pins it until it is released.
-        refresh_on_hit: Whether each request that uses all of it starts the time anew.
+        refresh_on_hit: Whether each request that uses all of it restarts the time.
     """
 
     ttl_s: float | None = None
@@ -45,7 +45,7 @@ OPENAI_24H = LeaseTerms(86400.0)
 
 
 class LeaseStatus(StrEnum):
-    """What became of the wish."""
+    """Whether a lease was granted."""
 
     ACCEPTED = "accepted"
     CLIPPED = "clipped"
@@ -54,7 +54,7 @@ class LeaseStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LeaseReceipt:
-    """The answer to a wish.
+    """The answer to a request for a lease.
 
     Attributes:
         status: Whether all, a part or nothing of the prefix is held.

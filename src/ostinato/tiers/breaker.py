@@ -1,4 +1,4 @@
-"""Calls to a server that may hang: each ends in time, and a server that fails is left alone."""
+"""Calls to a server that may hang: a deadline for each, and a circuit breaker."""
 
 import threading
 import time
@@ -17,9 +17,9 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 
 
 class CircuitBreaker:
-    """Closed while a server answers; after failures open for a time that doubles.
+    """Closed while a server answers; after failures open for a pause that doubles.
 
-    When that time is over one call may try; it closes the breaker or opens it again.
+    After the pause one call is tried; it closes the breaker or opens it again.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -28,11 +28,11 @@ class CircuitBreaker:
 
     @property
     def is_open(self) -> bool:
-        """Whether calls are refused now."""
+        """Whether calls are refused."""
         return self._failures >= MAX_FAILURES and self._clock() < self._until
 
     def allows(self) -> bool:
-        """Whether a call may be made; the first after a pause keeps the others waiting."""
+        """Whether a call may be made; after a pause only the first one."""
         with self._lock:
             if self._failures < MAX_FAILURES:
                 return True
@@ -57,11 +57,11 @@ class CircuitBreaker:
 
 
 class CallThreads:
-    """Threads that make calls, so that a caller never waits longer than it wants to.
+    """Threads that make calls, so that every caller can have a deadline.
 
     Args:
-        num_threads: Calls at a time.
-        abort: Breaks off the calls that run, after one was not answered in time.
+        num_threads: Maximum concurrent calls.
+        abort: Aborts the running calls, after one has timed out.
     """
 
     def __init__(self, num_threads: int, abort: Callable[[], None]) -> None:
@@ -69,10 +69,10 @@ class CallThreads:
         self._abort = abort
 
     def call(self, what: Callable[[], T], timeout_s: float) -> T:
-        """Return what a call returns.
+        """Return the result of a call.
 
         Raises:
-            TimeoutError: It was not answered in time, and was broken off.
+            TimeoutError: It took too long, and was aborted.
             StoreError: It failed, or the threads were closed.
         """
         try:
@@ -92,6 +92,6 @@ class CallThreads:
             raise TimeoutError from error
 
     def close(self) -> None:
-        """Start no more calls; those that run are broken off."""
+        """Start no more calls, and abort the running ones."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._abort()

@@ -1,4 +1,4 @@
-"""``TierChain``: several tiers as one, looked up in their order and stored to together."""
+"""``TierChain``: several tiers as one: look-ups ask them in order, stores go to all."""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -19,7 +19,7 @@ from ostinato.tiers.retention import ReuseClass
 
 
 class TierChain:
-    """Tiers in the order of their speed, each with a name of its own; see ``KVTier``."""
+    """Tiers of different names, the fastest first; see ``KVTier``."""
 
     name = "tiers"
 
@@ -31,15 +31,14 @@ class TierChain:
     def look_up(self, prefix: Prefix, start: int) -> list[ExtentRef]:
         """Let each tier continue what those before it found."""
         refs, size = list[ExtentRef](), prefix.namespace.block_size
-        before = -1
-        while before < start < prefix.num_blocks * size:
-            before = start
-            for tier in self.tiers:
-                found = tier.look_up(prefix, start)
-                refs += found
-                start += sum(ref.num_blocks for ref in found) * size
-                if found:
-                    break  # the fastest tier first, again from here
+        while start < prefix.num_blocks * size:
+            answers = (tier.look_up(prefix, start) for tier in self.tiers)
+            found = next(filter(None, answers), [])  # of the fastest tier that has any
+            num_blocks = sum(ref.num_blocks for ref in found)
+            if not num_blocks:
+                break
+            refs += found
+            start += num_blocks * size
         return refs
 
     def load(
@@ -57,11 +56,11 @@ class TierChain:
         return [min(results, key=_RANK.index) for results in zip(*by_tier, strict=True)]
 
     def lease(self, prefix: Prefix, keep_until: float, refresh_s: float = 0.0) -> int:
-        """Lease in every tier; returns the most tokens that one of them has."""
+        """Lease in every tier; returns the most tokens of any."""
         return max(tier.lease(prefix, keep_until, refresh_s) for tier in self.tiers)
 
     def use(self, prefix: Prefix, reuse: ReuseClass) -> None:
-        """Tell every tier."""
+        """Record a use in every tier."""
         for tier in self.tiers:
             tier.use(prefix, reuse)
 

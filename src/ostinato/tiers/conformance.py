@@ -1,13 +1,13 @@
-"""The suite that every tier passes, and that a tier of yours can be tested with.
+"""The suite that every tier passes, also for a tier of your own.
 
-Give it a ``Medium``: something that opens your tier, and can damage what the tier has stored::
+It takes a ``Medium``, which opens the tier and can damage what it has stored::
 
     from ostinato.tiers import conformance
 
     conformance.run(MyMedium)                 # raises AssertionError at the first check that fails
     conformance.storm(MyMedium(), num_faults=10_000)
 
-or, one test for each check::
+or, with one test per check::
 
     @pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__)
     def test_my_tier(check):
@@ -42,20 +42,7 @@ from ostinato.tiers.conformance_medium import (
 )
 from ostinato.tiers.port import LoadFault, Prefix, StoreResult
 
-__all__ = [
-    "CHECKS",
-    "NAMESPACE",
-    "Check",
-    "Medium",
-    "StormReport",
-    "assert_nowhere",
-    "conversation",
-    "get",
-    "payload",
-    "put",
-    "run",
-    "storm",
-]
+__all__ = ["CHECKS", "Check", "Medium", "StormReport", "check", "run", "storm"]
 
 Check = Callable[[Medium], None]
 CHECKS: list[Check] = []
@@ -108,7 +95,7 @@ def a_look_up_may_begin_inside_an_extent(medium: Medium) -> None:
 
 @check
 def leading_blocks_load_alone(medium: Medium) -> None:
-    """A caller with room for some blocks reads no more."""
+    """A caller with room for some blocks reads only those."""
     tier, prefix = medium.open(), conversation(1)
     put(tier, prefix, blocks_each=8)
     ref = tier.look_up(prefix, 0)[0]
@@ -121,7 +108,7 @@ def leading_blocks_load_alone(medium: Medium) -> None:
 
 @check
 def nothing_crosses_tenants(medium: Medium) -> None:
-    """Equal tokens of two tenants are two things, also for a client's own salt."""
+    """Equal tokens of two tenants are separate, also with a client's own salt."""
     tier = medium.open()
     put(tier, conversation(1, tenant=b"a"))
     for other in (b"", b"b", b"a\x1fclient"):
@@ -147,7 +134,7 @@ def nothing_crosses_namespaces(medium: Medium) -> None:
 
 @check
 def a_second_store_writes_nothing(medium: Medium) -> None:
-    """What is there is not written again."""
+    """Stored blocks are not written again."""
     tier = medium.open()
     put(tier, conversation(1))
     before = sum(map(len, medium.values().values()))
@@ -163,13 +150,13 @@ def a_flipped_bit_is_a_miss(medium: Medium) -> None:
 
 @check
 def a_short_value_is_a_miss(medium: Medium) -> None:
-    """Anything stored ends early."""
+    """Anything stored is truncated."""
     damage(medium, cut_off, num_faults=20)
 
 
 @check
 def swapped_records_are_a_miss(medium: Medium) -> None:
-    """Two stored things, or two pieces of them, in each other's place."""
+    """Two stored values, or two pieces of one, are exchanged."""
     damage(medium, swap, num_faults=20)
 
 
@@ -181,7 +168,7 @@ def a_lost_value_is_a_miss(medium: Medium) -> None:
 
 @check
 def old_content_that_returns_is_never_wrong(medium: Medium) -> None:
-    """A backup is restored under a living conversation."""
+    """A backup is restored under a newer conversation."""
     put(medium.open(), conversation(1))
     medium.kill()
     backup = medium.values()
@@ -197,19 +184,19 @@ def old_content_that_returns_is_never_wrong(medium: Medium) -> None:
 
 @check
 def a_failed_store_is_not_visible(medium: Medium) -> None:
-    """The medium is full after any number of bytes: a result says so, look-ups find none of it."""
+    """The medium is full after some bytes: the result says so, and look-ups find none of them."""
     for number, after in enumerate((0, 1, 100, 300, 700, 1000)):
         tier, prefix = medium.open(), conversation(number, 16, tenant=b"%d" % number)
         medium.fail_writes(after)
         results = put(tier, prefix)
         stored = 4 * sum(result is StoreResult.STORED for result in results)
-        assert stored < 16, f"16 blocks were stored after {after} bytes; writes fail behind them"
+        assert stored < 16, f"16 blocks were stored, although writes fail after {after} bytes"
         assert get(tier, prefix) <= stored
         medium.fail_writes(None)
         medium.kill()
         tier = medium.open()
         put(tier, prefix)
-        assert get(tier, prefix) == 16, "a medium that recovered is not used"
+        assert get(tier, prefix) == 16, "a recovered medium is not used"
         medium.kill()
 
 
@@ -268,7 +255,7 @@ def threads_do_not_mix_anything_up(medium: Medium) -> None:
 
 @check
 def what_is_leased_says_how_many_tokens(medium: Medium) -> None:
-    """A lease covers what is stored, and rewrites no payload."""
+    """A lease covers the stored blocks, and rewrites no payload."""
     tier = medium.open()
     put(tier, conversation(1))
     assert tier.lease(conversation(1), time.time() + 86_400) == 32
@@ -286,7 +273,7 @@ def what_was_erased_is_nowhere(medium: Medium) -> None:
     for prefix in (*mine, continuing, conversation(3, tenant=b"b")):
         put(tier, prefix)
     receipts = tier.erase(b"a")
-    assert all(receipt.complete for receipt in receipts), "erased, and not all of it"
+    assert all(receipt.complete for receipt in receipts), "the erasure is incomplete"
     num_extents = sum(receipt.num_extents for receipt in receipts)
     assert num_extents >= 6, f"{num_extents} extents erased: at least the 6 that were stored"
     num_bytes, least = sum(x.num_bytes for x in receipts), 3 * 8 * NAMESPACE.block_bytes
@@ -299,7 +286,7 @@ def what_was_erased_is_nowhere(medium: Medium) -> None:
     tier = medium.open()
     assert [get(tier, prefix) for prefix in (*mine, continuing)] == [0, 0, 0]
     put(tier, mine[0])
-    assert get(tier, mine[0]) == 8, "an erased tenant may return"
+    assert get(tier, mine[0]) == 8, "an erased tenant may store again"
 
 
 @check

@@ -1,4 +1,4 @@
-"""Faults of a medium, one kind at a time and all in a storm: damage, half stores and kills."""
+"""Faults of a medium, one kind at a time or mixed: damage, half stores and kills."""
 
 import random
 from collections import Counter
@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from ostinato.tiers.conformance_medium import Medium, conversation, get, put
 from ostinato.tiers.port import Prefix
 
+Fault = Callable[[Medium, random.Random], None]
+
 
 @dataclass(frozen=True, slots=True)
 class StormReport:
-    """What a storm of faults did.
+    """Result of a storm.
 
     Attributes:
         num_faults: Faults injected.
@@ -25,7 +27,7 @@ class StormReport:
 
 
 def storm(medium: Medium, num_faults: int, seed: int = 0) -> StormReport:
-    """Store and load while things go wrong.
+    """Store and load while random faults occur.
 
     Raises:
         AssertionError: A wrong byte was loaded.
@@ -34,16 +36,16 @@ def storm(medium: Medium, num_faults: int, seed: int = 0) -> StormReport:
     tier = medium.open()
     for number in range(num_faults):
         recent = [_stormy(max(0, number - age)) for age in range(4)]
-        kind = rng.choice((flip_bit, cut_off, swap, lose, half_store, kill))
-        kinds[kind.__name__] += 1
+        kind = rng.choice((*_DAMAGE, "half_store", "kill"))
+        kinds[kind] += 1
         put(tier, recent[0])
-        if kind is half_store:
+        if kind == "half_store":
             medium.fail_writes(rng.randrange(1500))
             put(tier, _stormy(number + num_faults))
             medium.fail_writes(None)
-        elif kind is not kill:
-            kind(medium, rng)
-        if kind in (kill, half_store) or rng.random() < 0.3:
+        elif kind != "kill":
+            _DAMAGE[kind](medium, rng)
+        if kind in ("kill", "half_store") or rng.random() < 0.3:
             medium.kill()
             tier = medium.open()
         num_blocks += sum(get(tier, prefix, rng.choice((0, 0, 3))) for prefix in recent)
@@ -58,8 +60,8 @@ def _stormy(number: int) -> Prefix:
     return conversation(number, tenant=b"%d" % (number % 3))
 
 
-def damage(medium: Medium, fault: Callable[[Medium, random.Random], None], num_faults: int) -> None:
-    """Damage what was stored again and again; nothing wrong may be loaded."""
+def damage(medium: Medium, fault: Fault, num_faults: int) -> None:
+    """Damage what was stored repeatedly; no wrong byte may be loaded."""
     rng, tier = random.Random(1), medium.open()
     for number in range(num_faults):
         put(tier, conversation(number))
@@ -87,14 +89,14 @@ def flip_bit(medium: Medium, rng: random.Random) -> None:
 
 
 def cut_off(medium: Medium, rng: random.Random) -> None:
-    """Let anything stored end early."""
+    """Truncate anything stored."""
     name, value = _some_value(medium, rng)
     if value:
         medium.put(name, value[: rng.randrange(len(value))])
 
 
 def swap(medium: Medium, rng: random.Random) -> None:
-    """Put two stored things, or two pieces of one, in each other's place."""
+    """Exchange two stored values, or two pieces of one."""
     (one, first), (other, second) = _some_value(medium, rng), _some_value(medium, rng)
     if one != other:
         medium.put(one, second)
@@ -117,9 +119,4 @@ def lose(medium: Medium, rng: random.Random) -> None:
         medium.put(name, None)
 
 
-def half_store(medium: Medium, rng: random.Random) -> None:
-    """Marks the fault that ``storm`` injects by itself."""
-
-
-def kill(medium: Medium, rng: random.Random) -> None:
-    """Marks the fault that ``storm`` injects by itself."""
+_DAMAGE: dict[str, Fault] = {each.__name__: each for each in (flip_bit, cut_off, swap, lose)}

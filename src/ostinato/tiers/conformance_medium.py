@@ -1,7 +1,7 @@
-"""What the conformance suite stores, and where: right bytes for every block, and a ``Medium``.
+"""What the conformance suite stores, and the ``Medium`` that it stores to.
 
-The bytes of every block follow from its namespace, tenant and tokens, so that each byte that a load
-returns is compared with what it must be.
+A block's bytes are derived from its namespace, tenant and tokens, so that every loaded byte can be
+checked.
 """
 
 import hashlib
@@ -15,39 +15,33 @@ from ostinato.tiers.port import KVTier, Namespace, Prefix, StoreResult
 
 NAMESPACE = Namespace(b"weights", b"config", "bfloat16", "layout-1", 4, 64, ("full",))
 FOREVER_S = 60.0
-"""For loads that are not to end early."""
+"""Deadline of loads that should not time out."""
 
 
 class Medium(Protocol):
-    """Where a tier stores, and what can go wrong with it."""
+    """Where a tier stores, and the faults that it can have."""
 
     def open(self) -> KVTier:
-        """Open a tier on what is stored; one that was opened before is closed, or killed."""
-        ...
+        """Open a tier on what is stored; an earlier one is closed, or killed."""
 
     def kill(self) -> None:
-        """End the process of the open tier, without warning."""
-        ...
+        """Kill the process of the open tier."""
 
     def values(self) -> dict[str, bytes]:
-        """Return everything that is stored, by name of file or key."""
-        ...
+        """Return everything stored, by the name of its file or key."""
 
     def put(self, name: str, value: bytes | None) -> None:
-        """Replace what is stored; None removes it."""
-        ...
+        """Replace a stored value; None removes it."""
 
     def fail_writes(self, after_bytes: int | None) -> None:
-        """Let writes fail after so many more bytes, as on a full disk; None lets them succeed."""
-        ...
+        """Make writes fail after this many more bytes, as on a full disk; None ends that."""
 
     def slow_reads(self, seconds: float) -> None:
-        """Let each read take so long."""
-        ...
+        """Make each read take this long."""
 
 
 def payload(prefix: Prefix, first_block: int, num_blocks: int) -> bytes:
-    """Return the only right bytes of blocks."""
+    """Return the correct bytes of blocks."""
     size, digests = prefix.namespace.block_bytes, prefix.digests
     wanted = digests[first_block : first_block + num_blocks]
     return b"".join(hashlib.shake_128(digest).digest(size) for digest in wanted)
@@ -56,7 +50,7 @@ def payload(prefix: Prefix, first_block: int, num_blocks: int) -> bytes:
 def conversation(
     number: int, num_blocks: int = 8, tenant: bytes = b"", namespace: Namespace = NAMESPACE
 ) -> Prefix:
-    """Return tokens that share their first two blocks with all conversations."""
+    """Return tokens of which the first two blocks are the same in all conversations."""
     rng, size = random.Random(number), namespace.block_size
     tokens = [7] * (2 * size) + [rng.randrange(50_000) for _ in range((num_blocks - 2) * size)]
     return Prefix(namespace, tenant, array("I", tokens[: num_blocks * size]))
@@ -72,7 +66,7 @@ def put(tier: KVTier, prefix: Prefix, blocks_each: int = 4) -> list[StoreResult]
 
 
 def get(tier: KVTier, prefix: Prefix, start_block: int = 0) -> int:
-    """Load what is stored of a prefix, as an engine does; returns how many blocks are right.
+    """Load what is stored of a prefix, as an engine does; returns the number of blocks.
 
     Raises:
         AssertionError: A byte is wrong.
@@ -92,7 +86,7 @@ def get(tier: KVTier, prefix: Prefix, start_block: int = 0) -> int:
 
 
 def assert_nowhere(prefix: Prefix, values: Iterable[bytes]) -> None:
-    """Raise AssertionError if any value has a block's KV, or four of its own tokens in a row."""
+    """Raise AssertionError if a value has KV of a block, or four consecutive tokens of it."""
     needles = [payload(prefix, i, 1)[:16] for i in range(prefix.num_blocks)]
     needles.append(prefix.packed[-16:])
     for value in values:

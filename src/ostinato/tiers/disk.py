@@ -1,8 +1,8 @@
 """``DiskTier``: extents in append-only segments of one folder, on a disk or in host memory.
 
-Writers take turns, readers do not wait for them: an evicted segment is removed while a reader
-still has its file open. A medium that fails never raises: reads miss, and after a failed write the
-tier is read-only for a minute, then tries again.
+One thread writes at a time, and readers do not wait for it: a reader keeps the file of an evicted
+segment open. A failing medium never raises: reads miss, and after a failed write the tier is
+read-only for a minute, then tries again.
 """
 
 import logging
@@ -11,12 +11,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import inf
 from pathlib import Path
 
 from ostinato.core.errors import ConfigError
+from ostinato.tiers.disk_health import DiskHealth
 from ostinato.tiers.folder import Folder, LocalFolder
-from ostinato.tiers.index import ExtentIndex, Match, Record
+from ostinato.tiers.index import ExtentIndex
+from ostinato.tiers.limits import DiskOptions
 from ostinato.tiers.port import (
     Buffer,
     Extent,
@@ -31,65 +32,17 @@ from ostinato.tiers.port import (
 )
 from ostinato.tiers.record import ALIGNMENT, record_bytes
 from ostinato.tiers.retention import ReuseClass
-from ostinato.tiers.sealing import KeyFile, Sealing, folder_secret
-from ostinato.tiers.segment_log import LogFull, LogLimits, SegmentLog
+from ostinato.tiers.sealing import Sealing
+from ostinato.tiers.segment_log import LogFull, SegmentLog
+from ostinato.tiers.segments import Record
+from ostinato.tiers.tenant_keys import KeyFile, folder_secret
+
+__all__ = ["DiskOptions", "DiskTier"]
 
 logger = logging.getLogger(__name__)
 
-RETRY_S = 60.0
-"""How long the tier stays read-only after a failed write."""
-MAX_READ_ERRORS = 3
-"""Consecutive reads that may fail before the tier is off."""
 READ_BYTES = 1 << 20
-"""What a reference names, unless one block is more: read and copied while it is in a cache."""
-_DAY_S = 86_400.0
-
-
-@dataclass(frozen=True, slots=True)
-class DiskOptions:
-    """Settings of a disk tier.
-
-    Attributes:
-        limit_bytes: What its segments may occupy.
-        bytes_per_day: What may be written in a day, to spare the disk; 0 for no limit.
-        sealed: Encrypt each tenant's records with a key of its own.
-        secret: Mixed into the keys, 16 random bytes at least; empty uses a file in the folder.
-        segment_bytes: Size of a segment; 0 chooses one.
-    """
-
-    limit_bytes: int
-    bytes_per_day: int = 0
-    sealed: bool = False
-    secret: bytes = b""
-    segment_bytes: int = 0
-
-    @property
-    def limits(self) -> LogLimits:
-        """How large its log may grow."""
-        return LogLimits(self.limit_bytes, self.segment_bytes)
-
-
-class DailyBudget:
-    """Bytes that may still be written; what is spent comes back in the course of a day."""
-
-    def __init__(self, bytes_per_day: int, clock: Callable[[], float], spent: int = 0) -> None:
-        self._limit, self._clock = bytes_per_day, clock
-        self._left, self._at = float(bytes_per_day - spent), clock()
-
-    def left(self) -> float:
-        """Return how many bytes may be written now."""
-        now = self._clock()
-        earned = self._limit * max(0.0, now - self._at) / _DAY_S
-        self._left, self._at = min(float(self._limit), self._left + earned), now
-        return self._left if self._limit else inf
-
-    def allows(self, size: int) -> bool:
-        """Whether so many bytes may be written now."""
-        return size <= self.left()
-
-    def spend(self, size: int) -> None:
-        """Count bytes as written."""
-        self._left -= size
+"""Size of a reference, unless one block is larger: it is copied while still in the CPU's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +56,11 @@ class DiskTier:
     """A tier in a folder of its own; see ``KVTier`` for the calls.
 
     Args:
-        folder: Its path, mode 0700 from now on; or what stands for one in tests.
+        folder: Its path, whose mode becomes 0700; or another kind of folder.
         options: Settings.
-        clock: Wall-clock time, of leases and of the daily budget.
-        listener: Is told what is stored and evicted.
-        name: ``disk``, or ``host`` where the folder is in memory.
+        clock: Wall-clock time of leases and of the daily budget.
+        listener: Called when extents are stored and blocks evicted.
+        name: ``disk``, or ``host`` if the folder is in memory.
 
     Raises:
         ConfigError: The limit is too small, another process uses the folder, it holds other
@@ -123,18 +76,18 @@ class DiskTier:
         name: str = "disk",
     ) -> None:
         self.name = name
-        options.limits.check()
+        options.check()
         self._folder = LocalFolder(folder) if isinstance(folder, str | Path) else folder
         self._options, self._clock = options, clock
+        self._setting = f"kv_disk={self._folder.path!r}" if name == "disk" else "kv_host_bytes"
+        self._health = DiskHealth(self._setting)
         self._index, self._listener = ExtentIndex(), listener or TierListener()
         self._writing, self._counting = threading.RLock(), threading.Lock()
-        self._state, self._reason, self._retry_at = "on", "", 0.0
         self._stores, self._loads = Counter[str](), Counter[str]()
-        self._loaded_bytes = self._read_errors = 0
+        self._loaded_bytes = 0
         try:
             self._sealing = self._open_sealing()
-            self._log = SegmentLog(self._folder, options.limits, self._index, clock)
-            self._log.fit()
+            self._log = SegmentLog(self._folder, options, self._index, clock)
         except OSError as error:
             self._folder.close()
             raise ConfigError(
@@ -145,11 +98,9 @@ class DiskTier:
             self._folder.close()
             raise
         self._warn_of_damage()
-        today = [x.end for x in self._log.segments if x.created > clock() - _DAY_S]
-        self._budget = DailyBudget(options.bytes_per_day, clock, sum(today))
 
     def _warn_of_damage(self) -> None:
-        """Tell what was durable and is not whole; a torn end, as a crash leaves it, is not told."""
+        """Warn of damaged durable bytes; a torn end, as a crash leaves it, is normal."""
         if not self._log.damage:
             return
         name, offset, size = self._log.damage[0]
@@ -167,8 +118,8 @@ class DiskTier:
         return Sealing(secret, KeyFile(self._folder))
 
     def look_up(self, prefix: Prefix, start: int) -> list[ExtentRef]:
-        """Find what continues a prefix; see ``KVTier``. Reads nothing from the disk."""
-        if self._state == "off":
+        """Find stored blocks that continue a prefix, without disk reads; see ``KVTier``."""
+        if self._health.state == "off":
             return []
         block, size = start // prefix.namespace.block_size, prefix.namespace.block_bytes
         key, refs = self._key(prefix), list[ExtentRef]()
@@ -193,11 +144,11 @@ class DiskTier:
                 fault = LoadFault.DEADLINE
             else:
                 place = into[done * ref.block_bytes : (done + 1) * ref.block_bytes]
-                fault = self._read_block(ref.locator, done, place)
+                fault = self._read(ref.locator, done, place)
                 done += fault is None
         if ref.locator.record.erased:
             done, fault = 0, LoadFault.STALE
-        self._note_load(ref.locator, done, fault, done * ref.block_bytes)
+        self._count_load(ref.locator, done, fault, done * ref.block_bytes)
         return LoadResult(done, fault)
 
     def store(self, extents: Sequence[tuple[Extent, Buffer]]) -> list[StoreResult]:
@@ -205,9 +156,9 @@ class DiskTier:
         with self._writing:
             ends = {id(x.prefix): (x.prefix, x.end_block) for x, _ in extents}
             for prefix, end in ends.values():
-                self._index.use(prefix, end, self._clock())  # what it continues is worth keeping
-            if not self._may_write():
-                results = [StoreResult(self._state)] * len(extents)
+                self._index.use(prefix, end, self._clock())  # keep what they continue
+            if not self._health.may_write():
+                results = [StoreResult(self._health.state)] * len(extents)
             else:
                 results = self._store_group(extents)
             self._stores.update(results)
@@ -217,27 +168,27 @@ class DiskTier:
     def _report(
         self, extents: Sequence[tuple[Extent, Buffer]], results: Sequence[StoreResult]
     ) -> None:
-        self._listener.on_removed(self.name, self._index.take_gone())
+        self._listener.on_removed(self.name, self._index.pop_removed())
         for (extent, _), result in zip(extents, results, strict=True):
             if result in (StoreResult.STORED, StoreResult.PRESENT):
                 self._listener.on_stored(self.name, extent)
 
     def lease(self, prefix: Prefix, keep_until: float, refresh_s: float = 0.0) -> int:
-        """Set the end of the lease of what is stored of a prefix; see ``KVTier``."""
+        """Set the lease of the stored blocks of a prefix; see ``KVTier``."""
         with self._writing:
             self._key(prefix)
             found = self._index.matches(prefix, 0)
-            if not self._may_write():
+            if not self._health.may_write():
                 return 0
             try:
                 self._log.lease([record for record, _, _ in found], keep_until, refresh_s)
             except OSError as error:
-                self._write_failed(error)
+                self._health.write_failed(error)
                 return 0
             return sum(count for *_, count in found) * prefix.namespace.block_size
 
     def use(self, prefix: Prefix, reuse: ReuseClass) -> None:
-        """Note which request used a prefix last; see ``KVTier``."""
+        """Record which request used a prefix last; see ``KVTier``."""
         self._index.use(prefix, prefix.num_blocks, self._clock(), reuse)
 
     def erase(self, salt: bytes) -> list[TierReceipt]:
@@ -250,17 +201,17 @@ class DiskTier:
                 counts = self._log.erase(name)
             except OSError as error:
                 complete = False
-                self._write_failed(error)
+                self._health.write_failed(error)
         return [TierReceipt(self.name, self._folder.path, *counts, num_keys, complete)]
 
     def stats(self) -> list[TierStats]:
-        """State and counts; see ``KVTier``. Does not wait for a store that runs."""
+        """State and counts; see ``KVTier``. Does not wait for a running store."""
         return [
             TierStats(
                 tier=self.name,
                 where=self._folder.path,
-                state=self._state,
-                reason=self._reason,
+                state=self._health.state,
+                reason=self._health.reason,
                 num_extents=self._index.num_records(),
                 num_blocks=len(self._index),
                 num_bytes=self._log.num_bytes(),
@@ -276,42 +227,28 @@ class DiskTier:
         ]
 
     def close(self) -> None:
-        """Wait for a store that runs, then let other processes use the folder."""
+        """Wait for a running store, then unlock the folder."""
         with self._writing:
-            self._state, self._reason = "off", "closed"
+            self._health.turn_off("closed")
             self._folder.close()
 
-    @property
-    def _setting(self) -> str:
-        """How errors and warnings name it."""
-        return f"kv_disk={self._folder.path!r}" if self.name == "disk" else "kv_host_bytes"
-
     def _key(self, prefix: Prefix) -> bytes | None:
-        """Return the tenant's key, and open its records that were read before it was seen."""
+        """Return the tenant's key, and open its records that were read without it."""
         key = self._sealing.key(prefix, create=False)
         if key is not None:
             self._index.unlock(self._sealing.name(prefix.tenant), key)
         return key
 
-    def _read_block(self, where: _Locator, index: int, into: memoryview) -> LoadFault | None:
-        header, index = where.record.header, where.first + index
-        stored = memoryview(bytearray(header.stored_block_bytes)) if header.sealed else into
-        offset = header.header_bytes + index * header.stored_block_bytes
+    def _read(self, where: _Locator, index: int, into: memoryview) -> LoadFault | None:
         try:
-            count = where.record.segment.file.read(stored, where.record.offset + offset)
+            fault = where.record.read_block(where.first + index, where.key, into)
         except OSError as error:
-            self._read_failed(error)
+            self._health.read_failed(error)
             return LoadFault.IO
-        self._read_errors = 0
-        if count < len(stored):
-            return LoadFault.SHORT
-        if not header.is_block(index, stored):
-            return LoadFault.CHECKSUM
-        if header.sealed and not header.unseal(where.key or b"", index, stored, into):
-            return LoadFault.CHECKSUM
-        return None
+        self._health.read_succeeded()
+        return fault
 
-    def _note_load(self, where: _Locator, done: int, fault: LoadFault | None, size: int) -> None:
+    def _count_load(self, where: _Locator, done: int, fault: LoadFault | None, size: int) -> None:
         if fault in (LoadFault.SHORT, LoadFault.CHECKSUM):
             self._index.remove(where.record, where.first + done)
         with self._counting:
@@ -325,20 +262,22 @@ class DiskTier:
                 results.append(self._stage(extent, payload))
             self._log.commit()
         except OSError as error:
-            self._abandon(error)
-            refused = StoreResult(self._state)
+            self._log.rollback()
+            self._health.write_failed(error)
+            refused = StoreResult(self._health.state)
             done = [x if x is not StoreResult.STORED else refused for x in results]
             return done + [refused] * (len(extents) - len(done))
-        self._write_succeeded()
+        self._health.write_succeeded()
         return results
 
     def _stage(self, extent: Extent, payload: Buffer) -> StoreResult:
-        """Append what is not stored yet of an extent."""
+        """Append the blocks of an extent that are not stored yet."""
         assert len(payload) == extent.payload_bytes, "a payload is all of its extent's blocks"
         key = self._key(extent.prefix)
-        present = self._present(extent)
+        present = self._index.matches(extent.prefix, extent.first_block, extent.end_block)
         if skipped := sum(count for *_, count in present):
-            self._extend_leases([record for record, *_ in present], extent)
+            shorter = [x for x, *_ in present if x.keep_until < extent.keep_until]
+            self._log.lease(shorter, extent.keep_until, extent.refresh_s)
             if skipped >= extent.num_blocks:
                 return StoreResult.PRESENT
             size = extent.prefix.namespace.block_bytes
@@ -346,64 +285,16 @@ class DiskTier:
             first, count = extent.first_block + skipped, extent.num_blocks - skipped
             extent = replace(extent, first_block=first, num_blocks=count)
         size = record_bytes(extent, sealed=self._sealing.on)
-        if size > self._log.limits.segment - ALIGNMENT:
+        if size > self._log.max_segment_bytes - ALIGNMENT:
             return StoreResult.TOO_LARGE
-        if not self._budget.allows(size):
+        if not self._log.budget.allows(size):
             return StoreResult.BUDGET
-        return self._append(extent, payload, key)
-
-    def _append(self, extent: Extent, payload: Buffer, key: bytes | None) -> StoreResult:
         if self._sealing.on and key is None:
             key = self._sealing.key(extent.prefix, create=True)
             if key is None:  # another secret wrapped it
                 return StoreResult.READ_ONLY
-        before, may_copy = self._log.written_bytes, self._budget.left()
         try:
-            self._log.append(extent, payload, self._sealing.names(extent.prefix), key, may_copy)
+            self._log.append(extent, payload, self._sealing.names(extent.prefix), key)
         except LogFull:
             return StoreResult.FULL
-        finally:
-            self._budget.spend(self._log.written_bytes - before)
         return StoreResult.STORED
-
-    def _present(self, extent: Extent) -> list[Match]:
-        """Return what is stored of an extent's leading blocks."""
-        return self._index.matches(extent.prefix, extent.first_block, extent.end_block)
-
-    def _extend_leases(self, records: Sequence[Record], extent: Extent) -> None:
-        shorter = [record for record in records if record.keep_until < extent.keep_until]
-        self._log.lease(shorter, extent.keep_until, extent.refresh_s)
-
-    def _may_write(self) -> bool:
-        if self._state == "read-only" and time.monotonic() >= self._retry_at:
-            return True
-        return self._state == "on"
-
-    def _abandon(self, error: OSError) -> None:
-        try:
-            self._log.abandon()
-        except OSError as second:
-            logger.debug("the end of a segment could not be cut off: %s", second)
-        self._write_failed(error)
-
-    def _write_failed(self, error: OSError) -> None:
-        self._retry_at = time.monotonic() + RETRY_S
-        reason = error.strerror or str(error)
-        if self._state == "on":
-            logger.warning(
-                "%s is read-only: %s; serving goes on, and a store is tried again every %d seconds",
-                self._setting, reason, RETRY_S,
-            )  # fmt: skip
-            self._state = "read-only"
-        self._reason = reason
-
-    def _write_succeeded(self) -> None:
-        if self._state == "read-only":
-            logger.info("%s takes writes again", self._setting)
-            self._state, self._reason = "on", ""
-
-    def _read_failed(self, error: OSError) -> None:
-        self._read_errors += 1
-        if self._read_errors >= MAX_READ_ERRORS and self._state != "off":
-            self._state, self._reason = "off", error.strerror or str(error)
-            logger.warning("%s is off: %s; serving goes on without it", self._setting, self._reason)

@@ -1,4 +1,4 @@
-"""The system calls that the disk tier makes, and no others; tests put a simulated disk in place."""
+"""All system calls of the disk tier; tests replace them by a simulated disk."""
 
 import errno
 import fcntl
@@ -12,60 +12,49 @@ from ostinato.core.errors import ConfigError
 from ostinato.tiers.port import Buffer
 
 OWN_FILES = re.compile(r"\d{12}\.segment|lock|keys|secret")
-"""What a folder of the disk tier may hold."""
+"""Names of files in a folder of the disk tier."""
 
 
 class File(Protocol):
-    """An open file; it is closed when nothing refers to it any more."""
+    """An open file; closed with its last reference."""
 
     def size(self) -> int:
         """Bytes in it."""
-        ...
 
     def write(self, buffers: Sequence[Buffer], offset: int) -> None:
-        """Write buffers one after the other; all of them, or raise OSError."""
-        ...
+        """Write all buffers one after the other; else OSError."""
 
     def read(self, into: memoryview, offset: int) -> int:
         """Read until the memory is full or the file ends; returns the number of bytes."""
-        ...
 
     def sync(self) -> None:
-        """Return when all that was written is durable."""
-        ...
+        """Make all written bytes durable."""
 
     def truncate(self, size: int) -> None:
-        """Cut off what follows."""
-        ...
+        """Cut off all bytes from an offset on."""
 
 
 class Folder(Protocol):
-    """A folder of files that only one process uses."""
+    """A folder of files that one process uses."""
 
     @property
     def path(self) -> str:
-        """Where it is."""
-        ...
+        """Its path."""
 
     def names(self) -> list[str]:
         """Names of the files, sorted."""
-        ...
 
     def create(self, name: str) -> File:
         """Create a file, durably."""
-        ...
 
     def open(self, name: str) -> File:
         """Open a file."""
-        ...
 
     def remove(self, name: str) -> None:
         """Remove a file, durably."""
-        ...
 
     def close(self) -> None:
-        """Let other processes use it."""
-        ...
+        """Unlock it for other processes."""
 
 
 class LocalFile:
@@ -84,12 +73,12 @@ class LocalFile:
         return os.fstat(self._fd).st_size
 
     def write(self, buffers: Sequence[Buffer], offset: int) -> None:
-        """Write buffers one after the other; all of them, or raise OSError."""
+        """Write all buffers one after the other; else OSError."""
         if self._is_read_only:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         left = [memoryview(buffer).cast("B") for buffer in buffers]
         while left:
-            count = os.pwritev(self._fd, left[:_MOST_BUFFERS], offset)
+            count = os.pwritev(self._fd, left[:_MAX_BUFFERS], offset)
             offset += count
             while left and count >= len(left[0]):
                 count -= len(left.pop(0))
@@ -107,13 +96,13 @@ class LocalFile:
         return done
 
     def sync(self) -> None:
-        """Return when all that was written is durable; a file without a name never is."""
+        """Make all written bytes durable; OSError if the file was removed."""
         os.fdatasync(self._fd)
         if not os.fstat(self._fd).st_nlink:
             raise FileNotFoundError(errno.ENOENT, "the folder or its files were removed")
 
     def truncate(self, size: int) -> None:
-        """Cut off what follows."""
+        """Cut off all bytes from an offset on."""
         os.ftruncate(self._fd, size)
 
 
@@ -121,8 +110,7 @@ class LocalFolder:
     """A folder of mode 0700, locked against other processes.
 
     Raises:
-        ConfigError: Another process uses it, it holds files of something else, or it cannot be
-            made.
+        ConfigError: Another process uses it, it contains foreign files, or it cannot be created.
     """
 
     _is_read_only = False
@@ -131,10 +119,10 @@ class LocalFolder:
         self._path = Path(path).absolute()
         try:
             self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            strangers = [x for x in os.listdir(self._path) if not OWN_FILES.fullmatch(x)]
-            if strangers:
+            foreign = [x for x in os.listdir(self._path) if not OWN_FILES.fullmatch(x)]
+            if foreign:
                 raise ConfigError(
-                    f"kv_disk={str(path)!r}: holds {sorted(strangers)[0]!r}, which is no file of "
+                    f"kv_disk={str(path)!r}: holds {sorted(foreign)[0]!r}, which is no file of "
                     "the disk tier: give it a folder of its own"
                 )
             self._lock = self._open_lock()
@@ -152,7 +140,7 @@ class LocalFolder:
         except OSError as error:
             if error.errno != errno.EROFS:
                 raise
-            self._is_read_only = True  # what is there may be read
+            self._is_read_only = True  # its files may be read
             return os.open(self._path / "lock", os.O_RDONLY | os.O_CLOEXEC)
 
     def _take_lock(self) -> None:
@@ -172,7 +160,7 @@ class LocalFolder:
 
     @property
     def path(self) -> str:
-        """Where it is."""
+        """Its path."""
         return str(self._path)
 
     def names(self) -> list[str]:
@@ -195,7 +183,7 @@ class LocalFolder:
         self._sync()
 
     def close(self) -> None:
-        """Let other processes use it."""
+        """Unlock it for other processes."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -208,4 +196,4 @@ class LocalFolder:
             os.close(fd)
 
 
-_MOST_BUFFERS = min(1024, os.sysconf("SC_IOV_MAX"))
+_MAX_BUFFERS = min(1024, os.sysconf("SC_IOV_MAX"))

@@ -1,4 +1,4 @@
-"""``MemoryFolder``: the segments of a disk tier in host memory, behind the pool of a device.
+"""``MemoryFolder``: the segments of a disk tier in host memory, below the pool of a GPU.
 
 The log of segments serves memory as well as disks: no fragmentation, and one eviction policy.
 Source: Rumble, Kejriwal, Ousterhout, Log-structured memory for DRAM-based storage, 2014.
@@ -16,13 +16,13 @@ from ostinato.tiers.port import Buffer
 
 
 class MemoryFile:
-    """A file in memory of its own; pages are taken from the system as they are written."""
+    """A file in its own memory; the system allocates pages as they are written."""
 
     def __init__(self, capacity: int) -> None:
         """Map memory.
 
         Raises:
-            OSError: The system has no address space left for it.
+            OSError: The system has no address space left.
         """
         self._content = np.frombuffer(mmap.mmap(-1, capacity), np.uint8)
         self._size = 0
@@ -32,7 +32,7 @@ class MemoryFile:
         return self._size
 
     def write(self, buffers: Sequence[Buffer], offset: int) -> None:
-        """Write buffers one after the other; OSError if they exceed its capacity."""
+        """Write buffers one after the other; OSError if they exceed the capacity."""
         parts = [np.frombuffer(buffer, np.uint8) for buffer in buffers if len(buffer)]
         if offset + sum(map(len, parts)) > len(self._content):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -51,18 +51,17 @@ class MemoryFile:
         """Return at once: memory is as durable as its process."""
 
     def truncate(self, size: int) -> None:
-        """Cut off what follows, and overwrite it."""
+        """Cut off and overwrite all bytes from an offset on."""
         self._content[size : self._size] = 0
         self._size = min(size, self._size)
 
 
 class MemoryFolder:
-    """Files in memory, each of up to ``file_bytes``; gone with the process."""
+    """Files in memory, each of up to ``file_bytes``; lost with the process."""
 
     path = "memory"
 
     def __init__(self, file_bytes: int) -> None:
-        """Start empty."""
         self._file_bytes = file_bytes
         self._files: dict[str, MemoryFile] = {}
         self._lock = threading.Lock()
@@ -84,7 +83,7 @@ class MemoryFolder:
         return self._files[name]
 
     def remove(self, name: str) -> None:
-        """Remove a file; its memory is freed after the last read of it."""
+        """Remove a file; its memory is freed after its last reader."""
         with self._lock:
             self._files.pop(name, None)
 

@@ -1,77 +1,11 @@
-"""Which blocks of which records continue a prefix: digests find them, tokens decide."""
+"""Finds the records that continue a prefix: by digests, confirmed by tokens."""
 
 import threading
-from dataclasses import dataclass, field
 from math import inf, nextafter
-from typing import Protocol
 
-from ostinato.core.tokens import TOKEN_BYTES, num_common_tokens
-from ostinato.tiers.folder import File
-from ostinato.tiers.prefix import Prefix, block_digests
-from ostinato.tiers.record import Header, Lease
-from ostinato.tiers.retention import Retained, ReuseClass
-
-
-class Place(Protocol):
-    """The segment that holds a record."""
-
-    @property
-    def file(self) -> File:
-        """Open, as long as something refers to it."""
-        ...
-
-
-@dataclass(slots=True, eq=False)
-class Record(Retained):
-    """A stored extent, as the index knows it.
-
-    Attributes:
-        header: Parsed and checked.
-        segment: The segment that holds it.
-        offset: Where in it.
-        lease: How long it is kept.
-        tokens: Packed; empty while it is sealed and its key was not seen yet.
-        digests: One per block; empty like ``tokens``.
-        num_indexed: Blocks that look-ups find here, and not in a newer record.
-        erased: Its bytes are overwritten, or about to be.
-    """
-
-    header: Header
-    segment: Place
-    offset: int
-    lease: Lease = field(default_factory=Lease)
-    tokens: bytes = b""
-    digests: list[bytes] = field(default_factory=list)
-    num_indexed: int = 0
-    erased: bool = False
-
-    @property
-    def size(self) -> int:
-        """Bytes in its segment."""
-        return self.header.total_bytes
-
-    @property
-    def keep_until(self) -> float:
-        """Wall-clock end of its lease; 0 without one."""
-        return self.lease.keep_until
-
-    def open(self, key: bytes | None) -> bool:
-        """Read its tokens; returns whether the key is the record's."""
-        opened = self.header.open(key)
-        if opened is not None:
-            parent, self.tokens = opened
-            self.digests = block_digests(parent, self.tokens, self.header.block_size)
-        return opened is not None
-
-    def num_common_blocks(self, prefix: Prefix, block: int, index: int) -> int:
-        """Return how many of its blocks from ``index`` on are the prefix's from ``block`` on."""
-        header, width = self.header, prefix.namespace.block_size * TOKEN_BYTES
-        if header.namespace != prefix.namespace.digest or header.first_block + index != block:
-            return 0
-        mine, wanted = memoryview(self.tokens)[index * width :], memoryview(prefix.packed)
-        common = num_common_tokens(mine, wanted[block * width : prefix.num_blocks * width])
-        return common // prefix.namespace.block_size
-
+from ostinato.tiers.prefix import Prefix
+from ostinato.tiers.retention import ReuseClass
+from ostinato.tiers.segments import Record
 
 Match = tuple[Record, int, int]
 """A record, the first of its blocks that matches, and how many do."""
@@ -85,10 +19,10 @@ class ExtentIndex:
 
     def __init__(self) -> None:
         self._places = dict[bytes, tuple[Record, int]]()
-        self._locked = dict[bytes, list[Record]]()
+        self._locked = dict[bytes, list[Record]]()  # by the name of the tenant
         self._lock = threading.RLock()
         self._last_use_s = 0.0
-        self._gone = set[bytes]()
+        self._removed = set[bytes]()  # digests since the last ``pop_removed``
 
     def __len__(self) -> int:
         """Blocks that look-ups can find."""
@@ -100,13 +34,13 @@ class ExtentIndex:
             return len({id(record) for record, _ in self._places.values()})
 
     def add(self, record: Record) -> None:
-        """Make a record findable; where two have the same block, the newer is found."""
+        """Make a record findable; if two have the same block, the newer one is found."""
         with self._lock:
             for index, digest in enumerate(record.digests):
                 if (older := self._places.get(digest)) is not None:
                     older[0].num_indexed -= 1
                 self._places[digest] = record, index
-            self._gone.difference_update(record.digests)
+            self._removed.difference_update(record.digests)
             record.num_indexed = len(record.digests)
 
     def remove(self, record: Record, first: int = 0) -> None:
@@ -115,25 +49,25 @@ class ExtentIndex:
             for digest in record.digests[first:]:
                 if (place := self._places.get(digest)) is not None and place[0] is record:
                     del self._places[digest]
-                    self._gone.add(digest)
+                    self._removed.add(digest)
                     record.num_indexed -= 1
             locked = self._locked.get(record.header.names[0], [])
             if not record.digests and record in locked:
                 locked.remove(record)
 
-    def take_gone(self) -> list[bytes]:
-        """Return the digests of blocks that became unfindable since this was called last."""
+    def pop_removed(self) -> list[bytes]:
+        """Return the digests of blocks that became unfindable since the last call."""
         with self._lock:
-            gone, self._gone = self._gone, set()
-        return list(gone)
+            removed, self._removed = self._removed, set()
+        return list(removed)
 
     def add_locked(self, record: Record) -> None:
-        """Keep a sealed record until its tenant's key is seen."""
+        """Add a sealed record, which is findable once its tenant's key is known."""
         with self._lock:
             self._locked.setdefault(record.header.names[0], []).append(record)
 
     def unlock(self, name: bytes, key: bytes) -> None:
-        """Open the sealed records of a tenant; those that the key does not open are unfindable."""
+        """Open the sealed records of a tenant; those that the key does not open stay unfindable."""
         if name not in self._locked:
             return
         with self._lock:
@@ -142,14 +76,14 @@ class ExtentIndex:
                     self.add(record)
 
     def is_live(self, record: Record) -> bool:
-        """Whether a look-up may find it, now or when its key is seen."""
+        """Whether look-ups may find it, now or once its key is known."""
         with self._lock:
             if record.digests:
                 return record.num_indexed > 0
             return record in self._locked.get(record.header.names[0], ())
 
     def use(self, prefix: Prefix, end: int, now_s: float, reuse: ReuseClass | None = None) -> None:
-        """Note that blocks before ``end`` are in use: the root as much as the tail."""
+        """Record a use of all blocks before ``end``, the root as much as the tail."""
         with self._lock:
             now_s = self.time_of_use(now_s)
             places = [self._places.get(digest) for digest in prefix.digests[:end]]
@@ -157,13 +91,13 @@ class ExtentIndex:
                 record.use(now_s, reuse)
 
     def time_of_use(self, now_s: float) -> float:
-        """Return the time of a use: later than that of all before it, whatever the clock does."""
+        """Return the time of a use: later than all earlier ones, even if the clock goes back."""
         with self._lock:
             self._last_use_s = max(now_s, nextafter(self._last_use_s, inf))
             return self._last_use_s
 
     def matches(self, prefix: Prefix, block: int, end: int | None = None) -> list[Match]:
-        """Return what continues a prefix from a block on, run by run, at least up to ``end``."""
+        """Return consecutive runs of blocks from ``block`` on, at least up to ``end``."""
         found, end = list[Match](), prefix.num_blocks if end is None else end
         with self._lock:
             while block < end:

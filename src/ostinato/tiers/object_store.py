@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from ostinato.core.errors import ConfigError
@@ -11,16 +12,16 @@ _NUM_THREADS = 16
 
 
 class BucketStore:
-    """A bucket, or what stands for one; it answers for each key apart.
+    """A bucket, a folder or memory; each key is one call.
 
-    Objects have no time to live of their own: let the bucket's rules remove old ones.
+    Objects do not expire by themselves: let the bucket's lifecycle rules remove old ones.
 
     Args:
         url: Such as ``s3://bucket/folder``, ``gs://bucket``, ``memory:///``.
-        timeout_s: For each call.
+        timeout_s: Limit of each call.
 
     Raises:
-        ConfigError: The client is not installed, or the URL is none.
+        ConfigError: The client is not installed, or the URL is invalid.
     """
 
     def __init__(self, url: str, timeout_s: float) -> None:
@@ -32,7 +33,7 @@ class BucketStore:
                 f"kv_remote={url!r} needs the client: pip install 'ostinato[remote]'"
             ) from error
         wait = f"{timeout_s}s"
-        # Without TLS only where the endpoint says so, such as a server of one's own.
+        # TLS unless the endpoint says otherwise, such as a local server.
         options: Any = {"timeout": wait, "connect_timeout": wait, "allow_http": True}
         retries: Any = {"max_retries": 0}
         local = url.startswith(("memory:", "file:"))
@@ -52,7 +53,7 @@ class BucketStore:
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="kv-bucket")
 
     def starts(self, keys: Sequence[str], size: int) -> list[bytes]:
-        """Return the first bytes of each value; empty where there is none."""
+        """Return the first bytes of each value; empty if there is none."""
         return list(self._threads.map(lambda key: self.get(key, 0, size), keys))
 
     def get(self, key: str, start: int, size: int) -> bytes:
@@ -68,45 +69,38 @@ class BucketStore:
             raise StoreError(str(error)) from error
 
     def _ends_before(self, key: str, start: int) -> bool:
-        """Whether a value has no bytes from an offset on: servers refuse to return none."""
+        """Whether a value ends before an offset: servers refuse an empty range."""
         try:
             return bool(self._api.head(self._store, key)["size"] <= start)
         except self._failed:
             return False
 
     def put(self, key: str, value: bytes, ttl_s: float, only_new: bool = False) -> bool:
-        """Set a value as a whole."""
+        """Set a whole value; ``CommandRefused`` if the bucket takes no writes."""
         mode = "create" if only_new else "overwrite"
-        try:
-            self._api.put(self._store, key, value, mode=mode, use_multipart=False)
-        except self._api.exceptions.AlreadyExistsError:
-            return False
-        except self._refusal as error:
-            raise CommandRefused(str(error)) from error
-        except self._failed as error:
-            raise StoreError(str(error)) from error
+        with self._store_errors():
+            try:
+                self._api.put(self._store, key, value, mode=mode, use_multipart=False)
+            except self._api.exceptions.AlreadyExistsError:
+                return False
+            except self._refusal as error:
+                raise CommandRefused(str(error)) from error
         return True
 
     def expire(self, keys: Sequence[str], ttl_s: float) -> None:
-        """Do nothing: objects have no time to live of their own."""
+        """Do nothing: objects do not expire by themselves."""
 
-    def keys(self, beginning: str) -> Iterator[str]:
-        """List the keys that begin so; ``beginning`` ends at a slash."""
-        try:
-            for page in self._api.list(self._store, prefix=beginning):
+    def keys(self, prefix: str) -> Iterator[str]:
+        """List the keys with a prefix, which ends at a slash."""
+        with self._store_errors():
+            for page in self._api.list(self._store, prefix=prefix):
                 yield from (meta["path"] for meta in page)
-        except self._failed as error:
-            raise StoreError(str(error)) from error
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete values; missing ones are no error."""
         for key in keys:
-            try:
+            with self._store_errors(), suppress(FileNotFoundError):
                 self._api.delete(self._store, key)
-            except FileNotFoundError:
-                continue
-            except self._failed as error:
-                raise StoreError(str(error)) from error
 
     def abort(self) -> None:
         """Do nothing: every call ends with its own timeout."""
@@ -114,3 +108,13 @@ class BucketStore:
     def close(self) -> None:
         """End the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+    @contextmanager
+    def _store_errors(self) -> Iterator[None]:
+        """Raise the client's errors as ``StoreError``."""
+        try:
+            yield
+        except StoreError:
+            raise
+        except self._failed as error:
+            raise StoreError(str(error)) from error

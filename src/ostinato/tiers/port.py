@@ -1,20 +1,20 @@
-"""The port between an engine and a place where KV outlives the pool: four calls.
+"""``KVTier``, the port between an engine and storage where KV outlives the pool.
 
-A tier keeps *extents*: a run of whole blocks of one sequence, over all layers, with the tokens
-that it was computed from. It knows nothing of models, and the engine nothing of files or servers::
+A tier stores *extents*: runs of whole blocks of one sequence, over all layers, with the tokens that
+they were computed from. It knows nothing of models, and the engine nothing of files or servers::
 
     prefix = Prefix(namespace, tenant, tokens)
-    for ref in tier.look_up(prefix, start):           # what continues the prefix at `start`
+    for ref in tier.look_up(prefix, start):           # stored blocks from `start` on
         result = tier.load(ref, into, ref.num_blocks, deadline)
         if result.fault: break                        # compute from here
 
     tier.store([(prefix.extent(first_block, num_blocks), payload)])
     tier.lease(prefix, keep_until, refresh_s)
-    tier.use(prefix, reuse)                           # what a request released, for eviction
+    tier.use(prefix, reuse)                           # released by a request, for eviction
     tier.erase(salt)
 
-All calls are thread-safe and block; an engine makes them from worker threads. None raises for a
-fault of its medium: a fault is a result, counted in ``stats``.
+All calls are thread-safe and block; an engine makes them from worker threads. A fault of the medium
+is a result, counted in ``stats``, and never an exception.
 """
 
 from collections.abc import Sequence
@@ -48,13 +48,13 @@ class ExtentRef:
     """Consecutive stored blocks that a look-up found.
 
     Attributes:
-        tier: Name of the tier that has them.
+        tier: Name of their tier.
         start: Position of their first token.
-        num_blocks: How many agree with the tokens looked up.
+        num_blocks: How many match the prefix.
         block_bytes: Size of each.
-        locator: Where they are; the tier's own.
+        locator: Where they are, for the tier itself.
         keep_until: Wall-clock end of their lease; 0 without one.
-        refresh_s: How long each use keeps them from then on; 0 if uses do not move the end.
+        refresh_s: How long each use extends the lease; 0 if uses do not.
     """
 
     tier: str
@@ -70,13 +70,13 @@ class LoadFault(StrEnum):
     """Why a load ended before its last block."""
 
     MISSING = "missing"
-    """The medium no longer has it."""
+    """The medium does not have it any more."""
     CHECKSUM = "checksum"
     """The bytes are not those that were stored."""
     SHORT = "short"
     """The medium returned fewer bytes than were stored."""
     DEADLINE = "deadline"
-    """The time was up."""
+    """The deadline has passed."""
     STALE = "stale"
     """It was erased, evicted or replaced since the look-up."""
     IO = "io"
@@ -87,11 +87,11 @@ class LoadFault(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """What a load brought.
+    """Result of a load.
 
     Attributes:
-        num_blocks: Leading blocks that are verified; what follows them in the buffer is undefined.
-        fault: Why there are no more; None when all that was wanted is there.
+        num_blocks: Number of verified leading blocks; the rest of the buffer is undefined.
+        fault: Why there are no more; None if all were loaded.
     """
 
     num_blocks: int
@@ -99,22 +99,22 @@ class LoadResult:
 
 
 class StoreResult(StrEnum):
-    """What became of an extent that was to be stored."""
+    """Result of storing an extent."""
 
     STORED = "stored"
     """It is durable, and look-ups find it."""
     PRESENT = "present"
-    """All its blocks were stored before; a lease was updated."""
+    """All its blocks were stored already; the lease was updated."""
     FULL = "full"
-    """What is leased leaves no room."""
+    """Leased extents leave no room."""
     BUDGET = "budget"
     """The bytes that may be written in a day are spent."""
     TOO_LARGE = "too large"
-    """It exceeds what the tier keeps in one piece."""
+    """It exceeds the largest extent of the tier."""
     BUSY = "busy"
-    """Too many bytes are on their way."""
+    """Too many bytes are in flight."""
     READ_ONLY = "read-only"
-    """The medium takes no writes for now."""
+    """The medium takes no writes at present."""
     OFF = "off"
     """The tier is off, or its circuit breaker is open."""
     IO = "io"
@@ -131,8 +131,7 @@ class TierReceipt:
         num_extents: Extents removed.
         num_bytes: Bytes that were overwritten or deleted.
         num_keys: Encryption keys destroyed.
-        complete: Whether nothing of it is left; False after a fault of the medium, so that the
-            erasure is to be repeated.
+        complete: Whether nothing is left; False after a fault of the medium: repeat the erasure.
     """
 
     tier: str
@@ -152,17 +151,17 @@ class TierStats:
         where: Folder or address.
         state: ``on``, ``read-only`` or ``off``.
         reason: Why it is not on.
-        num_extents: Extents that look-ups can find; 0 where a server would have to be asked.
-        num_blocks: Their blocks.
+        num_extents: Extents that look-ups can find; 0 if only the server knows.
+        num_blocks: Blocks of these extents.
         num_bytes: Bytes that the tier occupies.
-        limit_bytes: What it may occupy; 0 if the medium decides.
+        limit_bytes: Maximum bytes; 0 if the medium decides.
         leased_bytes: Bytes of extents under a lease.
         written_bytes: Bytes written, copies of kept extents included.
         loaded_bytes: Verified bytes of KV loaded.
         stores: Number of stores by result.
         loads: Number of loads by fault, ``ok`` without one.
         num_evicted: Extents removed to make room.
-        num_damaged: Places that were durable and found damaged when it was opened.
+        num_damaged: Durable parts that were damaged when it was opened.
     """
 
     tier: str
@@ -183,102 +182,93 @@ class TierStats:
 
 
 class TierListener:
-    """Is told what a tier stores and evicts, in the thread that does so; overrides what it needs.
+    """Callbacks of a tier, in the thread that stores; subclasses override what they need.
 
-    An erasure is not reported block by block: who asks for it knows whose blocks are gone.
+    An erasure is not reported block by block.
     """
 
     def on_stored(self, tier: str, extent: Extent) -> None:
-        """Look-ups find all blocks of an extent."""
+        """Handle that look-ups find all blocks of an extent."""
 
     def on_removed(self, tier: str, digests: Sequence[bytes]) -> None:
-        """Look-ups no longer find blocks, by the digests of their prefix."""
+        """Handle that look-ups do not find blocks any more, by the digests of their prefixes."""
 
 
 class KVTier(Protocol):
-    """A place for KV outside the pool. Thread-safe."""
+    """Storage for KV outside the pool. Thread-safe."""
 
     @property
     def name(self) -> str:
         """A short name: ``disk``, ``remote``."""
-        ...
 
     def look_up(self, prefix: Prefix, start: int) -> list[ExtentRef]:
-        """Find what continues a prefix.
+        """Find stored blocks that continue a prefix.
 
         Args:
-            prefix: The tokens that are wanted, compared one by one.
+            prefix: The wanted tokens; all of them are compared.
             start: Position to continue from, a multiple of the block size.
 
         Returns:
             Consecutive runs of blocks from ``start`` on; empty if there are none.
         """
-        ...
 
     def load(
         self, ref: ExtentRef, into: memoryview, num_blocks: int, deadline: float
     ) -> LoadResult:
-        """Read and verify leading blocks of what a look-up found.
+        """Read and verify the leading blocks of a reference.
 
         Args:
             ref: From ``look_up``.
             into: At least ``num_blocks * ref.block_bytes`` writable bytes, shape (num_bytes,).
             num_blocks: How many, at most ``ref.num_blocks``.
-            deadline: ``time.monotonic()`` after which the caller no longer waits.
+            deadline: Time by ``time.monotonic()`` after which the caller does not wait.
         """
-        ...
 
     def store(self, extents: Sequence[tuple[Extent, Buffer]]) -> list[StoreResult]:
         """Store extents as one group, durable together.
 
         Args:
-            extents: Each with its payload: the bytes of its blocks in order,
-                ``extent.payload_bytes`` of them. Not changed during the call.
+            extents: Each with its payload, the bytes of its blocks in order. Not changed during
+                the call.
 
         Returns:
             One result each; nothing is visible before it is durable.
         """
-        ...
 
     def lease(self, prefix: Prefix, keep_until: float, refresh_s: float = 0.0) -> int:
-        """Set the end of the lease of what is stored of a prefix, without rewriting it.
+        """Set the lease of the stored blocks of a prefix, without rewriting them.
 
         Args:
             prefix: The tokens.
-            keep_until: Wall-clock time; 0 ends the lease.
-            refresh_s: How long each use keeps it from then on: the engine sets the end with each
-                use, and reads this after a restart. 0 if uses do not move the end.
+            keep_until: Wall-clock end; 0 ends the lease.
+            refresh_s: How long each use extends the lease; 0 if uses do not. The engine sets the
+                end with each use, and reads this value after a restart.
 
         Returns:
-            Leading tokens of the prefix that are stored, and now leased.
+            Number of leading tokens that are stored, and now leased.
         """
-        ...
 
     def use(self, prefix: Prefix, reuse: ReuseClass) -> None:
-        """Note that a request has released a prefix; a hint for what to keep.
+        """Record that a request has released a prefix, a hint for eviction.
 
         Args:
-            prefix: What it used, stored or not.
-            reuse: Ranks what is to be evicted; see ``tiers.retention``.
+            prefix: The prefix, stored or not.
+            reuse: Its rank for eviction; see ``tiers.retention``.
         """
-        ...
 
     def erase(self, salt: bytes) -> list[TierReceipt]:
         """Remove everything of a tenant, of one of its clients, or of a public prefix.
 
         Args:
-            salt: That of the tenant; with all that its client added; or of a public prefix, with
-                which goes what continues it.
+            salt: Salt of a tenant, with or without its client's part, or of a public prefix, which
+                includes everything that continues it.
 
         Returns:
             One receipt per medium.
         """
-        ...
 
     def stats(self) -> list[TierStats]:
         """State and counts, one per medium."""
-        ...
 
     def close(self) -> None:
-        """Finish what is being written and release the medium. May be called twice."""
-        ...
+        """Finish running writes and close the medium. May be called twice."""

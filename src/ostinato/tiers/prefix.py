@@ -19,7 +19,7 @@ from ostinato.core.tokens import TOKEN_BYTES
 
 @dataclass(frozen=True)
 class Namespace:
-    """Everything besides tenant and tokens that the bytes of a block depend on.
+    """Everything that the bytes of a block depend on, except tenant and tokens.
 
     Attributes:
         weights: Digest of the weights' bytes.
@@ -44,7 +44,7 @@ class Namespace:
     numerics: int = 0
 
     def __post_init__(self) -> None:
-        """Raise ConfigError where a block would hold nothing."""
+        """Raise ConfigError if a block would be empty."""
         if self.block_size < 1 or self.block_bytes < 1:
             raise ConfigError(
                 f"block_size={self.block_size}, block_bytes={self.block_bytes}: "
@@ -73,15 +73,15 @@ class Namespace:
 class Prefix:
     """Tokens of one tenant from position 0, as tiers name them.
 
-    Digests of its blocks are computed once, so one ``Prefix`` serves every tier and every extent.
+    Its digests are computed once, for every tier and every extent.
 
     Attributes:
-        namespace: What the bytes depend on besides.
+        namespace: What else the bytes depend on.
         tenant: Salt of the tenant, or of a public prefix; empty for the shared namespace.
         tokens: Ids from position 0.
-        public_prefix: Salt of the public prefix that the sequence begins with, if any: its
-            erasure erases what continues it.
-        sequence: What the caller knows it as; tiers leave it alone.
+        public_prefix: Salt of the public prefix that the sequence begins with, if any, whose
+            erasure erases this too.
+        sequence: Opaque value of the caller.
     """
 
     namespace: Namespace
@@ -102,7 +102,7 @@ class Prefix:
 
     @cached_property
     def root(self) -> bytes:
-        """Digest of no tokens of this namespace and tenant."""
+        """Digest of zero tokens in this namespace and tenant."""
         return hashlib.sha256(
             b"ostinato extents 1" + self.namespace.digest + _after_length(self.tenant)
         ).digest()
@@ -123,7 +123,7 @@ class Prefix:
         keep_until: float = 0.0,
         refresh_s: float = 0.0,
     ) -> "Extent":
-        """Return a run of its blocks, to be stored."""
+        """Return a run of its blocks."""
         if not 0 <= first_block < first_block + num_blocks <= self.num_blocks:
             raise ConfigError(
                 f"blocks {first_block}..{first_block + num_blocks} are not all among the "
@@ -142,11 +142,11 @@ class Extent:
     """A run of whole blocks of a prefix.
 
     Attributes:
-        prefix: The sequence; may go on after the extent.
+        prefix: The sequence, which may continue after the extent.
         first_block: Index of its first block.
         num_blocks: At least one.
         keep_until: Wall-clock time (``time.time()``) up to which it is leased; 0 without a lease.
-        refresh_s: How long each use keeps it from then on; 0 if uses do not move the end.
+        refresh_s: How long each use extends the lease; 0 if uses do not.
     """
 
     prefix: Prefix
@@ -188,7 +188,7 @@ def block_digests(parent: bytes, packed: bytes, block_size: int) -> list[bytes]:
     Args:
         parent: Digest of all tokens before.
         packed: Tokens as little-endian ``uint32``.
-        block_size: Tokens in a block; what is left over is ignored.
+        block_size: Tokens per block; a partial block at the end is ignored.
 
     Cost: about 1 µs for a block.
     """

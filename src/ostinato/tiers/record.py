@@ -1,4 +1,4 @@
-"""How an extent is laid out in a segment of the disk, and in a value on a server.
+"""The format of an extent, in a segment on disk and in a value on a server.
 
 ::
 
@@ -8,19 +8,18 @@
     └──────────────┴─────────┴──────────┴──────────┴──────┴───────────┴─────────┴─────────┴───
                                                     parent digest, tokens
 
-* The *subject* says what the record is: namespace, names of the tenant, place, sizes, and a random
-  salt. It never changes.
+* The *subject* never changes: namespace, names of the tenant, position, sizes, and a random salt.
 * *durable* is the offset up to which the segment was durable when the record was written.
-* The *checksum* is xxh3-128 over all of the header but itself and the leases; its seed differs by
-  segment, so that no old or injected bytes pass for a header.
-* A *lease* is the one field that is written again in place, in two turns: a torn write leaves the
-  other. It is 16 bytes: its turn, a checksum, its end and by how much each use moves that, in whole
-  seconds. Leases of older folders have their end alone, as a float, under a checksum of seed 0.
-* *checksums* are xxh3-128 of each block as it is stored, so that leading blocks can be read alone.
+* The *checksum* is xxh3-128 of all of the header except itself and the leases; its seed differs by
+  segment, so that neither old nor injected bytes pass for a header.
+* A *lease* is the one field that is rewritten in place, in two slots by turns: a torn write leaves
+  the other. Its 16 bytes are a turn, a checksum, the end, and how far each use moves the end, in
+  whole seconds. In older folders it has only the end, as a float, under a checksum of seed 0.
+* *checksums* are xxh3-128 of each stored block, so that leading blocks can be read alone.
 
-A sealed record has body and blocks encrypted with AES-256-GCM, 16 bytes longer each. Its key is the
-tenant's, mixed with the record's salt; the subject is the associated data and the block's index
-the nonce, so that no block can stand in for another.
+In a sealed record body and blocks are encrypted with AES-256-GCM and 16 bytes longer each. The key
+is derived from the tenant's and the record's salt, the subject is the associated data, and the
+block's index the nonce, so that no block can replace another.
 """
 
 import hashlib
@@ -31,9 +30,9 @@ from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple
 
-import xxhash
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from xxhash import xxh3_128_digest, xxh32_intdigest
 
 from ostinato.tiers.port import Buffer, Extent
 
@@ -42,7 +41,7 @@ ALIGNMENT = 512
 
 MAGIC = b"OSTKVEX1"
 EXTENT, ERASED, MARK = 1, 2, 3
-"""Kinds: an extent; one that was erased; a mark up to which a segment is durable."""
+"""Kinds of records; a mark declares all before it durable."""
 
 NAME_BYTES = 16
 TAG_BYTES = 16
@@ -57,16 +56,16 @@ LEASES_AT = _CHECKED + CHECKSUM_BYTES
 FIXED_BYTES = LEASES_AT + 2 * _LEASE.size
 _BODY_NONCE = b"\xff" * 12
 
-_MOST_SECONDS = 2**32 - 1
+_MAX_SECONDS = 2**32 - 1
 
 
 class Lease(NamedTuple):
     """How long a record is kept.
 
     Attributes:
-        turn: Leases that it had before.
-        keep_until: Wall-clock end; 0 without one.
-        refresh_s: How long it is kept from each use on; 0 if uses do not move its end.
+        turn: Number of earlier leases.
+        keep_until: Wall-clock end; 0 without a lease.
+        refresh_s: How long each use extends it; 0 if uses do not.
     """
 
     turn: int = 0
@@ -75,7 +74,7 @@ class Lease(NamedTuple):
 
 
 Names = tuple[bytes, bytes, bytes]
-"""How a record names tenant, tenant without its client's salt, and public prefix; see sealing."""
+"""Names of tenant, tenant without its client's salt, and public prefix; see ``sealing``."""
 
 
 @dataclass(frozen=True)
@@ -86,19 +85,19 @@ class Header:
         kind: ``EXTENT``, ``ERASED`` or ``MARK``.
         sealed: Whether body and blocks are encrypted.
         header_bytes: Bytes before the first block.
-        total_bytes: Bytes of the record in a segment, up to the next.
-        num_blocks: Blocks that it stores.
-        block_size: Tokens in each.
-        block_bytes: Bytes of each before sealing.
-        first_block: Index of the first in its sequence.
+        total_bytes: Bytes of the record in a segment, padding included.
+        num_blocks: Number of blocks.
+        block_size: Tokens per block.
+        block_bytes: Bytes per block before sealing.
+        first_block: Index of its first block in the sequence.
         namespace: Digest of the namespace.
-        names: Of its tenant.
-        salt: Random; in the key and in the checksums.
+        names: Names of its tenant.
+        salt: Random; part of the key and of the leases' checksums.
         durable: Offset up to which its segment was durable.
-        lease: The newest.
-        subject: The bytes of the fields above up to the salt.
+        lease: The newest lease.
+        subject: The encoded subject.
         body: Parent digest and tokens, perhaps sealed.
-        checksums: One per block.
+        checksums: One per block, joined.
     """
 
     kind: int
@@ -120,7 +119,7 @@ class Header:
 
     @property
     def stored_block_bytes(self) -> int:
-        """Bytes of each block as it is stored."""
+        """Bytes per stored block."""
         return self.block_bytes + TAG_BYTES * self.sealed
 
     @property
@@ -141,14 +140,31 @@ class Header:
         return body[:32], body[32:]
 
     def is_block(self, index: int, stored: Buffer) -> bool:
-        """Whether stored bytes are those of a block."""
-        place = index * CHECKSUM_BYTES
-        return _checksum(stored) == self.checksums[place : place + CHECKSUM_BYTES]
+        """Whether stored bytes have the checksum of a block."""
+        start = index * CHECKSUM_BYTES
+        return xxh3_128_digest(stored) == self.checksums[start : start + CHECKSUM_BYTES]
 
-    def unseal(self, key: bytes, index: int, stored: memoryview, into: memoryview) -> bool:
-        """Decrypt a block into the caller's memory; returns False if it is not authentic."""
+    def open_block(self, index: int, key: bytes | None, stored: Buffer, into: memoryview) -> bool:
+        """Verify a stored block, and copy or decrypt it into the caller's memory.
+
+        Args:
+            index: Its index in the record.
+            key: The tenant's; unused in the clear.
+            stored: Its bytes; in the clear, may be ``into`` itself.
+            into: Memory of ``block_bytes``.
+
+        Returns:
+            False if the block is damaged, or was not written with this key.
+        """
+        if not self.is_block(index, stored):
+            return False
+        if not self.sealed:
+            if stored is not into:
+                into[:] = stored
+            return True
         try:
-            self._cipher(key).decrypt_into(_nonce(index), stored, self.subject, into)
+            nonce = _nonce(index)
+            self._cipher(key or b"").decrypt_into(nonce, stored, self.subject, into)
         except InvalidTag:
             return False
         return True
@@ -156,26 +172,26 @@ class Header:
     def _cipher(self, key: bytes) -> AESGCM:
         return _record_cipher(key, self.salt)
 
-    def bytes_for(self, seed: int, durable: int, lease: Lease) -> bytes:
-        """Return the header for another segment, with the lease as it is now."""
+    def copy_for(self, seed: int, durable: int, lease: Lease) -> bytes:
+        """Return the header for another segment, with its current lease."""
         return _assemble(self.subject, durable, lease, self.body + self.checksums, seed)
 
 
 def encode(
     extent: Extent, payload: Buffer, names: Names, key: bytes | None, seed: int, durable: int = 0
 ) -> list[Buffer]:
-    """Lay out an extent.
+    """Encode an extent.
 
     Args:
-        extent: What the payload is.
+        extent: Its tokens and position.
         payload: Its blocks' bytes, ``extent.payload_bytes``.
-        names: Of its tenant.
-        key: The tenant's, to seal it; None leaves it in the clear, and copies no block.
-        seed: Of the segment.
+        names: Names of its tenant.
+        key: The tenant's key; None leaves the extent in the clear, without copying blocks.
+        seed: Seed of the segment.
         durable: Offset up to which the segment is durable.
 
     Returns:
-        Header and blocks, to be written one after the other.
+        Header and blocks, in the order in which they are written.
     """
     view, size = memoryview(payload).cast("B"), extent.prefix.namespace.block_bytes
     salt = os.urandom(16)
@@ -186,7 +202,7 @@ def encode(
         cipher = _record_cipher(key, salt)
         body = cipher.encrypt(_BODY_NONCE, body, subject)
         blocks = [cipher.encrypt(_nonce(i), block, subject) for i, block in enumerate(blocks)]
-    rest = body + b"".join(_checksum(block) for block in blocks)
+    rest = body + b"".join(xxh3_128_digest(block) for block in blocks)
     lease = Lease(1 if extent.keep_until else 0, extent.keep_until, extent.refresh_s)
     return [_assemble(subject, durable, lease, rest, seed), *blocks]
 
@@ -199,7 +215,7 @@ def record_bytes(extent: Extent, sealed: bool) -> int:
 
 
 def filler(kind: int, total_bytes: int, seed: int, durable: int) -> bytes:
-    """Return the header of a record without content: erased, or a mark."""
+    """Return a record without content: erased, or a mark."""
     zero = bytes(NAME_BYTES)
     fields = (MAGIC, kind, 0, FIXED_BYTES, total_bytes, 0, 0, 0, 0, bytes(32))
     subject = _SUBJECT.pack(*fields, zero, zero, zero, zero)
@@ -207,14 +223,14 @@ def filler(kind: int, total_bytes: int, seed: int, durable: int) -> bytes:
 
 
 def header_length(start: Buffer) -> int:
-    """Return the length of a header from its first ``FIXED_BYTES``; 0 if it is none."""
+    """Return the length of a header from its first ``FIXED_BYTES``; 0 if they are none."""
     if len(start) < FIXED_BYTES or start[: len(MAGIC)] != MAGIC:
         return 0
     return max(FIXED_BYTES, int.from_bytes(start[12:16], "little"))
 
 
 def names_and_size(start: bytes) -> tuple[Names, int]:
-    """Return whose a record says it is, and its size, from its unchecked first bytes."""
+    """Return a record's names and size from its first bytes, unchecked."""
     if not header_length(start):
         return (b"", b"", b""), 0
     fields = _SUBJECT.unpack_from(start)
@@ -226,13 +242,13 @@ def parse(header: bytes, seed: int) -> Header | None:
 
     Args:
         header: At least as many bytes as ``header_length`` says.
-        seed: Of the segment.
+        seed: Seed of the segment.
     """
     length = header_length(header)
     if not length or length > len(header):
         return None
     rest = header[FIXED_BYTES:length]
-    if _header_checksum(header[:_CHECKED], rest, seed) != header[_CHECKED:LEASES_AT]:
+    if xxh3_128_digest(header[:_CHECKED] + rest, seed) != header[_CHECKED:LEASES_AT]:
         return None
     fields = _SUBJECT.unpack_from(header)
     _, kind, sealed, header_bytes, total, num_blocks, block_size, block_bytes, first = fields[:9]
@@ -245,7 +261,7 @@ def parse(header: bytes, seed: int) -> Header | None:
 
 
 def lease_slot(lease: Lease, salt: bytes) -> tuple[int, bytes]:
-    """Return where in a record a lease is written, and its bytes."""
+    """Return the offset of a lease in its record, and its bytes."""
     return LEASES_AT + lease.turn % 2 * _LEASE.size, _lease_bytes(lease, salt)
 
 
@@ -269,15 +285,7 @@ def _assemble(subject: bytes, durable: int, lease: Lease, rest: bytes, seed: int
     checked = subject + _DURABLE.pack(durable)
     slots = [_lease_bytes(Lease(), _salt_of(subject))] * 2
     slots[lease.turn % 2] = _lease_bytes(lease, _salt_of(subject))
-    return b"".join([checked, _header_checksum(checked, rest, seed), *slots, rest])
-
-
-def _header_checksum(checked: bytes, rest: bytes, seed: int) -> bytes:
-    return xxhash.xxh3_128_digest(checked + rest, seed)
-
-
-def _checksum(stored: Buffer) -> bytes:
-    return xxhash.xxh3_128_digest(stored)
+    return b"".join([checked, xxh3_128_digest(checked + rest, seed), *slots, rest])
 
 
 def _salt_of(subject: bytes) -> bytes:
@@ -285,17 +293,17 @@ def _salt_of(subject: bytes) -> bytes:
 
 
 def _lease_bytes(lease: Lease, salt: bytes) -> bytes:
-    seconds = (min(ceil(x), _MOST_SECONDS) for x in (lease.keep_until, lease.refresh_s))
+    seconds = (min(ceil(x), _MAX_SECONDS) for x in (lease.keep_until, lease.refresh_s))
     terms = _TERMS.pack(*seconds)
     return _LEASE.pack(lease.turn, _lease_checksum(lease.turn, terms, salt, seed=1), terms)
 
 
 def _lease_checksum(turn: int, terms: bytes, salt: bytes, seed: int) -> int:
-    return xxhash.xxh32_intdigest(salt + struct.pack("<I", turn) + terms, seed)
+    return xxh32_intdigest(salt + struct.pack("<I", turn) + terms, seed)
 
 
 def _newest_lease(header: bytes) -> Lease:
-    """Return the newer of two leases; one that is torn does not count."""
+    """Return the newer of the two leases that is not torn."""
     salt, newest = _salt_of(header[: _SUBJECT.size]), Lease()
     for slot in range(2):
         turn, checksum, terms = _LEASE.unpack_from(header, LEASES_AT + slot * _LEASE.size)
@@ -309,7 +317,7 @@ def _newest_lease(header: bytes) -> Lease:
 
 
 def _record_cipher(key: bytes, salt: bytes) -> AESGCM:
-    """A key of its own for each record lets block indices be the nonces."""
+    """Return the cipher of one record: with a key per record, block indices can be nonces."""
     return AESGCM(hmac.digest(key, salt, hashlib.sha256))
 
 

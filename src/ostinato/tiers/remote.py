@@ -1,10 +1,10 @@
 """``RemoteTier``: extents as values of a server that several engines share.
 
 An extent's key names tenant, namespace, and all tokens up to the end of its *first* block, so that
-an engine asks for all places where one may begin with one command. Whatever the server returns is
-checked as on disk: header, tenant, namespace, place, tokens, then every block.
+one command finds every extent that continues a prefix. All answers are checked as on disk: header,
+tenant, namespace, position, tokens, then every block.
 
-Every call ends in time: a server that is slow, or lies, costs a deadline.
+Every call has a deadline, so that a slow or faulty server never delays a request beyond it.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from ostinato.tiers.breaker import CallThreads, CircuitBreaker
-from ostinato.tiers.byte_store import ByteStore, CommandRefused, StoredKeys, StoreError
+from ostinato.tiers.byte_store import ByteStore, CommandRefused, StoreError
 from ostinato.tiers.port import (
     Buffer,
     Extent,
@@ -41,6 +41,7 @@ from ostinato.tiers.remote_search import (
 )
 from ostinato.tiers.retention import ReuseClass
 from ostinato.tiers.sealing import Sealing
+from ostinato.tiers.tenant_keys import StoredKeys
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +49,11 @@ T = TypeVar("T")
 KEYS, RECORDS = "ostinato/1/keys/", "ostinato/1/kv/"
 _READ_BYTES = 4 << 20
 _RETRY_S = 60.0
-"""Seconds for which a server that refused to write is asked for nothing but reads."""
+"""How long the tier stays read-only after the server has refused a write."""
+
+
+class TierOff(StoreError):
+    """The tier is closed, or its circuit breaker is open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +61,12 @@ class RemoteOptions:
     """Settings of a remote tier.
 
     Attributes:
-        ttl_s: Seconds after which the server removes what is not leased.
-        timeout_s: For a look-up, and for every other call but a load, which has its own deadline.
-        max_in_flight_bytes: Bytes of all stores and loads that run.
+        ttl_s: Seconds after which the server removes an extent without a lease.
+        timeout_s: Limit of every call except a load, which has its own deadline.
+        max_in_flight_bytes: Maximum bytes of all running stores and loads.
         sealed: Encrypt each tenant's records with a key of its own.
-        secret: 16 random bytes at least, the same for all engines; sealing needs it.
-        num_threads: Calls at a time.
+        secret: At least 16 random bytes, the same for all engines; required for sealing.
+        num_threads: Maximum concurrent calls.
     """
 
     ttl_s: float = 86_400.0
@@ -78,7 +83,7 @@ class RemoteTier:
     Args:
         store: The server.
         options: Settings.
-        listener: Is told what this engine stores; the server alone knows what it removes.
+        listener: Called when this engine stores extents; servers do not report evictions.
 
     Raises:
         ConfigError: Sealing without a secret.
@@ -106,8 +111,9 @@ class RemoteTier:
         self._writable_s = 0.0
 
     def look_up(self, prefix: Prefix, start: int) -> list[ExtentRef]:
-        """Find what continues a prefix; see ``KVTier``."""
-        found = self._attempt(lambda: self._search(prefix, start // prefix.namespace.block_size))
+        """Find stored blocks that continue a prefix; see ``KVTier``."""
+        block = start // prefix.namespace.block_size
+        found = self._attempt(lambda: self._search(prefix).run(block))
         refs = list[ExtentRef]()
         for where, count in found or ():
             size = prefix.namespace.block_bytes
@@ -140,7 +146,7 @@ class RemoteTier:
         return LoadResult(done, fault)
 
     def store(self, extents: Sequence[tuple[Extent, Buffer]]) -> list[StoreResult]:
-        """Store extents; see ``KVTier``. Each is visible as soon as the server has all of it."""
+        """Store extents; see ``KVTier``. Each becomes visible on its own."""
         results = [self._store_one(extent, payload) for extent, payload in extents]
         with self._counting:
             self._stores.update(results)
@@ -150,16 +156,18 @@ class RemoteTier:
         return results
 
     def lease(self, prefix: Prefix, keep_until: float, refresh_s: float = 0.0) -> int:
-        """Let what is stored of a prefix live as long as its lease; see ``KVTier``."""
-        refs = self.look_up(prefix, 0)
-        places = [ref.locator.place for ref in refs if isinstance(ref.locator, FoundExtent)]
+        """Extend the time to live of a prefix's extents; see ``KVTier``."""
         ttl = max(self._options.ttl_s, keep_until - time.time())
-        if not places or self._attempt(lambda: self._expire(places, ttl)) is None:
-            return 0
-        return sum(ref.num_blocks for ref in refs) * prefix.namespace.block_size
+
+        def extend() -> int:
+            found = self._search(prefix).run(0)
+            self._store.expire([where.place for where, _ in found], ttl)
+            return sum(count for _, count in found)
+
+        return (self._attempt(extend) or 0) * prefix.namespace.block_size
 
     def use(self, prefix: Prefix, reuse: ReuseClass) -> None:
-        """Ignore the hint: the server evicts by rules of its own."""
+        """Do nothing: the server evicts by its own policy."""
 
     def erase(self, salt: bytes) -> list[TierReceipt]:
         """Destroy a tenant's keys and delete its records; see ``KVTier``."""
@@ -194,40 +202,48 @@ class RemoteTier:
             ]
 
     def close(self) -> None:
-        """Break off what runs and close the connections."""
+        """Abort running calls and close the connections."""
         if not self._closed:
             self._closed, self._reason = True, "closed"
             self._threads.close()
             self._store.close()
 
     def _place(self, prefix: Prefix, block: int, key: bytes | None) -> str:
-        """Key of an extent that begins with a block."""
+        """Return the key of an extent that begins with a block."""
         digest = prefix.digests[block]
-        if key is not None:  # a server learns nothing of the tokens
+        if key is not None:  # the server learns nothing about the tokens
             digest = hmac.digest(key, digest, hashlib.sha256)
         tenant, namespace = self._sealing.name(prefix.tenant).hex(), prefix.namespace.digest.hex()
         return f"{RECORDS}{tenant}/{namespace[:16]}/{digest.hex()}"
 
-    def _search(self, prefix: Prefix, block: int) -> list[tuple[FoundExtent, int]]:
+    def _search(self, prefix: Prefix) -> PrefixSearch:
         key = self._sealing.key(prefix, create=False)
-        search = PrefixSearch(self._store, prefix, key, lambda i: self._place(prefix, i, key))
-        return search.run(block)
+        return PrefixSearch(self._store, prefix, key, lambda i: self._place(prefix, i, key))
 
-    def _expire(self, places: list[str], ttl_s: float) -> bool:
-        self._store.expire(places, ttl_s)
-        return True
+    def _call(self, what: Callable[[], T], timeout_s: float) -> T:
+        """Return the result of a call to the server.
 
-    def _attempt(self, what: Callable[[], T]) -> T | None:
-        """Return what a call returns; None if it is refused, fails or takes too long."""
+        Raises:
+            TierOff: No call may be made.
+            TimeoutError: It took too long.
+            StoreError: It failed.
+        """
         if self._closed or not self._breaker.allows():
-            return None
+            raise TierOff
         try:
-            answer = self._threads.call(what, self._options.timeout_s)
+            answer = self._threads.call(what, timeout_s)
         except (TimeoutError, StoreError) as error:
             self._failed(str(error) or "no answer in time")
-            return None
+            raise
         self._breaker.succeeded()
         return answer
+
+    def _attempt(self, what: Callable[[], T]) -> T | None:
+        """Return the result of a call; None if it is refused, fails or takes too long."""
+        try:
+            return self._call(what, self._options.timeout_s)
+        except (TimeoutError, StoreError):
+            return None
 
     def _failed(self, reason: str) -> None:
         self._reason = reason
@@ -242,28 +258,25 @@ class RemoteTier:
     ) -> bytes | LoadFault:
         """Return stored bytes of blocks, or why there are none."""
         width = where.header.stored_block_bytes
-        start = where.header.header_bytes + (where.first + first) * width
-        if self._closed or not self._breaker.allows():
+        start, size = where.header.header_bytes + (where.first + first) * width, count * width
+        if (left := deadline - time.monotonic()) <= 0:
+            return LoadFault.DEADLINE
+        if not self._reserve(size):
             return LoadFault.OFF
-        left = deadline - time.monotonic()
-        if left <= 0 or not self._reserve(count * width):
-            return LoadFault.DEADLINE if left <= 0 else LoadFault.OFF
         try:
-            answer = self._threads.call(
-                lambda: self._store.get(where.place, start, count * width), left
-            )
-        except (TimeoutError, StoreError) as error:
-            self._failed(str(error) or "no answer before the deadline")
-            return LoadFault.IO if isinstance(error, StoreError) else LoadFault.DEADLINE
+            answer = self._call(lambda: self._store.get(where.place, start, size), left)
+        except TimeoutError:
+            return LoadFault.DEADLINE
+        except StoreError as error:
+            return LoadFault.OFF if isinstance(error, TierOff) else LoadFault.IO
         finally:
-            self._reserve(-count * width)
-        self._breaker.succeeded()
-        if time.monotonic() > deadline:  # the answer came, and this thread was late
+            self._reserve(-size)
+        if time.monotonic() > deadline:  # answered in time, but this thread was late
             return LoadFault.DEADLINE
         return answer if answer else LoadFault.MISSING
 
     def _reserve(self, size: int) -> bool:
-        """Count bytes as in flight; returns False if they are too many."""
+        """Count bytes as in flight; returns False if there are too many."""
         with self._counting:
             fits = self._in_flight + size <= self._options.max_in_flight_bytes
             if fits or size < 0:
@@ -300,30 +313,26 @@ class RemoteTier:
             return StoreResult.READ_ONLY
 
     def _put(self, extent: Extent, payload: Buffer) -> StoreResult:
-        key = self._sealing.key(extent.prefix, create=True)
+        prefix = extent.prefix
+        key = self._sealing.key(prefix, create=True)
         if self._sealing.on and key is None:
             raise StoreError("the tenant's key was not made with this secret")
-        place = self._place(extent.prefix, extent.first_block, key)
+        place = self._place(prefix, extent.first_block, key)
         ttl = max(self._options.ttl_s, extent.keep_until - time.time())
-        if shared := self._num_stored(extent, key):
+        search = PrefixSearch(self._store, prefix, key, lambda i: self._place(prefix, i, key))
+        if shared := min(extent.num_blocks, search.num_from(extent.first_block)):
             self._store.expire([place], ttl)
             if shared == extent.num_blocks:
                 return StoreResult.PRESENT
-            size, first = extent.prefix.namespace.block_bytes, extent.first_block + shared
+            size, first = prefix.namespace.block_bytes, extent.first_block + shared
             rest = replace(extent, first_block=first, num_blocks=extent.end_block - first)
             return self._put(rest, memoryview(payload)[shared * size :])
-        value = b"".join(encode(extent, payload, self._sealing.names(extent.prefix), key, 0))
+        value = b"".join(encode(extent, payload, self._sealing.names(prefix), key, 0))
         self._store.put(place, value, ttl)
         self._writable_s = 0.0
         with self._counting:
             self._written_bytes += len(value)
         return StoreResult.STORED
-
-    def _num_stored(self, extent: Extent, key: bytes | None) -> int:
-        """Return how many leading blocks of an extent one that begins like it has."""
-        prefix, block = extent.prefix, extent.first_block
-        search = PrefixSearch(self._store, prefix, key, lambda i: self._place(prefix, i, key))
-        return min(extent.num_blocks, search.num_from(block))
 
     def _delete(self, name: bytes) -> tuple[int, int]:
         places, num_extents, num_bytes = list(self._store.keys(RECORDS)), 0, 0
@@ -331,8 +340,8 @@ class RemoteTier:
             batch = places[first : first + LONGEST_WINDOW]
             starts = self._store.starts(batch, FIXED_BYTES)
             owned = [(x, names_and_size(y)) for x, y in zip(batch, starts, strict=True)]
-            doomed = {place: size for place, (names, size) in owned if name in names}
-            self._store.delete(list(doomed))
-            num_extents += len(doomed)
-            num_bytes += sum(doomed.values())
+            sizes = {place: size for place, (names, size) in owned if name in names}
+            self._store.delete(list(sizes))
+            num_extents += len(sizes)
+            num_bytes += sum(sizes.values())
         return num_extents, num_bytes

@@ -20,10 +20,10 @@ def open_store(url: str, timeout_s: float = 1.0) -> ByteStore:
 
     Args:
         url: Such as ``redis://host:6379/0``, ``s3://bucket/folder``.
-        timeout_s: For connecting, and for each part of an answer.
+        timeout_s: Limit for connecting, and for each read of an answer.
 
     Raises:
-        ConfigError: Its client is not installed, or it is no such address.
+        ConfigError: Its client is not installed, or the address is invalid.
     """
     scheme = urlsplit(url).scheme
     if scheme in _BUCKETS:
@@ -44,10 +44,10 @@ def open_remote(url: str, options: RemoteOptions, listener: TierListener) -> KVT
         url: As ``open_store`` takes it, or ``python://package.module/make_tier``: a function that
             is called with the other arguments and returns a tier.
         options: Settings; a tier that cannot seal refuses ``sealed``.
-        listener: Is told what the tier stores and evicts.
+        listener: Called when the tier stores extents or evicts blocks.
 
     Raises:
-        ConfigError: It is no such address, cannot be imported, or the tier refuses its settings.
+        ConfigError: The address is invalid, cannot be imported, or the tier refuses its settings.
     """
     parts = urlsplit(url)
     if parts.scheme != _PLUGIN:

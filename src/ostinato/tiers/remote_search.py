@@ -1,8 +1,7 @@
-"""How the remote tier finds a prefix on a server, and verifies what that returns.
+"""Finds the extents on a server that continue a prefix, and verifies their blocks.
 
-An extent's key names all tokens up to the end of its *first* block, so that one command asks for
-all places where an extent may begin. A prefix may continue in the middle of an extent, so a search
-begins as many blocks earlier as an extent may have.
+A prefix may continue in the middle of an extent, so a search begins as many blocks earlier as an
+extent may have.
 """
 
 from collections.abc import Callable
@@ -22,13 +21,13 @@ _MAX_HEADER_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class FoundExtent:
-    """Where an extent is.
+    """An extent on the server.
 
     Attributes:
-        place: Its key on the server.
+        place: Its key there.
         header: Parsed and checked.
         first: Its first block that continues the prefix.
-        key: The tenant's; None in the clear.
+        key: The tenant's key; None in the clear.
     """
 
     place: str
@@ -38,7 +37,7 @@ class FoundExtent:
 
 
 class PrefixSearch:
-    """Walks through the extents that a server has of a prefix, window by window."""
+    """Finds the extents of one prefix, window by window."""
 
     def __init__(
         self, store: ByteStore, prefix: Prefix, key: bytes | None, place: Callable[[int], str]
@@ -47,14 +46,14 @@ class PrefixSearch:
         self._found = dict[int, tuple[str, Header, bytes]]()
 
     def run(self, block: int) -> list[tuple[FoundExtent, int]]:
-        """Return extents from a block on, and how many of their blocks agree with the prefix."""
+        """Return extents from a block on, each with its number of matching blocks."""
         runs, window = list[tuple[FoundExtent, int]](), _FIRST_WINDOW
-        asked = max(0, block - look_back(self._prefix) + 1)
+        fetched = max(0, block - look_back(self._prefix) + 1)
         while block < self._prefix.num_blocks:
-            if block >= asked:
+            if block >= fetched:
                 end = min(self._prefix.num_blocks, block + window)
-                self._ask(range(asked, end))
-                asked, window = end, min(2 * window, LONGEST_WINDOW)
+                self._fetch(range(fetched, end))
+                fetched, window = end, min(2 * window, LONGEST_WINDOW)
             count, first = self._best(block)
             if not count:
                 break
@@ -64,11 +63,11 @@ class PrefixSearch:
         return runs
 
     def num_from(self, block: int) -> int:
-        """Return how many blocks agree in the extent that begins with one."""
-        self._ask(range(block, block + 1))
-        return self._agreeing(block, block)
+        """Return the number of matching blocks of the extent that begins with a block."""
+        self._fetch(range(block, block + 1))
+        return self._num_matching(block, block)
 
-    def _ask(self, blocks: range) -> None:
+    def _fetch(self, blocks: range) -> None:
         """Fetch the headers of extents that begin with one of these blocks."""
         places = [self._place(block) for block in blocks]
         starts = self._store.starts(places, _START_BYTES)
@@ -88,11 +87,13 @@ class PrefixSearch:
         return start
 
     def _best(self, block: int) -> tuple[int, int]:
-        """Return how many blocks from one on agree in the best extent, and where that begins."""
+        """Return the most matching blocks of one extent from a block on, and its first block."""
         earliest = max(0, block - look_back(self._prefix) + 1)
-        return max((self._agreeing(block, first), first) for first in range(earliest, block + 1))
+        return max(
+            (self._num_matching(block, first), first) for first in range(earliest, block + 1)
+        )
 
-    def _agreeing(self, block: int, first: int) -> int:
+    def _num_matching(self, block: int, first: int) -> int:
         if first not in self._found:
             return 0
         size, tokens = self._prefix.namespace.block_size, memoryview(self._found[first][2])
@@ -102,24 +103,20 @@ class PrefixSearch:
 
 
 def look_back(prefix: Prefix) -> int:
-    """Return how many blocks an extent may have: a reader looks for its beginning so far back."""
+    """Return how many blocks an extent may have, and so how far back its first block may be."""
     return max(1, min(MAX_EXTENT_BLOCKS, MAX_EXTENT_BYTES // prefix.namespace.block_bytes))
 
 
 def verify(
     where: FoundExtent, first: int, answer: bytes, into: memoryview
 ) -> tuple[int, LoadFault | None]:
-    """Check blocks and put them into the caller's memory; returns how many are good."""
-    header, width, size = where.header, where.header.stored_block_bytes, where.header.block_bytes
+    """Verify blocks and put them into the caller's memory; returns how many are good, and why."""
+    width, size = where.header.stored_block_bytes, where.header.block_bytes
     for index in range(len(into) // size):
         stored = memoryview(answer)[index * width : (index + 1) * width]
-        place, block = into[index * size : (index + 1) * size], where.first + first + index
         if len(stored) < width:
             return index, LoadFault.SHORT
-        if not header.is_block(block, stored):
-            return index, LoadFault.CHECKSUM
-        if not header.sealed:
-            place[:] = stored
-        elif where.key is None or not header.unseal(where.key, block, stored, place):
+        place, block = into[index * size : (index + 1) * size], where.first + first + index
+        if not where.header.open_block(block, where.key, stored, place):
             return index, LoadFault.CHECKSUM
     return len(into) // size, None

@@ -1,12 +1,11 @@
-"""What a tier keeps when it needs room: what an eviction policy expects to be used again.
+"""What a tier keeps when it is full: what the pool's eviction policy expects to be used again.
 
-The pool's policy decides for the tier as well. It learns from all requests how long blocks of a
-class wait until they are used again, also of blocks that it has evicted, and a tier ranks what it
-holds by that (``ReuseForecast``). With a policy that does not learn, and for what was stored before
-a restart, it ranks by last use.
+A policy that learns knows from all requests how long blocks of a class wait until their next use,
+also blocks that it has evicted, and tiers rank their blocks by that (``ReuseForecast``). With other
+policies, and for blocks stored before a restart, the last use decides.
 
-A tier of segments frees a whole one at a time: of the older half, the one with the least to copy.
-Copied is what is leased, and what is worth more than the least 7 %.
+A disk evicts whole segments: of the older half, the one that loses the least. Leased records are
+copied out of it, and those worth more than the least 7 %.
 
 Source: Rosenblum, Ousterhout, The design and implementation of a log-structured file system, 1992;
 the index of worth: ``eviction.hazard_table``.
@@ -20,28 +19,25 @@ from typing import Protocol, TypeVar, runtime_checkable
 from ostinato.cache.eviction import EvictionPolicy, RequestSummary
 
 LEAST_SHARE = 0.07
-"""Of the older half, the share that is worth least and is not copied. With 0.15, half as much is
-copied, and the agents of docs/tiers.md lose 0.8 points of their hits."""
+"""Share of the older half that is worth least and is not copied. With 0.15, half as much is copied,
+and the agents of docs/tiers.md lose 0.8 points of their hits."""
 
-MOST_SEGMENTS, MOST_RANKS = 40, 2000
-"""Segments that are compared, and ranks that are sorted, of a disk that has more: a terabyte has
-140,000 records."""
+MAX_SEGMENTS, MAX_RANKS = 40, 2000
+"""Most segments compared, and ranks sorted, at a time: a terabyte has 140,000 records."""
 
 REMEMBERED = 4
-"""Sizes of the tier for which a policy should remember what it evicted: with 2, the conversations
-of docs/tiers.md lose 1.3 points, with 8 none come back."""
+"""Evicted blocks that a policy should remember, in sizes of the tier: with 2, the conversations of
+docs/tiers.md lose 1.3 points; 8 gains nothing."""
 
 
 class ReuseForecast(Protocol):
-    """What is expected of blocks."""
+    """Predicts the reuse of blocks."""
 
     def row_of(self, request_class: int, uses: int) -> int:
-        """Return the row of blocks that requests of a class released, used so often."""
-        ...
+        """Return the row of blocks by the class of their last request and their number of uses."""
 
     def worth(self, row: int, age_s: float) -> float:
-        """Return what a block of a row is worth that was released so long ago."""
-        ...
+        """Return the worth of a block of a row, by the time since its release."""
 
 
 @runtime_checkable
@@ -49,12 +45,10 @@ class LearnsReuse(ReuseForecast, Protocol):
     """An eviction policy that learns, such as ``eviction.ReuseHazard``."""
 
     def request_class(self, summary: RequestSummary) -> int:
-        """Return the class of what a request releases."""
-        ...
+        """Return the class of a request."""
 
     def remember(self, num_blocks: int) -> None:
-        """Remember at least so many evicted blocks, to notice when they are used again."""
-        ...
+        """Remember at least this many evicted blocks, to learn from their next use."""
 
 
 class LastUse:
@@ -65,17 +59,17 @@ class LastUse:
         return 0
 
     def worth(self, row: int, age_s: float) -> float:
-        """Return what falls with age, as ``HazardTable`` begins."""
+        """Return a worth that falls with age, as ``HazardTable`` does at first."""
         return 1.0 / (1.0 + max(0.0, age_s))
 
 
 @dataclass(frozen=True, slots=True)
 class ReuseClass:
-    """What is known of a request that released blocks.
+    """The class of a request that released blocks.
 
     Attributes:
-        forecast: Of the eviction policy that its blocks belong to.
-        request_class: Its class of the request.
+        forecast: The eviction policy of its blocks.
+        request_class: The policy's class of the request.
     """
 
     forecast: ReuseForecast = field(default_factory=LastUse)
@@ -86,21 +80,21 @@ UNKNOWN = ReuseClass()
 
 
 def reuse_class(policy: EvictionPolicy, summary: RequestSummary) -> ReuseClass:
-    """Return the class of what a request releases, by the policy of its blocks."""
+    """Return the class of a request, by the eviction policy of its blocks."""
     if isinstance(policy, LearnsReuse):
         return ReuseClass(policy, policy.request_class(summary))
     return UNKNOWN
 
 
 def remember_for_tier(policies: Iterable[EvictionPolicy], num_blocks: int) -> None:
-    """Have policies learn for a tier of so many blocks, too: their own pool is smaller."""
+    """Let policies remember enough evicted blocks for a tier, which is larger than their pool."""
     for policy in policies:
         if isinstance(policy, LearnsReuse):
             policy.remember(REMEMBERED * num_blocks)
 
 
 Rank = tuple[float, float]
-"""What something is worth, and when it was used last."""
+"""Worth, and time of the last use."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -108,9 +102,9 @@ class Retained:
     """Stored blocks that are kept or evicted together.
 
     Attributes:
-        reuse: Of the last request that used them.
-        num_uses: Requests that used them.
-        last_use_s: When the last one did.
+        reuse: Class of the last request that used them.
+        num_uses: Number of requests that used them.
+        last_use_s: Time of the last use.
     """
 
     reuse: ReuseClass = UNKNOWN
@@ -119,7 +113,7 @@ class Retained:
 
     @property
     def size(self) -> int:
-        """What they occupy."""
+        """Blocks or bytes that they occupy."""
         return 1
 
     @property
@@ -128,14 +122,14 @@ class Retained:
         return 0.0
 
     def use(self, now_s: float, reuse: ReuseClass | None = None) -> None:
-        """Note that they are in use; with a class, that a request of it has released them."""
+        """Record a use; with a class, the release by a request of this class."""
         self.last_use_s = now_s
         if reuse is not None:
             self.reuse = reuse
             self.num_uses += 1
 
     def rank(self, now_s: float) -> Rank:
-        """Return what they are worth; of equals, the last used rank higher."""
+        """Return their worth; among equals, the last used rank higher."""
         forecast = self.reuse.forecast
         row = forecast.row_of(self.reuse.request_class, self.num_uses)
         return forecast.worth(row, now_s - self.last_use_s), self.last_use_s
@@ -151,19 +145,19 @@ def choose_eviction(
     """Choose the segment to evict, and what to copy out of it.
 
     Args:
-        segments: The oldest first, each with what look-ups can find in it, roots before tails; of
-            the newer half none is evicted while there is a choice.
-        room: How much may be copied.
-        most: How much of it may be without a lease.
+        segments: The oldest first, each with its live items, roots before tails. The newer half is
+            evicted only if no older segment fits.
+        room: Maximum size of the copies.
+        most: Maximum size of copies without a lease.
         now_s: The time.
 
     Returns:
-        The segment, and what is worth keeping, the most valuable first; None if the leases of no
-        segment fit.
+        The segment and its items to keep, leased ones first, then by worth; None if the leased
+        items of no segment fit.
     """
     every = list(segments)
     older = every[: -(-len(every) // 2)]
-    step = -(-len(older) // MOST_SEGMENTS) or 1
+    step = -(-len(older) // MAX_SEGMENTS) or 1
     for candidates in (older[randrange(step) :: step], every):
         choices = _choices({x: segments[x]() for x in candidates}, room, most, now_s)
         if choices:
@@ -174,9 +168,9 @@ def choose_eviction(
 def _choices(
     segments: Mapping[Segment, Sequence[Item]], room: int, most: int, now_s: float
 ) -> list[tuple[Rank, int, Segment, list[Item]]]:
-    """Return of each segment the best that would be lost, and what to copy: how much, and which."""
+    """Return per segment the best rank that would be lost, and the size and items of the copies."""
     ranks = {item: item.rank(now_s) for items in segments.values() for item in items}
-    sample = sorted(list(ranks.values())[:: -(-len(ranks) // MOST_RANKS) or 1])
+    sample = sorted(list(ranks.values())[:: -(-len(ranks) // MAX_RANKS) or 1])
     least = sample[int(LEAST_SHARE * len(sample))] if sample else (0.0, 0.0)
     choices = list[tuple[Rank, int, Segment, list[Item]]]()
     for segment, items in segments.items():

@@ -1,4 +1,4 @@
-"""Segments: append-only files of records, and how they are read at start.
+"""Segments: append-only files of records, and how they are recovered at start.
 
 ::
 
@@ -7,13 +7,13 @@
     └──────────────────────────────────────┴────────┴────────┴─────┴──────┘
     0                                     512
 
-Headers are read, one after the other; where one is damaged, the next that is intact ends the
-damage. Blocks are read only of records that no later one says to be durable: the last group.
-What is torn is cut off at the end of a file, and overwritten in its middle.
+Headers are read in order; after a damaged one, reading continues at the next intact one. Blocks are
+read only in the last group, which no later record declares durable. A torn end of the file is cut
+off, and damage in the middle is overwritten.
 
-*durable*, written after each sync and made durable by the next, tells a group that a crash has torn
-from one that was whole and is damaged: up to it nothing can be torn. In older folders it is empty,
-and damage in the last group is taken for a torn end.
+*durable* is written after each sync and becomes durable with the next one. It tells a group torn by
+a crash from damage: nothing before that offset can be torn. Folders of older versions lack it, and
+there damage in the last group counts as a torn end.
 """
 
 import os
@@ -24,9 +24,10 @@ from dataclasses import dataclass, field
 import xxhash
 
 from ostinato.core.errors import ConfigError
+from ostinato.core.tokens import TOKEN_BYTES, num_common_tokens
 from ostinato.tiers.folder import File, Folder
-from ostinato.tiers.index import Record
-from ostinato.tiers.port import Buffer
+from ostinato.tiers.port import Buffer, LoadFault
+from ostinato.tiers.prefix import Prefix, block_digests
 from ostinato.tiers.record import (
     ALIGNMENT,
     ERASED,
@@ -35,11 +36,13 @@ from ostinato.tiers.record import (
     MAGIC,
     MARK,
     Header,
+    Lease,
     aligned,
     filler,
     header_length,
     parse,
 )
+from ostinato.tiers.retention import Retained
 
 SUFFIX = ".segment"
 _HEADER = struct.Struct("<8sQQd16s")
@@ -51,33 +54,93 @@ _SEARCH_BYTES = 1 << 20
 
 
 class UnreadableSegment(Exception):
-    """A file of a segment's name whose header is torn, damaged or another segment's.
+    """A segment file whose header is torn, damaged or another segment's.
 
     Attributes:
-        damaged_bytes: How much of it was durable; 0 where it may be torn.
+        damaged_bytes: How much of it was durable; 0 if it may be torn.
     """
 
     def __init__(self, name: str, file: File) -> None:
-        """Refuse a file."""
         super().__init__(name)
         durable = _noted_durable(file, name)
         self.damaged_bytes = durable if durable > ALIGNMENT else 0
 
 
-@dataclass(eq=False)
-class Segment:
-    """One file.
+@dataclass(slots=True, eq=False)
+class Record(Retained):
+    """A stored extent.
 
     Attributes:
-        file: Open.
-        name: Of the file.
-        sequence: Number; newer segments have larger ones.
-        seed: Of the checksums of its headers.
-        created: Wall-clock time.
+        header: Parsed and checked.
+        segment: The segment that contains it.
+        offset: Its offset there.
+        lease: How long it is kept.
+        tokens: Packed; empty while it is sealed and its key unknown.
+        digests: One per block; empty like ``tokens``.
+        num_indexed: Blocks that look-ups find here, and not in a newer record.
+        erased: Its bytes are overwritten, or about to be.
+    """
+
+    header: Header
+    segment: "Segment"
+    offset: int
+    lease: Lease = field(default_factory=Lease)
+    tokens: bytes = b""
+    digests: list[bytes] = field(default_factory=list)
+    num_indexed: int = 0
+    erased: bool = False
+
+    @property
+    def size(self) -> int:
+        """Bytes in its segment."""
+        return self.header.total_bytes
+
+    @property
+    def keep_until(self) -> float:
+        """Wall-clock end of its lease; 0 without one."""
+        return self.lease.keep_until
+
+    def open(self, key: bytes | None) -> bool:
+        """Read its tokens; returns whether the key is the record's."""
+        opened = self.header.open(key)
+        if opened is not None:
+            parent, self.tokens = opened
+            self.digests = block_digests(parent, self.tokens, self.header.block_size)
+        return opened is not None
+
+    def num_common_blocks(self, prefix: Prefix, block: int, index: int) -> int:
+        """Return how many of its blocks from ``index`` on are the prefix's from ``block`` on."""
+        header, width = self.header, prefix.namespace.block_size * TOKEN_BYTES
+        if header.namespace != prefix.namespace.digest or header.first_block + index != block:
+            return 0
+        mine, wanted = memoryview(self.tokens)[index * width :], memoryview(prefix.packed)
+        common = num_common_tokens(mine, wanted[block * width : prefix.num_blocks * width])
+        return common // prefix.namespace.block_size
+
+    def read_block(self, index: int, key: bytes | None, into: memoryview) -> LoadFault | None:
+        """Read and verify a block; OSError if the medium fails."""
+        header = self.header
+        stored = memoryview(bytearray(header.stored_block_bytes)) if header.sealed else into
+        start = self.offset + header.header_bytes + index * header.stored_block_bytes
+        if self.segment.file.read(stored, start) < len(stored):
+            return LoadFault.SHORT
+        return None if header.open_block(index, key, stored, into) else LoadFault.CHECKSUM
+
+
+@dataclass(eq=False)
+class Segment:
+    """One file of records.
+
+    Attributes:
+        file: The open file.
+        name: Name of the file.
+        sequence: Its number; newer segments have larger ones.
+        seed: Seed of the checksums of its headers.
+        created: Wall-clock time of its creation.
         end: Offset after its last record.
         durable: Offset up to which it is durable.
-        records: Its extents, also those that no look-up finds, until they are erased.
-        damage: Offsets from which on it was damaged when it was read, with how many bytes.
+        records: Its extents, also those that look-ups do not find, until they are erased.
+        damage: Offset and size of each part that was damaged when it was read.
     """
 
     file: File
@@ -92,7 +155,7 @@ class Segment:
 
     @classmethod
     def create(cls, folder: Folder, sequence: int, created: float) -> "Segment":
-        """Make an empty segment; it is durable after the first sync."""
+        """Create an empty segment, durable after the first sync."""
         name, seed = _name(sequence), int.from_bytes(os.urandom(8), "little")
         segment = cls(folder.create(name), name, sequence, seed, created)
         fields = _HEADER.pack(_MAGIC, sequence, seed, created, bytes(16))[:-16]
@@ -129,7 +192,7 @@ class Segment:
         return cls(file, name, sequence, seed, created)
 
     def append(self, buffers: list[Buffer], size: int) -> int:
-        """Write a record after the last; returns its offset. Not durable before ``sync``."""
+        """Append a record, durable after ``sync``; returns its offset."""
         padding = aligned(size) - size
         self.file.write([*buffers, bytes(padding)] if padding else buffers, self.end)
         offset, self.end = self.end, self.end + aligned(size)
@@ -142,14 +205,14 @@ class Segment:
         self._note_durable()
 
     def cut(self) -> None:
-        """Cut off what follows the last durable record."""
+        """Cut off everything after the last durable record."""
         self.file.truncate(self.durable)
         self.end = self.durable
 
     def overwrite(self, offset: int, size: int) -> None:
-        """Overwrite a record, or damage, with zeros; then durably call it erased.
+        """Overwrite a record, or damage, with zeros, and durably mark it as erased.
 
-        The header goes last: after a crash in between, it is damage that is overwritten again.
+        The header is written last: after a crash before that, it is damage and overwritten again.
         """
         for start in range(offset + FIXED_BYTES, offset + size, _SEARCH_BYTES):
             self.file.write([bytes(min(_SEARCH_BYTES, offset + size - start))], start)
@@ -158,14 +221,14 @@ class Segment:
         self.file.sync()
 
     def mark(self) -> None:
-        """Note that all of it is durable, for a faster start."""
+        """Append a mark that all of it is durable, for a faster start."""
         header = filler(MARK, ALIGNMENT, self.seed, self.durable)
         self.append([header], len(header))
 
     def scan(self) -> None:
         """Read the headers of its records.
 
-        Effects: cuts off or overwrites what is torn or damaged; OSError if that fails.
+        Effects: cuts off or overwrites torn and damaged parts; OSError if that fails.
         """
         found = list(self.headers())
         self.durable = max([ALIGNMENT, *(header.durable for _, header in found)])
@@ -185,7 +248,7 @@ class Segment:
         self._heal(places)
 
     def headers(self) -> Iterator[tuple[int, Header]]:
-        """Read the headers that can be read, in order of their offsets."""
+        """Yield the intact headers, in order of their offsets."""
         size, offset = self.file.size(), ALIGNMENT
         while offset + FIXED_BYTES <= size:
             header = self._header(offset)
@@ -231,7 +294,7 @@ class Segment:
             self.file.sync()
         self.end = self.durable = end
         if self.damage:
-            self._note_durable()  # so that it is told once
+            self._note_durable()  # warn of it only once
         if self.file.size() > end:
             self.cut()
 
@@ -240,7 +303,7 @@ class Segment:
 
 
 def _gaps(places: list[tuple[int, int]], end: int) -> Iterator[tuple[int, int]]:
-    """Yield start and stop of what is between records, and after the last up to ``end``."""
+    """Yield start and stop of the gaps between records, and of the last one up to ``end``."""
     last = ALIGNMENT
     for offset, size in [*places, (end, 0)]:
         if offset > last:
@@ -254,7 +317,7 @@ def _durable_note(durable: int, name: str) -> bytes:
 
 
 def _noted_durable(file: File, name: str) -> int:
-    """Return how much of a file was durable for certain; 0 if that is not noted."""
+    """Return how much of a file is noted as durable; 0 without a note."""
     note = _read(file, _DURABLE_AT, _DURABLE.size)
     durable = int.from_bytes(note[:8], "little")
     return durable if note == _durable_note(durable, name) else 0

@@ -1,7 +1,7 @@
 """A simulated disk, for tests of tiers: it can be killed, lose power, fail, be slow or damaged.
 
-It knows what is durable. A *kill* at any byte keeps all that was written before, as the page cache
-of a living machine does. A *power loss* keeps what was synced, and of the rest any set of sectors.
+A *kill* at any byte keeps everything written before, as a page cache does. A *power loss* keeps
+what was synced, and any subset of the sectors written since.
 """
 
 import errno
@@ -21,15 +21,15 @@ class Killed(BaseException):
 
 @dataclass
 class Faults:
-    """What the disk does wrong; each may be changed at any time.
+    """Faults of the disk, which may be changed at any time.
 
     Attributes:
-        kill_after: Bytes that may still be written before the process is killed; None for no end.
-            Every other change of the disk counts as one byte.
-        fail_after: Bytes that may still be written before the error.
-        write_errno: The error: a full disk.
+        kill_after: Bytes written before the process is killed; None for never. Every other change
+            of the disk counts as one byte.
+        fail_after: Bytes written before writes fail; None for never.
+        write_errno: Their error; by default the disk is full.
         read_errno: Error of every read; 0 for none.
-        read_seconds: How long each read takes.
+        read_seconds: Duration of each read.
     """
 
     kill_after: int | None = None
@@ -39,17 +39,18 @@ class Faults:
     read_seconds: float = 0.0
 
     def spend(self, size: int) -> int:
-        """Count bytes as written; returns how many are, before the fault."""
-        if self.kill_after is not None:
-            allowed, self.kill_after = min(size, self.kill_after), max(0, self.kill_after - size)
-            return allowed
-        if self.fail_after is not None:
-            allowed, self.fail_after = min(size, self.fail_after), max(0, self.fail_after - size)
-            return allowed
-        return size
+        """Count bytes as written; returns how many are written before a fault."""
+        left = self.fail_after if self.kill_after is None else self.kill_after
+        if left is None:
+            return size
+        if self.kill_after is None:
+            self.fail_after = max(0, left - size)
+        else:
+            self.kill_after = max(0, left - size)
+        return min(size, left)
 
     def stop(self) -> None:
-        """Raise what the fault is."""
+        """Raise the fault."""
         if self.kill_after is not None:
             raise Killed
         raise OSError(self.write_errno, os.strerror(self.write_errno))
@@ -62,12 +63,12 @@ class Faults:
 
 @dataclass
 class SimulatedFile:
-    """A file that knows which of its writes are durable.
+    """A file that tracks which of its writes are durable.
 
     Attributes:
-        faults: Of its disk.
-        content: As processes see it.
-        durable: As it is after a power loss.
+        faults: Faults of its disk.
+        content: What processes see.
+        durable: What survives a power loss.
         pending: Writes since the last sync, and truncations as empty ones.
     """
 
@@ -81,7 +82,7 @@ class SimulatedFile:
         return len(self.content)
 
     def write(self, buffers: Sequence[Buffer], offset: int) -> None:
-        """Write buffers; all of them, or a part before a fault."""
+        """Write all buffers, or a part before a fault."""
         data = b"".join(buffers)
         allowed = self.faults.spend(len(data))
         _put(self.content, offset, data[:allowed])
@@ -103,18 +104,18 @@ class SimulatedFile:
         return len(data)
 
     def sync(self) -> None:
-        """Make everything durable."""
+        """Make all written bytes durable."""
         self.faults.change()
         self.durable, self.pending = self.content[:], []
 
     def truncate(self, size: int) -> None:
-        """Cut off what follows."""
+        """Cut off all bytes from an offset on."""
         self.faults.change()
         del self.content[size:]
         self.pending.append((size, b""))
 
     def after_power_loss(self, rng: random.Random) -> bytearray:
-        """Return what is left: all that was synced, and any set of sectors written since."""
+        """Return what is left: all synced bytes, and any subset of the sectors written since."""
         left, survival = self.durable[:], rng.choice((0.0, 0.5, 0.9, 1.0))
         for offset, data in self.pending:
             if not data and rng.random() < survival:
@@ -158,10 +159,10 @@ class SimulatedFolder:
         self.files.pop(name, None)
 
     def close(self) -> None:
-        """Do nothing: no other process is simulated."""
+        """Do nothing: there are no other processes."""
 
     def replace(self, name: str, content: bytes | None) -> None:
-        """Put other content in the place of a file's, durably; None removes the file."""
+        """Replace the content of a file durably; None removes the file."""
         if content is None:
             self.files.pop(name, None)
             return

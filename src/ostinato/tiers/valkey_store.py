@@ -1,13 +1,13 @@
 """Values on a server of the Redis protocol, through the ``valkey`` client."""
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 from urllib.parse import urlsplit
 
 from ostinato.core.errors import ConfigError
 from ostinato.tiers.byte_store import CommandRefused, StoreError
 
-T = TypeVar("T")
 _BATCH = 256
 
 
@@ -16,10 +16,10 @@ class ValkeyStore:
 
     Args:
         url: Such as ``redis://:password@host:6379/0``; ``rediss`` for TLS, ``unix`` for a socket.
-        timeout_s: For connecting, and for each part of an answer.
+        timeout_s: Limit for connecting, and for each read of an answer.
 
     Raises:
-        ConfigError: The client is not installed, or the URL is none.
+        ConfigError: The client is not installed, or the URL is invalid.
     """
 
     def __init__(self, url: str, timeout_s: float) -> None:
@@ -47,66 +47,57 @@ class ValkeyStore:
         self.where = f"{parts.scheme}://{host}{parts.path}"
 
     def starts(self, keys: Sequence[str], size: int) -> list[bytes]:
-        """Return the first bytes of each value; empty where there is none."""
-
-        def call() -> list[bytes]:
-            with self._client.pipeline(transaction=False) as pipe:
-                for key in keys:
-                    pipe.getrange(key, 0, size - 1)
-                return [_bytes_of(answer) for answer in pipe.execute(raise_on_error=False)]
-
-        return self._call(call)
+        """Return the first bytes of each value; empty if there is none."""
+        with self._store_errors(), self._client.pipeline(transaction=False) as pipe:
+            for key in keys:
+                pipe.getrange(key, 0, size - 1)
+            return [_bytes_of(answer) for answer in pipe.execute(raise_on_error=False)]
 
     def get(self, key: str, start: int, size: int) -> bytes:
         """Return bytes of a value; fewer where it ends, none if it is missing."""
-        return self._call(lambda: bytes(self._client.getrange(key, start, start + size - 1)))
+        with self._store_errors():
+            return bytes(self._client.getrange(key, start, start + size - 1))
 
     def put(self, key: str, value: bytes, ttl_s: float, only_new: bool = False) -> bool:
-        """Set a value as a whole; ``CommandRefused`` if the server takes none."""
-        ttl_ms = int(ttl_s * 1000) or None
-
-        def call() -> bool:
+        """Set a whole value; ``CommandRefused`` if the server takes no writes."""
+        with self._store_errors():
             try:
-                return bool(self._client.set(key, value, px=ttl_ms, nx=only_new))
+                return bool(self._client.set(key, value, px=int(ttl_s * 1000) or None, nx=only_new))
             except self._refusal as error:
                 raise CommandRefused(str(error)) from error
 
-        return self._call(call)
-
     def expire(self, keys: Sequence[str], ttl_s: float) -> None:
-        """Let values live for so many seconds from now."""
+        """Keep values for this many seconds from now."""
+        with self._store_errors(), self._client.pipeline(transaction=False) as pipe:
+            for key in keys:
+                pipe.pexpire(key, int(ttl_s * 1000))
+            pipe.execute()
 
-        def call() -> None:
-            with self._client.pipeline(transaction=False) as pipe:
-                for key in keys:
-                    pipe.pexpire(key, int(ttl_s * 1000))
-                pipe.execute()
-
-        self._call(call)
-
-    def keys(self, beginning: str) -> Iterator[str]:
-        """List the keys that begin so."""
-        match = beginning + "*"
-        found = self._call(lambda: list(self._client.scan_iter(match=match, count=1000)))
+    def keys(self, prefix: str) -> Iterator[str]:
+        """List the keys with a prefix."""
+        with self._store_errors():
+            found = list(self._client.scan_iter(match=prefix + "*", count=1000))
         return (key.decode() for key in found)
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete values; missing ones are no error."""
         for first in range(0, len(keys), _BATCH):
-            batch = keys[first : first + _BATCH]
-            self._call(lambda batch=batch: self._client.delete(*batch))  # type: ignore[misc]
+            with self._store_errors():
+                self._client.delete(*keys[first : first + _BATCH])
 
     def abort(self) -> None:
-        """Break off the calls that run, by closing their connections."""
+        """Abort the running calls by closing their connections."""
         self._client.connection_pool.disconnect(inuse_connections=True)
 
     def close(self) -> None:
         """Close all connections."""
         self._client.connection_pool.disconnect()
 
-    def _call(self, call: Callable[[], T]) -> T:
+    @contextmanager
+    def _store_errors(self) -> Iterator[None]:
+        """Raise the client's errors as ``StoreError``."""
         try:
-            return call()
+            yield
         except StoreError:
             raise
         except (self._error, OSError) as error:
@@ -114,7 +105,7 @@ class ValkeyStore:
 
 
 def _bytes_of(answer: bytes | Exception) -> bytes:
-    """Return a value; empty if it is of another type than ours are."""
+    """Return a value; empty if it has a type that the tier never writes."""
     if isinstance(answer, bytes):
         return answer
     if str(answer).startswith("WRONGTYPE"):

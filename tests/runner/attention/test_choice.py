@@ -36,9 +36,9 @@ __all__ = ["no_library"]
 
 @pytest.fixture(autouse=True)
 def nothing_said_yet() -> Iterator[None]:
-    choice.say_once.cache_clear()
+    choice.log_once.cache_clear()
     yield
-    choice.say_once.cache_clear()
+    choice.log_once.cache_clear()
 
 
 @needs_library

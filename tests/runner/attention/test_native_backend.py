@@ -3,6 +3,8 @@
 The store is NaN wherever the step may not look, so that a look shows.
 """
 
+from collections import Counter
+
 import pytest
 import torch
 from hypothesis import given
@@ -11,11 +13,11 @@ from hypothesis import strategies as st
 from ostinato.core.ids import SlotId
 from ostinato.core.plan import CopyRun
 from ostinato.runner.attention.backend import AttentionStyle
-from ostinato.runner.attention.native_backend import NativeAttention
+from ostinato.runner.attention.native_backend import NativeAttention, NativeStep
 from ostinato.runner.attention.native_plan import NativeLimits
 from ostinato.runner.native.library import Isa, library
 from ostinato.runner.settings import ReadOnce
-from tests.runner.attention.native_scenes import limits, shapes
+from tests.runner.attention.native_scenes import PlanView, limits, shapes
 from tests.runner.attention.scene import Scene, Shape, styles
 from tests.support.instruction_sets import ISAS, isa_in_use, needs_library, threads_in_use
 
@@ -33,6 +35,13 @@ in float16 and to 8 in bfloat16: half a unit of 2**-8 of each weight, times 4.
 OF_CODES = 2e-3
 """Over codes of 8 bits, queries and weights are rounded to 16 bits below their largest, however
 they came: a score of two norms of 11 is off by some 1e-4 then, and so is an output."""
+
+
+def reads_of(step: object, window: int | None) -> Counter[int]:
+    """How often each block is read for one of two heads of keys."""
+    assert isinstance(step, NativeStep)
+    plan = step.plan(2, step.store.spec.layers[0], window)
+    return PlanView(plan, step.store.block_size).reads()
 
 
 def backend(read_once: ReadOnce = "always", sizes: NativeLimits | None = None) -> NativeAttention:
@@ -249,7 +258,7 @@ def test_each_shared_block_is_read_once_in_a_step(num_threads: int, window: int 
 
     with threads_in_use(num_threads):
         step = scene.backend.start(scene.metadata(), scene.store)
-        read = step.plan(2, scene.store.spec.layers[0], window).reads()  # type: ignore[attr-defined]
+        read = reads_of(step, window)
 
     used = {block for table in scene.tables for block in table}
     assert read == dict.fromkeys(used, 1)
@@ -270,7 +279,7 @@ def test_windows_share_what_some_of_them_have_left_in_part():
     assert lefts == [5, 6, 6, 7, 25]
 
     step = scene.backend.start(scene.metadata(), scene.store)
-    read = step.plan(2, scene.store.spec.layers[0], 100).reads()  # type: ignore[attr-defined]
+    read = reads_of(step, 100)
 
     assert [read[block] for block in shared] == [0] * 5 + [1] * 7
     style = AttentionStyle(scale=1.0, window=100)
@@ -285,7 +294,7 @@ def test_a_backend_that_may_not_read_once_reads_for_each_sequence():
     style, alone = AttentionStyle(scale=1.0), backend("never")
 
     step = alone.start(scene.metadata(), scene.store)
-    read = step.plan(2, scene.store.spec.layers[0], None).reads()
+    read = reads_of(step, None)
 
     assert [read[block] for block in scene.tables[0][:12]] == [5] * 8 + [3] * 4
     torch.testing.assert_close(scene.attend(style), scene.attend(style, alone))

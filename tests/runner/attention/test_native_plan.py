@@ -10,17 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.runner.attention.native_plan import (
-    NativeLimits,
-    NativePlan,
-    PlanKind,
-    StepTables,
-    plan_native,
-)
+from ostinato.runner.attention.native_plan import NativeLimits, PlanKind, StepTables, plan_native
 from ostinato.runner.inputs import AttentionMetadata
 from ostinato.runner.native.library import Isa, library
 from ostinato.runner.settings import ReadOnce
-from tests.runner.attention.native_scenes import limits, shapes
+from tests.runner.attention.native_scenes import PlanView, limits, shapes
 from tests.runner.attention.scene import Scene, Shape
 from tests.support.instruction_sets import needs_library
 
@@ -58,13 +52,14 @@ def plan_tables(
     sizes: NativeLimits,
     read_once: ReadOnce,
     num_blocks: int = Tables.num_blocks + 1,
-) -> NativePlan:
+) -> PlanView:
     native = library()
     assert native is not None
-    return plan_native(native, StepTables(metadata, num_blocks), sizes.rules(kind, read_once))
+    plan = plan_native(native, StepTables(metadata, num_blocks), sizes.rules(kind, read_once))
+    return PlanView(plan, metadata.block_size)
 
 
-def looks(plan: NativePlan, window: int | None) -> Counter[tuple[int, int, int]]:
+def looks(plan: PlanView, window: int | None) -> Counter[tuple[int, int, int]]:
     """Count (token, position, block) of all that the library would look at, as its header says."""
     assert_within(plan)
     counted: Counter[tuple[int, int, int]] = Counter()
@@ -120,7 +115,7 @@ def test_each_row_looks_at_each_of_its_keys_once(
     assert_merged(plan, window)
 
 
-def assert_within(plan: NativePlan) -> None:
+def assert_within(plan: PlanView) -> None:
     """Nothing points beyond its array, or backwards."""
     segments, items, num_rows = plan.segments, plan.items, len(plan.tokens)
     assert len(plan.positions) == num_rows
@@ -138,7 +133,7 @@ def assert_within(plan: NativePlan) -> None:
     assert (cut["first_section"] < cut["last_section"]).all()
 
 
-def assert_merged(plan: NativePlan, window: int | None = None) -> None:
+def assert_merged(plan: PlanView, window: int | None = None) -> None:
     """Every row is in one item that leaves no partials, or in one merge of all that it has."""
     whole: Counter[int] = Counter()
     partials: dict[int, dict[int, int]] = {}  # by row and section
@@ -161,17 +156,17 @@ def assert_merged(plan: NativePlan, window: int | None = None) -> None:
     assert whole == dict.fromkeys(range(len(plan.tokens)), 1)
 
 
-def _sees(plan: NativePlan, row: int, section: int, window: int | None) -> bool:
+def _sees(plan: PlanView, row: int, section: int, window: int | None) -> bool:
     at, begin = int(plan.positions[row]), section * plan.section_keys
     return begin <= at and (window is None or begin + plan.section_keys > at - window + 1)
 
 
-def plan_of(shape: Shape, num_threads: int, sizes: NativeLimits | None = None) -> NativePlan:
+def plan_of(shape: Shape, num_threads: int, sizes: NativeLimits | None = None) -> PlanView:
     kind = PlanKind(None, shape.group, shape.num_kv_heads, num_threads)
     return plan_tables(Tables(shape).metadata, kind, sizes or NativeLimits(), "auto")
 
 
-def rows_of_items(plan: NativePlan) -> list[tuple[int, int]]:
+def rows_of_items(plan: PlanView) -> list[tuple[int, int]]:
     return sorted((int(item["first_row"]), int(item["last_row"])) for item in plan.items)
 
 

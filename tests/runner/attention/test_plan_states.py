@@ -20,10 +20,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from ostinato.core.ids import SequenceId
 from ostinato.core.plan import ScheduledSequence, StepPlan
 from ostinato.runner.attention.native_backend import NativeAttention, NativeStep
-from ostinato.runner.attention.native_plan import NativeLimits, NativePlan
+from ostinato.runner.attention.native_plan import NativeLimits
 from ostinato.runner.inputs import build_inputs
 from ostinato.runner.kv_store import KVSpec, LayerKV
 from ostinato.runner.native.library import library
+from tests.runner.attention.native_scenes import PlanView
 from tests.runner.attention.test_native_plan import assert_merged, looks
 from tests.support.instruction_sets import needs_library
 
@@ -62,7 +63,7 @@ class Steps(RuleBasedStateMachine):
         self.free = list(range(NUM_BLOCKS))
         self.running: list[Request] = []
         self.preempted: list[int] = []
-        self.held: list[tuple[NativePlan, int | None, Counter[Any]]] = []
+        self.held: list[tuple[PlanView, int | None, Counter[Any]]] = []
 
     def take(self, request: Request, num_tokens: int) -> bool:
         """Give a request blocks for so many tokens, if there are enough."""
@@ -168,7 +169,7 @@ class Steps(RuleBasedStateMachine):
         planned = []
         for window in (None, WINDOW):
             step, expected = self._start(window)
-            plan = step.plan(GROUP, self.store.spec.layers[0], window)
+            plan = PlanView(step.plan(GROUP, self.store.spec.layers[0], window), SIZE)
             assert looks(plan, window) == expected
             assert_merged(plan, window)
             planned.append((plan, window, expected))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ostinato.runner.forward.embedding_and_rope import Angles, Lookup, Vectors
+from ostinato.runner.forward.embedding_and_rope import Angles, Lookup, look_up_embeddings
 from ostinato.runner.inputs import Ints
 from ostinato.runner.model_loader import load_model
 from tests.support.checkpoints import Checkpoints
@@ -69,7 +69,7 @@ def test_angles_that_hang_on_the_longest_text_come_from_the_module(checkpoints: 
 
 def test_vectors_are_rows_of_the_weight_itself():
     embedding = nn.Embedding(7, 3)
-    found = Vectors(embedding).of(np.array([6, 0, 6]))
+    found = look_up_embeddings(embedding, np.array([6, 0, 6]))
     assert found.table.data_ptr() == embedding.weight.data_ptr()
     assert torch.equal(found.rows(), embedding(torch.tensor([6, 0, 6])))
 
@@ -79,7 +79,7 @@ def test_a_hook_on_the_embedding_sees_every_token(hook: str):
     embedding, seen = nn.Embedding(7, 3), []
     getattr(embedding, hook)(lambda _module, given, *_: seen.append(given[0].tolist()))
     ids = np.array([6, 0, 6])
-    found = Vectors(embedding).of(ids)
+    found = look_up_embeddings(embedding, ids)
     assert seen == [[[6, 0, 6]]]
     assert torch.equal(found.rows(), embedding.weight[ids])
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ostinato.runner.lora import AdapterSegment, LoraAdapter, LoraLayer, StepAdapters, pack_layers
-from ostinato.runner.lora_records import add_updates
+from ostinato.runner.lora_updates import add_updates
 from ostinato.runner.native.library import Isa
 from tests.support.instruction_sets import isa, needs_library
 

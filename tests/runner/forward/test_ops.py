@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from ostinato.runner.forward.layer_specs import Heads, HeadShape, Norm, RopeAngles
-from ostinato.runner.forward.ops import NativeOps
+from ostinato.runner.forward.ops import Heads, HeadShape, NativeOps, Norm, RopeAngles
 from ostinato.runner.native.library import library
 from tests.support.instruction_sets import ISAS, isa_in_use
 

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from ostinato.core.errors import ConfigError
+from ostinato.runner.huge_pages import PAGE_BYTES
 from ostinato.runner.kv_store import KVSpec, LayerKV
 from ostinato.runner.native import store as store_file
 from ostinato.runner.native.library import library
-from ostinato.runner.native.pages import HUGE_PAGE, Area, take_pages
+from ostinato.runner.native.pages import Area, take_pages
 from ostinato.runner.native.store import NativeKVStore
 from tests.support.instruction_sets import needs_library
 
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.skipif(LINUX < (5, 14), reason="the kernel cannot be as
 @pytest.fixture
 def mapping() -> Iterator[np.ndarray]:
     """Five huge pages' worth of untouched memory."""
-    memory = mmap.mmap(-1, 5 * HUGE_PAGE + 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = mmap.mmap(-1, 5 * PAGE_BYTES + 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     yield np.frombuffer(memory, dtype=np.uint8)
 
 
@@ -62,7 +63,7 @@ def test_of_each_part_no_more_is_taken_than_its_beginning(mapping):
 
     take_pages([Area(mapping.ctypes.data, len(mapping), 1, 4096)], 2, 60)
 
-    assert resident_bytes(mapping) - before <= 2 * HUGE_PAGE
+    assert resident_bytes(mapping) - before <= 2 * PAGE_BYTES
 
 
 def test_nothing_is_taken_once_time_is_up(mapping):
@@ -72,7 +73,7 @@ def test_nothing_is_taken_once_time_is_up(mapping):
 def test_memory_that_cannot_be_had_is_an_error(mapping):
     """The kernel answers ENOMEM for what it cannot bring, here because nothing is mapped there."""
     with pytest.raises(MemoryError, match="bytes"):
-        take_pages([Area(2**46, HUGE_PAGE, 1, HUGE_PAGE)], 2, 60)
+        take_pages([Area(2**46, PAGE_BYTES, 1, PAGE_BYTES)], 2, 60)
 
 
 @needs_library

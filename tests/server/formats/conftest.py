@@ -40,7 +40,8 @@ def serve_scribe(path: Path, template: str) -> Iterator[tuple[str, ServerState]]
     tokenizer = make_tokenizer()
     tokenizer.chat_template = template
     tokenizer.save_pretrained(path)
-    llm = AsyncLLM(str(path), dtype="float32", num_blocks=1024)
+    # Least recently used: a policy that learns may keep what another test has asked for often.
+    llm = AsyncLLM(str(path), dtype="float32", num_blocks=1024, eviction_policy="lru")
     state = ServerState(llm, ServerConfig(model_names=("scribe",)))
     with serving(state) as url:
         yield url, state

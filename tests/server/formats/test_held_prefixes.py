@@ -35,5 +35,5 @@ async def test_a_prefix_is_leased_once_while_its_lease_runs(scribe: tuple[str, S
 
     unknown = await held.hold(PromptDict(cache_salt="x"), TOKENS, ANTHROPIC_5M, 0)
     assert unknown.lease_id is None, "what is not cached is not held"
-    assert (held.forget("x"), held.forget(""), len(held)) == (0, 2, 0)
+    assert (held.erase("x"), held.erase(""), len(held)) == (0, 2, 0)
     await llm.reset_prefix_cache()

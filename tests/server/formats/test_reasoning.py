@@ -193,7 +193,7 @@ def test_formats_that_do_not_fit_are_refused(scribe: tuple[str, ServerState]):
     with pytest.raises(ConfigError, match="shows no tools"):
         ServerState(scribe[1].llm, ServerConfig(tool_call_parser="mistral"))
     for wrong in ({"tool_call_parser": "x"}, {"reasoning_parser": "x"}):
-        with pytest.raises(ConfigError, match="choose one of"):
+        with pytest.raises(ConfigError, match="must be one of"):
             ServerConfig(**wrong)
 
 

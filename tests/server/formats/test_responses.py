@@ -258,5 +258,5 @@ def test_the_store_is_bounded_and_apart_for_each_tenant():
     assert not store.delete("b", "r2") and store.delete("a", "r1")
     put("b", "long", "b\x1fnarrow", 200)
     assert store.get("a", "r2") is None and store.get("b", "long") is not None
-    assert (store.forget("b"), store.forget("a")) == (1, 0)
+    assert (store.erase("b"), store.erase("a")) == (1, 0)
     assert (len(store), store.num_bytes) == (0, 0)

@@ -6,7 +6,6 @@ Files in reading order:
 * ``shared_runs``: finds the runs of blocks that several sequences of a step share
 * ``read_plan``: the read plan of a step, as values
 * ``reads``: groups sequences that are read together
-* ``kv_gather``: gathers scattered blocks into keys and values that kernels can read
 * ``folding``: folds the rows of a step into rectangles for kernels, and back
 * ``softmax``: a softmax computed in parts
 * ``cascade``: reads a shared run once for all rows that see it

@@ -21,9 +21,9 @@ class AttentionStyle:
     Attributes:
         scale: Factor on the product of query and key.
         window: Positions that a query sees, its own included; None sees all before it.
-        soft_cap: Scores are squeezed to ``cap * tanh(score / cap)`` (Gemma 2).
-        sinks: One logit per query head that takes part in the softmax and brings no value,
-            shape (num_heads,) (gpt-oss; Xiao et al., arXiv 2309.17453).
+        soft_cap: Scores are limited to ``cap * tanh(score / cap)`` (Gemma 2).
+        sinks: One logit per query head that takes part in the softmax and has no value, shape
+            (num_heads,) (gpt-oss; Xiao et al., arXiv 2309.17453).
     """
 
     scale: float
@@ -33,12 +33,12 @@ class AttentionStyle:
 
     @property
     def plain(self) -> bool:
-        """Whether it is plain softmax over scaled products."""
+        """Whether it is a plain softmax over scaled products."""
         return self.soft_cap is None and self.sinks is None
 
 
 class AttentionStep(ABC):
-    """One step as the attention of one group of layers sees it.
+    """Attention of one step, for one group of layers.
 
     Attributes:
         metadata: Slots and block tables of the step.
@@ -52,7 +52,7 @@ class AttentionStep(ABC):
 
     @cached_property
     def _places(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Slots that are written, copied from and copied to, on the device."""
+        """Slots to write, to copy from and to copy to, on the device."""
         metadata = self.metadata
         slots, sources, targets = (
             torch.from_numpy(slots).to(metadata.device)
@@ -63,7 +63,7 @@ class AttentionStep(ABC):
     def attend(
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, style: AttentionStyle
     ) -> Tensor:
-        """Store the new tokens of a layer, copy, and let each token look back.
+        """Store the new tokens of a layer, run the copies, and attend.
 
         Args:
             layer: Index of the layer.
@@ -75,8 +75,8 @@ class AttentionStep(ABC):
         Returns:
             Shape (num_tokens, num_heads, value_dim), in the dtype of the queries.
 
-        Effects: writes the slots of the new tokens, then those of the plan's copies, which
-        may stem from the former; only then reads.
+        Effects: writes the slots of the new tokens, then those of the plan's copies, whose sources
+            may be new tokens; reads after that.
         """
         slots, sources, targets = self._places
         self.store.write(layer, keys, values, slots)
@@ -88,14 +88,13 @@ class AttentionStep(ABC):
     def read(
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, style: AttentionStyle
     ) -> Tensor:
-        """Let each query attend to its sequence up to itself.
+        """Attend from each query to its sequence up to itself.
 
         Args:
             layer: Index of the layer.
             queries: Shape (num_tokens, num_heads, key_dim), any strides.
             keys: The new tokens' keys, shape (num_tokens, num_kv_heads, key_dim), in the store
-                already; reading them here instead is allowed where the store keeps them
-                unrounded.
+                already; they may be read from here if the store does not round them.
             values: The new tokens' values, likewise.
             style: Parameters of attention.
 
@@ -106,12 +105,12 @@ class AttentionStep(ABC):
 
 @dataclass(frozen=True, slots=True)
 class GroupedStep:
-    """One step over all groups of layers; each layer attends in its own.
+    """Attention of one step, for all groups of layers.
 
     Attributes:
         steps: One per group.
         of_layer: The group of each layer, shape (num_layers,).
-        states: The states of layers that carry one; None if none does.
+        states: Computes the layers with a state; None if there are none.
     """
 
     steps: tuple[AttentionStep, ...]
@@ -145,6 +144,6 @@ class AttentionBackend(Protocol):
 
         Args:
             metadata: Slots and block tables of the step.
-            store: One that ``new_store`` made.
+            store: A store from ``new_store``.
         """
         ...

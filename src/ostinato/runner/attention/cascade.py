@@ -1,7 +1,7 @@
 """Reads a shared run once for all rows that see it.
 
-All rows of all sequences that share the run are laid below each other, heads folded in, so
-that each key/value head is one product (Hydragen, Juravsky et al., arXiv 2402.05099)::
+All rows of all sequences that share the run are stacked, heads folded in, so that each key/value
+head is one product (Hydragen, Juravsky et al., arXiv 2402.05099)::
 
     rows of A, B, C, ...   (1, num_kv_heads, heads per kv head * rows, key_dim)
     keys of the run        (1, num_kv_heads, num_keys, key_dim)
@@ -10,33 +10,15 @@ Every row sees every key, so there is no mask. Long runs are read in tiles.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ostinato.runner.attention.backend import AttentionStep, AttentionStyle
 from ostinato.runner.attention.folding import fold_gqa, unfold_gqa
-from ostinato.runner.attention.kv_gather import gather_run
 from ostinato.runner.attention.read_plan import ReadLimits, SharedRead
 from ostinato.runner.attention.softmax import Part, RunningSoftmax
 from ostinato.runner.kv_store import LayerKV
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """How much of a run is read at a time.
-
-    Attributes:
-        num_blocks: Blocks, at least one.
-    """
-
-    num_blocks: int
-
-    @classmethod
-    def of(cls, step: AttentionStep, limits: ReadLimits) -> "Tile":
-        """Take as many blocks as one batch may gather."""
-        return cls(max(1, limits.max_keys // step.metadata.block_size))
 
 
 def read_run(
@@ -45,17 +27,17 @@ def read_run(
     read: SharedRead,
     queries: Tensor,
     style: AttentionStyle,
-    tile: Tile,
+    limits: ReadLimits,
 ) -> Iterator[Part]:
     """Attend from rows to a run.
 
     Args:
-        step: Whose store.
-        layer: Which layer.
-        read: The run, and which rows.
+        step: Has the store.
+        layer: Index of the layer.
+        read: The run and its rows.
         queries: Queries of all sharers, shape (num_sharers, num_heads, key_dim).
-        style: How scores are made; its sinks are left to the tails, which count them once.
-        tile: How much to read at a time.
+        style: Parameters of attention; sinks are ignored, since the tails count them.
+        limits: How many keys to read at a time.
 
     Yields:
         Partial results of shape (1, num_heads, num_rows, ...), to be merged.
@@ -63,20 +45,28 @@ def read_run(
     num_heads = queries.shape[1]
     rows = queries.index_select(0, read.rows).transpose(0, 1)[None]
     if knows_log_sums(queries, step.store.spec.layers[layer], style):
-        for blocks in read.blocks.split(tile.num_blocks, dim=1):
-            keys, values = gather_run(step, layer, blocks, queries.dtype)
+        for keys, values in _tiles(step, layer, read, queries.dtype, limits):
             yield flash(fold_gqa(rows, keys.shape[1]), keys, values, style, num_heads)
         return
     precision = torch.promote_types(queries.dtype, torch.float32)
     softmax: RunningSoftmax | None = None
-    for blocks in read.blocks.split(tile.num_blocks, dim=1):
-        keys, values = gather_run(step, layer, blocks, precision)
+    for keys, values in _tiles(step, layer, read, precision, limits):
         if softmax is None:
             folded = fold_gqa(rows.to(precision), keys.shape[1])
             softmax = RunningSoftmax.start(folded, values.shape[3], num_heads, None)
         softmax.add(scores_of(folded, keys, style), values)
     assert softmax is not None, "no run is empty"
     yield softmax.result(num_heads)
+
+
+def _tiles(
+    step: AttentionStep, layer: int, read: SharedRead, dtype: torch.dtype, limits: ReadLimits
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield keys and values of some blocks at a time, (1, num_kv_heads, keys, dim) each."""
+    num_blocks = max(1, limits.max_keys // step.metadata.block_size)
+    for blocks in read.blocks.split(num_blocks, dim=1):
+        keys, values = step.store.gather(layer, blocks)
+        yield keys.transpose(1, 2).to(dtype), values.transpose(1, 2).to(dtype)
 
 
 def knows_log_sums(queries: Tensor, layer: LayerKV, style: AttentionStyle) -> bool:
@@ -99,7 +89,7 @@ def flash(
         keys: Shape (sequences, num_kv_heads, keys, dim).
         values: Likewise.
         style: Parameters of attention.
-        num_heads: Query heads, to unfold by.
+        num_heads: Query heads.
         mask: Added to the scores, shape (sequences, 1, rows, keys).
     """
     mean, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(

@@ -32,7 +32,7 @@ class AttentionCase:
         dtype: The model's compute dtype.
         kv_dtype: Format of keys and values.
         block_size: Tokens per block.
-        device: Where the model computes.
+        device: The model's device.
     """
 
     spec: KVSpec
@@ -66,8 +66,8 @@ def choose_attention(
     Raises:
         ConfigError: The library is required by name, and does not support the case.
 
-    Effects: logs once per reason why ``auto`` does without the library; not on a GPU or in float64,
-        where it is never used.
+    Effects: logs once per reason why ``auto`` does not use the library, except on a GPU or in
+        float64, which it never supports.
     """
     if name == "torch":
         return TorchAttention(sharing=SHARING[read_once])
@@ -78,7 +78,7 @@ def choose_attention(
     if name == "native":
         raise _refusal(hindrance)
     if hindrance is not None and case.device.type == "cpu" and case.dtype != torch.float64:
-        say_once(hindrance)
+        log_once(hindrance)
     return TorchAttention(sharing=SHARING[read_once])
 
 
@@ -114,6 +114,6 @@ def why_torch(name: AttentionName, case: AttentionCase) -> str | None:
 
 
 @functools.cache
-def say_once(hindrance: str) -> None:
+def log_once(hindrance: str) -> None:
     """Log why attention is slower than it could be."""
     logger.warning("attention runs in plain torch, slower: %s", hindrance)

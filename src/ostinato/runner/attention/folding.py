@@ -1,7 +1,7 @@
 """Folds the rows of a step into rectangles for kernels, and back.
 
-The query heads that share a key/value head are folded into rows, so that its keys are read
-once for all of them::
+The query heads that share a key/value head are folded into rows, so that its keys are read once for
+all of them::
 
     queries  (sequences, num_heads, queries, dim)
           -> (sequences, num_kv_heads, num_heads / num_kv_heads * queries, dim)

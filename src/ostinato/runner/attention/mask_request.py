@@ -1,7 +1,7 @@
 """Checks the model's own mask against its layers' windows.
 
-Models describe masks as functions of positions. We build no masks; but while a model is probed, the
-description is evaluated at positions far beyond the probe's prompt, and compared with the window
+Models define masks as functions of positions. No mask is built here; but while a model is probed,
+the function is evaluated at positions far beyond the probe's prompt, and compared with the window
 that the layer passes to its attention. So a window of 4,096 is checked with a prompt of 24 tokens.
 """
 
@@ -18,7 +18,7 @@ from ostinato.errors import UnsupportedModel
 from ostinato.runner.attention.registration import paged_attention
 
 PROBE_NAME = "ostinato_probe"
-"""The attention implementation for which models describe masks."""
+"""The attention implementation during the probe, for which models request masks."""
 
 _FAR = 5000
 """A position beyond any window."""
@@ -30,14 +30,14 @@ class MaskRequest:
 
     Attributes:
         window: Positions that a query sees; None sees all up to itself.
-        known: Whether it is causal, with that window, and nothing else.
+        known: Whether it is only causal, with that window.
     """
 
     window: int | None
     known: bool
 
     def __getattr__(self, name: str) -> Any:
-        """Stands for a mask, and refuses models that compute with it."""
+        """Refuse models that compute with the mask."""
         if name.startswith("__"):  # Python itself, or an inspection tool
             raise AttributeError(name)
         raise UnsupportedModel(
@@ -55,7 +55,7 @@ def register_probe() -> None:
 def describe_mask(
     *_: Any, mask_function: Callable[..., Any], local_size: int | None = None, **__: Any
 ) -> MaskRequest:
-    """Find out what a mask function shows, without building the mask.
+    """Evaluate a mask function without building the mask.
 
     Args:
         mask_function: From index tensors of batch, head, query and key to a bool tensor.

@@ -1,8 +1,8 @@
 """Attention by the native library.
 
-Tables are checked once per step, and planned once per kind of layer; a layer then costs a few
-microseconds of Python: it sets the addresses of keys, values, queries and outputs, and calls.
-The call runs on the threads of torch's own OpenMP, hence from the thread that runs the model.
+Tables are checked once per step, and planned once per kind of layer; a layer then takes a few
+microseconds of Python, which sets the addresses of keys, values, queries and outputs. The call uses
+the threads of torch's own OpenMP, so it must come from the thread that runs the model.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ from ostinato.runner.attention.native_plan import (
 from ostinato.runner.inputs import AttentionMetadata
 from ostinato.runner.kv_store import KVSpec, KVStore, LayerKV
 from ostinato.runner.native.checks import Slots, fill_rows
-from ostinato.runner.native.ctypes_api import Attention
+from ostinato.runner.native.ctypes_api import PLAN_ARRAYS, Attention
 from ostinato.runner.native.library import attention_isa
 from ostinato.runner.native.store import NativeKVStore
 from ostinato.runner.settings import ReadOnce
@@ -35,7 +35,8 @@ class NativeAttention:
 
     Attributes:
         limits: Sizes and costs for planning.
-        read_once: Whether blocks that sequences share are read once for all of them.
+        read_once: When blocks that sequences share are read once for all of them.
+        native: The library.
     """
 
     def __init__(
@@ -48,14 +49,13 @@ class NativeAttention:
 
         Args:
             native: The library.
-            read_once: Whether blocks that sequences share are read once for all of them: where
-                that is cheaper (``auto``), ``always`` or ``never``.
-            limits: Sizes and costs for planning; None is what was measured with the
-                instruction set in use.
+            read_once: When blocks that sequences share are read once for all of them: where that
+                is cheaper (``auto``), ``always`` or ``never``.
+            limits: Sizes and costs for planning; None uses those measured on the instruction set.
         """
         self.limits = limits or NativeLimits.of(attention_isa(native))
         self.read_once = read_once
-        self._native = native
+        self.native = native
 
     def new_store(
         self,
@@ -69,20 +69,12 @@ class NativeAttention:
         """Make a store; see ``AttentionBackend``. The device is a CPU."""
         if device.type != "cpu":
             raise ValueError(f"no native store on {device}: it is for CPUs")
-        return NativeKVStore(self._native, spec, num_blocks, block_size, dtype, layers)
+        return NativeKVStore(self.native, spec, num_blocks, block_size, dtype, layers)
 
     def start(self, metadata: AttentionMetadata, store: KVStore) -> "NativeStep":
         """Begin a step; see ``AttentionBackend``."""
         assert isinstance(store, NativeKVStore), "a store of its own"
         return NativeStep(metadata, store, self)
-
-    def plan(self, step: StepTables, kind: PlanKind) -> NativePlan:
-        """Plan the reads of a kind of layers in a step."""
-        return plan_native(self._native, step, self.limits.rules(kind, self.read_once))
-
-    def compute(self, attention: Attention) -> None:
-        """Compute one layer; all addresses have been checked."""
-        self._native.ost_attend(byref(attention))
 
 
 class NativeStep(AttentionStep):
@@ -130,7 +122,7 @@ class NativeStep(AttentionStep):
         if sinks is not None:
             sinks = _checked_sinks(sinks, num_heads)
         attention.sinks = None if sinks is None else sinks.data_ptr()
-        self._backend.compute(attention)
+        self._backend.native.ost_attend(byref(attention))
         return output
 
     @property
@@ -147,14 +139,16 @@ class NativeStep(AttentionStep):
         """Return the arguments that all layers of a kind share in this step.
 
         Returns:
-            Filled in but for the layer's own: keys and values, queries, output, sinks, scale and
-            soft cap. Valid as long as the step is.
+            All but those of the layer: keys and values, queries, output, sinks, scale and soft
+            cap. Valid as long as the step.
         """
         kept = self.store.spec.layers[layer]
         kind = (window, num_heads, kept)
         call = self._calls.get(kind)
         if call is None:
-            call = self._calls[kind] = self._planned(num_heads, kept, window)
+            plan = self.plan(num_heads, kept, window)
+            call = _PlannedCall(plan, num_heads, kept.value_dim, window, self._num_threads)
+            self._calls[kind] = call
         return call.attention
 
     def plan(self, num_heads: int, kept: LayerKV, window: int | None) -> NativePlan:
@@ -164,36 +158,26 @@ class NativeStep(AttentionStep):
         kind = PlanKind(
             window, num_heads // kept.num_kv_heads, kept.num_kv_heads, self._num_threads
         )
-        return self._backend.plan(self._tables, kind)
-
-    def _planned(self, num_heads: int, kept: LayerKV, window: int | None) -> "_PlannedCall":
-        plan = self.plan(num_heads, kept, window)
-        return _PlannedCall(plan, num_heads, kept.value_dim, window, self._num_threads)
+        rules = self._backend.limits.rules(kind, self._backend.read_once)
+        return plan_native(self._backend.native, self._tables, rules)
 
 
 class _PlannedCall:
     """The arguments that the calls of all layers of a kind share.
 
     Attributes:
-        attention: Filled in but for the layer's own keys, values, queries and outputs.
+        attention: Without the keys, values, queries and output of a layer.
     """
 
     def __init__(
         self, plan: NativePlan, num_heads: int, value_dim: int, window: int | None, threads: int
     ) -> None:
-        """Reference a plan, and keep it alive."""
+        """Point to a plan, and keep it alive."""
         laid = plan.laid
         shape = laid.num_partials, num_heads, value_dim + 2
         self._kept = plan, np.empty(shape, dtype=np.float32)
         self.attention = Attention(
-            tokens=laid.tokens,
-            positions=laid.positions,
-            blocks=laid.blocks,
-            segments=laid.segments,
-            items=laid.items,
-            merge_rows=laid.merge_rows,
-            merge_starts=laid.merge_starts,
-            merge_partials=laid.merge_partials,
+            **{name: getattr(laid, name) for name, _ in PLAN_ARRAYS},
             partials=self._kept[1].ctypes.data,
             num_heads=num_heads,
             num_items=laid.num_items,

@@ -29,10 +29,10 @@ class ReadLimits:
     """How large a read batch may be, and when blocks are read for several sequences at once.
 
     Attributes:
-        max_keys: Most keys gathered at once, padding included.
-        max_pairs: Most pairs of query and key at once, padding included.
+        max_keys: Maximum keys gathered at once, padding included.
+        max_pairs: Maximum pairs of query and key at once, padding included.
         max_width: Maximum keys of one sequence at once; more are read in tiles.
-        min_queries: Chunks of queries are not cut below this, whatever ``max_pairs`` says.
+        min_queries: Minimum queries of a piece, even if ``max_pairs`` is exceeded.
         sharing: Cost of reading once; None reads for each sequence separately.
     """
 
@@ -48,18 +48,18 @@ class ReadBatch:
     """Sequences, or pieces of them, that are read as one rectangle.
 
     Attributes:
-        num_sequences: Height.
+        num_sequences: Number of sequences.
         num_queries: Queries of each, padding included.
-        rows: Rows of the step that hold them, padded with each sequence's last row, shape
+        rows: Their rows in the step, padded with each sequence's last row, shape
             (num_sequences * num_queries,).
         real: Which of ``rows`` are not padding; None if all are.
         positions: Position of each query, shape (num_sequences, num_queries).
         blocks: Tables, shape (num_sequences, blocks_per_sequence); None for fresh sequences,
             whose keys are ``rows``.
         first_keys: Position of each sequence's first gathered key, shape (num_sequences, 1).
-        num_keys: Keys of each sequence that matter, padding included.
-        stale: Gathered keys behind a sequence's end, counted through all sequences: what
-            others left there may be NaN, and NaN times zero is NaN; shape (num_stale,).
+        num_keys: Keys of each sequence, padding included.
+        stale: Indices of gathered keys after a sequence's end, over all sequences, shape
+            (num_stale,): old content may be NaN, and NaN times zero is NaN.
     """
 
     num_sequences: int
@@ -77,8 +77,8 @@ class ReadBatch:
 
         Args:
             window: Positions that a query sees; None sees all up to itself.
-            first: First key of interest, counted from ``first_keys``.
-            stop: Key after the last one of interest; None is ``num_keys``.
+            first: First key, counted from ``first_keys``.
+            stop: Key after the last one; None is ``num_keys``.
 
         Returns:
             Shape (num_sequences, num_queries, stop - first), bool.
@@ -96,7 +96,7 @@ class SharedRead:
     """A run of blocks, and all rows that see all of it.
 
     Attributes:
-        rows: Which, counted among ``ReadPlan.sharers``, shape (num_rows,).
+        rows: Indices into ``ReadPlan.sharers``, shape (num_rows,).
         blocks: Block ids, shape (1, num_blocks).
     """
 
@@ -112,7 +112,7 @@ class ReadPlan:
         alone: Sequences that share nothing, or too little.
         sharers: Rows of all other sequences, ascending, shape (num_sharers,).
         shared: Runs of blocks that are read once for several of them.
-        tails: The rest that each of them sees; rows are counted among ``sharers``.
+        tails: The other blocks of each of them; rows are indices into ``sharers``.
     """
 
     alone: tuple[ReadBatch, ...]

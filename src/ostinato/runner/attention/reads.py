@@ -1,20 +1,20 @@
 """Groups sequences that are read together.
 
-Sequences of a step differ in how many tokens are new and how many precede them. A *read batch*
-is a rectangle cut from them: sequences with about as many new tokens and about as long a
-context, each padded to the longest::
+The sequences of a step differ in the number of new tokens and of tokens before them. A *read batch*
+is a rectangle: sequences with about as many new tokens and about as long a context, each padded to
+the longest::
 
                   keys gathered from blocks, from position first_key on
     sequence A    c c c c c c c c n n n n . .      c  cached     n  new in this step
     sequence B    c c c c c c c c c c n n n n      .  padding, read by no query
                                   └ queries ┘
 
-All decodes of like length form one batch. A sequence that starts at position 0 is *fresh*:
-its keys are the rows of the step themselves and nothing is gathered. Long chunks of queries
-are cut, and batches are closed, when scratch memory would exceed the limits.
+All decodes of similar length form one batch. A sequence that starts at position 0 is *fresh*: its
+keys are rows of the step, and nothing is gathered. Long chunks of queries are split, and new
+batches begin, where scratch memory would exceed the limits.
 
-Blocks that several sequences share are read once for all of them (law 2), see ``shared_runs``;
-what follows their shared blocks, their *tails*, form batches as well.
+Blocks that several sequences share are read once for all of them (law 2), see ``shared_runs``; the
+blocks after them, the *tails*, form batches as well.
 
 Cost: one Python step per sequence and kind of layer; all layers of a kind share the result.
 """
@@ -41,7 +41,7 @@ _FREE_PADDING = 64
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Some neighbouring queries of one sequence, and the keys that they need."""
+    """Adjacent queries of one sequence, and the keys that they need."""
 
     sequence: int
     row: int
@@ -62,22 +62,20 @@ class ReadPlans:
     """The read plans of one step, computed once for each kind of layer."""
 
     def __init__(self, metadata: AttentionMetadata, zero_block: int) -> None:
-        """Keep the step; plans are computed lazily."""
+        """Take a step; plans are computed lazily."""
         self._metadata = metadata
         self._zero_block = zero_block
         self._plans: dict[object, ReadPlan] = {}
         self.masks: dict[object, Tensor] = {}
 
     def plan(self, window: int | None, limits: ReadLimits, allow_fresh: bool) -> ReadPlan:
-        """Cut the step; what each new token sees is in one batch and any number of runs.
+        """Return the plan; the keys of each new token are in one batch and any number of runs.
 
         Args:
-            window: Positions that a query sees; None sees all before it. A window that hides
-                something hides it from some queries only, so its blocks are read for each
-                sequence alone.
+            window: Positions that a query sees; None sees all before it. If a window hides any
+                keys, it hides them from some queries only, so blocks are read per sequence.
             limits: How large a batch may be.
-            allow_fresh: Whether sequences may be left in the step's rows instead of being
-                gathered.
+            allow_fresh: Whether keys of fresh sequences may be read from the step's rows.
         """
         kind = (window, limits, allow_fresh)
         if kind not in self._plans:
@@ -123,12 +121,11 @@ class ReadPlans:
         return fresh, cached
 
     def _tails(self, limits: ReadLimits, columns: Ints) -> tuple[list[_Piece], Ints, Ints]:
-        """Return what sequences see behind their shared blocks, and their rows.
+        """Return the pieces after shared blocks, and their rows.
 
         Returns:
-            Pieces with rows counted among those of the sharers; these rows, shape
-            (num_sharers,); and each sequence's first row among them, shape
-            (num_sequences + 1,).
+            Pieces with rows as indices into those of the sharers; these rows, shape
+            (num_sharers,); and each sequence's first row among them, shape (num_sequences + 1,).
         """
         starts = self._metadata.starts
         lengths = np.where(columns > 0, np.diff(starts), 0)
@@ -154,7 +151,7 @@ class ReadPlans:
         return SharedRead(self._tensor(rows), self._tensor(blocks[None]))
 
     def _cut(self, whole: _Piece, window: int | None, limits: ReadLimits) -> Iterator[_Piece]:
-        """Cut a sequence's queries so that each piece keeps to the limits."""
+        """Split a sequence's queries into pieces within the limits."""
         block_size = self._metadata.block_size
         done = 0
         while done < whole.num_queries:
@@ -168,7 +165,7 @@ class ReadPlans:
             done += num_queries
 
     def _batch(self, pieces: list[_Piece], fresh: bool) -> ReadBatch:
-        """Turn pieces into one padded rectangle of tensors."""
+        """Return pieces as one padded rectangle."""
         lengths = np.array([p.num_queries for p in pieces])
         longest = int(lengths.max())
         within = np.arange(longest)
@@ -192,7 +189,7 @@ class ReadPlans:
         )
 
     def _tables(self, pieces: list[_Piece], first_keys: Ints, needed: Ints) -> tuple[Ints, Ints]:
-        """Cut each piece's blocks out of its table, and find the stale keys in the last one."""
+        """Return the blocks of each piece, and the stale keys in the last ones."""
         block_size = self._metadata.block_size
         counts = -(-needed // block_size)
         columns = np.arange(counts.max())
@@ -213,7 +210,7 @@ class ReadPlans:
 
 
 def _groups(pieces: list[_Piece], limits: ReadLimits) -> Iterator[list[_Piece]]:
-    """Sort pieces by shape, and close a group before it breaks a limit or pads too much."""
+    """Yield groups of pieces of similar shape, within the limits."""
     group: list[_Piece] = []
     fewest = most = 0
     for piece in sorted(pieces, key=lambda p: (p.num_queries, p.num_keys)):

@@ -1,8 +1,8 @@
 """Registers attention with the models of ``transformers``.
 
-``AttentionInterface`` lets a model's layers call any function that is registered by name. Ours
+With ``AttentionInterface`` a model's layers call any function that is registered by name. Ours
 takes the step as a keyword, which models pass to every layer, and refuses unknown arguments: a bias
-that is silently dropped gives fluent, wrong text.
+that is silently ignored gives fluent, wrong text.
 """
 
 from typing import Any, Protocol
@@ -30,7 +30,7 @@ class StepNotReceived(UnsupportedModel):
 
 
 class LayerAttention(Protocol):
-    """The value of the keyword: a ``GroupedStep``, or an observer of the calls."""
+    """The value of the keyword: a ``GroupedStep``, or a recorder of the calls."""
 
     @property
     def states(self) -> LayerStates | None:
@@ -60,10 +60,10 @@ def paged_attention(
     ostinato_step: LayerAttention | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Attend through the block tables of a step; called by a model's layer.
+    """Attend over the block tables of a step; called by a model's layer.
 
     Args:
-        module: The layer's attention module; ``layer_idx`` says which layer.
+        module: The layer's attention module; ``layer_idx`` is the index of the layer.
         query: Shape (1, num_heads, num_tokens, key_dim).
         key: Shape (1, num_kv_heads, num_tokens, key_dim).
         value: Shape (1, num_kv_heads, num_tokens, value_dim).

@@ -8,12 +8,12 @@ Block tables that begin alike form a tree; each edge of it is a *shared run*::
     C  0 1 4 9                                 C  4 9
     D  0 1 5                                   D  5
 
-Only blocks whose tokens all precede a sequence's first new token count, so every query of
-it sees every key of a run and no mask is needed. Where the backend holds an edge not to be
-worth a reading of its own, its blocks go to the edges below it, and at last to the sequences.
+Only blocks whose tokens are all before a sequence's first new token count, so every query sees
+every key of a run, and no mask is needed. If an edge is not worth a separate read, its blocks are
+read with the edges below it, or with the sequences.
 
-Cost: nothing but a look at first blocks where no two sequences begin alike; else a sort of the
-tables as bytes and a comparison of neighbours, once per step.
+Cost: a comparison of first blocks if no two sequences begin with the same one; otherwise the tables
+are sorted as bytes and adjacent ones compared, once per step.
 Source: a tree of shared prefixes read level by level, as in Hydragen (Juravsky et al., arXiv
 2402.05099), ChunkAttention (Ye et al., arXiv 2402.15220) and FlashInfer's cascades (Ye et al.,
 arXiv 2501.01005).
@@ -38,12 +38,12 @@ new tokens."""
 
 @dataclass(frozen=True, slots=True)
 class SharedRun:
-    """Neighbouring blocks that several sequences hold at the same place of their tables.
+    """Adjacent blocks that several sequences have at the same place of their tables.
 
     Attributes:
-        sequences: The sequences that share it, as indices into the step, at least two.
-        first_column: Where it begins in their tables.
-        num_blocks: How long it is.
+        sequences: Indices of the sequences in the step, at least two.
+        first_column: Its first column in their tables.
+        num_blocks: Its length.
     """
 
     sequences: tuple[int, ...]
@@ -52,7 +52,7 @@ class SharedRun:
 
     @property
     def stop_column(self) -> int:
-        """Column after its last."""
+        """The column after its last."""
         return self.first_column + self.num_blocks
 
 
@@ -62,19 +62,19 @@ def shared_runs(
     """Find the runs of a step, each before those below it in the tree.
 
     Args:
-        metadata: Whose tables.
-        worth: Which edges are worth a reading of their own.
+        metadata: The step.
+        worth: Which edges are worth a separate read.
         among: Which sequences may share, shape (num_sequences,); None is all of them.
 
     Returns:
-        Runs; those of one sequence are neighbours, from column 0 on.
+        Runs; those of one sequence are adjacent, from column 0 on.
     """
     past = metadata.first_positions // metadata.block_size
     if among is not None:
         past = np.where(among, past, 0)
     return tuple(
         run
-        for sequences in _that_begin_alike(metadata, past)
+        for sequences in _same_first_block(metadata, past)
         for run in _edges(metadata, *_sorted(metadata, past, sequences), worth)
     )
 
@@ -82,13 +82,13 @@ def shared_runs(
 def shared_columns(num_sequences: int, runs: Sequence[SharedRun]) -> Ints:
     """Count the columns of each sequence's table that runs cover, shape (num_sequences,)."""
     columns = np.zeros(num_sequences, dtype=np.int64)
-    for run in runs:  # those below come later, and reach further
+    for run in runs:  # those further down the tree come later
         columns[list(run.sequences)] = run.stop_column
     return columns
 
 
-def _that_begin_alike(metadata: AttentionMetadata, past: Ints) -> Iterator[list[int]]:
-    """Group the sequences whose first block is the same, and computed before the step."""
+def _same_first_block(metadata: AttentionMetadata, past: Ints) -> Iterator[list[int]]:
+    """Yield groups of sequences with the same first block, computed before the step."""
     groups: defaultdict[int, list[int]] = defaultdict(list)
     firsts = metadata.blocks[metadata.table_starts[:-1]].tolist()
     for sequence, (first, num_past) in enumerate(zip(firsts, past.tolist(), strict=True)):
@@ -100,7 +100,7 @@ def _that_begin_alike(metadata: AttentionMetadata, past: Ints) -> Iterator[list[
 def _sorted(
     metadata: AttentionMetadata, past: Ints, sequences: list[int]
 ) -> tuple[list[int], list[int]]:
-    """Put tables that begin alike side by side.
+    """Sort tables, so that those with a common prefix are adjacent.
 
     Returns:
         The sequences in order, and how many leading blocks each shares with the next.
@@ -121,7 +121,7 @@ def _num_common(one: Ints, other: Ints) -> int:
 def _edges(
     metadata: AttentionMetadata, order: list[int], alike: list[int], worth: Worth
 ) -> Iterator[SharedRun]:
-    """Walk down the tree of sorted tables, and yield the edges worth reading once."""
+    """Traverse the tree of sorted tables, and yield the edges worth reading once."""
     num_new = np.diff(metadata.starts)
     todo = [(0, len(order), 0)]
     while todo:
@@ -136,7 +136,7 @@ def _edges(
 
 
 def _children(alike: list[int], low: int, high: int, depth: int) -> Iterator[tuple[int, int]]:
-    """Cut a range of tables where neighbours share no more than its edge does."""
+    """Split a range of tables where adjacent ones share no more than its edge."""
     start = low
     for stop in range(low + 1, high + 1):
         if stop == high or alike[stop - 1] == depth:

@@ -1,7 +1,7 @@
 """A softmax computed in parts.
 
-Over keys that come tile by tile (Milakov and Gimelshein, arXiv 1805.02867), or over parts that
-were finished each for itself and know the logarithm of their sum of exponentials::
+Either over keys tile by tile (Milakov and Gimelshein, arXiv 1805.02867), or over parts that were
+computed separately, with the logarithm of their sum of exponentials::
 
     part 1   mean of values m1, log-sum-exp l1  ┐      l = log(exp l1 + exp l2)
     part 2   mean of values m2, log-sum-exp l2  ┘ ──►  m = m1 exp(l1 - l) + m2 exp(l2 - l)
@@ -17,12 +17,12 @@ from ostinato.runner.attention.folding import unfold_gqa
 
 @dataclass(slots=True)
 class RunningSoftmax:
-    """Softmax over keys that come tile by tile.
+    """Softmax over keys, tile by tile.
 
     Attributes:
         peak: Largest score so far, shape (sequences, num_kv_heads, rows, 1).
         total: Sum of exponentials relative to it, likewise.
-        weighted: Sum of values so weighted, shape (sequences, num_kv_heads, rows, value_dim).
+        weighted: Weighted sum of values, shape (sequences, num_kv_heads, rows, value_dim).
     """
 
     peak: Tensor
@@ -90,7 +90,7 @@ class Parts:
     log_sum: Tensor
 
     @classmethod
-    def room_for(cls, queries: Tensor, value_dim: int) -> "Parts":
+    def empty(cls, queries: Tensor, value_dim: int) -> "Parts":
         """Allocate for rows; queries are (num_rows, num_heads, key_dim)."""
         dtype = torch.promote_types(queries.dtype, torch.float32)
         return cls(
@@ -99,10 +99,10 @@ class Parts:
         )
 
     def add(self, rows: Tensor, mean: Tensor, log_sum: Tensor) -> None:
-        """Merge a further part of some rows.
+        """Merge another part of some rows.
 
         Args:
-            rows: Which, each once, shape (num_rows,).
+            rows: Indices of the rows, each once, shape (num_rows,).
             mean: Shape (num_rows, num_heads, value_dim).
             log_sum: Shape (num_rows, num_heads).
         """

@@ -1,15 +1,15 @@
 """Attention in plain torch, on any device and in any dtype.
 
-Two ways; the first that supports a layer is used:
+There are two ways; the first that supports a layer is used:
 
 * *fused*: ``scaled_dot_product_attention``, FlashAttention's tiling (Dao et al., arXiv
-  2205.14135) without its scores ever in memory;
+  2205.14135), which never stores the scores;
 * *explicit*: two matrix products and a running softmax over tiles of keys (Milakov and
   Gimelshein, arXiv 1805.02867), for soft caps, sinks, and contexts too long to gather at once.
 
-Blocks that several sequences share are read once (law 2): all their rows look at the shared run
-in one product per key/value head, and what comes out is put together with what each sees
-besides, see ``softmax``.
+Blocks that several sequences share are read once (law 2): all their rows attend to the shared run
+in one product per key/value head, and the result is merged with that of their own blocks, see
+``softmax``.
 """
 
 from collections.abc import Sequence
@@ -20,9 +20,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from ostinato.runner.attention.backend import AttentionStep, AttentionStyle
-from ostinato.runner.attention.cascade import Tile, flash, knows_log_sums, read_run, scores_of
+from ostinato.runner.attention.cascade import flash, knows_log_sums, read_run, scores_of
 from ostinato.runner.attention.folding import fold_gqa, gather_rows, scatter_rows, unfold_gqa
-from ostinato.runner.attention.kv_gather import gather
 from ostinato.runner.attention.read_plan import ReadBatch, ReadLimits, ReadPlan, SharingCost
 from ostinato.runner.attention.reads import ReadPlans
 from ostinato.runner.attention.softmax import Part, Parts, RunningSoftmax
@@ -54,8 +53,8 @@ class SharingBytes:
     """The cost of reading once, in bytes of keys and values that could be read instead.
 
     Attributes:
-        per_run: For a reading of its own: some calls, whatever its length.
-        per_value: For putting one value of one row together with its other parts.
+        per_run: Of a separate read: some calls, whatever its length.
+        per_value: Of merging one value of one row.
     """
 
     per_run: int = 2**20
@@ -67,7 +66,7 @@ SHARING: dict[ReadOnce, SharingBytes | None] = {
     "always": SharingBytes(per_run=0, per_value=0),
     "never": None,
 }
-"""The cost for a value of the setting ``read_once``."""
+"""The cost of reading once, by the setting ``read_once``."""
 
 
 class TorchAttention:
@@ -81,9 +80,8 @@ class TorchAttention:
         """Create the backend.
 
         Args:
-            scratch: Memory for itself.
-            sharing: When blocks that sequences share are read once for all of them; None never
-                does.
+            scratch: Limits of scratch memory.
+            sharing: Cost of reading shared blocks once for all sequences; None never does.
         """
         self.scratch = scratch or ScratchLimits()
         self.sharing = sharing
@@ -102,25 +100,39 @@ class TorchAttention:
 
     def start(self, metadata: AttentionMetadata, store: KVStore) -> "TorchStep":
         """Begin a step; see ``AttentionBackend``."""
-        return TorchStep(metadata, store, self)
+        return TorchStep(metadata, store, self.scratch, self.sharing)
+
+
+class TorchStep(AttentionStep):
+    """One step, read by torch.
+
+    Attributes:
+        reads: Which sequences are read together, computed once for all layers of a kind.
+    """
+
+    def __init__(
+        self,
+        metadata: AttentionMetadata,
+        store: KVStore,
+        scratch: ScratchLimits,
+        sharing: SharingBytes | None,
+    ) -> None:
+        """Bind a step; plans are computed lazily."""
+        super().__init__(metadata, store)
+        self.reads = ReadPlans(metadata, store.zero_block)
+        self._scratch, self._sharing = scratch, sharing
 
     def read(
-        self,
-        step: "TorchStep",
-        layer: int,
-        queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        style: AttentionStyle,
+        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, style: AttentionStyle
     ) -> Tensor:
         """Attend; see ``AttentionStep``."""
         num_tokens, num_heads, _ = queries.shape
         output = queries.new_empty(num_tokens, num_heads, values.shape[2])
         # Fused kernels need keys and values of one size; otherwise all scores would be in memory.
-        unrounded = keys.dtype == values.dtype == step.store.dtype
+        unrounded = keys.dtype == values.dtype == self.store.dtype
         fresh = style.plain and unrounded and keys.shape[2] == values.shape[2]
         limits = self._limits(queries, keys, values, style)
-        plan = step.reads.plan(style.window, limits, allow_fresh=fresh)
+        plan = self.reads.plan(style.window, limits, allow_fresh=fresh)
         for batch in plan.alone:
             picked = gather_rows(queries, batch)
             if batch.blocks is None:
@@ -128,13 +140,13 @@ class TorchAttention:
                     picked, gather_rows(keys, batch), gather_rows(values, batch), style
                 )
             elif style.plain and batch.num_keys <= limits.max_width:
-                attended = self._fused(step, layer, batch, picked, style)
+                attended = self._fused(layer, batch, picked, style)
             else:
-                attended = self._explicit(step, layer, batch, picked, style, limits).mean
+                attended = self._explicit(layer, batch, picked, style, limits).mean
             scatter_rows(output, attended.to(output.dtype), batch)
         if plan.shared:
             sharers = queries.index_select(0, plan.sharers)
-            attended = self._shared(step, layer, plan, sharers, style, limits)
+            attended = self._shared(layer, plan, sharers, style, limits)
             output.index_copy_(0, plan.sharers, attended.to(output.dtype))
         return output
 
@@ -148,50 +160,38 @@ class TorchAttention:
         score_width = max(4, queries.element_size())
         per_pair = queries.shape[1] * score_width * (1 if style.plain else 3)
         per_key = _row_bytes(keys) + _row_bytes(values)
-        max_keys = max(1, self.scratch.gather_bytes // per_key)
+        max_keys = max_width = max(1, self._scratch.gather_bytes // per_key)
+        if style.plain:
+            max_width = max(max_keys, self._scratch.fused_bytes // per_key)
+        sharing = None
+        if self._sharing is not None:
+            per_row = self._sharing.per_value * queries.shape[1] * values.shape[2]
+            sharing = SharingCost(self._sharing.per_run / per_key, per_row / per_key)
         return ReadLimits(
             max_keys=max_keys,
-            max_pairs=max(1, self.scratch.score_bytes // per_pair),
-            max_width=max(max_keys, self.scratch.fused_bytes // per_key)
-            if style.plain
-            else max_keys,
-            sharing=self._sharing_cost(per_key, queries.shape[1] * values.shape[2]),
-        )
-
-    def _sharing_cost(self, bytes_per_key: int, values_per_row: int) -> SharingCost | None:
-        """Return the cost of reading once, in keys."""
-        if self.sharing is None:
-            return None
-        return SharingCost(
-            self.sharing.per_run / bytes_per_key,
-            self.sharing.per_value * values_per_row / bytes_per_key,
+            max_pairs=max(1, self._scratch.score_bytes // per_pair),
+            max_width=max_width,
+            sharing=sharing,
         )
 
     def _fused(
-        self,
-        step: "TorchStep",
-        layer: int,
-        batch: ReadBatch,
-        queries: Tensor,
-        style: AttentionStyle,
+        self, layer: int, batch: ReadBatch, queries: Tensor, style: AttentionStyle
     ) -> Tensor:
         """Attend in one call; returns (sequences, num_heads, queries, value_dim)."""
-        keys, values = gather(step, layer, batch, queries.dtype)
+        keys, values = self._gather(layer, batch, queries.dtype)
         folded = fold_gqa(queries, keys.shape[1])
-        mask = self._mask(step, batch, style.window, folded)
+        mask = self._mask(batch, style.window, folded)
         attended = scaled_dot_product_attention(
             folded, keys, values, attn_mask=mask, scale=style.scale
         )
         return unfold_gqa(attended, queries.shape[1])
 
-    def _mask(
-        self, step: "TorchStep", batch: ReadBatch, window: int | None, folded: Tensor
-    ) -> Tensor:
+    def _mask(self, batch: ReadBatch, window: int | None, folded: Tensor) -> Tensor:
         """Return what is added to the scores, (sequences, 1, folded rows, keys).
 
-        Layers of a kind share it as long as the memo has room.
+        Layers of a kind share it, within the limit of the memo.
         """
-        memo = step.reads.masks
+        memo = self.reads.masks
         repeats = folded.shape[2] // batch.num_queries
         kind = (id(batch), window, repeats, folded.dtype)
         if kind in memo:
@@ -200,13 +200,12 @@ class TorchAttention:
         mask = torch.zeros(seen.shape, dtype=folded.dtype, device=folded.device)
         mask = mask.masked_fill_(~seen, -torch.inf)[:, :, None]
         mask = mask.expand(-1, -1, repeats, -1, -1).flatten(2, 3)
-        if sum(m.nbytes for m in memo.values()) + mask.nbytes <= self.scratch.mask_memo_bytes:
+        if sum(m.nbytes for m in memo.values()) + mask.nbytes <= self._scratch.mask_memo_bytes:
             memo[kind] = mask
         return mask
 
     def _explicit(
         self,
-        step: "TorchStep",
         layer: int,
         batch: ReadBatch,
         queries: Tensor,
@@ -218,10 +217,10 @@ class TorchAttention:
         num_heads = queries.shape[1]
         precision = torch.promote_types(queries.dtype, torch.float32)
         softmax: RunningSoftmax | None = None
-        block_size = step.metadata.block_size
+        block_size = self.metadata.block_size
         num_columns = max(1, limits.max_keys // batch.num_sequences // block_size)
         for column in range(0, batch.blocks.shape[1], num_columns):
-            keys, values = gather(step, layer, batch, precision, column, num_columns)
+            keys, values = self._gather(layer, batch, precision, column, num_columns)
             if softmax is None:
                 folded = fold_gqa(queries.to(precision), keys.shape[1])
                 softmax = RunningSoftmax.start(folded, values.shape[3], num_heads, style.sinks)
@@ -233,7 +232,6 @@ class TorchAttention:
 
     def _shared(
         self,
-        step: "TorchStep",
         layer: int,
         plan: ReadPlan,
         queries: Tensor,
@@ -243,61 +241,61 @@ class TorchAttention:
         """Attend to shared runs and tails; returns (num_sharers, num_heads, value_dim)."""
         parts: Parts | None = None
         for batch in plan.tails:
-            part = self._tail(step, layer, batch, gather_rows(queries, batch), style, limits)
+            part = self._tail(layer, batch, gather_rows(queries, batch), style, limits)
             if parts is None:
-                parts = Parts.room_for(queries, part.mean.shape[3])
+                parts = Parts.empty(queries, part.mean.shape[3])
             scatter_rows(parts.mean, part.mean.to(parts.mean.dtype), batch)
             scatter_rows(parts.log_sum, part.log_sum.to(parts.log_sum.dtype), batch)
         assert parts is not None, "the step's own tokens are always in a tail"
-        tile = Tile.of(step, limits)
         for read in plan.shared:
-            for part in read_run(step, layer, read, queries, style, tile):
+            for part in read_run(self, layer, read, queries, style, limits):
                 parts.add(read.rows, part.mean[0].transpose(0, 1), part.log_sum[0].T)
         return parts.mean
 
     def _tail(
         self,
-        step: "TorchStep",
         layer: int,
         batch: ReadBatch,
         queries: Tensor,
         style: AttentionStyle,
         limits: ReadLimits,
     ) -> Part:
-        """Attend to the parts that sequences do not share."""
-        spec = step.store.spec.layers[layer]
+        """Attend to the blocks that sequences do not share."""
+        spec = self.store.spec.layers[layer]
         if not knows_log_sums(queries, spec, style) or batch.num_keys > limits.max_width:
-            return self._explicit(step, layer, batch, queries, style, limits)
-        keys, values = gather(step, layer, batch, queries.dtype)
+            return self._explicit(layer, batch, queries, style, limits)
+        keys, values = self._gather(layer, batch, queries.dtype)
         folded = fold_gqa(queries, keys.shape[1])
-        mask = self._mask(step, batch, style.window, folded)
+        mask = self._mask(batch, style.window, folded)
         return flash(folded, keys, values, style, queries.shape[1], mask)
 
-
-class TorchStep(AttentionStep):
-    """One step, read by torch.
-
-    Attributes:
-        reads: Which sequences are read together, worked out once for all layers.
-    """
-
-    def __init__(
-        self, metadata: AttentionMetadata, store: KVStore, attention: TorchAttention
-    ) -> None:
-        """Bind a step; plans are computed lazily."""
-        super().__init__(metadata, store)
-        self.reads = ReadPlans(metadata, store.zero_block)
-        self._attention = attention
-
-    def read(
-        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, style: AttentionStyle
-    ) -> Tensor:
-        """Attend; see ``AttentionStep``."""
-        return self._attention.read(self, layer, queries, keys, values, style)
+    def _gather(
+        self,
+        layer: int,
+        batch: ReadBatch,
+        dtype: torch.dtype,
+        column: int = 0,
+        num_columns: int | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Fetch some block columns of a batch, (sequences, num_kv_heads, keys, dim) each."""
+        assert batch.blocks is not None
+        stop = None if num_columns is None else column + num_columns
+        keys, values = self.store.gather(layer, batch.blocks[:, column:stop])
+        block_size, width = self.metadata.block_size, keys.shape[1]
+        stale = batch.stale
+        if width < batch.blocks.shape[1] * block_size:  # counted through the tile's own keys
+            full_width = batch.blocks.shape[1] * block_size
+            sequences, places = stale // full_width, stale % full_width - column * block_size
+            stale = (sequences * width + places)[(places >= 0) & (places < width)]
+        num_keys = batch.num_keys - column * block_size
+        for tensor in (keys, values):
+            tensor.flatten(0, 1).index_fill_(0, stale, 0)
+        keys, values = (t[:, :num_keys].transpose(1, 2).to(dtype) for t in (keys, values))
+        return keys, values
 
 
 def _causal(queries: Tensor, keys: Tensor, values: Tensor, style: AttentionStyle) -> Tensor:
-    """Attend within fresh sequences, whose keys are all in the step."""
+    """Attend within sequences whose keys are all in the step."""
     return scaled_dot_product_attention(
         queries,
         keys,

@@ -1,8 +1,8 @@
 """Buffers of a program.
 
-They are kept from step to step, some with room for all rows of a step, some for those of a chunk::
+They are reused by all steps; some hold all rows of a step, others those of a chunk::
 
-    for all rows    residual stream, angles, queries, keys, values, what they attended to
+    for all rows    residual stream, angles, queries, keys, values, output of attention
     in the arena    everything else: overwritten by the next chunk
 
 The arena is one block of memory: a program recognizes its buffers by address.
@@ -18,21 +18,13 @@ class Arena:
     """Named buffers of rows of one dtype; layers share those of one name and width.
 
     Attributes:
-        most_rows: Rows that there is room for.
-        rows_per_chunk: Rows of a chunk, at most.
+        most_rows: Maximum rows of a step.
+        rows_per_chunk: Maximum rows of a chunk.
         dtype: Dtype of all buffers.
     """
 
     def __init__(self, most_rows: int, rows_per_chunk: int, width: int, dtype: torch.dtype) -> None:
-        """Make room.
-
-        Args:
-            most_rows: Maximum rows of a step.
-            rows_per_chunk: Maximum rows of a chunk.
-            width: Numbers in the arena for each row of a chunk: those of all its buffers, and what
-                is between their rows.
-            dtype: Dtype of all buffers.
-        """
+        """Allocate the arena; ``width`` is the sum of the strides of all buffers in it."""
         self.most_rows, self.rows_per_chunk = most_rows, min(most_rows, rows_per_chunk)
         self.dtype = dtype
         self._block = torch.zeros(self.rows_per_chunk * width, dtype=dtype)
@@ -55,17 +47,17 @@ class Arena:
         """Return a buffer in the arena, shape (rows_per_chunk, width)."""
         if (name, width) not in self._in_arena:
             first, self._used = self._used, self._used + self.rows_per_chunk * row_stride(width)
-            assert self._used <= len(self._block), "no room left in the arena"
+            assert self._used <= len(self._block), "the arena is full"
             buffer = self._block[first : self._used].view(self.rows_per_chunk, row_stride(width))
             self._in_arena[name, width] = buffer[:, :width]
         return self._in_arena[name, width]
 
     @property
     def address(self) -> int:
-        """Where the arena begins."""
+        """Address of the arena."""
         return self._block.data_ptr()
 
     @property
     def num_bytes(self) -> int:
-        """How large the arena is."""
+        """Size of the arena."""
         return self._block.nbytes

@@ -1,14 +1,14 @@
-"""Weights as codes of 8 or 4 bits, by groups of neighbouring inputs.
+"""Weights as codes of 8 or 4 bits, in groups of adjacent inputs.
 
 ::
 
     weight = code * scale                 8 bits, codes of -128 .. 127
     weight = (code - 8) * scale           4 bits, codes of 0 .. 15
-    weight = code * scale + minimum       either, where there are minima
-    weight = (code - zero) * scale        either, where checkpoints have zero points
+    weight = code * scale + minimum       either, with minima
+    weight = (code - zero) * scale        either, with zero points, as checkpoints may have
 
-A group's scale is such that its largest weight is a code. It is kept in bfloat16, whose range is
-that of the weights, and rounded before codes are, so that it costs no precision of theirs.
+A group's scale is such that its largest weight is a code. It is stored in bfloat16, whose range is
+that of the weights, and rounded before the codes are computed, so that they compensate for it.
 """
 
 import math
@@ -23,7 +23,7 @@ from torch.nn import functional
 from ostinato.errors import UnsupportedModel
 
 GROUP_STEP = 32
-"""Groups are a multiple of so many inputs."""
+"""Group sizes are a multiple of this."""
 
 _ZERO = {4: 8, 8: 0}
 """The code of zero, for a group without minimum."""
@@ -37,7 +37,7 @@ class CodeFormat:
         bits: 8 or 4.
         group_size: Inputs that share a scale, a multiple of 32.
         has_minima: Whether groups have a minimum as well.
-        has_zeros: Whether groups have a zero point, which they never have beside a minimum.
+        has_zeros: Whether groups have a zero point; never together with a minimum.
     """
 
     bits: Literal[4, 8]
@@ -61,26 +61,26 @@ class CodeFormat:
         return 15 if self.bits == 4 else 127
 
     def num_groups(self, num_inputs: int) -> int:
-        """Return how many groups the inputs of an output are in."""
+        """Return the number of groups of so many inputs."""
         return -(-num_inputs // self.group_size)
 
     def __str__(self) -> str:
-        """Name it: ``int4 in groups of 32``."""
+        """Return its name, such as ``int4 in groups of 32``."""
         return f"int{self.bits} in groups of {self.group_size}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Codes:
-    """A weight.
+    """A quantized weight.
 
     Attributes:
         format: Format of the codes.
         codes: Shape (num_outputs, num_inputs), int8 for 8 bits and uint8 for 4.
         scales: Shape (num_outputs, num_groups).
-        minima: Likewise, of the same dtype; None without.
-        zeros: Likewise, int8; None without.
-        order: Which input each column of ``codes`` stands for, shape (num_inputs,); None if they
-            are in order. Groups are of neighbouring columns.
+        minima: Likewise, of the same dtype; None if there are none.
+        zeros: Likewise, int8; None if there are none.
+        order: The input of each column of ``codes``, shape (num_inputs,); None if they are in
+            order. Groups are of adjacent columns.
     """
 
     format: CodeFormat
@@ -91,7 +91,7 @@ class Codes:
     order: Tensor | None = None
 
     def plain(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return the weight, shape (num_outputs, num_inputs)."""
+        """Return the dequantized weight, shape (num_outputs, num_inputs)."""
         scales = self._by_input(self.scales)
         if self.minima is not None:
             numbers = self.codes * scales + self._by_input(self.minima)
@@ -116,12 +116,7 @@ class Codes:
 
 
 def encode(weight: Tensor, format: CodeFormat) -> Codes:
-    """Write a weight as codes.
-
-    Args:
-        weight: Shape (num_outputs, num_inputs), finite.
-        format: How.
-    """
+    """Quantize a weight of shape (num_outputs, num_inputs), finite."""
     size = format.group_size
     padded = functional.pad(weight.float(), (0, -weight.shape[1] % size))
     numbers = padded.view(len(weight), -1, size)
@@ -142,7 +137,7 @@ def codes_of(
     minima: Tensor | None = None,
     zeros: Tensor | None = None,
 ) -> Tensor:
-    """Return the nearest codes where scales are given; see ``Codes``."""
+    """Return the nearest codes for given scales; see ``Codes``."""
     num_outputs, num_inputs = weight.shape
     padded = functional.pad(weight.float(), (0, -num_inputs % format.group_size))
     numbers = padded.view(num_outputs, -1, format.group_size)
@@ -159,7 +154,7 @@ def joined(parts: Sequence[Codes]) -> Codes:
     """Concatenate weights; if formats differ, in one that represents all of them.
 
     Raises:
-        UnsupportedModel: Their inputs are not in one order.
+        UnsupportedModel: The orders of their inputs differ.
     """
     format = CodeFormat(
         4 if all(part.format == parts[0].format and part.format.bits == 4 for part in parts) else 8,
@@ -195,7 +190,7 @@ def _together(parts: Sequence[Tensor | None]) -> Tensor | None:
 
 
 def _widened(part: Codes, format: CodeFormat) -> Codes:
-    """Write the same weights in a format of as many bits or more, and of smaller groups."""
+    """Convert codes to a format of at least as many bits, and of smaller groups."""
     times = part.format.group_size // format.group_size
     groups = format.num_groups(part.codes.shape[1])
     scales = part.scales.repeat_interleave(times, dim=1)[:, :groups]
@@ -212,13 +207,13 @@ def _widened(part: Codes, format: CodeFormat) -> Codes:
 
 
 def _divided(numbers: Tensor, scales: Tensor) -> Tensor:
-    """Divide by a group's scale; what a scale of 0 stands for is nothing."""
+    """Divide by a group's scale; 0 if the scale is 0."""
     scales = scales.float()[..., None]
     return torch.where(scales == 0, 0.0, numbers / scales)
 
 
 def _up(scales: Tensor) -> Tensor:
-    """Round to bfloat16, and never below: no weight is cut off."""
+    """Round up to bfloat16, so that no weight is clipped."""
     rounded = scales.bfloat16()
     above = torch.nextafter(rounded, torch.full_like(rounded, torch.inf))
     return torch.where(rounded.float() < scales, above, rounded)
@@ -227,8 +222,8 @@ def _up(scales: Tensor) -> Tensor:
 def _best_scales(numbers: Tensor) -> Tensor:
     """Choose scales of 4 bits by the squared error.
 
-    The largest weight may be the code of -8, or of 7 where the sign asks for it, or be cut off a
-    little so that all others come out finer.
+    The largest weight becomes the code of -8, or of 7, or is clipped a little so that all others
+    are more precise.
     """
     size = numbers.abs().amax(2)
     largest = torch.gather(numbers, 2, numbers.abs().argmax(2, keepdim=True))[..., 0]

@@ -1,6 +1,6 @@
-"""Recognizes decoders that the fused forward can compute.
+"""Recognizes decoders that the fused forward supports.
 
-By structure, not by name: Llama, Mistral, Qwen2, Qwen3, and similar ones::
+They are recognized by structure, not by name: Llama, Mistral, Qwen2, Qwen3, and similar ones::
 
     embed_tokens ─► n × layer ─► norm ─► lm_head
 
@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from transformers.activations import SiLUActivation
 
 from ostinato.runner.attention.backend import AttentionStyle
-from ostinato.runner.forward.layer_specs import HeadShape, Norm
+from ostinato.runner.forward.ops import HeadShape, Norm
 from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.forward.packing import Pack, pack_plain, stack
 from ostinato.runner.forward.plain_layers import is_plain_linear, is_unaltered
@@ -48,7 +48,7 @@ class Projection:
 
     Attributes:
         weight: Shape (num_outputs, num_inputs).
-        biases: One per layer in it, end to end; empty for none.
+        biases: One per layer in it; empty for none.
         widths: Outputs of each layer in it.
     """
 
@@ -57,7 +57,7 @@ class Projection:
     widths: tuple[int, ...] = ()
 
     def bias(self) -> Tensor | None:
-        """Return the biases as one; they are joined anew, since they may be replaced in place."""
+        """Return the biases as one; concatenated each time, since they may be replaced in place."""
         if len(self.biases) <= 1:
             return self.biases[0] if self.biases else None
         return torch.cat(self.biases)
@@ -70,12 +70,12 @@ class DecoderLayer:
     Attributes:
         input_norm: Before attention.
         project: Queries, keys and values.
-        shape: How they are cut into heads.
+        shape: How they are split into heads.
         style: Parameters of attention.
-        combine: The heads' results.
+        combine: The output projection of attention.
         output_norm: Before the feed-forward part.
         gate_up: Gate and up.
-        down: Back to the residual stream.
+        down: The output projection of the feed-forward part.
         name: The module's name in the model.
     """
 
@@ -90,7 +90,7 @@ class DecoderLayer:
     name: str
 
     def joined(self, product: str) -> list[tuple[str, int]]:
-        """List the linear layers that a product joins, each with its first output."""
+        """Return the linear layers that a product joins, each with its first output."""
         widths: tuple[int, ...] = getattr(self, product).widths
         names = (f"{self.name}.{name}" for name in PRODUCTS[product])
         return list(zip(names, accumulate(widths[:-1], initial=0), strict=True))
@@ -104,7 +104,7 @@ class Decoder:
         embedding: Ids to the residual stream, the model's own module.
         rotary: Positions to angles, the model's own module.
         layers: First to last.
-        norm: Behind the last layer.
+        norm: After the last layer.
         head: The residual stream to logits.
     """
 
@@ -113,6 +113,11 @@ class Decoder:
     layers: tuple[DecoderLayer, ...]
     norm: Norm
     head: Projection
+
+    def norm_after(self, index: int) -> Norm:
+        """Return the norm that follows a layer."""
+        last = index + 1 == len(self.layers)
+        return self.norm if last else self.layers[index + 1].input_norm
 
 
 def unsupported_reason(model: PreTrainedModel) -> str | None:
@@ -144,7 +149,7 @@ def parse_decoder(
 
     Args:
         model: One for which ``unsupported_reason`` returns None.
-        styles: How each layer's scores are made, as the layer itself asked for it.
+        styles: Each layer's parameters of attention, as the layer passed them.
         pack: Packs weights.
 
     Effects: replaces its linear layers by packed ones; the model itself keeps working.
@@ -170,7 +175,7 @@ def parse_decoder(
 
 
 def _inner(model: PreTrainedModel) -> nn.Module | None:
-    """Return the decoder in a model, which one for images as well has beside their encoder."""
+    """Return the decoder in a model; one for images has it beside their encoder."""
     inner = getattr(model, model.base_model_prefix, None)
     inner = getattr(inner, "language_model", inner)
     return inner if isinstance(inner, nn.Module) else None
@@ -178,11 +183,10 @@ def _inner(model: PreTrainedModel) -> nn.Module | None:
 
 def _layer(layer: nn.Module, style: AttentionStyle, pack: Pack, name: str) -> DecoderLayer:
     attention, mlp = cast(nn.Module, layer.self_attn), cast(nn.Module, layer.mlp)
-    shape = _head_shape(attention)
     return DecoderLayer(
         input_norm=_norm(layer.input_layernorm),
         project=_projection(attention, _PROJECTIONS, pack),
-        shape=shape,
+        shape=_head_shape(attention),
         style=style,
         combine=_projection(attention, ("o_proj",), pack),
         output_norm=_norm(layer.post_attention_layernorm),

@@ -1,19 +1,19 @@
 """Computes a step with as few passes over memory as possible.
 
-The same numbers as the modules of ``transformers`` give, with the roundings where they have them,
-but queries, keys and values in one product, gate and up in one, and each stretch between two
-products in one pass. Long steps go chunk by chunk, so that what one product leaves is still in the
-processor's cache when the next needs it; attention alone sees all rows at once::
+The results are those of the modules of ``transformers``, rounded at the same places, but one
+product computes queries, keys and values, one computes gate and up, and the operations between two
+products are one pass. Long steps are computed in chunks, so that the output of a product is still
+in the processor's cache when the next one reads it; attention sees all rows at once::
 
-    chunk   norm, project, turn │ attend │ combine, add + norm, gate_up, gate, down, add + norm,
+    chunk   norm, project, RoPE │ attend │ combine, add + norm, gate_up, gate, down, add + norm,
             ───── layer 0 ───── │        │ ─────────────────── layer 0 ───────────────────────
-                                │        │ project, turn │ attend │ ...
+                                │        │ project, RoPE │ attend │ ...
                                 │        │ ── layer 1 ── │
 
-After the last attention, only rows with requested logits are computed.
+After the last attention, only rows whose logits are wanted are computed.
 
-Where the library reads every layer's keys and values, all that is one call, see ``steps``. This is
-what is left for attention in torch, and for layers with scores of a kind that programs do not have.
+Where the library reads every layer's keys and values, all of it is one call, see ``steps``. The
+code here is for attention in torch, and for layers whose scores programs do not support.
 """
 
 from collections.abc import Iterator
@@ -24,21 +24,40 @@ from torch import Tensor
 
 from ostinato.runner.attention.registration import LayerAttention
 from ostinato.runner.forward.decoder import Decoder, DecoderLayer, Projection
-from ostinato.runner.forward.embedding_and_rope import Angles, Lookup, Vectors
-from ostinato.runner.forward.layer_specs import Heads, Norm, RopeAngles
-from ostinato.runner.forward.ops import NativeOps
+from ostinato.runner.forward.embedding_and_rope import Angles, Lookup, look_up_embeddings
+from ostinato.runner.forward.ops import Heads, NativeOps, RopeAngles
 from ostinato.runner.forward.steps import Steps
-from ostinato.runner.forward.workspace import Workspace
 from ostinato.runner.inputs import Ints
 from ostinato.runner.lora import StepAdapters
-from ostinato.runner.lora_records import add_updates
+from ostinato.runner.lora_updates import add_updates
 from ostinato.runner.malloc_tuning import LARGEST_KEPT_BYTES
 
 _PRODUCT_BYTES = LARGEST_KEPT_BYTES * 7 // 8
-"""Maximum bytes of one product: larger ones would be page-faulted in each time."""
+"""Maximum bytes of one product: larger ones would cause page faults each time."""
 
 MOST_ROWS = 512
-"""Rows of a product: what products leave should be in the processor's cache."""
+"""Maximum rows of a product, so that its output stays in the processor's cache."""
+
+
+class Workspace:
+    """Named buffers of rows; each grows to the largest step and is reused by the next.
+
+    If they were freed after each step, the kernel would zero every page again, see
+    ``malloc_tuning``.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        """Start empty."""
+        self._dtype = dtype
+        self._buffers: dict[str, Tensor] = {}
+
+    def rows(self, name: str, num_rows: int, width: int) -> Tensor:
+        """Return an uninitialized buffer, shape (num_rows, width); a name has one width."""
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.shape[0] < num_rows:
+            buffer = torch.zeros(num_rows, width, dtype=self._dtype)
+            self._buffers[name] = buffer
+        return buffer[:num_rows]
 
 
 class FusedForward:
@@ -48,7 +67,6 @@ class FusedForward:
         """Wrap a decoder with packed weights."""
         self._decoder = decoder
         self._ops = ops
-        self._vectors = Vectors(decoder.embedding)
         self._angles = Angles(decoder.rotary, decoder.layers[0].input_norm.weight)
         self._steps = Steps(decoder, ops.library)
         self._workspace = Workspace(decoder.head.weight.dtype)
@@ -68,29 +86,31 @@ class FusedForward:
         Args:
             input_ids: Shape (num_tokens,), int64.
             position_ids: Shape (num_tokens,), int64.
-            step: Who answers the layers' attention.
+            step: The attention of the layers.
             rows: Rows whose logits are wanted, shape (num_rows,), int64; None wants all.
             adapters: Rows that adapters compute; None is none.
-            vectors: What goes into the first layer in place of the ids' embeddings, shape
-                (num_tokens, width).
+            vectors: Replaces the embeddings of the ids, shape (num_tokens, width).
 
         Effects: overwrites the workspace.
         """
         assert position_ids is not None and step is not None, "a step of ours"
         decoder = self._decoder
-        given = self._vectors.of(input_ids) if vectors is None else Lookup.whole(vectors)
-        angles = self._angles.of(position_ids)
-        found = self._steps.run(given, angles, step, rows, adapters)
+        if vectors is None:
+            given = look_up_embeddings(decoder.embedding, input_ids)
+        else:
+            given = Lookup.whole(vectors)
+        looked_up = self._angles.of(position_ids)
+        found = self._steps.run(given, looked_up, step, rows, adapters)
         if found is not None:
             return found
         stream = given.rows()  # (num_tokens, width): the residual stream, added to in place
-        turns = RopeAngles(*angles.rows().chunk(2, dim=1))
+        angles = RopeAngles(*looked_up.rows().chunk(2, dim=1))
         normed = self._workspace.rows("normed", *stream.shape)
         for first, last in self._chunks(len(stream)):
             into = normed[first:last]
             self._ops.add_norm(stream[first:last], None, decoder.layers[0].input_norm, into)
         for index in range(len(decoder.layers)):
-            attended = self._attend(index, normed, turns, step, adapters)
+            attended = self._attend(index, normed, angles, step, adapters)
             if rows is not None and index == len(decoder.layers) - 1:
                 stream, attended = stream[rows], attended[rows]
                 adapters = None if adapters is None else adapters.of_rows(rows)
@@ -102,18 +122,18 @@ class FusedForward:
         self,
         index: int,
         normed: Tensor,
-        turns: RopeAngles,
+        angles: RopeAngles,
         step: LayerAttention,
         adapters: StepAdapters | None,
     ) -> Tensor:
         """Project the normed rows and attend; (num_tokens, num_heads * dim)."""
-        layer, num_tokens = self._decoder.layers[index], len(turns.cosines)
+        layer, num_tokens = self._decoder.layers[index], len(angles.cosines)
         shape = layer.shape
         heads = self._heads(layer, num_tokens)
         for first, last in self._chunks(num_tokens):
             projected = self._product(index, "project", normed[first:last], first, adapters)
             part = heads.rows(first, last)
-            self._ops.heads(projected, shape, turns.rows(first, last), part)
+            self._ops.heads(projected, shape, angles.rows(first, last), part)
         attended = step.attend(
             index,
             heads.queries.view(num_tokens, shape.num_heads, shape.dim),
@@ -142,12 +162,12 @@ class FusedForward:
         gated = self._workspace.rows("gated", len(gate_up), gate_up.shape[1] // 2)
         self._ops.gated(gate_up, gated)
         down = self._product(index, "down", gated, first, adapters)
-        self._ops.add_norm(stream, down, self._next_norm(index), into)
+        self._ops.add_norm(stream, down, self._decoder.norm_after(index), into)
 
     def _product(
         self, index: int, name: str, rows: Tensor, first: int, adapters: StepAdapters | None
     ) -> Tensor:
-        """Multiply some rows, from row ``first`` of the step on, and add what adapters add."""
+        """Multiply some rows, from row ``first`` of the step on, and add the adapters' updates."""
         layer = self._decoder.layers[index]
         product = _multiply(getattr(layer, name), rows)
         if adapters is not None:
@@ -161,12 +181,8 @@ class FusedForward:
         for first in range(0, num_rows, self._chunk_rows):
             yield first, min(first + self._chunk_rows, num_rows)
 
-    def _next_norm(self, index: int) -> Norm:
-        layers = self._decoder.layers
-        return self._decoder.norm if index + 1 == len(layers) else layers[index + 1].input_norm
-
     def _heads(self, layer: DecoderLayer, num_tokens: int) -> Heads:
-        """Return where the heads of a step are; layers of one shape share it."""
+        """Return buffers for the heads of a step; layers of one shape share them."""
         shape, rows = layer.shape, self._workspace.rows
         width, kv_width = shape.num_heads * shape.dim, shape.num_kv_heads * shape.dim
         return Heads(
@@ -184,7 +200,7 @@ class FusedForward:
 
 
 def _chunk_rows(decoder: Decoder) -> int:
-    """Say how many rows go through a layer at a time."""
+    """Return the number of rows of a chunk."""
     layers = decoder.layers
     widest = max(
         max(layer.gate_up.weight.num_rows, layer.project.weight.num_rows) for layer in layers

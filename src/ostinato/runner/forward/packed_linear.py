@@ -1,7 +1,7 @@
 """A linear layer whose weight is packed.
 
-It replaces an ``nn.Linear`` in the model's tree, so that ``state_dict`` and ``load_state_dict`` go
-on as before: reading unpacks a copy, loading packs anew.
+It replaces an ``nn.Linear`` in the model; ``state_dict`` and ``load_state_dict`` still work:
+reading unpacks a copy, loading packs again.
 """
 
 from collections.abc import Mapping
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ostinato.runner.forward.plain_layers import plain_linear
 from ostinato.runner.native.packed import PackedWeight
 
 
@@ -17,12 +18,12 @@ class PackedLinear(nn.Module):
     """A linear layer whose weight is some rows of a packed one.
 
     Attributes:
-        packed: The weight, which siblings may share.
-        first_row: Where its rows begin.
+        packed: The weight, which layers with the same input may share.
+        first_row: The first of its rows.
         in_features: As in ``nn.Linear``.
         out_features: As in ``nn.Linear``.
         bias: As in ``nn.Linear``.
-        tied: The embedding that the weight is a copy of; None if it is a weight of its own.
+        tied: The embedding that the weight is tied to; None if it is not tied.
     """
 
     bias: nn.Parameter | None
@@ -34,25 +35,25 @@ class PackedLinear(nn.Module):
         first_row: int = 0,
         tied: nn.Parameter | None = None,
     ) -> None:
-        """Stand for a linear layer whose weight was packed."""
+        """Replace a linear layer whose weight was packed."""
         super().__init__()
         self.packed = packed
         self.first_row = first_row
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.register_parameter("bias", linear.bias)
-        self.tied = (tied,)  # in a tuple, lest it becomes a parameter of this module as well
+        self.tied = (tied,)  # in a tuple, so that it is no parameter of this module
         self.eval()
 
     @property
     def weight(self) -> Tensor:
-        """The weight as ``nn.Linear`` has it; a fresh copy, unless it is tied."""
+        """The weight as in ``nn.Linear``; an unpacked copy, unless it is tied."""
         (tied,) = self.tied
         if tied is not None:
             return tied
         return self.packed.plain(self.first_row, self.first_row + self.out_features)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Multiply, like ``nn.Linear``; where siblings share the weight, theirs is computed too."""
+        """Multiply like ``nn.Linear``; if the weight is shared, all its rows are multiplied."""
         rows = inputs.reshape(-1, self.in_features)
         last_row = self.first_row + self.out_features
         if self.packed.num_rows == self.out_features:
@@ -64,23 +65,17 @@ class PackedLinear(nn.Module):
 
     def unpacked(self) -> nn.Linear:
         """Return a plain linear layer of the same weight."""
-        plain = nn.Linear(1, 1, bias=False, device="meta")
-        plain.in_features, plain.out_features = self.in_features, self.out_features
-        (tied,) = self.tied
-        own = nn.Parameter(self.weight.clone(), requires_grad=False) if tied is None else tied
-        plain.weight = own
-        plain.register_parameter("bias", self.bias)
-        return plain.eval()
+        return plain_linear(self.weight, self.bias)
 
     def load(self, weight: Tensor) -> None:
-        """Take another weight, of the same shape and dtype."""
+        """Replace the weight by one of the same shape and dtype."""
         (tied,) = self.tied
         if tied is not None:
             tied.copy_(weight)
         self.packed.replace(self.first_row, weight)
 
-    def follow(self) -> None:
-        """Take over what its embedding holds now, if it has one."""
+    def sync_tied(self) -> None:
+        """Pack the embedding again, if the weight is tied to it."""
         (tied,) = self.tied
         if tied is not None:
             self.packed.replace(self.first_row, tied)
@@ -92,7 +87,7 @@ class PackedLinear(nn.Module):
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
-        """Give the weight its place, before the bias as in ``nn.Linear``."""
+        """Add the weight before the bias, as ``nn.Linear`` does."""
         weight = self.weight
         destination[prefix + "weight"] = weight if keep_vars else weight.detach()
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -107,11 +102,11 @@ class PackedLinear(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        """Take the weight out of what is loaded; a tied one was loaded as the embedding."""
+        """Load the weight; a tied one is loaded with the embedding."""
         weight = state_dict.get(prefix + "weight")
         if weight is None:
             missing_keys.append(prefix + "weight")
-            self.follow()
+            self.sync_tied()
         else:
             with torch.no_grad():
                 self.load(weight)

@@ -1,8 +1,8 @@
-"""Packs the weights of a model's layers, and unpacks them.
+"""Packs the weights of a model's linear layers, and unpacks them.
 
-Linear layers and nothing else, each of them in place, so that at most one weight is in memory
-twice. A weight that is an embedding as well stays plain there, where rows are looked up, and has a
-packed copy here; one that other modules share in any other way is left alone.
+Layers are replaced one by one, so that at most one weight is in memory twice. A weight tied to an
+embedding stays plain in the embedding, where rows are looked up, and the layer has a packed copy;
+weights that modules share in any other way are not packed.
 """
 
 from collections import Counter
@@ -21,7 +21,7 @@ from ostinato.runner.native.packed import PackedWeight
 
 
 def why_unpacked(dtype: torch.dtype, device: torch.device) -> str | None:
-    """Say why weights of that kind stay plain here; None if they can be packed."""
+    """Return why weights of a dtype cannot be packed here; None if they can."""
     if device.type != "cpu":
         return f"weights are packed on a CPU, and device={str(device)!r}"
     if dtype not in DTYPES:
@@ -30,10 +30,10 @@ def why_unpacked(dtype: torch.dtype, device: torch.device) -> str | None:
 
 
 class Pack(Protocol):
-    """Packs the weights of linear layers that read one input into one."""
+    """Packs the weights of linear layers with the same input into one."""
 
     def __call__(self, linears: Sequence[nn.Linear], is_head: bool = False) -> PackedWeight:
-        """Return the weight, the rows of each layer below those of the one before.
+        """Return one weight with the rows of all layers, in order.
 
         Args:
             linears: Plain layers.
@@ -43,7 +43,7 @@ class Pack(Protocol):
 
 
 def pack_plain(linears: Sequence[nn.Linear], is_head: bool = False) -> PackedWeight:
-    """Pack weights in the format that they have; see ``Pack``."""
+    """Pack weights without quantizing them; see ``Pack``."""
     return PackedWeight([linear.weight for linear in linears])
 
 
@@ -53,7 +53,8 @@ def pack_linears(model: nn.Module, pack: Pack = pack_plain) -> int:
     Effects: replaces the layers in the model, and frees their weights.
     """
     shared = _shared_parameters(model)
-    embeddings, head = _embeddings(model), _head(model)
+    embeddings = _embeddings(model)
+    head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
     found = [
         (parent, name, child)
         for parent in list(model.modules())
@@ -71,12 +72,7 @@ def pack_linears(model: nn.Module, pack: Pack = pack_plain) -> int:
 
 
 def stack(parent: nn.Module, names: Sequence[str], pack: Pack = pack_plain) -> PackedWeight:
-    """Pack linear layers that read one input into one weight.
-
-    Args:
-        parent: Their module.
-        names: Names of its children, in the order of rows.
-        pack: How.
+    """Pack linear layers with the same input, children of ``parent``, into one weight.
 
     Effects: replaces them.
     """
@@ -89,7 +85,7 @@ def stack(parent: nn.Module, names: Sequence[str], pack: Pack = pack_plain) -> P
 
 
 def share_in_linears(model: nn.Module) -> float:
-    """Return which share of a model's weights, beside its embeddings, plain linear layers hold."""
+    """Return the share of plain linear layers in a model's weights, embeddings left out."""
     embeddings = _embeddings(model)
     sizes = {id(p): p.numel() for p in model.parameters() if id(p) not in embeddings}
     inside = {id(m.weight) for m in model.modules() if is_plain_linear(m)} & sizes.keys()
@@ -102,11 +98,6 @@ def unpack_linears(model: nn.Module) -> None:
         for name, child in list(parent.named_children()):
             if isinstance(child, PackedLinear):
                 setattr(parent, name, child.unpacked())
-
-
-def _head(model: nn.Module) -> nn.Module | None:
-    """Return the output layer."""
-    return model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
 
 
 def _shared_parameters(model: nn.Module) -> set[int]:

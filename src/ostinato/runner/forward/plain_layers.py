@@ -1,8 +1,8 @@
-"""Checks that a layer is unmodified, and may be replaced.
+"""Checks that a linear layer is unmodified, so that it may be replaced; and creates such layers.
 
 Quantizers, adapters and offloading change layers in place: a subclass, another kind of tensor,
-scales beside the weight, hooks, a ``forward`` of the instance's own. Their type may still be
-``nn.Linear``. Such a layer is left to compute itself.
+scales beside the weight, hooks, a ``forward`` on the instance. Their type may still be
+``nn.Linear``. Such layers are not replaced.
 """
 
 from typing import TypeGuard
@@ -15,7 +15,7 @@ _PARTS = {"weight", "bias"}
 
 
 def is_plain_linear(module: object) -> TypeGuard[nn.Linear]:
-    """Say whether a module multiplies by its weight, adds its bias, and does nothing else."""
+    """Return whether a module only multiplies by its weight and adds its bias."""
     return (
         type(module) is nn.Linear
         and is_unaltered(module)
@@ -28,11 +28,21 @@ def is_plain_linear(module: object) -> TypeGuard[nn.Linear]:
 
 
 def is_unaltered(module: nn.Module) -> bool:
-    """Say whether calling a module runs its class's ``forward``, with no hooks around it."""
+    """Return whether calling a module runs its class's ``forward``, without hooks."""
     hooks = (module._forward_pre_hooks, module._forward_hooks)
     return "forward" not in vars(module) and not any(hooks)
 
 
+def plain_linear(weight: Tensor, bias: nn.Parameter | None) -> nn.Linear:
+    """Return a linear layer of a weight, which it shares if it is a parameter."""
+    linear = nn.Linear(1, 1, bias=False, device="meta")
+    linear.out_features, linear.in_features = weight.shape
+    is_parameter = isinstance(weight, nn.Parameter)
+    linear.weight = weight if is_parameter else nn.Parameter(weight, requires_grad=False)
+    linear.register_parameter("bias", bias)
+    return linear.eval()
+
+
 def _is_plain(parameter: Tensor | None) -> bool:
-    """Say whether a parameter holds its numbers itself, in a format that is computed in."""
+    """Return whether a parameter is no subclass, and has a supported dtype."""
     return parameter is None or (type(parameter) is nn.Parameter and parameter.dtype in DTYPES)

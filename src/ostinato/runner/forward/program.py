@@ -1,10 +1,9 @@
 """Runs the operations of all layers in one call.
 
-``native/include/ostinato_program.h`` is the other side. A program is laid down once, on buffers
-that stay: operation after operation, each with a record that says where its numbers are. To run it
-takes one call, whatever it is made of; the library's threads go through it together and wait for
-nothing but each other's results. What a step brings of its own, its numbers of rows, where they are
-taken from and how its attention is read, is filled in before the call.
+``native/include/ostinato_program.h`` is the other side. A program is built once, on buffers that
+are reused: a list of operations, each with a record of where its numbers are. One call runs it; the
+library's threads execute the operations together and wait only for each other's results. What
+differs between steps (numbers of rows, addresses, how attention reads) is set before the call.
 """
 
 import ctypes
@@ -15,10 +14,10 @@ from torch import Tensor
 
 from ostinato.runner.forward.arena import Arena
 from ostinato.runner.forward.embedding_and_rope import Lookup
-from ostinato.runner.forward.records import AddNorm, Gated, TakeApart
-from ostinato.runner.lora_records import LoraProduct
+from ostinato.runner.forward.ops import AddNorm, Gated, SplitHeads
+from ostinato.runner.lora_updates import LoraProduct
 from ostinato.runner.native.checks import address_of
-from ostinato.runner.native.ctypes_api import Attention, Kv, Rows
+from ostinato.runner.native.ctypes_api import Attention, Kv, Rows, int32s, int64s, pointers
 from ostinato.runner.native.packed import Product
 
 
@@ -38,13 +37,13 @@ class Kind(enum.IntEnum):
 
 
 _CHUNK_STEP = 32
-"""What the rows of a chunk are a multiple of."""
+"""The number of rows of a chunk is a multiple of this."""
 
 
 class GatedProduct(ctypes.Structure):
-    """``ost_gated_product``: gates and ups of one product, and what the gates let through.
+    """``ost_gated_product``: the product that gives gates and ups, and ``silu(gate) * up``.
 
-    Nothing else reads the product itself: where it need not be written, it is not.
+    Nothing else reads the product itself, so it is only written where it has to be.
     """
 
     _fields_ = (("product", Product), ("gated", Gated))
@@ -57,50 +56,45 @@ class Write(ctypes.Structure):
         ("kv", Kv),
         ("keys", Rows),
         ("values", Rows),
-        ("slots", ctypes.c_void_p),
-        ("num_rows", ctypes.c_int64),
+        *pointers("slots"),
+        *int64s("num_rows"),
     )
 
 
 class Copies(ctypes.Structure):
     """``ost_copies``: slots that a step copies in every layer."""
 
-    _fields_ = (
-        ("sources", ctypes.c_void_p),
-        ("targets", ctypes.c_void_p),
-        ("num_slots", ctypes.c_int64),
-    )
+    _fields_ = (*pointers("sources", "targets"), *int64s("num_slots"))
 
 
 class Copy(ctypes.Structure):
-    """``ost_layer_copy``: one layer's keys and values, and where the step's copies are found."""
+    """``ost_layer_copy``: one layer's keys and values, and the address of the step's copies."""
 
-    _fields_ = (("kv", Kv), ("step", ctypes.c_void_p))
+    _fields_ = (("kv", Kv), *pointers("step"))
 
 
 class Attend(ctypes.Structure):
-    """``ost_layer_attention``: what is the layer's own, and where what is the step's is found."""
+    """``ost_layer_attention``: a layer's arguments, and the address of those of the step."""
 
-    _fields_ = (("layer", Attention), ("step", ctypes.c_void_p))
+    _fields_ = (("layer", Attention), *pointers("step"))
 
 
 class Take(ctypes.Structure):
-    """``ost_take``: rows of a table; which, and of which table, a step says."""
+    """``ost_take``: copy rows of a table; each step sets the table and the rows."""
 
     _fields_ = (
-        ("table", ctypes.c_void_p),
-        ("table_stride", ctypes.c_int64),
-        ("output", ctypes.c_void_p),
-        ("output_stride", ctypes.c_int64),
-        ("rows", ctypes.c_void_p),
-        ("num_rows", ctypes.c_int64),
-        ("width", ctypes.c_int64),
+        *pointers("table"),
+        *int64s("table_stride"),
+        *pointers("output"),
+        *int64s("output_stride"),
+        *pointers("rows"),
+        *int64s("num_rows", "width"),
     )
 
     @classmethod
     def into(cls, output: Tensor) -> "Take":
-        """Lay down where rows are put; ``output`` is a buffer of rows side by side."""
-        assert output.stride(1) == 1 and output.device.type == "cpu", "rows side by side, on a CPU"
+        """Copy rows into ``output``, a buffer of contiguous rows."""
+        assert output.stride(1) == 1 and output.device.type == "cpu", "contiguous rows, on a CPU"
         size = output.element_size()
         return cls(
             output=output.data_ptr(),
@@ -109,33 +103,20 @@ class Take(ctypes.Structure):
         )
 
     def from_table(self, table: Tensor) -> None:
-        """Say which table rows are taken from; the caller keeps it alive."""
+        """Set the table, which the caller keeps alive."""
         size = table.element_size()
         assert table.shape[1] * size == self.width and table.stride(1) == 1, table.shape
         self.table, self.table_stride = table.data_ptr(), table.stride(0) * size
 
     def look_up(self, lookup: Lookup) -> None:
-        """Say what is taken in this step; the caller keeps it alive."""
+        """Set the table and its rows for this step; the caller keeps them alive."""
         self.from_table(lookup.table)
         self.rows = address_of(lookup.places)
 
 
-Record = (
-    AddNorm
-    | TakeApart
-    | Gated
-    | Product
-    | GatedProduct
-    | Write
-    | Copy
-    | Attend
-    | Take
-    | LoraProduct
-)
-
 _KINDS: dict[type[Any], Kind] = {
     AddNorm: Kind.ADD_NORM,
-    TakeApart: Kind.HEADS,
+    SplitHeads: Kind.HEADS,
     Gated: Kind.GATED,
     Product: Kind.PRODUCT,
     GatedProduct: Kind.GATED_PRODUCT,
@@ -146,24 +127,22 @@ _KINDS: dict[type[Any], Kind] = {
     LoraProduct: Kind.LORA,
 }
 
+Record = ctypes.Structure
+"""One of the keys of ``_KINDS``."""
+
 
 class _Operation(ctypes.Structure):
-    _fields_ = (
-        ("record", ctypes.c_void_p),
-        ("kind", ctypes.c_int32),
-        ("on_wanted", ctypes.c_int32),
-    )
+    _fields_ = (*pointers("record"), *int32s("kind", "on_wanted"))
 
 
-class _Laid(ctypes.Structure):
+class _Operations(ctypes.Structure):
     """``ost_program``."""
 
     _fields_ = (
-        ("operations", ctypes.c_void_p),
-        ("num_operations", ctypes.c_int64),
-        ("rows_per_chunk", ctypes.c_int64),
-        ("arena", ctypes.c_void_p),
-        ("arena_bytes", ctypes.c_int64),
+        *pointers("operations"),
+        *int64s("num_operations", "rows_per_chunk"),
+        *pointers("arena"),
+        *int64s("arena_bytes"),
     )
 
 
@@ -177,23 +156,16 @@ class Program:
         on_wanted: list[Record],
         arena: Arena,
     ) -> None:
-        """Lay operations down.
+        """List the operations.
 
         Args:
             library: Runs them.
-            records: Run on all rows of a step. Each says where the first chunk's rows are, and was
-                checked when it was made; the caller keeps what they point to alive.
-            on_wanted: Run then, likewise, on as many rows as have their logits wanted.
-            arena: Where they are.
+            records: Run on all rows of a step. Each has the addresses of the first chunk's rows,
+                and was checked when it was made; the caller keeps what they point to alive.
+            on_wanted: Run after those, on the rows whose logits are wanted.
+            arena: The buffers.
         """
-        self._run = library.ost_run_program
-        self._run.restype = None
-        self._run.argtypes = (
-            ctypes.c_void_p,
-            ctypes.c_int64,
-            ctypes.c_int64,
-            ctypes.c_int32,
-        )
+        self._library = library
         self._records = [*records, *on_wanted]
         operations = [
             _Operation(ctypes.addressof(record), _KINDS[type(record)], index >= len(records))
@@ -201,7 +173,7 @@ class Program:
         ]
         self._operations = (_Operation * len(operations))(*operations)
         self._arena = arena
-        self._laid = _Laid(
+        self._program = _Operations(
             ctypes.addressof(self._operations),
             len(operations),
             -(-arena.rows_per_chunk // _CHUNK_STEP) * _CHUNK_STEP,
@@ -216,4 +188,5 @@ class Program:
         """Run all operations on some rows, the later ones on those that are wanted."""
         assert 0 <= num_wanted <= num_rows, (num_wanted, num_rows)
         assert 0 < num_rows <= self._arena.most_rows, num_rows
-        self._run(ctypes.byref(self._laid), num_rows, num_wanted, num_threads)
+        program = ctypes.byref(self._program)
+        self._library.ost_run_program(program, num_rows, num_wanted, num_threads)

@@ -1,7 +1,7 @@
-"""A weight of 8 or 4 bits in the order in which the native library multiplies with it.
+"""A weight of 8 or 4 bits in the memory layout that the native library multiplies with.
 
-Codes are packed once, into the tiles of ``native/src/weight_tiles.h``, and nothing else of a weight
-is kept: products read the codes. Scales stand beside them, 32 outputs of a group side by side.
+Codes are packed once, into the tiles of ``native/src/weight_tiles.h``, and products read the codes.
+Scales are stored separately, those of 32 outputs of a group beside each other.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,8 +15,7 @@ from ostinato.runner.forward.codes import CodeFormat, Codes, encode, joined
 from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.huge_pages import into_huge_pages
 from ostinato.runner.native.ctypes_api import DTYPES
-from ostinato.runner.native.library import library
-from ostinato.runner.native.packed import PackedWeight, Product, padded_width
+from ostinato.runner.native.packed import PackedWeight, Product, padded_width, required_library
 from ostinato.runner.settings import QuantizationName
 
 _TILE_OUTPUTS = 32
@@ -30,22 +29,14 @@ class QuantizedWeight(PackedWeight):
     Attributes:
         num_rows: Outputs.
         num_columns: Inputs.
-        dtype: Format of what it is multiplied with and of products.
-        format: How weights are written as codes.
-        activation_bits: 8 if rows become integers of 8 bits before they are multiplied; else 0.
+        dtype: Format of inputs and products.
+        format: Format of the codes.
+        activation_bits: 8 if inputs are quantized to 8 bits before they are multiplied; else 0.
     """
 
     def __init__(self, codes: Codes, dtype: torch.dtype, activation_bits: int = 0) -> None:
-        """Pack codes.
-
-        Args:
-            codes: What to multiply with.
-            dtype: One of the native library.
-            activation_bits: See there.
-        """
-        native = library()
-        assert native is not None, "weights are packed where the native library is"
-        self._native = native
+        """Pack codes."""
+        self._native = required_library()
         self.num_rows, self.num_columns = codes.codes.shape
         self.dtype, self.format, self.activation_bits = dtype, codes.format, activation_bits
         self._tiles = _into_tiles(self._codes_in_full_tiles(codes.codes), self.format.bits)
@@ -76,7 +67,7 @@ class QuantizedWeight(PackedWeight):
         return product
 
     def codes(self, first: int = 0, last: int | None = None) -> Codes:
-        """Return a fresh copy of the codes of some rows; all by default."""
+        """Return a copy of the codes of some rows; all by default."""
         last = self.num_rows if last is None else last
         begin, end = first // _TILE_OUTPUTS, -(-last // _TILE_OUTPUTS)
         within = slice(first - begin * _TILE_OUTPUTS, last - begin * _TILE_OUTPUTS)
@@ -97,22 +88,19 @@ class QuantizedWeight(PackedWeight):
         )
 
     def plain(self, first: int = 0, last: int | None = None) -> Tensor:
-        """Return a fresh copy of some rows as ``nn.Linear`` holds them; all by default."""
+        """Return a copy of some rows in the layout of ``nn.Linear``; all by default."""
         return self.codes(first, last).plain(self.dtype)
 
     def replace(self, first: int, rows: Tensor) -> None:
-        """Write other numbers as codes into some rows; see ``PackedWeight``."""
+        """Quantize other numbers into some rows; see ``PackedWeight``."""
         rows = rows.detach()
-        self._put(first, encode(rows if self._order is None else rows[:, self._order], self.format))
-
-    def _put(self, first: int, codes: Codes) -> None:
+        codes = encode(rows if self._order is None else rows[:, self._order], self.format)
         begin = first // _TILE_OUTPUTS
         end = -(-(first + codes.codes.shape[0]) // _TILE_OUTPUTS)
-        rows = slice(
-            first - begin * _TILE_OUTPUTS, first - begin * _TILE_OUTPUTS + len(codes.codes)
-        )
+        first -= begin * _TILE_OUTPUTS
+        within = slice(first, first + len(codes.codes))
         tiles = _out_of_tiles(self._tiles[begin:end], self.format.bits)
-        tiles[rows, : self.num_columns] = codes.codes.view(torch.uint8)
+        tiles[within, : self.num_columns] = codes.codes.view(torch.uint8)
         self._tiles[begin:end] = _into_tiles(tiles, self.format.bits)
         for kept, given in (
             (self._scales, codes.scales),
@@ -121,11 +109,11 @@ class QuantizedWeight(PackedWeight):
         ):
             if kept is not None and given is not None:
                 numbers = _by_rows(kept[begin:end])
-                numbers[rows] = given.to(kept.dtype)
+                numbers[within] = given.to(kept.dtype)
                 kept[begin:end] = _tiled(numbers)
 
     def _codes_in_full_tiles(self, codes: Tensor) -> Tensor:
-        """Fill codes up to whole tiles, as bytes."""
+        """Return codes as bytes, padded to whole tiles."""
         more = (-self.num_rows) % _TILE_OUTPUTS
         width = padded_width(self.num_columns) - self.num_columns
         return functional.pad(codes.view(torch.uint8), (0, width, 0, more), value=self.format.zero)
@@ -144,12 +132,12 @@ class Quantization:
     """Packs linear layers as codes.
 
     Attributes:
-        name: ``int8``, ``int4``, ``w8a8``, ``w4a8``, or what the checkpoint came in. The output
-            layer has 8 bits with 4-bit weights as well, and its rows stay as they are: every logit
-            depends on it alone, and it is a small part of what a step reads.
-        stored: Codes that the checkpoint came with, by the id of the weight that they stand for;
-            None if weights are to be quantized.
-        activation_bits: 8 if rows become integers of 8 bits before they are multiplied; else 0.
+        name: ``int8``, ``int4``, ``w8a8``, ``w4a8``, or the checkpoint's format. The output layer
+            always has 8 bits, and its inputs are never quantized: it matters most for the logits,
+            and is a small part of what a step reads.
+        stored: The checkpoint's own codes, by the id of the weight that they represent; None if
+            weights are to be quantized.
+        activation_bits: 8 if inputs are quantized to 8 bits before they are multiplied; else 0.
     """
 
     name: str
@@ -158,11 +146,11 @@ class Quantization:
 
     @classmethod
     def named(cls, name: QuantizationName) -> "Quantization":
-        """Quantize weights as a setting says."""
+        """Return the quantization of a setting."""
         return cls(name, activation_bits=8 if name.endswith("a8") else 0)
 
     def pack(self, linears: Sequence[nn.Linear], is_head: bool = False) -> PackedWeight:
-        """Pack layers that read one input into one weight; see ``packing.Pack``."""
+        """Pack layers with the same input into one weight; see ``packing.Pack``."""
         weights = [linear.weight for linear in linears]
         if self.stored is not None and any(id(weight) not in self.stored for weight in weights):
             return PackedWeight(weights)
@@ -179,7 +167,7 @@ class Quantization:
         return _INT4 if self.name in ("int4", "w4a8") else _INT8
 
     def __str__(self) -> str:
-        """Name all that the codes depend on: two that differ here never share a cached prefix."""
+        """Name all that the codes depend on, since it is part of the weights' fingerprint."""
         if self.stored is not None:
             return f"codes of the file ({self.name})"
         parts = [f"{self._format}"]
@@ -191,16 +179,15 @@ class Quantization:
 
 
 def unstack(model: nn.Module) -> None:
-    """Give each quantized layer that shares a packed weight the same codes for itself."""
+    """Split quantized weights that layers share into one per layer, with the same codes."""
     for layer in model.modules():
-        if isinstance(layer, PackedLinear) and isinstance(layer.packed, QuantizedWeight):
-            first, last = layer.first_row, layer.first_row + layer.out_features
-            if layer.packed.num_rows != layer.out_features:
-                packed = layer.packed
-                layer.packed = QuantizedWeight(
-                    packed.codes(first, last), packed.dtype, packed.activation_bits
-                )
-                layer.first_row = 0
+        if not isinstance(layer, PackedLinear):
+            continue
+        packed = layer.packed
+        if isinstance(packed, QuantizedWeight) and packed.num_rows != layer.out_features:
+            codes = packed.codes(layer.first_row, layer.first_row + layer.out_features)
+            layer.packed = QuantizedWeight(codes, packed.dtype, packed.activation_bits)
+            layer.first_row = 0
 
 
 def _into_tiles(codes: Tensor, bits: int) -> Tensor:

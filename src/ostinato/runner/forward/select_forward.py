@@ -6,9 +6,9 @@
     packed   the modules of transformers, their linear layers with packed weights
     plain    the modules of transformers as they are
 
-The chosen forward has answered the probe's prompt in chunks, in scattered blocks, as the plain
-modules did. Quantized weights are always packed, and the fused forward is compared with modules of
-the same weights.
+The chosen forward gives the logits of the plain modules for the probe's prompt, computed in chunks
+and scattered blocks. Quantized weights are always packed, and the fused forward is compared with
+modules of the same weights.
 """
 
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from ostinato.errors import ConfigError, UnsupportedModel
 from ostinato.runner.forward.decoder import parse_decoder, unsupported_reason
 from ostinato.runner.forward.fused import FusedForward
-from ostinato.runner.forward.ops import NativeOps
+from ostinato.runner.forward.ops import DTYPES, NativeOps
 from ostinato.runner.forward.packing import (
     pack_linears,
     pack_plain,
@@ -28,7 +28,6 @@ from ostinato.runner.forward.packing import (
     why_unpacked,
 )
 from ostinato.runner.forward.quantized import Quantization, unstack
-from ostinato.runner.forward.records import DTYPES
 from ostinato.runner.model_call import ModelCall
 from ostinato.runner.native.library import library
 from ostinato.runner.probe import Probed, StepCall, through_blocks
@@ -36,8 +35,8 @@ from ostinato.runner.rounding import in_roundings, with_codes
 from ostinato.runner.settings import ForwardName
 
 _LEAST_SHARE = 0.5
-"""Of a model's weights beside its embeddings, that linear layers hold if it is quantized: with
-less, neither memory nor time would be what quantizing promises."""
+"""Minimum share of linear layers in a quantized model's weights, embeddings left out; with less,
+quantizing saves little memory and time."""
 
 _MOST_ROUNDINGS = 1.0
 """Largest difference of logits from the plain modules', in multiples of what rounding explains."""

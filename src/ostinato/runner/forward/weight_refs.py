@@ -1,6 +1,6 @@
 """The weights of a model, packed or plain, and how they are replaced.
 
-What ``state_dict`` would say of names, shapes and formats, without unpacking anything.
+Names, shapes and dtypes are those of ``state_dict``, without unpacking anything.
 """
 
 from collections.abc import Hashable, Iterator, Mapping
@@ -14,7 +14,7 @@ from ostinato.runner.forward.packed_linear import PackedLinear
 
 @dataclass(frozen=True, slots=True)
 class WeightRef:
-    """Where one weight is.
+    """A reference to one weight.
 
     Attributes:
         shape: As in ``state_dict``.
@@ -60,18 +60,18 @@ def replace_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         model: Packed or plain.
         tensors: By name, each of the shape and dtype that it has in the model.
 
-    Cost: a packed weight is packed anew for each layer in it that is replaced.
+    Cost: a packed weight is packed again for each layer in it that is replaced.
     """
     places = weight_places(model)
     for name, tensor in tensors.items():
         places[name].write(tensor)
     for module in model.modules():
         if isinstance(module, PackedLinear):
-            module.follow()
+            module.sync_tied()
 
 
 def _own_places(module: nn.Module) -> Iterator[tuple[str, WeightRef]]:
-    """Yield what a module itself holds."""
+    """Yield the weights and buffers of a module, without those of its children."""
     if isinstance(module, PackedLinear):
         (tied,) = module.tied
         shape = torch.Size((module.out_features, module.in_features))

@@ -1,7 +1,7 @@
 """The largest number of each row.
 
-``torch.argmax`` looks at one number at a time on a CPU, and NumPy knows no bfloat16: a megabyte of
-logits took most of a millisecond, and takes some 50 microseconds by the library.
+On a CPU ``torch.argmax`` compares one number at a time, and NumPy has no bfloat16: a megabyte of
+logits takes most of a millisecond, and some 50 microseconds in the library.
 """
 
 import ctypes
@@ -10,25 +10,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ostinato.runner.native.ctypes_api import DTYPES
+from ostinato.runner.native.ctypes_api import DTYPES, int32s, int64s, pointers
 
 
 class _Best(ctypes.Structure):
-    """``ost_best``; its matrix is spelled out."""
+    """``ost_best``, with the fields of its matrix."""
 
     _fields_ = (
-        ("numbers", ctypes.c_void_p),
-        ("stride", ctypes.c_int64),
-        ("places", ctypes.c_void_p),
-        ("num_rows", ctypes.c_int64),
-        ("width", ctypes.c_int32),
-        ("dtype", ctypes.c_int32),
-        ("num_threads", ctypes.c_int32),
+        *pointers("numbers"),
+        *int64s("stride"),
+        *pointers("places"),
+        *int64s("num_rows"),
+        *int32s("width", "dtype", "num_threads"),
     )
 
 
 def takes(rows: Tensor) -> bool:
-    """Whether the library can look through these rows."""
+    """Whether the library supports these rows."""
     return rows.device.type == "cpu" and rows.dtype in DTYPES and rows.shape[1] > 0
 
 
@@ -37,27 +35,23 @@ def best_places(native: ctypes.CDLL, rows: Tensor) -> list[int]:
 
     Args:
         native: The library.
-        rows: Such as it ``takes``, shape (num_rows, width), at least one number in a row.
+        rows: Shape (num_rows, width); ``takes`` is true for them.
 
     Returns:
-        The first of the largest; -1 for one whose largest number is not finite, or that has a NaN.
+        The first of the largest; -1 for a row whose largest number is not finite, or with a NaN.
     """
     assert takes(rows), (rows.shape, rows.dtype, rows.device)
     if rows.stride(1) != 1:
         rows = rows.contiguous()
     places = np.empty(len(rows), dtype=np.int64)
-    native.ost_ops_best(
-        ctypes.byref(
-            _Best(
-                rows.data_ptr(),
-                rows.stride(0),
-                places.ctypes.data,
-                len(rows),
-                rows.shape[1],
-                DTYPES[rows.dtype],
-                torch.get_num_threads(),
-            )
-        )
+    best = _Best(
+        rows.data_ptr(),
+        rows.stride(0),
+        places.ctypes.data,
+        *rows.shape,
+        DTYPES[rows.dtype],
+        torch.get_num_threads(),
     )
+    native.ost_ops_best(ctypes.byref(best))
     found: list[int] = places.tolist()
     return found

@@ -1,7 +1,7 @@
-"""Checks arguments before the library sees a pointer.
+"""Checks arguments before the library gets a pointer.
 
-Shapes, strides and formats of each call's tensors, in a microsecond or so; slots and block ids
-once per step. What is wrong here is a mistake of this package, not of its user.
+Shapes, strides and dtypes of tensors are checked in each call, in about a microsecond; slots and
+block ids once per step. An error here is a bug of this package, not a mistake of the user.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ _FEW = 128
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """Slots that are known to be in a store.
+    """Slots that were checked to be within a store.
 
     Attributes:
         ids: Shape (num_slots,), contiguous.
@@ -33,10 +33,10 @@ class Slots:
 
     @classmethod
     def within(cls, slots: Ints, num_slots: int) -> "Slots":
-        """Check slots, shape (n,), against how many there are.
+        """Check slots, shape (n,).
 
         Raises:
-            ValueError: One of them is none.
+            ValueError: One of them is not within the store.
         """
         if slots.dtype is not _INT64 or slots.ndim != 1:
             _require(slots.dtype == _INT64 and slots.ndim == 1, "slots are a row of int64")
@@ -49,10 +49,10 @@ class Slots:
 
 
 def within(numbers: Ints, stop: int) -> bool:
-    """Whether all numbers are between 0 and ``stop``.
+    """Return whether all numbers are in ``0 .. stop - 1``.
 
-    Few are looked at in Python: behind a forward, NumPy's code has to be fetched first. Of many,
-    those that are negative are large as unsigned ones.
+    A few numbers are compared in Python: after a forward pass, NumPy's code would have to be
+    fetched first. Negative numbers are large if they are read as unsigned.
     """
     if len(numbers) <= _FEW:
         few = numbers.tolist()
@@ -61,7 +61,7 @@ def within(numbers: Ints, stop: int) -> bool:
 
 
 def address_of(numbers: npt.NDArray[Any]) -> int:
-    """Return where an array begins, at a third of the price of ``ctypes.data``."""
+    """Return the address of an array, three times as fast as ``ctypes.data``."""
     address: int = numbers.__array_interface__["data"][0]
     return address
 
@@ -70,18 +70,18 @@ def fill_rows(rows: Rows, tensor: Tensor, num_tokens: int, num_heads: int, dim: 
     """Describe rows of tokens to the library.
 
     Args:
-        rows: Filled in.
+        rows: The structure to fill in.
         tensor: Shape (num_tokens, num_heads, dim), any strides.
-        num_tokens: How many there must be.
+        num_tokens: The expected size.
         num_heads: Likewise.
         dim: Likewise.
 
     Returns:
-        What ``rows`` points into, to be kept until after the call: the tensor, or a copy of it
-        whose rows are contiguous.
+        The tensor that ``rows`` points into, to be kept alive until after the call; a copy if
+        heads were not contiguous.
 
     Raises:
-        ValueError: The tensor is another.
+        ValueError: The tensor has another shape, device or dtype.
     """
     if tensor.shape != (num_tokens, num_heads, dim) or tensor.device.type != "cpu":
         _require(

@@ -5,6 +5,7 @@ call is a ``ctypes`` structure, what is passed by the thousand an array of NumPy
 """
 
 import ctypes
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,59 +14,66 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """``ost_dtype``."""
 
 KV_DTYPES = {**DTYPES, torch.int8: 3}
-"""``ost_dtype`` of keys and values that are stored."""
+"""``ost_dtype`` of stored keys and values."""
 
-SEGMENT = np.dtype(
-    [
-        ("first_entry", np.int64),
-        ("first_row", np.int32),
-        ("last_row", np.int32),
-        ("first_position", np.int32),
-        ("num_keys", np.int32),
-    ],
-    align=True,
-)
+Fields = tuple[tuple[str, Any], ...]
+
+
+def pointers(*names: str) -> Fields:
+    """Return fields that are pointers."""
+    return tuple((name, ctypes.c_void_p) for name in names)
+
+
+def int64s(*names: str) -> Fields:
+    """Return fields of type ``int64_t``."""
+    return tuple((name, ctypes.c_int64) for name in names)
+
+
+def int32s(*names: str) -> Fields:
+    """Return fields of type ``int32_t``."""
+    return tuple((name, ctypes.c_int32) for name in names)
+
+
+def floats(*names: str) -> Fields:
+    """Return fields of type ``float``."""
+    return tuple((name, ctypes.c_float) for name in names)
+
+
+_SEGMENT = ("first_row", "last_row", "first_position", "num_keys")
+SEGMENT = np.dtype([("first_entry", np.int64), *((n, np.int32) for n in _SEGMENT)], align=True)
 """``ost_segment``."""
 
-ITEM = np.dtype(
-    [
-        ("first_row", np.int32),
-        ("last_row", np.int32),
-        ("first_segment", np.int32),
-        ("last_segment", np.int32),
-        ("first_section", np.int32),
-        ("last_section", np.int32),
-        ("first_partial", np.int32),
-    ],
-    align=True,
-)
+_ITEM = ("first_row", "last_row", "first_segment", "last_segment", "first_section", "last_section")
+ITEM = np.dtype([(n, np.int32) for n in (*_ITEM, "first_partial")], align=True)
 """``ost_item``."""
+
+PLAN_ARRAYS = pointers(
+    "tokens",
+    "positions",
+    "blocks",
+    "segments",
+    "items",
+    "merge_rows",
+    "merge_starts",
+    "merge_partials",
+)
+"""The arrays of a plan, in ``ost_plan`` and ``ost_attention``."""
 
 
 class Kv(ctypes.Structure):
     """``ost_kv``: keys and values of one layer."""
 
     _fields_ = (
-        ("keys", ctypes.c_void_p),
-        ("values", ctypes.c_void_p),
-        ("num_blocks", ctypes.c_int64),
-        ("dtype", ctypes.c_int32),
-        ("num_kv_heads", ctypes.c_int32),
-        ("key_dim", ctypes.c_int32),
-        ("value_dim", ctypes.c_int32),
-        ("block_size", ctypes.c_int32),
+        *pointers("keys", "values"),
+        *int64s("num_blocks"),
+        *int32s("dtype", "num_kv_heads", "key_dim", "value_dim", "block_size"),
     )
 
 
 class Rows(ctypes.Structure):
     """``ost_rows``: queries, keys, values or outputs of tokens, with their strides."""
 
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("token_stride", ctypes.c_int64),
-        ("head_stride", ctypes.c_int64),
-        ("dtype", ctypes.c_int32),
-    )
+    _fields_ = (*pointers("data"), *int64s("token_stride", "head_stride"), *int32s("dtype"))
 
 
 class Attention(ctypes.Structure):
@@ -75,24 +83,11 @@ class Attention(ctypes.Structure):
         ("kv", Kv),
         ("queries", Rows),
         ("output", Rows),
-        ("tokens", ctypes.c_void_p),
-        ("positions", ctypes.c_void_p),
-        ("blocks", ctypes.c_void_p),
-        ("segments", ctypes.c_void_p),
-        ("items", ctypes.c_void_p),
-        ("merge_rows", ctypes.c_void_p),
-        ("merge_starts", ctypes.c_void_p),
-        ("merge_partials", ctypes.c_void_p),
-        ("partials", ctypes.c_void_p),
-        ("sinks", ctypes.c_void_p),
-        ("num_heads", ctypes.c_int32),
-        ("num_items", ctypes.c_int32),
-        ("num_merges", ctypes.c_int32),
-        ("window", ctypes.c_int32),
-        ("section_keys", ctypes.c_int32),
-        ("scale", ctypes.c_float),
-        ("soft_cap", ctypes.c_float),
-        ("num_threads", ctypes.c_int32),
+        *PLAN_ARRAYS,
+        *pointers("partials", "sinks"),
+        *int32s("num_heads", "num_items", "num_merges", "window", "section_keys"),
+        *floats("scale", "soft_cap"),
+        *int32s("num_threads"),
     )
 
 
@@ -100,38 +95,25 @@ class Tables(ctypes.Structure):
     """``ost_step``: the block tables of a step."""
 
     _fields_ = (
-        ("starts", ctypes.c_void_p),
-        ("first_positions", ctypes.c_void_p),
-        ("blocks", ctypes.c_void_p),
-        ("table_starts", ctypes.c_void_p),
-        ("num_entries", ctypes.c_int64),
-        ("num_sequences", ctypes.c_int32),
-        ("block_size", ctypes.c_int32),
-        ("num_blocks", ctypes.c_int32),
+        *pointers("starts", "first_positions", "blocks", "table_starts"),
+        *int64s("num_entries"),
+        *int32s("num_sequences", "block_size", "num_blocks"),
     )
 
 
 STEP_FAULTS = {-1: "rows", -2: "positions", -3: "tables", -4: "blocks"}
-"""``ost_step_fault``, by what is wrong."""
+"""What is invalid in a step, by ``ost_step_fault``."""
+
+_COSTS = ("keys_per_run", "keys_per_row", "row_cost", "min_part", "most_packed")
 
 
 class Rules(ctypes.Structure):
     """``ost_rules``: how layers of one kind are read."""
 
     _fields_ = (
-        ("keys_per_run", ctypes.c_double),
-        ("keys_per_row", ctypes.c_double),
-        ("row_cost", ctypes.c_double),
-        ("min_part", ctypes.c_double),
-        ("most_packed", ctypes.c_double),
-        ("item_rows", ctypes.c_int32),
-        ("run_keys", ctypes.c_int32),
-        ("section_keys", ctypes.c_int32),
-        ("tasks_per_thread", ctypes.c_int32),
-        ("window", ctypes.c_int32),
-        ("group", ctypes.c_int32),
-        ("num_kv_heads", ctypes.c_int32),
-        ("num_threads", ctypes.c_int32),
+        *((name, ctypes.c_double) for name in _COSTS),
+        *int32s("item_rows", "run_keys", "section_keys", "tasks_per_thread"),
+        *int32s("window", "group", "num_kv_heads", "num_threads"),
     )
 
 
@@ -139,35 +121,28 @@ class Plan(ctypes.Structure):
     """``ost_plan``: how a step is read."""
 
     _fields_ = (
-        ("tokens", ctypes.c_void_p),
-        ("positions", ctypes.c_void_p),
-        ("blocks", ctypes.c_void_p),
-        ("segments", ctypes.c_void_p),
-        ("items", ctypes.c_void_p),
-        ("merge_rows", ctypes.c_void_p),
-        ("merge_starts", ctypes.c_void_p),
-        ("merge_partials", ctypes.c_void_p),
-        ("num_rows", ctypes.c_int32),
-        ("num_blocks", ctypes.c_int32),
-        ("num_segments", ctypes.c_int32),
-        ("num_items", ctypes.c_int32),
-        ("num_merges", ctypes.c_int32),
-        ("num_partials", ctypes.c_int32),
+        *PLAN_ARRAYS,
+        *int32s("num_rows", "num_blocks", "num_segments", "num_items", "num_merges"),
+        *int32s("num_partials"),
     )
 
 
 def declare(native: ctypes.CDLL) -> None:
-    """Tell ``ctypes`` what the library's functions take and give."""
+    """Declare the argument and return types of the library's functions."""
     pointer, many, few = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
     for name, arguments in {
         "ost_kv_write": (pointer, pointer, pointer, pointer, many, few),
         "ost_kv_copy": (pointer, pointer, pointer, many),
         "ost_kv_read": (pointer, pointer, many, pointer, pointer),
         "ost_kv_zero": (pointer, pointer, many),
+        "ost_run_program": (pointer, many, many, few),
         "ost_attend": (pointer,),
+        "ost_ops_add_norm": (pointer,),
         "ost_ops_best": (pointer,),
-        "ost_ops_lora": (pointer,),
         "ost_ops_delta": (pointer,),
+        "ost_ops_gated": (pointer,),
+        "ost_ops_heads": (pointer,),
+        "ost_ops_lora": (pointer,),
         "ost_ops_product": (pointer,),
         "ost_pack": (pointer,),
         "ost_unpack": (pointer,),

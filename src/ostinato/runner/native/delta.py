@@ -1,7 +1,7 @@
-"""One token of many sequences through the gated delta rule, on the states in their slots.
+"""A decode step of the gated delta rule, in place on the states in their slots.
 
-In torch each of its operations passes over all states: a step reads and writes them some ten times,
-and twice more to fetch them from their slots. Here memory is read once and written once.
+In torch each operation reads and writes all states, some ten times per step, and twice more to copy
+them from and to their slots. Here they are read once and written once.
 """
 
 import ctypes
@@ -9,27 +9,16 @@ import ctypes
 import torch
 from torch import Tensor
 
-from ostinato.runner.native.ctypes_api import DTYPES
+from ostinato.runner.native.ctypes_api import DTYPES, int32s, int64s, pointers
 
 
 class _Delta(ctypes.Structure):
     """``ost_delta``."""
 
     _fields_ = (
-        ("states", ctypes.c_void_p),
-        ("slots", ctypes.c_void_p),
-        ("queries", ctypes.c_void_p),
-        ("keys", ctypes.c_void_p),
-        ("values", ctypes.c_void_p),
-        ("decays", ctypes.c_void_p),
-        ("betas", ctypes.c_void_p),
-        ("outputs", ctypes.c_void_p),
-        ("num_rows", ctypes.c_int64),
-        ("num_heads", ctypes.c_int32),
-        ("num_key_heads", ctypes.c_int32),
-        ("key_dim", ctypes.c_int32),
-        ("value_dim", ctypes.c_int32),
-        ("num_threads", ctypes.c_int32),
+        *pointers("states", "slots", "queries", "keys", "values", "decays", "betas", "outputs"),
+        *int64s("num_rows"),
+        *int32s("num_heads", "num_key_heads", "key_dim", "value_dim", "num_threads"),
     )
 
 
@@ -46,7 +35,7 @@ def delta_step(
     heads: tuple[Tensor, Tensor, Tensor],
     gates: tuple[Tensor, Tensor],
 ) -> Tensor:
-    """Decay, correct and read the matrices of some slots.
+    """Decay, update and read the matrices of some slots.
 
     Args:
         native: The library.
@@ -57,7 +46,7 @@ def delta_step(
         gates: Decays and betas, shape (num_sequences, num_heads).
 
     Returns:
-        What queries read, shape (num_sequences, num_heads, value_dim), float32.
+        The outputs, shape (num_sequences, num_heads, value_dim), float32.
 
     Effects: overwrites the states of those slots.
     """
@@ -69,23 +58,18 @@ def delta_step(
     assert queries.shape == keys.shape == (num_sequences, num_key_heads, key_dim), queries.shape
     assert values.shape == (num_sequences, num_heads, value_dim), values.shape
     assert decays.shape == betas.shape == (num_sequences, num_heads), decays.shape
-    assert num_heads % num_key_heads == 0, "each key serves as many values"
+    assert num_heads % num_key_heads == 0, "each key head has as many value heads"
     assert len(slots) == num_sequences and 0 <= int(slots.min()) <= int(slots.max()) < num_slots
     outputs = torch.empty_like(values)
-    pointers = (queries, keys, values, decays, betas, outputs)
-    native.ost_ops_delta(
-        ctypes.byref(
-            _Delta(
-                states.data_ptr(),
-                slots.data_ptr(),
-                *(each.data_ptr() for each in pointers),
-                num_sequences * num_heads,
-                num_heads,
-                num_key_heads,
-                key_dim,
-                value_dim,
-                torch.get_num_threads(),
-            )
-        )
+    tensors = (states, slots, queries, keys, values, decays, betas, outputs)
+    delta = _Delta(
+        *(tensor.data_ptr() for tensor in tensors),
+        num_sequences * num_heads,
+        num_heads,
+        num_key_heads,
+        key_dim,
+        value_dim,
+        torch.get_num_threads(),
     )
+    native.ost_ops_delta(ctypes.byref(delta))
     return outputs

@@ -1,8 +1,7 @@
-"""Load the native library, and choose the instruction set that it runs on.
+"""Loads the native library, and chooses its instruction set.
 
-Attention, the store, products, the operations between them and whole programs all use the one that
-is in use: the processor's best, or the one that ``OSTINATO_ISA`` names. The numbers here are those
-of the enums in ``native/include/ostinato_native.h``.
+The whole library uses the processor's best instruction set, or the one that ``OSTINATO_ISA`` names.
+The numbers here are those of the enums in ``native/include/ostinato_native.h``.
 """
 
 import ctypes
@@ -18,10 +17,10 @@ from ostinato.runner.native.ctypes_api import declare
 logger = logging.getLogger(__name__)
 
 PATH = Path(__file__).with_name("libostinato_native.so")
-"""Where the build puts the library."""
+"""Path of the library."""
 
 COMPILER = Path(__file__).parents[4] / "native/compile.py"
-"""Compiles it, in a copy of the repository."""
+"""The script that compiles it, in a copy of the repository."""
 
 ISA_VARIABLE = "OSTINATO_ISA"
 """The environment variable that names the instruction set to use, such as ``avx2``."""
@@ -42,12 +41,12 @@ class Isa(enum.IntEnum):
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """Return the library, loaded once; None where there is none.
+    """Return the library, loaded once; None if there is none.
 
     Effects: logs once why there is none; uses the instruction set that ``OSTINATO_ISA`` names.
 
     Raises:
-        ConfigError: ``OSTINATO_ISA`` names none that this machine runs.
+        ConfigError: ``OSTINATO_ISA`` names an instruction set that this machine does not support.
     """
     loaded = _load()
     if isinstance(loaded, str):
@@ -59,14 +58,14 @@ def library() -> ctypes.CDLL | None:
 
 
 def why_missing() -> str | None:
-    """Say why there is no library and how to get it; None where there is one."""
+    """Return why there is no library and how to get it; None if there is one."""
     loaded = _load()
     return loaded if isinstance(loaded, str) else None
 
 
 def _load() -> ctypes.CDLL | str:
-    """Load the library, or say why that cannot be and what to do."""
-    # torch's OpenMP runtime has to be there before ours is looked for.
+    """Load the library, or return why it cannot be loaded and what to do."""
+    # torch's OpenMP runtime has to be loaded before the library.
     import torch  # noqa: F401
 
     if not PATH.exists():
@@ -95,13 +94,13 @@ def _way_to_get_it() -> str:
 
 
 def requested_isa(best: Isa) -> Isa | None:
-    """Return the instruction set that ``OSTINATO_ISA`` names; None where it is not set.
+    """Return the instruction set that ``OSTINATO_ISA`` names; None if it is not set.
 
     Args:
-        best: The best one that this machine runs.
+        best: The machine's best instruction set.
 
     Raises:
-        ConfigError: It is not the name of one that this machine runs.
+        ConfigError: It names none that this machine supports.
     """
     name = os.environ.get(ISA_VARIABLE, "")
     if not name:
@@ -128,8 +127,8 @@ def current_isa(native: ctypes.CDLL) -> Isa:
 def attention_isa(native: ctypes.CDLL) -> Isa:
     """Return the instruction set that attention uses.
 
-    It is the one in use, except that an Intel whose best is ``AVX512_BF16`` uses ``AVX512`` unless
-    told otherwise: its VDPBF16PS is slower than plain multiply-adds, unlike AMD's.
+    It is the one in use, except that an Intel whose best is ``AVX512_BF16`` uses ``AVX512`` by
+    default: its VDPBF16PS is slower than plain multiply-adds, unlike AMD's.
     """
     return Isa(native.ost_attention_isa())
 

@@ -1,16 +1,16 @@
-"""A weight in the order in which the native library multiplies with it.
+"""A weight in the memory layout that the native library multiplies with.
 
-A plain weight has its outputs one after the other; the kernels want many outputs of one input side
-by side. So a weight is packed once, into the tiles of ``native/src/weight_tiles.h``, and the plain
-one is dropped: the memory is the same. One order serves every instruction set.
+A plain weight is stored output by output; the kernels read one input of many outputs at a time. So
+a weight is packed once, into the tiles of ``native/src/weight_tiles.h``, and the plain one is
+freed: the memory is the same. All instruction sets use one layout.
 
-Several linear layers that read one input share a packed weight, and one product computes them::
+Linear layers with the same input share a packed weight, and one product computes them::
 
     q_proj ┐  rows 0 .. 2047
     k_proj ├─ rows 2048 .. 3071
     v_proj ┘  rows 3072 .. 4095
 
-A row's product is the same, to the bit, alone and in a batch of any size.
+A row's product has the same bits alone and in a batch of any size.
 """
 
 import ctypes
@@ -21,17 +21,17 @@ from torch import Tensor
 from torch.nn import functional
 
 from ostinato.runner.huge_pages import expect_block, into_huge_pages
-from ostinato.runner.native.ctypes_api import DTYPES
+from ostinato.runner.native.ctypes_api import DTYPES, int32s, int64s, pointers
 from ostinato.runner.native.library import library
 
 INPUT_STEP = 32
-"""Rows that are multiplied are read up to a multiple of so many numbers."""
+"""Rows of inputs are read up to a multiple of this many numbers."""
 
-_CROWDED = 1024
-"""Rows so many numbers apart, or a multiple of that, share few sets of the processor's caches."""
+_CACHE_ALIAS = 1024
+"""Rows at a multiple of this stride, in numbers, compete for few sets of the processor's caches."""
 
-_LINE = 32
-"""Numbers by which they are moved apart."""
+_CACHE_OFFSET = 32
+"""Numbers added to such a stride."""
 
 
 def padded_width(num_columns: int) -> int:
@@ -40,20 +40,25 @@ def padded_width(num_columns: int) -> int:
 
 
 def row_stride(width: int) -> int:
-    """Return how far apart rows of some numbers should be: room for a product to read them."""
+    """Return the stride at which to store rows that products read, in numbers."""
     padded = padded_width(width)
-    return padded if padded % _CROWDED else padded + _LINE
+    return padded if padded % _CACHE_ALIAS else padded + _CACHE_OFFSET
 
 
 def packed_size(num_rows: int, num_columns: int) -> int:
-    """Return the numbers of a packed weight, with those that only fill tiles up."""
+    """Return how many numbers a packed weight has, padding of tiles included."""
+    return int(required_library().ost_packed_size(num_rows, num_columns))
+
+
+def required_library() -> ctypes.CDLL:
+    """Return the native library, without which no weight is packed."""
     native = library()
-    assert native is not None, "weights are packed where the native library is"
-    return int(native.ost_packed_size(num_rows, num_columns))
+    assert native is not None, "weights are packed only where the native library is"
+    return native
 
 
 def allocate_tiles(size: int, dtype: torch.dtype) -> Tensor:
-    """Return that many zeros, in large pages where they fill some."""
+    """Return that many zeros, in huge pages if they fill any."""
     expect_block(size * dtype.itemsize)
     tiles = torch.zeros(size, dtype=dtype)
     into_huge_pages(tiles.data_ptr(), tiles.nbytes)
@@ -61,13 +66,13 @@ def allocate_tiles(size: int, dtype: torch.dtype) -> Tensor:
 
 
 class Matrix(ctypes.Structure):
-    """``ost_matrix``: where rows begin, and how far apart they are."""
+    """``ost_matrix``: the address of the first row, and the stride of rows."""
 
-    _fields_ = (("data", ctypes.c_void_p), ("stride", ctypes.c_int64))
+    _fields_ = (*pointers("data"), *int64s("stride"))
 
     @classmethod
     def of(cls, tensor: Tensor) -> "Matrix":
-        """Describe a tensor of two dimensions whose rows' numbers are side by side."""
+        """Describe a tensor of two dimensions with contiguous rows."""
         return cls(tensor.data_ptr(), tensor.stride(0))
 
 
@@ -75,13 +80,10 @@ class Packing(ctypes.Structure):
     """``ost_packing``: rows of a weight and their place in a packed one."""
 
     _fields_ = (
-        ("tiles", ctypes.c_void_p),
+        *pointers("tiles"),
         ("rows", Matrix),
-        ("first_output", ctypes.c_int64),
-        ("num_rows", ctypes.c_int64),
-        ("num_inputs", ctypes.c_int32),
-        ("dtype", ctypes.c_int32),
-        ("num_threads", ctypes.c_int32),
+        *int64s("first_output", "num_rows"),
+        *int32s("num_inputs", "dtype", "num_threads"),
     )
 
 
@@ -91,22 +93,10 @@ class Product(ctypes.Structure):
     _fields_ = (
         ("inputs", Matrix),
         ("outputs", Matrix),
-        ("tiles", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p),
-        ("num_rows", ctypes.c_int32),
-        ("num_inputs", ctypes.c_int32),
-        ("num_outputs", ctypes.c_int32),
-        ("dtype", ctypes.c_int32),
-        ("num_threads", ctypes.c_int32),
-        ("weight_format", ctypes.c_int32),
-        ("scales", ctypes.c_void_p),
-        ("minima", ctypes.c_void_p),
-        ("zeros", ctypes.c_void_p),
-        ("order", ctypes.c_void_p),
-        ("scale_dtype", ctypes.c_int32),
-        ("group_size", ctypes.c_int32),
-        ("used_inputs", ctypes.c_int32),
-        ("activation_bits", ctypes.c_int32),
+        *pointers("tiles", "bias"),
+        *int32s("num_rows", "num_inputs", "num_outputs", "dtype", "num_threads", "weight_format"),
+        *pointers("scales", "minima", "zeros", "order"),
+        *int32s("scale_dtype", "group_size", "used_inputs", "activation_bits"),
     )
 
 
@@ -116,19 +106,17 @@ class PackedWeight:
     Attributes:
         num_rows: Outputs.
         num_columns: Inputs.
-        dtype: Format of the weight, of what it is multiplied with and of products.
+        dtype: Format of the weight, the inputs and the products.
     """
 
     def __init__(self, parts: Sequence[Tensor], tiles: Tensor | None = None) -> None:
-        """Pack weights that read one input, the rows of each below those of the one before.
+        """Pack weights with the same input below each other.
 
         Args:
             parts: Each of shape (its rows, num_columns), of a dtype of the native library.
-            tiles: Where to, zero, of ``packed_size`` numbers; None allocates it.
+            tiles: Memory to pack into, ``packed_size`` zeros; None allocates it.
         """
-        native = library()
-        assert native is not None, "weights are packed where the native library is"
-        self._native = native
+        self._native = required_library()
         self.num_rows = sum(part.shape[0] for part in parts)
         self.num_columns = parts[0].shape[1]
         self.dtype = parts[0].dtype
@@ -147,11 +135,11 @@ class PackedWeight:
 
     @property
     def address(self) -> int:
-        """Where its tiles are."""
+        """Address of the tiles."""
         return self._tiles.data_ptr()
 
     def multiply(self, rows: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Return ``rows @ weight.T + bias``, a fresh tensor; between its rows there may be gaps.
+        """Return ``rows @ weight.T + bias``, a new tensor whose rows may have gaps between them.
 
         Args:
             rows: Shape (num_tokens, num_columns).
@@ -176,23 +164,22 @@ class PackedWeight:
         """Check and describe a product, which points into the tensors and into this weight.
 
         Args:
-            rows: Shape (num_rows, num_columns), each row's numbers side by side, and behind them,
-                up to a multiple of ``INPUT_STEP``, any finite numbers.
+            rows: Shape (num_tokens, num_columns), contiguous rows, each followed by finite numbers
+                up to a multiple of ``INPUT_STEP``.
             bias: Shape (num_rows,), contiguous.
-            outputs: Gets the product, shape (num_rows, num_rows); like ``rows``, but without
-                numbers behind a row.
+            outputs: Gets the product, shape (num_tokens, num_rows), contiguous rows.
         """
         num_rows, width = rows.shape[0], padded_width(self.num_columns)
         assert rows.shape == (num_rows, self.num_columns), rows.shape
         assert outputs.shape == (num_rows, self.num_rows), outputs.shape
         for tensor in (rows, outputs):
             assert tensor.dtype == self.dtype and tensor.device.type == "cpu", tensor.dtype
-            assert tensor.stride(1) == 1, "rows side by side"
+            assert tensor.stride(1) == 1, "contiguous rows"
         last = rows.storage_offset() + (num_rows - 1) * rows.stride(0) + width
         assert last * rows.itemsize <= rows.untyped_storage().nbytes(), "a row's end is read"
         if bias is not None:
             assert bias.shape == (self.num_rows,) and bias.dtype == self.dtype, bias.shape
-            assert bias.is_contiguous() and bias.device.type == "cpu", "a plain vector"
+            assert bias.is_contiguous() and bias.device.type == "cpu", "a contiguous vector"
         return Product(
             Matrix.of(rows),
             Matrix.of(outputs),
@@ -206,14 +193,14 @@ class PackedWeight:
         )
 
     def plain(self, first: int = 0, last: int | None = None) -> Tensor:
-        """Return a fresh copy of some rows as ``nn.Linear`` holds them; all by default."""
+        """Return a copy of some rows in the layout of ``nn.Linear``; all by default."""
         num_rows = (self.num_rows if last is None else last) - first
         rows = torch.empty(num_rows, self.num_columns, dtype=self.dtype)
         self._native.ost_unpack(ctypes.byref(self._packing(first, rows)))
         return rows
 
     def replace(self, first: int, rows: Tensor) -> None:
-        """Put other numbers into some rows, from ``first`` on.
+        """Replace some rows, from ``first`` on.
 
         Effects: overwrites the tiles in place, since programs point to them.
         """

@@ -1,33 +1,30 @@
-"""Takes memory for keys and values from the kernel.
+"""Allocates memory pages for keys and values at the start.
 
-A mapping is a promise: the kernel finds and zeroes each page when it is first written, and in a
-virtual machine the host may have to find it first, at seconds per gigabyte. A prompt that
-is the first to write to its blocks would wait for that in each layer. So the pages of the first
-blocks, which the first prompts will fill, are taken at the start, as many as a bounded time
-allows. All others are taken when they are written, as ever: a pool may be as large as half of the
-memory, and most never fill it.
+The kernel allocates and zeroes each page of a mapping when it is first written, and in a virtual
+machine the host may have to do so as well, at seconds per gigabyte. The first prompts would wait
+for that in each layer. So the pages of the first blocks, which these prompts fill, are allocated at
+the start, as many as a time limit allows. All others are allocated when they are written: a pool
+may be as large as half of the memory, and most never fill it.
 
-Source: ``MADV_POPULATE_WRITE``, madvise(2), Linux 5.14; older kernels take pages when they are
+Source: ``MADV_POPULATE_WRITE``, madvise(2), Linux 5.14; older kernels allocate pages when they are
 written.
 """
 
 import ctypes
 import errno
-import functools
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from ostinato.runner.huge_pages import PAGE_BYTES, memory_calls
+
 _POPULATE_WRITE = 23
 
-HUGE_PAGE = 2 << 20
-"""What is taken at a time, in bytes: as large as the larger of the usual pages."""
-
 PATIENCE = 2.0
-"""Seconds that a start may take longer for it."""
+"""Time limit, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +32,10 @@ class Area:
     """A mapping.
 
     Attributes:
-        address: Where it begins, a page's beginning.
-        num_bytes: How long it is.
-        num_parts: Of like size, whose beginnings are used first.
-        num_wanted: Bytes of the beginning of each part that are to be taken.
+        address: Its address, at the start of a page.
+        num_bytes: Its size.
+        num_parts: Number of parts of equal size, each of which is used from its start.
+        num_wanted: Bytes to allocate at the start of each part.
     """
 
     address: int
@@ -48,15 +45,15 @@ class Area:
 
 
 def take_pages(areas: Sequence[Area], num_threads: int, patience: float = PATIENCE) -> int:
-    """Have the kernel bring pages, zeroed, until all that are wanted are there or time is up.
+    """Allocate zeroed pages until all that are wanted are there, or time is up.
 
     Args:
-        areas: Which.
-        num_threads: How many may wait for the kernel at once.
-        patience: Seconds after which no more pages are asked for.
+        areas: The mappings.
+        num_threads: Number of threads that wait for the kernel.
+        patience: Time limit, in seconds.
 
     Returns:
-        Bytes that were asked for and brought; 0 where the kernel cannot be asked.
+        Number of bytes allocated; 0 if the kernel does not support it.
 
     Raises:
         MemoryError: The kernel has no memory left.
@@ -68,7 +65,7 @@ def take_pages(areas: Sequence[Area], num_threads: int, patience: float = PATIEN
         while time.monotonic() < deadline:
             with lock:
                 address, num_bytes = next(pieces, (0, 0))
-            if not num_bytes or not _bring(address, num_bytes):
+            if not num_bytes or not _populate(address, num_bytes):
                 return
             taken[thread] += num_bytes
 
@@ -79,33 +76,26 @@ def take_pages(areas: Sequence[Area], num_threads: int, patience: float = PATIEN
 
 
 def _pieces(areas: Sequence[Area]) -> Iterator[tuple[int, int]]:
-    """Cut areas at huge pages: the first of every part, then the second of every part."""
+    """Yield huge pages: the first of every part, then the second of every part."""
     most = max((area.num_wanted for area in areas), default=0)
-    for step in range(0, most + HUGE_PAGE, HUGE_PAGE):
+    for step in range(0, most + PAGE_BYTES, PAGE_BYTES):
         for area in areas:
             end, part_bytes = area.address + area.num_bytes, area.num_bytes // area.num_parts
             for start in range(area.address, end, max(part_bytes, 1)):
-                page = (start + step) // HUGE_PAGE * HUGE_PAGE
-                first, last = max(area.address, page), min(end, page + HUGE_PAGE)
+                page = (start + step) // PAGE_BYTES * PAGE_BYTES
+                first, last = max(area.address, page), min(end, page + PAGE_BYTES)
                 if first < min(start + area.num_wanted, last):
                     yield first, last - first
 
 
-def _bring(address: int, num_bytes: int) -> bool:
-    """Have the kernel bring the pages of a range; False where it does not know how."""
-    if _madvise()(address, num_bytes, _POPULATE_WRITE) == 0:
+def _populate(address: int, num_bytes: int) -> bool:
+    """Allocate the pages of a range; False if the kernel does not support it."""
+    calls = memory_calls()
+    if calls is None:
+        return False
+    if calls.madvise(address, num_bytes, _POPULATE_WRITE) == 0:
         return True
     code = ctypes.get_errno()
     if code == errno.ENOMEM:
         raise MemoryError(f"{num_bytes:,} bytes: {os.strerror(code)}")
     return False
-
-
-@functools.cache
-def _madvise() -> Callable[[int, int, int], int]:
-    """Return the C library's ``madvise``, which lets other threads run meanwhile."""
-    function = ctypes.CDLL(None, use_errno=True).madvise
-    function.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-    function.restype = ctypes.c_int
-    typed: Callable[[int, int, int], int] = function
-    return typed

@@ -1,16 +1,16 @@
-"""A store of keys and values that the library reads.
+"""A KV store that the native library reads.
 
-As many bytes as in a plain store, in the order in which kernels read them: sixteen tokens side by
-side for each element of a key, and for bfloat16 two elements of a key, or two tokens of a value,
-beside each other, since that is what VDPBF16PS and TDPBF16PS multiply::
+It has as many bytes as a plain store, in the layout of the kernels: for each element of a key,
+sixteen adjacent tokens; in bfloat16, two adjacent elements of a key, or two adjacent tokens of a
+value, which VDPBF16PS and TDPBF16PS multiply at once::
 
     bfloat16       keys    [kv head][block][token / 16][key_dim / 2][16][2]
                    values  [kv head][block][token / 2][value_dim][2]
     float16, 32    keys    [kv head][block][token / 16][key_dim][16]
                    values  [kv head][block][token][value_dim]
-    int8           as bfloat16, in front of each sixteen tokens their scales
+    int8           as bfloat16, each sixteen tokens after their scales
 
-No Python code depends on that order.
+No Python code depends on this layout.
 """
 
 import ctypes
@@ -34,14 +34,14 @@ from ostinato.runner.native.pages import Area, take_pages
 logger = logging.getLogger(__name__)
 
 TOKEN_GROUP = 16
-"""Block sizes are multiples of it."""
+"""Block sizes are a multiple of this."""
 
 TOKENS_AT_START = 16_384
-"""Slots whose memory is taken at the start: what the first prompts fill."""
+"""Slots whose memory is allocated at the start, for the first prompts."""
 
 
 class NativeKVStore(KVStore):
-    """A store of the native library's, on a CPU."""
+    """A store of the native library, on a CPU."""
 
     layout = "heads"
 
@@ -58,11 +58,11 @@ class NativeKVStore(KVStore):
 
         Args:
             native: The library.
-            spec: What is kept per token; keys have an even number of elements.
+            spec: The KV per token; keys have an even number of elements.
             num_blocks: Blocks that may be written.
             block_size: Slots per block, a multiple of 16.
             dtype: bfloat16, float16, float32 or int8.
-            layers: Which layers are kept here; None is all of them.
+            layers: The layers of this store; None is all with attention.
         """
         if block_size % TOKEN_GROUP or dtype not in KV_DTYPES:
             raise ValueError(f"no native store has blocks of {block_size} tokens in {dtype}")
@@ -76,7 +76,7 @@ class NativeKVStore(KVStore):
         self._take_pages()
 
     def of_layer(self, layer: int) -> Kv:
-        """Return where a layer's keys and values are, valid as long as the store is."""
+        """Return the addresses of a layer's keys and values, valid as long as the store."""
         return self._kv[layer]
 
     def check_slots(self, slots: Ints) -> Slots:
@@ -92,15 +92,7 @@ class NativeKVStore(KVStore):
     def write_checked(
         self, layer: int, keys: Tensor, values: Tensor, slots: Slots, num_threads: int
     ) -> None:
-        """Store keys and values in slots that were checked before.
-
-        Args:
-            layer: Which layer.
-            keys: Shape (num_tokens, num_kv_heads, key_dim), any strides.
-            values: Shape (num_tokens, num_kv_heads, value_dim), any strides.
-            slots: Where to, all different.
-            num_threads: How many may work.
-        """
+        """Store keys and values in checked slots; see ``write``."""
         kept, (key_rows, value_rows) = self.spec.layers[layer], self._rows
         count = len(slots.ids)
         # Names hold what rows point into until the call is over.
@@ -120,7 +112,7 @@ class NativeKVStore(KVStore):
         self.copy_checked(layer, self.check_slots(source.numpy()), self.check_slots(target.numpy()))
 
     def copy_checked(self, layer: int, sources: Slots, targets: Slots) -> None:
-        """Copy slots that were checked before, as many as there are targets."""
+        """Copy checked slots; see ``copy``."""
         if len(sources) != len(targets):
             raise ValueError(f"{len(sources)} slots cannot be copied to {len(targets)}")
         self._native.ost_kv_copy(
@@ -156,7 +148,7 @@ class NativeKVStore(KVStore):
         return (decode(keys), decode(values)) if self.dtype == torch.int8 else (keys, values)
 
     def zero(self, slots: Tensor) -> None:
-        """Forget the content of some slots in all layers; see ``KVStore``."""
+        """Overwrite slots with zeros in all layers; see ``KVStore``."""
         checked = self.check_slots(slots.numpy())
         for kv in self._kv.values():
             self._native.ost_kv_zero(byref(kv), checked.address, len(checked))
@@ -184,10 +176,10 @@ class NativeKVStore(KVStore):
         )
 
     def _take_pages(self) -> None:
-        """Take the memory of the first blocks now, and say how much it was.
+        """Allocate the memory of the first blocks, and log how much it was.
 
         Raises:
-            ConfigError: The kernel promised more than it has.
+            ConfigError: The kernel has less memory than it has mapped.
         """
         start = time.perf_counter()
         try:
@@ -202,7 +194,7 @@ class NativeKVStore(KVStore):
         )
 
     def _zeros(self, num_heads: int, dim: int) -> int:
-        """Return the address of zeroed memory that lives as long as the store."""
+        """Return the address of zeroed memory that exists as long as the store."""
         size = row_bytes(dim, self.dtype)
         if size not in self._memory:
             self._memory[size] = self._map(size)
@@ -213,12 +205,12 @@ class NativeKVStore(KVStore):
     def _map(self, size: int) -> Bytes:
         """Map memory for all heads with rows of one size, (num_heads, num_blocks + 1, bytes).
 
-        One mapping for all layers lets a block be copied in and out with a single call. The kernel
-        brings zeroed pages when it is asked to, or as they are first written, and where it can,
-        2 MiB at a time: fewer faults, and fewer entries that the processor has to look up.
+        With one mapping for all layers, a block is exported or imported in a single call. The
+        kernel allocates zeroed pages, on request or when they are first written, of 2 MiB if it
+        can: fewer page faults, and fewer address translations.
 
         Raises:
-            MemoryError: The kernel does not promise as many.
+            MemoryError: The kernel does not map as many bytes.
         """
         kept = [self.spec.layers[layer] for layer in self.layers]
         dims = [(one.num_kv_heads, dim) for one in kept for dim in (one.key_dim, one.value_dim)]
@@ -228,7 +220,7 @@ class NativeKVStore(KVStore):
             memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError as error:
             raise MemoryError(f"{num_bytes:,} bytes") from error
-        with suppress(OSError):  # a kernel without huge pages has small ones
+        with suppress(OSError):  # without huge pages, small ones are used
             memory.madvise(mmap.MADV_HUGEPAGE)
         content = np.frombuffer(memory, dtype=np.uint8)
         wanted = min(self.num_slots, TOKENS_AT_START) * size

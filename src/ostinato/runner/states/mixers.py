@@ -1,7 +1,7 @@
-"""Makes a model's layers with a state compute each sequence by itself.
+"""Makes a model's layers with a state compute each sequence separately.
 
-The code of ``transformers`` stays as it is. A mixer gets a copy of its own ``forward`` in which the
-names of the functions that carry a state stand for ours; outside of a step, ours call theirs.
+The code of ``transformers`` is not changed. A mixer gets a copy of its own ``forward`` in which the
+names of the functions that carry a state refer to ours; outside of a step, ours call theirs.
 """
 
 import inspect
@@ -16,17 +16,17 @@ from ostinato.runner.states.recurrences import RECURRENCES, LightningAttention
 from ostinato.runner.states.step import LayerStates
 
 CurrentStates = Callable[[], LayerStates | None]
-"""Returns what answers the calls of the current step; None to let the model do it itself."""
+"""Returns the states of the current step; None if the model computes without them."""
 
 
 def bind_mixers(model: nn.Module, current: CurrentStates) -> None:
-    """Let the layers of a model that carry a state ask for it.
+    """Bind the layers of a model that carry a state to the states of the current step.
 
     Args:
-        model: Its layers with a state name their layer (``layer_idx``).
-        current: Asked at each call.
+        model: Its layers with a state have an index (``layer_idx``).
+        current: Called in each call of a layer.
 
-    Effects: replaces the ``forward`` of those layers, on the instances alone.
+    Effects: replaces the ``forward`` of those layers, on the instances only.
     """
     for module in model.modules():
         layer = getattr(module, "layer_idx", None)
@@ -36,7 +36,7 @@ def bind_mixers(model: nn.Module, current: CurrentStates) -> None:
 
 
 def _bind(module: nn.Module, layer: int, forward: FunctionType, current: CurrentStates) -> None:
-    """Replace what a module's ``forward`` calls to carry a state, if it does."""
+    """Replace the functions with a state that a module's ``forward`` calls, if there are any."""
     names = set(forward.__code__.co_names)
     if LightningAttention.name in names:
         whole = MethodType(forward, module)
@@ -59,7 +59,7 @@ def _carried(
     siblings: dict[str, Any],
     current: CurrentStates,
 ) -> Callable[..., Any]:
-    """Return what is called in place of a function that carries a state."""
+    """Return the replacement of a function that carries a state."""
     names = names_of(function)
 
     def carried(*arguments: Any, **keywords: Any) -> Any:
@@ -74,7 +74,7 @@ def _carried(
 
 
 def _with_globals(function: FunctionType, names: dict[str, Any]) -> FunctionType:
-    """Return a copy of a function for which some global names mean something else."""
+    """Return a copy of a function with some global names replaced."""
     copy = FunctionType(
         function.__code__,
         {**function.__globals__, **names},

@@ -14,13 +14,13 @@ State = Tensor
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of one of those functions, as a mixer makes it.
+    """A mixer's call of such a function.
 
     Attributes:
-        function: What is called.
-        arguments: By position.
-        keywords: By name.
-        names: The names of those by position.
+        function: The function.
+        arguments: Arguments by position.
+        keywords: Arguments by name.
+        names: Names of the arguments by position.
         siblings: Functions of the same module, by name.
     """
 
@@ -40,7 +40,7 @@ class Call:
         return self.function(*self.arguments, **{**self.keywords, **others})
 
     def changed(self, change: Callable[[str, Any], Any]) -> "Call":
-        """Return the call with every argument put through a function of its name and value."""
+        """Return the call with ``change(name, value)`` in place of every argument."""
         pairs = zip(self.names, self.arguments, strict=False)
         return replace(
             self,
@@ -54,9 +54,9 @@ class Recurrence(ABC):
 
     Attributes:
         name: Its name in the modules of ``transformers``.
-        axes: Which dimension of which argument is that of tokens.
-        output_axis: Likewise of its output.
-        gives_state: Whether it returns a state beside the output, even if none is asked for.
+        axes: The token dimension of each argument that has one.
+        output_axis: The token dimension of the output.
+        gives_state: Whether it always returns a state beside the output.
     """
 
     name: ClassVar[str]
@@ -70,7 +70,7 @@ class Recurrence(ABC):
 
         Args:
             call: The mixer's call, cut to these tokens.
-            state: Before the first of them; None at the beginning of the sequences.
+            state: The state before them; None at the beginning of the sequences.
 
         Returns:
             The output and the state after the last token.

@@ -1,8 +1,8 @@
 """The functions of ``transformers`` that carry a state, and how they are called.
 
 A recurrent layer (a mixer) projects its row of tokens, mixes tokens with one or two functions that
-carry a state along, and projects again. Only those functions must see one sequence at a time, so
-they alone are replaced, by name, and computed by themselves::
+carry a state, and projects again. Only those functions must see one sequence at a time, so only
+they are replaced, by name::
 
     causal_conv1d_fn               last inputs of a convolution     all but MiniMax
     torch_chunk_gated_delta_rule   gated delta rule (2412.06464)    Qwen3-Next, Qwen3.5, OLMo
@@ -30,14 +30,14 @@ from ostinato.runner.states.recurrence import Call, Recurrence, State
 
 
 class ShortConvolution(Recurrence):
-    """A causal convolution; its state is all inputs but the last that the next token sees."""
+    """A causal convolution; its state is the earlier inputs that the next token needs."""
 
     name = "causal_conv1d_fn"
     axes: ClassVar = {"hidden_states": 2}
     output_axis = 2
 
     def chunk(self, call: Call, state: State | None) -> tuple[Tensor, State]:
-        """Convolve with what came before; see ``Recurrence``."""
+        """Convolve with the earlier inputs; see ``Recurrence``."""
         inputs = call["hidden_states"]  # (num_sequences, num_channels, num_tokens)
         num_kept, num_tokens = call["weight"].shape[-1] - 1, inputs.shape[-1]
         if state is None:
@@ -47,10 +47,10 @@ class ShortConvolution(Recurrence):
         return convolved.run()[..., -num_tokens:], seen[..., num_tokens:]
 
     def step(self, call: Call, states: State) -> tuple[Tensor, State]:
-        """Add up what one output sees; see ``Recurrence``.
+        """Compute one output as a weighted sum; see ``Recurrence``.
 
-        A convolution of so few inputs takes nine times as long on a CPU, where it is one for each
-        channel and sequence.
+        On a CPU a convolution of so few inputs takes nine times as long: it is one per channel and
+        sequence.
         """
         inputs, weight, bias = (call[name] for name in ("hidden_states", "weight", "bias"))
         seen = torch.cat([states, inputs], dim=-1)
@@ -76,13 +76,13 @@ class GatedDeltaRule(Recurrence):
         return output, after
 
     def step(self, call: Call, states: State) -> tuple[Tensor, State]:
-        """Decay, correct and read each matrix; see ``Recurrence``."""
+        """Decay, update and read each matrix; see ``Recurrence``."""
         recurrent = replace(call, function=call.siblings[self.recurrent])
         output, after = recurrent.run(initial_state=states, output_final_state=True)
         return output, after
 
     def step_slots(self, call: Call, states: Tensor, slots: Tensor) -> Tensor:
-        """Do so in the native library, where it can; see ``Recurrence``."""
+        """Use the native library if it supports the states; see ``Recurrence``."""
         names = ("query", "key", "value", "g", "beta")
         queries, keys, values, gates, betas = (call[name][:, 0] for name in names)
         native = library() if delta.takes(states, queries) and gates.ndim == 2 else None
@@ -117,8 +117,8 @@ class Mamba2Scan(Recurrence):
     def step(self, call: Call, states: State) -> tuple[Tensor, State]:
         """Decay each state, add to it and read it; see ``Recurrence``.
 
-        The limits of time steps hold here too, as in the model's forward without a cache. In
-        ``generate`` they hold for prompts alone, so that a state would depend on how it came about.
+        Time steps are limited here too, as in the model's forward without a cache. ``generate``
+        limits them in prompts only, so a state would depend on how it was computed.
         """
         inputs, dt, keys, queries = (call[name][:, 0] for name in ("hidden_states", "dt", "B", "C"))
         head_dim, state_size = inputs.shape[-1], keys.shape[-1]
@@ -138,8 +138,8 @@ class Mamba2Scan(Recurrence):
 class MambaScan(Recurrence):
     """The state space of Mamba, with one decay per channel and state.
 
-    The function takes no state to begin with. As all is linear in the state, what an earlier one
-    adds is added behind it.
+    The function takes no initial state. Since the result is linear in the state, the contribution
+    of an earlier state is added afterwards.
     """
 
     name = "mamba_selective_scan"
@@ -183,7 +183,7 @@ class MambaScan(Recurrence):
 
 
 class LightningAttention(Recurrence):
-    """MiniMax's whole layer, which has no function of its own for it: a decayed sum per head."""
+    """A decayed sum per head: MiniMax's whole layer, since it has no separate function for it."""
 
     name = "get_linear_cache"
     axes: ClassVar = {"hidden_states": 1}
@@ -197,7 +197,7 @@ class LightningAttention(Recurrence):
 
 
 class _LinearCache:
-    """What the layer takes for its cache."""
+    """The cache that the layer expects."""
 
     def __init__(self, state: State | None) -> None:
         self._state = state
@@ -219,9 +219,9 @@ RECURRENCES: Mapping[str, Recurrence] = {
         MambaScan(),
     )
 }
-"""Those that are functions of a module, by name."""
+"""All that are functions of a module, by name."""
 
 
 def _as_scanned(output: Tensor) -> Tensor:
-    """Return an output in the precision of a scan, whatever it is computed beside."""
+    """Return an output in the precision of a scan, float32 or wider."""
     return output.to(torch.promote_types(output.dtype, torch.float32))

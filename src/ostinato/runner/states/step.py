@@ -1,6 +1,6 @@
 """Turns one row of tokens into calls per sequence.
 
-Decodes are stepped together, and so are chunks of the same length that are neighbours::
+Decodes are computed in one call, and so are adjacent chunks of the same length::
 
     row        a b c   d d d d d d   e e e e f f f f
     parts      ─────   ───────────   ───────────────
@@ -20,29 +20,29 @@ import torch
 from torch import Tensor
 
 from ostinato.errors import UnsupportedModel
-from ostinato.runner.inputs import StateInputs
+from ostinato.runner.inputs import AttentionMetadata, Ints
 from ostinato.runner.states.recurrence import Call, Recurrence
 from ostinato.runner.states.store import StateShape, StateSpec, StateStore
 
 
 class LayerStates(Protocol):
-    """Answers the calls of functions that carry a state."""
+    """Computes the functions of a model that carry a state."""
 
     def carry(self, layer: int, recurrence: Recurrence, call: Call) -> Tensor:
-        """Compute a layer's call for the sequences of a row; returns the row's output."""
+        """Compute a layer's call for all sequences of a row; returns the row's output."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Neighbouring rows that are computed in one call.
+    """Adjacent rows that are computed in one call.
 
     Attributes:
         first: The first row.
         length: Rows of each sequence.
         slots: Slots of the sequences, shape (num_sequences,), int64.
-        is_step: Whether each is one token behind others.
-        is_fresh: Whether no token came before.
+        is_step: Whether each sequence has one new token, and earlier ones.
+        is_fresh: Whether the sequences begin here.
     """
 
     first: int
@@ -52,7 +52,7 @@ class _Part:
     is_fresh: bool
 
     def cut(self, call: Call, recurrence: Recurrence) -> Call:
-        """Return the call for these rows alone, with a sequence for each slot."""
+        """Return the call for these rows only, with one sequence per slot."""
         shape = len(self.slots), self.length
 
         def change(name: str, value: Any) -> Any:
@@ -65,17 +65,17 @@ class _Part:
         return call.changed(change)
 
     def row(self, output: Tensor, axis: int) -> Tensor:
-        """Lay the output of all sequences end to end again."""
+        """Concatenate the output of all sequences."""
         return output.unsqueeze(1).movedim(0, axis).flatten(axis, axis + 1)
 
 
 class StateStep:
-    """One step as the states of all layers see it."""
+    """One step of the layers with a state."""
 
-    def __init__(self, inputs: StateInputs, store: StateStore) -> None:
-        """Say which sequences, and which store."""
+    def __init__(self, slots: Ints, metadata: AttentionMetadata, store: StateStore) -> None:
+        """Take the slot of each sequence, the step, and the store."""
         self._store = store
-        self._parts = tuple(_parts(inputs))
+        self._parts = tuple(_parts(slots, metadata))
         self._calls: Counter[int] = Counter()
 
     def carry(self, layer: int, recurrence: Recurrence, call: Call) -> Tensor:
@@ -89,7 +89,7 @@ class StateStep:
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, recurrence.output_axis)
 
     def _compute(self, part: _Part, recurrence: Recurrence, call: Call, states: Tensor) -> Tensor:
-        """Compute some rows, and keep the states after them."""
+        """Compute some rows, and store the states after them."""
         own = part.cut(call, recurrence)
         if part.is_step:
             output = recurrence.step_slots(own, states, part.slots)
@@ -101,15 +101,15 @@ class StateStep:
 
 
 class StateRecorder:
-    """Answers one call of a model with one sequence, and notes which states its layers carry."""
+    """Computes one call of a model with one sequence, and records the states of its layers."""
 
     def __init__(self) -> None:
-        """Note nothing yet."""
+        """Start without any."""
         self._layers: dict[int, list[StateShape]] = {}
 
     @property
     def spec(self) -> StateSpec:
-        """What was noted."""
+        """The recorded states."""
         return StateSpec({layer: tuple(shapes) for layer, shapes in self._layers.items()})
 
     def carry(self, layer: int, recurrence: Recurrence, call: Call) -> Tensor:
@@ -121,17 +121,18 @@ class StateRecorder:
         return output
 
 
-def _parts(inputs: StateInputs) -> Iterator[_Part]:
+def _parts(slots: Ints, metadata: AttentionMetadata) -> Iterator[_Part]:
     """Divide a row into runs of sequences of one length, all with or all without a state."""
-    lengths, fresh = np.diff(inputs.starts).tolist(), (inputs.first_positions == 0).tolist()
-    slots = torch.from_numpy(inputs.slots).to(inputs.device)
+    lengths = np.diff(metadata.starts).tolist()
+    fresh = (metadata.first_positions == 0).tolist()
+    on_device = torch.from_numpy(slots).to(metadata.device)
     first = 0
     for (length, is_fresh), run in groupby(zip(lengths, fresh, strict=True)):
         last = first + len(list(run))
         yield _Part(
-            first=int(inputs.starts[first]),
+            first=int(metadata.starts[first]),
             length=length,
-            slots=slots[first:last],
+            slots=on_device[first:last],
             is_step=length == 1 and not is_fresh,
             is_fresh=is_fresh,
         )

@@ -1,14 +1,14 @@
 """The states of recurrent layers between steps.
 
-A state has the same size however long its sequence is. All layers have the same slots, and a plan
-says which slot a sequence uses, and which are copied::
+The size of a state does not depend on the length of its sequence. All layers have the same slots;
+a plan has the slot of each sequence, and the slots to copy::
 
                      slot 0        slot 1        slot 2      ...
     layer 0   conv   (C, K - 1)    (C, K - 1)    (C, K - 1)
               rule   (H, D, V)     (H, D, V)     (H, D, V)
     layer 1   conv   ...
 
-Whether a slot holds the state of a running sequence or a checkpoint, this file does not know.
+A slot holds the state of a running sequence or a checkpoint; this file does not know which.
 """
 
 import math
@@ -39,10 +39,10 @@ class StateShape:
 
 @dataclass(frozen=True, slots=True)
 class StateSpec:
-    """What a model carries from token to token.
+    """The states of a model.
 
     Attributes:
-        layers: The tensors of each layer with a state, in the order in which a call uses them.
+        layers: The tensors of each layer with a state, in the order of their use in a call.
     """
 
     layers: Mapping[int, tuple[StateShape, ...]] = field(default_factory=dict)
@@ -57,8 +57,8 @@ class StateStore:
     """The states of all slots, in every layer.
 
     Attributes:
-        spec: What each layer carries.
-        num_slots: Slots that may be used.
+        spec: The states of each layer.
+        num_slots: Number of slots.
     """
 
     def __init__(self, spec: StateSpec, num_slots: int, device: torch.device | str = "cpu") -> None:
@@ -86,7 +86,7 @@ class StateStore:
         return self._states[layer]
 
     def copy(self, copies: Sequence[StateCopy]) -> None:
-        """Copy slots in all layers, one after the other; source -1 is the zero state."""
+        """Copy slots in all layers, one after another; source -1 is the zero state."""
         for tensors in self._states.values() if copies else ():
             for tensor in tensors:
                 for copy in copies:
@@ -96,7 +96,7 @@ class StateStore:
                         tensor[copy.target].copy_(tensor[copy.source])
 
     def zero(self, slots: Iterable[int]) -> None:
-        """Overwrite slots with zeros in all layers; those that are zero are only read."""
+        """Overwrite slots with zeros in all layers; slots that are zero are only read."""
         chosen = list(slots)
         for tensor in (each for tensors in self._states.values() for each in tensors):
             for slot in chosen:
@@ -104,7 +104,7 @@ class StateStore:
                     tensor[slot].zero_()
 
     def _zeros(self, each: StateShape) -> Tensor:
-        """Return zeros; on a CPU, pages are taken as they are first written."""
+        """Return zeros; on a CPU, pages are allocated when they are first written."""
         shape = (self.num_slots, *each.shape)
         if self._device.type != "cpu":
             return torch.zeros(shape, dtype=each.dtype, device=self._device)

@@ -3,7 +3,6 @@
 from pydantic import Field, model_validator
 
 from ostinato.engine.prompts import Prompt, PromptDict, TokenIds
-from ostinato.server.callers import Caller, Callers
 from ostinato.server.prompting import sender
 from ostinato.server.protocol.body import Body, Items
 from ostinato.server.protocol.chat import ChatMessage
@@ -16,14 +15,6 @@ class TenantBody(Body):
 
     tenant: str = Field(default="", description="Its name; empty where there are no keys.")
     cache_salt: str = Field(default="", description="A salt that its client set.")
-
-    def caller(self, callers: Callers) -> Caller:
-        """Return the caller of that tenant.
-
-        Raises:
-            ApiError: There is no such tenant (404).
-        """
-        return callers.named(self.tenant)
 
 
 class PrefixBody(TenantBody):
@@ -46,18 +37,22 @@ class PrefixBody(TenantBody):
             OstinatoError: The model has no tokenizer or template, or the template refuses.
         """
         if self.messages is not None:
-            messages = [message.rendered() for message in self.messages]
-            opens_turn = self.add_generation_prompt
             return await state.llm.tokenizing.render(
-                whose or Prompt(), messages, add_generation_prompt=opens_turn
+                whose or Prompt(),
+                [message.rendered() for message in self.messages],
+                add_generation_prompt=self.add_generation_prompt,
             )
         if isinstance(self.prompt, str):
             return await state.llm.encode(self.prompt, whose=whose or Prompt())
         return self.prompt or []
 
     async def as_prompt(self, state: ServerState) -> PromptDict:
-        """Return the engine's prompt, for its tenant."""
-        caller = self.caller(state.callers)
+        """Return the engine's prompt, for its tenant.
+
+        Raises:
+            ApiError: There is no such tenant (404).
+        """
+        caller = state.callers.named(self.tenant)
         return PromptDict(
             prompt_token_ids=await self.token_ids(state, sender(caller, self.cache_salt)),
             cache_salt=caller.narrow(self.cache_salt),

@@ -7,15 +7,15 @@ import asyncio
 import uuid
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from fastapi.responses import Response
 
 from ostinato.engine.kv_events_publisher import KVEventsPublisher
-from ostinato.server.callers import Administrator
+from ostinato.server.callers import ADMIN_ONLY
 from ostinato.server.errors import ApiError
-from ostinato.server.state import ServerState
+from ostinato.server.state import ServerState, StateDep
 
-router = APIRouter(prefix="/admin/kv", tags=["administration"])
+router = APIRouter(prefix="/admin/kv", tags=["administration"], dependencies=ADMIN_ONLY)
 
 SEQUENCE_HEADER = "x-kv-events-sequence"
 """Sequence number of the first batch that a snapshot does not contain."""
@@ -27,13 +27,12 @@ _INSTANCE = uuid.uuid4().hex
 
 
 @router.get("/events")
-async def events(request: Request, administrator: Administrator) -> dict[str, Any]:
+async def events(state: StateDep) -> dict[str, Any]:
     """Return the endpoints of events and replays, and the id of this process.
 
     Raises:
         ApiError: The server publishes no events (409).
     """
-    state: ServerState = request.app.state.server
     publisher, config = _publisher(state), state.llm.engine.config
     return {
         "endpoint": publisher.endpoint,
@@ -45,7 +44,7 @@ async def events(request: Request, administrator: Administrator) -> dict[str, An
 
 
 @router.get("/snapshot", response_class=Response)
-async def snapshot(request: Request, administrator: Administrator) -> Response:
+async def snapshot(state: StateDep) -> Response:
     """Return one msgpack event batch that stores everything cached now.
 
     Copied between two steps, encoded in another thread.
@@ -53,7 +52,6 @@ async def snapshot(request: Request, administrator: Administrator) -> Response:
     Raises:
         ApiError: The server publishes no events (409).
     """
-    state: ServerState = request.app.state.server
     publisher = _publisher(state)
     batch = await state.llm.look(lambda engine: engine.cache.snapshot())
     assert batch is not None, "what is published is kept"

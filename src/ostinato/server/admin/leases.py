@@ -3,50 +3,43 @@
 import time
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 
-from ostinato.engine.engine import Engine
 from ostinato.engine.prompts import PromptDict
-from ostinato.engine.public_prefixes import PublishedPrefix, public_name
+from ostinato.engine.public_prefixes import public_name
 from ostinato.server.admin.bodies import LeaseBody, PrefixBody, UnpublishBody
 from ostinato.server.admin.prewarming import prewarm
 from ostinato.server.admin.statistics import name_of
-from ostinato.server.callers import Administrator
+from ostinato.server.callers import ADMIN_ONLY
 from ostinato.server.errors import ApiError
-from ostinato.server.state import ServerState
-from ostinato.tenants.lease_book import Lease
-from ostinato.tenants.terms import LeaseId, LeaseReceipt, LeaseStatus
+from ostinato.server.state import StateDep
+from ostinato.tenants.terms import LeaseId, LeaseStatus
 
-router = APIRouter(prefix="/admin", tags=["administration"])
+router = APIRouter(prefix="/admin", tags=["administration"], dependencies=ADMIN_ONLY)
 
 
 @router.post("/prewarm")
-async def prewarm_prompt(
-    body: PrefixBody, request: Request, administrator: Administrator
-) -> dict[str, int]:
+async def prewarm_prompt(body: PrefixBody, state: StateDep) -> dict[str, int]:
     """Compute a prompt, so that the first request with it hits."""
-    state: ServerState = request.app.state.server
     return await prewarm(state, body)
 
 
 @router.post("/leases")
-async def open_lease(
-    body: LeaseBody, request: Request, administrator: Administrator
-) -> dict[str, Any]:
+async def open_lease(body: LeaseBody, state: StateDep) -> dict[str, Any]:
     """Lease the cached part of a prefix; the receipt says how much that is, and why."""
-    state: ServerState = request.app.state.server
     receipt = await state.llm.lease(await body.as_prompt(state), body.terms())
-    return as_json(receipt, body.ttl_s)
+    return {
+        "status": str(receipt.status),
+        "reason": receipt.reason,
+        "lease_id": receipt.lease_id,
+        "num_tokens": receipt.num_tokens,
+        "expires_in_s": None if receipt.lease_id is None else body.ttl_s,
+    }
 
 
 @router.get("/leases")
-async def list_leases(request: Request, administrator: Administrator) -> dict[str, Any]:
+async def list_leases(state: StateDep) -> dict[str, Any]:
     """List leases; public prefixes are listed under ``/admin/public``."""
-    state: ServerState = request.app.state.server
-
-    def look(engine: Engine) -> list[Lease]:
-        return engine.cache.admin.leases()
-
     now_s = time.monotonic()
     leases = [
         {
@@ -56,22 +49,19 @@ async def list_leases(request: Request, administrator: Administrator) -> dict[st
             "expires_in_s": None if lease.expires_s is None else round(lease.expires_s - now_s, 3),
             "refresh_on_hit": lease.terms.refresh_on_hit,
         }
-        for lease in await state.llm.look(look)
+        for lease in await state.llm.look(lambda engine: engine.cache.admin.leases())
         if public_name(lease.table.tenant) is None
     ]
     return {"leases": leases}
 
 
 @router.delete("/leases/{lease_id}")
-async def end_lease(
-    lease_id: int, request: Request, administrator: Administrator
-) -> dict[str, bool]:
+async def end_lease(lease_id: int, state: StateDep) -> dict[str, bool]:
     """Release a lease.
 
     Raises:
         ApiError: There is no such lease, or it has expired (404).
     """
-    state: ServerState = request.app.state.server
     if not await state.llm.end_lease(LeaseId(lease_id)):
         raise ApiError(
             404,
@@ -82,27 +72,13 @@ async def end_lease(
     return {"released": True}
 
 
-def as_json(receipt: LeaseReceipt, ttl_s: float | None) -> dict[str, Any]:
-    """Return a receipt as JSON."""
-    return {
-        "status": str(receipt.status),
-        "reason": receipt.reason,
-        "lease_id": receipt.lease_id,
-        "num_tokens": receipt.num_tokens,
-        "expires_in_s": None if receipt.lease_id is None else ttl_s,
-    }
-
-
 @router.put("/public/{name}")
-async def publish(
-    name: str, body: PrefixBody, request: Request, administrator: Administrator
-) -> dict[str, Any]:
+async def publish(name: str, body: PrefixBody, state: StateDep) -> dict[str, Any]:
     """Compute and publish a prefix for all tenants that may read it.
 
     Raises:
         ApiError: It cannot be held in full (409); then no part of it is.
     """
-    state: ServerState = request.app.state.server
     if body.tenant or body.cache_salt:
         raise ApiError(
             400, "a public prefix has no owner: leave out tenant and cache_salt", param="tenant"
@@ -115,26 +91,19 @@ async def publish(
 
 
 @router.get("/public")
-async def list_public(request: Request, administrator: Administrator) -> dict[str, Any]:
+async def list_public(state: StateDep) -> dict[str, Any]:
     """List public prefixes; one that is not held was ended by a reset or by new weights."""
-    state: ServerState = request.app.state.server
-
-    def look(engine: Engine) -> list[PublishedPrefix]:
-        return engine.public_prefixes.listed()
-
+    listed = await state.llm.look(lambda engine: engine.public_prefixes.listed())
     return {
         "public": [
             {"name": known.name, "num_tokens": len(known.tokens), "is_held": known.is_held}
-            for known in await state.llm.look(look)
+            for known in listed
         ]
     }
 
 
 @router.post("/public/{name}/unpublish")
-async def unpublish(
-    name: str, body: UnpublishBody, request: Request, administrator: Administrator
-) -> dict[str, int]:
+async def unpublish(name: str, body: UnpublishBody, state: StateDep) -> dict[str, int]:
     """Unpublish a prefix, and evict what tenants computed after it."""
-    state: ServerState = request.app.state.server
     receipt = await state.llm.unpublish(name, body.cancel_running)
     return {"num_requests": receipt.num_requests, "num_blocks": receipt.num_blocks}

@@ -1,14 +1,11 @@
 """Computes prefixes ahead of requests."""
 
-import json
-from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from ostinato.core.errors import ConfigError, OstinatoError
-from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.prompts import PromptDict
 from ostinato.engine.sampling_params import SamplingParams
 from ostinato.server.admin.bodies import PrefixBody, PrewarmLine
@@ -16,7 +13,7 @@ from ostinato.server.call import GenerateCall
 from ostinato.server.callers import NO_LIMITS
 from ostinato.server.errors import ApiError
 from ostinato.server.prompting import sender
-from ostinato.server.serving import serve
+from ostinato.server.serving import last_output
 from ostinato.server.state import ServerState
 from ostinato.tenants.terms import LeaseStatus
 
@@ -32,18 +29,14 @@ async def prewarm(state: ServerState, body: PrefixBody) -> dict[str, int]:
     Raises:
         ApiError: There is no such tenant, or the prompt can never be served.
     """
-    caller = replace(body.caller(state.callers), limits=NO_LIMITS)
+    caller = replace(state.callers.named(body.tenant), limits=NO_LIMITS)
     call = GenerateCall(
         endpoint=ENDPOINT,
         params=SamplingParams(max_tokens=1, detokenize=False),
         token_ids=await body.token_ids(state, sender(caller, body.cache_salt)),
         cache_salt=body.cache_salt,
     )
-    last: RequestOutput | None = None
-    async with aclosing(serve(state, caller, call)) as outputs:
-        async for output in outputs:
-            last = output
-    assert last is not None, "a request ended without an output"
+    last = await last_output(state, caller, call)
     num_tokens, cached = len(last.prompt_token_ids), last.num_cached_tokens
     return {
         "num_tokens": num_tokens,
@@ -67,9 +60,7 @@ def read_prewarm_file(path: str | Path) -> list[PrewarmLine]:
         if not line.strip():
             continue
         try:
-            found.append(PrewarmLine.model_validate(json.loads(line)))
-        except json.JSONDecodeError as error:
-            raise ConfigError(f"prewarm file {str(path)!r}, line {number}: {error}") from error
+            found.append(PrewarmLine.model_validate_json(line))
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             place = ".".join(map(str, first["loc"])) or "the object"

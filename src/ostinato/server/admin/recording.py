@@ -6,15 +6,15 @@ a server setting.
 
 from pathlib import Path
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from pydantic import Field
 
-from ostinato.server.callers import Administrator
+from ostinato.server.callers import ADMIN_ONLY
 from ostinato.server.errors import ApiError
 from ostinato.server.protocol.body import Body
-from ostinato.server.state import ServerState
+from ostinato.server.state import StateDep
 
-router = APIRouter(prefix="/admin", tags=["administration"])
+router = APIRouter(prefix="/admin", tags=["administration"], dependencies=ADMIN_ONLY)
 
 
 class RecordBody(Body):
@@ -26,15 +26,12 @@ class RecordBody(Body):
 
 
 @router.post("/record/start")
-async def start_recording(
-    body: RecordBody, request: Request, administrator: Administrator
-) -> dict[str, str]:
+async def start_recording(body: RecordBody, state: StateDep) -> dict[str, str]:
     """Record the traffic from now on.
 
     Raises:
         ApiError: The server was started without a folder for traces (409).
     """
-    state: ServerState = request.app.state.server
     if state.config.traces_folder is None:
         raise ApiError(409, "this server has no folder for traces: start it with --traces FOLDER")
     path = await state.llm.start_recording(Path(state.config.traces_folder) / body.name)
@@ -42,13 +39,12 @@ async def start_recording(
 
 
 @router.post("/record/stop")
-async def stop_recording(request: Request, administrator: Administrator) -> dict[str, str]:
+async def stop_recording(state: StateDep) -> dict[str, str]:
     """Stop recording, and return the trace's path.
 
     Raises:
         ApiError: Nothing is being recorded (409).
     """
-    state: ServerState = request.app.state.server
     path = await state.llm.stop_recording()
     if path is None:
         raise ApiError(409, "nothing is being recorded")

@@ -4,28 +4,26 @@ from asyncio import to_thread
 from dataclasses import asdict, replace
 from typing import Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query
 
-from ostinato.core.identity import tenant_of
+from ostinato.core.identity import Identity, tenant_of
 from ostinato.engine.engine import Engine
 from ostinato.engine.public_prefixes import public_name
 from ostinato.engine.snapshot import Snapshot, take_snapshot
-from ostinato.observe.counters import LookupCounts
+from ostinato.observe.counters import GhostEstimate, LookupCounts
 from ostinato.observe.introspection import CachedPrefix, top_prefixes
-from ostinato.server.callers import Administrator
-from ostinato.server.state import ServerState
-from ostinato.server.tier_metrics import ghost_rows
+from ostinato.server.callers import ADMIN_ONLY
+from ostinato.server.state import ServerState, StateDep
 
-router = APIRouter(prefix="/admin", tags=["administration"])
+router = APIRouter(prefix="/admin", tags=["administration"], dependencies=ADMIN_ONLY)
 
 MOST_PREFIXES = 1000
 """Most prefixes in one response."""
 
 
 @router.get("/stats")
-async def statistics(request: Request, administrator: Administrator) -> dict[str, Any]:
+async def statistics(state: StateDep) -> dict[str, Any]:
     """Return counters since the start, in total and per tenant."""
-    state: ServerState = request.app.state.server
     seen = await state.llm.look(take_snapshot)
     texts = state.llm.engine.texts
     text_bytes = {} if texts is None else texts.known.num_bytes_by_tenant()
@@ -37,17 +35,15 @@ async def statistics(request: Request, administrator: Administrator) -> dict[str
 
 
 @router.get("/audit")
-async def audits(request: Request, administrator: Administrator) -> dict[str, Any]:
+async def audits(state: StateDep) -> dict[str, Any]:
     """Return the results of audits of hits."""
-    state: ServerState = request.app.state.server
     counts = (await state.llm.look(take_snapshot)).audit
     return {"share": state.llm.engine.config.audit_share, **asdict(counts)}
 
 
 @router.get("/tiers")
-async def tiers(request: Request, administrator: Administrator) -> dict[str, Any]:
+async def tiers(state: StateDep) -> dict[str, Any]:
     """Return the tiers: their contents, loads and stores."""
-    state: ServerState = request.app.state.server
     counts, cache = (await state.llm.look(take_snapshot)).tiers, state.llm.engine.tiers
     if counts is None or cache is None:
         return {"tiers": []}
@@ -56,20 +52,18 @@ async def tiers(request: Request, administrator: Administrator) -> dict[str, Any
 
 @router.get("/heaviest")
 async def heaviest_prefixes(
-    request: Request,
-    administrator: Administrator,
+    state: StateDep,
     most: int = Query(default=20, ge=1, le=MOST_PREFIXES, description="Maximum number."),
     tenant: str | None = Query(default=None, description="Only of this tenant."),
 ) -> dict[str, Any]:
     """List the prefixes that saved the most tokens."""
-    state: ServerState = request.app.state.server
     salt = None if tenant is None else state.callers.named(tenant).salt.encode()
 
+    def belongs(identity: Identity) -> bool:
+        return salt is None or identity.owner == salt
+
     def look(engine: Engine) -> list[CachedPrefix]:
-        cache = engine.cache
-        if salt is None:
-            return top_prefixes(cache.manager, cache.hits, most)
-        return top_prefixes(cache.manager, cache.hits, most, lambda id_: id_.owner == salt)
+        return top_prefixes(engine.cache.manager, engine.cache.hits, most, belongs)
 
     return {"prefixes": [await _described(state, one) for one in await state.llm.look(look)]}
 
@@ -123,7 +117,7 @@ def _totals(seen: Snapshot) -> dict[str, Any]:
         "sealed_tails": cache.sealed_tails,
         "evicted_blocks": cache.evicted_blocks,
         "states": None if cache.states is None else asdict(cache.states),
-        "ghosts": ghost_rows(cache.ghosts),
+        "ghosts": [_ghost(ghost) for ghost in cache.ghosts],
     }
 
 
@@ -134,4 +128,18 @@ def _counts(counts: LookupCounts) -> dict[str, Any]:
         "shared_tokens": counts.shared_tokens,
         "copied_tokens": counts.copied_tokens,
         "hit_ratio": round(counts.hit_ratio, 6),
+    }
+
+
+def _ghost(ghost: GhostEstimate) -> dict[str, Any]:
+    return {
+        "memory": ghost.memory,
+        "num_blocks": ghost.num_blocks,
+        "policy": ghost.policy,
+        "hit_ratio": round(ghost.hit_ratio, 6),
+        "low": round(ghost.low, 6),
+        "high": round(ghost.high, 6),
+        "num_requests": ghost.num_requests,
+        "num_later_requests": ghost.num_later_requests,
+        "num_sampled_blocks": ghost.num_sampled,
     }

@@ -1,16 +1,14 @@
 """The body of ``/v1/chat/completions``."""
 
 import inspect
-from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 from transformers import PreTrainedTokenizerBase
 
 from ostinato.engine.sampling_params import SamplingParams
-from ostinato.errors import InvalidSamplingParams
 from ostinato.server.answer_formats import AnswerFormats
-from ostinato.server.call_grammar import form_of
+from ostinato.server.call_grammar import constrain
 from ostinato.server.protocol.body import MOST_MESSAGES, Body, Items, TextOrImageUrl, parts_of
 from ostinato.server.protocol.sampling import SamplingFields, ShortText
 from ostinato.server.protocol.tools import (
@@ -20,7 +18,6 @@ from ostinato.server.protocol.tools import (
     ResponseFormat,
     ToolBody,
     ToolChoice,
-    form_of_format,
     tool_use,
 )
 from ostinato.server.tools import ToolUse, add_reasoning
@@ -148,8 +145,9 @@ class TemplateFields(Body):
         return self
 
     def template(self) -> dict[str, Any]:
-        """Return what the chat template is told besides the messages."""
+        """Return the options of the chat template."""
         values: dict[str, Any] = dict(self.chat_template_kwargs)
+        values["add_generation_prompt"] = self.add_generation_prompt
         if self.continue_final_message:
             values["continue_final_message"] = True
         return values
@@ -201,20 +199,11 @@ class ChatBody(TemplateFields, SamplingFields):
         """
         most = self.max_completion_tokens if self.max_tokens is None else self.max_tokens
         params = self.sampling(most, (self.top_logprobs or 0) if self.logprobs else None)
-        use, answer = self.tool_use(), form_of_format(self.response_format)
-        if params.structured_outputs is None:
-            form = form_of(answer, use, formats)
-        elif answer is None and use.choice == "auto":
-            form = params.structured_outputs  # of the whole answer, including calls
-        else:
-            raise InvalidSamplingParams(
-                "structured_outputs constrains the whole answer: leave out response_format, "
-                "and let tool_choice be auto"
-            )
-        return replace(params, structured_outputs=form, stop=(*params.stop, *use.stops(formats)))
+        answer = None if self.response_format is None else self.response_format.form()
+        return constrain(params, answer, self.tool_use(), formats, "response_format")
 
     def template(self) -> dict[str, Any]:
-        """Return what the chat template is told besides the messages."""
+        """Return the options of the chat template."""
         values = super().template()
         if self.reasoning_effort is not None:
             values.setdefault("reasoning_effort", self.reasoning_effort)

@@ -11,9 +11,8 @@ from pydantic import Field, model_validator
 
 from ostinato.engine.sampling_params import SamplingParams
 from ostinato.engine.structured_outputs import StructuredOutputs
-from ostinato.errors import InvalidSamplingParams
 from ostinato.server.answer_formats import AnswerFormats
-from ostinato.server.call_grammar import form_of
+from ostinato.server.call_grammar import constrain
 from ostinato.server.protocol.body import MOST_MESSAGES, Body, Items
 from ostinato.server.protocol.message_blocks import (
     AnthropicMessage,
@@ -126,7 +125,7 @@ class CountBody(Body):
         return self
 
     def template(self) -> dict[str, Any]:
-        """Return what the chat template is told besides the messages."""
+        """Return the options of the chat template."""
         if self.thinking is None:
             return {}
         return dict.fromkeys(("enable_thinking", "thinking"), self.thinking.type != "disabled")
@@ -194,7 +193,7 @@ class MessagesBody(CountBody):
     cache: CacheUse = Field(default=CacheUse(), description="Extension: as in chat completions.")
 
     @model_validator(mode="after")
-    def _keep_what_istemplate_messages(self) -> "MessagesBody":
+    def _no_contradictions(self) -> "MessagesBody":
         budget = None if self.thinking is None else self.thinking.budget_tokens
         if budget is not None and budget >= self.max_tokens:
             raise ValueError(
@@ -212,25 +211,16 @@ class MessagesBody(CountBody):
             InvalidSamplingParams: A value is out of range.
             ApiError: The tools contradict each other.
         """
-        use = self.tool_use()
-        return SamplingParams(
+        form = self.structured_outputs
+        params = SamplingParams(
             temperature=self.temperature,
             top_p=self.top_p,
             top_k=self.top_k,
             seed=self.seed,
-            stop=(*self.stop_sequences, *use.stops(formats)),
+            stop=self.stop_sequences,
             max_tokens=self.max_tokens,
-            structured_outputs=self._form(use, formats),
+            structured_outputs=None if form is None else form.form(),
         )
-
-    def _form(self, use: ToolUse, formats: AnswerFormats) -> StructuredOutputs | None:
         wanted = self.output_config.format
         answer = None if wanted is None else StructuredOutputs(json=wanted.schema_)
-        if self.structured_outputs is None:
-            return form_of(answer, use, formats)
-        if answer is not None or use.choice != "auto":
-            raise InvalidSamplingParams(
-                "structured_outputs constrains the whole answer: leave out output_config, and "
-                "leave tool_choice at auto"
-            )
-        return self.structured_outputs.form()
+        return constrain(params, answer, self.tool_use(), formats, "output_config")

@@ -1,19 +1,22 @@
 """The body of ``/v1/responses``: text, images, streams and tools that are functions."""
 
 import uuid
-from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from ostinato.engine.sampling_params import SamplingParams
-from ostinato.engine.structured_outputs import StructuredOutputs
-from ostinato.errors import InvalidSamplingParams
 from ostinato.server.answer_formats import AnswerFormats
-from ostinato.server.call_grammar import form_of
+from ostinato.server.call_grammar import constrain
 from ostinato.server.protocol.body import Body, Items, TextOrInputImage, parts_of
 from ostinato.server.protocol.chat import IMAGE_DETAIL, IMAGE_URL, ImageDetail
-from ostinato.server.protocol.sampling import CacheFields, FormBody, SamplerFields, ShortText
+from ostinato.server.protocol.sampling import (
+    CacheFields,
+    FormBody,
+    Metadata,
+    SamplerFields,
+    ShortText,
+)
 from ostinato.server.protocol.tools import (
     MOST_TOOLS,
     CallId,
@@ -206,7 +209,7 @@ class ResponsesBody(SamplerFields, CacheFields):
     tool_choice: Literal["none", "auto", "required"] | FunctionChoice = "auto"
     parallel_tool_calls: bool = True
     text: TextConfig = TextConfig()
-    metadata: dict[ShortText, ShortText] = Field(default_factory=dict, max_length=16)
+    metadata: Metadata = Field(default_factory=dict)
     truncation: Literal["disabled"] = "disabled"
     background: Literal[False] = False
     include: list[Included] = Field(
@@ -241,7 +244,7 @@ class ResponsesBody(SamplerFields, CacheFields):
         return _LOGPROBS in self.include
 
     def template(self) -> dict[str, Any]:
-        """Return what the chat template is told besides the messages."""
+        """Return the options of the chat template."""
         effort = None if self.reasoning is None else self.reasoning.effort
         return {} if effort is None else {"reasoning_effort": effort}
 
@@ -299,31 +302,15 @@ class ResponsesBody(SamplerFields, CacheFields):
             InvalidSamplingParams: A value is out of range.
             ApiError: The tools contradict each other.
         """
-        use = self.tool_use()
+        form = self.structured_outputs
         params = SamplingParams(
             **self.sampler(),
             max_tokens=self.max_output_tokens,
             logprobs=(self.top_logprobs or 0) if self.includes_logprobs else None,
+            structured_outputs=None if form is None else form.form(),
         )
-        params = replace(params, stop=(*params.stop, *use.stops(formats)))
-        return replace(params, structured_outputs=self._form(use, formats))
-
-    def _form(self, use: ToolUse, formats: AnswerFormats) -> StructuredOutputs | None:
-        match self.text.format:
-            case JsonObjectFormat():
-                answer: StructuredOutputs | None = StructuredOutputs(json_object=True)
-            case FlatSchemaFormat() as wanted:
-                answer = StructuredOutputs(json=wanted.schema_)
-            case _:
-                answer = None
-        if self.structured_outputs is None:
-            return form_of(answer, use, formats)
-        if answer is not None or use.choice != "auto":
-            raise InvalidSamplingParams(
-                "structured_outputs constrains the whole answer: leave out text.format, and "
-                "leave tool_choice at auto"
-            )
-        return self.structured_outputs.form()
+        answer = self.text.format.form()
+        return constrain(params, answer, self.tool_use(), formats, "text.format")
 
     def echoed(self) -> dict[str, Any]:
         """Return the settings that a response echoes."""

@@ -88,11 +88,18 @@ class TextFormat(Body):
 
     type: Literal["text"]
 
+    def form(self) -> None:
+        """Return no structured output."""
+
 
 class JsonObjectFormat(Body):
     """An answer is any JSON object."""
 
     type: Literal["json_object"]
+
+    def form(self) -> StructuredOutputs:
+        """Return the structured output."""
+        return StructuredOutputs(json_object=True)
 
 
 class SchemaBody(Body):
@@ -103,6 +110,14 @@ class SchemaBody(Body):
     schema_: dict[str, Any] = Field(alias="schema")
     strict: bool | None = Field(default=None, description="Schemas are always enforced.")
 
+    def form(self) -> StructuredOutputs:
+        """Return the structured output.
+
+        Raises:
+            InvalidSamplingParams: It is too long.
+        """
+        return StructuredOutputs(json=self.schema_)
+
 
 class JsonSchemaFormat(Body):
     """An answer is JSON that fits a schema."""
@@ -110,23 +125,11 @@ class JsonSchemaFormat(Body):
     type: Literal["json_schema"]
     json_schema: SchemaBody
 
+    def form(self) -> StructuredOutputs:
+        """Return the structured output."""
+        return self.json_schema.form()
+
 
 ResponseFormat = Annotated[
     TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")
 ]
-
-
-def form_of_format(
-    wanted: TextFormat | JsonObjectFormat | JsonSchemaFormat | None,
-) -> StructuredOutputs | None:
-    """Return the structured output of a format; None for text.
-
-    Raises:
-        InvalidSamplingParams: It is too long.
-    """
-    match wanted:
-        case JsonObjectFormat():
-            return StructuredOutputs(json_object=True)
-        case JsonSchemaFormat():
-            return StructuredOutputs(json=wanted.json_schema.schema_)
-    return None

@@ -5,10 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.fleet import FleetConfig, LibraryDispatcher, Outage, replay_fleet
 from ostinato.core.config import SchedulerConfig
 from ostinato.lab.cost_model import CostModel
-from ostinato.lab.fleet_replay import FleetConfig, Outage, replay_fleet
-from ostinato.lab.routed_fleet import LibraryDispatcher
 from ostinato.lab.timed_replay import replay_timed
 from ostinato.router import RouterConfig
 from ostinato.settings import PrefixCacheConfig

@@ -1,37 +1,43 @@
 """Adds the low-rank updates of adapters to the outputs of linear layers.
 
-In float32 and bfloat16 on a CPU by the native library, whose sums of a row do not depend on the
-rows beside it (``native/include/ostinato_ops.h`` is the other side); elsewhere in torch.
+In float32 and bfloat16 on a CPU by the native library, where a row's sums do not depend on the
+other rows (``native/include/ostinato_ops.h`` is the other side); elsewhere in torch.
+
+A product of the fused forward may join several linear layers (queries, keys and values; gate and
+up). An adapter's update of it has one part per layer, each with the columns that it changes::
+
+    product     [ queries        | keys  | values ]
+    parts         down_q, up_q     -       down_v, up_v
 """
 
 import ctypes
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from ostinato.runner.inputs import Ints
-from ostinato.runner.lora import LoraLayer, PackedLoraLayer, StepAdapters
+from ostinato.runner.lora import LoraAdapter, LoraLayer, PackedLoraLayer, StepAdapters
 from ostinato.runner.native.checks import address_of
+from ostinato.runner.native.ctypes_api import floats, int32s, int64s, pointers
 from ostinato.runner.native.library import library
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 
-class Part(ctypes.Structure):
+class _Part(ctypes.Structure):
     """``ost_lora_part``: one linear layer's update."""
 
     _fields_ = (
-        ("down", ctypes.c_void_p),
-        ("up", ctypes.c_void_p),
-        ("first_output", ctypes.c_int64),
-        ("num_outputs", ctypes.c_int32),
-        ("rank", ctypes.c_int32),
-        ("scale", ctypes.c_float),
+        *pointers("down", "up"),
+        *int64s("first_output"),
+        *int32s("num_outputs", "rank"),
+        *floats("scale"),
     )
 
     @classmethod
-    def of(cls, layer: LoraLayer | PackedLoraLayer, first_output: int = 0) -> "Part":
+    def of(cls, layer: LoraLayer | PackedLoraLayer, first_output: int = 0) -> "_Part":
         """Describe an update, which the caller keeps alive."""
         assert isinstance(layer, PackedLoraLayer), "the library reads packed factors"
         down, up = layer.down, layer.up
@@ -42,7 +48,7 @@ class Part(ctypes.Structure):
 class _Layer(ctypes.Structure):
     """``ost_lora_layer``: an adapter's updates of one product."""
 
-    _fields_ = (("parts", ctypes.c_void_p), ("num_parts", ctypes.c_int64))
+    _fields_ = (*pointers("parts"), *int64s("num_parts"))
 
 
 class UpdateList:
@@ -52,9 +58,9 @@ class UpdateList:
         address: Address of the first ``ost_lora_layer``.
     """
 
-    def __init__(self, products: Sequence[Sequence[Part]]) -> None:
-        """Lay them down; the caller keeps the adapter alive."""
-        self._parts = [(Part * len(parts))(*parts) for parts in products]
+    def __init__(self, products: Sequence[Sequence[_Part]]) -> None:
+        """Describe the updates; the caller keeps the adapter alive."""
+        self._parts = [(_Part * len(parts))(*parts) for parts in products]
         layers = [_Layer(ctypes.addressof(parts), len(parts)) for parts in self._parts]
         self._layers = (_Layer * len(layers))(*layers)
         self.address = ctypes.addressof(self._layers)
@@ -63,20 +69,16 @@ class UpdateList:
 class _Group(ctypes.Structure):
     """``ost_lora_group``: rows of one adapter."""
 
-    _fields_ = (
-        ("rows", ctypes.c_void_p),
-        ("num_rows", ctypes.c_int64),
-        ("layers", ctypes.c_void_p),
-    )
+    _fields_ = (*pointers("rows"), *int64s("num_rows"), *pointers("layers"))
 
 
 class Groups(ctypes.Structure):
     """``ost_lora_step``: the rows of a step that adapters compute."""
 
-    _fields_ = (("groups", ctypes.c_void_p), ("num_groups", ctypes.c_int64))
+    _fields_ = (*pointers("groups"), *int64s("num_groups"))
 
     def take(self, groups: Sequence[tuple[Ints, UpdateList]]) -> None:
-        """Take over the rows of a step's adapters and their updates, and keep them alive."""
+        """Set the rows and updates of a step's adapters, and keep them alive."""
         found = [_Group(address_of(rows), len(rows), updates.address) for rows, updates in groups]
         self.kept = (_Group * len(found))(*found), groups
         self.groups, self.num_groups = ctypes.addressof(self.kept[0]), len(found)
@@ -86,23 +88,17 @@ class LoraProduct(ctypes.Structure):
     """``ost_lora``: add the updates of one product."""
 
     _fields_ = (
-        ("inputs", ctypes.c_void_p),
-        ("input_stride", ctypes.c_int64),
-        ("outputs", ctypes.c_void_p),
-        ("output_stride", ctypes.c_int64),
-        ("step", ctypes.c_void_p),
-        ("layer", ctypes.c_int64),
-        ("first_row", ctypes.c_int64),
-        ("num_rows", ctypes.c_int64),
-        ("num_inputs", ctypes.c_int32),
-        ("dtype", ctypes.c_int32),
-        ("num_threads", ctypes.c_int32),
+        *pointers("inputs"),
+        *int64s("input_stride"),
+        *pointers("outputs"),
+        *int64s("output_stride"),
+        *pointers("step"),
+        *int64s("layer", "first_row", "num_rows"),
+        *int32s("num_inputs", "dtype", "num_threads"),
     )
 
     @classmethod
-    def of(
-        cls, inputs: Tensor, outputs: Tensor, step: Groups, layer: int = 0, first_row: int = 0
-    ) -> "LoraProduct":
+    def of(cls, inputs: Tensor, outputs: Tensor, step: Groups, layer: int = 0) -> "LoraProduct":
         """Check and describe.
 
         Args:
@@ -110,10 +106,9 @@ class LoraProduct(ctypes.Structure):
             outputs: What it wrote, shape (num_rows, num_outputs).
             step: Rows of adapters; the caller keeps them alive.
             layer: Which product of the model.
-            first_row: Row of the step at which the tensors begin.
         """
         for tensor in (inputs, outputs):
-            assert tensor.dtype == inputs.dtype and tensor.stride(1) == 1, "rows side by side"
+            assert tensor.dtype == inputs.dtype and tensor.stride(1) == 1, "contiguous rows"
             assert tensor.device.type == "cpu" and len(tensor) == len(inputs), tensor.shape
         return cls(
             inputs.data_ptr(),
@@ -122,12 +117,37 @@ class LoraProduct(ctypes.Structure):
             outputs.stride(0),
             ctypes.addressof(step),
             layer,
-            first_row,
+            0,
             len(inputs),
             inputs.shape[1],
             _DTYPES[inputs.dtype],
             torch.get_num_threads(),
         )
+
+
+class AdapterUpdates:
+    """The updates of the products of one decoder, described once per adapter."""
+
+    def __init__(self, products: Sequence[Sequence[tuple[str, int]]]) -> None:
+        """Take the linear layers that each product joins: name and first output."""
+        self._products = products
+        self._known: WeakKeyDictionary[LoraAdapter, UpdateList] = WeakKeyDictionary()
+
+    def groups_of(self, adapters: StepAdapters) -> list[tuple[Ints, UpdateList]]:
+        """Return the rows and the updates of each adapter of a step."""
+        rows = adapters.rows_of_each()
+        return [(rows[adapter], self._updates(adapter)) for adapter in rows]
+
+    def _updates(self, adapter: LoraAdapter) -> UpdateList:
+        if adapter not in self._known:
+            layers = adapter.layers
+            self._known[adapter] = UpdateList(
+                [
+                    [_Part.of(layers[name], first) for name, first in joined if name in layers]
+                    for joined in self._products
+                ]
+            )
+        return self._known[adapter]
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
@@ -150,7 +170,7 @@ def add_updates(name: str, inputs: Tensor, outputs: Tensor, adapters: StepAdapte
         if isinstance(layer, LoraLayer):
             layer.add(inputs, outputs, torch.from_numpy(rows).to(inputs.device))
         elif layer is not None:
-            groups.append((rows, UpdateList([[Part.of(layer)]])))
+            groups.append((rows, UpdateList([[_Part.of(layer)]])))
     native = library()
     if groups and native is not None:
         step = Groups()
