@@ -1,5 +1,6 @@
 """What every test shares: threads that leave the cores to others, and how much Hypothesis draws."""
 
+import functools
 import gc
 import os
 import ssl
@@ -24,7 +25,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 gc.disable()
 
 # httpx loads a megabyte of certificates for each client, and no test speaks TLS.
-mock.patch.object(ssl, "create_default_context", cache(ssl.create_default_context)).start()
+certificates = functools.cache(ssl.create_default_context)
+mock.patch.object(ssl, "create_default_context", certificates).start()
 
 # No deadline, since a busy machine is no bug.
 settings.register_profile("daily", max_examples=30, deadline=None)

@@ -33,7 +33,7 @@ def isa(request: pytest.FixtureRequest) -> Iterator[Isa]:
 
 @pytest.fixture(params=ISAS, ids=lambda isa: isa.name.lower(), scope="module")
 def module_isa(request: pytest.FixtureRequest) -> Iterator[Isa]:
-    """As ``isa``, for modules whose tests draw examples: all of them run on one set after another."""
+    """As ``isa``, for a module of tests that draw examples."""
     with isa_in_use(request.param):
         yield request.param
 
