@@ -25,8 +25,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 gc.disable()
 
 # httpx loads a megabyte of certificates for each client, and no test speaks TLS.
-certificates = functools.cache(ssl.create_default_context)
-mock.patch.object(ssl, "create_default_context", certificates).start()
+mock.patch.object(
+    ssl, "create_default_context", functools.cache(ssl.create_default_context)
+).start()
 
 # No deadline, since a busy machine is no bug.
 settings.register_profile("daily", max_examples=30, deadline=None)
