@@ -208,11 +208,8 @@ def test_goals_are_those_of_the_processor_or_of_the_bits_of_weights():
 
 def test_what_a_peer_wants_preloaded_and_is_not_there_is_said(tmp_path):
     vllm = engines.parse_variant("vllm@16:block_size=16")
-    [word] = [
-        word
-        for word in engines.warnings_about(vllm, tmp_path / "bin" / "python")
-        if "libiomp5" in word
-    ]
+    words = engines.warnings_about(vllm, tmp_path / "bin" / "python")
+    [word] = [word for word in words if "libiomp5" in word]
     assert word.endswith("its figures may be too low")
     assert engines.warnings_about(engines.OURS, tmp_path) == []
 
@@ -280,6 +277,5 @@ def test_figures_fit_a_terminal_of_eighty_columns():
     report.show(found, Console(file=out, width=300))
     lines = out.getvalue().splitlines()
     assert all(len(line.rstrip()) <= 80 for line in lines[1:])
-    assert (
-        "98,765 .. 234,567" in out.getvalue() and "goal ≥ 1.20 × the best: missed" in out.getvalue()
-    )
+    assert "98,765 .. 234,567" in out.getvalue()
+    assert "goal ≥ 1.20 × the best: missed" in out.getvalue()
