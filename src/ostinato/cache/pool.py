@@ -11,7 +11,8 @@ its index alone.
 """
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.block_table import BlockTable
@@ -210,3 +211,12 @@ class BlockPool:
         assert everything == list(range(self.num_blocks)), "a block has two owners or none"
         assert len(free) == len(set(free)), f"a block is free twice: {free}"
         assert len(free) == self.num_free, f"{len(free)} free blocks, {self.num_free} counted"
+
+    def check_entries(self, entries: Sequence[CacheEntry], held: Iterable[CacheEntry]) -> None:
+        """Assert that all entries have as many holders as counted, and those without are idle."""
+        counted = Counter(map(id, held))
+        for entry in entries:
+            assert entry.ref_count == counted.pop(id(entry), 0), "references are miscounted"
+        assert not counted, "an entry is held that is not published"
+        idle = {id(entry) for entry in entries if not entry.ref_count}
+        assert idle == set(map(id, self.entries())), "idle entries alone are evictable"

@@ -37,8 +37,7 @@ from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.ids import BlockId
 from ostinato.core.tokens import TOKEN_BYTES, num_common_tokens
 
-_ALL_NEW = PublishResult()
-"""The usual result of a publication; never changed."""
+_ALL_NEW = PublishResult()  # the usual result; never changed
 
 
 class RadixIndex:
@@ -190,27 +189,24 @@ class RadixIndex:
 
     def check(self, paths: "list[RadixNode]", sources: Sequence[CacheEntry] = ()) -> None:
         """Assert rules 1 to 5 and that the tree's links agree."""
-        idle = {id(entry) for entry in self._pool.entries()}
-        counted = Counter(id(node) for path in paths for node in path.up())
-        counted.update(map(id, sources))
         nodes = [node for _, node in walk(self._roots.values())]
+        held = [path.up() for path in paths]
+        self._pool.check_entries(nodes, [*sources, *(node for up in held for node in up[:-1])])
+        ends = Counter(id(up[-1]) for up in held)
+        for root in self._roots.values():
+            assert root.ref_count == ends.pop(id(root), 0), "a root's references are miscounted"
+            assert root.ref_count or root.children, "an empty root was left behind"
+        assert not ends, "a path leads to a root outside the tree"
         for node in nodes:
             parent, width, count = node.parent, self.block_size * TOKEN_BYTES, node.num_blocks
-            assert node.ref_count == counted.pop(id(node), 0), "a node's references are miscounted"
             assert count == len(node.blocks) == node.end - node.start > 0, "miscounted blocks"
             assert parent is not None and node.start == parent.end, "not where its parent ends"
             assert parent.children.get(node.name) is node, "not found by its name"
             assert node.name == node.block_key(0, self.block_size).child_name, "another's name"
-            assert (id(node) in idle) == (node.ref_count == 0), "idle nodes alone are evictable"
             parted = node.identity.tenant != parent.identity.tenant and parent.parent is not None
             assert not parted or parent.ref_count, "an idle public prefix has content after it"
             is_partial = 0 < len(node.tokens) < width and count == 1 and node.is_leaf
             assert is_partial or len(node.tokens) == count * width, "a partial block with children"
-        assert len(idle) == sum(not node.ref_count for node in nodes), "a lost node is evictable"
-        for root in self._roots.values():
-            assert root.ref_count == counted.pop(id(root), 0), "a root's references"
-            assert root.ref_count or root.children, "an empty root was left behind"
-        assert not counted, "a path leads to a node outside the tree"
 
     def _add(
         self,

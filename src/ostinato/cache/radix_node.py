@@ -22,8 +22,7 @@ from ostinato.cache.child_index import ChildIndex
 from ostinato.core.identity import BlockKey, Identity, PrefixKey, Spans, overlapping
 from ostinato.core.tokens import TOKEN_BYTES, num_common_tokens
 
-_NO_CHILDREN: "ChildIndex[Any]" = ChildIndex()
-"""Leaves share one empty object."""
+_NO_CHILDREN: "ChildIndex[Any]" = ChildIndex()  # of every leaf
 
 
 class RadixNode(CacheEntry):

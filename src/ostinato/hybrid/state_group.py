@@ -264,15 +264,12 @@ class StateGroup(LayerGroup):
 
     def check(self, every: list[HeldStates]) -> None:
         """Assert rules 1 and 3; references are recounted from what is held."""
-        sources = [id(held.source) for held in every if held.source is not None]
-        idle = {id(entry) for entry in self.pool.entries()}
-        for checkpoint in self._contents.values():
-            assert checkpoint.ref_count == sources.count(id(checkpoint)), "miscounted references"
-            assert (id(checkpoint) in idle) == (checkpoint.ref_count == 0)
-            assert checkpoint.num_tokens % self.cuts.unit == 0
+        checkpoints = [*self._contents.values()]
+        self.pool.check_entries(checkpoints, filter(None, (held.source for held in every)))
+        assert all(checkpoint.num_tokens % self.cuts.unit == 0 for checkpoint in checkpoints)
         own = [slot for held in every for slot in held.blocks]
         own += [held.saving[1] for held in every if held.saving is not None]
-        self.pool.check([*own, *(checkpoint.block for checkpoint in self._contents.values())])
+        self.pool.check([*own, *(checkpoint.block for checkpoint in checkpoints)])
 
     # --- helpers ---
 

@@ -211,20 +211,13 @@ class WindowGroup(LayerGroup):
 
     def check(self, every: list[WindowTable]) -> None:
         """Assert rules 1 to 3; references are recounted from live tables."""
-        counted: dict[int, int] = {}
+        held = list[WindowCopy | None]()
         for table in every:
             assert len(table.blocks) == len(table.copies), "a place without a note"
             for place, block in enumerate(table.blocks):
                 assert (block == self.null_block) == (place < table.first), "a gap in a window"
-            for copy in [*table.copies[table.first :], table.tail]:
-                if copy is not None:
-                    counted[id(copy)] = counted.get(id(copy), 0) + 1
-        idle = {id(entry) for entry in self.pool.entries()}
-        for copy in self.copies():
-            assert copy.ref_count == counted.pop(id(copy), 0), "references are miscounted"
-            assert (id(copy) in idle) == (copy.ref_count == 0), "idle copies alone are evictable"
-            idle.discard(id(copy))
-        assert not counted and not idle, "a copy outside the group"
+            held += [*table.copies[table.first :], table.tail]
+        self.pool.check_entries([*self.copies()], filter(None, held))
         private = [block for table in every for block in table.private_blocks]
         self.pool.check([*private, *(copy.block for copy in self.copies())])
 

@@ -23,7 +23,6 @@ Source: vLLM's automatic prefix caching design.
 """
 
 from array import array
-from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from ostinato.cache.block import CacheEntry
@@ -180,16 +179,11 @@ class HashIndex:
 
     def check(self, paths: "list[HashPath]", sources: Sequence[CacheEntry] = ()) -> None:
         """Assert rules 1 to 4 and that digests and links agree."""
-        idle = {id(entry) for entry in self._pool.entries()}
-        counted = Counter(id(copy) for path in paths for copy in path.copies)
-        counted.update(map(id, sources))
         contents = [content for _, content in walk(self._roots.values())]
         copies = [copy for content in contents for copy in content.copies]
-        for copy in copies:
-            assert copy.ref_count == counted.pop(id(copy), 0), "references are miscounted"
-            assert (id(copy) in idle) == (copy.ref_count == 0), "idle copies alone are evictable"
-        assert not counted, "a path holds a copy outside the index"
-        assert len(idle) == sum(not copy.ref_count for copy in copies), "a lost copy is evictable"
+        self._pool.check_entries(
+            copies, [*sources, *(copy for path in paths for copy in path.copies)]
+        )
         for content in contents:
             parent = content.parent
             assert content.copies and parent is not None, "a content without a copy"
