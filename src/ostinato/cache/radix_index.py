@@ -169,7 +169,8 @@ class RadixIndex:
         root = nodes.pop()
         self._pool.release(nodes, summary)
         root.ref_count -= 1
-        self._became_leaf(root)
+        if not root.ref_count:
+            self._became_leaf(root)
 
     def evict(self, entry: CacheEntry, most: int) -> Removal:
         """Remove the last blocks of an idle leaf."""
@@ -240,12 +241,13 @@ class RadixIndex:
         self, path: RadixNode, key: PrefixKey, blocks: "array[int]", num_tokens: int
     ) -> tuple[RadixNode, PublishResult]:
         """Add a leaf with fewer tokens than a block, unless one begins with the same."""
-        own = key.block_key(path.end * self.block_size, num_tokens)
-        if own.spans or path.children.closest(own.tokens)[1] == num_tokens % self.block_size:
+        start = path.end * self.block_size
+        run = key.packed_range(start, num_tokens)
+        if (key.spans and key.extra(start, num_tokens)) or path.children.begins_with(run):
             return path, PublishResult(1)
         self.version += 1
-        tail = self._add_child(path, key.identity, own.tokens)
-        tail.append(own.tokens, blocks)
+        tail = self._add_child(path, key.identity, run)
+        tail.append(run, blocks)
         return tail, _ALL_NEW
 
     def _add_child(self, parent: RadixNode, identity: Identity, name: bytes) -> RadixNode:

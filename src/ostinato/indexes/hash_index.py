@@ -230,7 +230,7 @@ class HashIndex:
         """Add a content with fewer tokens than a block and no digest."""
         parent = path.last
         own = key.block_key(len(path.copies) * self.block_size, num_tokens)
-        if own.spans or parent.children.closest(own.tokens)[1] == num_tokens % self.block_size:
+        if own.spans or parent.children.begins_with(own.tokens):
             return path, PublishResult(1)
         self.version += 1
         content = CachedContent(parent, None, own, key.identity)
