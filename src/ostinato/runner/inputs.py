@@ -106,9 +106,7 @@ def build_inputs(plan: StepPlan, block_size: int, device: torch.device) -> StepI
         tables = [s.tables[group] for s in sequences]
         blocks, table_starts = _concatenate(tables)
         if are_decodes:
-            offsets = [divmod(s.start, block_size) for s in sequences]
-            pairs = zip(tables, offsets, strict=True)
-            slots = _ints(table[column] * block_size + offset for table, (column, offset) in pairs)
+            slots = _decode_slots(tables, sequences, block_size)
         else:
             entries = np.repeat(table_starts[:-1], lengths) + positions // block_size
             slots = blocks[entries] * block_size + positions % block_size
@@ -125,18 +123,24 @@ def build_inputs(plan: StepPlan, block_size: int, device: torch.device) -> StepI
             device=device,
         )
 
-    logit_rows, sample_rows, prompt_rows = rows
     return StepInputs(
-        input_ids=_concatenate([s.tokens for s in sequences])[0],
-        position_ids=positions,
-        logit_rows=logit_rows,
-        sample_rows=sample_rows,
-        prompt_rows=prompt_rows,
+        _concatenate([s.tokens for s in sequences])[0],
+        positions,
+        *rows,
         groups=tuple(group_metadata(group) for group in range(len(sequences[0].tables))),
         state_slots=_ints(s.state_slot for s in sequences)
         if sequences[0].state_slot >= 0
         else None,
     )
+
+
+def _decode_slots(
+    tables: Sequence["array[int]"], sequences: Sequence[ScheduledSequence], block_size: int
+) -> Ints:
+    """Return the slot of each sequence's only new token."""
+    offsets = [divmod(sequence.start, block_size) for sequence in sequences]
+    pairs = zip(tables, offsets, strict=True)
+    return _ints(table[column] * block_size + offset for table, (column, offset) in pairs)
 
 
 def _is_decode(sequence: ScheduledSequence) -> bool:

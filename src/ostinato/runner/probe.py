@@ -28,7 +28,7 @@ from transformers import PreTrainedModel
 from ostinato.core.ids import SequenceId
 from ostinato.core.plan import ScheduledSequence, StepPlan
 from ostinato.errors import UnsupportedModel
-from ostinato.runner.attention.backend import AttentionBackend, AttentionStyle, GroupedStep
+from ostinato.runner.attention.backend import AttentionStyle, GroupedStep
 from ostinato.runner.attention.choice import AttentionCase, choose_attention
 from ostinato.runner.attention.mask_request import PROBE_NAME, register_probe
 from ostinato.runner.attention.native_backend import NativeAttention
@@ -38,7 +38,7 @@ from ostinato.runner.attention.registration import (
     StepNotReceived,
 )
 from ostinato.runner.inputs import Ints, build_inputs
-from ostinato.runner.kv_store import KVSpec, KVStore, LayerKV
+from ostinato.runner.kv_store import KVSpec, LayerKV
 from ostinato.runner.layer_groups import one_group
 from ostinato.runner.model_call import ModelCall
 from ostinato.runner.native.store import TOKEN_GROUP
@@ -210,17 +210,6 @@ def _prompts(vocab_size: int) -> tuple["array[int]", "array[int]"]:
     return array("I", drawn[:_NUM_TOKENS]), array("I", drawn[_NUM_TOKENS:])
 
 
-def _bench(
-    spec: KVSpec, model: PreTrainedModel, attention: AttentionName
-) -> tuple[AttentionBackend, KVStore]:
-    """Choose the backend, and create a store for two prompts."""
-    case = AttentionCase(spec, model.dtype, model.dtype, TOKEN_GROUP, model.device)
-    chosen = choose_attention("torch" if attention == "torch" else "auto", case)
-    size = TOKEN_GROUP if isinstance(chosen, NativeAttention) else _BLOCK_SIZE
-    num_blocks = 2 * -(-_NUM_TOKENS // size)
-    return chosen, chosen.new_store(spec, num_blocks, size, model.dtype, model.device)
-
-
 def through_blocks(
     spec: KVSpec,
     states: StateSpec,
@@ -241,9 +230,12 @@ def through_blocks(
         Shape (num_tokens, vocab_size).
     """
     prompt, other = _prompts(cast(Tensor, model.get_input_embeddings().weight).shape[0])
-    backend, store = _bench(spec, model, attention)
+    case = AttentionCase(spec, model.dtype, model.dtype, TOKEN_GROUP, model.device)
+    backend = choose_attention("torch" if attention == "torch" else "auto", case)
+    size = TOKEN_GROUP if isinstance(backend, NativeAttention) else _BLOCK_SIZE
+    num_blocks = 2 * -(-_NUM_TOKENS // size)
+    store = backend.new_store(spec, num_blocks, size, model.dtype, model.device)
     of_layer, slots = one_group(spec).of_layer, StateStore(states, 2, model.device)
-    num_blocks = store.num_blocks
     scattered = np.random.default_rng(1).permutation(num_blocks).tolist()
     tables = array("I", scattered[0::2]), array("I", scattered[1::2])
     rows = []

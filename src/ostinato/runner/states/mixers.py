@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from ostinato.runner.states.recurrence import Call, Recurrence, names_of
+from ostinato.runner.states.recurrence import Call, Recurrence
 from ostinato.runner.states.recurrences import RECURRENCES, LightningAttention
 from ostinato.runner.states.step import LayerStates
 
@@ -60,7 +60,7 @@ def _carried(
     current: CurrentStates,
 ) -> Callable[..., Any]:
     """Return the replacement of a function that carries a state."""
-    names = names_of(function)
+    names = tuple(inspect.signature(function).parameters)
 
     def carried(*arguments: Any, **keywords: Any) -> Any:
         call = Call(function, arguments, keywords, names, siblings)

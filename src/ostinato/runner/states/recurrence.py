@@ -1,6 +1,5 @@
 """The interface of a function that carries a state."""
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -93,8 +92,3 @@ class Recurrence(ABC):
         output, after = self.step(call, states.index_select(0, slots))
         states.index_copy_(0, slots, after.to(states.dtype))
         return output
-
-
-def names_of(function: Callable[..., Any]) -> tuple[str, ...]:
-    """Return the names of a function's parameters in order."""
-    return tuple(inspect.signature(function).parameters)
