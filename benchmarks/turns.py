@@ -1,4 +1,4 @@
-"""What does a step cost besides the model, and does a next turn miss a step? Through ``AsyncLLM``.
+"""Cost of a step besides the model, and whether a next turn misses a step. Through ``AsyncLLM``.
 
 ::
 

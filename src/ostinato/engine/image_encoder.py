@@ -109,7 +109,7 @@ class ImageEncoder:
         wanted = self._wanted()
         self._thread.wait_for(lambda: self._thread.now is None or self._thread.now in wanted)
         self._thread.drop_done(wanted)
-        self._store.forget(tenant)
+        self._store.erase(tenant)
 
     def _start_over(self) -> None:
         """Encode all waiting images again, with weights that were just replaced."""
