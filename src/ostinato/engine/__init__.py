@@ -27,7 +27,7 @@ Files in reading order:
 * ``adapters``: loaded LoRA adapters by name, and unloaded ones until their requests end
 * ``request_factory``: makes requests, checked in full, with identities that say who may share KV
 * ``trace_writer``, ``recorder``: record what happens to an engine
-* ``audit``: computes a share of the hits again, and compares
+* ``audit``: recomputes a share of the hits, and compares
 * ``tier_prefixes``: converts the keys of sequences to the prefixes of tiers
 * ``load_note``, ``tier_reader``, ``tier_loads``: load prefixes from tiers into the pool
 * ``tier_stores``, ``tier_events``: write prefixes to tiers, and announce what tiers have

@@ -14,10 +14,7 @@ from ostinato.runner.lora import LoraAdapter
 
 
 def load_adapter(engine: Engine, request: LoRARequest) -> bool:
-    """Load an adapter between steps, unless it is loaded as it is on disk.
-
-    Returns:
-        Whether anything was loaded.
+    """Load an adapter that is new or has changed on disk, between steps; returns whether it was.
 
     Raises:
         RequestError: It cannot be served, or is above a limit; nothing has changed.

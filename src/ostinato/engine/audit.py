@@ -74,7 +74,7 @@ class AuditCounts:
 
 
 class HitAudit:
-    """Draws hits, computes them again, and compares; called between steps."""
+    """Draws hits, recomputes them, and compares; called between steps."""
 
     def __init__(
         self, share: float, quarantines: bool, runner: ModelRunner, cache: PrefixCache

@@ -75,11 +75,9 @@ class ImagePrompts:
         return self._vision_for(len(images)).spelled(text) if images else text
 
     def num_tokens(self, images: Sequence[Picture], tokens: "array[int]") -> int:
-        """Return how many tokens a prompt's beginning has with all placeholders.
+        """Return how many tokens the beginning of a prompt with images has with all placeholders.
 
-        Args:
-            images: Of the whole prompt.
-            tokens: Its beginning, with one placeholder per image.
+        ``tokens`` have one placeholder per image.
         """
         if not images or (vision := self._loaded.vision) is None:
             return len(tokens)

@@ -44,12 +44,7 @@ class KnownTexts:
     """A bounded map from texts to their tokens; safe in any thread."""
 
     def __init__(self, max_bytes: int, add_answer: AddAnswer) -> None:
-        """Start empty.
-
-        Args:
-            max_bytes: 0 keeps nothing.
-            add_answer: Decodes an answer.
-        """
+        """Start empty; ``add_answer`` decodes answers, and ``max_bytes=0`` keeps nothing."""
         self.max_bytes, self.num_bytes = max_bytes, 0  # of all namespaces together
         self._add_answer = add_answer
         # Sorted by text; tuples are replaced and never changed, so that readers need no lock.

@@ -159,12 +159,7 @@ class CommandQueue:
             return
 
     def run_until(self, most: int, deadline_s: float) -> int:
-        """Run commands as they arrive; returns how many.
-
-        Args:
-            most: Stop after this many.
-            deadline_s: Or at this time of ``time.monotonic``.
-        """
+        """Run up to ``most`` commands, until a time of ``time.monotonic``; returns how many."""
         for number in range(most):
             try:
                 command = self._commands.get(timeout=max(0.0, deadline_s - time.monotonic()))

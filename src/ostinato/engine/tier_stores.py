@@ -214,8 +214,7 @@ class TierStores(CacheObserver):
     def pump(self, is_idle: bool = False) -> bool:
         """Copy a prefix out, if the writer is free; returns whether there is more to do.
 
-        Args:
-            is_idle: Whether no request runs, so that ``SHARE`` does not apply.
+        While no request runs (``is_idle``), rule 2 does not apply.
         """
         if self._running is not None and not self._running.done():
             return True
@@ -239,15 +238,13 @@ class TierStores(CacheObserver):
         if self._running is not None:
             wait_for_futures([self._running], seconds)
 
-    def flush(self, seconds: float) -> int:
-        """Write all waiting prefixes, for ``seconds`` at most; returns how many are left."""
+    def flush(self, seconds: float) -> None:
+        """Write all waiting prefixes, for ``seconds`` at most."""
         end_s = time.monotonic() + seconds
         while time.monotonic() < end_s and self.pump(is_idle=True):
             self.wait(end_s - time.monotonic())
-        left = len(self._waiting)
         self._waiting.clear()
         self.wait_until_written()
-        return left
 
     def wait_until_written(self) -> None:
         """Wait until the writer has nothing left to do."""
