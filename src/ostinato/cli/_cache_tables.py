@@ -63,7 +63,8 @@ def _ghosts(rows: list[dict[str, Any]]) -> Table:
 def draw_audit(console: Console, answer: dict[str, Any]) -> None:
     """Print the numbers of hits compared, and of wrong ones."""
     if not answer["share"]:
-        return console.print("No hits are audited: start the server with --audit-share.")
+        console.print("No hits are audited: start the server with --audit-share.")
+        return
     console.print(
         f"{answer['num_same']:,} hits of {answer['num_tokens']:,} tokens in all have the bits that "
         f"the model computes, {answer['num_different']:,} differ; {answer['num_gone']:,} were "
@@ -71,7 +72,7 @@ def draw_audit(console: Console, answer: dict[str, Any]) -> None:
         highlight=False,
     )
     if not answer["findings"]:
-        return None
+        return
     table = _table("First wrong token", ("Of", "Layers", "Cached in blocks", "Removed"))
     for finding in answer["findings"]:
         blocks = "; ".join(_line(row) for row in finding["cached_blocks"])
@@ -82,20 +83,21 @@ def draw_audit(console: Console, answer: dict[str, Any]) -> None:
             Text(blocks[:60]),
             f"{finding['num_removed']:,}",
         )
-    return console.print(table)
+    console.print(table)
 
 
 def draw_tiers(console: Console, answer: dict[str, Any]) -> None:
     """Print each tier, and what was loaded and written."""
     if not answer["tiers"]:
-        return console.print("There are no tiers: start the server with --kv-disk FOLDER.")
+        console.print("There are no tiers: start the server with --kv-disk FOLDER.")
+        return
     table = _table("Tier", ("Extents", "Used", "Limit", "Leased", "Written", "Tokens loaded"))
     for tier in answer["tiers"]:
         state = f"{tier['state']}: {tier['reason']}" if tier["reason"] else tier["state"]
         _print_line(console, f"{tier['tier']} is {state} ({tier['where']})")
         amounts = [tier[f"{name}_bytes"] for name in ("num", "limit", "leased")]
         loaded = answer["loaded_tokens"].get(tier["tier"], 0)
-        # A server knows what it has, and would have to be asked.
+        # The size of a remote tier is not known here.
         shown = map(write_bytes, amounts) if tier["limit_bytes"] else "–––"
         extents = f"{tier['num_extents']:,}" if tier["limit_bytes"] else "–"
         written = write_bytes(tier["written_bytes"])
@@ -110,7 +112,6 @@ def draw_tiers(console: Console, answer: dict[str, Any]) -> None:
         if answer[name]:
             counts = ", ".join(f"{what} {number:,}" for what, number in answer[name].items())
             _print_line(console, f"{title}: {counts}")
-    return None
 
 
 def draw_heaviest(console: Console, answer: dict[str, Any]) -> None:

@@ -3,8 +3,8 @@
 One function for all APIs: bounds the queue, enforces the caller's limits, derives the salt, runs
 the request, leases its prompt on request, and notifies observers::
 
-    route ─► serve ─► enter ─► AsyncLLM.generate ─► (lease) ─► outputs ─► leave
-                        └── 429, 503     └── 400        └── 500, 503
+    route ─► serve ─► check_room ─► AsyncLLM.generate ─► (lease) ─► outputs
+                         └── 429, 503      └── 400          └── 500, 503
 """
 
 import time
@@ -32,12 +32,12 @@ async def serve(
 
     Effects: closing the generator early cancels the request and frees its blocks.
     """
+    salt = caller.narrow(call.cache_salt)
     check_room(state, caller, [call])
     with _refusals_observed(state, caller, call):
         priority = _priority(caller, call)
         state.rate_limit.enter(caller, call.params.n)
     state.num_live += call.params.n
-    salt = caller.narrow(call.cache_salt)
     record = ServedRequest(call.request_id, call, caller, salt, time.monotonic())
     try:
         for observer in state.observers:

@@ -33,8 +33,8 @@ class ServerState:
         held_prefixes: Leases taken for breakpoints.
         rate_limit: Enforces tenants' limits.
         responses: Stored responses.
-        started_s: Start time, in seconds since 1970.
         snapshots: The engine's counters, for metrics and the page.
+        started_s: Start time, in seconds since 1970.
         formats: Formats of the model's answers.
         num_live: Unfinished continuations, running and waiting.
         loading_adapter: Lock held while an adapter is loaded, so that numbers are unique.

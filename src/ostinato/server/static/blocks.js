@@ -1,4 +1,4 @@
-// Which state is each block in, and whose is it?
+// The map of blocks: the state and the owner of each.
 
 import { $, count, element, legend, percent } from "/ui/format.js";
 
@@ -24,7 +24,7 @@ for (const [id, what] of [["by-state", "state"], ["by-tenant", "tenant"]]) {
   });
 }
 
-// A colour as the style sheet gives it now, light or dark.
+// Returns a colour of the style sheet in the current theme.
 function styled(name) {
   const probe = element("i", { class: `swatch ${name}` });
   $("blocks-legend").append(probe);
@@ -38,14 +38,14 @@ const isDark = () => matchMedia("(prefers-color-scheme: dark)").matches
   : document.documentElement.dataset.theme === "dark";
 const name = (tenant) => tenant || "(no tenant)";
 
-// A tenant keeps its colour while the page is open, whatever place the server lists it in.
+// A tenant keeps its colour while the page is open, in whatever order the server lists tenants.
 const places = new Map();
 function hue(tenant) {
   if (!places.has(tenant)) places.set(tenant, places.size);
   return `hsl(${HUES[places.get(tenant) % HUES.length]} 62% ${isDark() ? 66 : 46}%)`;
 }
 
-// A cell of several blocks fills from below: private, in use, evictable; what is left is unused.
+// A cell of several blocks is filled from below: private, in use, evictable; the rest is unused.
 function pile(pen, mix, left, top, side, hue, colours) {
   const total = mix.reduce((a, b) => a + b);
   let from = 0;

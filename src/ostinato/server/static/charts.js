@@ -1,4 +1,4 @@
-// What happened in the last minutes? Six pictures, drawn anew each second.
+// Six charts of the last minutes, redrawn each second.
 
 import { $, compact, drawn, duration, element, legend, percent } from "/ui/format.js";
 
@@ -30,14 +30,14 @@ legend($("kv-legend"), [["private", "being filled"], ["held", "cached, in use"],
 
 let span = 60;
 
-// All pictures show the shortest span that holds all there is.
+// All charts have the same time span: the shortest that covers all data.
 function setSpan(oldest) {
   span = SPANS.find((seconds) => oldest < seconds) ?? SPANS.at(-1);
   const text = span === 60 ? "1 minute ago" : `${span / 60} minutes ago`;
   for (const label of document.querySelectorAll(".since")) label.textContent = text;
 }
 
-// Empties a picture, writes figures at its y axis, and returns its size.
+// Clears a chart, labels its y axis, and returns its size.
 function frame(id, marks, placed, write) {
   const svg = $(id);
   const [width, height] = [svg.clientWidth || 600, svg.clientHeight || 150];
@@ -105,7 +105,7 @@ function bars(id, rows, columns) {
   return sums;
 }
 
-// Rows of [seconds ago, ...] as stacked areas; each value holds until the next was seen.
+// Rows of [seconds ago, ...] as stacked areas; each value holds until the next.
 function areas(id, rows, columns, { svg, place, x }) {
   columns.forEach(([kind], i) => {
     const upTo = (row, last) => columns.slice(0, last).reduce((sum, [, at]) => sum + row[at], 0);

@@ -1,4 +1,4 @@
-// A conversation over the server's own API, as it streams.
+// The chat: a conversation streamed over /v1/chat/completions.
 
 import { $, count, duration, element } from "/ui/format.js";
 import { ask, events } from "/ui/server.js";
@@ -25,7 +25,7 @@ const conversation = () => {
   return [...(system ? [{ role: "system", content: system }] : []), ...turns];
 };
 
-// What the turn cost, and the way to why.
+// Shows what a turn reused, with a link to its explanation.
 function sumUp(note, id, usage, firstMs, tookMs) {
   const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
   const rate = usage.completion_tokens > 1 && tookMs > firstMs

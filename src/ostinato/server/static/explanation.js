@@ -1,4 +1,4 @@
-// Why did a request's prompt hit and miss what it did? By the address's #explain/ID.
+// The dialog that explains a request's hits and misses, opened by #explain/ID.
 
 import { $, count, element, legend } from "/ui/format.js";
 import { ask } from "/ui/server.js";
@@ -35,7 +35,7 @@ function draw(found) {
     element("b", {}, part.stop - part.start > 1 ? `Tokens ${count(part.start)}–${count(part.stop - 1)} ` : `Token ${count(part.start)} `),
     part.sentence,
   )));
-  // Behind the title and the list: both sides of a difference, and what to do about it.
+  // After the title and the list: both sides of a difference, and advice.
   $("explanation-more").textContent = found.text.split("\n\n").slice(2).join("\n\n");
 }
 

@@ -1,4 +1,4 @@
-// How are numbers and times written?
+// Formats numbers and times.
 
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const short = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
@@ -23,7 +23,7 @@ export function duration(seconds) {
   return `${(seconds / 3600).toFixed(1)} h`;
 }
 
-// Line ends are drawn, so that a text keeps to its line.
+// Shows line ends as a symbol, so that a text stays on one line.
 export const oneLine = (text) => text.replaceAll("\n", "↵");
 
 export const $ = (id) => document.getElementById(id);

@@ -1,4 +1,4 @@
-// What is shown, and how often?
+// Fetches the state every second and draws all parts of the page.
 
 import { drawBlocks } from "/ui/blocks.js";
 import { drawOverTime } from "/ui/charts.js";
@@ -106,7 +106,7 @@ $("pause").addEventListener("click", () => {
   else look();
 });
 
-// Private windows may keep nothing; then the theme is as the system has it.
+// Private windows may store nothing; then the theme is the system's.
 const kept = (() => { try { return localStorage.getItem("ostinato-theme"); } catch { return null; } })();
 function dress(theme) {
   if (theme === "auto") delete document.documentElement.dataset.theme;

@@ -1,4 +1,4 @@
-// Where did each token of this prompt come from?
+// The playground: where each token of a prompt came from.
 
 import { $, count, duration, element, legend, percent } from "/ui/format.js";
 import { ask } from "/ui/server.js";

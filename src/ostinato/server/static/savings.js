@@ -1,9 +1,9 @@
-// What would such prompts save? The server's own arithmetic, so that there is only one.
+// The savings of shared prefixes, computed by the server.
 
 import { $, compact, count, drawn, element, percent } from "/ui/format.js";
 import { ask } from "/ui/server.js";
 
-// Sliders step by tenths of a decade, so that they reach far and stay fine where it is small.
+// Sliders step by tenths of a decade: a wide range, with fine steps for small values.
 const NICE = [1, 1.25, 1.6, 2, 2.5, 3.2, 4, 5, 6.4, 8];
 const scale = (place) => (place === 0 ? 0 : Math.round(NICE[(place - 1) % 10] * 10 ** Math.floor((place - 1) / 10)));
 const SLIDERS = {

@@ -1,4 +1,4 @@
-// How is the server asked? With the key of this tab, if there is one.
+// Requests to the server, with the key of this tab if there is one.
 
 const KEY = "ostinato-key";
 

@@ -1,4 +1,4 @@
-// Which requests ended last, which prefixes save most, how do tenants fare, and what do tiers hold?
+// Tables: the latest requests, the heaviest prefixes, tenants and tiers.
 
 import { $, bytes, compact, count, duration, element, oneLine, percent } from "/ui/format.js";
 
