@@ -157,7 +157,7 @@ class FleetApp:
     async def _reload_keys(self, request: web.Request) -> web.Response:
         self._admin.check(request)
         if not isinstance(self._callers, KeyedCallers):
-            raise ApiError(409, "this router has no keys file: there is nothing to read")
+            raise ApiError(409, "this router has no keys file to reload")
         self._callers.reload()
         return web.json_response({"num_tenants": len(self._callers.keys.tenants)})
 
@@ -212,8 +212,8 @@ async def _guard_host(request: web.Request, handler: Handler) -> web.StreamRespo
         if value and not _is_of_this_machine(prefix + value):
             raise ApiError(
                 403,
-                f"{name}: {value:.200} is not a name of this machine, which is "
-                "required without keys: call http://127.0.0.1, or give the router a keys file",
+                f"{name}: {value:.200} does not name this machine, and a router without keys "
+                "accepts no other requests: call http://127.0.0.1, or give the router a keys file",
                 kind="permission_error",
                 code="foreign_host",
             )

@@ -202,7 +202,7 @@ class Proxy:
             return last
         raise ApiError(
             503,
-            f"no worker answers this request ({reason}): try again soon",
+            f"no worker answered this request ({reason}): retry in a second",
             "server_error",
             code="no_worker",
             headers={"Retry-After": "1"},
@@ -238,7 +238,7 @@ class Proxy:
         is_guarded = self._config.replace_keys and self._config.keys_file is not None
         is_theirs = owner is not None and owner.tenant == caller.tenant
         if number and is_guarded and not is_theirs and not caller.may_administer:
-            message = f"{number:.100}: this key has no such answer, or the router has forgotten it"
+            message = f"{number:.100}: this key has no such response, or it is no longer known"
             raise ApiError(404, message, code="not_found")
         return "" if owner is None else owner.worker
 
