@@ -104,27 +104,19 @@ class Proxy:
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         """Handle a route that is routed by its prompt."""
-        job = self._admission.enter(request)
-        try:
-            await self._admission.read(job)
+        async with self._admission.admit(request) as job:
             job.prompt = await self._prompt(job)
             asked, job.shows_hits = await self.ask(job.prompt, job.caller, request.headers)
             job.route_request = asked
             self._admission.rate_limit.charge(job.caller, asked.num_tokens)
             return await self._serve(job)
-        finally:
-            self._admission.leave(job)
 
     async def forward(self, request: web.Request) -> web.StreamResponse:
         """Handle a route for any worker, or for the one that stored a response."""
-        job = self._admission.enter(request)
-        try:
-            await self._admission.read(job)
+        async with self._admission.admit(request) as job:
             if job.body and "number" not in request.match_info:
                 job.prompt = await self._prompt(job)
             return await self._serve(job)
-        finally:
-            self._admission.leave(job)
 
     async def ask(
         self, prompt: Prompt, caller: Caller, headers: Mapping[str, str]
