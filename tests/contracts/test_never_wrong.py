@@ -4,15 +4,8 @@ import pytest
 
 from ostinato.core.identity import ImageSpan
 from ostinato.observe.introspection import cached_blocks
-from tests.support.cache_views import prefix_key
+from tests.support.cache_views import found, prefix_key
 from tests.support.tiny_cache import tiny_cache
-
-
-def found(cache, prompt: str, **what) -> tuple[int, int]:
-    """Tokens that hit in whole blocks, and tokens to copy."""
-    match = cache.match(prompt, **what)
-    return match.num_shared_tokens, match.num_copied_tokens
-
 
 # --- images ---------------------------------------------------------------------------------
 

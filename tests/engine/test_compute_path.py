@@ -1,32 +1,22 @@
 """An engine says at load how steps are computed, and what keeps them from being faster."""
 
 import logging
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ostinato.core.errors import ConfigError
 from ostinato.runner.compute_path import ComputePath
-from ostinato.runner.native import library as library_file
 from ostinato.runner.native.library import Isa, best_isa, library
 from tests.support.engines import MakeLLM
-from tests.support.instruction_sets import isa_in_use, needs_library
+from tests.support.instruction_sets import isa_in_use, needs_library, no_library
+
+__all__ = ["no_library"]
 
 
 def path_of(make_llm: MakeLLM, family: str = "llama", **settings: Any) -> ComputePath:
     settings = {"dtype": "float32", "block_size": 16, "num_blocks": 16, **settings}
     return make_llm(family, **settings).engine.compute_path
-
-
-@pytest.fixture
-def no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As if the package had been installed without a compiler."""
-    monkeypatch.setattr(library_file, "PATH", tmp_path / "libostinato_native.so")
-    library.cache_clear()
-    yield
-    library.cache_clear()
 
 
 @needs_library

@@ -11,7 +11,7 @@
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -165,3 +165,14 @@ def own_attention(loaded: LoadedModel) -> Iterator[None]:
         yield
     finally:
         loaded.model.set_attn_implementation("ostinato")
+
+
+def logits_in_steps(bench: Bench, prompt: list[int], lengths: Sequence[int]) -> Tensor:
+    """Return all logits of a prompt that is computed in such steps, beside a stranger."""
+    ours, stranger = bench.sequence(prompt), bench.sequence(random_prompt(9, len(prompt)))
+    rows = []
+    for length in lengths:
+        targets = array("I", [0] * length)
+        both = [replace(s.next(length), prompt_targets=targets) for s in (stranger, ours)]
+        rows.append(bench.logits(*both)[length:].clone())
+    return torch.cat(rows)

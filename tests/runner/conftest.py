@@ -7,9 +7,9 @@ import pytest
 from ostinato.runner.model_loader import LoadedModel, load_model
 from ostinato.runner.settings import DtypeName
 from tests.support.checkpoints import Checkpoints, checkpoints
-from tests.support.instruction_sets import isa
+from tests.support.instruction_sets import isa, module_isa
 
-__all__ = ["checkpoints", "isa", "served"]
+__all__ = ["checkpoints", "isa", "module_isa", "served"]
 
 Served = Callable[..., LoadedModel]
 

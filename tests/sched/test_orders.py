@@ -9,15 +9,14 @@ from hypothesis import strategies as st
 
 from ostinato.core.config import SchedulerConfig, WaitingOrder
 from ostinato.core.errors import ConfigError
-from ostinato.core.identity import ImageSpan, PrefixKey
-from ostinato.core.ids import SequenceId
+from ostinato.core.identity import ImageSpan
 from ostinato.sched.sequence import Sequence
 from ostinato.scheduling import fair_share
 from ostinato.scheduling.depth_first import depth_first
 from ostinato.scheduling.fair_share import FairShare
 from ostinato.scheduling.longest_prefix import MAX_RANKED
 from tests.support.memory_search import search
-from tests.support.tiny_scheduler import TinyScheduler, make_request, tiny_scheduler
+from tests.support.tiny_scheduler import TinyScheduler, make_request, make_sequence, tiny_scheduler
 
 ORDERS = get_args(WaitingOrder)
 
@@ -148,13 +147,6 @@ def test_no_prompt_is_looked_up_while_every_seat_is_taken(order, monkeypatch):
 # --- the walk itself ------------------------------------------------------------------------
 
 
-def make_sequence(number: int, prompt: str, tenant: str = "", images=()) -> Sequence:
-    """Return a new sequence."""
-    request = make_request(f"request {number}", prompt, tenant=tenant, images=images)
-    key = PrefixKey(request.identity, request.prompt_token_ids, images)
-    return Sequence(SequenceId(number), request, 0, key, seed=0)
-
-
 def naive_walk(waiting: list[Sequence], num_cached: list[int]) -> list[Sequence]:
     """Walk a trie with a node per token, drawn from the definition."""
     cached = dict(zip(waiting, num_cached, strict=True))
@@ -187,7 +179,9 @@ crowds = st.lists(
 
 @given(crowds)
 def test_the_order_is_that_of_a_walk_over_a_naive_trie(crowd: list[tuple[str, str, int]]):
-    waiting = [make_sequence(i, prompt, tenant) for i, (prompt, tenant, _) in enumerate(crowd)]
+    waiting = [
+        make_sequence(i, prompt, tenant=tenant) for i, (prompt, tenant, _) in enumerate(crowd)
+    ]
     cached = [num_cached for _, _, num_cached in crowd]
     assert list(depth_first(waiting, cached)) == naive_walk(waiting, cached)
 

@@ -3,15 +3,13 @@
 import pytest
 
 from ostinato.cache.manager import CacheManager
-from ostinato.core.identity import PrefixKey
-from ostinato.core.ids import SequenceId
 from ostinato.core.request import FinishReason
 from ostinato.sched.sequence import Sequence
 from ostinato.sched.stats import SchedulerStats
 from ostinato.sched.waiting_queue import FirstComeFirstServed, RequestTable
 from ostinato.scheduling.longest_prefix import MAX_RANKED, LongestPrefixFirst
 from tests.support.tiny_cache import tiny_cache
-from tests.support.tiny_scheduler import TinyScheduler, make_request, tiny_scheduler
+from tests.support.tiny_scheduler import TinyScheduler, make_request, make_sequence, tiny_scheduler
 
 # --- first come, first served ---------------------------------------------------------------
 
@@ -163,13 +161,6 @@ def test_longest_prefix_first_looks_at_the_first_that_came_only():
 # --- the table of live sequences ------------------------------------------------------------
 
 
-def make_sequence(number: int, priority: int = 0) -> Sequence:
-    """Return a new sequence."""
-    request = make_request(f"request {number}", "ABC", priority=priority)
-    key = PrefixKey(request.identity, request.prompt_token_ids)
-    return Sequence(SequenceId(number), request, 0, key, seed=0)
-
-
 def admit(requests: RequestTable, cache: CacheManager, sequence: Sequence) -> None:
     """Give a waiting sequence blocks."""
     admitted = cache.admit(sequence.key, cache.match(sequence.key))
@@ -181,7 +172,9 @@ def test_a_sequence_that_comes_back_has_its_old_place():
     """Whatever came in between; the waiting stand by priority and number."""
     cache = tiny_cache(num_blocks=4).manager
     requests = RequestTable(cache, SchedulerStats(), FirstComeFirstServed())
-    one, two, three, urgent = (make_sequence(n, p) for n, p in ((1, 0), (2, 0), (3, 0), (9, -1)))
+    one, two, three, urgent = (
+        make_sequence(n, priority=p) for n, p in ((1, 0), (2, 0), (3, 0), (9, -1))
+    )
     for sequence in (three, one, urgent, two):
         requests.enter(sequence)
     assert requests.waiting == [urgent, one, two, three]

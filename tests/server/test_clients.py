@@ -13,12 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ostinato import AsyncLLM
-from ostinato.server.config import ServerConfig
-from ostinato.server.state import ServerState
-from tests.server.formats.conftest import TOOL_TEMPLATE
-from tests.support.checkpoints import make_config, make_tokenizer, save_checkpoint
-from tests.support.servers import serving
+from tests.server.formats.conftest import TOOL_TEMPLATE, serve_scribe
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1800)]
 
@@ -77,16 +72,10 @@ SCRIPTS = {
 
 @pytest.fixture(scope="module")
 def scribe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    """Serve a random model with a template that knows tools."""
+    """Serve a random model with a template that knows tools; returns its address and folder."""
     path = tmp_path_factory.mktemp("scribe")
-    save_checkpoint(path, make_config("llama", max_position_embeddings=4096, num_hidden_layers=3))
-    tokenizer = make_tokenizer()
-    tokenizer.chat_template = TOOL_TEMPLATE
-    tokenizer.save_pretrained(path)
-    llm = AsyncLLM(str(path), dtype="float32", num_blocks=2048)
-    with serving(ServerState(llm, ServerConfig(model_names=("scribe",)))) as url:
+    for url, _ in serve_scribe(path, TOOL_TEMPLATE):
         yield url, path
-    llm.shutdown()
 
 
 def install(package: str, folder: Path) -> Path:

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import signal
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,14 +12,13 @@ import openai
 import pytest
 
 from ostinato import LLM, AsyncLLM
-from ostinato.core.plan import StepPlan, StepResult
 from ostinato.server.config import ServerConfig
 from ostinato.server.observer import ServedRequest
 from ostinato.server.state import ServerState
 from ostinato.tenants.terms import LeaseId
 from tests.engine.faults import sabotage
 from tests.support.servers import ServerThread, await_idle, events_of, serving
-from tests.support.waiting import wait_until
+from tests.support.waiting import held_up, wait_until
 
 MODEL = "tiny-shakespeare"
 LONG: Any = {"model": MODEL, "prompt": "To be", "max_tokens": 400, "ignore_eos": True}
@@ -47,26 +45,15 @@ class Notes:
 
 
 def test_health_is_answered_while_a_step_is_computed(
-    http: httpx.Client, url: str, state: ServerState, monkeypatch: pytest.MonkeyPatch
+    http: httpx.Client, url: str, state: ServerState
 ):
     """The step ends only when all answers are there: if it held up the event loop, none was."""
-    begun, goes_on = threading.Event(), threading.Event()
-    execute = state.llm.engine.runner.execute
-
-    def held_up(plan: StepPlan) -> StepResult:
-        begun.set()
-        assert goes_on.wait(120)
-        return execute(plan)
-
-    monkeypatch.setattr(state.llm.engine.runner, "execute", held_up)
     call = {**LONG, "max_tokens": 1}
     with ThreadPoolExecutor(1) as pool:
-        completing = pool.submit(httpx.post, f"{url}/v1/completions", json=call, timeout=120)
-        try:
+        with held_up(state.llm.engine.runner) as begun:
+            completing = pool.submit(httpx.post, f"{url}/v1/completions", json=call, timeout=120)
             assert begun.wait(60)
             assert [http.get("/health").status_code for _ in range(5)] == [200] * 5
-        finally:
-            goes_on.set()
         assert completing.result().status_code == 200
 
 

@@ -5,6 +5,7 @@ import json
 import re
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -24,7 +25,7 @@ from ostinato.server.metrics import hit_share_label
 from ostinato.server.serving import serve
 from ostinato.server.state import ServerState
 from tests.support.servers import await_idle, serving
-from tests.support.waiting import queued_commands, until
+from tests.support.waiting import held_up, queued_commands, until
 
 ANN = Caller(tenant="ann", salt="salt of ann")
 BOB = Caller(tenant="bob", salt="salt of bob")
@@ -126,11 +127,11 @@ def test_how_steps_are_computed_is_information_that_never_changes(llm, server):
     assert page.labels("ostinato_compute_path_info", "dtype") == {"float32"}
 
 
-async def test_prompt_tokens_by_origin_add_up_to_known_traffic(server):
+def test_prompt_tokens_by_origin_add_up_to_known_traffic(server):
     """Of 80: 12 cached, 12 waited for and 3 copied (MNO); Bob finds nothing of Ann's."""
     state, url = server
     before = scrape(url)
-    await known_traffic(state)
+    asyncio.run(known_traffic(state))
     after = scrape(url)
 
     def brought(name: str, **labels: str) -> float:
@@ -155,10 +156,10 @@ async def test_prompt_tokens_by_origin_add_up_to_known_traffic(server):
     assert after.value("ostinato_blocks") == 24
 
 
-async def test_what_other_sizes_and_policies_would_find_is_a_gauge_each(llm, server):
+def test_what_other_sizes_and_policies_would_find_is_a_gauge_each(llm, server):
     """Three sizes, and LRU at this size; administrators see the same."""
     state, url = server
-    await go_round(state)
+    asyncio.run(go_round(state))
     page, stats = scrape(url), httpx.get(f"{url}/admin/stats").json()
     ghosts = llm.cache_stats.ghosts
     assert {ghost.memory for ghost in ghosts if ghost.policy == "reuse_hazard"} == {0.5, 2.0, 4.0}
@@ -182,11 +183,11 @@ async def test_what_other_sizes_and_policies_would_find_is_a_gauge_each(llm, ser
     assert double > half + 0.1, "seven prompts need more room than there is"
 
 
-async def test_evictions_show_how_old_and_how_far_apart(llm, server):
+def test_evictions_show_how_old_and_how_far_apart(llm, server):
     """Forty different prompts through twenty-four blocks."""
     state, url = server
     for number in range(40):
-        await ask(state, ANN, f"{number:02} is another prompt", tokens=1)
+        asyncio.run(ask(state, ANN, f"{number:02} is another prompt", tokens=1))
     page = scrape(url)
     stats = llm.cache_stats
     assert stats.evicted_blocks > 0
@@ -200,10 +201,10 @@ async def test_evictions_show_how_old_and_how_far_apart(llm, server):
     assert states["evictable"] == llm.engine.cache.manager.pool.num_evictable > 0
 
 
-async def test_names_and_units_follow_the_conventions(server):
+def test_names_and_units_follow_the_conventions(server):
     """What ``promtool check metrics`` would say, in short."""
     state, url = server
-    await ask(state, ANN, "abc")
+    asyncio.run(ask(state, ANN, "abc"))
     page = scrape(url)
     units = ("seconds", "bytes", "tokens", "blocks", "sequences", "requests")
     assert len(page.families) > 20
@@ -242,17 +243,17 @@ def check_histogram(family) -> None:
         assert buckets[-1] == (float("inf"), counts[rest]), family.name
 
 
-async def test_tenants_are_named_only_if_the_administrator_says_so(llm):
+def test_tenants_are_named_only_if_the_administrator_says_so(llm):
     state = ServerState(llm, ServerConfig(metrics_tenant_names=True))
     with serving(state) as url:
-        await ask(state, ANN, "abc")
+        asyncio.run(ask(state, ANN, "abc"))
         assert scrape(url).labels("ostinato_tenant_prompt_tokens_total", "tenant") == {"ann"}
 
 
-async def test_seventy_tenants_are_sixty_five_labels(server):
+def test_seventy_tenants_are_sixty_five_labels(server):
     state, url = server
     for number in range(70):
-        await ask(state, Caller(f"tenant {number}", f"salt {number}"), "abc", tokens=1)
+        asyncio.run(ask(state, Caller(f"tenant {number}", f"salt {number}"), "abc", tokens=1))
     page = scrape(url)
     name = "ostinato_tenant_prompt_tokens_total"
     assert len(page.labels(name, "tenant")) == 65
@@ -286,16 +287,19 @@ def test_the_administrator_alone_may_scrape(llm):
     assert answer.json()["error"]["code"] == "not_an_administrator"
 
 
-async def test_refusals_and_readers_who_left_are_counted(llm):
+def test_refusals_and_readers_who_left_are_counted(llm):
     state = ServerState(llm, ServerConfig(max_requests=1))
 
-    with serving(state) as url:
+    async def leave() -> None:
         params = SamplingParams(max_tokens=50, temperature=0, ignore_eos=True)
         stream = serve(state, ANN, GenerateCall(endpoint="/test", params=params, text="abc"))
         await anext(stream)
         with pytest.raises(ApiError):
             await ask(state, ANN, "abc")
         await stream.aclose()
+
+    with serving(state) as url:
+        asyncio.run(leave())
         page = scrape(url)
     assert page.value("ostinato_requests_total", finish_reason="gone") == 1
     assert page.value("ostinato_refused_requests_total", status="429") == 1
@@ -321,27 +325,15 @@ def test_every_api_counts_the_requests_that_a_full_server_refuses(llm, path, pro
     assert page.value("ostinato_refused_requests_total", status="429") == 1
 
 
-def test_a_scrape_is_answered_while_a_step_takes_long(llm, server, monkeypatch):
+def test_a_scrape_is_answered_while_a_step_takes_long(llm, server):
     """The engine is held up in a forward pass; the page shows what was seen last."""
-    goes_on, entered = threading.Event(), threading.Event()
-    execute = llm.engine.runner.execute
-
-    def slow(plan):
-        entered.set()
-        assert goes_on.wait(120), "longer than a scrape may take"
-        return execute(plan)
-
     state, url = server
     scrape(url)
-    monkeypatch.setattr(llm.engine.runner, "execute", slow)
-    asking = threading.Thread(target=lambda: asyncio.run(ask(state, ANN, "hold", tokens=1)))
-    asking.start()
-    try:
-        assert entered.wait(60)
+    with ThreadPoolExecutor(1) as pool, held_up(llm.engine.runner) as begun:
+        asking = pool.submit(asyncio.run, ask(state, ANN, "hold", tokens=1))
+        assert begun.wait(60)
         scrape(url)
-    finally:
-        goes_on.set()
-        asking.join()
+    asking.result()
 
 
 def test_shares_have_four_labels():
@@ -351,17 +343,17 @@ def test_shares_have_four_labels():
     ]  # fmt: skip
 
 
-async def test_the_dashboard_asks_for_metrics_and_labels_that_exist(llm):
+def test_the_dashboard_asks_for_metrics_and_labels_that_exist(llm):
     """And every metric of ours but the HTTP times is on it."""
     path = Path(ostinato.server.__file__).parent / "dashboards" / "ostinato.json"
     board = json.loads(path.read_text(encoding="utf-8"))
     state = ServerState(llm, ServerConfig(max_requests=1))
     with serving(state) as url:
-        await ask(state, ANN, "abc")
-        await go_round(state)
+        asyncio.run(ask(state, ANN, "abc"))
+        asyncio.run(go_round(state))
         state.is_draining = True
         with pytest.raises(ApiError):
-            await ask(state, ANN, "abc")
+            asyncio.run(ask(state, ANN, "abc"))
         state.is_draining = False
         scrape(url)  # its answer is counted in the next one
         page = scrape(url)
@@ -388,10 +380,10 @@ async def test_the_dashboard_asks_for_metrics_and_labels_that_exist(llm):
     assert len(cells) == len(set(cells)), "panels overlap"
 
 
-async def test_the_page_of_the_docs_lists_every_metric(server):
+def test_the_page_of_the_docs_lists_every_metric(server):
     text = (Path(__file__).parents[2] / "docs" / "observing.md").read_text(encoding="utf-8")
     state, url = server
-    await ask(state, ANN, "abc")
+    asyncio.run(ask(state, ANN, "abc"))
     page = scrape(url)
     ours = {family.name for family in page.families if family.name.startswith("ostinato_")}
     ours = {name for name in ours if not name.endswith("_created")}

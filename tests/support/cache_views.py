@@ -41,3 +41,9 @@ def letters(packed: "bytes | array[int]") -> str:
     """Return packed tokens as the letters they stand for."""
     tokens = packed if isinstance(packed, array) else array("I", packed)
     return "".join(map(chr, tokens))
+
+
+def found(cache, prompt: str, **what) -> tuple[int, int]:
+    """Return how many tokens hit in whole blocks, and how many are to be copied."""
+    match = cache.match(prompt, **what)
+    return match.num_shared_tokens, match.num_copied_tokens

@@ -159,7 +159,7 @@ def _edit_weights(path: Path, edit: Callable[[dict[str, torch.Tensor]], object])
     save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
 
 
-def _edit_config(path: Path, **changes: Any) -> None:
+def edit_config(path: Path, **changes: Any) -> None:
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(config | changes))
 
@@ -174,9 +174,9 @@ FAULTS: dict[str, Callable[[Path], object]] = {
     "no config": lambda path: (path / "config.json").unlink(),
     "corrupt config": lambda path: (path / "config.json").write_text('{"model_type": "lla'),
     "config without type": lambda path: (path / "config.json").write_text("{}"),
-    "impossible config": lambda path: _edit_config(path, hidden_size="wide"),
+    "impossible config": lambda path: edit_config(path, hidden_size="wide"),
     "corrupt tokenizer": lambda path: (path / "tokenizer.json").write_text('{"version": '),
-    "unknown type": lambda path: _edit_config(path, model_type="nonesuch"),
+    "unknown type": lambda path: edit_config(path, model_type="nonesuch"),
 }
 """What can be wrong with a checkpoint, and how to make it so."""
 

@@ -10,10 +10,12 @@ The set in use is one of the whole process, so it is put back after each test.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
 
+from ostinato.runner.native import library as library_file
 from ostinato.runner.native.library import Isa, best_isa, current_isa, library, use_isa
 
 needs_library = pytest.mark.skipif(library() is None, reason="the native library is not built")
@@ -25,6 +27,13 @@ ISAS = [] if (found := library()) is None else [isa for isa in Isa if isa <= bes
 @pytest.fixture(params=ISAS, ids=lambda isa: isa.name.lower())
 def isa(request: pytest.FixtureRequest) -> Iterator[Isa]:
     """Run the test on each instruction set in turn; skipped where there is no library."""
+    with isa_in_use(request.param):
+        yield request.param
+
+
+@pytest.fixture(params=ISAS, ids=lambda isa: isa.name.lower(), scope="module")
+def module_isa(request: pytest.FixtureRequest) -> Iterator[Isa]:
+    """As ``isa``, for a module of tests that draw examples."""
     with isa_in_use(request.param):
         yield request.param
 
@@ -51,3 +60,12 @@ def threads_in_use(num_threads: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.fixture
+def no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As if the package had been installed without a compiler."""
+    monkeypatch.setattr(library_file, "PATH", tmp_path / "libostinato_native.so")
+    library.cache_clear()
+    yield
+    library.cache_clear()

@@ -1,13 +1,12 @@
 """Tiny checkpoints in the format of compressed-tensors, as llm-compressor writes them."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.support.checkpoints import make_config, save_checkpoint
+from tests.support.checkpoints import edit_config, make_config, save_checkpoint
 
 _ARGS: dict[str, Any] = {
     "num_bits": 8,
@@ -44,7 +43,7 @@ def save_w8a8(
         if not activations["dynamic"]:
             weights[name.replace("weight", "input_scale")] = torch.full((1,), 0.05).to(weight.dtype)
     save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
-    _edit_config(path, quantization_config=_settings(activations))
+    edit_config(path, quantization_config=_settings(activations))
     return path
 
 
@@ -69,11 +68,6 @@ def _settings(activations: dict[str, Any] | None) -> dict[str, Any]:
         "kv_cache_scheme": None,
         "config_groups": {"group_0": group},
     }
-
-
-def _edit_config(path: Path, **changes: Any) -> None:
-    config = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps(config | changes))
 
 
 def save_w4a16(
@@ -109,5 +103,5 @@ def save_w4a16(
     settings = _settings(None)
     own = {"num_bits": 4, "strategy": "group", "group_size": group_size}
     settings["config_groups"]["group_0"]["weights"] |= {**own, "symmetric": not has_zeros}
-    _edit_config(path, quantization_config=settings)
+    edit_config(path, quantization_config=settings)
     return plain

@@ -19,7 +19,7 @@ from typing import Any
 
 from ostinato.assembly import build_cache, build_scheduler
 from ostinato.core.config import SchedulerConfig
-from ostinato.core.identity import Identity, ImageSpan
+from ostinato.core.identity import Identity, ImageSpan, PrefixKey
 from ostinato.core.ids import RequestId, SequenceId
 from ostinato.core.plan import ScheduledSequence, StepPlan
 from ostinato.core.request import FinishReason, Request
@@ -91,6 +91,13 @@ def make_request(
         cache_write=cache_write,
         eos_token_ids=frozenset(map(ord, eos)),
     )
+
+
+def make_sequence(number: int, prompt: str = "ABC", **options: Any) -> Sequence:
+    """Return a new sequence of a request as of ``make_request``."""
+    request = make_request(f"request {number}", prompt, **options)
+    key = PrefixKey(request.identity, request.prompt_token_ids, request.images)
+    return Sequence(SequenceId(number), request, 0, key, seed=0)
 
 
 class TinyScheduler:

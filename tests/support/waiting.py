@@ -1,12 +1,15 @@
 """Waiting for a condition: the only places in which a test sleeps."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from unittest import mock
 
+from ostinato.core.plan import StepPlan, StepResult
 from ostinato.engine.thread_bridge import Command, CommandQueue
+from ostinato.runner.model_runner import ModelRunner
 
 _PATIENCE_S = 30
 _INTERVAL_S = 0.002
@@ -31,6 +34,24 @@ async def until(is_so: Callable[[], object]) -> None:
 async def other_tasks_have_started() -> None:
     """Let every new task run up to its first wait."""
     await asyncio.sleep(0)
+
+
+@contextmanager
+def held_up(runner: ModelRunner) -> Iterator[threading.Event]:
+    """Hold up every forward pass until the block is left; the event says that one has begun."""
+    begun, goes_on = threading.Event(), threading.Event()
+    execute = runner.execute
+
+    def held(plan: StepPlan) -> StepResult:
+        begun.set()
+        assert goes_on.wait(120), "the forward pass was never let go on"
+        return execute(plan)
+
+    with mock.patch.object(runner, "execute", held):
+        try:
+            yield begun
+        finally:
+            goes_on.set()
 
 
 @contextmanager

@@ -17,11 +17,10 @@ from ostinato.runner.attention.choice import AttentionCase, choose_attention
 from ostinato.runner.attention.native_backend import NativeAttention
 from ostinato.runner.attention.torch_backend import TorchAttention
 from ostinato.runner.kv_store import KVSpec, LayerKV
-from ostinato.runner.native import library as library_file
 from ostinato.runner.native.library import library
 from ostinato.runner.native.store import TOKEN_GROUP
 from ostinato.runner.settings import NATIVE_BLOCK
-from tests.support.instruction_sets import needs_library
+from tests.support.instruction_sets import needs_library, no_library
 
 ORDINARY = AttentionCase(
     KVSpec((LayerKV(2, 64, 64),)), torch.bfloat16, torch.bfloat16, 16, torch.device("cpu")
@@ -32,21 +31,14 @@ UNKNOWN = {
     "layer 0 has keys of 5 elements": {"spec": KVSpec((LayerKV(2, 5, 64),))},
 }
 
+__all__ = ["no_library"]
+
 
 @pytest.fixture(autouse=True)
 def nothing_said_yet() -> Iterator[None]:
     choice.log_once.cache_clear()
     yield
     choice.log_once.cache_clear()
-
-
-@pytest.fixture
-def no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As if the package had been installed without a compiler."""
-    monkeypatch.setattr(library_file, "PATH", tmp_path / "libostinato_native.so")
-    library.cache_clear()
-    yield
-    library.cache_clear()
 
 
 @needs_library

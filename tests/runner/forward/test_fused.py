@@ -1,7 +1,5 @@
 """The fused forward, the packed modules and the plain ones agree; what is unlike falls back."""
 
-from array import array
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +12,7 @@ from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.model_loader import LoadedModel, load_model
 from ostinato.runner.native.library import library
 from ostinato.runner.native.packed import PackedWeight
-from tests.runner.bench import Bench, own_logits, random_prompt
+from tests.runner.bench import Bench, logits_in_steps, own_logits, random_prompt
 from tests.support.checkpoints import Checkpoints
 from tests.support.pairs import pairwise
 
@@ -60,16 +58,7 @@ def packed_layers(loaded: LoadedModel) -> int:
 
 
 def in_steps(loaded: LoadedModel, prompt: list[int]) -> Tensor:
-    """All logits of a prompt that is computed in steps, beside a stranger."""
-    bench = Bench(loaded)
-    ours, stranger = bench.sequence(prompt), bench.sequence(random_prompt(9, len(prompt)))
-    rows = []
-    for length in (7, 1, len(prompt) - 8):
-        steps = [sequence.next(length) for sequence in (stranger, ours)]
-        targets = [array("I", [0] * length)] * 2
-        both = [replace(s, prompt_targets=t) for s, t in zip(steps, targets, strict=True)]
-        rows.append(bench.logits(*both)[length:])
-    return torch.cat(rows)
+    return logits_in_steps(Bench(loaded), prompt, (7, 1, len(prompt) - 8))
 
 
 @pairwise("kind", FUSED, "dtype", ["bfloat16", "float32"])

@@ -1,7 +1,6 @@
 """Products with packed weights: the definition in float64, on every instruction set."""
 
 import ctypes
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -11,19 +10,13 @@ from torch import Tensor
 
 from ostinato.runner.native.library import Isa, library, use_isa
 from ostinato.runner.native.packed import PackedWeight, Packing, Product
-from tests.support.instruction_sets import ISAS, isa_in_use, needs_library, threads_in_use
+from tests.support.instruction_sets import ISAS, needs_library, threads_in_use
 
-pytestmark = needs_library
+pytestmark = [needs_library, pytest.mark.usefixtures("module_isa")]
 
 FORMATS = [torch.float32, torch.bfloat16, torch.float16]
 UNITS = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 """Half a unit in the last place."""
-
-
-@pytest.fixture(params=ISAS, ids=lambda isa: isa.name.lower(), autouse=True, scope="module")
-def isa(request: pytest.FixtureRequest) -> Iterator[Isa]:
-    with isa_in_use(request.param):
-        yield request.param
 
 
 def error_bound(rows: Tensor, weight: Tensor, exact: Tensor) -> Tensor:
@@ -135,7 +128,7 @@ def test_a_weight_comes_out_of_its_tiles_as_it_went_in(sizes: tuple[int, int], d
     assert torch.equal(packed.plain(sizes[0] // 2, sizes[0]), weight[sizes[0] // 2 :])
 
 
-def test_a_weight_packed_for_one_instruction_set_is_multiplied_by_the_others(isa: Isa):
+def test_a_weight_packed_for_one_instruction_set_is_multiplied_by_the_others(module_isa: Isa):
     """There is one order of tiles, so that sets can change while a model is loaded."""
     rows, weight, _ = random_case(20, 64, 64, torch.bfloat16)
     packed = PackedWeight([weight])
@@ -147,7 +140,7 @@ def test_a_weight_packed_for_one_instruction_set_is_multiplied_by_the_others(isa
             found = packed.multiply(rows).double()
             assert torch.allclose(found, rows.double() @ weight.double().T, rtol=2**-7, atol=0.05)
     finally:
-        use_isa(native, isa)
+        use_isa(native, module_isa)
 
 
 def test_new_numbers_in_a_packed_weight_are_multiplied_with():

@@ -3,7 +3,6 @@
 import json
 import math
 from array import array
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from ostinato.runner.model_loader import LoadedModel, load_model
 from ostinato.runner.native.library import Isa
 from tests.runner.bench import Bench, own_logits, random_prompt
 from tests.support.checkpoints import Checkpoints
-from tests.support.instruction_sets import ISAS, isa_in_use, needs_library, threads_in_use
+from tests.support.instruction_sets import needs_library, threads_in_use
 from tests.support.quantized import save_w4a16
 from tests.support.word_checkpoints import save_words
 
@@ -49,12 +48,6 @@ FORMATS = [
 ]
 NAMES: list[Any] = ["int8", "int4"]
 ALL_NAMES: list[Any] = [*NAMES, "w8a8", "w4a8"]
-
-
-@pytest.fixture(params=ISAS, ids=lambda isa: isa.name.lower(), scope="module")
-def isa(request: pytest.FixtureRequest) -> Iterator[Isa]:
-    with isa_in_use(request.param):
-        yield request.param
 
 
 def error_bound(rows: Tensor, weight: Tensor, exact: Tensor, isa: Isa) -> Tensor:
@@ -94,7 +87,7 @@ def random_rows(num_rows: int, num_inputs: int, dtype: torch.dtype, seed: int = 
     seed=st.integers(0, 2**16),
 )
 def test_a_product_is_that_of_the_codes_in_float64(
-    isa: Isa,
+    module_isa: Isa,
     format: CodeFormat,
     dtype: torch.dtype,
     num_rows: int,
@@ -119,7 +112,7 @@ def test_a_product_is_that_of_the_codes_in_float64(
     with threads_in_use(threads):
         found = QuantizedWeight(codes, dtype, activation_bits).multiply(rows, bias)
     assert (found.dtype, found.shape) == (dtype, exact.shape)
-    bound = error_bound(rows, weight, exact, isa)
+    bound = error_bound(rows, weight, exact, module_isa)
     if activation_bits == 8:  # sums of integers are exact
         bound = exact.abs() * UNITS[dtype] + (own.abs() @ weight.abs().T) * 2**-19
     assert ((found.double() - exact).abs() <= bound).all()
@@ -136,7 +129,7 @@ def in_8_bits(rows: Tensor) -> Tensor:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("format", [FORMATS[0], *FORMATS[-2:]], ids=str)
 def test_a_row_alone_has_the_product_that_it_has_in_a_batch_of_any_size(
-    isa: Isa, format: CodeFormat, dtype: torch.dtype, activation_bits: int
+    module_isa: Isa, format: CodeFormat, dtype: torch.dtype, activation_bits: int
 ):
     """To the bit, whatever its neighbours hold, and on any number of threads."""
     rows = random_rows(430, 160, dtype)
@@ -254,7 +247,7 @@ def test_tokens_are_those_of_the_codes_in_float64(
 
 @pytest.mark.parametrize("name", ["int4", "w8a8"])
 def test_steps_in_bfloat16_give_the_logits_of_the_codes(
-    checkpoints: Checkpoints, isa: Isa, name: Any
+    checkpoints: Checkpoints, module_isa: Isa, name: Any
 ):
     path, prompt = checkpoints.path("qwen3"), random_prompt(1, 31)
     loaded = load_model(path, "bfloat16", quantization=name)

@@ -2,7 +2,6 @@
 
 import ctypes
 from array import array
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -20,14 +19,14 @@ from ostinato.runner.forward.steps import Steps
 from ostinato.runner.forward.weight_refs import replace_weights
 from ostinato.runner.model_loader import LoadedModel, load_model
 from ostinato.runner.native.ctypes_api import Attention, Kv
-from ostinato.runner.native.library import Isa, library
-from tests.runner.bench import Bench, own_logits, random_prompt
+from ostinato.runner.native.library import library
+from tests.runner.bench import Bench, logits_in_steps, own_logits, random_prompt
 from tests.support.checkpoints import Checkpoints
-from tests.support.instruction_sets import ISAS, isa_in_use, needs_library, threads_in_use
+from tests.support.instruction_sets import needs_library, threads_in_use
 from tests.support.pairs import pairwise
 
 NATIVE = library()
-pytestmark = needs_library
+pytestmark = [needs_library, pytest.mark.usefixtures("module_isa")]
 
 DTYPES = ["bfloat16", "float32"]
 
@@ -43,12 +42,6 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
     ),
 }
-
-
-@pytest.fixture(params=ISAS, ids=lambda isa: isa.name.lower(), autouse=True, scope="module")
-def isa(request: pytest.FixtureRequest) -> Iterator[Isa]:
-    with isa_in_use(request.param):
-        yield request.param
 
 
 @pytest.fixture
@@ -71,16 +64,7 @@ def bench_of(loaded: LoadedModel) -> Bench:
 
 
 def small_steps(loaded: LoadedModel) -> Tensor:
-    """All logits of a prompt that is computed in small steps, beside a stranger."""
-    bench = bench_of(loaded)
-    ours, stranger = (bench.sequence(random_prompt(seed, 31)) for seed in (1, 2))
-    rows = []
-    for length in (7, 1, 15, 1, 7):
-        both = [sequence.next(length) for sequence in (stranger, ours)]
-        targets = [array("I", [0] * length)] * 2
-        both = [replace(s, prompt_targets=t) for s, t in zip(both, targets, strict=True)]
-        rows.append(bench.logits(*both)[length:].clone())
-    return torch.cat(rows)
+    return logits_in_steps(bench_of(loaded), random_prompt(1, 31), (7, 1, 15, 1, 7))
 
 
 def operation_by_operation(monkeypatch: pytest.MonkeyPatch, loaded: LoadedModel) -> Tensor:

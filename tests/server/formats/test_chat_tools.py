@@ -8,6 +8,7 @@ import openai
 import pytest
 
 from ostinato.server.state import ServerState
+from tests.server.formats.conftest import says
 
 WEATHER = {
     "type": "function",
@@ -50,11 +51,6 @@ CALL = (
 def ask(client: openai.OpenAI, messages: Any = ASK, **settings: Any) -> Any:
     settings = {"model": "scribe", "max_tokens": 400, "seed": 5, **settings}
     return client.chat.completions.create(messages=messages, **settings)
-
-
-def says(text: str) -> dict[str, Any]:
-    """Let the model say this, and nothing else."""
-    return {"structured_outputs": {"choice": [text]}}
 
 
 def is_weather(arguments: str) -> bool:

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from ostinato.server.state import ServerState
+from tests.server.formats.conftest import says
 
 WEATHER: Any = {
     "name": "get_weather",
@@ -35,11 +36,6 @@ def claude(url: str) -> Iterator[anthropic.Anthropic]:
 def ask(claude: anthropic.Anthropic, messages: Any = ASK, **settings: Any) -> Any:
     settings = {"model": "scribe", "max_tokens": 100, **settings}
     return claude.messages.create(messages=messages, **settings)
-
-
-def says(text: str, **more: Any) -> dict[str, Any]:
-    """Let the model say this, and nothing else."""
-    return {"structured_outputs": {"choice": [text]}, **more}
 
 
 def total(usage: Any) -> int:
@@ -297,8 +293,7 @@ def test_unknown_models_and_paths_are_errors_of_this_shape(claude: anthropic.Ant
     assert refusal.value.body["error"]["type"] == "not_found_error"
 
 
-def test_an_error_in_a_stream_is_an_event(url: str):
-    """A form that turns out to be impossible ends the stream with ``event: error``."""
+def test_an_impossible_form_is_refused_before_a_stream_begins(url: str):
     body = {
         "model": "scribe",
         "max_tokens": 50,

@@ -19,6 +19,7 @@ from ostinato.core.errors import ConfigError
 from ostinato.server.answer_formats import TOOL_FORMATS, AnswerFormats
 from ostinato.server.config import ServerConfig
 from ostinato.server.state import ServerState
+from tests.server.formats.conftest import says
 from tests.support.checkpoints import make_config, make_tokenizer, save_checkpoint
 from tests.support.servers import await_idle, serving
 
@@ -64,10 +65,6 @@ def marked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AsyncLLM]:
     yield llm
     await_idle(llm)
     llm.shutdown()
-
-
-def says(text: str) -> dict[str, Any]:
-    return {"structured_outputs": {"choice": [text]}}
 
 
 def chat(url: str, **settings: Any) -> Any:

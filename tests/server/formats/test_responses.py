@@ -9,6 +9,7 @@ import pytest
 
 from ostinato.server.response_store import ResponseStore, StoredResponse
 from ostinato.server.state import ServerState
+from tests.server.formats.conftest import says
 
 WEATHER: Any = {
     "type": "function",
@@ -27,11 +28,6 @@ CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</t
 def ask(client: openai.OpenAI, asked: Any = "How is the weather in Paris?", **settings: Any) -> Any:
     settings = {"model": "scribe", "max_output_tokens": 200, **settings}
     return client.responses.create(input=asked, **settings)
-
-
-def says(text: str, **more: Any) -> dict[str, Any]:
-    """Let the model say this, and nothing else."""
-    return {"structured_outputs": {"choice": [text]}, **more}
 
 
 def test_a_response_has_the_familiar_shape(client: openai.OpenAI):
