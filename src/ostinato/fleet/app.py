@@ -7,7 +7,6 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import cache
 from importlib.resources import files
-from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
@@ -26,8 +25,8 @@ from ostinato.fleet.public_prefixes import FleetPrefixes
 from ostinato.fleet.tokenizer import LocalTokenizer
 from ostinato.fleet.tokens import PromptTokens
 from ostinato.server.callers import AnyCaller, KeyedCallers
-from ostinato.server.config import is_loopback
-from ostinato.server.errors import ApiError, api_error, body_of
+from ostinato.server.config import is_loopback_address
+from ostinato.server.errors import ApiError, api_error, body_of, foreign_host
 from ostinato.server.page import HEADERS as PAGE_HEADERS
 from ostinato.server.page import TYPES
 
@@ -209,22 +208,9 @@ async def _guard_host(request: web.Request, handler: Handler) -> web.StreamRespo
     """Without keys, refuse requests of foreign web pages in this machine's browsers."""
     for name, prefix in (("Host", "//"), ("Origin", "")):
         value = request.headers.get(name, "")
-        if value and not _is_of_this_machine(prefix + value):
-            raise ApiError(
-                403,
-                f"{name}: {value:.200} does not name this machine, and a router without keys "
-                "accepts no other requests: call http://127.0.0.1, or give the router a keys file",
-                kind="permission_error",
-                code="foreign_host",
-            )
+        if value and not is_loopback_address(prefix + value):
+            raise foreign_host(name, value)
     return await handler(request)
-
-
-def _is_of_this_machine(address: str) -> bool:
-    try:
-        return is_loopback(urlsplit(address).hostname or "")
-    except ValueError:
-        return False
 
 
 @cache
