@@ -83,8 +83,8 @@ class FleetApp:
         tokenizer = LocalTokenizer(config.tokenizer) if config.tokenizer else None
         self._session = _make_session(config)
         self.fleet = Fleet(config, self._session)
-        self._tokens = PromptTokens(self.fleet.workers, tokenizer)
-        self._metrics = FleetMetrics(self.fleet, self._tokens.counts)
+        self._metrics = FleetMetrics(self.fleet)
+        self._tokens = PromptTokens(self.fleet.workers, tokenizer, self._metrics.tokenized)
         decisions = DecisionLog()
         self.admission = Admission(config, self._callers)
         prefixes = FleetPrefixes(self.fleet, self._tokens)
