@@ -288,7 +288,10 @@ class Proxy:
         except (aiohttp.ClientError, OSError) as error:
             raise NoAnswer.by(worker, error) from error
         headers = end_to_end(upstream.headers)
-        headers.update(routing_headers(worker, record, job.shows_hits))
+        headers["x-ostinato-worker"] = worker.name
+        if record is not None:
+            headers["x-ostinato-decision"] = str(record.decision.number)
+            headers.update(routing_headers(record.decision, job.shows_hits))
         if upstream.status in _RETRIED_STATUSES:
             answer = web.Response(status=upstream.status, headers=headers, body=piece)
             raise NoAnswer(f"it answered {upstream.status}", answer)
