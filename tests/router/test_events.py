@@ -69,10 +69,10 @@ def test_our_engine_names_the_salt_of_a_tenant_without_telling_it():
     [b"", b"\xc1", msgspec.msgpack.encode([1.0]), msgspec.msgpack.encode([1.0, [["BlockStored"]]])],
 )
 def test_what_is_no_batch_is_refused(payload):
-    with pytest.raises(UnusableEvents, match="batch 4 is no batch of KV events"):
+    with pytest.raises(UnusableEvents, match="batch 4 is not a batch of KV events"):
         decode(4, payload)
 
 
 def test_tokens_that_are_no_ids_are_refused():
-    with pytest.raises(UnusableEvents, match="no integers below"):
+    with pytest.raises(UnusableEvents, match="must be integers below"):
         read(["BlockStored", [1], None, [[1, 2]], 1, None])

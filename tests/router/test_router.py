@@ -255,7 +255,7 @@ def test_a_decision_is_explained_in_words_and_numbers():
     decision = router.route(prompt(LONG + "EFGH"), 0)
     assert router.explain(decision).splitlines() == [
         "b by cache_state: 11 for 0 tokens queued + 2.0 * (4 to compute + 0 above its share "
-        "lately)",
+        "recently)",
         "404 prompt tokens, 400 expected to be cached (exact), 4 to compute",
         "worker     cached      sent   compute    queued       score",
         "b             400         0         4         0       18.87  exact",

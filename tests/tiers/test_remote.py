@@ -31,9 +31,17 @@ from tests.tiers.media import SECRET, RealServer, Server, ServerInMemory
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
+def running_server(tmp_path_factory):
     with redis_server(tmp_path_factory.mktemp("server")) as url:
         yield url
+
+
+@pytest.fixture
+def server(running_server):
+    """Empty the server, so that no test sees another's values."""
+    client: Any = valkey.Valkey.from_url(running_server)
+    client.flushall()
+    return running_server
 
 
 @pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__)

@@ -3,6 +3,8 @@
 import asyncio
 import time
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from aiohttp import web
@@ -69,8 +71,22 @@ class Admission:
         """
         return self._callers.identify(request.headers)
 
-    def enter(self, request: web.Request) -> Job:
-        """Admit a request, if its caller is within its limits."""
+    @asynccontextmanager
+    async def admit(self, request: web.Request) -> AsyncIterator[Job]:
+        """Admit a request within its caller's limits, and read its body.
+
+        Raises:
+            ApiError: The router is full or stopping, the caller is unknown or at a limit, or the
+                body is too long (413), too slow (408), or one too many of its tenant (429).
+        """
+        job = self._enter(request)
+        try:
+            await self._read(job)
+            yield job
+        finally:
+            self._leave(job)
+
+    def _enter(self, request: web.Request) -> Job:
         job = Job(request, self.identify(request), time.perf_counter())
         if self.is_draining:
             raise stopping("the router is shutting down: send the request to another one")
@@ -80,8 +96,7 @@ class Admission:
         self.num_live += 1
         return job
 
-    def leave(self, job: Job) -> None:
-        """End a request."""
+    def _leave(self, job: Job) -> None:
         tenant = job.caller.tenant
         self.num_live -= 1
         self.rate_limit.leave(job.caller, 1, None)
@@ -89,12 +104,7 @@ class Admission:
         if not self._bytes[tenant]:
             del self._bytes[tenant]
 
-    async def read(self, job: Job) -> None:
-        """Read a body.
-
-        Raises:
-            ApiError: It is too long (413), too slow (408), or its tenant has too many (429).
-        """
+    async def _read(self, job: Job) -> None:
         most, pieces = self._config.max_body_bytes, []
         announced = job.request.content_length
         if announced is not None and announced > most:
@@ -121,7 +131,7 @@ class Admission:
 def _too_many(reason: str) -> ApiError:
     return ApiError(
         429,
-        f"{reason}: wait until some of them have ended",
+        f"{reason}: retry when some of them have finished",
         kind="rate_limit_error",
         code="too_many_requests",
         headers={"Retry-After": "1"},

@@ -7,7 +7,6 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import cache
 from importlib.resources import files
-from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
@@ -26,8 +25,8 @@ from ostinato.fleet.public_prefixes import FleetPrefixes
 from ostinato.fleet.tokenizer import LocalTokenizer
 from ostinato.fleet.tokens import PromptTokens
 from ostinato.server.callers import AnyCaller, KeyedCallers
-from ostinato.server.config import is_loopback
-from ostinato.server.errors import ApiError, api_error, body_of
+from ostinato.server.config import is_loopback_address
+from ostinato.server.errors import ApiError, api_error, body_of, foreign_host
 from ostinato.server.page import HEADERS as PAGE_HEADERS
 from ostinato.server.page import TYPES
 
@@ -84,8 +83,8 @@ class FleetApp:
         tokenizer = LocalTokenizer(config.tokenizer) if config.tokenizer else None
         self._session = _make_session(config)
         self.fleet = Fleet(config, self._session)
-        self._tokens = PromptTokens(self.fleet.workers, tokenizer)
-        self._metrics = FleetMetrics(self.fleet, self._tokens.counts)
+        self._metrics = FleetMetrics(self.fleet)
+        self._tokens = PromptTokens(self.fleet.workers, tokenizer, self._metrics.tokenized)
         decisions = DecisionLog()
         self.admission = Admission(config, self._callers)
         prefixes = FleetPrefixes(self.fleet, self._tokens)
@@ -157,7 +156,7 @@ class FleetApp:
     async def _reload_keys(self, request: web.Request) -> web.Response:
         self._admin.check(request)
         if not isinstance(self._callers, KeyedCallers):
-            raise ApiError(409, "this router has no keys file: there is nothing to read")
+            raise ApiError(409, "this router has no keys file to reload")
         self._callers.reload()
         return web.json_response({"num_tenants": len(self._callers.keys.tenants)})
 
@@ -209,22 +208,9 @@ async def _guard_host(request: web.Request, handler: Handler) -> web.StreamRespo
     """Without keys, refuse requests of foreign web pages in this machine's browsers."""
     for name, prefix in (("Host", "//"), ("Origin", "")):
         value = request.headers.get(name, "")
-        if value and not _is_of_this_machine(prefix + value):
-            raise ApiError(
-                403,
-                f"{name}: {value:.200} is not a name of this machine, which is "
-                "required without keys: call http://127.0.0.1, or give the router a keys file",
-                kind="permission_error",
-                code="foreign_host",
-            )
+        if value and not is_loopback_address(prefix + value):
+            raise foreign_host(name, value)
     return await handler(request)
-
-
-def _is_of_this_machine(address: str) -> bool:
-    try:
-        return is_loopback(urlsplit(address).hostname or "")
-    except ValueError:
-        return False
 
 
 @cache

@@ -136,7 +136,7 @@ class FleetConfig:
         names = [spec.name for spec in self.workers]
         for name in names:
             if names.count(name) > 1:
-                raise ConfigError(f"two workers are named {name!r}: give them other names")
+                raise ConfigError(f"two workers are named {name!r}: give each a name of its own")
         if self.replace_keys and self.worker_key is None:
             raise ConfigError("replace_keys without worker_key: there is no key to send instead")
         if self.keys_file is not None and not Path(self.keys_file).is_file():

@@ -167,7 +167,7 @@ class Fleet:
             await feed.run()
         except Exception:
             logger.exception("worker %s: its events ended", worker.name)
-            self.router.broken(worker.name, "listening to its events failed", self.clock())
+            self.router.broken(worker.name, "its subscription to events failed", self.clock())
 
     async def _watch(self, worker: Worker, first: "asyncio.Task[None]") -> None:
         """Check a worker's health periodically; soon after a failure."""

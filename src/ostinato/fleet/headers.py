@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from multidict import CIMultiDict
 
 from ostinato.fleet.config import FleetConfig
-from ostinato.fleet.decisions import DecisionRecord
-from ostinato.fleet.worker import Worker
+from ostinato.router import Decision
 
 _OF_ONE_CONNECTION = frozenset(
     {
@@ -47,15 +46,12 @@ def end_to_end(headers: Mapping[str, str]) -> CIMultiDict[str]:
     )
 
 
-def routing_headers(
-    worker: Worker, record: DecisionRecord | None, shows_hits: bool
-) -> dict[str, str]:
-    """Return the response headers about routing."""
-    headers = {"x-ostinato-worker": worker.name}
-    if record is not None:
-        decision = record.decision
-        headers["x-ostinato-decision"] = str(decision.number)
-        headers["x-ostinato-worker-state"] = decision.state.value
-        if shows_hits:
-            headers["x-ostinato-expected-cached-tokens"] = str(decision.expected_cached_tokens)
+def routing_headers(decision: Decision, shows_hits: bool = True) -> dict[str, str]:
+    """Return the response headers about a decision, with the expected hits if they may be shown."""
+    headers = {
+        "x-ostinato-worker": decision.worker,
+        "x-ostinato-worker-state": decision.state.value,
+    }
+    if shows_hits:
+        headers["x-ostinato-expected-cached-tokens"] = str(decision.expected_cached_tokens)
     return headers

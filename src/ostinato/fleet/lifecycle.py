@@ -101,7 +101,7 @@ async def _drain(app: FleetApp, signals: _Signals) -> None:
     app.admission.is_draining = True
     timeout_s = app.config.drain_timeout_s
     logger.warning(
-        "shutting down: %d requests have %g s to finish; the same signal again stops them",
+        "shutting down: %d requests have %g s to finish; a second signal stops them",
         app.fleet.num_live,
         timeout_s,
     )

@@ -1,7 +1,5 @@
 """Prometheus metrics of a fleet."""
 
-from collections.abc import Mapping
-
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import generate_latest
 
@@ -20,21 +18,23 @@ class FleetMetrics:
         broken_off: Responses that broke off.
     """
 
-    def __init__(self, fleet: Fleet, tokenized: Mapping[str, int]) -> None:
+    def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._tokenized = tokenized
-        self._seen: dict[str, int] = {}
         self._registry = CollectorRegistry()
         count, gauge = self._counter, self._gauge
         self._requests = count("requests", "Requests by end.", "worker", "status")
         self._decisions = count("decisions", "Decisions by the worker's state.", "worker", "state")
-        self._prompt = count("prompt_tokens", "Of routed prompts.", "worker")
-        self._expected = count("expected_cached_tokens", "Of them, expected hits.", "worker")
+        self._prompt = count("prompt_tokens", "Tokens of routed prompts.", "worker")
+        self._expected = count(
+            "expected_cached_tokens", "Expected hits of routed prompts.", "worker"
+        )
         self._reported = count("reported_cached_tokens", "Hits that workers report.", "worker")
-        self._checked = count("checked_cached_tokens", "Expected, where reported.", "worker")
-        self.retries = count("retries", "Attempts that the worker did not answer.", "worker")
-        self.broken_off = count("broken_off", "Answers that the worker did not end.", "worker")
-        self._tokenizer = count("tokenized_prompts", "Prompts by how they were read.", "how")
+        self._checked = count(
+            "checked_cached_tokens", "Expected hits where hits are reported.", "worker"
+        )
+        self.retries = count("retries", "Attempts without an answer.", "worker")
+        self.broken_off = count("broken_off", "Responses that broke off.", "worker")
+        self._tokenizer = count("tokenized_prompts", "Prompts by source of their tokens.", "how")
         self._overhead = Histogram(
             "ostinato_router_overhead_seconds",
             "From a request's head to its decision, its body and tokens included.",
@@ -44,9 +44,13 @@ class FleetMetrics:
         self._well = gauge("worker_up", "Whether the worker receives requests.", "worker")
         self._live = gauge("worker_requests", "Unfinished requests.", "worker")
         self._load = gauge("worker_load_tokens", "Assigned, unfinished work.", "worker")
-        self._cached = gauge("worker_cached_tokens", "Known to be cached, or guessed.", "worker")
+        self._cached = gauge("worker_cached_tokens", "Tokens known to be cached.", "worker")
         self._lost = gauge("worker_lost_batches", "Event batches lost permanently.", "worker")
         self._state = gauge("worker_state", "1 for how the cache is known.", "worker", "state")
+
+    def tokenized(self, source: str) -> None:
+        """Count a prompt by the source of its tokens."""
+        self._tokenizer.labels(source).inc()
 
     def chosen(self, worker: str, record: DecisionRecord | None, overhead_s: float) -> None:
         """Count a decision."""
@@ -67,9 +71,6 @@ class FleetMetrics:
 
     def page(self) -> bytes:
         """Return everything in Prometheus's text format."""
-        for how, number in self._tokenized.items():
-            self._tokenizer.labels(how).inc(number - self._seen.get(how, 0))
-            self._seen[how] = number
         for each in (self._well, self._live, self._load, self._cached, self._lost, self._state):
             each.clear()
         for status in self._fleet.router.workers(self._fleet.clock()):

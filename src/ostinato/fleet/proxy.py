@@ -104,27 +104,19 @@ class Proxy:
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         """Handle a route that is routed by its prompt."""
-        job = self._admission.enter(request)
-        try:
-            await self._admission.read(job)
+        async with self._admission.admit(request) as job:
             job.prompt = await self._prompt(job)
             asked, job.shows_hits = await self.ask(job.prompt, job.caller, request.headers)
             job.route_request = asked
             self._admission.rate_limit.charge(job.caller, asked.num_tokens)
             return await self._serve(job)
-        finally:
-            self._admission.leave(job)
 
     async def forward(self, request: web.Request) -> web.StreamResponse:
         """Handle a route for any worker, or for the one that stored a response."""
-        job = self._admission.enter(request)
-        try:
-            await self._admission.read(job)
+        async with self._admission.admit(request) as job:
             if job.body and "number" not in request.match_info:
                 job.prompt = await self._prompt(job)
             return await self._serve(job)
-        finally:
-            self._admission.leave(job)
 
     async def ask(
         self, prompt: Prompt, caller: Caller, headers: Mapping[str, str]
@@ -202,7 +194,7 @@ class Proxy:
             return last
         raise ApiError(
             503,
-            f"no worker answers this request ({reason}): try again soon",
+            f"no worker answered this request ({reason}): retry in a second",
             "server_error",
             code="no_worker",
             headers={"Retry-After": "1"},
@@ -238,7 +230,7 @@ class Proxy:
         is_guarded = self._config.replace_keys and self._config.keys_file is not None
         is_theirs = owner is not None and owner.tenant == caller.tenant
         if number and is_guarded and not is_theirs and not caller.may_administer:
-            message = f"{number:.100}: this key has no such answer, or the router has forgotten it"
+            message = f"{number:.100}: this key has no such response, or it is no longer known"
             raise ApiError(404, message, code="not_found")
         return "" if owner is None else owner.worker
 
@@ -296,7 +288,10 @@ class Proxy:
         except (aiohttp.ClientError, OSError) as error:
             raise NoAnswer.by(worker, error) from error
         headers = end_to_end(upstream.headers)
-        headers.update(routing_headers(worker, record, job.shows_hits))
+        headers["x-ostinato-worker"] = worker.name
+        if record is not None:
+            headers["x-ostinato-decision"] = str(record.decision.number)
+            headers.update(routing_headers(record.decision, job.shows_hits))
         if upstream.status in _RETRIED_STATUSES:
             answer = web.Response(status=upstream.status, headers=headers, body=piece)
             raise NoAnswer(f"it answered {upstream.status}", answer)

@@ -7,8 +7,7 @@ by characters, and KV events, which contain tokens, cannot be used.
 import asyncio
 import logging
 from array import array
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -25,14 +24,22 @@ logger = logging.getLogger("ostinato")
 class PromptTokens:
     """Turns prompts into the tokens that the router compares.
 
-    Attributes:
-        counts: Prompts by source of their tokens: ``ids``, ``local``, ``worker`` or ``characters``.
+    Args:
+        workers: Workers by name, which may tokenize.
+        tokenizer: Their tokenizer; None asks a worker.
+        count: Called with the source of each prompt's tokens: ``ids``, ``local``, ``worker`` or
+            ``characters``.
     """
 
-    def __init__(self, workers: Mapping[str, Worker], tokenizer: LocalTokenizer | None) -> None:
-        self.counts: Counter[str] = Counter()
+    def __init__(
+        self,
+        workers: Mapping[str, Worker],
+        tokenizer: LocalTokenizer | None,
+        count: Callable[[str], None] = lambda source: None,
+    ) -> None:
         self._workers = workers
         self._tokenizer = tokenizer
+        self._count = count
         self._thread = ThreadPoolExecutor(1, "ostinato-tokenizer")
         self._has_warned = False
 
@@ -44,7 +51,7 @@ class PromptTokens:
         ``headers`` are sent where a worker is asked for tokens.
         """
         how, tokens = await self._tokens(prompt, headers)
-        self.counts[how] += 1
+        self._count(how)
         return prompt.route_request(tokens, salt, tenant, session, self._adapter(prompt.model))
 
     def close(self) -> None:

@@ -17,13 +17,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
 from ostinato.core.errors import ConfigError
+from ostinato.fleet.headers import routing_headers
 from ostinato.fleet.peek import Peek
 from ostinato.fleet.prompts import read_prompt
 from ostinato.fleet.tokenizer import LocalTokenizer
 from ostinato.fleet.tokens import PromptTokens
 from ostinato.ray.call import Call, Head, Progress
-from ostinato.router import RouteRequest
-from ostinato.server.callers import AnyCaller, Caller, KeyedCallers
+from ostinato.server.callers import AnyCaller, KeyedCallers
 from ostinato.server.errors import ApiError, body_of, body_too_long
 
 logger = logging.getLogger("ostinato")
@@ -78,7 +78,12 @@ class Ingress:
         query = f"?{request.url.query}" if request.url.query else ""
         call = Call(method, path + query, headers, body)
         if path in _ROUTED:
-            call.route_request = await self._route_request(path, body, caller, request)
+            prompt = await asyncio.to_thread(read_prompt, path, body)
+            salt = caller.narrow(prompt.salt)
+            session = request.headers.get("x-session-id", "")[:200] or prompt.session
+            call.route_request = await self._tokens.request(
+                prompt, salt, caller.tenant, session, {}
+            )
         return await self._send(call)
 
     async def _answered(self, call: Call) -> tuple[Call, Any, Head]:
@@ -103,26 +108,13 @@ class Ingress:
         message = "the engines that had this request were lost: try again soon"
         raise ApiError(503, message, "server_error", code="no_worker", headers={"Retry-After": "1"})
 
-    async def _route_request(
-        self, path: str, body: bytes, caller: Caller, request: Request
-    ) -> RouteRequest:
-        """Return the router's view of a request."""
-        prompt = await asyncio.to_thread(read_prompt, path, body)
-        salt = caller.narrow(prompt.salt)
-        session = request.headers.get("x-session-id", "")[:200] or prompt.session
-        return await self._tokens.request(prompt, salt, caller.tenant, session, {})
-
     async def _send(self, call: Call) -> Response:
         """Send a call to a replica, and return its response."""
         call, answer, head = await self._answered(call)
         response = StreamingResponse(_relay(call, answer, head.status), head.status)
-        decision = call.progress.decision
         response.raw_headers = [h for h in head.headers if h[0] != b"transfer-encoding"]
-        if decision is not None:
-            response.headers["x-ostinato-worker"] = decision.worker
-            response.headers["x-ostinato-worker-state"] = decision.state.value
-            expected = str(decision.expected_cached_tokens)
-            response.headers["x-ostinato-expected-cached-tokens"] = expected
+        if (decision := call.progress.decision) is not None:
+            response.headers.update(routing_headers(decision))
         return response
 
 

@@ -79,7 +79,7 @@ class CacheState:
         reason = (
             f"{delays[place]:,.0f} for {chosen.load_tokens:,} tokens queued + {price:.1f} * "
             f"({chosen.tokens_to_compute:,} to compute + {excess[place]:,.0f} above its share "
-            "lately)"
+            "recently)"
         )
         return Choice(place, reason, scores)
 

@@ -121,7 +121,7 @@ def decode(sequence: int, payload: bytes) -> EventBatch:
         read = tuple(event for each in events if (event := _event(each)) is not None)
         return EventBatch(sequence, float(time_s), read)
     except (msgspec.DecodeError, LookupError, TypeError, ValueError) as error:
-        raise UnusableEvents(f"batch {sequence} is no batch of KV events: {error}") from error
+        raise UnusableEvents(f"batch {sequence} is not a batch of KV events: {error}") from error
 
 
 def _event(written: Any) -> Event | None:
@@ -140,7 +140,7 @@ def _event(written: Any) -> Event | None:
 def _stored(fields: dict[str, Any]) -> Stored:
     hashes, tokens = tuple(fields["block_hashes"]), tuple(fields["token_ids"])
     if not all(isinstance(token, int) and 0 <= token < 2**32 for token in tokens):
-        raise UnusableEvents("token ids are no integers below 2**32")
+        raise UnusableEvents("token ids must be integers below 2**32")
     adapter = fields.get("lora_name") or fields.get("lora_id")
     adapter = "" if adapter is None else str(adapter)
     parent = fields.get("parent_block_hash")

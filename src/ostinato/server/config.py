@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass
 from ipaddress import ip_address
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from ostinato.core.config import at_least, one_of
 from ostinato.core.errors import ConfigError
@@ -16,6 +17,14 @@ def is_loopback(host: str) -> bool:
     try:
         return ip_address(host).is_loopback
     except ValueError:
+        return False
+
+
+def is_loopback_address(address: str) -> bool:
+    """Return whether a URL, or ``//host:port``, has a loopback host."""
+    try:
+        return is_loopback(urlsplit(address).hostname or "")
+    except ValueError:  # not an address
         return False
 
 

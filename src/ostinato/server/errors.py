@@ -124,6 +124,17 @@ def stopping(message: str) -> ApiError:
     )
 
 
+def foreign_host(header: str, value: str) -> ApiError:
+    """Return the error for a request under a name that is not this machine's."""
+    return ApiError(
+        403,
+        f"{header}: {value:.200} does not name this machine, and without keys no other requests "
+        "are accepted: call http://127.0.0.1, or start with a keys file",
+        kind="permission_error",
+        code="foreign_host",
+    )
+
+
 def body_too_long(num_bytes: int, most: int) -> ApiError:
     """Return the error for a body that is too long."""
     return ApiError(

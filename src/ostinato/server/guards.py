@@ -10,14 +10,13 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 import numpy as np
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ostinato.server.config import is_loopback
-from ostinato.server.errors import ApiError, body_too_long, body_too_slow, response_of
+from ostinato.server.config import is_loopback_address
+from ostinato.server.errors import ApiError, body_too_long, body_too_slow, foreign_host, response_of
 from ostinato.server.state import ServerState
 
 MIN_ITEMS, ITEMS_PER_TOKEN = 262_144, 8
@@ -208,26 +207,8 @@ class HostGuard:
             for name, prefix in ((b"host", "//"), (b"origin", "")):
                 value = headers.get(name, b"").decode("latin-1")
                 is_allowed = name == b"origin" and not self._allowed.isdisjoint((value, "*"))
-                if value and not is_allowed and not _is_of_this_machine(prefix + value):
-                    error = _foreign_host(name.decode().capitalize(), value)
+                if value and not is_allowed and not is_loopback_address(prefix + value):
+                    error = foreign_host(name.decode().capitalize(), value)
                     await response_of(scope["path"], error)(scope, receive, send)
                     return
         await self._app(scope, receive, send)
-
-
-def _is_of_this_machine(address: str) -> bool:
-    """Return whether an address, with or without a port, is a loopback address."""
-    try:
-        return is_loopback(urlsplit(address).hostname or "")
-    except ValueError:  # not an address
-        return False
-
-
-def _foreign_host(header: str, value: str) -> ApiError:
-    return ApiError(
-        403,
-        f"{header}: {value:.200} does not name this machine, and a server without keys accepts no "
-        "other requests: call http://127.0.0.1, or give the server a keys file",
-        kind="permission_error",
-        code="foreign_host",
-    )

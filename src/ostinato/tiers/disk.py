@@ -107,7 +107,7 @@ class DiskTier:
         more = len(self._log.damage) - 1
         logger.warning(
             "%s: %s is damaged, %d bytes from byte %d on%s: they are cut off or overwritten, and "
-            "computed again when wanted; check the disk, unless an erasure was interrupted",
+            "computed again when needed; check the disk, unless an erasure was interrupted",
             self._setting, name, size, offset, f", and {more} more places" if more else "",
         )  # fmt: skip
 

@@ -36,7 +36,7 @@ class DiskHealth:
         self.reason = error.strerror or str(error)
         if self.state == "on":
             logger.warning(
-                "%s is read-only: %s; serving goes on, and a store is tried again every %d seconds",
+                "%s is read-only: %s; serving continues, and stores are retried every %d seconds",
                 self._setting, self.reason, RETRY_S,
             )  # fmt: skip
             self.state = "read-only"
@@ -44,7 +44,7 @@ class DiskHealth:
     def write_succeeded(self) -> None:
         """Be on again."""
         if self.state == "read-only":
-            logger.info("%s takes writes again", self._setting)
+            logger.info("%s accepts writes again", self._setting)
             self.state, self.reason = "on", ""
 
     def read_failed(self, error: OSError) -> None:
@@ -52,7 +52,9 @@ class DiskHealth:
         self._read_errors += 1
         if self._read_errors >= MAX_READ_ERRORS and self.state != "off":
             self.turn_off(error.strerror or str(error))
-            logger.warning("%s is off: %s; serving goes on without it", self._setting, self.reason)
+            logger.warning(
+                "%s is off: %s; serving continues without it", self._setting, self.reason
+            )
 
     def read_succeeded(self) -> None:
         """Reset the count of failed reads."""

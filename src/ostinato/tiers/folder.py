@@ -122,7 +122,7 @@ class LocalFolder:
             foreign = [x for x in os.listdir(self._path) if not OWN_FILES.fullmatch(x)]
             if foreign:
                 raise ConfigError(
-                    f"kv_disk={str(path)!r}: holds {sorted(foreign)[0]!r}, which is no file of "
+                    f"kv_disk={str(path)!r}: holds {sorted(foreign)[0]!r}, which is not a file of "
                     "the disk tier: give it a folder of its own"
                 )
             self._lock = self._open_lock()

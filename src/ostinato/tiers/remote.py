@@ -249,7 +249,7 @@ class RemoteTier:
         self._reason = reason
         if self._breaker.failed():
             logger.warning(
-                "kv_remote=%r is off for now: %s; serving goes on without it",
+                "kv_remote=%r is off for now: %s; serving continues without it",
                 self._store.where, reason,
             )  # fmt: skip
 
@@ -305,8 +305,8 @@ class RemoteTier:
         except CommandRefused as error:
             if not self._writable_s:
                 logger.warning(
-                    "kv_remote=%r takes no writes for now: %s; serving goes on, and a store is "
-                    "tried again every %.0f seconds",
+                    "kv_remote=%r takes no writes for now: %s; serving continues, and stores are "
+                    "retried every %.0f seconds",
                     self._store.where, error, _RETRY_S,
                 )  # fmt: skip
             self._reason, self._writable_s = str(error), time.monotonic() + _RETRY_S

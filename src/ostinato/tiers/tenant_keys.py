@@ -2,7 +2,6 @@
 
 import os
 from dataclasses import dataclass
-from typing import Protocol
 
 from xxhash import xxh3_128_digest
 
@@ -47,21 +46,8 @@ class WrappedKey:
         )
 
 
-class KeyStore(Protocol):
-    """Stores wrapped keys. Every call may raise OSError."""
-
-    def find(self, name: bytes) -> WrappedKey | None:
-        """Return the key of a tenant's name."""
-
-    def add(self, key: WrappedKey) -> WrappedKey:
-        """Store a key durably; returns the stored one, if another engine was faster."""
-
-    def destroy(self, name: bytes) -> int:
-        """Destroy all keys that have a name; returns how many."""
-
-
 class KeyFile:
-    """A ``KeyStore`` in one file of fixed slots, which are overwritten in place."""
+    """Keys in one file of fixed slots, which are overwritten in place. May raise OSError."""
 
     def __init__(self, folder: Folder) -> None:
         """Read the keys; OSError if the file cannot be read or created."""
@@ -99,7 +85,7 @@ class KeyFile:
 
 
 class StoredKeys:
-    """A ``KeyStore`` on a server, shared by several engines.
+    """Keys on a server, shared by several engines. May raise OSError.
 
     After one engine has destroyed a key, the others' next look-up finds none.
     """
@@ -131,6 +117,9 @@ class StoredKeys:
     def _read(self, place: str) -> WrappedKey | None:
         key = WrappedKey.from_bytes(self._store.get(place, 0, _WRAPPED_BYTES))
         return key if key is not None and place.endswith(key.names[0].hex()) else None
+
+
+KeyStore = KeyFile | StoredKeys
 
 
 def folder_secret(folder: Folder) -> bytes:
