@@ -95,9 +95,7 @@ def test_a_product_of_many_rows_is_the_one_in_float64_up_to_rounding(
 
 @pytest.mark.parametrize("dtype", FORMATS)
 @pytest.mark.parametrize("sizes", [(96, 544), (70, 45)])
-def test_a_row_alone_has_the_product_that_it_has_in_a_batch_of_any_size(
-    sizes: tuple[int, int], dtype: torch.dtype
-):
+def test_a_row_alone_has_the_product_that_it_has_in_a_batch_of_any_size(sizes, dtype):
     """To the bit: what a request computes does not depend on the requests beside it."""
     rows, weight, bias = random_case(430, *sizes, dtype)
     packed = PackedWeight([weight])
