@@ -1,6 +1,5 @@
 """What is not understood is refused by name; nothing is guessed in silence."""
 
-
 import pytest
 
 from ostinato.errors import ConfigError, UnsupportedModel
