@@ -128,7 +128,9 @@ class Traffic:
 
 def main() -> None:
     """Read the command line and write a trace."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Raw)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out", type=Path)
     parser.add_argument("--kind", choices=KINDS, default="coding")
     parser.add_argument("--seed", type=int, default=1)
@@ -146,10 +148,6 @@ def main() -> None:
     )
     distinct = len({block for path in paths for block in path})
     print(f"{len(paths):,} requests, {sum(map(len, paths)):,} blocks, {distinct:,} distinct")
-
-
-class _Raw(argparse.RawDescriptionHelpFormatter):
-    """Show the docstring as it stands."""
 
 
 if __name__ == "__main__":

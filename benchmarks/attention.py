@@ -1,4 +1,4 @@
-"""How fast is attention alone, by instruction set, and how fast is torch?
+"""Speed of attention alone, by instruction set, beside torch's.
 
 ::
 
@@ -11,7 +11,7 @@ One layer of the shape of Qwen3-0.6B: 16 query heads, 8 key/value heads of 128. 
 prompts, on their own or behind a cached prefix, and steps of decoding, over a prefix that all share
 or one that each has for itself. ``native`` columns are the library's instruction sets, ``tiled`` is
 the torch backend that works without the library, and ``sdpa`` torch's own attention over keys and
-values that somebody has gathered already, where one sequence is alone: it has no pages to walk.
+values that are gathered already, for a single sequence: it has no pages to walk.
 
 With ``--kv-dtype``, each instruction set also reads keys and values of that
 format, after those of ``--dtype``.

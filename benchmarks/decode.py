@@ -1,4 +1,4 @@
-"""What does a decode step take besides the model? Through ``LLM.generate``.
+"""Time of a decode step outside the model. Through ``LLM.generate``.
 
 ::
 
@@ -64,7 +64,7 @@ class Watch:
         Program.run = lambda *arguments: timed(*arguments)
 
     def end(self) -> None:
-        """Let programs alone again."""
+        """Restore what was wrapped."""
         Program.run = self._run
 
     def _timed(self, method: Callable[..., Any], part: str) -> Callable[..., Any]:

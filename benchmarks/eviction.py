@@ -163,7 +163,9 @@ def allocated(
 
 def main() -> None:
     """Read the command line, replay, and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Raw)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("traces", nargs="+", type=Path)
     parser.add_argument("--blocks", default="2000,5000,10000,20000")
     parser.add_argument("--policies", default=",".join((*SIMULATED_POLICIES, *BOUNDS)))
@@ -237,10 +239,6 @@ def show(
             cells = [f"{figures[f'{trace} {policy} {size}'][0]:.2f}" for size in sizes]
             table.add_row(policy, *cells)
         Console(width=110).print(table)
-
-
-class _Raw(argparse.RawDescriptionHelpFormatter):
-    """Show the docstring as it stands."""
 
 
 if __name__ == "__main__":

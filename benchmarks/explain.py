@@ -1,4 +1,4 @@
-"""What does remembering cost, and what does an explanation? No model: the cache alone.
+"""Cost of remembering requests, and of an explanation. No model: the cache alone.
 
 ::
 

@@ -66,16 +66,16 @@ class Outage:
 
 @dataclass(frozen=True, slots=True)
 class FleetConfig:
-    """What all replicas of a run have in common.
+    """Settings that all replicas of a run share.
 
     Attributes:
         num_replicas: At least 1.
         cache: Cache settings of each.
         scheduling: Scheduler settings of each.
         cost: Cost model of each.
-        slowdown: By which the gaps between arrivals are stretched.
-        late_s: Between a step's end and its KV events' arrival at the router.
-        outages: Replicas lost, and back.
+        slowdown: Factor on the gaps between arrivals.
+        late_s: Delay of KV events, from a step's end to the router.
+        outages: Times in which a replica is lost.
     """
 
     num_replicas: int
@@ -89,15 +89,15 @@ class FleetConfig:
 
 @dataclass(slots=True)
 class FleetResult:
-    """How it went.
+    """What a run of the fleet found.
 
     Attributes:
         first_token_s: From arrival to the first token, by request; NaN for those refused.
-        replica: That served each request.
+        replica: Replica that served each request.
         hit_tokens: Prompt tokens that hit, by request.
         input_tokens: Tokens of all prompts served.
         computed_tokens: Computed tokens of prompts, by replica.
-        busy_s: By replica.
+        busy_s: Seconds in which a step ran, by replica.
         num_retries: Requests routed anew.
     """
 
@@ -120,7 +120,7 @@ class FleetResult:
         return max(self.computed_tokens) / float(np.mean(self.computed_tokens))
 
     def percentile(self, share: float) -> float:
-        """Return the time to the first token that so many percent of requests stay below."""
+        """Return a percentile of the time to first token; ``share`` is in percent."""
         return float(np.nanpercentile(self.first_token_s, share))
 
     @property
@@ -150,7 +150,7 @@ class _FleetReplay:
         self._result.busy_s = [0.0] * fleet.num_replicas
 
     def run(self) -> FleetResult:
-        """Let everything happen in its order."""
+        """Process all events in order of time."""
         for number, arrival_s in enumerate(self._arrivals):
             self._at(arrival_s, lambda now_s, number=number: self._arrive(number, now_s))
         for outage in self._fleet.outages:

@@ -1,4 +1,4 @@
-"""What does it cost to keep a form? Masks, steps and spreading them over logits; no model.
+"""Cost of structured outputs: masks, steps and spreading masks over logits; no model.
 
 ::
 

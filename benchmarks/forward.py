@@ -1,4 +1,4 @@
-"""What do packed weights and the fused forward bring? Whole steps of a model, no scheduler around.
+"""Time of whole steps with packed weights and the fused forward, without a scheduler.
 
 ::
 

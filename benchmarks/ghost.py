@@ -1,4 +1,4 @@
-"""What the ghost's estimates cost, and how far they are from caches that really are so. No model.
+"""Cost of the ghost, and errors of its estimates beside real caches. No model.
 
 ::
 
@@ -13,8 +13,8 @@ comes in 1,300 / ``ghost_share`` requests. ``memory`` is what is allocated more 
 
 Chats are those of ``benchmarks/heart.py``: conversations of 20 turns of 500 tokens behind one
 system prompt of 4,096, in blocks of 16; when all have ended, others begin. With a trace, each
-estimate is set beside a cache that really has that size or policy, after some numbers of requests;
-each seed samples other blocks. ``--idle`` replays what was sampled between requests, as an engine
+estimate is compared with a real cache of that size or policy after some numbers of requests; each
+seed samples other blocks. ``--idle`` replays what was sampled between requests, as an engine
 with idle time does; without it, requests pay for it.
 """
 
@@ -42,7 +42,7 @@ from ostinato.settings import PolicyName, PrefixCacheConfig
 SYSTEM, CHATS, TURNS, TURN = 4_096, 64, 20, 500
 BLOCKS = 42_000
 STOPS = (1_000, 2_000, 4_000, 8_000)
-"""Requests after which estimates are set beside real caches, and at the end."""
+"""Requests after which estimates are compared with real caches, and at the end."""
 
 SETS = {"radix": 8, "hash": 1}
 """How often all conversations are replaced; the hash index takes ten times as long."""
@@ -181,9 +181,9 @@ class Found:
     """What was estimated of one size and policy, over all seeds.
 
     Attributes:
-        first: Requests after which there was an estimate, by seed.
-        errors: Points by which estimates were wrong, by the requests before.
-        widths: Points by which they may have been, by their own account.
+        first: Requests before the first estimate, by seed.
+        errors: Errors of estimates in points, by number of requests.
+        widths: Half widths of their intervals in points, by number of requests.
     """
 
     first: list[int] = field(default_factory=list)
@@ -192,7 +192,7 @@ class Found:
 
 
 def watch(options: argparse.Namespace, requests: list[Request], setting: Settings) -> Table:
-    """Serve a trace once per seed, and set estimates beside caches that really are so."""
+    """Serve a trace once per seed, and compare estimates with real caches."""
     stops = [*(stop for stop in STOPS if stop < len(requests)), len(requests)]
     found: dict[tuple[float, PolicyName], Found] = {}
     really: dict[tuple[int, PolicyName], dict[int, float]] = {}
@@ -227,7 +227,7 @@ def ratios(
     policy: PolicyName,
     setting: Settings,
 ) -> dict[int, float]:
-    """Replay all with a cache that really is so; hit ratios by the requests before."""
+    """Replay all on a real cache; returns hit ratios by the number of requests."""
     served = Served(num_blocks, **{**setting, "policy": policy}, ghost_blocks=0)
     done, known = 0, dict[int, float]()
     for stop in stops:
@@ -280,7 +280,9 @@ def cell(errors: list[float], widths: list[float]) -> str:
 
 def main() -> None:
     """Read the command line, measure, and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Raw)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--trace", type=Path, help="replay a trace in place of chats")
     parser.add_argument("--sets", type=int, help="of chats, in the radix index alone")
     parser.add_argument("--blocks", type=int, default=10_000, help="of the cache, for a trace")
@@ -314,10 +316,6 @@ def main() -> None:
         table.add_row(*row(options.trace.stem, plain, watched, taken))
         console.print(table)
     console.print(watch(options, [request for part in parts for request in part], setting))
-
-
-class _Raw(argparse.RawDescriptionHelpFormatter):
-    """Show the docstring as it stands."""
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How long does the cache heart take for one request? No model, no tensors.
+"""Time of the cache heart for one request. No model, no tensors.
 
 ::
 
@@ -62,7 +62,9 @@ HERE = Path(__file__).resolve().parents[1] / "src"
 
 def main() -> None:
     """Read the command line and measure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Raw)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--against", type=Path, help="the src directory of another checkout")
     parser.add_argument("--rounds", type=int, default=5, help="processes per source tree")
     parser.add_argument("--policy", default=POLICY, help="eviction policy of the caches")
@@ -81,10 +83,6 @@ def main() -> None:
     show(trees, quickest)
     if options.json:
         options.json.write_text(json.dumps(quickest, indent=2))
-
-
-class _Raw(argparse.RawDescriptionHelpFormatter):
-    """Show the docstring as it stands."""
 
 
 # --- one round, in its own process ---
@@ -250,7 +248,7 @@ def make_request(number: int, prompt: array, max_tokens: int) -> Any:
 
 
 def answers(plan) -> Any:
-    """Answer a plan as a runner would: a token for everybody."""
+    """Answer a plan as a runner would: one token each."""
     from ostinato.core.plan import SampledToken, SequenceResult, StepResult
 
     return StepResult(tuple(SequenceResult((SampledToken(7),)) for _ in plan.sequences))

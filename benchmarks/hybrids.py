@@ -1,4 +1,4 @@
-"""What is a model with states worth served? Beside ``transformers`` with its own cache, on a CPU.
+"""Speed of models with states, beside ``transformers`` with its own cache, on a CPU.
 
 ::
 

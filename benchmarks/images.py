@@ -1,4 +1,4 @@
-"""What does a second question on the same image wait for its first token?
+"""Time to first token of a second question on the same image.
 
 ::
 

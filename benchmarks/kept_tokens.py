@@ -1,4 +1,4 @@
-"""What does a long conversation's next turn cost before it is scheduled? And what drifts?
+"""Cost of a long conversation's next turn before it is scheduled, and how often it drifts.
 
 ::
 

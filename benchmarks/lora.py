@@ -1,4 +1,4 @@
-"""How fast is a batch that mixes adapters, compared with the base model's?
+"""Speed of a batch that mixes adapters, beside the base model's.
 
 ::
 

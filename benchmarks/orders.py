@@ -1,4 +1,4 @@
-"""What does the order of the waiting bring? No model: the real scheduler and cache, a cost model.
+"""Waits by scheduling policy. No model: the real scheduler and cache, a cost model.
 
 ::
 
@@ -213,7 +213,7 @@ def measure(order: WaitingOrder, scene: str, seed: int) -> dict[str, Any]:
     ttfts = defaultdict(list)
     for turn in run.turns:
         ttfts[turn.tenant].append(turn.ttft_s)
-    everybody = [ttft for tenant in ttfts.values() for ttft in tenant]
+    all_ttfts = [ttft for tenant in ttfts.values() for ttft in tenant]
     stats = run.scheduler.stats
     return {
         "scene": scene,
@@ -221,8 +221,8 @@ def measure(order: WaitingOrder, scene: str, seed: int) -> dict[str, Any]:
         "hit_ratio": run.cache.stats.first.hit_ratio,
         "computed_tokens": stats.computed_prompt_tokens + stats.computed_output_tokens,
         "preemptions": stats.num_preemptions,
-        "ttft_mean_s": fmean(everybody),
-        "ttft_p95_s": quantiles(everybody, n=20)[-1],
+        "ttft_mean_s": fmean(all_ttfts),
+        "ttft_p95_s": quantiles(all_ttfts, n=20)[-1],
         "longest_wait_s": max(turn.wait_s for turn in run.turns),
         "end_s": run.now_s,
         "ttft_by_tenant_s": {tenant: fmean(values) for tenant, values in ttfts.items()},

@@ -1,4 +1,4 @@
-"""How well does a model expect a text, by the formats of weights, keys and values?
+"""Perplexity of a text, by the formats of weights, keys and values.
 
 ::
 

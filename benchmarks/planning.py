@@ -1,4 +1,4 @@
-"""What does it take to plan how a step is read? CPU time of one thread, no model and no keys.
+"""Cost of planning how a step is read. CPU time of one thread, no model and no keys.
 
 ::
 

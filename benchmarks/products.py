@@ -100,8 +100,8 @@ class Scene:
         assert native is not None
         if format not in self.packed:
             pack = pack_plain if format == "plain" else Quantization.named(format).pack
-            first = pack([self.layer])
-            others = [pack([self.layer]) for _ in range(1, self._count(first.nbytes))]
+            first = pack([self.layer], False)
+            others = [pack([self.layer], False) for _ in range(1, self._count(first.nbytes))]
             self.packed[format] = [first, *others]
 
         def run() -> None:

@@ -1,4 +1,4 @@
-"""What does reading shared blocks once bring, and is it ever slower? Attention of one step alone.
+"""Gain of reading shared blocks once, and where it is slower. Attention of one step alone.
 
 ::
 

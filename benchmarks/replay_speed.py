@@ -1,4 +1,4 @@
-"""How many blocks a second does the serial replay serve?
+"""Blocks per second of the serial replay.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Four small engines behind the router, live: how much of the prompts is found cached?
+"""Hits of four small engines behind the router, live.
 
 Conversations grow turn by turn, several at once, through a router of each policy and fresh
 engines; tokens are counted as the engines report them, so a busy machine changes nothing::

@@ -1,4 +1,4 @@
-"""What does the router add to a request? Stub workers, a router process, and a steady load.
+"""Latency that the router adds to a request: stub workers and a steady load.
 
 Requests arrive in equal distances, whatever became of those before them (an open loop), by turns
 through the router and straight at a worker, so that both see the same machine::

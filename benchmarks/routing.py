@@ -1,4 +1,4 @@
-"""What do routers make of a fleet: hits, balance, times to the first token?
+"""Hits, balance and times to first token of a simulated fleet, by router.
 
 Eight replicas of the real scheduler and cache serve a trace behind each router, on the same
 arrivals, in simulated time (``benchmarks/fleet.py``)::

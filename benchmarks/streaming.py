@@ -1,4 +1,4 @@
-"""What does streaming cost? ``LLM.generate``, ``AsyncLLM`` and HTTP side by side.
+"""Cost of streaming: ``LLM.generate``, ``AsyncLLM`` and HTTP side by side.
 
 ::
 

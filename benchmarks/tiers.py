@@ -1,4 +1,4 @@
-"""How soon is the first token after a restart, and what does writing to a disk cost?
+"""Time to first token after a restart, and the cost of writing to a disk.
 
 ::
 
@@ -31,7 +31,7 @@ from benchmarks.peers.machine import available_gib, touch_memory
 from benchmarks.peers.samples import Draw
 
 NUM_PROMPTS = 5
-"""Prompts of the usual length; the median is told."""
+"""Prompts of the usual length; the median is reported."""
 
 
 PARTS = ("compute", "load", "load-long")

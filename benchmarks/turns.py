@@ -1,4 +1,4 @@
-"""What does a step cost besides the model, and does a next turn miss a step? Through ``AsyncLLM``.
+"""Cost of a step besides the model, and whether a next turn misses a step. Through ``AsyncLLM``.
 
 ::
 
@@ -47,9 +47,9 @@ class Watch:
             (engine.scheduler, "plan", "plan"),
             (model_runner, "build_inputs", "inputs"),
             (engine.runner, "forward", "forward"),
-            (engine.runner, "_result", "sample"),
+            (engine.runner, "sample", "sample"),
             (engine.scheduler, "commit", "commit"),
-            (engine, "_take", "states"),
+            (engine, "process_outputs", "states"),
         ):
             setattr(owner, method, self._timed(getattr(owner, method), part))
         self._execute, engine.runner.execute = engine.runner.execute, self._sized

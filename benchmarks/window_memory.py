@@ -1,4 +1,4 @@
-"""How much KV does one running request hold, with sliding windows and without? No model.
+"""KV of one running request, with sliding windows and without. No model.
 
 ::
 
@@ -70,7 +70,9 @@ class Held:
 
 def main() -> None:
     """Print a table per shape."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Raw)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tokens", type=int, nargs="+", default=LENGTHS, help="lengths to show")
     options = parser.parse_args()
     for name, config in SHAPES.items():
@@ -146,10 +148,6 @@ def _count(
         held = sum(block != window.null_block for block in blocks[:num_blocks])
         windowed += held * per_block[window.window]
     return Held(num_tokens, windowed, num_blocks * sum(per_block.values()))
-
-
-class _Raw(argparse.RawDescriptionHelpFormatter):
-    """Keeps the lines of the description."""
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Does an installed ostinato run? For a new environment with nothing else in it.
+"""Check that an installed wheel of ostinato runs, in an otherwise empty environment.
 
-``python packaging/check_wheel.py`` generates twice with the bundled model: the second call hits the
-cache. It prints what was installed, and ends with an error where something is missing.
+``python packaging/check_wheel.py`` generates twice with the bundled model: the second call must hit
+the cache. It prints what is installed, and exits with an error if something is missing.
 """
 
 import sys
@@ -15,7 +15,7 @@ MODEL_FILES = ("config.json", "model.safetensors", "tokenizer.json")
 
 
 def main() -> None:
-    """Check files, library and answers."""
+    """Check the files, the native library and the outputs."""
     package = Path(ostinato.__file__).parent
     missing = [
         name for name in MODEL_FILES if not (package / "models/tiny-shakespeare" / name).exists()
@@ -28,7 +28,7 @@ def main() -> None:
     params = SamplingParams(max_tokens=16, temperature=0)
     first, second = (llm.generate("To be, or not to be: " * 4, params)[0] for _ in range(2))
     if first.outputs[0].text != second.outputs[0].text or second.num_cached_tokens < 64:
-        sys.exit(f"the second answer is not the first, or nothing was cached: {second}")
+        sys.exit(f"the second output differs from the first, or nothing was cached: {second}")
     kind = "native library" if PATH.exists() else "no native library"
     print(f"ostinato {ostinato.__version__} with {kind}: {second.num_cached_tokens} tokens cached")
 

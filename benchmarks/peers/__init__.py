@@ -1,4 +1,4 @@
-"""How fast are we beside others, on the same machine, in the same minutes?
+"""Speed beside other engines, on the same machine, in the same minutes.
 
 Files in reading order:
 
@@ -22,7 +22,7 @@ Rules:
 2. Engines take turns, repetition by repetition, each time in another order: what the machine does
    meanwhile falls on all of them.
 3. The same model, threads, precision of weights and KV, prompts, lengths of answers and state of
-   the cache for everybody. Cold prompts are new.
+   the cache in all engines. Cold prompts are new.
 4. Workers know nothing of measures: they serve prompts and say when tokens came.
 5. What an engine cannot do, or takes too long for, is left out with a word, never estimated.
 """

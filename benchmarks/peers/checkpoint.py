@@ -1,4 +1,4 @@
-"""On which model is everybody measured? One of random weights, or SmolLM2 with real text.
+"""The model that all engines run: random weights, or SmolLM2 with real text.
 
 ::
 

@@ -1,4 +1,4 @@
-"""What may be asked from the shell?"""
+"""The command line of the comparison."""
 
 import argparse
 import json
@@ -68,7 +68,7 @@ def main(description: str | None = None, arguments: list[str] | None = None) -> 
 
 
 def make_parser(description: str | None) -> argparse.ArgumentParser:
-    """Say what may be asked."""
+    """Make the parser of the command line."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -79,8 +79,8 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
     add("--models-folder", type=Path, help="for checkpoints; else PEERS/models, or one that goes")
     add("--checkpoint", choices=["random", "smollm2"], default="random",
         help="random weights, or SmolLM2 with real text")  # fmt: skip
-    add("--measures", default="", help="names, with commas between; all unless told")
-    add("--engines", default="", help="names, with commas between; all unless told")
+    add("--measures", default="", help="names, with commas between; all by default")
+    add("--engines", default="", help="names, with commas between; all by default")
     add("--variant", action="append", default=[], metavar="NAME:SETTING=VALUE,...",
         help="ours once more, with other settings; PEER@NAME:... is a peer once more")  # fmt: skip
     add("--weight-bits", type=int, choices=[16, 8, 4], default=16,

@@ -1,4 +1,4 @@
-"""Who is measured, and where is it installed?
+"""The engines of the comparison, and where they are installed.
 
 Ours runs on this Python and this source tree. A peer runs on the Python of its own virtual
 environment: a folder of its name below the peers' folder, or wherever ``--peer NAME=FOLDER`` says.
@@ -182,7 +182,7 @@ def http_worker_of(
 ) -> tuple[Path, dict[str, str], dict[str, Any]]:
     """Return what runs the client of an engine's server, and what it starts the server with.
 
-    The client is ours for everybody: this Python, without what a peer wants preloaded. vLLM's
+    All servers get our client: this Python, without what a peer wants preloaded. vLLM's
     server has its engine in a process of its own, and takes its threads from the cores it binds.
     """
     environment = environment_of(engine, python, threads)

@@ -1,4 +1,4 @@
-"""What is this machine, and what else does it do while we measure?"""
+"""Describes the machine, and what else it does during a measurement."""
 
 import datetime
 import os
@@ -97,7 +97,7 @@ class Moment:
         return Moment(time.perf_counter(), busy / TICKS, stolen / TICKS)
 
     def taken_until(self, end: "Moment") -> float:
-        """CPU seconds that were spent between two moments, by whomever, or stolen."""
+        """CPU seconds that were spent between two moments, by any process, or stolen."""
         return end.busy_s - self.busy_s + end.stolen_s - self.stolen_s
 
 

@@ -1,4 +1,4 @@
-"""What is measured? The rows of the table, and what is aimed at.
+"""The measures: the rows of the table, and their goals.
 
 A measure prepares once per engine (a prefix that is to be warm) and then takes one sample per
 repetition.

@@ -1,4 +1,4 @@
-"""What do keys and values of 8 bits cost llama.cpp? The peer of ``benchmarks/perplexity.py``.
+"""Perplexity of llama.cpp with keys and values of 8 bits; compare ``benchmarks/perplexity.py``.
 
 ::
 

@@ -1,4 +1,4 @@
-"""How is a worker started, asked and put to sleep?
+"""Starts workers, asks them, and puts them to sleep.
 
 A worker that is not asked anything is stopped (SIGSTOP): engines whose threads spin while they
 wait would otherwise take the cores of the one that is measured.

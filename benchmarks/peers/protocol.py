@@ -1,4 +1,4 @@
-"""How do runner and worker speak? One JSON object a line: a question in, an answer out.
+"""The protocol of runner and worker: a JSON object per line, a question in, an answer out.
 
 ::
 

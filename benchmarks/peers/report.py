@@ -1,4 +1,4 @@
-"""How are figures shown? As a table, as JSON, and as a plot.
+"""Writes figures as a table, as JSON, and as a plot.
 
 A ratio says how many times as fast ours is as the other: above 1 we are ahead, for rates and for
 times alike.

@@ -1,4 +1,4 @@
-"""Routers of others in the simulated fleet: their own processes, before stub workers.
+"""Other projects' routers in the simulated fleet: their own processes, before stub workers.
 
 A request of the simulation is an HTTP request through the router. The stub worker that gets it
 says so, and answers when the simulated request ends, so that the router sees the load of simulated

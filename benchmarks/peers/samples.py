@@ -1,4 +1,4 @@
-"""What does one sample consist of? Prompts, how they are sent, and which figure comes out.
+"""One sample of each measure: its prompts, how they are sent, and its figure.
 
 Tokens are drawn from a seed of measure and repetition, so all engines get the same
 prompts, and no repetition meets a prompt of another one.
@@ -98,7 +98,7 @@ def batch_of(prompts: list[list[int]], num_outputs: int) -> list[Talk]:
 
 
 def decode_rate(served: Served) -> float:
-    """Tokens per second from the moment when everybody has a first token.
+    """Tokens per second from the moment when all requests have a first token.
 
     Those of a request that began earlier count in proportion, as if evenly spread.
     """

@@ -1,4 +1,4 @@
-"""Who is measured when, and for how long?
+"""A session: which engine is measured when, and for how long.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Which files of ostinato are in ostinato-core? Those that need NumPy alone."""
+"""Selects the files of ostinato-core: those that need only NumPy."""
 
 from pathlib import Path
 from typing import Any
@@ -9,17 +9,17 @@ LEFT_OUT = (
     *("runner", "engine", "server", "cli", "lab", "models", "traces"),
     *("router", "fleet", "ray", "images", "tiers"),
 )
-"""Rooms and files that need more: torch, FastAPI, msgspec, aiohttp, matplotlib."""
+"""Rooms that need more than NumPy: torch, FastAPI, msgspec, aiohttp, matplotlib."""
 
 KEPT = tuple(f"tiers/{name}.py" for name in ("__init__", "port", "prefix", "retention"))
-"""What other rooms need of those: receipts of an erasure name tiers."""
+"""Files of these rooms that others need: receipts of an erasure name tiers."""
 
 
 class CoreFiles(BuildHookInterface):
-    """Puts the files into the wheel."""
+    """Adds the files to the wheel."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Name the files, by where they are and where they go."""
+        """Map each file to its path in the wheel."""
         package = Path(self.root, "../../src/ostinato").resolve()
         for path in (*package.rglob("*.py"), package / "py.typed"):
             name = path.relative_to(package)

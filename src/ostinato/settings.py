@@ -1,6 +1,6 @@
-"""Settings of a cache with all its satellites, as ``assembly`` builds it.
+"""Settings of a prefix cache with all that ``assembly`` builds around it.
 
-The heart reads ``CacheConfig`` alone; the engine derives all of it from its own settings (model,
+The heart reads ``CacheConfig`` alone; the engine derives all of them from its own settings (model,
 device, memory), in ``engine.config``.
 """
 
@@ -18,7 +18,7 @@ PolicyName = Literal["lru", "s3fifo", "arc", "reuse_hazard"]
 CheckpointPlacement = Literal["where_prompts_part", "prompt_end", "every_unit"]
 
 GHOST_MIN_POOL_BLOCKS = 64
-"""Blocks of the smallest pool for which estimates are made without being asked for."""
+"""Blocks of the smallest pool that has estimates by default."""
 
 _GHOST_BLOCKS = 128
 
@@ -53,8 +53,8 @@ class StateConfig:
         num_slots: States of the pool: of running sequences and of checkpoints together.
         unit: Checkpoints are at multiples of so many tokens, and prefills are cut there: the chunk
             of the models' own kernels, and a multiple of the block.
-        sparse_checkpoints: Checkpoints of one prompt besides those at its end and where it parts
-            from another; each costs a cut of the prefill.
+        sparse_checkpoints: Checkpoints of one prompt besides those at its end and where it branches
+            off from another; each costs a cut of the prefill.
         placement: ``where_prompts_part``, at their ends and at sparse positions; the others are
             for comparison: ``prompt_end`` alone, or ``every_unit`` of a prompt, both under LRU.
     """
@@ -112,28 +112,28 @@ class TenantShare:
 
 @dataclass(frozen=True, slots=True)
 class PrefixCacheConfig(CacheConfig):
-    """How prefixes are kept, by which index and policy, and what is noted of it.
+    """How prefixes are kept: the index, the eviction policy, and what is recorded.
 
     Attributes:
-        free_order: ``unused_first`` gives away blocks without content before any cached one;
-            ``classic`` appends every freed block to one queue, as vLLM's document draws it.
+        free_order: ``unused_first`` allocates blocks without content before any cached one;
+            ``classic`` appends every freed block to one queue, as in vLLM's document.
         index: ``radix`` walks a tree and compares tokens; ``hash`` looks up chained digests.
-        policy: Which cached block is worth least.
+        policy: Which cached block is evicted first.
         digest: Content hash of the hash index.
         windows: Groups of layers with a sliding window, each with a pool of its own.
-        states: The layers that keep a state; None if there are none.
+        states: The layers that keep a state, if there are any.
         tenant_shares: Guarantees and quotas, in blocks of the full-attention pool, by tenant.
-        reserved_blocks: Blocks that neither guarantees nor leases may bind: as many as the longest
-            sequence needs, so that it can always run.
+        reserved_blocks: Blocks that neither guarantees nor leases may bind, so that the longest
+            sequence can always run.
         keep_event_batches: Batches of events kept for consumers that missed some; 0 keeps no
             events at all.
-        ghost_blocks: The most blocks of the small cache that stands for this one in estimates for
+        ghost_blocks: The most blocks of the small cache that simulates this one in estimates for
             other sizes and policies; 0 makes no estimates, None takes 128 where there are 64
             blocks or more.
-        ghost_share: Processor time that estimates take in the long run, about, as a share of
-            what the cache takes; 1 samples all the time.
-        keep_explanations: Sequences of which is remembered what becomes of them, so that misses
-            can be explained; 0 remembers nothing.
+        ghost_share: Processor time of estimates in the long run, about, as a share of the cache's;
+            1 samples all the time.
+        keep_explanations: Sequences that are remembered so that misses can be explained; 0
+            remembers nothing.
     """
 
     free_order: FreeOrder = "unused_first"

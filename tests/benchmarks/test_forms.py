@@ -1,4 +1,4 @@
-"""The benchmark of forms runs, and what it writes hangs on its seed alone."""
+"""The benchmark of forms: its output depends only on its seed."""
 
 import random
 

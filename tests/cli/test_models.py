@@ -91,7 +91,8 @@ def test_a_model_is_removed(index: Index, terminal: Terminal):
 
 
 @pytest.mark.parametrize(
-    "command", [["generate", "Hello"], ["chat", "smollm2"], ["serve", "smollm2"]]
+    "command",
+    [["generate", "Hello"], ["chat", "smollm2"], ["serve", "smollm2", "--port", "0"]],
 )
 def test_a_model_that_is_not_there_is_refused_with_the_command_that_fetches_it(
     command: list[str], index: Index, terminal: Terminal

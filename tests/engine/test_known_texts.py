@@ -88,9 +88,9 @@ def test_tenants_find_their_own_texts_and_are_forgotten_alone():
         known.note(namespace, text("ABCD"))
     assert longest(known, b"", "ABCD") == ""
     assert known.num_bytes_by_tenant() == {ANN: 2 * SIZE, BOB: SIZE}
-    assert known.remove_tenant(narrow) == 1 and longest(known, narrow, "ABCD") == ""
+    assert known.erase(narrow) == 1 and longest(known, narrow, "ABCD") == ""
     known.note(narrow, text("ABCD"))
-    assert known.remove_tenant(ANN) == 2
+    assert known.erase(ANN) == 2
     assert (longest(known, ANN, "ABCD"), longest(known, BOB, "ABCD")) == ("", "ABCD")
     assert known.clear() == 1 and known.num_bytes == 0
 

@@ -131,7 +131,8 @@ def test_a_preempted_request_loads_again_what_the_pool_has_lost(new_llm: NewLLM)
     llm.reset_prefix_cache()
     engine = llm.engine
     engine.add(engine.make_request(engine_prompt(TEXT), GREEDY, "preempted"))
-    engine.step()
+    while not engine.scheduler.num_running:  # its look-up may take a moment
+        engine.step()
     engine.tiers.stores.queue_everything()
     engine.tiers.stores.flush(10)
     engine.tiers.loads.computing.per_s = 1.0  # no load is too slow

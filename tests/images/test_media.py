@@ -229,7 +229,7 @@ async def test_a_second_answer_of_the_dns_changes_nothing(monkeypatch: pytest.Mo
         again = site.at("/private.png", "rebinding.example")
         asked = site.at(f"/moved?to={again}", "rebinding.example")
         limits = MediaLimits(domains=("rebinding.example",))
-        with pytest.raises(ClientError, match=r"127\.0\.0\.2 is no public address"):
+        with pytest.raises(ClientError, match=r"127\.0\.0\.2 is not a public address"):
             await media.read_web(asked, limits, resolver)
         assert site.seen == []
         assert await media.read_web(again, limits, Answers("127.0.0.1")) == FILE

@@ -9,7 +9,7 @@ import pytest
 from ostinato.core.errors import TokenOutOfRange
 from ostinato.core.identity import Identity, ImageSpan, PrefixKey
 from ostinato.core.ids import BlockDigest
-from ostinato.indexes.block_hash import BlockHasher, make_digest, make_xxh3_128, sha256
+from ostinato.indexes.block_hash import BlockHasher, make_digest, sha256
 from tests.support.tiny_cache import TinyCache, tiny_cache
 
 
@@ -98,7 +98,7 @@ def test_each_block_is_hashed_once_however_often_it_is_looked_up():
 
 
 def test_the_fast_digest_is_seeded_by_process_and_fit_for_one():
-    one, other = make_xxh3_128(), make_xxh3_128()
+    one, other = make_digest("xxh3_128"), make_digest("xxh3_128")
     assert one(b"block") == one(b"block") and len(one(b"block")) == 16
     assert one(b"block") != other(b"block")
     assert make_digest("sha256")(b"block") == hashlib.sha256(b"block").digest()

@@ -273,7 +273,7 @@ def test_leases_live_exactly_as_long_as_a_list_of_times_says(steps):
             opened = book.open(BlockTable(prefix_key("ABCD"), array("i", [0])), terms)
             model[opened.lease_id] = [now[0] + number, number if what == "l" else None]
         elif what == "h":
-            book.used(key, 4)
+            book.refresh(key, 4)
             for entry in model.values():
                 entry[0] = entry[0] if entry[1] is None else now[0] + entry[1]
         elif what == "c" and model:
@@ -329,7 +329,7 @@ def test_hits_and_closed_leases_leave_nothing_behind():
     table = BlockTable(prefix_key("ABCD"), array("i", [0]))
     book.open(table, ANTHROPIC_1H)
     for _ in range(10_000):
-        book.used(prefix_key("ABCDE"), 4)
+        book.refresh(prefix_key("ABCDE"), 4)
         book.close(book.open(table, OPENAI_24H).lease_id)
     assert sum(1 for _ in reachable(book)) < 1_000
     assert len(book) == 1

@@ -1,4 +1,4 @@
-"""How does the checkpoint become a file that llama.cpp reads? Only Qwen3; quantized by llama.cpp.
+"""Converts a Qwen3 checkpoint to a GGUF file; llama.cpp quantizes it.
 
 A checkpoint that came out of a GGUF file has that file in it, which is taken as it is. There is no
 tokenizer in a converted one: all prompts are token ids.

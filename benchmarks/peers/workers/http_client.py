@@ -151,7 +151,7 @@ def command_of_ours(model: str, settings: dict[str, Any], port: int) -> list[str
 
 
 def command_of_vllm(model: str, settings: dict[str, Any], port: int) -> list[str]:
-    """Start vLLM's server, quiet as ours is; prefix caching is on unless told."""
+    """Start vLLM's server, quiet as ours is; prefix caching is on by default."""
     options = {
         "dtype": "bfloat16",
         "served-model-name": MODEL,

@@ -1,9 +1,9 @@
-"""What is a cache manager alone taken through? No model, no tensors; CPU time.
+"""The scenes of a cache manager alone. No model, no tensors; CPU time.
 
 A request is served from its tokens to its release: key or hashes, look-up, room for what misses,
-publication, and letting go so that everything stays cached. Prompts are lists of ints, as they
-come from a tokenizer; ``packed`` ones are what the engine itself would keep. The garbage
-collector is off, for everybody.
+publication, and a release that leaves everything cached. Prompts are lists of ints, as they come
+from a tokenizer; ``packed`` ones are what the engine itself would keep. The garbage collector is
+off, for all managers.
 """
 
 import gc

@@ -16,7 +16,7 @@ from benchmarks.peers.protocol import (
 
 
 class OpenVINO(Worker):
-    """Computes in bfloat16, with keys and values in bfloat16 unless told (u8 is its default)."""
+    """Computes in bfloat16, with keys and values in bfloat16 by default (its own is u8)."""
 
     def load(self, model: str, settings: dict[str, Any]) -> dict[str, Any]:
         """Convert the checkpoint if that was not done, and load it."""

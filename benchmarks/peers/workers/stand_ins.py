@@ -1,4 +1,4 @@
-"""How is SGLang's cache imported where the GPU engine around it cannot be?
+"""Stands in for the GPU engine around SGLang's cache, where it cannot be imported.
 
 Its modules import the whole engine at their heads, though the tree uses none of it. So what is
 missing on this machine, and the rooms of SGLang that compute, are replaced by modules that give

@@ -28,6 +28,8 @@ class CacheEntry:
     """Published content that is held, released and evicted as one."""
 
     identity: Identity  # what sequences must agree on to find it
+    blocks: Sequence[int] = ()  # ids in token order
+    num_blocks: int = 0  # blocks that become free when it is evicted; 0 once it is
     ref_count: int = 0  # live requests that hold it
     born_s: float = 0.0  # when it was published, by the clock
     idle_tick: int = 0  # when it last became evictable, in pool ticks; orders the queue
@@ -36,17 +38,7 @@ class CacheEntry:
     uses: int = 1  # how often it was published or acquired, as far as the policy remembers
     policy_state: Any = None  # the eviction policy's own
 
-    # Indexes override these; an entry without content stands for one that was evicted.
-
-    @property
-    def blocks(self) -> Sequence[int]:
-        """Block ids in token order."""
-        return ()
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks that become free when it is evicted."""
-        return len(self.blocks)
+    # Indexes override these; an entry without blocks stands for one that was evicted.
 
     @property
     def is_leaf(self) -> bool:

@@ -76,11 +76,6 @@ class ChildIndex(Generic[ChildT]):
             most = max(most, num_common_tokens(name, run))
         return (self._by_name[self._newest(run[: most * TOKEN_BYTES])], most) if most else (None, 0)
 
-    def begins_with(self, run: bytes) -> bool:
-        """Whether any child's name begins with a packed run."""
-        place = bisect_left(self._names, run)
-        return place < len(self._names) and self._names[place].startswith(run)
-
     def _newest(self, beginning: bytes) -> bytes:
         """Return the newest name that starts with ``beginning``; there is one."""
         names, size = self._names, len(beginning)

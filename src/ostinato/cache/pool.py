@@ -34,7 +34,7 @@ class BlockPool:
     ) -> None:
         """Make a pool in which every block is unused.
 
-        Observers are told of evictions, and in group 0 of reuse. The clock's seconds never fall.
+        Observers see evictions, and in group 0 reuse. The clock's seconds never fall.
         """
         self.num_blocks, self.shares, self.now = num_blocks, shares, clock
         self.num_allocated = 0

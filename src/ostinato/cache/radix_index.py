@@ -100,11 +100,10 @@ class RadixIndex:
 
         Of a tail's node, what follows the source block is split off.
         """
-        identity = key.identity.root
-        if match.entries:
-            path = match.entries[-1]
-        elif (path := self._roots.get(identity)) is None:
-            path = self._roots[identity] = RadixNode(None, identity)
+        root = key.identity.root
+        path = match.entries[-1] if match.entries else self._roots.get(root)
+        if path is None:
+            path = self._roots[root] = RadixNode(None, root)
         if match.num_unmatched:
             path = self._split(path, path.num_blocks - match.num_unmatched)
         nodes = path.up()
@@ -186,7 +185,7 @@ class RadixIndex:
         return Removal(removed, _last_block(entry if kept else parent))
 
     def runs(self) -> Iterator[CachedRun]:
-        """Walk all nodes but the roots; each is one run."""
+        """Iterate over all nodes but the roots; each is one run."""
         return (CachedRun(parent, (node,)) for parent, node in walk(self._roots.values()))
 
     def check(self, paths: "list[RadixNode]", sources: Sequence[CacheEntry] = ()) -> None:
@@ -204,9 +203,9 @@ class RadixIndex:
             assert node.name == node.block_key(0, self.block_size).child_name, "another's name"
             assert (id(node) in idle) == (node.ref_count == 0), "idle nodes alone are evictable"
             parted = node.identity.tenant != parent.identity.tenant and parent.parent is not None
-            assert not parted or parent.ref_count, "content after a public prefix that may go"
+            assert not parted or parent.ref_count, "an idle public prefix has content after it"
             is_partial = 0 < len(node.tokens) < width and count == 1 and node.is_leaf
-            assert is_partial or len(node.tokens) == count * width, "a partial block goes on"
+            assert is_partial or len(node.tokens) == count * width, "a partial block with children"
         assert len(idle) == sum(not node.ref_count for node in nodes), "a lost node is evictable"
         for root in self._roots.values():
             assert root.ref_count == counted.pop(id(root), 0), "a root's references"
@@ -246,7 +245,7 @@ class RadixIndex:
     ) -> tuple[RadixNode, PublishResult]:
         """Add a leaf with fewer tokens than a block, unless one begins with the same."""
         own = key.block_key(path.end * self.block_size, num_tokens)
-        if own.spans or path.children.begins_with(own.tokens):
+        if own.spans or path.children.closest(own.tokens)[1] == num_tokens % self.block_size:
             return path, PublishResult(1)
         self.version += 1
         tail = self._add_child(path, key.identity, own.tokens)

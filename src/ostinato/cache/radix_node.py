@@ -19,7 +19,7 @@ from typing import Any
 
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.child_index import ChildIndex
-from ostinato.core.identity import BlockKey, Identity, PrefixKey, Spans, touching
+from ostinato.core.identity import BlockKey, Identity, PrefixKey, Spans, overlapping
 from ostinato.core.tokens import TOKEN_BYTES, num_common_tokens
 
 _NO_CHILDREN: "ChildIndex[Any]" = ChildIndex()
@@ -29,11 +29,9 @@ _NO_CHILDREN: "ChildIndex[Any]" = ChildIndex()
 class RadixNode(CacheEntry):
     """An edge of tokens and the blocks that hold them."""
 
-    __slots__ = (
-        "blocks", "children", "end", "name", "num_blocks", "parent", "spans", "start", "tokens",
-    )  # fmt: skip
+    __slots__ = ("children", "end", "name", "parent", "spans", "start", "tokens")
 
-    num_blocks: int
+    blocks: "array[int]"
     end: int
 
     def __init__(self, parent: "RadixNode | None", identity: Identity, name: bytes = b"") -> None:
@@ -41,11 +39,10 @@ class RadixNode(CacheEntry):
         super().__init__(identity)
         self.parent = parent  # None for a root
         self.name = name  # of its first block, among the parent's children
-        self.num_blocks = 0
         self.start = self.end = 0 if parent is None else parent.end  # in blocks from the root
         self.tokens = bytearray()  # packed; whole blocks, or one that is partial
-        self.blocks: array[int] = array("i")  # ids, shape (num_blocks,)
-        self.spans: Spans = ()  # that touch its blocks
+        self.blocks = array("i")  # ids, shape (num_blocks,)
+        self.spans: Spans = ()  # that overlap its blocks
         self.children: ChildIndex[RadixNode] = _NO_CHILDREN  # what may follow the last block
 
     @property
@@ -67,10 +64,10 @@ class RadixNode(CacheEntry):
         return nodes
 
     def block_key(self, index: int, block_size: int) -> BlockKey:
-        """Return what tells its ``index``-th block from other continuations of its prefix."""
+        """Return what identifies its ``index``-th block among continuations of its prefix."""
         start, size = (self.start + index) * block_size, block_size * TOKEN_BYTES
         tokens = bytes(self.tokens[index * size : (index + 1) * size])
-        return BlockKey(tokens, touching(self.spans, start, start + block_size), start)
+        return BlockKey(tokens, overlapping(self.spans, start, start + block_size), start)
 
     def name_of(self, index: int, block_size: int) -> bytes:
         """Return the packed tokens and the extra of its ``index``-th block."""
@@ -89,7 +86,7 @@ class RadixNode(CacheEntry):
         if not self.tokens.startswith(theirs):
             common = num_common_tokens(memoryview(self.tokens), theirs)
         if key.spans or self.spans:
-            parted = {*self.spans} ^ {*touching(key.spans, first, last)}
+            parted = {*self.spans} ^ {*overlapping(key.spans, first, last)}
             common = min([common, *(span.start - first for span in parted)])
         return common // block_size
 
@@ -130,5 +127,5 @@ class RadixNode(CacheEntry):
         return head
 
     def keep_spans(self, spans: Spans, block_size: int) -> None:
-        """Keep those of a sequence's spans that touch its blocks."""
-        self.spans = touching(spans, self.start * block_size, self.end * block_size)
+        """Keep those of a sequence's spans that overlap its blocks."""
+        self.spans = overlapping(spans, self.start * block_size, self.end * block_size)

@@ -24,7 +24,6 @@ Rules:
 """
 
 import os
-from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -49,26 +48,9 @@ from ostinato.cli import (
     size,
 )
 
-_COMMANDS: dict[str, Callable[..., None]] = {
-    "demo": demo.run,
-    "generate": generate.run,
-    "chat": chat.run,
-    "serve": serve.run,
-    "explain": explain.run,
-    "lint": lint.run,
-    "size": size.run,
-    "savings": savings.run,
-    "simulate": simulate.run,
-    "plan": plan.run,
-}
-
-_GROUPS: dict[str, typer.Typer] = {
-    "route": route.app,
-    "models": models.app,
-    "cache": cache.app,
-    "keys": keys.app,
-}
-"""Groups of commands."""
+_COMMANDS = (demo, generate, chat, serve, explain, lint, size, savings, simulate, plan)
+_GROUPS = (route, models, cache, keys)
+"""Modules with several commands, in an ``app`` of their own."""
 
 app = _option_groups.GroupedTyper(
     cls=_errors.CommandGroup,
@@ -78,10 +60,10 @@ app = _option_groups.GroupedTyper(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _name, _run in _COMMANDS.items():
-    app.command(_name)(_run)
-for _name, _group in _GROUPS.items():
-    app.add_typer(_group, name=_name)
+for _module in _COMMANDS:
+    app.command(_module.__name__.rpartition(".")[2])(_module.run)
+for _module in _GROUPS:
+    app.add_typer(_module.app, name=_module.__name__.rpartition(".")[2])
 
 
 def main() -> None:

@@ -7,11 +7,11 @@ the Hugging Face hub. Only the config is read or fetched, never the weights.
 import json
 import logging
 from importlib import resources
-from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from rich.console import Console
 
+from ostinato.engine.settings import DEFAULT_MODEL
 from ostinato.errors import BrokenCheckpoint, ModelNotFound
 from ostinato.lab.kv_config import Config
 from ostinato.runner.fetched_models import FETCHED_MODELS
@@ -44,7 +44,7 @@ def load_config(model: str) -> Config:
     return config
 
 
-def _find(model: str) -> Traversable:
+def _find(model: str) -> Path:
     """Return the path of the config."""
     path = Path(model).expanduser()
     if path.is_dir():
@@ -53,9 +53,8 @@ def _find(model: str) -> Traversable:
         return path / _NAME
     if path.is_file():
         return path
-    embedded = _embedded()
-    if model in embedded:
-        return embedded[model]
+    if model == DEFAULT_MODEL:
+        return embedded_folder(model) / _NAME
     if model.startswith((".", "/", "~")) or model.endswith(".json"):
         raise ModelNotFound(f"{model}: there is no such file or directory")
     return _fetch(model)
@@ -64,13 +63,6 @@ def _find(model: str) -> Traversable:
 def embedded_folder(model: str) -> Path:
     """Return the directory of a bundled model."""
     return Path(str(resources.files("ostinato.models").joinpath(model)))
-
-
-def _embedded() -> dict[str, Traversable]:
-    """The configs inside the package, by model name."""
-    folders = resources.files("ostinato.models").iterdir()
-    configs = {folder.name: folder / _NAME for folder in folders if folder.is_dir()}
-    return {name: config for name, config in sorted(configs.items()) if config.is_file()}
 
 
 def _fetch(model: str) -> Path:
@@ -96,5 +88,5 @@ def _fetch(model: str) -> Path:
     except OSError as error:
         cause = f"and the hub's response was invalid: {error}"
     raise ModelNotFound(
-        f"{model!r} is not a file, directory or bundled model ({', '.join(_embedded())}), {cause}"
+        f"{model!r} is not a file, directory or bundled model ({DEFAULT_MODEL}), {cause}"
     )

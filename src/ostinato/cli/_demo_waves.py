@@ -70,13 +70,9 @@ class FirstToken:
 def run_wave(
     engine: "Engine", prompts: list[str], watch: Watch, limit_s: float | None = None
 ) -> Wave:
-    """Submit prompts at once and answer them, with four tokens each.
+    """Submit prompts at once to an idle engine, and answer them with four tokens each.
 
-    Args:
-        engine: An engine without other requests.
-        prompts: Texts.
-        watch: Called with the progress.
-        limit_s: Time limit, checked after each step; None is no limit.
+    The time limit is checked after each step.
 
     Raises:
         StepFailed: A forward pass raised.
@@ -103,13 +99,7 @@ def run_wave(
 
 
 def first_tokens(engine: "Engine", cold: str, warm: str) -> tuple[FirstToken, FirstToken]:
-    """Measure two calls one after the other, the first of them on an empty cache.
-
-    Args:
-        engine: An engine without other requests; its cache is reset.
-        cold: Prompt of the first call.
-        warm: Prompt of the second one, which may hit what the first one cached.
-    """
+    """Measure two calls one after the other on an idle engine, after resetting its cache."""
     trials = []
     for _ in range(_TRIALS):
         engine.reset_cache()

@@ -123,9 +123,6 @@ class EngineOptions:
     def settings(self, model: str) -> dict[str, Any]:
         """Return the keywords of ``AsyncLLM``, checked as far as possible without the model.
 
-        Args:
-            model: For the check only.
-
         Raises:
             ConfigError: A setting is out of range, or two contradict each other.
         """
@@ -273,11 +270,7 @@ class SamplingOptions:
     )
 
     def params(self, stop: Sequence[str] = (), **more: Any) -> SamplingParams:
-        """Return the parameters, with those that only one command has.
-
-        Args:
-            stop: Texts to stop before if none are given.
-            **more: As ``SamplingParams`` names them.
+        """Return the parameters, with default stop strings and those that one command adds.
 
         Raises:
             InvalidSamplingParams: One is out of range.

@@ -55,13 +55,7 @@ def follow(
     request_id: str,
     show: Callable[[str], None],
 ) -> "RequestOutput":
-    """Wait for the end of a request, showing its first continuation as it grows.
-
-    Args:
-        llm: The engine.
-        outputs: Its outputs.
-        request_id: Its id.
-        show: Called with each new piece of text.
+    """Wait for the end of a request, and show each new piece of its first continuation.
 
     Returns:
         The last output; after Ctrl-C with ``finish_reason="abort"``.
@@ -132,11 +126,7 @@ def summary(output: "RequestOutput") -> str:
 
 @contextmanager
 def loaded(model: str, settings: dict[str, Any]) -> "Iterator[AsyncLLM]":
-    """Load a model, and stop the engine's thread afterwards.
-
-    Args:
-        model: Embedded model, checkpoint directory or hub name.
-        settings: See ``EngineConfig``.
+    """Load a model with settings of ``EngineConfig``, and stop the engine's thread afterwards.
 
     Raises:
         ModelError: The model cannot be served.

@@ -72,11 +72,7 @@ class TraceOptions:
     )
 
     def open(self, path: Path, model: str | None) -> BlockTrace:
-        """Read a trace, and list skipped lines on stderr.
-
-        Args:
-            path: The file.
-            model: The model whose tokenizer reads a log, unless another one is named.
+        """Read a trace, a log with the model's tokenizer, and list skipped lines on stderr.
 
         Raises:
             BrokenTrace: It cannot be read.

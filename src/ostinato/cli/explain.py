@@ -169,17 +169,9 @@ def _explain_log(
     wanted: list[str] | None,
     read: LogOptions,
 ) -> tuple[list[Explanation], str]:
-    """Run a log through the cache, or replay a recording.
+    """Run a log through the cache, or replay a recording; return explanations and a note.
 
-    Args:
-        path: The log.
-        model: The model whose tokenizer to use.
-        cache: The cache's settings.
-        wanted: Lines or numbers of the requests to explain; empty for the last, None for all.
-        read: How to read it.
-
-    Returns:
-        Explanations, and a note on them.
+    ``wanted`` has lines or numbers of requests; it is empty for the last, and None for all.
     """
     if is_recording(path):
         recording = read_recording(path, read.on_broken)

@@ -24,7 +24,7 @@ from ostinato.engine.sampling_params import SamplingParams
 from ostinato.engine.settings import DEFAULT_MODEL
 
 if TYPE_CHECKING:
-    from ostinato import AsyncLLM, CompletionOutput, RequestOutput
+    from ostinato import CompletionOutput, RequestOutput
     from ostinato.engine.outputs import Logprob
 
 _OUTPUT = "Output"
@@ -74,9 +74,16 @@ def run(
     _check_shown(params, as_json)
     settings = engine.settings(model)
     settings["enable_lora"] |= lora is not None
-    show = _page(text, echo) if n == 1 and not as_json else None
     with loaded(model, settings) as llm:
-        output = _generate(llm, text, params, show, lora)
+        from ostinato import LoRARequest
+
+        adapter = None if lora is None else LoRARequest(lora, 1, lora)
+        outputs = llm.generate(text, params, request_id=_REQUEST_ID, lora_request=adapter)
+        if n == 1 and not as_json:
+            output = follow(llm, outputs, _REQUEST_ID, _page(text, echo))
+        else:
+            with Console(stderr=True).status("Generating ..."):
+                output = follow(llm, outputs, _REQUEST_ID, lambda piece: None)
     if as_json:
         typer.echo(json.dumps(_as_json(model, output), indent=2))
     else:
@@ -127,24 +134,6 @@ def _page(prompt: str, echo: bool) -> Callable[[str], None]:
         write(piece)
 
     return show
-
-
-def _generate(
-    llm: "AsyncLLM",
-    prompt: str,
-    params: SamplingParams,
-    show: Callable[[str], None] | None,
-    lora: str | None,
-) -> "RequestOutput":
-    """Run the request, streaming it if requested."""
-    from ostinato import LoRARequest
-
-    adapter = None if lora is None else LoRARequest(lora, 1, lora)
-    outputs = llm.generate(prompt, params, request_id=_REQUEST_ID, lora_request=adapter)
-    if show is not None:
-        return follow(llm, outputs, _REQUEST_ID, show)
-    with Console(stderr=True).status("Generating ..."):
-        return follow(llm, outputs, _REQUEST_ID, lambda piece: None)
 
 
 def _finish(output: "RequestOutput", echo: bool) -> None:

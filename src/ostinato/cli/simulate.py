@@ -220,27 +220,14 @@ def _add_times(
     found.is_slowed_to_fit = slowdown is None
     found.slowdown = slowed_to_fit(found.trace, cost) if slowdown is None else slowdown
     found.cost_origin = cost.origin
-    blocks = num_blocks or max(1, trace.num_distinct // 2)
-    lengths = trace.input_tokens + trace.output_tokens
-    least = int(lengths.max()) // trace.block_tokens + 1
-    most = int((lengths // trace.block_tokens + 1).sum())
-    # With less, the longest request could not run; more could never be filled.
-    blocks = min(max(blocks, least), most)
+    blocks = _timed_blocks(trace, num_blocks)
     windows: tuple[WindowConfig, ...] = ()
     if found.kv is not None and found.kv.windows:
         memory = found.kv.memory_for(blocks, trace.block_tokens)
         _, windows = found.kv.blocks(memory, trace.block_tokens)
     scheduling = SchedulerConfig(max_num_batched_tokens=_STEP_TOKENS)
     states = _states(found.kv, blocks, trace.block_tokens, scheduling)
-    runs: list[tuple[str, bool, PolicyName, DiskModel | None]] = [
-        ("no cache", False, ENGINE_POLICIES[0], None)
-    ]
-    runs += [(each, True, each, None) for each in ENGINE_POLICIES if each in found.results]
-    if found.disk is not None and len(runs) > 1:
-        usual = USUAL_POLICY if USUAL_POLICY in found.results else runs[1][2]
-        runs.append((f"{usual} + disk", True, usual, found.disk))
-    if states is not None:
-        runs.append(("cache", True, USUAL_POLICY, None))
+    runs = _timed_runs(found, states is not None)
     with source.progress_bar("Times", len(trace) * len(runs)) as advance:
         for name, enabled, policy, disk in runs:
             cache = PrefixCacheConfig(
@@ -256,6 +243,33 @@ def _add_times(
             found.timed[name] = replay_timed(
                 trace, cache, scheduling, cost, slowdown=found.slowdown, progress=advance, disk=disk
             )
+
+
+def _timed_blocks(trace: BlockTrace, num_blocks: int | None) -> int:
+    """Return the blocks of the timed cache.
+
+    With less, the longest request could not run; more could never be filled.
+    """
+    lengths = trace.input_tokens + trace.output_tokens
+    least = int(lengths.max()) // trace.block_tokens + 1
+    most = int((lengths // trace.block_tokens + 1).sum())
+    return min(max(num_blocks or trace.num_distinct // 2, least), most)
+
+
+def _timed_runs(
+    found: Simulation, has_states: bool
+) -> list[tuple[str, bool, PolicyName, DiskModel | None]]:
+    """Return the runs: name, whether there is a cache, its policy, and the disk behind it."""
+    runs: list[tuple[str, bool, PolicyName, DiskModel | None]] = [
+        ("no cache", False, ENGINE_POLICIES[0], None)
+    ]
+    runs += [(each, True, each, None) for each in ENGINE_POLICIES if each in found.results]
+    if found.disk is not None and len(runs) > 1:
+        usual = USUAL_POLICY if USUAL_POLICY in found.results else runs[1][2]
+        runs.append((f"{usual} + disk", True, usual, found.disk))
+    if has_states:
+        runs.append(("cache", True, USUAL_POLICY, None))
+    return runs
 
 
 def _states(

@@ -3,8 +3,8 @@
 Law 3: KV is reused only where the ``PrefixKey`` is the same: identity, tokens and images so far.
 
 A sequence may begin with a *public prefix*, published for several tenants, and an activated adapter
-(aLoRA) computes from its invocation on alone. At each *boundary* the next identity becomes an
-extra of the block that it begins in, as images are of the blocks that they touch::
+(aLoRA) computes only from its invocation on. At each *boundary* the next identity is part of the
+extra of the block that it begins in, as an image is of each block that it touches::
 
     blocks   0     1     2            |  3     4                |  5
              public prefix's identity | the tenant's base model | with the adapter
@@ -28,16 +28,16 @@ IMAGE_PLACE = struct.Struct("<qQ")  # where an image begins, relative to the blo
 
 
 def tenant_of(salt: bytes) -> bytes:
-    """Return a tenant's salt without what its client added to it, which gets no share more."""
+    """Return the tenant's own part of a salt, without what its client added."""
     return salt.partition(SALT_SEPARATOR.encode())[0]
 
 
 @dataclass(frozen=True, slots=True)
 class PublicPrefix:
-    """A published prefix that a sequence begins with: its own salt, and its length."""
+    """A published prefix that a sequence begins with."""
 
-    tenant: bytes
-    num_tokens: int  # of whole blocks
+    tenant: bytes  # its own salt
+    num_tokens: int  # in whole blocks
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Identity:
 
     @property
     def owner(self) -> bytes:
-        """The tenant's salt, without what its client added."""
+        """The tenant's own part of the salt."""
         return tenant_of(self.tenant)
 
     def belongs_to(self, tenant: bytes) -> bool:
@@ -105,7 +105,7 @@ class Identity:
 
 
 class Stage(NamedTuple):
-    """A part of a sequence that has one identity; but for the root, a boundary is before it."""
+    """Where an identity begins in a sequence: at a boundary, unless it is the root."""
 
     start: int
     identity: Identity
@@ -115,12 +115,12 @@ class Stage(NamedTuple):
         """Beyond any block: what follows a boundary is shared in whole blocks only."""
         return 2**31
 
-    def touches(self, start: int, stop: int) -> bool:
+    def overlaps(self, start: int, stop: int) -> bool:
         """Whether it begins among tokens ``start .. stop``."""
         return start <= self.start < stop
 
     def encoded(self, start: int) -> bytes:
-        """Return its part of the extra of the block that it begins in; it tells no salt."""
+        """Return its part of the extra of the block that it begins in; it reveals no salt."""
         return BOUNDARY + hashlib.sha256(self.identity.encoded).digest()
 
 
@@ -137,7 +137,7 @@ class ImageSpan:
         """Position after its last placeholder token."""
         return self.start + self.length
 
-    def touches(self, start: int, stop: int) -> bool:
+    def overlaps(self, start: int, stop: int) -> bool:
         """Whether any of its tokens is among tokens ``start .. stop``."""
         return self.start < stop and self.end > start
 
@@ -148,19 +148,19 @@ class ImageSpan:
 
 
 Spans = tuple[Stage | ImageSpan, ...]
-"""What the tokens of a sequence do not tell: boundaries and images, by their positions."""
+"""Boundaries, then images, of a sequence: what tokens alone do not identify."""
 
 
-def touching(spans: Spans, start: int, stop: int) -> Spans:
-    """Return the spans that tokens ``start .. stop`` of a sequence have a part of."""
-    return tuple(span for span in spans if span.touches(start, stop))
+def overlapping(spans: Spans, start: int, stop: int) -> Spans:
+    """Return the spans that overlap tokens ``start .. stop`` of a sequence."""
+    return tuple(span for span in spans if span.overlaps(start, stop))
 
 
 class BlockKey(NamedTuple):
-    """All that tells a block, or its beginning, from other continuations of its prefix."""
+    """What identifies a block, or its beginning, among the continuations of its prefix."""
 
     tokens: bytes  # packed
-    spans: Spans  # that touch it
+    spans: Spans  # that overlap it
     start: int  # position of its first token
 
     @property
@@ -170,9 +170,10 @@ class BlockKey(NamedTuple):
 
     @property
     def child_name(self) -> bytes:
-        """Its name, after its tokens with part of a digest in place of the first of each span.
+        """Its name among its siblings; two blocks share KV as far as their names are equal.
 
-        So the names of two blocks are alike, token by token, as far as the blocks are.
+        For that the name of a block with spans follows its tokens with part of a digest in place
+        of each span's first token.
         """
         if not self.spans:
             return self.tokens
@@ -184,7 +185,7 @@ class BlockKey(NamedTuple):
         return bytes(words) + self.name
 
     def num_common_tokens(self, other: "BlockKey") -> int:
-        """Count the leading tokens whose KV two blocks could share: of an image all or none."""
+        """Count the leading tokens whose KV two blocks can share; an image is never split."""
         end = self.start + num_common_tokens(self.tokens, other.tokens)
         mine, theirs = set(self.spans), set(other.spans)
         parted = [x.start for x in mine | theirs if x.end > end or x not in mine & theirs]
@@ -241,18 +242,19 @@ class PrefixKey:
         return self.tokens[start:stop].tobytes()
 
     def block_key(self, start: int, stop: int) -> BlockKey:
-        """Return what tells tokens ``start .. stop`` from other continuations of their prefix."""
-        spans = touching(self.spans, start, stop) if self.spans else ()
+        """Return what identifies tokens ``start .. stop`` among continuations of their prefix."""
+        spans = overlapping(self.spans, start, stop) if self.spans else ()
         return BlockKey(self.tokens[start:stop].tobytes(), spans, start)
 
     def block_name(self, index: int, block_size: int) -> bytes:
         """Packed tokens and extra of a full block: what its digest covers after its prefix."""
         start, stop = index * block_size, (index + 1) * block_size
-        return self.block_key(start, stop).name if self.spans else self.tokens[start:stop].tobytes()
+        packed = self.tokens[start:stop].tobytes()
+        return packed + self.extra(start, stop) if self.spans else packed
 
     def extra(self, start: int, stop: int) -> bytes:
-        """What spans add to the name of a block of tokens ``start .. stop``; mostly nothing."""
-        return b"".join(span.encoded(start) for span in touching(self.spans, start, stop))
+        """What spans add to the name of a block of tokens ``start .. stop``; mostly empty."""
+        return b"".join([span.encoded(start) for span in self.spans if span.overlaps(start, stop)])
 
     def child_name(self, start: int, stop: int) -> bytes:
         """Return the name by which an index finds a block among continuations of its prefix."""
@@ -269,7 +271,7 @@ class PrefixKey:
         return identity, 2**31
 
     def num_common_tokens(self, other: "PrefixKey") -> int:
-        """Return the length of the longest prefix whose KV the two sequences could share."""
+        """Return the length of the longest prefix whose KV two sequences can share."""
         if self.identity.root != other.identity.root:
             return 0
         mine, theirs = memoryview(self.tokens).cast("B"), memoryview(other.tokens).cast("B")

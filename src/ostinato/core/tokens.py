@@ -1,8 +1,8 @@
 """Checks token ids and packs them.
 
-A prompt arrives as a list, a tuple or a NumPy array; inside it is an ``array("I")``: four bytes
+A prompt arrives as a list, a tuple or a NumPy array, and is kept as an ``array("I")``: four bytes
 a token, little-endian, sliceable and comparable at the speed of ``memcmp``. The same ids give the
-same bytes whatever container held them.
+same bytes from every container.
 """
 
 import sys

@@ -57,15 +57,11 @@ class NamedAdapter:
 
 
 class Adapters(CacheObserver):
-    """All adapters of one engine; changed between steps, read in any thread.
-
-    Attributes:
-        by_name: Those that requests may use.
-    """
+    """All adapters of one engine; changed between steps, read in any thread."""
 
     def __init__(self, config: EngineConfig, held: dict[bytes, LoraAdapter]) -> None:
         """Start with ``held``, the runner's adapters by digest, which is changed here alone."""
-        self.by_name: dict[str, NamedAdapter] = {}
+        self.by_name: dict[str, NamedAdapter] = {}  # those that requests may use
         self._config, self._held = config, held
         self._ending: set[bytes] = set()  # unloaded, with requests that have not ended
 

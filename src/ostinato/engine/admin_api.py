@@ -44,8 +44,7 @@ class AdminApi:
         tokens, _, images = self._engine.prompts.placed(prompt, self._tokens(prompt))
         if not tokens:
             raise EmptyPrompt("a lease needs at least one token: the prompt is empty")
-        text = tokens[: images[0].start] if images else tokens
-        identity = self._engine.identities.of_prompt(prompt, text)
+        identity = self._engine.identities.of_prompt(prompt, tokens, images)
         key, recorder = PrefixKey(identity, tokens, images), self._engine.recorder
         recorder.tick()
         receipt = self._engine.cache.admin.lease(key, terms)
@@ -145,9 +144,9 @@ class AdminApi:
         self._engine.drain_tiers()
         self._engine.recorder.tick()
         receipt = self._engine.cache.admin.erase(salt)
-        self._engine.grammars.remove_tenant(salt.decode(errors="replace"))
+        self._engine.grammars.erase(salt.decode(errors="replace"))
         num_texts = self._engine.prompts.remove_texts(salt)
-        self._engine.audit.remove_tenant(salt)
+        self._engine.audit.erase(salt)
         if self._engine.image_encoder is not None:
             self._engine.image_encoder.remove_outputs(salt)
         self._engine.recorder.on_erased(salt)

@@ -74,11 +74,7 @@ class AuditCounts:
 
 
 class HitAudit:
-    """Draws hits, computes them again, and compares; called between steps.
-
-    Attributes:
-        counts: What it has found.
-    """
+    """Draws hits, computes them again, and compares; called between steps."""
 
     def __init__(
         self, share: float, quarantines: bool, runner: ModelRunner, cache: PrefixCache
@@ -88,7 +84,7 @@ class HitAudit:
         Raises:
             ConfigError: The native library does not compute whole steps, so bits may differ.
         """
-        self.counts = AuditCounts()
+        self.counts = AuditCounts()  # what it has found
         self._share, self._quarantines = share, quarantines
         self._runner, self._cache = runner, cache
         self._random = random.Random(0)
@@ -113,7 +109,7 @@ class HitAudit:
             self._waiting.append(PrefixKey(request.identity, tokens))
             self._count(num_drawn=1)
 
-    def remove_tenant(self, tenant: bytes) -> None:
+    def erase(self, tenant: bytes) -> None:
         """Remove a tenant's hits, and the keys and values that were recomputed for it."""
         self._remove_hits(lambda key: key.identity.belongs_to(tenant))
 

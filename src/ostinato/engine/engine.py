@@ -47,20 +47,15 @@ logger = logging.getLogger("ostinato")
 
 
 class Engine:
-    """One model, one cache, one scheduler.
+    """One model with its runner, one prefix cache, one scheduler.
 
     Attributes:
         owner: The process that it runs in.
-        config: As given.
-        loaded: The model.
-        runner: Executes steps.
-        compute_path: How it does so, and why not faster.
+        compute_path: How the runner computes steps, and why not faster.
         adapters: LoRA adapters by name.
-        cache: The prefix cache.
         public_prefixes: The prefixes that several tenants share.
         identities: With whom the KV of a prompt may be shared.
         make_request: Makes a request, checked in full: ``RequestFactory.make``.
-        scheduler: Plans steps.
         audit: Recomputes hits in idle moments, and compares.
         grammars: Compiles structured outputs; safe in any thread.
         is_computing: Whether a forward pass is running: an exception now only ends the step.

@@ -58,16 +58,11 @@ def run_in_new_thread(make: Callable[[ArgumentT], AnswerT], argument: ArgumentT)
 
 
 class EngineThread:
-    """One engine, the thread that steps it, and the mailboxes of its readers.
-
-    Attributes:
-        engine: While the thread runs, only its counters may be read.
-        commands: Run between steps.
-    """
+    """One engine, the thread that steps it, and the mailboxes of its readers."""
 
     def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.commands = CommandQueue(engine.owner)
+        self.engine = engine  # while the thread runs, only its counters may be read
+        self.commands = CommandQueue(engine.owner)  # run between steps
         self._mailboxes: dict[str, Mailbox] = {}
         self._is_broken = False
         self._num_useless_waits = 0  # for a next turn, one after another

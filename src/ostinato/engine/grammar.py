@@ -192,8 +192,8 @@ class GrammarCompiler:
         table = TokenTable(self._loaded.require_tokenizer())
         return DelayedConstraint(constraint.copy(), wanted, table)
 
-    def remove_tenant(self, tenant: str) -> None:
-        """Remove everything compiled for a tenant, including under narrower salts."""
+    def erase(self, tenant: str) -> None:
+        """Remove what was compiled for a tenant, including under narrower salts."""
         with self._guard:
             for salt in [salt for salt in self._compiled if is_salt_of(salt, tenant)]:
                 del self._compiled[salt]

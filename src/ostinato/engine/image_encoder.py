@@ -43,14 +43,10 @@ class _Waiting:
 
 
 class ImageEncoder:
-    """Encodes the images of requests before they are admitted; called between steps.
-
-    Attributes:
-        held: Requests that wait for their images.
-    """
+    """Encodes the images of requests before they are admitted; called between steps."""
 
     def __init__(self, store: ImageStore) -> None:
-        self.held: HeldRequests = set()
+        self.held: HeldRequests = set()  # requests that wait for their images
         self._store = store
         self._new: list[_Waiting] = []
         self._queues: OrderedDict[bytes, deque[_Waiting]] = OrderedDict()  # by tenant
@@ -113,7 +109,7 @@ class ImageEncoder:
         wanted = self._wanted()
         self._thread.wait_for(lambda: self._thread.now is None or self._thread.now in wanted)
         self._thread.drop_done(wanted)
-        self._store.forget(tenant)
+        self._store.erase(tenant)
 
     def _start_over(self) -> None:
         """Encode all waiting images again, with weights that were just replaced."""
@@ -191,17 +187,12 @@ class _EncoderThread:
     """Encodes images one after the other; the thread ends when none is left.
 
     OpenMP keeps workers for each live thread that has computed; they would slow steps down.
-
-    Attributes:
-        num_threads: How many the encoder may compute with.
-        done: Images with their vectors, or with the error.
-        now: Digest of the image that is being encoded.
     """
 
     def __init__(self, encode: Callable[[Pixels], Tensor]) -> None:
-        self.num_threads = 1
-        self.done: list[tuple[ServedImage, Tensor | Exception]] = []
-        self.now: bytes | None = None
+        self.num_threads = 1  # that the encoder may compute with
+        self.done: list[tuple[ServedImage, Tensor | Exception]] = []  # with vectors or the error
+        self.now: bytes | None = None  # digest of the image that is being encoded
         self._encode, self._change = encode, threading.Condition()
         self._todo: deque[ServedImage] = deque()
         self._is_alive = False

@@ -41,12 +41,7 @@ class _Entry:
 
 
 class KnownTexts:
-    """A bounded map from texts to their tokens; safe in any thread.
-
-    Attributes:
-        max_bytes: What the texts of all namespaces may take together.
-        num_bytes: What they take.
-    """
+    """A bounded map from texts to their tokens; safe in any thread."""
 
     def __init__(self, max_bytes: int, add_answer: AddAnswer) -> None:
         """Start empty.
@@ -55,7 +50,7 @@ class KnownTexts:
             max_bytes: 0 keeps nothing.
             add_answer: Decodes an answer.
         """
-        self.max_bytes, self.num_bytes = max_bytes, 0
+        self.max_bytes, self.num_bytes = max_bytes, 0  # of all namespaces together
         self._add_answer = add_answer
         # Sorted by text; tuples are replaced and never changed, so that readers need no lock.
         self._entries: dict[bytes, tuple[_Entry, ...]] = {}
@@ -102,7 +97,7 @@ class KnownTexts:
                 self._touch(entry)
             yield entry.known, num_alike(entry.known.text, text)
 
-    def remove_tenant(self, tenant: bytes) -> int:
+    def erase(self, tenant: bytes) -> int:
         """Remove the texts of a tenant, those of narrower salts too; returns how many."""
         with self._guard:
             theirs = [name for name in self._entries if tenant in (name, tenant_of(name))]

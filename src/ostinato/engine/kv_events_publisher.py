@@ -53,13 +53,7 @@ SEND_S = 10.0
 
 
 class KVEventsPublisher:
-    """Publishes the batches of an event log over ZeroMQ until it is closed.
-
-    Attributes:
-        endpoint: Where batches are published, with the actual port if 0 was configured.
-        replay_endpoint: Where replays are answered; None if nowhere.
-        num_dropped: Batches that did not fit the queue.
-    """
+    """Publishes the batches of an event log over ZeroMQ until it is closed."""
 
     def __init__(
         self,
@@ -83,7 +77,7 @@ class KVEventsPublisher:
         Raises:
             ConfigError: An endpoint cannot be bound.
         """
-        self.num_dropped = 0
+        self.num_dropped = 0  # batches that did not fit the queue
         self._log = log
         self._encoder = encoder
         self._topic = topic.encode()
@@ -95,8 +89,9 @@ class KVEventsPublisher:
         self._publisher = self._context.socket(zmq.PUB)
         self._publisher.set_hwm(MAX_UNREAD_BATCHES)
         self._router: zmq.Socket[bytes] | None = None
+        # With the actual port if 0 was configured.
         self.endpoint = self._bind("kv_events_endpoint", self._publisher, endpoint)
-        self.replay_endpoint: str | None = None
+        self.replay_endpoint: str | None = None  # None answers no replays
         if replay_endpoint is not None:
             self._router = self._open_router()
             self.replay_endpoint = self._bind(

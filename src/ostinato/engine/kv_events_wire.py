@@ -32,7 +32,7 @@ class WireEvent(
     """What all events share: an array that begins with the name of the class."""
 
 
-class BlockStored(WireEvent, frozen=True, array_like=True, omit_defaults=True, gc=False, tag=True):
+class BlockStored(WireEvent, frozen=True):
     """Neighbouring full blocks became findable.
 
     Attributes:
@@ -66,38 +66,24 @@ class BlockStored(WireEvent, frozen=True, array_like=True, omit_defaults=True, g
     kv_cache_spec_sliding_window: int | None = None
 
 
-class BlockRemoved(WireEvent, frozen=True, array_like=True, omit_defaults=True, gc=False, tag=True):
-    """The last copies of blocks were removed.
+class BlockRemoved(WireEvent, frozen=True):
+    """The last copies of blocks were removed."""
 
-    Attributes:
-        block_hashes: SHA-256 digests.
-        medium: ``"CPU"``, ``"GPU"``, ``"disk"`` or ``"remote"``.
-        group_idx: Group of layers; 0 is full attention.
-    """
-
-    block_hashes: tuple[bytes, ...]
-    medium: str | None
-    group_idx: int | None = None
+    block_hashes: tuple[bytes, ...]  # SHA-256 digests
+    medium: str | None  # ``"CPU"``, ``"GPU"``, ``"disk"`` or ``"remote"``
+    group_idx: int | None = None  # group of layers; 0 is full attention
 
 
-class AllBlocksCleared(
-    WireEvent, frozen=True, array_like=True, omit_defaults=True, gc=False, tag=True
-):
+class AllBlocksCleared(WireEvent, frozen=True):
     """Nothing is cached any more."""
 
 
 class WireBatch(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
-    """What one message carries.
+    """What one message carries, with the events in the order in which they happened."""
 
-    Attributes:
-        ts: Seconds since 1970.
-        events: In the order in which they happened.
-        data_parallel_rank: Always None: an engine is one rank.
-    """
-
-    ts: float
+    ts: float  # seconds since 1970
     events: tuple[BlockStored | BlockRemoved | AllBlocksCleared, ...]
-    data_parallel_rank: int | None = None
+    data_parallel_rank: int | None = None  # always None: an engine is one rank
 
 
 class BatchEncoder:

@@ -10,14 +10,10 @@ NEWEST_SHARE = 0.3
 
 
 class Rate:
-    """A speed, as a moving average.
-
-    Attributes:
-        per_s: The average; None before the first measurement.
-    """
+    """A speed, as a moving average."""
 
     def __init__(self) -> None:
-        self.per_s: float | None = None
+        self.per_s: float | None = None  # None before the first measurement
 
     def add(self, amount: float, seconds: float) -> None:
         """Add a measurement."""

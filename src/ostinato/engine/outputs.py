@@ -73,24 +73,16 @@ class RequestTimings:
 class RequestMetrics:
     """``RequestTimings`` in the names of vLLM's ``RequestStateStats``, for programs that read them.
 
-    Attributes:
-        arrival_time: The engine received the request, in seconds of the engine's clock, as are all
-            moments here; moments that have not happened are 0.0, as in vLLM.
-        queued_ts: The same moment.
-        scheduled_ts: Its first step began.
-        first_token_ts: Its first generated token was there.
-        last_token_ts: Its newest generated token was there.
-        first_token_latency: Seconds from its arrival to its first token.
-        num_generation_tokens: Tokens generated so far, over all continuations.
+    All moments are in seconds of the engine's clock; those that have not happened are 0.0.
     """
 
-    arrival_time: float
-    queued_ts: float
-    scheduled_ts: float
-    first_token_ts: float
-    last_token_ts: float
-    first_token_latency: float
-    num_generation_tokens: int
+    arrival_time: float  # the engine received the request
+    queued_ts: float  # the same moment
+    scheduled_ts: float  # its first step began
+    first_token_ts: float  # its first generated token was there
+    last_token_ts: float  # its newest generated token was there
+    first_token_latency: float  # seconds from its arrival to its first token
+    num_generation_tokens: int  # tokens generated so far, over all continuations
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,4 +98,4 @@ class PromptTokenizer:
         if self.texts is None:
             return 0
         known = self.texts.known
-        return known.clear() if tenant is None else known.remove_tenant(tenant)
+        return known.clear() if tenant is None else known.erase(tenant)

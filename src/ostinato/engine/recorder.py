@@ -104,14 +104,10 @@ def _never_raises(
 
 
 class Recorder:
-    """Writes a trace of one engine, or nothing while no recording runs.
-
-    Attributes:
-        clock: For the cache; frozen while a recording runs.
-    """
+    """Writes a trace of one engine, or nothing while no recording runs."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self.clock = FreezableClock(clock)
+        self.clock = FreezableClock(clock)  # for the cache; frozen while a recording runs
         self._writer: TraceWriter | None = None
         self._names = TokenHasher()
         self._live: dict[RequestId, _Live] = {}

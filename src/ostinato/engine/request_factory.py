@@ -7,13 +7,13 @@ that its KV depends on: weights, KV format, tenant, adapter and public prefix.
 import itertools
 import random
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 
 from ostinato.cache.manager import CacheManager
-from ostinato.core.identity import Identity
+from ostinato.core.identity import Identity, ImageSpan
 from ostinato.core.ids import RequestId
 from ostinato.core.plan import TokenConstraint
 from ostinato.core.request import Request
@@ -68,26 +68,29 @@ class Identities:
             tenant=cache_salt.encode(),
         )
 
-    def of_prompt(self, prompt: Prompt, tokens: "array[int]", reads: bool = True) -> Identity:
-        """Return the identity of a prompt; unless it reads, it uses no public prefix."""
+    def of_prompt(
+        self,
+        prompt: Prompt,
+        tokens: "array[int]",
+        images: Sequence[ImageSpan] = (),
+        reads: bool = True,
+    ) -> Identity:
+        """Return the identity of a prompt; one that does not read uses no public prefix."""
+        text = tokens[: images[0].start] if images else tokens
         own = self.of_tenant(prompt.cache_salt)
         if prompt.publishes is not None:
             return replace(own, tenant=salt_of_public(prompt.publishes))
         if prompt.adapter:
-            own = self._adapters.identity_of(own, prompt.adapter, tokens)
+            own = self._adapters.identity_of(own, prompt.adapter, text)
         prefixes = prompt.public_prefixes if reads else ()
-        public = self._public_prefixes.longest_of(tokens, prefixes)
+        public = self._public_prefixes.longest_of(text, prefixes)
         if public is not None and 0 < own.adapter_start < public.num_tokens:
             public = None  # the adapter computes the end of it
         return replace(own, public_prefix=public)
 
 
 class RequestFactory:
-    """Makes the requests of one engine.
-
-    Attributes:
-        grammars: Compiles structured outputs; safe in any thread.
-    """
+    """Makes the requests of one engine."""
 
     def __init__(
         self,
@@ -98,7 +101,7 @@ class RequestFactory:
         identities: Identities,
         clock: Callable[[], float],
     ) -> None:
-        self.grammars = GrammarCompiler(loaded)
+        self.grammars = GrammarCompiler(loaded)  # safe in any thread
         self._loaded = loaded
         self._config = config
         self._scheduler = scheduler
@@ -140,13 +143,12 @@ class RequestFactory:
             constraint = self.grammars.compile(params.structured_outputs, prompt.cache_salt)
         cache_read = prompt.cache_read and not params.skip_reading_prefix_cache
         reads = cache_read and params.prompt_logprobs is None
-        text = tokens[: spans[0].start] if spans else tokens
         known = prompt.known
         request = Request(
             RequestId(name),
             tokens,
             params,
-            identity=self._identities.of_prompt(prompt, text, reads),
+            identity=self._identities.of_prompt(prompt, tokens, spans, reads),
             images=spans,
             priority=check_priority(priority),
             cache_read=cache_read,

@@ -83,22 +83,14 @@ class CompletionState:
 
 
 class RequestState:
-    """One request: its continuations and when things happened.
-
-    Attributes:
-        request: As it was added.
-        error: Why it failed.
-        known: The text of its prompt with its tokens, if its answers are to be remembered.
-        images: Kept for as long as steps may need them.
-        load_note: What a tier had of its prompt; None if nothing, or not yet.
-    """
+    """One request: its continuations and when things happened."""
 
     def __init__(self, made: PreparedRequest, tokens: TokenTable | None) -> None:
         self.request, self.params = made.request, made.params
-        self.error: str | None = None
-        self.known = made.known
-        self.images: tuple[ServedImage, ...] = ()
-        self.load_note: LoadNote | None = None
+        self.error: str | None = None  # why it failed
+        self.known = made.known  # its prompt, if its answers are to be remembered
+        self.images: tuple[ServedImage, ...] = ()  # kept for as long as steps may need them
+        self.load_note: LoadNote | None = None  # what a tier had of its prompt
         self._prompt = made.prompt
         self._prompt_token_ids = made.request.prompt_token_ids.tolist()  # one list for all outputs
         self._tokens = tokens

@@ -199,18 +199,14 @@ def _check_kv_events(settings: EngineSettings) -> None:
     if not isinstance(settings.kv_events_topic, str):
         raise ConfigError(f"kv_events_topic={settings.kv_events_topic!r}: must be a string")
     endpoint = settings.kv_events_endpoint
-    if endpoint is not None:
-        _check_published_events(settings, endpoint)
+    if endpoint is None:
+        for name in ("kv_events_replay_endpoint", "kv_events_topic"):
+            if getattr(settings, name):
+                raise ConfigError(
+                    f"{name}={getattr(settings, name)!r} without kv_events_endpoint: no KV events "
+                    "are published; set it, to 'tcp://127.0.0.1:5557' for instance"
+                )
         return
-    for name in ("kv_events_replay_endpoint", "kv_events_topic"):
-        if getattr(settings, name):
-            raise ConfigError(
-                f"{name}={getattr(settings, name)!r} without kv_events_endpoint: no KV events "
-                "are published; set it, to 'tcp://127.0.0.1:5557' for instance"
-            )
-
-
-def _check_published_events(settings: EngineSettings, endpoint: str) -> None:
     if not settings.enable_prefix_caching:
         raise ConfigError(
             f"kv_events_endpoint={endpoint!r} and enable_prefix_caching=False: nothing is "

@@ -66,7 +66,7 @@ class EngineSettings:
         order: ``fcfs``, ``longest_prefix``, ``depth_first`` or ``fair_share``.
         max_overtakes: How often a waiting request may be overtaken, except with ``fcfs``.
         free_order: ``unused_first`` or ``classic``.
-        eviction_policy: Which cached block is worth least.
+        eviction_policy: Which cached block is evicted first.
         digest: Content hash of the hash index.
         seal_tails: Keep the partial last block of an ended sequence findable.
         read_once: Whether blocks that sequences of a step share are read once for all of them:
@@ -76,8 +76,8 @@ class EngineSettings:
             no events, None keeps 10,000 if they are published and none otherwise.
         keep_explanations: Sequences that are remembered so that misses can be explained; 0
             remembers nothing.
-        keep_tokens: Whether text that is known keeps its tokens, generated ones included; off,
-            every prompt is tokenized as a whole.
+        keep_tokens: Whether known text keeps its tokens, generated ones included; off, every
+            prompt is tokenized as a whole.
         keep_texts_bytes: Memory for texts with their tokens, of all tenants together.
         ghost_blocks: The most blocks of the small cache that simulates the whole one, for estimates
             of more memory or another policy; 0 makes no estimates, None takes 128 where the cache
@@ -99,27 +99,27 @@ class EngineSettings:
             SSD; None is no bound.
         kv_remote: Server of a remote tier that several engines share, such as
             ``redis://127.0.0.1:6379/0``; None uses none.
-        kv_sealed: Whether what is on disk and server is encrypted with a key per tenant, which
-            erasing the tenant destroys; None seals where there are ``tenant_shares``, or keys of a
-            server.
+        kv_sealed: Whether disk and server hold records encrypted with a key per tenant, which
+            erasing the tenant destroys; None encrypts if there are ``tenant_shares``, or keys of
+            a server.
         kv_secret_file: File of 16 random bytes or more that is mixed into the keys, the same for
             all engines of a ``kv_remote``; None keeps one in the folder of ``kv_disk``.
-        audit_share: Share of the requests with a hit whose cached keys and values are computed
-            again in idle moments and compared bit by bit; 0 audits none.
+        audit_share: Share of the requests with a hit whose cached keys and values are recomputed
+            in idle moments and compared bit by bit; 0 audits none.
         audit_quarantine: Whether a prefix that an audit finds wrong is removed from the cache.
         record_trace: Where to record what happens, for ``ostinato simulate``: times, lengths
             and pseudonyms, no content; None records nothing until a recording is started.
         limit_mm_per_prompt: Most images of a prompt, as ``{"image": 16}``; 0 serves text alone
             and leaves the encoder out of memory.
-        mm_encoder_cache_bytes: Memory for what the encoder has made of images.
+        mm_encoder_cache_bytes: Memory for cached outputs of the image encoder.
         max_image_pixels: Most pixels of an image; more are refused before they are decoded.
-        max_image_bytes: Longest file of an image.
+        max_image_bytes: Largest file of an image.
         media_timeout_s: Time to fetch an image's URL, redirects included.
         allowed_local_media_path: Directory below which conversations may name images as
             ``file://`` URLs; empty reads none.
         allowed_media_domains: Hosts from which they may name images as URLs; ``*`` is every host
             with a public address, empty fetches none. Data URIs are always read.
-        seed: Of the generator of seeds, for requests without one.
+        seed: Seed of the generator of seeds, for requests without one.
         enable_lora: Whether LoRA adapters may be loaded.
         max_loras: Most adapters that are loaded at once; all of them may be in one batch.
         max_lora_rank: Highest rank of an adapter, at most 512.

@@ -39,11 +39,7 @@ class _Needle:
 
 
 class StopChecker:
-    """One output's text on its way to the caller, up to the first stop string.
-
-    Attributes:
-        matched: The stop string that the text has reached; None before.
-    """
+    """One output's text on its way to the caller, up to the first stop string."""
 
     def __init__(self, stop: Sequence[str], include: bool = False) -> None:
         """Start with no text.
@@ -53,7 +49,7 @@ class StopChecker:
             include: Keep the stop string at the end of the text. Nothing is held back then.
         """
         assert all(stop), "an empty stop string would match everywhere"
-        self.matched: str | None = None
+        self.matched: str | None = None  # the stop string that the text has reached
         self._include = include
         self._held = ""
         # The longest first: it wins if several end with the same character.

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from ostinato.core.identity import tenant_of
+
 AnswerT = TypeVar("AnswerT")
 
 
@@ -19,14 +21,13 @@ class TenantQueue:
     """Runs work in its own threads, in turns by tenant."""
 
     def __init__(self, name: str, num_threads: int = 1) -> None:
-        """Name the threads."""
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
         self._guard = threading.Lock()
-        self._waiting: dict[str, deque[tuple[Future[Any], Callable[[], Any]]]] = {}
+        self._waiting: dict[bytes, deque[tuple[Future[Any], Callable[[], Any]]]] = {}
 
-    async def run(self, tenant: str, work: Callable[[], AnswerT]) -> AnswerT:
-        """Do a piece of a tenant's work and return its answer; leaving early gives up its place."""
-        future: Future[AnswerT] = Future()
+    async def run(self, cache_salt: str, work: Callable[[], AnswerT]) -> AnswerT:
+        """Run work for the tenant of a salt; a caller that is cancelled gives up its place."""
+        tenant, future = tenant_of(cache_salt.encode()), Future[AnswerT]()
         with self._guard:
             is_first = tenant not in self._waiting
             self._waiting.setdefault(tenant, deque()).append((future, work))
@@ -34,7 +35,7 @@ class TenantQueue:
                 self._threads.submit(self._do_one, tenant)
         return await asyncio.wrap_future(future)
 
-    def _do_one(self, tenant: str) -> None:
+    def _do_one(self, tenant: bytes) -> None:
         future, work = self._waiting[tenant][0]
         if future.set_running_or_notify_cancel():
             try:

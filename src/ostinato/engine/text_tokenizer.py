@@ -46,23 +46,16 @@ class PartlyTokenized:
 
 
 class TextTokenizer:
-    """Tokenizes texts for one model, and remembers them; safe in any thread.
-
-    Attributes:
-        table: The text of each token.
-        boundaries: Where texts may be cut.
-        known: Texts with their tokens.
-        num_tokenized_bytes: Bytes of text that went through the tokenizer so far.
-    """
+    """Tokenizes texts for one model, and remembers them; safe in any thread."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, max_bytes: int) -> None:
         self._tokenizer = tokenizer
-        self.table = TokenTable(tokenizer)
-        self.boundaries = TextBoundaries.of(tokenizer)
+        self.table = TokenTable(tokenizer)  # the text of each token
+        self.boundaries = TextBoundaries.of(tokenizer)  # where texts may be cut
         self._letters = {token_id: text for text, token_id in self.boundaries.ids.items()}
         self._widest = max(map(len, self._letters.values()), default=0)
         self.known = KnownTexts(max_bytes if self._letters else 0, self._add_answer)
-        self.num_tokenized_bytes = 0
+        self.num_tokenized_bytes = 0  # of text that went through the tokenizer
         self._before = _special_tokens(tokenizer) if self._letters else None
 
     def begin(

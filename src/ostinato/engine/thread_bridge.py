@@ -26,15 +26,11 @@ Command = Callable[[], None]
 
 
 class Mailbox:
-    """Holds the newest output of one request for its reader.
-
-    Attributes:
-        loop: The event loop of the reader.
-    """
+    """Holds the newest output of one request for its reader."""
 
     def __init__(self) -> None:
         """Make a mailbox of the running event loop."""
-        self.loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()  # the reader's
         self._newest: RequestOutput | OstinatoError | None = None
         self._reader: asyncio.Future[None] | None = None  # done as soon as there is something
 
@@ -100,6 +96,7 @@ class CommandQueue:
 
     def put(self, command: Command) -> None:
         """Queue a command without waiting for it, as ``check`` allows; called from any thread."""
+        self._owner.check()  # first: a fork may have copied a locked lock
         with self._closing:
             self.check()
             self._commands.put(command)

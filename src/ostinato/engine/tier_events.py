@@ -60,7 +60,7 @@ class TierEvents(TierListener):
         self._reports.clear()
         self._announced.clear()
 
-    def remove_tenant(self, salt: bytes) -> None:
+    def erase(self, salt: bytes) -> None:
         """Announce that a tenant was erased from all tiers, and keep no event of it."""
         self.flush()
         if self._log is None:

@@ -17,11 +17,11 @@ Rules:
 """
 
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for_futures
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
@@ -102,7 +102,6 @@ class TierStores(CacheObserver):
         self._credit_s = MOST_CREDIT_S
         self._pressure: Literal["none", "new", "known"] = "none"
         self._paused_until_s = 0.0
-        self._changed = threading.Condition()
         self._is_open = self._is_refreshing = self._is_reporting = self._has_images = False
 
     def open(
@@ -237,10 +236,8 @@ class TierStores(CacheObserver):
 
     def wait(self, seconds: float) -> None:
         """Wait for the writer, while there is nothing else to do."""
-        running = self._running
-        if running is not None:
-            with self._changed:
-                self._changed.wait_for(running.done, seconds)
+        if self._running is not None:
+            wait_for_futures([self._running], seconds)
 
     def flush(self, seconds: float) -> int:
         """Write all waiting prefixes, for ``seconds`` at most; returns how many are left."""
@@ -259,7 +256,7 @@ class TierStores(CacheObserver):
         except RuntimeError:  # the interpreter exits, and has already joined its threads
             logger.debug("the writer of tiers has ended already")
 
-    def remove_tenant(self, tenant: bytes) -> None:
+    def erase(self, tenant: bytes) -> None:
         """Write nothing more of a tenant; when this returns, nothing of it is being written."""
         kept = [one for one in self._waiting if not one.key.identity.belongs_to(tenant)]
         self._waiting = deque(kept)
@@ -330,16 +327,14 @@ class TierStores(CacheObserver):
         except Exception:
             logger.exception("a store to the tiers failed")
             results = [StoreResult.IO] * len(group)
-        with self._changed:
-            for result in results:
-                self.results[result] = self.results.get(result, 0) + 1
-                if (pause_s := PAUSES_S.get(result)) is not None:
-                    self._paused_until_s = time.monotonic() + pause_s
-                    self._marked.difference_update(blocks)
-            took_s = time.thread_time() - begun_s
-            self.write_s += took_s
-            self._credit_s -= took_s
-            self._changed.notify_all()
+        for result in results:
+            self.results[result] = self.results.get(result, 0) + 1
+            if (pause_s := PAUSES_S.get(result)) is not None:
+                self._paused_until_s = time.monotonic() + pause_s
+                self._marked.difference_update(blocks)
+        took_s = time.thread_time() - begun_s
+        self.write_s += took_s
+        self._credit_s -= took_s
         if not {StoreResult.STORED, StoreResult.PRESENT}.issuperset(results):
             self._read_stats()  # the tier may be read-only now
 

@@ -230,9 +230,9 @@ class TieredCache:
         """Remove everything of a tenant from every tier; its requests have ended."""
         self.loads.drain()
         self.loads.wipe()
-        self.stores.remove_tenant(salt)
+        self.stores.erase(salt)
         receipts = tuple(self._tier.erase(salt))
-        self.stores.events.remove_tenant(salt)
+        self.stores.events.erase(salt)
         return receipts
 
     def close(self) -> None:

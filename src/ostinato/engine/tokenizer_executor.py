@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from ostinato.core.identity import tenant_of
 from ostinato.core.plan import TokenConstraint
 from ostinato.engine.chat import Message, render_text
 from ostinato.engine.engine import Engine
@@ -73,9 +72,7 @@ class TokenizerExecutor:
         constraint: TokenConstraint | None = None
         if wanted is not None:
             compile_grammar, salt = self._engine.grammars.compile, prompt.cache_salt
-            constraint = await self._grammars.run(
-                _tenant(salt), lambda: compile_grammar(wanted, salt)
-            )
+            constraint = await self._grammars.run(salt, lambda: compile_grammar(wanted, salt))
 
         def make(known: Prompt) -> PreparedRequest:
             with self._making:
@@ -85,7 +82,7 @@ class TokenizerExecutor:
         if prompt.text is None:
             if _num_ids(prompt) <= SHORT_TOKENS and not prompt.images:
                 return make(prompt)
-            return await self._texts.run(_tenant(prompt.cache_salt), lambda: make(prompt))
+            return await self._texts.run(prompt.cache_salt, lambda: make(prompt))
 
         most, keep = self._engine.max_model_len, None
         if isinstance(params, SamplingParams):
@@ -101,11 +98,11 @@ class TokenizerExecutor:
             The conversation as ``render`` takes it, with ``whose.images`` set, and its images.
 
         Raises:
-            RequestError: The model takes none or not as many, or one cannot be had.
+            RequestError: The model takes none or not as many, or one cannot be loaded.
         """
         self._engine.owner.check()
         return await self._engine.image_prompts.load(
-            messages, lambda work: self._images.run(_tenant(cache_salt), work)
+            messages, lambda work: self._images.run(cache_salt, work)
         )
 
     async def with_images(self, tokens: TokenizedText, images: Sequence[Picture]) -> list[int]:
@@ -126,7 +123,7 @@ class TokenizerExecutor:
             ForkedProcess: This is a fork of the engine's process; the threads stayed there.
         """
         self._engine.owner.check()
-        return await self._texts.run(_tenant(cache_salt), work)
+        return await self._texts.run(cache_salt, work)
 
     async def encode(self, prompt: Prompt, add_special_tokens: bool = True) -> list[int]:
         """Return a text's token ids."""
@@ -221,7 +218,7 @@ class TokenizerExecutor:
             )
 
         queue = self._long_texts if is_long else self._texts
-        return await queue.run(_tenant(prompt.cache_salt), whole)
+        return await queue.run(prompt.cache_salt, whole)
 
     async def _tokenized(
         self,
@@ -231,7 +228,7 @@ class TokenizerExecutor:
         use: Callable[[TokenizedText], AnswerT],
     ) -> AnswerT:
         """Tokenize the unknown part of a text; among the long texts only if that part is long."""
-        engine, texts, tenant = self._engine, self._engine.texts, _tenant(whose.cache_salt)
+        engine, texts, salt = self._engine, self._engine.texts, whose.cache_salt
         assert texts is not None, "there is a tokenizer"
         engine.owner.check()
 
@@ -240,15 +237,15 @@ class TokenizerExecutor:
             is_long = self._is_long(partly.num_left)
             return partly, None if is_long else use(texts.finish(partly, most=most))
 
-        partly, answer = await self._texts.run(tenant, begin)
+        partly, answer = await self._texts.run(salt, begin)
         if answer is not None:
             return answer
         return await self._long_texts.run(
-            tenant, lambda: use(texts.finish(partly, self._tokenizer_of_long_texts, most))
+            salt, lambda: use(texts.finish(partly, self._tokenizer_of_long_texts, most))
         )
 
     def _is_long(self, num_characters: int) -> bool:
-        """Whether a text goes to the thread of long ones; a slow tokenizer cannot be copied."""
+        """Whether a text goes to the thread of long ones; slow tokenizers hold Python's lock."""
         tokenizer = self._engine.loaded.tokenizer
         return num_characters >= LONG_CHARACTERS and tokenizer is not None and tokenizer.is_fast
 
@@ -263,11 +260,6 @@ class TokenizerExecutor:
         loaded.require_tokenizer()
         assert texts is not None, "there is a tokenizer"
         return tokens.tolist(), texts.table
-
-
-def _tenant(cache_salt: str) -> str:
-    """Return the tenant of a salt, without what its client added."""
-    return tenant_of(cache_salt.encode()).decode()
 
 
 def _num_ids(prompt: Prompt) -> int:

@@ -28,11 +28,7 @@ Line = Callable[[], Header | AnyEvent]
 
 
 class TraceWriter:
-    """A file that grows by a line per event.
-
-    Attributes:
-        path: Of the file.
-    """
+    """A file that grows by a line per event."""
 
     def __init__(self, path: Path) -> None:
         """Create the file; raises ``ConfigError`` if it exists or cannot be made."""

@@ -69,7 +69,7 @@ class MissObserver(CacheObserver):
     """Tells policies that learn which blocks a request asks for and does not find."""
 
     def __init__(self, shares: BlockShares, block_size: int, clock: Callable[[], float]) -> None:
-        """Tell the policies of a pool, all of which learn."""
+        """Observe for the policies of a pool, all of which learn."""
         self._shares, self._block_size, self._clock = shares, block_size, clock
 
     def on_admit(self, table: BlockTable, context: RequestContext, preempted: bool) -> None:

@@ -27,6 +27,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from itertools import groupby
+from operator import attrgetter
 
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.eviction import LeastRecentlyUsed, RequestSummary, Victim
@@ -52,6 +53,7 @@ _FIRST_CLASS = [bisect_left(_USES, uses) * _CLASSES_PER_USES for uses in range(_
 """The first class by number of uses, up to ``_MANY_USES``; more count as that."""
 
 _AGES_S = EDGES_S[1:-1]
+_BATCH_OF = attrgetter("policy_state.batch")
 
 _MEMORY = 8
 _MEMORY_WITH_TIER = 64
@@ -119,7 +121,7 @@ class ReuseHazard(LeastRecentlyUsed):
         place = place * _SHAPE[2] + bisect_right(_OUTPUT_TOKENS, summary.num_output_tokens)
         return place * _SHAPE[3] + bisect_right(_NEW_SHARES, share)
 
-    # --- what comes and goes ---
+    # --- entries ---
 
     def add(self, entries: Sequence[CacheEntry], summary: RequestSummary | None) -> None:
         """Begin lives of one batch; without a request, each of the class that its entry had."""
@@ -149,7 +151,7 @@ class ReuseHazard(LeastRecentlyUsed):
         """End lives: entries are used again; those of one batch are counted at once."""
         self._advance()
         self.shadow.settle(self.num_blocks)
-        for batch, some in groupby(entries, lambda entry: entry.policy_state.batch):
+        for batch, some in groupby(entries, _BATCH_OF):
             count = 0
             for entry in some:
                 cohort: Cohort = entry.policy_state
@@ -219,7 +221,7 @@ class ReuseHazard(LeastRecentlyUsed):
         """Erase what is remembered of entries that match."""
         self._memory.erase(belongs)
 
-    # --- what is evicted next ---
+    # --- victims ---
 
     def victim(self, num_wanted: int = 0) -> Victim | None:
         """Return the leaf with the least index of those that may be evicted; LRU's if none may.

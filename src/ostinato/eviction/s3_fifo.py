@@ -21,7 +21,7 @@ class QueueState(LeafState):
     """What is noted of an entry in a queue."""
 
     turn: int = 0  # when it joined its queue, from 1 on; 0 before the first time
-    waits: int | None = None  # its place in its queue; None if it is held
+    queue_place: int | None = None  # None if it is held
     seen: int = 0  # its uses when it joined
 
 
@@ -70,13 +70,13 @@ class S3Fifo(LeafHeap[QueueState]):
             self._append(entry)
 
     def split(self, tail: CacheEntry, head: CacheEntry) -> None:
-        """Add the head; it waits where its tail does."""
+        """Add the head; its place is that of its tail."""
         super().split(tail, head)
         self._enqueue(head)
 
     def removed(self, entry: CacheEntry) -> None:
         """Take an entry out of its queue."""
-        self.state(entry).waits = None
+        self.state(entry).queue_place = None
 
     def evicted(self, entry: CacheEntry, num_blocks: int) -> None:
         """Remember what is evicted from the small queue."""
@@ -121,7 +121,7 @@ class S3Fifo(LeafHeap[QueueState]):
         places = [{place for _, place, _ in waiting} for waiting in self._waiting]
         for entry in self:
             state = self.state(entry)
-            assert state.waits in places[state.segment], "an entry is in no queue"
+            assert state.queue_place in places[state.segment], "an entry is in no queue"
 
     def _append(self, entry: CacheEntry) -> None:
         """Put an entry at the end of its queue."""
@@ -132,11 +132,11 @@ class S3Fifo(LeafHeap[QueueState]):
     def _enqueue(self, entry: CacheEntry) -> None:
         """Put an entry at its place in its queue."""
         state = self.state(entry)
-        place = state.waits = next(self._numbers)
+        place = state.queue_place = next(self._numbers)
         waiting = self._waiting[state.segment]
         heapq.heappush(waiting, (state.turn, place, entry))
         if len(waiting) > 64 and len(waiting) > 4 * len(self._queue):
-            waiting[:] = [held for held in waiting if held[1] == self.state(held[2]).waits]
+            waiting[:] = [held for held in waiting if held[1] == self.state(held[2]).queue_place]
             heapq.heapify(waiting)
 
     def _move_to_main(self, entry: CacheEntry) -> None:
@@ -154,7 +154,7 @@ class S3Fifo(LeafHeap[QueueState]):
         small = self._waiting[0]
         while small and self._is_small_full:
             _, place, entry = small[0]
-            if place == self.state(entry).waits:
+            if place == self.state(entry).queue_place:
                 if entry.is_leaf:
                     return
                 self._move_to_main(entry)
@@ -168,5 +168,5 @@ class S3Fifo(LeafHeap[QueueState]):
         main = self._waiting[1]
         while main and main[0][0] < turn:
             _, place, entry = heapq.heappop(main)
-            if place == self.state(entry).waits:
+            if place == self.state(entry).queue_place:
                 self._move_to_main(entry)

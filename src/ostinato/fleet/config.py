@@ -31,11 +31,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     topic: str = ""
 
     def __post_init__(self) -> None:
-        """Check the addresses, and derive the name.
-
-        Raises:
-            ConfigError: The message names the worker and the format of addresses.
-        """
+        """Derive the name; raise ConfigError if an address is invalid."""
         try:
             parts = urlsplit(self.url)
             extras = (parts.path.strip("/"), parts.query, parts.fragment, parts.username)
@@ -63,11 +59,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def parse(cls, text: str) -> "WorkerSpec":
-        """Read ``URL[,name=...][,events=...][,replay=...][,topic=...]``.
-
-        Raises:
-            ConfigError: It has another format.
-        """
+        """Read ``URL[,name=...][,events=...][,replay=...][,topic=...]``; else ConfigError."""
         url, *pairs = text.split(",")
         fields = dict(pair.partition("=")[::2] for pair in pairs)
         known = cls.__struct_fields__[1:]
@@ -127,11 +119,7 @@ class FleetConfig:
     max_tracked_tokens: int = 16_000_000
 
     def __post_init__(self) -> None:
-        """Check the settings.
-
-        Raises:
-            ConfigError: The message names the value and what to set instead.
-        """
+        """Raise ConfigError if a setting is out of range."""
         at_least("port", self.port, 0)
         at_least("retries", self.retries, 0)
         for name in ("max_requests", "max_body_bytes", "max_tenant_body_bytes"):

@@ -1,16 +1,16 @@
 """Estimates the hits of another cache, from two simulations that replay the same sample.
 
-One simulation stands for the real cache, of which is counted what it really found, and one for
-another size or policy. Two things follow for the whole traffic:
+One simulation stands for the real cache, whose hits are counted, and one for another size or
+policy. From the sampled blocks follow two figures of the whole traffic:
 
-* of the sampled blocks that missed here, the other found some: the same share of all that missed,
-  and how much that was has been counted;
-* of those that hit here, it lost some: so much of all that was looked up, one sampled block
-  standing for ``stride``.
+* gained: of those that missed in the first simulation, the second found a share; the same share
+  is taken of all tokens that were counted as misses;
+* lost: of those that hit in the first, the second missed some, each of which stands for
+  ``stride`` blocks.
 
-The sample also says how far off that may be. By their names, blocks belong to 32 parts, each a
-small sample of its own; the more the parts disagree, the wider the interval. What all parts have
-in common, the size of the sample, is compared with the misses that were counted.
+The interval comes from the sample as well. Blocks belong to 32 parts by their names, each a small
+sample of its own; the more the parts disagree, the wider the interval. What all parts have in
+common, the size of the sample, is compared with the misses that were counted.
 
 Source: the sum of sampled blocks, over the share that is sampled: Horvitz, Thompson, 1952; the
 spread of random groups: Wolter, Introduction to Variance Estimation, chapter 2.
@@ -29,17 +29,17 @@ _STUDENT = 2.04
 """Standard errors of a 95 % interval, with 32 parts."""
 
 _LEAST_BLOCKS = 3.0
-"""Sampled blocks by which any sum may be wrong: of what was not seen once, there may be as much as
-would be seen three times, in 95 % of all samples."""
+"""Sampled blocks by which any sum may be wrong (the rule of three): if none was seen, fewer than
+three were to be expected, with 95 % confidence."""
 
 
 class SimulationError(NamedTuple):
-    """By how much a simulation may be wrong, as ``benchmarks/ghost.py`` finds.
+    """Errors of a simulation, as measured by ``benchmarks/ghost.py``.
 
     Attributes:
-        scale: Error of the hit ratio, for being small; times the root of its blocks.
-        gain: Error of the additional hits, as a share.
-        learning: Error of the hit ratio, for having seen little; times the root of the sampled
+        scale: Error of the hit ratio because it is small, times the root of its blocks.
+        gain: Error of the additional hits, as a share of them.
+        learning: Error of the hit ratio because it has seen little, times the root of the sampled
             blocks.
     """
 
@@ -49,35 +49,35 @@ class SimulationError(NamedTuple):
 
 
 PLAYED = SimulationError(0.06)
-"""Of a policy that learns from what it sees."""
+"""Of a policy that is simulated as it is."""
 
 LEARNED = SimulationError(0.1, 0.15)
-"""Of one with the real policy's experience, which ends where that policy remembers no more."""
+"""Of a policy that uses what the real one has learned, which is limited by its memory."""
 
 LEARNING = SimulationError(0.4, learning=4.0)
-"""Of one that learns from the sample only: it finds what LRU finds until it has seen enough."""
+"""Of a policy that learns from the sample only: it does what LRU does until it has seen enough."""
 
 _DRIFT = 1.0
-"""Share of the difference between the sampled traffic's hit ratio and that of all by which an
-estimate may be wrong as well: gains and losses are reckoned as shares, which change less."""
+"""Error of an estimate, as a share of the difference between the hit ratios of the sampled traffic
+and of all traffic: gains and losses are estimated as shares, which change less."""
 
 _FILLING = 0.35
-"""By how much an estimate may be wrong as well, times the root of the simulation's blocks, until
-the pool has been filled three times: it counts when exactly a simulation is full."""
+"""Error of an estimate, times the root of the simulation's blocks, until the pool has been filled
+three times: until then it matters at which request exactly a simulation is full."""
 
 _POOLS, _UNFILLED = 4.0, 0.05
-"""Until a pool is full no policy loses anything, so what was sampled by then tells little of what
-comes next: by how much an estimate may be wrong as well where the sampled traffic has filled the
-pool anew half as often as all of it, or as four times."""
+"""Error of an estimate if the sampled traffic has refilled the pool half as often as all traffic,
+at most four times: until a pool is full nothing is evicted, so that part of the sample says little
+of what follows."""
 
 
 class Coverage(NamedTuple):
     """How much traffic has arrived, or was sampled.
 
     Attributes:
-        tokens: That were looked up.
-        hits: How many of them hit.
-        requests: That they were of.
+        tokens: Tokens that were looked up.
+        hits: Tokens that hit.
+        requests: Requests.
     """
 
     tokens: int = 0
@@ -86,7 +86,7 @@ class Coverage(NamedTuple):
 
     @staticmethod
     def of(counts: LookupCounts) -> "Coverage":
-        """The counts of the cache."""
+        """Return the counts of the cache."""
         return Coverage(counts.query_tokens, counts.hit_tokens, counts.num_requests)
 
 
@@ -95,7 +95,7 @@ class PairedEstimator:
 
     Attributes:
         num_blocks: Sampled blocks that were looked up.
-        reached: How far the traffic had come with the last of them.
+        reached: The traffic up to the last of them.
     """
 
     def __init__(self, stride: float, size: int, unsure: SimulationError = PLAYED) -> None:
@@ -104,7 +104,7 @@ class PairedEstimator:
         Args:
             stride: Blocks of the traffic that one sampled block stands for.
             size: Blocks of the smaller simulation.
-            unsure: By how much the simulation may be wrong.
+            unsure: Errors of the simulation.
         """
         self._stride, self._size, self._unsure = stride, size, unsure
         self.num_blocks = 0
@@ -145,12 +145,12 @@ class PairedEstimator:
         """Estimate what the other cache would have found of all that was looked up.
 
         Args:
-            counts: What the cache has found.
-            block_size: Tokens per block.
-            num_blocks: Number of blocks of the cache.
+            counts: Lookups and hits of the cache.
+            block_size: Tokens per block of the cache.
+            num_blocks: Blocks of the cache.
 
         Returns:
-            The hit ratio, and by how much it may be wrong, in 95 % of all samples.
+            The hit ratio, and half the width of its 95 % interval.
         """
         covered = self.covered
         if covered.tokens <= 0:
@@ -173,13 +173,13 @@ class PairedEstimator:
         return min(1.0, max(0.0, counts.hit_ratio + gained - lost)), error
 
     def _spread(self, parts: Sequence[float]) -> float:
-        """Return the standard error of a sum, by the parts that it is of."""
+        """Return the standard error of a sum over parts."""
         mean = sum(parts) / NUM_PARTS
         variance = sum((part - mean) ** 2 for part in parts) * NUM_PARTS / (NUM_PARTS - 1)
-        return sqrt(variance * (1 - 1 / self._stride))  # of what is not sampled
+        return sqrt(variance * (1 - 1 / self._stride))  # 0 if all blocks are sampled
 
     def _simulation_error(self) -> float:
-        """Return by how much a ratio may be wrong because a simulation is small and sees little."""
+        """Return the error of a ratio because a simulation is small and sees little."""
         if self._stride <= 1:
             return 0.0
         seen = max(1, self.num_blocks)
@@ -199,7 +199,7 @@ class PairedEstimator:
         return min(1.0, abs(log((sampled + one_block) / (max(0.0, counted) + one_block))))
 
     def _unlike(self, counts: LookupCounts, pool_tokens: int) -> float:
-        """Return by how much a ratio may be wrong because the rest is unlike the sample."""
+        """Return the error of a ratio because other traffic differs from the sampled traffic."""
         covered, missed = self.covered, counts.query_tokens - counts.hit_tokens
         error = _DRIFT * abs(counts.hit_ratio - covered.hits / covered.tokens)
         if missed < 3 * pool_tokens and self._stride > 1:
@@ -210,11 +210,11 @@ class PairedEstimator:
 
 
 def _most_beyond(total: float, spread: float) -> float:
-    """Return by how much a sum that is never negative may be larger than its sample says.
+    """Return by how much a sum of counts may exceed its estimate.
 
-    Few blocks that are asked for often make most of what is gained and lost, and a sample that
-    has missed them knows of no spread either. So errors are taken to be even in the logarithm:
-    of one block that was seen there may be seven, of ten nineteen.
+    Most of what is gained and lost is due to few blocks that are used often, and a sample without
+    them shows no spread either. So errors are symmetric in the logarithm: one block that was seen
+    may stand for seven, ten for nineteen.
     """
     return total * (exp(min(_STUDENT, _STUDENT * spread / total)) - 1) if total > 0 else 0.0
 
@@ -222,7 +222,7 @@ def _most_beyond(total: float, spread: float) -> float:
 def _open_share(counts: LookupCounts, block_size: int) -> float:
     """Share of looked-up tokens that missed and might have hit in whole blocks.
 
-    The last token of a prompt never hits, nor does what is left of its last block.
+    The last token of a prompt never hits, nor does its last, partial block.
     """
     tails = counts.num_requests * (block_size + 1) / 2
     return max(0.0, counts.query_tokens - tails - counts.hit_tokens) / max(1, counts.query_tokens)

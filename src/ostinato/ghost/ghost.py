@@ -5,10 +5,9 @@ A fixed share of all blocks is sampled, in windows, and replayed by small simula
     window 1                     pause                                          window 2
     |-- 4,096 sampled blocks ----|............................................|------------
 
-Nothing is timed: a window has so many sampled blocks, which cost about as much as 1,300 requests
-of the cache, and there is one of them in ``1,300 / ghost_share`` requests. The first one begins
-after 16 requests, so estimates come early and cost most then. Between windows a request costs a
-counter.
+Nothing is timed: the sampled blocks of a window cost about as much as 1,300 requests of the cache,
+so there is one window in ``1,300 / ghost_share`` requests. The first one begins after 16 requests,
+so that there are estimates early. Between windows, a request costs a counter.
 """
 
 from bisect import bisect_left
@@ -20,19 +19,9 @@ from ostinato.cache.eviction import EvictionPolicy
 from ostinato.cache.observer import CacheObserver
 from ostinato.core.request import RequestContext
 from ostinato.eviction.learned_policy import LearnedPolicy
-from ostinato.ghost.estimator import (
-    LEARNED,
-    LEARNING,
-    PLAYED,
-    Coverage,
-    PairedEstimator,
-)
+from ostinato.ghost.estimator import LEARNED, LEARNING, PLAYED, Coverage, PairedEstimator
 from ostinato.ghost.sampler import SampledRequest, Sampler
-from ostinato.ghost.sampling_window import (
-    WINDOW_BLOCKS,
-    SamplingPlan,
-    SamplingWindow,
-)
+from ostinato.ghost.sampling_window import WINDOW_BLOCKS, SamplingPlan, SamplingWindow
 from ostinato.ghost.simulated_cache import (
     LearnedPolicySimulation,
     LruSimulation,
@@ -55,16 +44,16 @@ MAX_INTERVAL = 0.2
 """Maximum width of an interval that is reported."""
 
 COUNTED_ERROR = 0.002
-"""By how much an account against LRU may be wrong where requests run at once."""
+"""Error of the count of LRU's hits if several requests run at once."""
 
 _FIRST = 16
-"""Requests by whose length the sampling rate is set."""
+"""Requests whose mean length sets the sampling rate."""
 
 _BACKLOG, _SPREAD = 64, 16
-"""Sampled requests that wait for idle time; where more do, one request in sixteen replays one.
+"""Sampled requests that wait for idle time; if there are more, one request in sixteen replays one.
 
-The spread is for a share of 1 %, whose periods are long enough for it. Replayed with every request,
-the first window would add three quarters to the time that the cache takes for each.
+The spread is for a share of 1 %, whose periods are long enough for it. If every request replayed
+one, it would take the cache 75 % longer during the first window.
 """
 
 _IDLE_REFUND = 0.75
@@ -83,8 +72,8 @@ class Ghost(CacheObserver):
     """Estimates for other sizes and policies.
 
     Attributes:
-        is_sampling: Whether blocks of requests that come now are sampled.
-        seed: Seed of the samples; to see how far they differ.
+        is_sampling: Whether blocks of new requests are sampled.
+        seed: Seed of the samples, to compare several.
     """
 
     def __init__(
@@ -98,9 +87,9 @@ class Ghost(CacheObserver):
 
         Args:
             config: Settings of the cache.
-            clock: The cache's.
-            counts: What the cache has found.
-            policies: Policies of the cache; some know what LRU would have found.
+            clock: Clock of the cache.
+            counts: Lookups and hits of the cache.
+            policies: Policies of the cache; learned ones know what LRU would have found.
         """
         self.seed, self.is_sampling = 0, False
         self._config, self._clock, self._counts = config, clock, counts
@@ -134,7 +123,7 @@ class Ghost(CacheObserver):
     def on_release(
         self, table: BlockTable, num_tokens: int, num_findable: int, sealed: bool
     ) -> None:
-        """Sample a request that ends, of which so many tokens are computed."""
+        """Sample a request that ends with ``num_tokens`` computed tokens."""
         if not self._watched:
             return
         num_asked, window = self._watched.pop(table.table_id, None), self._window
@@ -144,7 +133,7 @@ class Ghost(CacheObserver):
         if chosen:
             names = window.sampler.names(table.key, chosen)
             size, summary = self._config.block_size, table.summary
-            last = (num_asked - 1) // size * size  # where the block begins that can not hit whole
+            last = (num_asked - 1) // size * size  # start of the block that cannot hit as a whole
             asked = bisect_left(chosen, (last, 0))
             request_class = self._learned[0].request_class(summary) if self._learned else 0
             request = SampledRequest(
@@ -153,7 +142,9 @@ class Ghost(CacheObserver):
             window.add(request, Coverage.of(self._counts))
             self._blocks_left -= len(names)
             if self._blocks_left <= 0:
-                self._end_sampling()
+                self.is_sampling = False
+                self._watched.clear()
+                self._close()
 
     def rest(self) -> bool:
         """Replay a sampled request in idle time; returns whether there are more."""
@@ -179,7 +170,7 @@ class Ghost(CacheObserver):
         return 0
 
     def clear(self) -> None:
-        """Drop what was sampled; estimates stay, which say nothing of single requests."""
+        """Drop what was sampled; estimates stay, since they name no request."""
         self._window, self.is_sampling = None, False
         self._watched.clear()
         enough = self._blocks_left >= WINDOW_BLOCKS // 2
@@ -209,12 +200,6 @@ class Ghost(CacheObserver):
         self._num_windows += 1
         self.is_sampling = True
 
-    def _end_sampling(self) -> None:
-        """Replay what waits, in idle time, and sample no more."""
-        self.is_sampling = False
-        self._watched.clear()
-        self._close()
-
     def _close(self) -> None:
         """Drop the simulations when all of a window is replayed."""
         if not self.is_sampling and self._window is not None and not self._window.backlog:
@@ -223,7 +208,7 @@ class Ghost(CacheObserver):
     def _simulations(
         self, plan: SamplingPlan
     ) -> tuple[SimulatedCache, list[tuple[SimulatedCache, PairedEstimator]]]:
-        """Make the simulation of the cache itself, and those of all candidates."""
+        """Create the simulation of the cache itself, and those of all candidates."""
         own = self._config.policy
         candidates = [Candidate(memory, own) for memory in SIZES]
         candidates += [Candidate(1.0, policy) for policy in ALTERNATIVES if policy != own]
@@ -273,7 +258,7 @@ class Ghost(CacheObserver):
     def _counted_lru(self) -> GhostEstimate:
         """Estimate LRU's hits from the counts of learning policies.
 
-        Where requests come one by one this is exact; of those that run at once, to a few blocks.
+        It is exact if requests run one by one, else to a few blocks.
         """
         config, counts = self._config, self._counts
         lead = sum(policy.lru_lead for policy in self._learned) * config.block_size
@@ -289,8 +274,8 @@ class Ghost(CacheObserver):
     def _restraint(self) -> float:
         """Return how much less the real policy finds than its simulation, as a hit ratio.
 
-        It is held back by its account against LRU, and a simulation is not. Another size may be
-        held back by as much or not at all.
+        The real one is limited by its budget against LRU, and a simulation is not. At another size,
+        the limit may cost as much or nothing.
         """
         config, simulated = self._config, self._estimators[Candidate(1.0, "lru")]
         ratio, _ = simulated.estimate(self._counts, config.block_size, config.num_blocks)

@@ -24,7 +24,7 @@ WINDOW_BLOCKS = 4096
 """Sampled blocks of one window."""
 
 _LEAST_BLOCKS = 64
-"""A simulation of fewer blocks says little of a large cache."""
+"""Minimum size of a simulation; a smaller one says little about a large cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ class SamplingPlan:
 
     Attributes:
         size: Blocks of the simulation that stands for the cache itself.
-        stride: Blocks of the traffic that one sampled block stands for.
-        step: Blocks of which one is asked whether it is chosen.
+        stride: Blocks of the traffic per sampled block.
+        step: Blocks per candidate: every ``step``-th block of a prompt may be sampled.
     """
 
     size: int
@@ -43,11 +43,10 @@ class SamplingPlan:
 
     @staticmethod
     def of(config: PrefixCacheConfig, counts: LookupCounts) -> "SamplingPlan":
-        """Set the rate by the pool and by what was looked up so far.
+        """Derive the rate from the pool and the mean length of requests so far.
 
-        A request of mean length has one sampled block at most: a second one tells less than
-        the first one of another request. No simulation has fewer than 64 blocks for that, where
-        the pool has as many.
+        A request of mean length has at most one sampled block: a second one would tell less than
+        the first one of another request. But a simulation has 64 blocks at least, if the pool has.
         """
         mean_blocks = counts.query_tokens / max(1, counts.num_requests) / config.block_size
         pool, most = config.num_blocks, config.num_ghost_blocks
@@ -60,7 +59,7 @@ class SamplingWindow:
 
     Attributes:
         sampler: Chooses blocks.
-        backlog: Sampled requests that are not replayed, and how far the traffic had come.
+        backlog: Sampled requests that are not replayed yet, each with the traffic before it.
     """
 
     def __init__(
@@ -75,13 +74,13 @@ class SamplingWindow:
 
         Args:
             sampler: Chooses blocks.
-            own: Stands for the cache itself.
-            others: Stand for other pools, and what comes of them beside the first one.
-            is_cold: Whether the cache is empty as well; then they are compared from now on.
+            own: The simulation of the cache itself.
+            others: Simulations of other pools, and their estimators.
+            is_cold: Whether the cache is empty as well, so that no warm-up is needed.
         """
         self.sampler, self._own, self._others = sampler, own, others
         self.backlog: deque[tuple[SampledRequest, Coverage]] = deque()
-        self._uses: dict[int, int] = {}  # by name, those used last at the end
+        self._uses: dict[int, int] = {}  # by name, in order of last use
         self._num_replayed, self._is_counting = 0, False
         if is_cold:
             self._begin_counting(Coverage())
@@ -91,7 +90,7 @@ class SamplingWindow:
         self.backlog.append((request, at))
 
     def replay(self) -> int:
-        """Serve all simulations the request that has waited longest; return its blocks."""
+        """Replay the oldest request of the backlog in all simulations; returns its blocks."""
         request, at = self.backlog.popleft()
         request = self._count_uses(request)
         asked, own = request.names[: request.num_asked], self._own.serve(request)
@@ -106,7 +105,7 @@ class SamplingWindow:
         return len(request.names)
 
     def _count_uses(self, request: SampledRequest) -> SampledRequest:
-        """Note in a request how often each of its blocks was in use so far."""
+        """Add to a request how often each of its blocks was used so far."""
         uses = self._uses
         for name in request.names:
             uses[name] = uses.pop(name, 0) + 1
@@ -116,7 +115,7 @@ class SamplingWindow:
         return request._replace(uses=counted)
 
     def reach(self, at: Coverage) -> None:
-        """Note how far the traffic has come, also where nothing of it was chosen."""
+        """Note the traffic so far, also if none of its blocks was sampled."""
         if self._is_counting and not self.backlog:
             for _, estimator in self._others:
                 estimator.reached = at

@@ -1,12 +1,12 @@
-"""Small caches without memory, which replay sampled requests.
+"""Small caches without KV, which replay sampled requests.
 
-Each says of every request how many of its sampled blocks it would have found:
+Each counts how many of a request's sampled blocks it would have found:
 
 * ``LruSimulation``: LRU, in a dict;
 * ``PolicySimulation``: any policy, through the contract by which the real cache drives it;
 * ``LearnedPolicySimulation``: the real cache's own policy at another size. It learns nothing from
-  its few blocks: how long blocks of a class wait until they are used again is a fact about the
-  traffic and not about the memory, so it uses what the real policy has fitted.
+  its few blocks: the time until blocks of a class are used again depends on the traffic and not on
+  the memory, so it uses what the real policy has learned.
 
 Source: Waldspurger, Saemundsson, Ahmad, Park, Cache modeling and optimization using miniature
 simulations, ATC 2017.
@@ -26,7 +26,7 @@ from ostinato.ghost.sampler import SampledRequest
 from ostinato.settings import PolicyName
 
 _REQUESTS_PER_FIT = 200
-"""A fit takes as long as a hundred requests, and tells little more of as few as a sample has."""
+"""A fit takes as long as a hundred requests, and a sample has too few for frequent ones."""
 
 _RANKED_SHARE = 16
 """One ranking names a sixteenth of the blocks as the next victims."""
@@ -44,7 +44,7 @@ class SimulatedCache(Protocol):
 
 
 class LruSimulation:
-    """LRU of so many blocks."""
+    """A cache under LRU."""
 
     def __init__(self, num_blocks: int) -> None:
         """Start empty."""
@@ -68,7 +68,7 @@ class LruSimulation:
 
 
 class _Shared(Identity):
-    """Names include identities already, so one does for all; policies hash it often."""
+    """One identity for all blocks, since names include theirs; policies hash it often."""
 
     def __hash__(self) -> int:
         return 0
@@ -84,11 +84,8 @@ class _Block(CacheEntry):
 
     def __init__(self, name: int, index: int, parent: "_Block | None") -> None:
         super().__init__(_SHARED)
-        self.name, self.index, self.parent, self.num_children = name, index, parent, 0
-
-    @property
-    def num_blocks(self) -> int:
-        return 1
+        self.name, self.index, self.parent = name, index, parent
+        self.num_blocks, self.num_children = 1, 0
 
     @property
     def is_leaf(self) -> bool:
@@ -99,7 +96,7 @@ class _Block(CacheEntry):
 
 
 class PolicySimulation:
-    """A policy, and the sampled blocks that it decides about."""
+    """A cache of sampled blocks under a real policy."""
 
     def __init__(self, num_blocks: int, policy: PolicyName) -> None:
         """Start empty."""
@@ -120,7 +117,7 @@ class PolicySimulation:
             RequestSummary(num_output_tokens=request.num_output_tokens),
         )
         num_found = len(path)
-        # Names stand in the place of tokens, for what is remembered of evicted blocks.
+        # Names stand for tokens in what the policy remembers of evicted blocks.
         key = PrefixKey(_SHARED, request.names)
         if isinstance(policy, LearnedPolicy):
             policy.look_up(key, num_found, request.num_asked, 1, summary)
@@ -201,10 +198,10 @@ class _RankedBlock:
     """One sampled block of a learned simulation.
 
     Attributes:
-        name: Which.
-        parent: The sampled one before it; None for the first.
-        num_children: Cached ones that build on it.
-        row: Where the index of its class begins.
+        name: Its name.
+        parent: The sampled block before it; None for the first.
+        num_children: Cached blocks after it.
+        row: Row of its class in the learned table.
         released_s: When it was released; infinite while it is in use.
     """
 
@@ -220,9 +217,9 @@ _IN_USE = float("inf")
 
 
 class LearnedPolicySimulation:
-    """What a cache of another size would find with what the real policy has learned.
+    """A cache of another size that uses what the real policy has learned.
 
-    It evicts the leaves that are worth least, without regard to what LRU would hold.
+    It evicts the leaves that are worth least, without a budget against LRU.
     """
 
     def __init__(self, num_blocks: int, learned: LearnedPolicy) -> None:

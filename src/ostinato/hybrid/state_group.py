@@ -251,7 +251,7 @@ class StateGroup(LayerGroup):
     def evict(self, entry: CacheEntry, most: int) -> Removal:
         """Remove an evictable checkpoint."""
         assert isinstance(entry, Checkpoint) and not entry.ref_count and most
-        entry.content.copies.remove(entry)
+        entry.remove()
         del self._contents[entry.content.digest]
         if self._observer.by_block.get(entry.last_block) is entry:
             del self._observer.by_block[entry.last_block]

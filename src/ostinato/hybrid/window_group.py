@@ -253,6 +253,6 @@ class WindowGroup(LayerGroup):
 
     def _remove(self, copy: WindowCopy) -> None:
         """Take a copy out of its content; the last one takes the content with it."""
-        copy.content.copies.remove(copy)
+        copy.remove()
         if not copy.content.copies:
             del self._contents[copy.content.digest]

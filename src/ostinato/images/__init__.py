@@ -2,7 +2,7 @@
 
 Files in reading order:
 
-* ``picture``: decodes an image, and names it by its content
+* ``picture``: decodes images, and names them by their content
 * ``media``: fetches the bytes of an image from a data URI, a file or a URL
 * ``parts``: finds the images of a conversation
 
@@ -10,5 +10,5 @@ Rules:
 
 1. An image is refused by its size before it is decoded, and by its length before it is read.
 2. A data URI is always read; files and URLs only where the operator allows them.
-3. The address that is checked is the address that is connected to, after each redirect anew.
+3. The address that is checked is the address that is connected to, after each redirect too.
 """

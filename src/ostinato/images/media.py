@@ -2,7 +2,7 @@
 
 A URL in a prompt is a request that a client makes from inside the operator's network. So nothing
 is fetched unless the operator names domains, and then only from public addresses: each is checked
-where its socket is made, so that redirects, other notations and second DNS answers change nothing.
+when its socket is made, which redirects, other notations and second DNS answers cannot avoid.
 """
 
 import asyncio
@@ -22,41 +22,27 @@ from yarl import URL
 
 from ostinato.core.errors import RequestError
 
-MOST_REDIRECTS = 3
-"""Redirects that are followed; each is checked as the first URL is."""
-
+MOST_REDIRECTS = 3  # that are followed; each is checked as the first URL is
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 
 @dataclass(frozen=True, slots=True)
 class MediaLimits:
-    """What may be fetched, and how much of it.
+    """What may be fetched, and how much of it."""
 
-    Attributes:
-        local_path: Directory below which files may be read; empty for none.
-        domains: Hosts that may be asked over HTTP; a host's subdomains are not included. ``*`` is
-            every public one; empty is none.
-        max_bytes: Longest file, as it is encoded.
-        max_pixels: Most pixels of an image.
-        timeout_s: Time for one URL, redirects included.
-    """
-
-    local_path: str = ""
-    domains: tuple[str, ...] = ()
-    max_bytes: int = 20 * 2**20
-    max_pixels: int = 2**25
-    timeout_s: float = 5.0
+    local_path: str = ""  # directory below which files may be read; empty for none
+    domains: tuple[str, ...] = ()  # hosts, without their subdomains; "*" is every public one
+    max_bytes: int = 20 * 2**20  # of a file, as it is encoded
+    max_pixels: int = 2**25  # of an image
+    timeout_s: float = 5.0  # for one URL, redirects included
 
 
 async def fetch(url: str, limits: MediaLimits) -> bytes:
-    """Return the content of an image's URL.
-
-    Args:
-        url: ``data:``, ``file://``, ``http://`` or ``https://``.
-        limits: What the operator allows.
+    """Return the content of an image's URL: ``data:``, ``file://``, ``http://`` or ``https://``.
 
     Raises:
-        RequestError: It is not allowed, is not there, is too long or takes too long.
+        RequestError: It is not allowed, does not exist, is too long or takes too long.
     """
     scheme = url.partition(":")[0].lower()
     if scheme == "data":
@@ -94,18 +80,11 @@ def is_public(address: str) -> bool:
     return parsed.is_global and not parsed.is_multicast and not parsed.is_reserved
 
 
-_NAT64 = ipaddress.ip_network("64:ff9b::/96")
-
-
 def _public_socket(address: Any) -> socket.socket:
-    """Make the socket for an address; it is connected to that one and no other.
-
-    Raises:
-        OSError: It is not public.
-    """
+    """Make the socket that is connected to this address; raise OSError unless it is public."""
     family, kind, protocol, _, (host, *_) = address
     if not is_public(host):
-        raise OSError(errno.EACCES, f"{host} is no public address")
+        raise OSError(errno.EACCES, f"{host} is not a public address")
     return socket.socket(family, kind, protocol)
 
 

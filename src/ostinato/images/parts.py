@@ -16,7 +16,7 @@ _IMAGE = {"type": "image"}
 
 
 def images_in(messages: object) -> list[Any]:
-    """Return what stands for each image of a conversation, in order: a URL, or an object.
+    """Return the source of each image of a conversation, in order: a URL or an object.
 
     Raises:
         RequestError: A part has no image.
@@ -25,7 +25,7 @@ def images_in(messages: object) -> list[Any]:
 
 
 def without_sources(messages: Sequence[Message]) -> list[Any]:
-    """Return a conversation as chat templates read it: only the places of its images are left."""
+    """Return a conversation as chat templates read it: with ``_IMAGE`` for each image part."""
     written: list[Any] = list(messages)
     for place, number, _ in _parts(messages):
         content = list(written[place]["content"])
@@ -35,7 +35,7 @@ def without_sources(messages: Sequence[Message]) -> list[Any]:
 
 
 def _parts(messages: object) -> Iterator[tuple[int, int, Mapping[str, Any]]]:
-    """Yield each image's message, its place in the content, and the part."""
+    """Yield each image part, with its message's place and its own in the message's content."""
     for place, message in enumerate(messages if isinstance(messages, Sequence) else ()):
         content = message.get("content") if isinstance(message, Mapping) else None
         if not isinstance(content, Sequence) or isinstance(content, str):

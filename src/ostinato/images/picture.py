@@ -1,4 +1,4 @@
-"""Decodes an image, and names it by its content."""
+"""Decodes images, and names them by their content."""
 
 import hashlib
 import io
@@ -13,18 +13,14 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from ostinato.core.errors import RequestError
 
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "WEBP")
-"""Formats that are decoded; others have decoders that few have tried to break."""
+"""Formats that are decoded; the decoders of others are less tested against malicious files."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """An image as the model's processor takes it.
+    """An image as the model's processor takes it."""
 
-    Attributes:
-        pixels: RGB, shape (height, width, 3), uint8; never written to.
-    """
-
-    pixels: npt.NDArray[np.uint8]
+    pixels: npt.NDArray[np.uint8]  # RGB, shape (height, width, 3); never written to
 
     @property
     def height(self) -> int:
@@ -38,7 +34,7 @@ class Picture:
 
     @cached_property
     def digest(self) -> bytes:
-        """SHA-256 over size and pixels; files that decode to the same pixels have one digest."""
+        """SHA-256 of size and pixels; files that decode to the same pixels have the same digest."""
         content = hashlib.sha256()
         for side in (self.height, self.width):
             content.update(side.to_bytes(8, "little"))
@@ -47,26 +43,21 @@ class Picture:
 
 
 def decode(encoded: bytes, max_pixels: int, name: str = "the image") -> Picture:
-    """Decode a file's content.
-
-    Args:
-        encoded: In one of ``FORMATS``; of an animation, the first frame is taken.
-        max_pixels: Most pixels.
-        name: Name of the image, for the error.
+    """Decode a file in one of ``FORMATS``; of an animation, the first frame.
 
     Raises:
-        RequestError: It is not an image, is broken, or has too many pixels; those are counted
-            before anything is decoded.
+        RequestError: It is not an image, is broken, or has too many pixels, which is checked
+            before anything is decoded; ``name`` is what the error calls it.
     """
     try:
         with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
             return _converted(image, max_pixels, name)
     except RequestError:
         raise
-    except Exception as error:  # decoders raise whatever they like about broken files
+    except Exception as error:  # decoders raise all kinds of errors about broken files
         reason = f"{type(error).__name__}: {error!s:.120}"
-        if isinstance(error, UnidentifiedImageError):  # its text names an object in memory
-            reason = "its beginning is that of no image"
+        if isinstance(error, UnidentifiedImageError):  # its text is the address of an object
+            reason = "it does not begin as image files do"
         raise RequestError(
             f"{name} cannot be decoded ({reason}): it must be a whole file in one of the formats "
             f"{', '.join(FORMATS)}"
@@ -79,8 +70,8 @@ def as_picture(image: Any, max_pixels: int, name: str = "the image") -> Picture:
     Args:
         image: A ``PIL.Image``, an array of shape (height, width, 3) of uint8, an encoded file's
             bytes, or a ``Picture``.
-        max_pixels: Most pixels.
-        name: Name of the image, for the error.
+        max_pixels: More are refused.
+        name: What an error calls it.
 
     Raises:
         RequestError: It is none of them, is broken, or has too many pixels.

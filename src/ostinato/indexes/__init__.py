@@ -1,10 +1,9 @@
-"""The hash index: prefixes found by chained digest, as in vLLM; the reference beside the tree.
+"""The hash index: prefixes found by chained digest, as in vLLM; an alternative to the radix tree.
 
 Files in reading order:
 
 * ``block_hash``: chained digests of blocks, and digest functions by name
-* ``block_copy``: blocks that hold the same content
-* ``hash_content``: what the index keeps of a block, and of a request
+* ``block_copy``: blocks that hold the same content, and what one request holds
 * ``hash_index``: ``HashIndex``, the port ``cache.prefix_index`` over a map of digests
 
 Rules:

@@ -1,10 +1,11 @@
-"""Blocks that hold the same content: an entry each, the oldest first."""
+"""Blocks that hold the same content: an entry each, the oldest first; here and in ``hybrid``."""
 
-from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from ostinato.cache.block import CacheEntry
-from ostinato.core.identity import Identity
+from ostinato.cache.child_index import ChildIndex
+from ostinato.core.identity import BlockKey, Identity
 from ostinato.core.ids import BlockDigest, BlockId
 
 
@@ -30,21 +31,68 @@ class BlockCopy(CacheEntry):
         """Add a copy to a content, held by one request."""
         super().__init__(content.identity)
         self.block = BlockId(block)
+        self.blocks, self.num_blocks = (self.block,), 1
         self.content: Any = content
         self.ref_count, self.born_s, self.uses = 1, born_s, uses
         content.copies.append(self)
 
-    @property
-    def blocks(self) -> Sequence[int]:
-        """Its block."""
-        return (self.block,)
-
-    @property
-    def num_blocks(self) -> int:
-        """One, until it is evicted."""
-        return int(self in self.content.copies)
+    def remove(self) -> None:
+        """Remove it from its content: its block is evicted or retracted."""
+        self.content.copies.remove(self)
+        self.num_blocks = 0
 
     def name_of(self, index: int, block_size: int) -> bytes:
         """Return the packed tokens and the extra of its block."""
         name: bytes = self.content.name
         return name
+
+
+class CachedContent(BlockContent):
+    """What one block of the hash index holds: its tokens and, through its parent, all before."""
+
+    __slots__ = ("children", "key", "num_paths", "parent", "start")
+
+    def __init__(
+        self,
+        parent: "CachedContent | None",
+        digest: BlockDigest | None,
+        key: BlockKey,
+        identity: Identity,
+    ) -> None:
+        """Make a content without copies; without a digest it is a partial block."""
+        super().__init__(identity, digest, key.name if key.spans else key.tokens)
+        self.parent = parent  # None for a root, which has no tokens
+        self.key = key
+        self.start: int = 0 if parent is None or parent.parent is None else parent.start + 1
+        self.children: ChildIndex[CachedContent] = ChildIndex()
+        self.num_paths = 0  # that begin at a root
+
+
+class HashCopy(BlockCopy):
+    """One block that holds a content of the hash index."""
+
+    __slots__ = ()
+
+    content: CachedContent
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether no cached content needs this copy."""
+        return len(self.content.copies) > 1 or not self.content.children
+
+    def run_from(self, first: int) -> tuple[int, bytes]:
+        """Return the place and the packed tokens of its block, or of what follows it."""
+        return self.content.start + first, b"" if first else self.content.key.tokens
+
+
+@dataclass(slots=True)
+class HashPath:
+    """What one request holds in the hash index: a root, and a copy per block."""
+
+    root: CachedContent
+    copies: list[HashCopy] = field(default_factory=list)
+
+    @property
+    def last(self) -> CachedContent:
+        """The content that the next block continues."""
+        return self.copies[-1].content if self.copies else self.root

@@ -3,13 +3,12 @@
 ::
 
     root    = H(identity, or that of the public prefix)
-    block 0 = H(root    + tokens 0 .. B-1     + extras)
-    block k = H(block k-1 + tokens kB .. kB+B-1 + extras)
+    block 0 = H(root      + tokens 0 .. B-1     + extra)
+    block k = H(block k-1 + tokens kB .. kB+B-1 + extra)
 
-Tokens are packed little-endian ``uint32``; extras are the images that touch the block, and the
-tenant at the boundary after a public prefix. What is hashed is bytes of fixed layout, never
-``str()`` or ``pickle`` of Python objects, so that lists, tuples and NumPy integers of the same ids
-give the same digest.
+Tokens are packed little-endian ``uint32``; the extra is what images and boundaries add to a block
+(``core.identity``). What is hashed is bytes of fixed layout, never ``str()`` or ``pickle`` of
+Python objects, so that lists, tuples and NumPy integers of the same ids give the same digest.
 """
 
 import hashlib
@@ -29,21 +28,18 @@ def sha256(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()
 
 
-def make_xxh3_128() -> DigestFunction:
-    """Return a fast digest, 16 bytes, with a random seed of this process.
+def make_digest(name: DigestName) -> DigestFunction:
+    """Return a digest function: ``sha256``, or the faster ``xxh3_128`` with a random seed.
 
-    It is no match for an attacker, so digests differ between processes; the hash index
-    compares tokens anyway.
+    XXH3 is not collision-resistant; the seed, which no other process has, makes collisions hard to
+    prepare, and the hash index compares tokens anyway.
     """
+    if name == "sha256":
+        return sha256
     import xxhash  # imported here: an embedded cache needs NumPy alone
 
     seed = secrets.randbits(64)
     return lambda data: xxhash.xxh3_128_digest(data, seed)
-
-
-def make_digest(name: DigestName) -> DigestFunction:
-    """Return the digest function of that name."""
-    return sha256 if name == "sha256" else make_xxh3_128()
 
 
 class BlockHasher:
@@ -54,27 +50,14 @@ class BlockHasher:
         self.block_size = block_size
         self._digest = digest
 
-    def root(self, key: PrefixKey) -> BlockDigest:
-        """Return the parent digest of a sequence's first block."""
-        return BlockDigest(self._digest(key.identity.root.encoded))
-
     def digests(self, key: PrefixKey, num_blocks: int) -> list[BlockDigest]:
-        """Return the chained digests of the first full blocks.
+        """Return the key's memo of chained digests, with at least those of its first full blocks.
 
-        Args:
-            key: The sequence; its memo is extended.
-            num_blocks: Full blocks wanted, all within the sequence.
-
-        Returns:
-            The memo itself, at least ``num_blocks`` long.
-
-        Cost: one digest per block that is not in the memo.
+        Cost: one digest per block that is not in the memo yet.
         """
-        memo = key.digests.get(self)
-        if memo is None:
-            memo = key.digests[self] = []
+        memo = key.digests.setdefault(self, [])
         if len(memo) < num_blocks:
-            parent = memo[-1] if memo else self.root(key)
+            parent = memo[-1] if memo else self._root(key)
             digest, size = self._digest, self.block_size
             for index in range(len(memo), num_blocks):
                 parent = BlockDigest(digest(parent + key.block_name(index, size)))
@@ -82,6 +65,10 @@ class BlockHasher:
         return memo
 
     def child(self, key: PrefixKey, num_blocks: int, name: bytes) -> BlockDigest:
-        """Return the digest of a block, by its tokens and extras, after a sequence's first ones."""
-        parent = self.digests(key, num_blocks)[num_blocks - 1] if num_blocks else self.root(key)
+        """Return the digest of a block of that name after a sequence's first blocks."""
+        parent = self.digests(key, num_blocks)[num_blocks - 1] if num_blocks else self._root(key)
         return BlockDigest(self._digest(parent + name))
+
+    def _root(self, key: PrefixKey) -> BlockDigest:
+        """Return the parent digest of a sequence's first block."""
+        return BlockDigest(self._digest(key.identity.root.encoded))

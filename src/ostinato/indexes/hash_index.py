@@ -2,7 +2,7 @@
 
 A map from digest to content, as in vLLM: a match hashes block after block and stops at the
 first digest that is not there. Digests may collide by malice or bad luck, so each candidate's
-parent and tokens are compared as well; by induction a hit is exact whatever the digest.
+parent and tokens are compared as well; by induction a hit is exact with any digest.
 
 ::
 
@@ -33,8 +33,8 @@ from ostinato.cache.pool import BlockPool
 from ostinato.cache.prefix_index import CachedRun, PrefixMatch, PublishResult, Removal, TailMatch
 from ostinato.core.identity import BlockKey, Identity, PrefixKey
 from ostinato.core.ids import BlockDigest, BlockId
+from ostinato.indexes.block_copy import CachedContent, HashCopy, HashPath
 from ostinato.indexes.block_hash import BlockHasher
-from ostinato.indexes.hash_content import CachedContent, HashCopy, HashPath
 
 
 class HashIndex:
@@ -91,7 +91,12 @@ class HashIndex:
 
     def acquire(self, key: PrefixKey, match: PrefixMatch) -> tuple[HashPath, HashCopy | None]:
         """Hold the matched copies, and apart from them a tail's."""
-        path = self._hold(HashPath(self._root(key), list(match.entries)))
+        identity = key.identity.root
+        root = self._roots.get(identity)
+        if root is None:
+            nothing = BlockKey(b"", (), 0)
+            root = self._roots[identity] = CachedContent(None, None, nothing, identity)
+        path = self._hold(HashPath(root, list(match.entries)))
         source: HashCopy | None = None if match.tail is None else match.tail.entry
         if source is not None:
             self._pool.acquire((source,))
@@ -113,7 +118,7 @@ class HashIndex:
         if num_tokens % self.block_size:
             return self._publish_partial(path, key, blocks[0], num_tokens)
         first, last = len(path.copies), len(path.copies) + len(blocks)
-        self._hasher.digests(key, last)  # whatever it raises, nothing has changed
+        self._hasher.digests(key, last)  # if it raises, nothing has changed
         policy, now_s = self._pool.shares.policy_of(key.identity.owner), self._pool.now()
         num_known, duplicates = 0, list[tuple[int, BlockId]]()
         uses, left = 0, 0  # what is remembered, and of how many more blocks
@@ -170,7 +175,7 @@ class HashIndex:
         return Removal(array("i", [entry.block]), self._remove(entry))
 
     def runs(self) -> Iterator[CachedRun]:
-        """Walk all contents but the roots; the copies of one are one run."""
+        """Iterate over all contents but the roots; the copies of one are one run."""
         return (CachedRun(parent, content.copies) for parent, content in walk(self._roots.values()))
 
     def check(self, paths: "list[HashPath]", sources: Sequence[CacheEntry] = ()) -> None:
@@ -190,8 +195,8 @@ class HashIndex:
             assert content.copies and parent is not None, "a content without a copy"
             parted = parent.copies and parent.identity.tenant != content.identity.tenant
             is_held = any(copy.ref_count for copy in parent.copies)
-            assert not parted or is_held, "content after a public prefix that may go"
-            assert content.digest is not None or not content.children, "a partial block goes on"
+            assert not parted or is_held, "an idle public prefix has content after it"
+            assert content.digest is not None or not content.children, "a partial block as parent"
             known = self._contents.get(content.digest, []) if content.digest else [content]
             assert content in known, "a content has lost its digest"
         num_named = sum(content.digest is not None for content in contents)
@@ -202,7 +207,7 @@ class HashIndex:
             assert num_paths or root.children, "an empty root was left behind"
 
     def _find(self, parent: CachedContent, key: PrefixKey, index: int) -> CachedContent | None:
-        """Look a block up by digest; compare parent and tokens, whatever the digest says."""
+        """Look a block up by digest; parent and tokens are compared as well."""
         digest = self._hasher.digests(key, index + 1)[index]
         for content in self._contents.get(digest, ()):
             if content.parent is parent and content.name == key.block_name(index, self.block_size):
@@ -231,7 +236,7 @@ class HashIndex:
         """Add a content with fewer tokens than a block and no digest."""
         parent = path.last
         own = key.block_key(len(path.copies) * self.block_size, num_tokens)
-        if own.spans or parent.children.begins_with(own.tokens):
+        if own.spans or parent.children.closest(own.tokens)[1] == num_tokens % self.block_size:
             return path, PublishResult(1)
         self.version += 1
         content = CachedContent(parent, None, own, key.identity)
@@ -257,7 +262,7 @@ class HashIndex:
         """
         content = copy.content
         copies: list[HashCopy] = content.copies
-        copies.remove(copy)
+        copy.remove()
         if copies:
             return copies[0].block
         parent = content.parent
@@ -271,14 +276,6 @@ class HashIndex:
         self._became_leaf(parent)
         above: list[HashCopy] = parent.copies
         return above[0].block if above else None
-
-    def _root(self, key: PrefixKey) -> CachedContent:
-        identity = key.identity.root
-        root = self._roots.get(identity)
-        if root is None:
-            root = CachedContent(None, self._hasher.root(key), BlockKey(b"", (), 0), identity)
-            self._roots[identity] = root
-        return root
 
     def _became_leaf(self, content: CachedContent) -> None:
         """Tell the policy if a content has no children left; remove a root without any."""

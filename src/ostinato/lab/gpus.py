@@ -39,7 +39,7 @@ class Gpu:
             hardware has no FP8.
         bandwidth: Memory bandwidth, bytes/s.
         link: Bandwidth to other GPUs of the machine, bytes/s in one direction: NVLink, or PCIe.
-        memory_bytes: In all.
+        memory_bytes: Total memory.
     """
 
     name: str
@@ -52,12 +52,9 @@ class Gpu:
     def overridden(
         self, tflops: float | None, bandwidth_tb: float | None, memory_bytes: int | None
     ) -> "Gpu":
-        """Return the GPU with some values replaced.
+        """Return the GPU with another peak in bfloat16, bandwidth in TB/s or memory.
 
-        Args:
-            tflops: Peak in bfloat16, TFLOP/s; FP8 keeps its ratio to it.
-            bandwidth_tb: TB/s.
-            memory_bytes: In all.
+        FP8 keeps its ratio to bfloat16.
 
         Raises:
             ConfigError: A value is not above 0.

@@ -71,9 +71,9 @@ class LintReport:
         hours: Time that the log covers; an hour if it has no times.
         has_times: Whether it has times.
         prompt_tokens: Prompt tokens of all requests.
-        computed_tokens: As they were sent, on a cache that keeps every prefix.
-        fixed_tokens: With all findings fixed, but for ``cache_control`` and ``drift``, which that
-            cache does not know.
+        computed_tokens: Computed tokens as sent, on a cache that keeps every prefix.
+        fixed_tokens: The same with all findings fixed, except ``cache_control`` and ``drift``,
+            which do not matter to that cache.
     """
 
     findings: tuple[Finding, ...]

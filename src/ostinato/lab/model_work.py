@@ -55,7 +55,7 @@ class AttentionGroup:
         return num_tokens if self.window is None else np.minimum(num_tokens, self.window)
 
     def pairs(self, num_tokens: PerRequest, num_cached: PerRequest) -> PerRequest:
-        """Return the pairs of the tokens behind the cached ones."""
+        """Return the pairs of the tokens after the cached ones."""
         return self._pairs_from_zero(num_tokens) - self._pairs_from_zero(num_cached)
 
     def _pairs_from_zero(self, num_tokens: PerRequest) -> PerRequest:
@@ -68,7 +68,7 @@ class WeightFormat:
     """How weights are stored and multiplied.
 
     Attributes:
-        name: For people.
+        name: Name for display.
         bits: Per value in layers.
         expert_bits: Per value in routed experts.
         is_fp8: Whether activations are in 8 bits too, so that products run at that rate.

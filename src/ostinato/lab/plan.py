@@ -60,11 +60,11 @@ class Setup:
     """A replica's hardware and settings.
 
     Attributes:
-        cost: How long work takes on it.
-        kv: What it keeps of each token.
+        cost: Cost of a step.
+        kv: KV of a token.
         prices: Prices of machines and memory.
         num_gpus: Number of GPUs of one replica.
-        own_bytes: Memory that its GPUs have left beside the weights; costs nothing more.
+        own_bytes: Memory that its GPUs have left after the weights, at no extra price.
         utilisation: Share of the time that replicas may be busy on average.
         policy: Eviction policy.
     """
@@ -97,12 +97,12 @@ class Fleet:
     """Replicas that serve a trace.
 
     Attributes:
-        num_replicas: As many as the load needs.
+        num_replicas: Number of replicas that the load needs.
         hit_ratio: Share of prompt tokens that hit, 0 to 1.
         saved_share: Share of the prefill work that is saved, attention included, 0 to 1.
         busy_share: Share of its time that a replica is busy, on average.
-        busiest_share: The same of the busiest.
-        money: Per hour.
+        busiest_share: The same for the busiest replica.
+        money: Price per hour.
         evicts: Whether any cache evicted something of full attention.
     """
 
@@ -121,8 +121,8 @@ class Option:
 
     Attributes:
         memory_bytes: Memory of each replica.
-        affinity: With a router that follows prefixes.
-        round_robin: Without.
+        affinity: The fleet with prefix-aware routing.
+        round_robin: The fleet with round-robin routing.
     """
 
     memory_bytes: int
@@ -136,12 +136,12 @@ class Plan:
 
     Attributes:
         options: One per size, rising; the last evicts nothing, or is the largest asked for.
-        without: Replicas without a cache.
-        best: With the lowest bill; None if that is no lower than without a cache.
-        knee: Where the curve of hits bends.
-        seen_ratio: Share of prompt tokens that any request had before: one cache for all traffic
-            that never evicts would find as many.
-        setup: What was assumed.
+        without: The fleet without a cache.
+        best: The option with the lowest bill; None if it is no lower than without a cache.
+        knee: The option where the curve of hits bends.
+        seen_ratio: Share of prompt tokens that an earlier request had: the hits of one cache for
+            all traffic that never evicts.
+        setup: Hardware, prices and settings.
     """
 
     options: tuple[Option, ...]
@@ -218,7 +218,7 @@ def _seen_tokens(trace: BlockTrace) -> Numbers:
 
 @dataclass(frozen=True, slots=True)
 class _Tried:
-    """A number of replicas that was tried, what they found, and how many that load needs."""
+    """A number of replicas that was tried, its result, and the number that the load then needs."""
 
     fleet: Fleet
     result: RoutedResult
@@ -253,7 +253,7 @@ class _Planner:
         return Option(memory_bytes, *(self.serve(memory_bytes, each).fleet for each in ROUTINGS))
 
     def serve(self, memory_bytes: int, routing: Routing) -> _Tried:
-        """Find the fewest replicas that are enough with the hits that they have."""
+        """Find the fewest replicas that can serve the load with their hits."""
         too_few, num = self._fewest - 1, self._fewest
         tried = self._try(memory_bytes, num, routing)
         while tried.needed > num:

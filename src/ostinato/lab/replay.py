@@ -108,24 +108,15 @@ class Replay:
         self._watch_plan: Callable[[StepPlan], None] = lambda _plan: None
 
     def run(
-        self,
-        watch: Callable[[AnyEvent], None] | None = None,
-        watch_plan: Callable[[StepPlan], None] | None = None,
+        self, watch_plan: Callable[[StepPlan], None] = lambda _plan: None
     ) -> list[ReplayedRequest]:
-        """Replay all recorded events.
+        """Replay all recorded events; returns the requests, in order.
 
-        Args:
-            watch: Is shown every event after it was done.
-            watch_plan: Is shown the plan of every recorded step, also if nothing is computed.
-
-        Returns:
-            The requests, in order.
+        ``watch_plan`` is called with the plan of every recorded step, also if it computes nothing.
         """
-        self._watch_plan = watch_plan or (lambda _plan: None)
+        self._watch_plan = watch_plan
         for event in self.recording.events:
             self._do(event)
-            if watch is not None:
-                watch(event)
         return [self._compare(added) for added in self.recording.added]
 
     def _do(self, event: AnyEvent) -> None:
@@ -212,7 +203,7 @@ class Replay:
         self._now_s = (self.recording.header.start_us + at_us) / 1_000_000
 
     def _note(self, sequences: list[Sequence]) -> None:
-        """Remember the first continuation of each request: it knows what was found."""
+        """Keep the first sequence of each request: it has the request's hits."""
         for sequence in sequences:
             if sequence.index == 0:
                 self._leaders[int(sequence.request.request_id)] = sequence
@@ -237,7 +228,7 @@ class _RecordedAnswers:
         self._outputs: dict[SequenceId, tuple[array[int], SequenceEnd]] = {}
 
     def expect(self, n: int, sequences: tuple[SequenceEnd, ...]) -> None:
-        """Take the answers of a request that was just added: sequences are numbered in order."""
+        """Add the answers of a request that was just added: sequences are numbered in order."""
         for index, sequence in enumerate(sequences):
             number = SequenceId(self._next_id + index)
             self._outputs[number] = (unpack_names(sequence.output), sequence)
@@ -252,12 +243,12 @@ class _RecordedAnswers:
         if scheduled.sample is None:
             return SequenceResult((), logprobs)
         place, seeds = len(scheduled.sample.output), scheduled.sample.seeds
-        # A prompt is answered for all its continuations, later tokens for one of them.
+        # A prefill samples for all continuations of a prompt, later steps for one of them.
         numbers = [SequenceId(scheduled.sequence_id + index) for index in range(len(seeds))]
         return SequenceResult(tuple(self._token(number, place) for number in numbers), logprobs)
 
     def _token(self, number: SequenceId, place: int) -> SampledToken:
-        """Return the recorded token; behind the last one, an unknown one or the recorded error."""
+        """Return the recorded token; after the last one, an unknown one or the recorded error."""
         output, end = self._outputs.get(number, (array("I"), SequenceEnd(b"", "live")))
         if place < len(output):
             return SampledToken(output[place])

@@ -28,7 +28,7 @@ Routing = Literal["affinity", "round_robin"]
 """Routing of requests over replicas."""
 
 LOAD_FACTOR = 1.25
-"""Of the mean load, above which a replica gets no request for its prefix alone."""
+"""Multiple of the mean load above which a replica gets no request for its prefix alone."""
 
 _LOAD_WINDOW_S = 60.0
 """Time after which a request's work counts for a third of what it was, in a replica's load."""
@@ -39,7 +39,7 @@ class Work:
     """Seconds that each request of a trace takes on one replica.
 
     Attributes:
-        prefill_s: Without a cache, shape (num_requests,).
+        prefill_s: Prefill time without a cache, shape (num_requests,).
         decode_s: Decode time of its answer, shape (num_requests,).
     """
 
@@ -48,7 +48,7 @@ class Work:
 
     @property
     def total_s(self) -> float:
-        """Of all requests, without a cache."""
+        """Time of all requests, without a cache."""
         return float(self.prefill_s.sum() + self.decode_s.sum())
 
 
@@ -58,7 +58,7 @@ class RoutedResult:
 
     Attributes:
         hit_tokens: Prompt tokens that hit, shape (num_requests,).
-        replica: That served each request, shape (num_requests,).
+        replica: Replica that served each request, shape (num_requests,).
         evicted_blocks: Evicted blocks of full attention, over all replicas.
         most_cached_blocks: Cached blocks of full attention, at the end, in the fullest cache.
     """
@@ -70,7 +70,7 @@ class RoutedResult:
 
 
 def work_of(trace: BlockTrace, cost: StepCost) -> Work:
-    """Return what a trace's requests take without a cache."""
+    """Return the work of a trace's requests without a cache."""
     inputs, outputs = (
         each.astype(np.float64) for each in (trace.input_tokens, trace.output_tokens)
     )
@@ -145,7 +145,7 @@ class _PrefixRouter:
             self._sent_to[block] |= bit
 
     def _found(self, place: int, path: "array[int]", holders: int) -> int:
-        """Return the blocks that a replica still has, if it was ever sent the prompt's last."""
+        """Return a replica's cached blocks of a prompt, if it was ever sent the last of them."""
         if not holders:
             return 0
         cache = self._caches[place]

@@ -210,5 +210,5 @@ def _without(value: Any, names: Collection[str]) -> Any:
 
 
 def _is_forced(choice: Any) -> bool:
-    """Whether Anthropic is told which tool to call, which its cache of messages depends on."""
+    """Whether the request forces a tool, which Anthropic's cache of messages depends on."""
     return isinstance(choice, Mapping) and choice.get("type") not in (None, "auto")

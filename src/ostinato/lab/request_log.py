@@ -46,12 +46,12 @@ class LoggedRequest:
 
     Attributes:
         line: Its line in the file, or its place in the array, counted from 1.
-        prompt: What it puts in front of the model.
-        model: That it asks for; two models share no cache.
-        at_s: When, in seconds since 1970; None if the log does not say.
-        tenant: Who shares a cache; empty if the log does not say.
-        user: Whom the client acts for, if it says so.
-        reply: What was answered; empty if the log does not say.
+        prompt: The prompt, as the model reads it.
+        model: The requested model; models share no cache.
+        at_s: Time in seconds since 1970; None if the log does not say.
+        tenant: Tenant, within which the cache is shared; empty if the log does not say.
+        user: The client's end user, if named.
+        reply: The answer; empty if the log does not say.
         max_output_tokens: Limit of the answer, if there is one.
         response_id: Id of the answer.
         previous_id: Id of the earlier answer that it continues, whose messages it lacks.
@@ -79,7 +79,7 @@ class LoggedRequest:
 
     @property
     def body(self) -> dict[str, Any]:
-        """It as chat templates read it: ``prompt``, or ``messages`` and ``tools``."""
+        """The request as chat templates read it: ``prompt``, or ``messages`` and ``tools``."""
         limit = self.max_output_tokens
         extra = {} if limit is None else {"max_tokens": limit}
         return self.prompt.as_template_input() | extra
@@ -93,7 +93,7 @@ class RequestLog:
         name: Name of the file.
         requests: In order.
         broken: Records that were skipped.
-        is_cut: Whether the log goes on after the last request that was read.
+        is_cut: Whether the log has more requests than were read.
     """
 
     name: str

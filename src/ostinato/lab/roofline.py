@@ -94,8 +94,8 @@ class RooflineCost:
     """Seconds of a model on a machine.
 
     Attributes:
-        model: What it computes and reads.
-        machine: With at least as many GPUs as its weights need.
+        model: The model's work.
+        machine: A machine with enough GPUs for its weights.
     """
 
     model: ModelWork

@@ -1,9 +1,9 @@
 """The hits of each policy at each size of the cache, and their upper bound.
 
-The bound is Belady's: evict what is wanted furthest in the future. A prefix cache may evict leaves
-only; that costs nothing here, for a block is wanted whenever one behind it is, so one of the
-furthest is always a leaf. With bypass, a block that is wanted later than all that is cached is not
-inserted in the first place; it has still been computed.
+The bound is Belady's: evict what is used furthest in the future. A prefix cache may evict leaves
+only; that costs nothing here, since a block is used whenever a block after it is, so one of the
+furthest is always a leaf. With bypass, a block whose next use is later than those of all cached
+blocks is not inserted in the first place; it has still been computed.
 
 Source: L. A. Belady, A study of replacement algorithms for a virtual-storage computer, 1966.
 """
@@ -35,10 +35,10 @@ PLACEMENTS: Mapping[str, CheckpointPlacement] = {
     "one per request": "prompt_end",
     "every block": "every_unit",
 }
-"""Where checkpoints of a model with states are kept: as here, and as is usual elsewhere."""
+"""Where checkpoints of a model with states are kept: by our engine, and by others."""
 
 SHARES = (0.05, 0.1, 0.2, 0.4, 0.7)
-"""Of the memory, those that states may take."""
+"""Shares of the memory for states that are tried."""
 
 _LEADING = (1, 2, 5)
 _NEVER = 2**62
@@ -51,17 +51,17 @@ class Simulation:
     Attributes:
         trace: The traffic.
         capacities: Sizes of the cache in blocks of the trace, rising.
-        kv: What a token takes; None where no model is known.
+        kv: KV of a token; None if no model is known.
         results: One per size, by policy; of a model with states, by where checkpoints are kept.
         bounds: Hit ratios that no policy can exceed, one per size, by name.
         unbounded: Hits of a cache that never evicts.
-        timed: Runs with the scheduler, by what was different.
-        slowdown: By which the arrivals of ``timed`` were stretched.
-        is_slowed_to_fit: Whether that was chosen so that one engine can serve them.
-        cost_origin: Where the prices of ``timed`` come from.
-        tiered: With a disk behind the cache, one per size, under the usual policy.
-        disk: That disk; None without one.
-        replayed: For a recording, its requests, done again with the recorded settings.
+        timed: Runs with the scheduler, by name.
+        slowdown: Factor on the gaps between arrivals in ``timed``.
+        is_slowed_to_fit: Whether it was chosen so that one engine can serve them.
+        cost_origin: Source of the costs of ``timed``.
+        tiered: Results with a disk behind the cache, one per size, under the usual policy.
+        disk: The disk; None without one.
+        replayed: The requests of a recording, replayed with the recorded settings.
     """
 
     trace: BlockTrace
@@ -105,7 +105,7 @@ def add_bounds(simulation: Simulation, progress: Callable[[int], None] | None = 
         ratios = []
         for size in simulation.capacities:
             hits = belady_hits(paths, size, bypass)
-            # Where a trace knows answers, their blocks are among the hits.
+            # If a trace has the blocks of answers, they are among the hits.
             ratios.append(min(hits * trace.block_tokens / tokens, ceiling))
             if progress is not None:
                 progress(len(trace))
@@ -126,7 +126,7 @@ def add_disk(
 
 
 def usual_capacities(trace: BlockTrace) -> tuple[int, ...]:
-    """Return sizes worth looking at: 1, 2, 5, 10, ... and the least that never evicts.
+    """Return useful sizes: 1, 2, 5, 10, ... and the least that never evicts.
 
     The smallest is about a two-hundredth of the distinct blocks.
     """
@@ -143,7 +143,7 @@ def simulate(
     progress: Callable[[int], None] | None = None,
     kv: KVGroups | None = None,
 ) -> Simulation:
-    """Serve a trace from caches of every size under every policy.
+    """Replay a trace on caches of every size under every policy.
 
     Args:
         trace: The traffic.

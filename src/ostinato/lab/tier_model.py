@@ -1,7 +1,7 @@
 """A simulated disk behind the pool: its contents and load times.
 
-It is written as an engine writes: what is used a second time, and what a request leaves behind
-while the pool is full (``engine.tier_stores``), and evicts by the code of ``DiskTier``
+It is written as an engine writes (``engine.tier_stores``): what is used a second time, and what a
+request leaves cached while the pool is full. It evicts by the code of ``DiskTier``
 (``tiers.retention``).
 """
 
@@ -25,7 +25,7 @@ from ostinato.tiers.retention import (
 )
 
 LOW_UNUSED = 0.125
-"""Share of the pool without content below which all that requests leave is written."""
+"""Share of unused blocks below which all that requests leave cached is written."""
 
 NUM_SEGMENTS = 32
 """Of a disk, as ``DiskTier`` divides one of up to 32 GiB."""
@@ -50,13 +50,13 @@ class SimulatedDisk(CacheObserver):
     """Blocks by their first tokens: in a trace, a block's tokens name all before it, too.
 
     Attributes:
-        num_blocks: As many fit.
+        num_blocks: Capacity in blocks.
         num_written: Blocks written so far.
-        last_found: Blocks that continued the prompt admitted last, where the pool's hit ended.
+        last_found: Stored blocks after the pool's hit, of the prompt admitted last.
     """
 
     def __init__(self, num_blocks: int, block_size: int, clock: Callable[[], float]) -> None:
-        """Make an empty disk; ``open`` comes before the first request."""
+        """Make an empty disk; call ``open`` before the first request."""
         self.num_blocks = num_blocks
         self.num_written = self.last_found = 0
         self._size, self._clock = block_size, clock
@@ -67,7 +67,7 @@ class SimulatedDisk(CacheObserver):
         self._unwritten: list[tuple[PrefixKey, int, ReuseClass]] = []  # until the pool is full
 
     def open(self, manager: CacheManager) -> None:
-        """Watch a pool, and have its policies remember for the disk."""
+        """Attach to a pool, and let its policies remember enough for the disk."""
         self._pool = manager.pool
         remember_for_tier(manager.pool.shares.policies, self.num_blocks)
 
@@ -77,7 +77,7 @@ class SimulatedDisk(CacheObserver):
         return next((i for i, name in enumerate(names) if name not in self._blocks), len(names))
 
     def on_admit(self, table: BlockTable, context: RequestContext, preempted: bool) -> None:
-        """Write what is used a second time, and note what else a prompt would have found."""
+        """Write what is used a second time, and note what a prompt would have found besides."""
         if context.is_sibling:
             return
         num_shared = table.num_shared_tokens // self._size
@@ -87,7 +87,7 @@ class SimulatedDisk(CacheObserver):
     def on_release(
         self, table: BlockTable, num_tokens: int, num_findable: int, sealed: bool
     ) -> None:
-        """Note what a request used, and write what it leaves in a full pool."""
+        """Note what a request used; if the pool is full, write what it leaves cached."""
         reuse = reuse_class(self._pool.shares.policy_of(table.tenant), table.summary)
         self._unwritten.append((table.key, num_findable // self._size, reuse))
         if self._pool.num_unused < LOW_UNUSED * self._pool.num_blocks:
@@ -97,7 +97,7 @@ class SimulatedDisk(CacheObserver):
             self._unwritten.clear()
 
     def _write(self, key: PrefixKey, num_blocks: int) -> None:
-        """Have a sequence's first blocks."""
+        """Write a sequence's first blocks that are not stored yet."""
         for name in key.tokens[: num_blocks * self._size : self._size]:
             if name not in self._blocks:
                 self._blocks[name] = block = StoredBlock(name)
@@ -136,7 +136,7 @@ class DiskModel:
     """Settings of a simulated disk.
 
     Attributes:
-        num_blocks: As many fit.
+        num_blocks: Capacity in blocks.
         tokens_per_s: How fast it delivers keys and values.
     """
 

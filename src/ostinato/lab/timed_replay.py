@@ -6,8 +6,7 @@ model advances, step by step, replaces the model::
     arrivals ──► scheduler.plan ──► clock += cost ──► scheduler.commit ──► first tokens, samples
 
 Each block id stands for as many equal tokens as a block of the trace has, so prefixes are shared
-by whole blocks, as the trace tells them, and the tokens of answers are their own unless the trace
-knows better.
+by whole blocks, as in the trace. Tokens of answers are unique unless the trace has their blocks.
 """
 
 from array import array
@@ -32,10 +31,10 @@ from ostinato.scheduling.held_requests import HeldRequests
 from ostinato.settings import PrefixCacheConfig
 
 NUM_SAMPLES = 400
-"""Moments at which occupancy is noted: as many as a plot can show."""
+"""Number of samples of the occupancy: as many as a plot can show."""
 
 UTILISATION = 0.8
-"""Share of its time that an engine without a cache is busy, at arrivals slowed down to fit."""
+"""Share of its time that an engine without a cache is busy, with arrivals slowed down to fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +90,7 @@ class TimedResult:
         return self.hit_tokens / self.input_tokens if self.input_tokens else 0.0
 
     def percentile(self, share: float) -> float:
-        """Return the time to the first token that so many percent of requests stay below."""
+        """Return a percentile of the time to first token; ``share`` is in percent."""
         return float(np.percentile(self.first_token_s, share)) if self.first_token_s else 0.0
 
 

@@ -36,8 +36,8 @@ class TraceBuilder:
     def __init__(self, requests: Iterable[BlockRequest] = ()) -> None:
         """Add the first requests."""
         self.arrivals = array("d")
-        self._inputs, self._outputs = array("q"), array("q")
-        self._answer_blocks, self._lengths = array("q"), array("q")
+        # Blocks, prompt tokens, output tokens, and blocks of the answer, of each request.
+        self._columns = tuple(array("q") for _ in range(4))
         self._names = array("Q")
         self._ids: list[Ids] = []
         self._table = _NameTable()
@@ -54,10 +54,9 @@ class TraceBuilder:
             del self._names[before:]
             self._names.extend(hash(name) & _MASK for name in request.blocks)
         self.arrivals.append(request.arrival_s)
-        self._inputs.append(request.input_tokens)
-        self._outputs.append(request.output_tokens)
-        self._answer_blocks.append(request.answer_blocks)
-        self._lengths.append(len(request.blocks))
+        lengths = len(request.blocks), request.input_tokens, request.output_tokens
+        for column, length in zip(self._columns, (*lengths, request.answer_blocks), strict=True):
+            column.append(length)
         if len(self._names) >= NAMES_PER_BATCH:
             self._number_names()
 
@@ -82,34 +81,25 @@ class TraceBuilder:
         if not self.arrivals:
             raise BrokenTrace(f"{name}: there is no request in it")
         self._number_names()
-        lengths = np.array(self._lengths, np.int64)
-        offsets = np.concatenate(([0], np.cumsum(lengths)))
+        columns = np.stack([np.array(column, np.int64) for column in self._columns])
+        arrivals, offsets = np.array(self.arrivals, np.float64), _offsets(columns[0])
         ids = self._all_ids(int(offsets[-1]))
-        inputs, outputs = np.array(self._inputs, np.int64), np.array(self._outputs, np.int64)
-        answers = np.array(self._answer_blocks, np.int64)
-        arrivals = np.array(self.arrivals, np.float64)
-        _refuse_too_many_blocks(name, block_tokens, lengths, inputs, outputs)
+        _refuse_too_many_blocks(name, block_tokens, *columns[:3])
         order = np.argsort(arrivals, kind="stable")
         is_moved = bool((np.diff(order) < 0).any())
         if is_moved:
             ids = np.concatenate([ids[offsets[row] : offsets[row + 1]] for row in order])
-            lengths, inputs, outputs = lengths[order], inputs[order], outputs[order]
-            answers, arrivals = answers[order], arrivals[order]
-            offsets = np.concatenate(([0], np.cumsum(lengths)))
+            columns, arrivals = columns[:, order], arrivals[order]
+            offsets = _offsets(columns[0])
         if not self._table.is_chained:
             ids = _with_one_parent(ids, offsets)
         if is_moved or not self._table.is_chained:
             ids = _by_first_appearance(ids)
+        lengths, inputs, outputs, answers = columns
+        at_s = (arrivals - arrivals[0]) / units_per_s
+        prompt_blocks = lengths - answers
         return BlockTrace(
-            name,
-            block_tokens,
-            (arrivals - arrivals[0]) / units_per_s,
-            inputs,
-            outputs,
-            offsets,
-            ids,
-            lengths - answers,
-            broken,
+            name, block_tokens, at_s, inputs, outputs, offsets, ids, prompt_blocks, broken
         )
 
     def _all_ids(self, num_ids: int) -> Ids:
@@ -123,10 +113,10 @@ class TraceBuilder:
         return ids
 
     def _number_names(self) -> None:
-        lengths = np.array(self._lengths[self._batch_begins :], np.int64)
+        lengths = np.array(self._columns[0][self._batch_begins :], np.int64)
         self._ids.append(self._table.number(np.array(self._names, np.uint64), lengths))
         self._names = array("Q")
-        self._batch_begins = len(self._lengths)
+        self._batch_begins = len(self.arrivals)
 
 
 class _NameTable:
@@ -170,10 +160,14 @@ class _NameTable:
         self, ids: Ids, lengths: npt.NDArray[np.int64], firsts: npt.NDArray[np.int64]
     ) -> None:
         parents = np.concatenate((np.array([_NONE], np.uint32), ids[:-1]))
-        starts = np.concatenate(([0], np.cumsum(lengths)[:-1]))[lengths > 0]
+        starts = _offsets(lengths)[:-1][lengths > 0]
         parents[starts] = _NONE
         self._parents = np.concatenate((self._parents, parents[firsts]))
         self.is_chained = self.is_chained and bool((self._parents[ids] == parents).all())
+
+
+def _offsets(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    return np.concatenate(([0], np.cumsum(lengths)))
 
 
 def _refuse_too_many_blocks(

@@ -9,7 +9,7 @@ from ostinato.router.decision import RouteRequest
 from ostinato.router.load import Assigned
 from ostinato.router.prefix_tree import Namespace, Node, PrefixTree, block_names
 
-TIER_WORTH = (0.0, 0.2, 0.6)
+LOAD_COST = (0.0, 0.2, 0.6)
 """Cost of loading a token relative to computing it: from the device, the host, or slower."""
 
 
@@ -18,7 +18,8 @@ class Found:
     """What a worker has of a prompt.
 
     Attributes:
-        names: Names of the prompt's blocks, of the worker's block size.
+        block_size: Tokens of a block, as the worker's prompts are compared.
+        names: Names of the prompt's blocks.
         path: Existing nodes of the first ones.
         cached_tokens: Tokens cached by its events.
         expected_tokens: Tokens after those that were sent there, without an event so far.
@@ -26,6 +27,7 @@ class Found:
         sent_by: Decision that sent the deepest expected block.
     """
 
+    block_size: int
     names: Sequence[bytes]
     path: Sequence[Node]
     cached_tokens: int
@@ -57,7 +59,7 @@ def _found(
     end = dict.fromkeys(bits, len(path))
     first_sent: dict[int, int] = {}
     sent_by: dict[int, int] = {}
-    worth = dict.fromkeys(bits, 0.0)
+    loading = dict.fromkeys(bits, 0.0)
     following = sum(1 << bit for bit in bits)
     nowhere = (now, 0)
     for depth, node in enumerate(path):
@@ -67,9 +69,9 @@ def _found(
             bit = away.bit_length() - 1
             away ^= 1 << bit
             if node.held[1] >> bit & 1:
-                worth[bit] += size * TIER_WORTH[1]
+                loading[bit] += size * LOAD_COST[1]
             elif node.held[2] >> bit & 1:
-                worth[bit] += size * TIER_WORTH[2]
+                loading[bit] += size * LOAD_COST[2]
             elif sent and (mark := sent.get(bit, nowhere))[0] > now:
                 if bit not in first_sent:
                     first_sent[bit] = depth
@@ -79,34 +81,28 @@ def _found(
                 following ^= 1 << bit
         if not following:
             break
-    cached = {bit: first_sent.get(bit, end[bit]) for bit in bits}
-    return {
-        bit: Found(
-            names,
-            path,
-            cached[bit] * size,
-            (end[bit] - cached[bit]) * size,
-            round(worth[bit]),
-            sent_by.get(bit),
-        )
-        for bit in bits
-    }
+    found = dict[int, Found]()
+    for bit in bits:
+        cached = first_sent.get(bit, end[bit])
+        counts = cached * size, (end[bit] - cached) * size, round(loading[bit])
+        found[bit] = Found(size, names, path, *counts, sent_by.get(bit))
+    return found
 
 
 def expect(
-    tree: PrefixTree, request: RouteRequest, size: int, found: Found, work: Assigned, ttl_s: float
+    tree: PrefixTree, request: RouteRequest, found: Found, work: Assigned, ttl_s: float
 ) -> None:
     """Expect a prompt's blocks at its worker, until events come or ``ttl_s`` has passed.
 
     Cost: one step per block that is not cached by the worker's events.
     """
-    first = found.cached_tokens // size  # the worker has all blocks before it
+    first = found.cached_tokens // found.block_size  # the worker has all blocks before it
     nodes = list(found.path[first:])
-    node = found.path[-1] if found.path else tree.root(_namespace(request, size))
+    node = found.path[-1] if found.path else tree.root(_namespace(request, found.block_size))
     for name in found.names[len(found.path) :]:
         node = tree.child(node, name)
         nodes.append(node)
-    tree.expect(nodes, work.worker, work.at, work.at + ttl_s, work.number, work.nodes)
+    work.nodes += tree.expect(nodes, work.worker, work.number, work.at, work.at + ttl_s)
     tree.shrink()
 
 

@@ -144,31 +144,26 @@ class PrefixTree:
         return is_gone
 
     def expect(
-        self,
-        nodes: Iterable[Node],
-        worker: int,
-        now: float,
-        until: float,
-        decision: int,
-        first: list[Node],
-    ) -> None:
+        self, nodes: Iterable[Node], worker: int, decision: int, now: float, until: float
+    ) -> list[Node]:
         """Expect blocks at a worker that they were sent to, unless it has them.
 
-        Nodes that no earlier decision expects there are appended to ``first``.
+        Returns:
+            The nodes that no earlier decision expects there.
         """
-        bit, mark, nowhere = 1 << worker, (until, decision), (now, decision)
+        bit, mark, nowhere, first = 1 << worker, (until, decision), (now, decision), list[Node]()
         for node in nodes:
             if node.holders & bit:
                 continue
-            sent = node.sent
-            if sent is None:
-                sent = node.sent = {}
-            before, sent_by = sent.get(worker, nowhere)
+            if node.sent is None:
+                node.sent = {}
+            before, sent_by = node.sent.get(worker, nowhere)
             if before <= now:
-                sent[worker] = mark
+                node.sent[worker] = mark
                 first.append(node)
             else:
-                sent[worker] = mark if sent_by == decision else (until, sent_by)
+                node.sent[worker] = mark if sent_by == decision else (until, sent_by)
+        return first
 
     def unexpect(self, node: Node, worker: int, decision: int) -> None:
         """Undo ``expect`` for one node of a decision."""

@@ -61,11 +61,7 @@ class RouterConfig:
     silent_s: float = 10.0
 
     def __post_init__(self) -> None:
-        """Check the settings.
-
-        Raises:
-            ConfigError: A value is out of range.
-        """
+        """Raise ConfigError if a setting is out of range."""
         if self.policy not in _POLICIES:
             raise ConfigError(f"policy={self.policy!r}: one of {', '.join(POLICIES)} is known")
         for name in ("max_tokens", "guess_ttl_s", "silent_s"):
@@ -86,11 +82,6 @@ class Router:
     """Chooses workers. For one thread at a time."""
 
     def __init__(self, config: RouterConfig | None = None) -> None:
-        """Start without workers.
-
-        Raises:
-            ConfigError: A setting is out of range.
-        """
         self.config = config or RouterConfig()
         self._policy: Policy = _POLICIES[self.config.policy]()
         self._tree = PrefixTree(self.config.max_tokens, self._on_evict)
@@ -300,8 +291,7 @@ class Router:
         worker.assigned_tokens += chosen.tokens_to_compute
         worker.hit_tokens += chosen.cached_tokens + chosen.expected_tokens
         self._returns.returned(request.session, now)
-        size = worker.compared_size(request)
-        expect(self._tree, request, size, found, work, self.config.guess_ttl_s)
+        expect(self._tree, request, found, work, self.config.guess_ttl_s)
         return Decision(
             work.number,
             worker.name,

@@ -14,9 +14,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ostinato.runner.forward.codes import GROUP_STEP, CodeFormat, Codes, codes_of
+from ostinato.runner.forward.codes import CodeFormat, Codes, codes_of
 from ostinato.runner.forward.plain_layers import plain_linear
 from ostinato.runner.forward.quantized import Quantization
+from ostinato.runner.settings import GROUP_STEP
 
 
 def codes_of_layers(model: PreTrainedModel) -> Quantization | None:

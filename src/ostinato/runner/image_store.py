@@ -124,7 +124,7 @@ class ImageStore:
         return sum(kept[0].nbytes for digest, kept in self._outputs.items() if digest in pinned)
 
     @torch.inference_mode()
-    def forget(self, tenant: bytes | None = None) -> int:
+    def erase(self, tenant: bytes | None = None) -> int:
         """Remove the outputs of a tenant's images, all by default; returns how many.
 
         Effects: overwrites them with zeros, since freed memory keeps its content.

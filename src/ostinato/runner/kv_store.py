@@ -85,15 +85,7 @@ class KVStore(ABC):
         device: torch.device | str = "cpu",
         layers: Sequence[int] | None = None,
     ) -> None:
-        """Allocate all blocks, zeroed.
-
-        Args:
-            spec: The KV per token.
-            num_blocks: Blocks that may be written.
-            block_size: Slots per block.
-            dtype: Format of keys and values.
-            device: Device of the tensors.
-            layers: The layers of this store; None is all with attention.
+        """Allocate all blocks, zeroed, for some layers; None is all with attention.
 
         Raises:
             ConfigError: The device has less memory free than the blocks need.
@@ -107,7 +99,9 @@ class KVStore(ABC):
         self.dtype = dtype
         self.device = torch.device(device)
         self.layers = spec.attending if layers is None else tuple(layers)
-        self._refuse_too_much()
+        available = available_bytes(self.device)
+        if available is not None and self.num_slots * self._bytes_per_slot > available:
+            raise self._too_large()  # before the kernel maps more pages than it has
         try:
             for layer in self.layers:
                 self._allocate(layer, spec.layers[layer])
@@ -228,12 +222,6 @@ class KVStore(ABC):
     @abstractmethod
     def _allocate(self, layer: int, kept: LayerKV) -> None:
         """Allocate zeroed memory for a layer."""
-
-    def _refuse_too_much(self) -> None:
-        """Refuse before the kernel maps more pages than it has."""
-        available = available_bytes(self.device)
-        if available is not None and self.num_slots * self._bytes_per_slot > available:
-            raise self._too_large()
 
     def _too_large(self) -> ConfigError:
         asked = self.num_slots * self._bytes_per_slot

@@ -5,6 +5,7 @@ distribution, not the sampler's.
 """
 
 from collections.abc import Sequence
+from itertools import starmap
 
 import torch
 from torch import Tensor
@@ -65,20 +66,14 @@ def _chunk_logprobs(
     ids = torch.cat((own, others), dim=1)  # (num_tokens, 1 + num_others)
     logprobs = torch.log_softmax(chosen, dim=-1).gather(1, ids).tolist()
     ranks = _ranks(chosen, own).tolist()
-    return [
-        (
-            TokenLogprob(line[0], values[0], rank),
-            *(
-                TokenLogprob(token, value, place)
-                for place, (token, value) in enumerate(
-                    zip(line[1 : 1 + count], values[1 : 1 + count], strict=True), start=1
-                )
-            ),
-        )
-        for line, values, rank, count in zip(
-            ids.tolist(), logprobs, ranks, num_alternatives, strict=True
-        )
-    ]
+    found = []
+    for line, values, rank, count in zip(
+        ids.tolist(), logprobs, ranks, num_alternatives, strict=True
+    ):
+        # The rank of an alternative is its place behind the token itself.
+        entries = zip(line, values, [rank, *range(1, len(line))], strict=True)
+        found.append(tuple(starmap(TokenLogprob, list(entries)[: 1 + count])))
+    return found
 
 
 def _ranks(logits: Tensor, tokens: Tensor) -> Tensor:

@@ -36,11 +36,6 @@ class LoraLayer:
     up: Tensor
     scale: float
 
-    @property
-    def num_bytes(self) -> int:
-        """Memory of both factors."""
-        return self.down.nbytes + self.up.nbytes
-
     def add(self, inputs: Tensor, outputs: Tensor, rows: Tensor) -> None:
         """Add the update of some rows to the layer's outputs, in place, in torch."""
         outputs[rows] += (inputs[rows] @ self.down.T) @ self.up.T * self.scale
@@ -56,11 +51,6 @@ class PackedLoraLayer:
     down: PackedWeight
     up: PackedWeight
     scale: float
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory of both factors."""
-        return self.down.nbytes + self.up.nbytes
 
 
 def pack_layers(layers: Mapping[str, LoraLayer]) -> dict[str, PackedLoraLayer]:

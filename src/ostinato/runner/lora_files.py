@@ -71,7 +71,7 @@ def read_adapter(path: str | Path, model: PreTrainedModel, limits: LoraLimits) -
     kept: Mapping[str, LoraLayer | PackedLoraLayer] = layers
     if can_pack(model.dtype, model.device):
         kept = pack_layers(layers)
-    num_bytes = sum(layer.num_bytes for layer in kept.values())
+    num_bytes = sum(layer.down.nbytes + layer.up.nbytes for layer in kept.values())
     _check_bytes(folder, num_bytes, limits)
     return LoraAdapter(digest, rank, kept, config.invocation, num_bytes)
 

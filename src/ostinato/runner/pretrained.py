@@ -70,12 +70,7 @@ def load_config(path: Path) -> PreTrainedConfig:
 def torch_dtype(name: DtypeName, config: PreTrainedConfig) -> torch.dtype:
     """Return the dtype of a name; ``auto`` is the checkpoint's."""
     if name != "auto":
-        return {
-            "float32": torch.float32,
-            "bfloat16": torch.bfloat16,
-            "float16": torch.float16,
-            "float64": torch.float64,
-        }[name]
+        return cast(torch.dtype, getattr(torch, name))
     stored = config.get_text_config().dtype or config.dtype
     return stored if isinstance(stored, torch.dtype) else torch.float32
 

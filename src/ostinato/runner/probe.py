@@ -50,6 +50,11 @@ from ostinato.runner.states.store import StateSpec, StateStore
 
 _CHUNKS = (9, 12, 1, 1, 1)
 _NUM_TOKENS = sum(_CHUNKS)
+_SEGMENTS = {
+    "first chunk": slice(0, _CHUNKS[0]),
+    "second chunk": slice(_CHUNKS[0], sum(_CHUNKS[:2])),
+    "decoded token": slice(sum(_CHUNKS[:2]), _NUM_TOKENS),
+}
 _BLOCK_SIZE = 4
 _MOST_ROUNDINGS = 4.0
 """Maximum difference of logits, in multiples of the measured rounding noise. Every tested family
@@ -235,7 +240,7 @@ def through_blocks(
     Returns:
         Shape (num_tokens, vocab_size).
     """
-    prompt, stranger = _prompts(cast(Tensor, model.get_input_embeddings().weight).shape[0])
+    prompt, other = _prompts(cast(Tensor, model.get_input_embeddings().weight).shape[0])
     backend, store = _bench(spec, model, attention)
     of_layer, slots = one_group(spec).of_layer, StateStore(states, 2, model.device)
     num_blocks = store.num_blocks
@@ -249,7 +254,7 @@ def through_blocks(
                 ScheduledSequence(
                     SequenceId(i), tokens[start : start + length], start, (table,), state_slot=i
                 )
-                for i, (tokens, table) in enumerate(zip((stranger, prompt), tables, strict=True))
+                for i, (tokens, table) in enumerate(zip((other, prompt), tables, strict=True))
             )
         )
         inputs = build_inputs(plan, store.block_size, store.device)
@@ -280,7 +285,7 @@ def _compare(own: Tensor, ours: Tensor, noise: Tensor, dtype: torch.dtype) -> No
         raise UnsupportedModel(
             f"the model's own logits are not finite in {dtype}: choose another dtype"
         )
-    for name, rows in _segments():
+    for name, rows in _SEGMENTS.items():
         found = in_roundings(ours[rows], own[rows], noise[rows])
         if not found <= _MOST_ROUNDINGS:
             raise UnsupportedModel(
@@ -289,10 +294,3 @@ def _compare(own: Tensor, ours: Tensor, noise: Tensor, dtype: torch.dtype) -> No
                 f"{_MOST_ROUNDINGS:g} is taken): the model does something in its attention, its "
                 "positions or its state that Ostinato does not know"
             )
-
-
-def _segments() -> Iterator[tuple[str, slice]]:
-    """Yield the parts of the prompt, named by how they were computed."""
-    yield "first chunk", slice(0, _CHUNKS[0])
-    yield "second chunk", slice(_CHUNKS[0], _CHUNKS[0] + _CHUNKS[1])
-    yield "decoded token", slice(_CHUNKS[0] + _CHUNKS[1], _NUM_TOKENS)

@@ -28,7 +28,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ostinato.errors import UnsupportedModel
-from ostinato.runner.word_codes import why_unread
+from ostinato.runner.settings import GROUP_STEP
+
+INSTEAD = "load the unquantized checkpoint with quantization='int4' or 'int8'"
 
 _LOUDER = 64.0
 """Factor on the other rows; it turns their numbers into outliers."""
@@ -53,9 +55,30 @@ def check_quantization(config: PreTrainedConfig) -> None:
         UnsupportedModel: With the reason, and what to load instead.
     """
     for settings in quantization_settings(config):
-        reason = why_unread(settings) or _batch_dependence(settings)
+        reason = _unsupported_words(settings) or _batch_dependence(settings)
         if reason is not None:
             raise UnsupportedModel(f"{config.model_type}, quantized by {reason}")
+
+
+def _unsupported_words(settings: Mapping[str, Any]) -> str | None:
+    """Return what is not supported in a config of GPTQ or AWQ, and what is; None if all is."""
+    method = settings.get("quant_method")
+    if method not in ("gptq", "awq"):
+        return None
+    bits = settings.get("bits", settings.get("w_bit"))
+    if bits not in ((4, 8) if method == "gptq" else (4,)):
+        return f"{method.upper()} in {bits} bits: only 4 (GPTQ: also 8) are run; {INSTEAD}"
+    size = settings.get("group_size", settings.get("q_group_size", 128))
+    if isinstance(size, int) and size != -1 and size % GROUP_STEP:
+        return (
+            f"{method.upper()} in groups of {size}: sizes are multiples of {GROUP_STEP}, or -1; "
+            f"{INSTEAD}"
+        )
+    known = {"gptq": ("gptq", "gptq_v2"), "awq": ("gemm",)}[method]
+    own = settings.get("checkpoint_format", settings.get("format", settings.get("version")))
+    if own is not None and str(own).lower() not in known:
+        return f"{method.upper()} laid out as {own!r}: read are {', '.join(known)}; {INSTEAD}"
+    return None
 
 
 def _batch_dependence(settings: Mapping[str, Any]) -> str | None:

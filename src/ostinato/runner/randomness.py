@@ -1,14 +1,12 @@
 """Random numbers for sampling.
 
-A sampler with a generator has a state that every draw moves on, so what one request gets
-depends on how often its neighbours drew, and on whether it was preempted and came back. Here
-there is no state: the number behind a token is a keyed hash of two things that belong to the
-sequence alone, its seed and how many tokens it has. So the same seed gives the same numbers in
-any batch, in any order, after preemption or a restart, and on any device.
+A generator has a state that every draw changes, so the numbers of a request would depend on the
+other requests of its batch, and on preemptions. Here there is no state: the number of a token is a
+hash of the sequence's seed and its number of tokens. So the same seed gives the same numbers in any
+batch, in any order, after preemption or a restart, and on any device.
 
 This is counter-based random number generation (Salmon et al., "Parallel random numbers: as easy
-as 1, 2, 3", SC 2011) with a cryptographic hash as the mixer: one call of about a microsecond per
-token, next to a forward pass of milliseconds, and seeds 1 and 2 are as unlike as any other two.
+as 1, 2, 3", SC 2011) with a cryptographic hash, which takes about a microsecond per token.
 """
 
 import hashlib
@@ -19,7 +17,7 @@ _FRACTION_BITS = 53
 
 
 def uniform(seed: int, num_output_tokens: int) -> float:
-    """Return the random number behind one token, uniform in [0, 1).
+    """Return the random number of one token, uniform in [0, 1).
 
     Args:
         seed: Seed of the sequence, -2**127 .. 2**127 - 1.

@@ -12,5 +12,8 @@ QuantizationName = Literal["int8", "int4", "w8a8", "w4a8"]
 MAX_LORA_RANK = 512
 """Highest rank of an adapter, ``OST_MAX_LORA_RANK`` of the native library."""
 
+GROUP_STEP = 32
+"""Group sizes of quantized weights are a multiple of this."""
+
 NATIVE_BLOCK = 16
 """The native library needs blocks of a multiple of this many tokens."""

@@ -66,10 +66,11 @@ class Vision:
         self.placeholder_id: int = config.image_token_id
         self.settings = hashlib.sha256(processor.to_json_string().encode()).digest()
         self._row_ends: list[int] = []
-        self._spellings: tuple[tuple[str, str], ...] = ()
+        self._spelling: tuple[str, str] | None = None
         if tokenizer is not None:
             self._row_ends = list(tokenizer.convert_tokens_to_ids(list(self.family.row_ends)))
-            self._spellings = self.family.spellings(config, tokenizer)
+            if self.family.spelling is not None:
+                self._spelling = self.family.spelling(config, tokenizer)
         self.token_ids = frozenset((self.placeholder_id, *self._row_ends))
 
     def grid(self, height: int, width: int) -> ImageGrid:
@@ -84,10 +85,8 @@ class Vision:
             raise RequestError(f"an image of {width} x {height} pixels: {error}") from error
 
     def spelled(self, text: str) -> str:
-        """Return a text with the family's own names of an image replaced by placeholder tokens."""
-        for name, spelling in self._spellings:
-            text = text.replace(name, spelling)
-        return text
+        """Return a text with the family's own name of an image replaced by placeholder tokens."""
+        return text if self._spelling is None else text.replace(*self._spelling)
 
     def tokens(self, grid: ImageGrid) -> npt.NDArray[np.uint32]:
         """Return the tokens of an image, shape (grid.num_tokens,)."""

@@ -51,8 +51,8 @@ class VisionFamily:
         sees_ahead: From the text model's config: whether an image's tokens see later ones of it.
         only_in_windows: Whether they do so only in layers with a sliding window.
         options: From the config: further arguments of the image processor.
-        spellings: From config and tokenizer: names of an image in texts, and how the model's
-            processor writes them.
+        spelling: From config and tokenizer: the name of an image in texts, and how the model's
+            processor writes it; None if that is the placeholder.
     """
 
     parts: tuple[str, ...]
@@ -63,9 +63,7 @@ class VisionFamily:
     sees_ahead: Callable[[Any], bool] = lambda config: False
     only_in_windows: bool = False
     options: Callable[[Any], dict[str, Any]] = lambda config: {}
-    spellings: Callable[[Any, PreTrainedTokenizerBase], tuple[tuple[str, str], ...]] = (
-        lambda config, tokenizer: ()
-    )
+    spelling: Callable[[Any, PreTrainedTokenizerBase], tuple[str, str]] | None = None
 
 
 def _llava_grid(config: Any, _processor: Any, _height: int, _width: int) -> ImageGrid:
@@ -110,20 +108,16 @@ def _gemma4_grid(config: Any, processor: Any, height: int, width: int) -> ImageG
     return ImageGrid(1, height * width // (patch * pooled) ** 2)
 
 
-def _gemma3_spellings(
-    config: Any, tokenizer: PreTrainedTokenizerBase
-) -> tuple[tuple[str, str], ...]:
+def _gemma3_spelling(config: Any, tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
     ids = [config.boi_token_index, config.image_token_id, config.eoi_token_index]
     begin, image, end = tokenizer.convert_ids_to_tokens(ids)
-    return ((begin, f"\n\n{begin}{image}{end}\n\n"),)
+    return begin, f"\n\n{begin}{image}{end}\n\n"
 
 
-def _gemma4_spellings(
-    config: Any, tokenizer: PreTrainedTokenizerBase
-) -> tuple[tuple[str, str], ...]:
+def _gemma4_spelling(config: Any, tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
     ids = [config.boi_token_id, config.image_token_id, config.eoi_token_id]
     begin, image, end = tokenizer.convert_ids_to_tokens(ids)
-    return ((image, f"{begin}{image}{end}"),)
+    return image, f"{begin}{image}{end}"
 
 
 class _Shape(tuple[int, ...]):
@@ -154,7 +148,7 @@ FAMILIES = {
     "qwen3_5": _QWEN,
     "qwen3_5_moe": _QWEN,
     "gemma3": VisionFamily(
-        _TOWER, _gemma3_grid, sees_ahead=lambda config: True, spellings=_gemma3_spellings
+        _TOWER, _gemma3_grid, sees_ahead=lambda config: True, spelling=_gemma3_spelling
     ),
     "gemma4": VisionFamily(
         ("vision_tower", "embed_vision"),
@@ -162,7 +156,7 @@ FAMILIES = {
         ("pixel_values", "image_position_ids"),
         sees_ahead=lambda config: config.use_bidirectional_attention == "vision",
         only_in_windows=True,
-        spellings=_gemma4_spellings,
+        spelling=_gemma4_spelling,
     ),
 }
 """By model type; models of other types only serve text."""

@@ -36,16 +36,17 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ostinato.errors import BrokenCheckpoint, UnsupportedModel
-from ostinato.runner.forward.codes import GROUP_STEP, CodeFormat, Codes
+from ostinato.runner.forward.codes import CodeFormat, Codes
 from ostinato.runner.forward.plain_layers import is_plain_linear
 from ostinato.runner.forward.quantized import Quantization
+from ostinato.runner.quantization import INSTEAD
+from ostinato.runner.settings import GROUP_STEP
 
 _METHODS = {"gptq": "GPTQ", "awq": "AWQ", "compressed-tensors": "compressed-tensors"}
 _PARTS = ("qweight", "qzeros", "scales")
 _PARTS_OF_TENSORS = ("weight_packed", "weight_zero_point", "weight_scale")
 _OTHER_PARTS = ("g_idx", "weight_g_idx", "weight_shape")
 _AWQ_OUTPUTS = (0, 2, 4, 6, 1, 3, 5, 7)
-_INSTEAD = "load the unquantized checkpoint with quantization='int4' or 'int8'"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,32 +76,11 @@ class WordCheckpoint:
             if not is_plain_linear(module) or module.weight.shape != codes.codes.shape:
                 raise UnsupportedModel(
                     f"{name} is quantized by {self.method}, but is no linear layer of "
-                    f"{type(model).__name__} (experts are joined): {_INSTEAD}"
+                    f"{type(model).__name__} (experts are joined): {INSTEAD}"
                 )
             stored[id(module.weight)] = codes
         kinds = sorted({f"W{codes.format.bits}A16" for codes in self.codes.values()})
         return Quantization(f"{self.method} {', '.join(kinds)}", stored)
-
-
-def why_unread(settings: Mapping[str, Any]) -> str | None:
-    """Return what is not supported in a config's scheme, and what is; None if all is."""
-    method = settings.get("quant_method")
-    if method not in ("gptq", "awq"):
-        return None
-    bits = settings.get("bits", settings.get("w_bit"))
-    if bits not in ((4, 8) if method == "gptq" else (4,)):
-        return f"{method.upper()} in {bits} bits: only 4 (GPTQ: also 8) are run; {_INSTEAD}"
-    size = settings.get("group_size", settings.get("q_group_size", 128))
-    if isinstance(size, int) and size != -1 and size % GROUP_STEP:
-        return (
-            f"{method.upper()} in groups of {size}: sizes are multiples of {GROUP_STEP}, or -1; "
-            f"{_INSTEAD}"
-        )
-    known = {"gptq": ("gptq", "gptq_v2"), "awq": ("gemm",)}[method]
-    own = settings.get("checkpoint_format", settings.get("format", settings.get("version")))
-    if own is not None and str(own).lower() not in known:
-        return f"{method.upper()} laid out as {own!r}: read are {', '.join(known)}; {_INSTEAD}"
-    return None
 
 
 def is_in_words(settings: Mapping[str, Any]) -> bool:
@@ -129,7 +109,7 @@ def _has_packed_zeros(group: Mapping[str, Any]) -> bool:
 def read_words(
     path: Path, files: Iterable[Path], settings: Mapping[str, Any], dtype: torch.dtype
 ) -> WordCheckpoint:
-    """Read a checkpoint for whose config ``why_unread`` returns None.
+    """Read a checkpoint whose config ``check_quantization`` accepts.
 
     Args:
         path: For errors.

@@ -1,6 +1,6 @@
 """Builds the application: one router per API; shared state is in ``app.state.server``."""
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 import ostinato
@@ -24,33 +24,18 @@ from ostinato.server.errors import install_error_handlers
 from ostinato.server.guards import BodyGuard, HostGuard
 from ostinato.server.state import ServerState
 
-ROUTERS = (
-    health.router,
-    models.router,
-    completions.router,
-    chat.router,
-    responses.router,
-    messages.router,
-    tokens.router,
-    explain.router,
-    metrics.router,
-    statistics.router,
-    leases.router,
-    erase.router,
-    kv_events.router,
-    recording.router,
-    playground.router,
-    page_state.router,
-    page.router,  # last: it matches every name below /ui
-)
+ROUTERS: list[APIRouter] = [
+    module.router
+    for module in (
+        *(health, models, completions, chat, responses, messages, tokens, explain, metrics),
+        *(statistics, leases, erase, kv_events, recording),
+        *(playground, page_state, page),  # the page comes last: it matches every name below /ui
+    )
+]
 
 
 def create_app(state: ServerState) -> FastAPI:
-    """Build an application.
-
-    Args:
-        state: Server state; its engine is running, and the caller shuts it down.
-    """
+    """Build an application; the state's engine is running, and the caller shuts it down."""
     app = FastAPI(title="Ostinato", version=ostinato.__version__, docs_url=None, redoc_url=None)
     app.state.server = state
     for router in ROUTERS:

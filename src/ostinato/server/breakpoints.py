@@ -103,14 +103,7 @@ async def keep(
     places: Sequence[Covered],
     output: RequestOutput,
 ) -> Kept:
-    """Lease a computed prompt up to its breakpoints.
-
-    Args:
-        held: The leases taken so far.
-        whose: Salt, public prefixes and images of the request.
-        places: As ``measure`` returns them.
-        output: The request's first output.
-    """
+    """Lease a prompt up to its breakpoints, as soon as its first output shows it is computed."""
     tokens, num_cached = output.prompt_token_ids, output.num_cached_tokens
     done, written = num_cached, {True: 0, False: 0}
     images = whose.get("multi_modal_data", {}).get("image", ())

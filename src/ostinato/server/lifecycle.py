@@ -37,12 +37,7 @@ _SHUTDOWN_TIMEOUT_S = 5
 
 
 def open_state(model: str, settings: dict[str, Any], config: ServerConfig) -> ServerState:
-    """Load a model and return the state of a server that serves it.
-
-    Args:
-        model: Bundled model, checkpoint directory or hub name.
-        settings: Engine settings, see ``EngineConfig``.
-        config: Settings of the server.
+    """Load a model with settings of ``EngineConfig``, and return the state of its server.
 
     Raises:
         ConfigError: A setting is out of range, or the keys file is invalid.
@@ -114,14 +109,9 @@ def listen(config: ServerConfig) -> socket.socket:
 def run_server(
     state: ServerState, listener: socket.socket, announce: Callable[[str], None]
 ) -> None:
-    """Serve until a signal, and then until the last request has ended.
+    """Announce the address and serve until a signal, and then until the last request has ended.
 
-    Args:
-        state: Server state.
-        listener: Listening socket; closed at the end.
-        announce: Called with the server's address when it is ready.
-
-    Effects: the engine is shut down at the end.
+    Effects: the listener is closed, and the engine is shut down.
     """
     server = DrainingServer(state, announce)
     try:

@@ -77,12 +77,7 @@ class ServerMetrics(Observer, Collector):
     """
 
     def __init__(self, usage: TenantUsage, tenant_names: bool = False) -> None:
-        """Start all counters at zero.
-
-        Args:
-            usage: Usage counters of the tenants.
-            tenant_names: Whether labels may name tenants.
-        """
+        """Start all counters at zero; labels name tenants only with ``tenant_names``."""
         self.registry = CollectorRegistry()
         self._usage = usage
         self._names_tenants = tenant_names
@@ -157,11 +152,11 @@ class ServerMetrics(Observer, Collector):
 
     def finished(self, record: ServedRequest) -> None:
         """Count its finish reason and generated tokens."""
-        self._requests.labels(_finish_reason(record)).inc()
+        self._requests.labels(record.outcome).inc()
         for gap_s in record.gaps_s:
             self._gaps.observe(gap_s)
+        self._generated.inc(record.num_generated)
         if record.output is not None:
-            self._generated.inc(sum(len(part.token_ids) for part in record.output.outputs))
             total_s = record.output.timings.total_time
             if total_s is not None:
                 self._duration.observe(total_s)
@@ -195,14 +190,6 @@ class ServerMetrics(Observer, Collector):
             family.add_metric([label, "hit"], account.prompt.hit)
             family.add_metric([label, "miss"], account.prompt.computed)
         return family
-
-
-def _finish_reason(record: ServedRequest) -> str:
-    if record.error is not None:
-        return "error"
-    if record.is_gone or record.output is None:
-        return "gone"
-    return record.output.outputs[0].finish_reason or "gone"
 
 
 class HttpMetrics:

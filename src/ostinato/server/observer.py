@@ -55,6 +55,21 @@ class ServedRequest:
         return is_first
 
     @property
+    def outcome(self) -> str:
+        """The finish reason of its first continuation; ``error``; ``gone`` if its client left."""
+        if self.error is not None:
+            return "error"
+        if self.is_gone or self.output is None or not self.output.outputs:
+            return "gone"
+        return self.output.outputs[0].finish_reason or "gone"
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens generated so far, for all continuations."""
+        parts = [] if self.output is None else self.output.outputs
+        return sum(len(part.token_ids) for part in parts)
+
+    @property
     def time_to_first_token_s(self) -> float | None:
         """Seconds from its arrival to its first output."""
         return None if self.first_token_s is None else self.first_token_s - self.accepted_s

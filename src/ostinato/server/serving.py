@@ -16,7 +16,7 @@ from ostinato.engine.outputs import RequestOutput
 from ostinato.errors import StepFailed
 from ostinato.server.call import GenerateCall
 from ostinato.server.callers import Caller
-from ostinato.server.errors import ApiError, api_error
+from ostinato.server.errors import ApiError, api_error, stopping
 from ostinato.server.observer import ServedRequest
 from ostinato.server.state import ServerState
 from ostinato.tenants.terms import LeaseTerms
@@ -84,9 +84,33 @@ def check_room(state: ServerState, caller: Caller, calls: Sequence[GenerateCall]
     Raises:
         ApiError: There is no room now (429) or ever (400), or the server is draining (503).
     """
-    most = max(call.params.n for call in calls)
+    config, num_sequences = state.config, sum(call.params.n for call in calls)
+    most_per_prompt = max(call.params.n for call in calls)
     with _refusals_observed(state, caller, calls[0]):
-        state.check_room(sum(call.params.n for call in calls), most)
+        if state.is_draining:
+            raise stopping("the server is shutting down: send the request to another one")
+        if most_per_prompt > config.max_n:
+            raise _too_many("n", most_per_prompt, config.max_n, "--max-n")
+        if num_sequences > config.max_requests:
+            raise _too_many("prompts times n", num_sequences, config.max_requests, "--max-requests")
+        if state.num_live + num_sequences > config.max_requests:
+            raise ApiError(
+                429,
+                "the server is at capacity: retry after 1 s",
+                kind="rate_limit_error",
+                code="queue_full",
+                headers={"Retry-After": "1"},
+            )
+
+
+def _too_many(name: str, value: int, most: int, option: str) -> ApiError:
+    """Return the error for a call that can never fit."""
+    return ApiError(
+        400,
+        f"{name}={value}: at most {most} on this server; ask for fewer, or raise {option}",
+        param="n",
+        code="too_many_continuations",
+    )
 
 
 @contextmanager

@@ -13,7 +13,6 @@ from ostinato.server.answer_formats import AnswerFormats
 from ostinato.server.callers import AnyCaller, Callers
 from ostinato.server.config import ServerConfig
 from ostinato.server.engine_watch import EngineWatch
-from ostinato.server.errors import ApiError, stopping
 from ostinato.server.held_prefixes import HeldPrefixes
 from ostinato.server.observer import Observer
 from ostinato.server.rate_limit import RateLimit
@@ -74,32 +73,6 @@ class ServerState:
         self.snapshots = EngineWatch(self.llm, take_snapshot)
         self.observers.append(self.usage)
 
-    def check_room(self, num_sequences: int, num_per_prompt: int) -> None:
-        """Refuse a call that does not fit, before any of it starts.
-
-        Args:
-            num_sequences: Continuations of all prompts of a call.
-            num_per_prompt: Continuations of each prompt.
-
-        Raises:
-            ApiError: There is no room now (429) or ever (400), or the server is draining (503).
-        """
-        if self.is_draining:
-            raise stopping("the server is shutting down: send the request to another one")
-        if num_per_prompt > self.config.max_n:
-            raise _too_many("n", num_per_prompt, self.config.max_n, "--max-n")
-        most = self.config.max_requests
-        if num_sequences > most:
-            raise _too_many("prompts times n", num_sequences, most, "--max-requests")
-        if self.num_live + num_sequences > most:
-            raise ApiError(
-                429,
-                "the server is at capacity: retry after 1 s",
-                kind="rate_limit_error",
-                code="queue_full",
-                headers={"Retry-After": "1"},
-            )
-
 
 async def state_of(request: Request) -> ServerState:
     """Return the state of the server that received a request."""
@@ -109,13 +82,3 @@ async def state_of(request: Request) -> ServerState:
 
 StateDep = Annotated[ServerState, Depends(state_of)]
 """Write ``state: StateDep`` in the signature of a route."""
-
-
-def _too_many(name: str, value: int, most: int, option: str) -> ApiError:
-    """Return the error for a call that can never fit."""
-    return ApiError(
-        400,
-        f"{name}={value}: at most {most} on this server; ask for fewer, or raise {option}",
-        param="n",
-        code="too_many_continuations",
-    )

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ostinato.core.identity import tenant_of
-from ostinato.engine.outputs import RequestOutput
 from ostinato.server.accounts import Account, EndedRequest, FirstToken, PromptTokens
 from ostinato.server.observer import Observer, ServedRequest
 
@@ -86,12 +85,11 @@ class TenantUsage(Observer):
         progress = self._unfinished.pop(record.request_id, None)
         if record.output is None:
             return
-        count = _num_generated(record.output)
         account = self._account(record)
-        account.output_tokens += count
+        account.output_tokens += record.num_generated
         if progress is not None:
             self._count_new(progress)
-            account.ended.append(_ended(record, self._clock(), count))
+            account.ended.append(_ended(record, self._clock()))
 
     def catch_up(self) -> None:
         """Count what unfinished requests have generated so far."""
@@ -101,9 +99,8 @@ class TenantUsage(Observer):
     def _count_new(self, progress: Progress) -> None:
         """Count new tokens and gaps, each in its second."""
         record = progress.record
-        assert record.output is not None, "it has its first token"
         account, gaps = self._account(record), record.gaps_s[progress.num_gaps :]
-        new_tokens = _num_generated(record.output) - progress.num_tokens
+        new_tokens = record.num_generated - progress.num_tokens
         outputs = len(gaps) + (progress.num_tokens == 0)
         if progress.num_tokens == 0:
             account.second(progress.at_s).generated += new_tokens / outputs
@@ -138,16 +135,11 @@ def salt_label(salt: str) -> str:
     return f"salt {hashlib.sha256(salt.encode()).hexdigest()[:8]}" if salt else ""
 
 
-def _num_generated(output: RequestOutput) -> int:
-    return sum(len(part.token_ids) for part in output.outputs)
-
-
-def _ended(record: ServedRequest, now_s: float, output_tokens: int) -> EndedRequest:
+def _ended(record: ServedRequest, now_s: float) -> EndedRequest:
     """Summarize a finished request that had a first token."""
     first_token_s = record.time_to_first_token_s
     assert record.output is not None and first_token_s is not None
     prompt = PromptTokens.of(record.output)
-    reason = record.output.outputs[0].finish_reason if record.output.outputs else None
     return EndedRequest(
         id=record.request_id,
         tenant=_name_of(record),
@@ -156,7 +148,7 @@ def _ended(record: ServedRequest, now_s: float, output_tokens: int) -> EndedRequ
         prompt=prompt.total,
         hit=prompt.hit,
         first_token_s=first_token_s,
-        output=output_tokens,
+        output=record.num_generated,
         took_s=first_token_s + sum(record.gaps_s),
-        ended="error" if record.error else "gone" if record.is_gone else str(reason),
+        ended=record.outcome,
     )

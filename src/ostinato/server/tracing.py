@@ -123,6 +123,6 @@ def _attributes_of(phase: str, record: ServedRequest) -> dict[str, Any]:
             "gen_ai.usage.input_tokens": prompt.total,
             **{f"ostinato.{origin}_tokens": number for origin, number in asdict(prompt).items()},
         }
-    count = sum(len(part.token_ids) for part in output.outputs)
+    count = record.num_generated
     reasons = [part.finish_reason or "gone" for part in output.outputs]
     return {"gen_ai.usage.output_tokens": count, "gen_ai.response.finish_reasons": reasons}

@@ -76,7 +76,7 @@ class LeaseBook(CacheObserver):
             used = table.num_cached_tokens
             if used and used == len(table.key) - 1:
                 used += 1  # all that may hit did (law 4)
-            self.used(table.key, used)
+            self.refresh(table.key, used)
 
     def open(self, table: BlockTable, terms: LeaseTerms) -> Lease:
         """Note a new lease."""
@@ -91,7 +91,7 @@ class LeaseBook(CacheObserver):
             heapq.heappush(self._heap, (lease.expires_s, lease.lease_id))
         return lease
 
-    def used(self, key: PrefixKey, num_tokens: int) -> None:
+    def refresh(self, key: PrefixKey, num_tokens: int) -> None:
         """Refresh every lease that asks for it whose prefix a request used in full.
 
         Args:

@@ -50,9 +50,9 @@ class LeaseLimits:
             count += 1
         if count < len(match.blocks):  # windows and states end where fewer do
             count = len(self._manager.match(key, count * self._manager.block_size).blocks)
-        return count if self._windows_bindable(count) and self._is_state_bindable() else 0
+        return count if self._windows_fit(count) and self._state_fits() else 0
 
-    def _windows_bindable(self, num_blocks: int) -> bool:
+    def _windows_fit(self, num_blocks: int) -> bool:
         """Whether the windows before a boundary may be held besides those of all other leases."""
         size = self._manager.block_size
         for group, window in enumerate(self._config.windows, 1):
@@ -63,7 +63,7 @@ class LeaseLimits:
                 return False
         return True
 
-    def _is_state_bindable(self) -> bool:
+    def _state_fits(self) -> bool:
         """Whether a checkpoint may be held besides those of all other leases.
 
         A sequence needs two slots: a running one, and that of the checkpoint that hit.

@@ -19,11 +19,7 @@ class MemoryFile:
     """A file in its own memory; the system allocates pages as they are written."""
 
     def __init__(self, capacity: int) -> None:
-        """Map memory.
-
-        Raises:
-            OSError: The system has no address space left.
-        """
+        """Map memory; OSError if the system has no address space left."""
         self._content = np.frombuffer(mmap.mmap(-1, capacity), np.uint8)
         self._size = 0
 

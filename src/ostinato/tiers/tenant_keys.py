@@ -64,11 +64,7 @@ class KeyFile:
     """A ``KeyStore`` in one file of fixed slots, which are overwritten in place."""
 
     def __init__(self, folder: Folder) -> None:
-        """Read the keys.
-
-        Raises:
-            OSError: The file cannot be read or created.
-        """
+        """Read the keys; OSError if the file cannot be read or created."""
         is_new = "keys" not in folder.names()
         self._file = folder.create("keys") if is_new else folder.open("keys")
         content = bytearray(self._file.size() // _SLOT_BYTES * _SLOT_BYTES)
@@ -138,11 +134,7 @@ class StoredKeys:
 
 
 def folder_secret(folder: Folder) -> bytes:
-    """Return the folder's own secret; creates one if there is none.
-
-    Raises:
-        OSError: It cannot be read or created.
-    """
+    """Return the folder's own secret, created if there is none; OSError if that fails."""
     if "secret" not in folder.names():
         folder.create("secret")
     file, secret = folder.open("secret"), bytearray(32)

@@ -35,7 +35,8 @@ class NativeAttention:
 
     Attributes:
         limits: Sizes and costs for planning.
-        read_once: When blocks that sequences share are read once for all of them.
+        read_once: When blocks that sequences share are read once for all of them: where that is
+            cheaper (``auto``), ``always`` or ``never``.
         native: The library.
     """
 
@@ -45,14 +46,7 @@ class NativeAttention:
         read_once: ReadOnce = "auto",
         limits: NativeLimits | None = None,
     ) -> None:
-        """Create the backend.
-
-        Args:
-            native: The library.
-            read_once: When blocks that sequences share are read once for all of them: where that
-                is cheaper (``auto``), ``always`` or ``never``.
-            limits: Sizes and costs for planning; None uses those measured on the instruction set.
-        """
+        """Create the backend; ``limits`` of None are those measured on the instruction set."""
         self.limits = limits or NativeLimits.of(attention_isa(native))
         self.read_once = read_once
         self.native = native
@@ -94,7 +88,8 @@ class NativeStep(AttentionStep):
         self._sources = store.check_slots(metadata.copy_sources)
         self._targets = store.check_slots(metadata.copy_targets)
         self._tables = StepTables(metadata, store.num_blocks + 1)
-        self._calls: dict[tuple[int | None, int, LayerKV], _PlannedCall] = {}
+        self._calls: dict[tuple[int | None, int, LayerKV], Attention] = {}
+        self._kept: list[object] = []  # what the calls point to
 
     def attend(
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, style: AttentionStyle
@@ -144,12 +139,23 @@ class NativeStep(AttentionStep):
         """
         kept = self.store.spec.layers[layer]
         kind = (window, num_heads, kept)
-        call = self._calls.get(kind)
-        if call is None:
+        if kind not in self._calls:
             plan = self.plan(num_heads, kept, window)
-            call = _PlannedCall(plan, num_heads, kept.value_dim, window, self._num_threads)
-            self._calls[kind] = call
-        return call.attention
+            laid = plan.laid
+            shape = laid.num_partials, num_heads, kept.value_dim + 2
+            partials = np.empty(shape, dtype=np.float32)
+            self._kept += plan, partials
+            self._calls[kind] = Attention(
+                **{name: getattr(laid, name) for name, _ in PLAN_ARRAYS},
+                partials=partials.ctypes.data,
+                num_heads=num_heads,
+                num_items=laid.num_items,
+                num_merges=laid.num_merges,
+                window=window or 0,
+                section_keys=plan.section_keys,
+                num_threads=self._num_threads,
+            )
+        return self._calls[kind]
 
     def plan(self, num_heads: int, kept: LayerKV, window: int | None) -> NativePlan:
         """Plan the reads of a kind of layers."""
@@ -160,32 +166,6 @@ class NativeStep(AttentionStep):
         )
         rules = self._backend.limits.rules(kind, self._backend.read_once)
         return plan_native(self._backend.native, self._tables, rules)
-
-
-class _PlannedCall:
-    """The arguments that the calls of all layers of a kind share.
-
-    Attributes:
-        attention: Without the keys, values, queries and output of a layer.
-    """
-
-    def __init__(
-        self, plan: NativePlan, num_heads: int, value_dim: int, window: int | None, threads: int
-    ) -> None:
-        """Point to a plan, and keep it alive."""
-        laid = plan.laid
-        shape = laid.num_partials, num_heads, value_dim + 2
-        self._kept = plan, np.empty(shape, dtype=np.float32)
-        self.attention = Attention(
-            **{name: getattr(laid, name) for name, _ in PLAN_ARRAYS},
-            partials=self._kept[1].ctypes.data,
-            num_heads=num_heads,
-            num_items=laid.num_items,
-            num_merges=laid.num_merges,
-            window=window or 0,
-            section_keys=plan.section_keys,
-            num_threads=threads,
-        )
 
 
 def _checked_sinks(sinks: Tensor, num_heads: int) -> Tensor:

@@ -88,13 +88,7 @@ class NativeLimits:
         return cls(keys_per_row=4.0, run_keys=32) if isa == Isa.AMX else cls()
 
     def rules(self, kind: PlanKind, read_once: ReadOnce) -> Rules:
-        """Return the rules for a step.
-
-        Args:
-            kind: The kind of layers.
-            read_once: When blocks that sequences share are read once for all of them: where that
-                is cheaper (``auto``), ``always`` or ``never``.
-        """
+        """Return the rules for a kind of layers."""
         per_run = {"never": math.inf, "auto": self.keys_per_run, "always": 0.0}[read_once]
         return Rules(
             keys_per_run=per_run,
@@ -121,12 +115,7 @@ class StepTables:
     """
 
     def __init__(self, metadata: AttentionMetadata, num_blocks: int) -> None:
-        """Check the lengths of arrays.
-
-        Args:
-            metadata: The step.
-            num_blocks: Number of blocks of the store; the last one pads tables.
-        """
+        """Check the lengths of a step's arrays; the last of ``num_blocks`` pads tables."""
         kept = starts, firsts, blocks, table_starts = (
             _contiguous(metadata.starts),
             _contiguous(metadata.first_positions),

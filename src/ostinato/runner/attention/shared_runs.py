@@ -25,11 +25,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
 from ostinato.runner.inputs import AttentionMetadata, Ints
-
-Bools = npt.NDArray[np.bool_]
 
 Worth = Callable[[int, int, int], bool]
 """Decides whether to read a run separately, from its tokens, the sequences that share it, and their
@@ -56,22 +53,17 @@ class SharedRun:
         return self.first_column + self.num_blocks
 
 
-def shared_runs(
-    metadata: AttentionMetadata, worth: Worth, among: Bools | None = None
-) -> tuple[SharedRun, ...]:
+def shared_runs(metadata: AttentionMetadata, worth: Worth) -> tuple[SharedRun, ...]:
     """Find the runs of a step, each before those below it in the tree.
 
     Args:
         metadata: The step.
         worth: Which edges are worth a separate read.
-        among: Which sequences may share, shape (num_sequences,); None is all of them.
 
     Returns:
         Runs; those of one sequence are adjacent, from column 0 on.
     """
     past = metadata.first_positions // metadata.block_size
-    if among is not None:
-        past = np.where(among, past, 0)
     return tuple(
         run
         for sequences in _same_first_block(metadata, past)

@@ -13,7 +13,7 @@ that of the weights, and rounded before the codes are computed, so that they com
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -21,9 +21,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from ostinato.errors import UnsupportedModel
-
-GROUP_STEP = 32
-"""Group sizes are a multiple of this."""
 
 _ZERO = {4: 8, 8: 0}
 """The code of zero, for a group without minimum."""
@@ -101,13 +98,6 @@ class Codes:
         if self.order is not None:
             numbers = torch.empty_like(numbers).index_copy_(1, self.order, numbers)
         return numbers.to(dtype)
-
-    def rows(self, rows: slice) -> "Codes":
-        """Return some outputs of the weight."""
-        minima, zeros = (None if p is None else p[rows] for p in (self.minima, self.zeros))
-        return replace(
-            self, codes=self.codes[rows], scales=self.scales[rows], minima=minima, zeros=zeros
-        )
 
     def _by_input(self, of_groups: Tensor) -> Tensor:
         """Repeat the numbers of groups for each input, in float32."""

@@ -163,7 +163,7 @@ def parse_decoder(
     )
     weight = cast(nn.Parameter, head.weight)
     tied = weight if weight is embedding.weight else None
-    packed = pack([head], is_head=True)
+    packed = pack([head], True)
     model.lm_head = PackedLinear(head, packed, 0, tied)
     return Decoder(
         embedding=embedding,

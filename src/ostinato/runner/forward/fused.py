@@ -81,18 +81,7 @@ class FusedForward:
         adapters: StepAdapters | None = None,
         vectors: Tensor | None = None,
     ) -> Tensor:
-        """Return logits, shape (num_rows, vocab_size).
-
-        Args:
-            input_ids: Shape (num_tokens,), int64.
-            position_ids: Shape (num_tokens,), int64.
-            step: The attention of the layers.
-            rows: Rows whose logits are wanted, shape (num_rows,), int64; None wants all.
-            adapters: Rows that adapters compute; None is none.
-            vectors: Replaces the embeddings of the ids, shape (num_tokens, width).
-
-        Effects: overwrites the workspace.
-        """
+        """Return logits, shape (num_rows, vocab_size); arguments as in ``ModelCall``."""
         assert position_ids is not None and step is not None, "a step of ours"
         decoder = self._decoder
         if vectors is None:

@@ -6,8 +6,8 @@ weights that modules share in any other way are not packed.
 """
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import Protocol, cast
+from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 from torch import nn
@@ -29,20 +29,11 @@ def why_unpacked(dtype: torch.dtype, device: torch.device) -> str | None:
     return "packed weights need the native library" if library() is None else None
 
 
-class Pack(Protocol):
-    """Packs the weights of linear layers with the same input into one."""
-
-    def __call__(self, linears: Sequence[nn.Linear], is_head: bool = False) -> PackedWeight:
-        """Return one weight with the rows of all layers, in order.
-
-        Args:
-            linears: Plain layers.
-            is_head: Whether it is the output layer.
-        """
-        ...
+Pack = Callable[[Sequence[nn.Linear], bool], PackedWeight]
+"""Packs plain linear layers with the same input into one weight; True for the output layer."""
 
 
-def pack_plain(linears: Sequence[nn.Linear], is_head: bool = False) -> PackedWeight:
+def pack_plain(linears: Sequence[nn.Linear], is_head: bool) -> PackedWeight:
     """Pack weights without quantizing them; see ``Pack``."""
     return PackedWeight([linear.weight for linear in linears])
 
@@ -77,7 +68,7 @@ def stack(parent: nn.Module, names: Sequence[str], pack: Pack = pack_plain) -> P
     Effects: replaces them.
     """
     linears = [cast(nn.Linear, parent.get_submodule(name)) for name in names]
-    packed, first_row = pack(linears), 0
+    packed, first_row = pack(linears, False), 0
     for name, linear in zip(names, linears, strict=True):
         setattr(parent, name, PackedLinear(linear, packed, first_row))
         first_row += linear.out_features

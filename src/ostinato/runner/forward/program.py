@@ -181,9 +181,6 @@ class Program:
             arena.num_bytes,
         )
 
-    def __len__(self) -> int:
-        return len(self._records)
-
     def run(self, num_rows: int, num_wanted: int, num_threads: int) -> None:
         """Run all operations on some rows, the later ones on those that are wanted."""
         assert 0 <= num_wanted <= num_rows, (num_wanted, num_rows)

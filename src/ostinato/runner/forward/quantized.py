@@ -149,7 +149,7 @@ class Quantization:
         """Return the quantization of a setting."""
         return cls(name, activation_bits=8 if name.endswith("a8") else 0)
 
-    def pack(self, linears: Sequence[nn.Linear], is_head: bool = False) -> PackedWeight:
+    def pack(self, linears: Sequence[nn.Linear], is_head: bool) -> PackedWeight:
         """Pack layers with the same input into one weight; see ``packing.Pack``."""
         weights = [linear.weight for linear in linears]
         if self.stored is not None and any(id(weight) not in self.stored for weight in weights):

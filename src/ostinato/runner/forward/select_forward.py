@@ -29,7 +29,7 @@ from ostinato.runner.forward.packing import (
 )
 from ostinato.runner.forward.quantized import Quantization, unstack
 from ostinato.runner.model_call import ModelCall
-from ostinato.runner.native.library import library
+from ostinato.runner.native.packed import required_library
 from ostinato.runner.probe import Probed, StepCall, through_blocks
 from ostinato.runner.rounding import in_roundings, with_codes
 from ostinato.runner.settings import ForwardName
@@ -80,46 +80,41 @@ def choose_forward(
     Effects: may replace linear layers of the model.
     """
     if quantization is not None:
-        return _quantized(model, call, probed, wanted, quantization)
-    if wanted == "plain":
+        _check_quantizable(model, quantization)
+    elif wanted == "plain":
         return ChosenForward("plain", "forward='plain' is set")
-    if (unpacked := why_unpacked(model.dtype, model.device)) is not None:
+    elif (unpacked := why_unpacked(model.dtype, model.device)) is not None:
         return ChosenForward("plain", unpacked)
-    reason = "forward='packed' is set"
-    if wanted == "auto":
-        fused = _try_fused(model, probed)
-        if isinstance(fused, FusedForward):
-            return ChosenForward("fused", fused=fused)
-        reason = fused
-    return _try_packed(model, call, probed, reason)
-
-
-def _quantized(
-    model: PreTrainedModel,
-    call: ModelCall,
-    probed: Probed,
-    wanted: ForwardName,
-    quantization: Quantization,
-) -> ChosenForward:
-    """Quantize linear layers, and fuse the operations between them if results are equal."""
-    _check_quantizable(model, quantization)
+    pack = pack_plain if quantization is None else quantization.pack
     reason = "forward='packed' is set" if wanted == "packed" else _why_unfused(model)
     with torch.no_grad():
         if reason is None:
-            fused = _fused(model, probed, quantization)
-            with torch.inference_mode():
-                own = through_blocks(probed.spec, probed.states, call, model, probed.attention)
-            noise = probed.noise
-            if quantization.activation_bits:
-                noise = with_codes(noise, model.dtype)
-            probed = replace(probed, logits=own.double(), noise=noise)
-            different = _difference(model, probed, fused)
-            if different is None:
+            decoder = parse_decoder(model, probed.styles, pack)
+            fused = FusedForward(decoder, NativeOps(required_library()))
+            if quantization is not None:
+                probed = _probed_again(model, call, probed, quantization)
+            if (different := _difference(model, probed, fused)) is None:
                 return ChosenForward("fused", fused=fused)
             reason = f"fused, {different}"
-            unstack(model)
-        pack_linears(model, quantization.pack)
-    return ChosenForward("packed", reason)
+            if quantization is None:
+                unpack_linears(model)
+            else:
+                unstack(model)
+        pack_linears(model, pack)
+    if quantization is not None or (different := _difference(model, probed, call)) is None:
+        return ChosenForward("packed", reason)
+    unpack_linears(model)
+    return ChosenForward("plain", f"{reason}; packed, {different}")
+
+
+def _probed_again(
+    model: PreTrainedModel, call: ModelCall, probed: Probed, quantization: Quantization
+) -> Probed:
+    """Return what the modules give with quantized weights."""
+    with torch.inference_mode():
+        logits = through_blocks(probed.spec, probed.states, call, model, probed.attention)
+    noise = with_codes(probed.noise, model.dtype) if quantization.activation_bits else probed.noise
+    return replace(probed, logits=logits.double(), noise=noise)
 
 
 def _check_quantizable(model: PreTrainedModel, quantization: Quantization) -> None:
@@ -142,42 +137,6 @@ def _why_unfused(model: PreTrainedModel) -> str | None:
     if (difference := unsupported_reason(model)) is not None:
         return f"{type(model).__name__} is not built like Llama: {difference}"
     return None
-
-
-def _fused(
-    model: PreTrainedModel, probed: Probed, quantization: Quantization | None = None
-) -> FusedForward:
-    """Pack a model's weights and return the forward that uses them."""
-    native = library()
-    assert native is not None, "weights can be packed"
-    pack = pack_plain if quantization is None else quantization.pack
-    with torch.no_grad():
-        return FusedForward(parse_decoder(model, probed.styles, pack), NativeOps(native))
-
-
-def _try_fused(model: PreTrainedModel, probed: Probed) -> FusedForward | str:
-    """Return the fused forward, or the reason why the model stays plain."""
-    if (reason := _why_unfused(model)) is not None:
-        return reason
-    fused = _fused(model, probed)
-    different = _difference(model, probed, fused)
-    if different is None:
-        return fused
-    unpack_linears(model)
-    return f"fused, {different}"
-
-
-def _try_packed(
-    model: PreTrainedModel, call: ModelCall, probed: Probed, reason: str
-) -> ChosenForward:
-    """Pack the linear layers, if results are equal."""
-    with torch.no_grad():
-        pack_linears(model)
-    different = _difference(model, probed, call)
-    if different is None:
-        return ChosenForward("packed", reason)
-    unpack_linears(model)
-    return ChosenForward("plain", f"{reason}; packed, {different}")
 
 
 def _difference(model: PreTrainedModel, probed: Probed, call: StepCall) -> str | None:

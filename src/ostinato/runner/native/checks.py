@@ -67,14 +67,7 @@ def address_of(numbers: npt.NDArray[Any]) -> int:
 
 
 def fill_rows(rows: Rows, tensor: Tensor, num_tokens: int, num_heads: int, dim: int) -> Tensor:
-    """Describe rows of tokens to the library.
-
-    Args:
-        rows: The structure to fill in.
-        tensor: Shape (num_tokens, num_heads, dim), any strides.
-        num_tokens: The expected size.
-        num_heads: Likewise.
-        dim: Likewise.
+    """Fill in ``rows`` for a tensor of shape (num_tokens, num_heads, dim), any strides.
 
     Returns:
         The tensor that ``rows`` points into, to be kept alive until after the call; a copy if

@@ -56,13 +56,8 @@ class NativeKVStore(KVStore):
     ) -> None:
         """Allocate all blocks, zeroed; see ``KVStore``.
 
-        Args:
-            native: The library.
-            spec: The KV per token; keys have an even number of elements.
-            num_blocks: Blocks that may be written.
-            block_size: Slots per block, a multiple of 16.
-            dtype: bfloat16, float16, float32 or int8.
-            layers: The layers of this store; None is all with attention.
+        Keys have an even number of elements, and blocks a multiple of 16 slots; ``dtype`` is
+        bfloat16, float16, float32 or int8.
         """
         if block_size % TOKEN_GROUP or dtype not in KV_DTYPES:
             raise ValueError(f"no native store has blocks of {block_size} tokens in {dtype}")

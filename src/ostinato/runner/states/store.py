@@ -70,7 +70,13 @@ class StateStore:
         self.spec = spec
         self.num_slots = num_slots
         self._device = torch.device(device)
-        self._refuse_too_much()
+        available = available_bytes(device)
+        if available is not None and self.num_bytes > available:
+            raise ConfigError(
+                f"the states need {self.num_bytes:,} bytes on {self._device} for num_state_slots="
+                f"{self.num_slots} of {self.spec.bytes_per_slot:,} bytes, and {available:,} bytes "
+                "are available: lower num_state_slots or kv_cache_memory"
+            )
         self._states = {
             layer: tuple(self._zeros(each) for each in shapes)
             for layer, shapes in spec.layers.items()
@@ -110,12 +116,3 @@ class StateStore:
             return torch.zeros(shape, dtype=each.dtype, device=self._device)
         content = np.zeros(self.num_slots * each.num_bytes, dtype=np.uint8)
         return torch.from_numpy(content).view(each.dtype).view(shape)
-
-    def _refuse_too_much(self) -> None:
-        available = available_bytes(self._device)
-        if available is not None and self.num_bytes > available:
-            raise ConfigError(
-                f"the states need {self.num_bytes:,} bytes on {self._device} for num_state_slots="
-                f"{self.num_slots} of {self.spec.bytes_per_slot:,} bytes, and {available:,} bytes "
-                "are available: lower num_state_slots or kv_cache_memory"
-            )
