@@ -186,9 +186,7 @@ def test_on_a_narrow_screen_words_wrap_and_no_figure_is_lost(terminal: Terminal)
         ("--patience", "nan", "patience=nan"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(
-    terminal: Terminal, option: str, value: str, named: str
-):
+def test_what_cannot_be_is_refused_in_one_line(terminal: Terminal, option, value, named):
     assert named in terminal.refuse("demo", option, value)
 
 

@@ -71,9 +71,7 @@ def test_the_prompt_can_be_left_out(terminal: Terminal, llm: LLM):
 
 
 @pytest.mark.parametrize("arguments", [(), ("-",)])
-def test_a_pipe_gives_the_prompt_without_its_last_line_break(
-    terminal: Terminal, arguments: tuple[str, ...]
-):
+def test_a_pipe_gives_the_prompt_without_its_last_line_break(terminal: Terminal, arguments):
     """``echo`` adds one; line breaks before it are the user's."""
     result = terminal.run("generate", *arguments, "--json", *FEW, stdin="ROMEO:\n\nWhat\n")
 

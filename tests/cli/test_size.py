@@ -115,9 +115,7 @@ def test_the_dtype_can_be_chosen(terminal: Terminal, checkpoint: Path):
 
 @pytest.mark.parametrize("columns", [80, 120])
 @pytest.mark.parametrize("config", [LLAMA_2_7B, GEMMA_3, DEEPSEEK_V3, HYBRID])
-def test_tables_fit_the_screen(
-    terminal: Terminal, tmp_path: Path, config: dict[str, Any], columns: int
-):
+def test_tables_fit_the_screen(terminal: Terminal, tmp_path: Path, config, columns):
     """No cell wraps: every row of figures keeps to one line."""
     terminal.columns = columns
     text = terminal.show("size", str(written(tmp_path, config)), "--requests", "100000")

@@ -295,8 +295,7 @@ def test_the_smallest_window_pool_gets_any_sequence_to_its_end(index, window):
     """In as many steps as it takes; what is read is right, says the fake runner."""
     least = -(-(window - 1) // 4) + 1
     tiny = tiny_scheduler(16, index=index, windows=(WindowConfig(window, least),))
-    tiny.add("long", ALPHABET * 2, max_tokens=12)
-    tiny.run()
+    tiny.serve("long", ALPHABET * 2, max_tokens=12)
     assert len(tiny.outputs["long"]) == 12
 
 

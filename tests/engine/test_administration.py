@@ -24,9 +24,7 @@ from tests.support.engines import MakeLLM, assert_idle
 # --- leases -------------------------------------------------------------------------------
 
 
-def test_a_leased_prompt_hits_after_a_flood_and_a_released_one_does_not(
-    make_llm: MakeLLM, index: str
-):
+def test_a_leased_prompt_hits_after_a_flood_and_a_released_one_does_not(make_llm: MakeLLM, index):
     llm = make_llm("llama", index=index, **SMALL)
     llm.generate(PROMPT, ONE, use_tqdm=False)
     receipt = llm.lease(PROMPT)

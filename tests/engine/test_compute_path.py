@@ -62,9 +62,7 @@ def test_a_smaller_instruction_set_names_the_variable_that_chose_it(make_llm: Ma
         ({"family": "gpt2"}, "native", "packed", "GPT2LMHeadModel is not built like Llama"),
     ],
 )
-def test_every_step_back_has_its_reason(
-    settings: dict[str, Any], attention: str, forward: str, reason: str, make_llm: MakeLLM
-):
+def test_every_step_back_has_its_reason(settings, attention, forward, reason, make_llm: MakeLLM):
     path = path_of(make_llm, **settings)
 
     assert (path.attention, path.forward) == (attention, forward)

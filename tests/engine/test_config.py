@@ -57,9 +57,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
     ],
 )
 @pytest.mark.parametrize("face", [LLM, AsyncLLM])
-def test_a_setting_that_cannot_be_is_refused_before_a_model_is_loaded(
-    face: type, settings: dict[str, Any], message: str
-):
+def test_a_setting_that_cannot_be_is_refused_before_a_model_is_loaded(face, settings, message):
     """The directory does not even exist."""
     with pytest.raises(ConfigError, match=message):
         face("/no/such/model", **settings)
@@ -206,9 +204,7 @@ def test_the_native_library_is_refused_where_it_cannot_compute(checkpoints: Chec
 
 @needs_library
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "bfloat16", "float16", "int8"])
-def test_attention_is_the_librarys_unless_it_is_told_otherwise(
-    kv_cache_dtype: str, make_llm: MakeLLM
-):
+def test_attention_is_the_librarys_unless_it_is_told_otherwise(kv_cache_dtype, make_llm: MakeLLM):
     """With blocks of sixteen; and torch, asked for by name, says the same."""
     settings = {"dtype": "float32", "block_size": 16, "kv_cache_dtype": kv_cache_dtype}
     native, torch_ = (

@@ -78,9 +78,7 @@ def some_ids(name: str) -> st.SearchStrategy[list[int]]:
 
 
 @given(st.data(), st.sampled_from(sorted(FAST)), st.booleans())
-def test_any_ids_become_the_text_that_they_add_to_the_prompt(
-    data: st.DataObject, name: str, skip: bool
-):
+def test_any_ids_become_the_text_that_they_add_to_the_prompt(data, name, skip):
     """Garbage, special tokens and half characters included; the prompt ends in a whole one."""
     tokenizer = FAST[name]()
     prompt, output = data.draw(some_ids(name)), data.draw(some_ids(name))

@@ -1,7 +1,6 @@
 """Texts and their tokens are kept within a bound, apart by tenant. One letter is one token."""
 
 from array import array
-from collections.abc import Iterable
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -109,9 +108,7 @@ _moves = st.lists(st.tuples(st.sampled_from([ANN, BOB]), _letters, _letters | st
 
 @given(_moves, _letters)
 @settings(max_examples=200, deadline=None)
-def test_as_much_is_known_as_of_a_list_of_all_texts(
-    moves: Iterable[tuple[bytes, str, str | None]], asked: str
-):
+def test_as_much_is_known_as_of_a_list_of_all_texts(moves, asked):
     """The oracle keeps every text, and compares with each."""
     known, oracle = memory(1000), {ANN: [""], BOB: [""]}
     for namespace, prompt, answer in moves:

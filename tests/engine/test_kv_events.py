@@ -133,8 +133,7 @@ def test_blocks_have_one_name_whatever_the_index_looks_them_up_by(
     consumer, chance = listen(publish(tiny.cache)), random.Random(2)
     for number in range(60):
         disturb(tiny, chance, number)
-    tiny.add("last", "ABBABAAB")
-    tiny.run()
+    tiny.serve("last", "ABBABAAB")
     flush(tiny.cache)
     consumer.catch_up()
     agree(consumer, tiny.cache)

@@ -21,9 +21,7 @@ def asked(tokens: list[int], salt: str, names: tuple[str, ...] = ("manual",)) ->
 
 
 @pytest.mark.parametrize("model", ["llama", "gemma3_text"])
-def test_tenants_share_a_public_prefix_and_answer_as_without_it(
-    make_llm: MakeLLM, model: str, index: str
-):
+def test_tenants_share_a_public_prefix_and_answer_as_without_it(make_llm: MakeLLM, model, index):
     """Law 7, with a window as well; the second tenant finds the head, the first its own tail."""
     llm = make_llm(model, index=index, num_blocks=64, max_model_len=64)
     alone = llm.generate(MANUAL + TAIL, FOUR, use_tqdm=False)[0]

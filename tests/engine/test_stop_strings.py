@@ -38,9 +38,7 @@ def naive(
 @given(pieces, stops, st.booleans())
 @example([("aab", True), ("ab", True)], ["aabab"], False)
 @example([("ab", False), ("a", True), ("b", True)], ["bab"], False)
-def test_each_piece_shows_what_the_whole_text_allows(
-    pieces: list[tuple[str, bool]], stops: list[str], include: bool
-):
+def test_each_piece_shows_what_the_whole_text_allows(pieces, stops, include):
     """No more, for a stop string may come; no less, for someone is reading along."""
     checker, shown = StopChecker(stops, include), ""
 

@@ -233,9 +233,7 @@ async def test_a_stream_grows_into_the_form(checkpoints: Checkpoints):
         ({"grammar": "no grammar"}, "grammar="),
     ],
 )
-def test_a_broken_form_is_refused_before_anything_runs(
-    scribe: LLM, form: dict[str, Any], message: str
-):
+def test_a_broken_form_is_refused_before_anything_runs(scribe: LLM, form, message):
     with pytest.raises(InvalidSamplingParams, match=message):
         scribe.generate(PROMPTS, asked(form), use_tqdm=False)
 

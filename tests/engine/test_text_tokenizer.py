@@ -90,9 +90,7 @@ def plainly(tokenizer: Any, text: str) -> list[int]:
 @pytest.mark.parametrize("name", TOKENIZERS)
 @given(rows=st.lists(st.tuples(texts, st.integers(0, 60)), min_size=1, max_size=6))
 @settings(max_examples=60, deadline=None)
-def test_tokens_are_those_of_the_whole_text_whatever_is_known(
-    name: str, rows: list[tuple[str, int]]
-):
+def test_tokens_are_those_of_the_whole_text_whatever_is_known(name, rows):
     """Each text begins with a piece of the one before, or of itself."""
     tokenizer = TOKENIZERS[name]()
     once = TextTokenizer(tokenizer, max_bytes=1 << 20)
@@ -120,9 +118,7 @@ def test_only_tokens_whose_letters_are_always_theirs_are_boundaries(name: str):
 @pytest.mark.parametrize("name", ["byte-level", "prefix space, first piece", "unigram"])
 @given(answer=st.lists(st.integers(3, 60), min_size=1, max_size=8), cut=st.integers(0, 30))
 @settings(max_examples=60, deadline=None)
-def test_what_was_generated_keeps_its_tokens_as_far_as_its_text_is_repeated(
-    name: str, answer: list[int], cut: int
-):
+def test_what_was_generated_keeps_its_tokens_as_far_as_its_text_is_repeated(name, answer, cut):
     """Other letters than the generated ones have the tokens of tokenizing them plainly."""
     tokenizer = TOKENIZERS[name]()
     once = TextTokenizer(tokenizer, max_bytes=1 << 20)

@@ -53,9 +53,7 @@ def test_the_second_argument_has_vllms_name(llm: LLM):
         ({"guided_decoding": None, "skip_clone": True, "thinking_token_budget": None}, {}),
     ],
 )
-def test_parameters_that_ask_for_nothing_special_are_accepted(
-    spelled: dict[str, Any], plain: dict[str, Any]
-):
+def test_parameters_that_ask_for_nothing_special_are_accepted(spelled, plain):
     assert SamplingParams(**spelled) == SamplingParams(**plain)
 
 
@@ -78,9 +76,7 @@ def test_parameters_that_ask_for_nothing_special_are_accepted(
         ({"bad_words_ids": [[]]}, "bad_words_ids has an empty row"),
     ],
 )
-def test_parameters_that_cannot_be_had_are_refused_with_a_way_out(
-    given: dict[str, Any], message: str
-):
+def test_parameters_that_cannot_be_had_are_refused_with_a_way_out(given, message):
     with pytest.raises(InvalidSamplingParams, match=message):
         SamplingParams(**given)
 

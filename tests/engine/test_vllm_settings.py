@@ -35,9 +35,7 @@ from tests.support.checkpoints import Checkpoints
         ({"max_logprobs": -1}, {"max_logprobs": -1}),
     ],
 )
-def test_settings_of_vllm_that_mean_the_same_are_taken(
-    given: dict[str, Any], changed: dict[str, Any]
-):
+def test_settings_of_vllm_that_mean_the_same_are_taken(given, changed):
     assert EngineConfig.of("m", given) == EngineConfig(model="m", **changed)
 
 
@@ -62,9 +60,7 @@ def test_settings_of_vllm_that_mean_the_same_are_taken(
     ],
 )
 @pytest.mark.parametrize("face", [LLM, AsyncLLM])
-def test_settings_that_cannot_be_had_are_refused_before_loading(
-    face: type, given: dict[str, Any], message: str
-):
+def test_settings_that_cannot_be_had_are_refused_before_loading(face, given, message):
     with pytest.raises(ConfigError, match=message):
         face("/no/such/model", **given)
 

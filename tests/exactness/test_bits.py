@@ -178,9 +178,7 @@ def test_sums_that_are_cut_elsewhere_have_other_bits(make_llm: MakeLLM):
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("seed", range(25))
 @pytest.mark.parametrize("model", MODELS)
-def test_ten_thousand_prompts_have_the_bits_that_they_have_alone(
-    model: str, seed: int, make_llm: MakeLLM
-):
+def test_ten_thousand_prompts_have_the_bits_that_they_have_alone(model, seed, make_llm: MakeLLM):
     """Three models, 25 draws of 200 prompts or more, over all formats and instruction sets."""
     cached = 0
     for isa in ISAS:

@@ -226,9 +226,7 @@ def test_an_unrelated_request_is_not_held_up_by_a_chunked_prefill(index: str, me
     [{"cache_salt": "another tenant"}, {"cache_read": False}],
     ids=["other salt", "no reading"],
 )
-def test_who_may_not_share_computes_everything(
-    index: str, changes: dict[str, object], metered: Metered
-):
+def test_who_may_not_share_computes_everything(index, changes, metered: Metered):
     """Nothing is found, although all of it is there."""
     llm, meter = metered(index=index)
     prompt = random_ids(0, 24)

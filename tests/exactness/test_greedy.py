@@ -59,9 +59,7 @@ def test_cache_off(family: str, make_llm: MakeLLM, reference_of: ReferenceOf):
 
 
 @every_family_on_an_index
-def test_cold_and_then_with_hits(
-    family: str, index: str, make_llm: MakeLLM, reference_of: ReferenceOf
-):
+def test_cold_and_then_with_hits(family: str, index, make_llm: MakeLLM, reference_of: ReferenceOf):
     """One by one on a cold cache; then all at once, when each finds all but its last token."""
     llm = make_llm(family, index=index)
 

@@ -57,9 +57,7 @@ def test_hits_strangers_forks_and_a_later_turn(
 
 @pytest.mark.nightly
 @each_family
-def test_cold_and_then_with_hits(
-    family: str, index: str, make_llm: MakeLLM, reference_of: ReferenceOf
-):
+def test_cold_and_then_with_hits(family, index, make_llm: MakeLLM, reference_of: ReferenceOf):
     """One by one on a cold cache; then all at once, computing at most 64 tokens and their own."""
     llm, reference = make(make_llm, family, index=index), reference_of(family)
 
@@ -73,9 +71,7 @@ def test_cold_and_then_with_hits(
 
 @pytest.mark.nightly
 @each_family
-def test_chunked_and_all_at_once(
-    family: str, index: str, make_llm: MakeLLM, reference_of: ReferenceOf
-):
+def test_chunked_and_all_at_once(family, index, make_llm: MakeLLM, reference_of: ReferenceOf):
     """Chunks of 64 tokens beside decodes; every prompt twice, the second behind the first."""
     llm = make(make_llm, family, index=index, max_num_batched_tokens=96, max_chunk_tokens=64)
 

@@ -53,18 +53,15 @@ def test_the_checkpoint_that_saves_least_goes_first_and_not_the_oldest(index):
     """Three slots beside the running one: that of 12 tokens is the oldest, that of 4 goes."""
     tiny = stateful(index, 4)
     for name, length in (("A", 13), ("B", 5), ("C", 9), ("D", 17)):
-        tiny.add(name, name * length)
-        tiny.run()
+        tiny.serve(name, name * length)
     assert checkpoints(tiny).keys() == {8, 12, 16}
 
 
 def test_where_one_of_two_neighbours_goes_the_other_is_worth_more(index):
     """A chat's 8 and 12: the state of 12 saves 4 tokens beside that of 8, and 12 without it."""
     tiny = stateful(index, 3)
-    tiny.add("first turn", "ABCDEFGHI")
-    tiny.run()
-    tiny.add("second turn", "ABCDEFGHIJKLM")
-    tiny.run()
+    tiny.serve("first turn", "ABCDEFGHI")
+    tiny.serve("second turn", "ABCDEFGHIJKLM")
     by_length = checkpoints(tiny)
     assert by_length[12].saved_tokens == 4
     tiny.cache.manager.remove(lambda entry: entry is by_length[8])

@@ -1,10 +1,8 @@
 """What is not understood is refused by name; nothing is guessed in silence."""
 
-from typing import Any
-
 import pytest
 
-from ostinato.errors import ConfigError, OstinatoError, UnsupportedModel
+from ostinato.errors import ConfigError, UnsupportedModel
 from ostinato.lab.kv_bytes import kv_bytes
 
 from .known_configs import DEEPSEEK_V3, GEMMA_2_2B, GEMMA_3_1B, LLAMA_3_8B, MISTRAL_7B, UNKNOWN
@@ -58,9 +56,7 @@ from .known_configs import DEEPSEEK_V3, GEMMA_2_2B, GEMMA_3_1B, LLAMA_3_8B, MIST
         ),
     ],
 )
-def test_a_config_is_refused_by_the_key_at_fault(
-    config: dict[str, Any], error: type[OstinatoError], named: str
-):
+def test_a_config_is_refused_by_the_key_at_fault(config, error, named):
     with pytest.raises(error, match=named):
         kv_bytes(config)
 

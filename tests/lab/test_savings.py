@@ -25,9 +25,7 @@ def test_one_own_token_and_a_block_size_that_divides_the_prefix_are_enough(block
 
 
 @pytest.mark.parametrize("block_size", [3, 100, 1024])
-def test_whole_blocks_fall_short_of_it_where_the_block_size_does_not_divide_the_prefix(
-    block_size: int,
-):
+def test_whole_blocks_fall_short_of_it_where_the_block_size_does_not_divide_the_prefix(block_size):
     """By token it holds all the same."""
     workload = Workload(512, 1, 1000, block_size)
 
@@ -94,9 +92,7 @@ def test_a_block_that_no_prompt_fills_can_be_copied_only_after_its_request_has_e
         (0, 0, 10, 16, "shared=0 and suffix=0"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(
-    shared: int, suffix: int, requests: int, block_size: int, named: str
-):
+def test_what_cannot_be_is_refused_by_name(shared, suffix, requests, block_size, named):
     with pytest.raises(ConfigError, match=named):
         Workload(shared, suffix, requests, block_size)
 

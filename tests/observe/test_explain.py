@@ -47,9 +47,9 @@ def picture(explanation: Explanation) -> str:
 
 
 def served(tiny: TinyScheduler, **prompts: str) -> None:
+    """Serve prompts one after another."""
     for name, prompt in prompts.items():
-        tiny.add(name, prompt)
-        tiny.run()
+        tiny.serve(name, prompt)
 
 
 def test_the_first_prompt_was_never_seen(tiny):
@@ -114,15 +114,13 @@ def test_what_another_holds_in_a_block_that_is_not_full_is_in_flight(tiny):
     """EF lies in a private block until the first one ends and seals it."""
     tiny.add("first", "ABCDEF", max_tokens=8)
     tiny.step()
-    tiny.add("second", "ABCDEFXY")
-    tiny.run()
+    served(tiny, second="ABCDEFXY")
     assert picture(told(tiny, "second")) == "0-3 hit, 4-5 in flight first, 6-7 differs first"
 
 
 def test_who_shares_a_step_was_waited_for(tiny):
     tiny.add("first", "ABCDEFGHI")
-    tiny.add("second", "ABCDEFGHX")
-    tiny.run()
+    served(tiny, second="ABCDEFGHX")
     assert picture(told(tiny, "second")) == "0-7 waited first, 8-8 differs first"
 
 
@@ -132,8 +130,7 @@ def test_who_waits_for_a_long_prompt_says_for_how_much(index):
     served(tiny, before="ABCDX")
     tiny.add("first", "ABCDEFGHIJKLMNOP")
     tiny.step()
-    tiny.add("second", "ABCDEFGHIJKLMNOP!")
-    tiny.run()
+    served(tiny, second="ABCDEFGHIJKLMNOP!")
     assert picture(told(tiny, "second")) == "0-7 hit, 8-15 waited first, 16-16 differs first"
 
 
@@ -152,10 +149,8 @@ def test_another_adapter_shares_nothing(tiny):
 
 
 def test_another_image_shares_what_comes_before_it(tiny):
-    tiny.add("cat", "ABCDE####F", images=(ImageSpan(b"cat", 5, 4),))
-    tiny.run()
-    tiny.add("dog", "ABCDE####F", images=(ImageSpan(b"dog", 5, 4),))
-    tiny.run()
+    tiny.serve("cat", "ABCDE####F", images=(ImageSpan(b"cat", 5, 4),))
+    tiny.serve("dog", "ABCDE####F", images=(ImageSpan(b"dog", 5, 4),))
     assert picture(told(tiny, "dog")) == "0-3 hit, 4-4 copied, 5-8 other image cat, 9-9 last token"
 
 
@@ -168,10 +163,8 @@ def test_new_weights_share_nothing_with_the_old_ones(tiny):
 
 
 def test_another_tenant_is_mentioned_to_administrators_alone_and_never_by_name(tiny):
-    tiny.add("anns", "ABCDEFGHIJ", tenant="ann")
-    tiny.run()
-    tiny.add("bobs", "ABCDEFGHIJ", tenant="bob")
-    tiny.run()
+    tiny.serve("anns", "ABCDEFGHIJ", tenant="ann")
+    tiny.serve("bobs", "ABCDEFGHIJ", tenant="bob")
     assert picture(told(tiny, "bobs")) == "0-9 never seen"
     explanation = told(tiny, "bobs", administrator=True)
     assert picture(explanation) == "0-8 other tenant, 9-9 last token"
@@ -180,12 +173,9 @@ def test_another_tenant_is_mentioned_to_administrators_alone_and_never_by_name(t
 
 def test_who_was_evicted_for_another_tenant_does_not_learn_for_whom(index):
     tiny = tiny_scheduler(num_blocks=4, index=index)
-    tiny.add("bobs", "ABCDEFGHIJKLMNO", tenant="bob")
-    tiny.run()
-    tiny.add("anns", "0123456789!?+-*/", tenant="ann")
-    tiny.run()
-    tiny.add("again", "ABCDEFGHIJKLMNO", tenant="bob")
-    tiny.run()
+    tiny.serve("bobs", "ABCDEFGHIJKLMNO", tenant="bob")
+    tiny.serve("anns", "0123456789!?+-*/", tenant="ann")
+    tiny.serve("again", "ABCDEFGHIJKLMNO", tenant="bob")
     assert told(tiny, "again").spans[0].by is None
     assert "anns" not in str(told(tiny, "again"))
     lost = told(tiny, "again", administrator=True).spans[0]
@@ -198,8 +188,7 @@ def test_who_was_evicted_for_another_tenant_does_not_learn_for_whom(index):
 )
 def test_who_may_not_read_is_told_which_setting_says_so(tiny, how, setting):
     served(tiny, first="ABCDEFGH")
-    tiny.add("second", "ABCDEFGH", **how)
-    tiny.run()
+    tiny.serve("second", "ABCDEFGH", **how)
     [span] = told(tiny, "second").spans
     assert (span.reason, span.setting, span.num_tokens) == ("switched off", setting, 8)
 
@@ -213,8 +202,7 @@ def test_without_a_cache_everything_is_switched_off():
 
 def test_what_was_not_to_be_kept_is_not_compared_with(tiny):
     """It is never found or named, and its own explanation says why it is silent."""
-    tiny.add("secret", "ABCDEFGH", cache_write=False)
-    tiny.run()
+    tiny.serve("secret", "ABCDEFGH", cache_write=False)
     served(tiny, second="ABCDEFXY")
     assert picture(told(tiny, "second")) == "0-3 not written secret, 4-7 never seen"
     assert picture(told(tiny, "secret")) == "0-7 not kept"
@@ -226,8 +214,7 @@ def test_what_was_not_to_be_kept_is_not_compared_with(tiny):
 def test_a_request_that_did_not_write_is_a_cause_of_its_own(tiny):
     """And not the difference to an unrelated prompt; while it runs, each token is known."""
     served(tiny, unrelated="QRSTUVWX")
-    tiny.add("secret", "ABCDEFGHIJ", cache_write=False)
-    tiny.run()
+    tiny.serve("secret", "ABCDEFGHIJ", cache_write=False)
     served(tiny, second="ABCDEFGHIJ")
     explanation = told(tiny, "second")
     assert picture(explanation) == "0-7 not written secret, 8-9 never seen"
@@ -238,10 +225,8 @@ def test_a_request_that_did_not_write_is_a_cause_of_its_own(tiny):
 
 
 def test_what_did_not_write_is_told_to_its_own_tenant_alone(tiny):
-    tiny.add("secret", "ABCDEFGHIJ", cache_write=False, tenant="ann")
-    tiny.run()
-    tiny.add("bobs", "ABCDEFGHIJ", tenant="bob")
-    tiny.run()
+    tiny.serve("secret", "ABCDEFGHIJ", cache_write=False, tenant="ann")
+    tiny.serve("bobs", "ABCDEFGHIJ", tenant="bob")
     assert picture(told(tiny, "bobs")) == "0-9 never seen"
 
 
@@ -251,8 +236,7 @@ def test_a_loss_to_its_own_quota_says_so(index):
         index=index, tenant_shares={b"ann": TenantShare(quota=2)}, seal_tails=False
     )
     for name, prompt in (("first", "ABCDEFGH"), ("second", "QRSTUVWX"), ("again", "ABCDEFGH")):
-        tiny.add(name, prompt, tenant="ann")
-        tiny.run()
+        tiny.serve(name, prompt, tenant="ann")
     explanation = told(tiny, "again")
     assert explanation.spans[0].setting == "quota"
     assert "evicted for second because its tenant is at its own quota" in str(explanation)
@@ -355,6 +339,5 @@ def test_behind_a_public_head_no_tenant_learns_who_computed_it(tiny):
     tiny.run()
     assert picture(told(tiny, "bobs")) == "0-7 hit, 8-10 never seen"
     assert "anns" not in str(told(tiny, "bobs", administrator=True))
-    tiny.add("plain", "ABCDEFGHxyz", tenant="bobs")
-    tiny.run()
+    tiny.serve("plain", "ABCDEFGHxyz", tenant="bobs")
     assert told(tiny, "plain").reasons == ("other public prefix", "last token")

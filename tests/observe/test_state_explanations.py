@@ -11,8 +11,7 @@ def served(index, *prompts: str):
     """Serve prompts one after the other, with states at multiples of 8 and none between."""
     tiny = tiny_scheduler(64, index=index, states=StateConfig(9, 8, 0))
     for number, prompt in enumerate(prompts):
-        tiny.add(str(number), prompt)
-        tiny.run()
+        tiny.serve(str(number), prompt)
     return tiny
 
 

@@ -69,8 +69,7 @@ def test_alone_on_a_large_pool_without_a_cache_the_answer_is_the_plain_loops(n: 
     tiny = tiny_scheduler(
         num_blocks=99, max_model_len=30, enable_prefix_caching=False, sample=toss_a_coin
     )
-    tiny.add("one", "ABBABAB", n=n, **wish)
-    tiny.run()
+    tiny.serve("one", "ABBABAB", n=n, **wish)
     request = make_request("one", "ABBABAB", n=n, **wish)
     for seed in range(n):
         answer, reason = answer_alone(request, seed, 30, toss_a_coin)

@@ -26,9 +26,7 @@ each_kind = pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss", "de
 
 
 @each_kind
-def test_a_prompt_in_two_chunks_and_scattered_blocks_decodes_like_generate(
-    family: str, served: Served
-):
+def test_a_prompt_in_two_chunks_and_scattered_blocks_decodes_like_generate(family, served: Served):
     """37 tokens in chunks of 13 and 24, which no block size divides, then one at a time."""
     loaded = served(family)
     prompt = random_prompt(1, 37)
@@ -67,9 +65,7 @@ def test_strangers_in_one_step_do_not_notice_each_other(family: str, served: Ser
 
 
 @each_kind
-def test_a_follower_reads_blocks_that_its_leader_writes_in_the_same_step(
-    family: str, served: Served
-):
+def test_a_follower_reads_blocks_that_its_leader_writes_in_the_same_step(family, served: Served):
     """Law 1: 16 tokens in common, both prompts new, one step; they are computed once."""
     loaded = served(family)
     common = random_prompt(2, 16)
@@ -88,9 +84,7 @@ def test_a_follower_reads_blocks_that_its_leader_writes_in_the_same_step(
 
 
 @each_kind
-def test_a_follower_copies_slots_that_its_leader_writes_in_the_same_step(
-    family: str, served: Served
-):
+def test_a_follower_copies_slots_that_its_leader_writes_in_the_same_step(family, served: Served):
     """21 tokens in common: five blocks are shared, the one slot of the sixth is copied."""
     loaded = served(family)
     common = random_prompt(5, 21)
@@ -162,9 +156,7 @@ def test_logits_are_those_of_the_models_own_attention(family: str, served: Serve
 
 
 @pairwise("family", FAMILIES, "dtype", ["float32", "bfloat16"])
-def test_rounded_logits_are_those_of_the_models_own_attention(
-    family: str, dtype: str, served: Served
-):
+def test_rounded_logits_are_those_of_the_models_own_attention(family, dtype, served: Served):
     check_logits(Bench(served(family, dtype)))
 
 

@@ -33,9 +33,7 @@ def quantized_layers(loaded: LoadedModel) -> list[QuantizedWeight]:
 @pytest.mark.parametrize(
     ("kind", "bits"), [("Q8_0", 8), ("Q5_0", 8), ("Q5_1", 8), ("Q4_0", 4), ("Q4_1", 4)]
 )
-def test_a_file_runs_from_its_own_codes(
-    checkpoints: Checkpoints, tmp_path: Path, kind: str, bits: int
-):
+def test_a_file_runs_from_its_own_codes(checkpoints: Checkpoints, tmp_path: Path, kind, bits):
     """The probe's difference from the modules with the file's numbers is none but of sums."""
     file = save_gguf(tmp_path / "tiny.gguf", checkpoints.path("qwen3", **SIZES), kind)
     plain = load_model(file, "float32", forward="plain")

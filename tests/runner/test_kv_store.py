@@ -108,9 +108,7 @@ def test_every_element_has_a_place_of_its_own(new_store: NewStore, dtype: torch.
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_exported_blocks_hold_the_same_wherever_they_are_imported(
-    new_store: NewStore, dtype: torch.dtype
-):
+def test_exported_blocks_hold_the_same_wherever_they_are_imported(new_store: NewStore, dtype):
     """All layers of a block after another, neighbours or not; other blocks stay as they are."""
     store, other = filled_store(new_store, dtype), new_store(SPEC, 4, SIZE, dtype)
     payload = memoryview(bytearray(3 * store.block_bytes))
@@ -180,9 +178,7 @@ def test_the_block_that_pads_tables_is_zero_and_is_no_block_of_the_pool(new_stor
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_copies_read_all_sources_before_any_target_is_written(
-    new_store: NewStore, dtype: torch.dtype
-):
+def test_copies_read_all_sources_before_any_target_is_written(new_store: NewStore, dtype):
     """0 to 1 and 1 to 0: the two change places."""
     store = filled_store(new_store, dtype)
 
@@ -278,9 +274,7 @@ def test_a_plain_store_has_blocks_of_any_size_in_any_dtype():
     ("block_size", "key_dim", "dtype"),
     [(8, 4, torch.float32), (16, 3, torch.float32), (16, 4, torch.float64)],
 )
-def test_a_native_store_refuses_what_the_library_has_no_kernel_for(
-    block_size: int, key_dim: int, dtype: torch.dtype
-):
+def test_a_native_store_refuses_what_the_library_has_no_kernel_for(block_size, key_dim, dtype):
     with pytest.raises(ValueError, match="no native store has"):
         native_store(KVSpec((LayerKV(1, key_dim, 4),)), 4, block_size, dtype)
 

@@ -33,9 +33,7 @@ def reference(logits: list[int], token: int, count: int) -> list[tuple[int, floa
 
 
 @given(rows, st.data(), st.integers(0, VOCAB + 2))
-def test_prompt_logprobs_are_those_of_the_reference(
-    logits: list[list[int]], data: st.DataObject, count: int
-):
+def test_prompt_logprobs_are_those_of_the_reference(logits, data, count):
     """Values, order and ranks, ties included; more alternatives than tokens are all tokens."""
     targets = [data.draw(st.integers(0, VOCAB - 1)) for _ in logits]
 

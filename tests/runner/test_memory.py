@@ -74,9 +74,7 @@ def test_a_device_that_does_not_tell_asks_for_a_setting(monkeypatch: pytest.Monk
         ({"memory/memory.limit_in_bytes": "70", "memory/memory.usage_in_bytes": "20"}, 50),
     ],
 )
-def test_a_containers_limit_counts(
-    files: dict[str, str], left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_containers_limit_counts(files, left, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Both versions of control groups."""
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -49,9 +49,7 @@ def test_text_goes_to_ids_and_back_through_the_models_tokenizer(served: Served):
     ("name", "expected"),
     [("float32", torch.float32), ("bfloat16", torch.bfloat16), ("float16", torch.float16)],
 )
-def test_a_model_computes_in_the_dtype_asked_for(
-    name: Any, expected: torch.dtype, checkpoints: Checkpoints
-):
+def test_a_model_computes_in_the_dtype_asked_for(name, expected, checkpoints: Checkpoints):
     loaded = load_model(checkpoints.path("llama"), name)
 
     assert loaded.dtype == expected
@@ -161,9 +159,7 @@ def test_a_name_is_fetched_from_the_hub_without_pickles_and_code(
         ("corrupt tokenizer", r"the tokenizer does not load"),
     ],
 )
-def test_a_broken_checkpoint_is_named_with_its_fault(
-    fault: str, said: str, checkpoints: Checkpoints
-):
+def test_a_broken_checkpoint_is_named_with_its_fault(fault, said, checkpoints: Checkpoints):
     with pytest.raises(BrokenCheckpoint, match=said):
         load_model(checkpoints.broken(fault))
 

@@ -85,9 +85,7 @@ def test_strangers_in_the_batch_change_nothing(batch: list[tuple[list[float], Sa
 
 
 @given(row, tasks(), st.integers(1, 4))
-def test_n_seeds_of_one_row_are_n_rows_of_one_seed(
-    logits: list[float], job: SampleTask, copies: int
-):
+def test_n_seeds_of_one_row_are_n_rows_of_one_seed(logits, job, copies):
     """A fork's continuations are what separate requests with these seeds would get."""
     alone = [
         SampleTask(job.params, (seed,), job.prompt, job.output, job.banned) for seed in job.seeds
@@ -240,9 +238,7 @@ def test_banned_and_seen_ids_outside_the_vocabulary_are_of_no_account():
         ([1.0, 2.0], {"repetition_penalty": 1e-45}, "repetition_penalty=1e-45"),
     ],
 )
-def test_a_row_without_a_token_is_refused_with_its_cause(
-    logits: list[float], wishes: dict[str, Any], cause: str, how: dict[str, Any]
-):
+def test_a_row_without_a_token_is_refused_with_its_cause(logits, wishes, cause, how):
     """Garbage would look like text; the error names what to change; the other row is sampled."""
     batch = torch.tensor([[0.0, 0.0], logits])
     jobs = [task(), task(prompt=[1], **wishes, **how)]
@@ -287,9 +283,7 @@ def test_a_greedy_batch_costs_no_pass_of_torch_over_the_vocabulary():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 @given(rows=st.lists(row, min_size=1, max_size=5))
-def test_greedy_takes_what_argmax_takes_in_every_format(
-    dtype: torch.dtype, rows: list[list[float]]
-):
+def test_greedy_takes_what_argmax_takes_in_every_format(dtype, rows):
     logits = torch.tensor(rows, dtype=dtype)
     sampled = Sampler().sample(logits, [task(temperature=0.0)] * len(rows))
 

@@ -100,9 +100,7 @@ def test_what_is_cached_of_a_checkpoint_in_act_order_is_what_is_computed(tmp_pat
         ({"method": "awq"}, {"version": "GEMV"}, "laid out as 'GEMV': read are gemm"),
     ],
 )
-def test_what_is_not_read_is_refused_before_weights_are(
-    given: dict[str, Any], changes: dict[str, Any], said: str, tmp_path: Path
-):
+def test_what_is_not_read_is_refused_before_weights_are(given, changes, said, tmp_path: Path):
     save_words(tmp_path, **given)
     config = json.loads((tmp_path / "config.json").read_text())
     config["quantization_config"] |= changes

@@ -40,8 +40,7 @@ def test_without_sealed_tails_whole_blocks_are_left(index):
 
 def test_cancelling_a_request_that_is_not_live_does_nothing(tiny):
     assert tiny.cancel("never seen") == []
-    tiny.add("one", "ABC")
-    tiny.run()
+    tiny.serve("one", "ABC")
     assert tiny.cancel("one") == []
 
 
@@ -108,8 +107,7 @@ def test_after_a_failure_the_same_request_can_be_sent_again(index, step):
         tiny.step()
     tiny.failing_step()
     tiny.cancel("first")
-    tiny.add("again", "ABCDEF", n=2, max_tokens=3)
-    tiny.run()
+    tiny.serve("again", "ABCDEF", n=2, max_tokens=3)
     assert (tiny.outputs["again"], tiny.outputs["again/1"]) == ("abc", "klm")
 
 

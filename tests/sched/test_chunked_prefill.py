@@ -87,8 +87,7 @@ def test_prompts_under_way_are_served_in_rank_not_in_order_of_admission():
 
 def test_hits_take_nothing_of_the_budget():
     tiny = tiny_scheduler(budget=6)
-    tiny.add("first", "ABCDEFGHIJKL")
-    tiny.run()
+    tiny.serve("first", "ABCDEFGHIJKL")
     tiny.add("second", "ABCDEFGHIJKLxyz")
     tiny.add("third", "ABCDEFGHvwx")
     assert tiny.step() == "second:............xyz third:........vwx"

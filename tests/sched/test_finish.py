@@ -7,24 +7,21 @@ from tests.support.tiny_scheduler import tiny_scheduler
 
 def test_an_answer_ends_with_max_tokens():
     tiny = tiny_scheduler()
-    tiny.add("one", "ABC", max_tokens=3)
-    tiny.run()
+    tiny.serve("one", "ABC", max_tokens=3)
     assert (tiny.outputs, tiny.reasons) == ({"one": "abc"}, {"one": "length"})
 
 
 def test_an_answer_ends_with_the_end_of_sequence_which_is_part_of_it():
     """No stop reason: the model itself had nothing more to say."""
     tiny = tiny_scheduler()
-    tiny.add("one", "ABC", max_tokens=9, eos="c")
-    tiny.run()
+    tiny.serve("one", "ABC", max_tokens=9, eos="c")
     assert (tiny.outputs, tiny.reasons) == ({"one": "abc"}, {"one": "stop"})
     assert tiny.sequences["one"].stop_reason is None
 
 
 def test_an_answer_ends_with_a_stop_id_which_is_named():
     tiny = tiny_scheduler()
-    tiny.add("one", "ABC", max_tokens=9, stop="bc")
-    tiny.run()
+    tiny.serve("one", "ABC", max_tokens=9, stop="bc")
     assert (tiny.outputs, tiny.reasons) == ({"one": "ab"}, {"one": "stop"})
     assert tiny.sequences["one"].stop_reason == ord("b")
 
@@ -39,16 +36,14 @@ def test_the_end_of_sequence_can_be_ignored_but_not_a_stop_id():
 
 def test_an_id_that_stops_and_ends_the_sequence_is_named():
     tiny = tiny_scheduler()
-    tiny.add("one", "ABC", max_tokens=9, eos="b", stop="b")
-    tiny.run()
+    tiny.serve("one", "ABC", max_tokens=9, eos="b", stop="b")
     assert tiny.sequences["one"].stop_reason == ord("b")
 
 
 def test_to_stop_is_a_better_reason_than_length():
     """The last token that was allowed happens to be the end of sequence."""
     tiny = tiny_scheduler()
-    tiny.add("one", "ABC", max_tokens=3, eos="c")
-    tiny.run()
+    tiny.serve("one", "ABC", max_tokens=3, eos="c")
     assert tiny.reasons == {"one": "stop"}
 
 
@@ -84,8 +79,7 @@ def test_an_answer_ends_where_the_model_does():
 def test_an_answer_ends_where_the_pool_does(num_blocks, answer):
     """Its last token needs no slot, since it is never read."""
     tiny = tiny_scheduler(num_blocks=num_blocks)
-    tiny.add("one", "ABC", max_tokens=None)
-    tiny.run()
+    tiny.serve("one", "ABC", max_tokens=None)
     assert (tiny.outputs, tiny.reasons) == ({"one": answer}, {"one": "length"})
 
 
@@ -116,7 +110,6 @@ def test_a_stop_string_may_end_an_answer_that_waits():
 def test_the_next_turn_of_a_chat_finds_prompt_and_answer():
     """All that was computed, to the token: the last of the answer was not (law 1)."""
     tiny = tiny_scheduler()
-    tiny.add("turn 1", "ABCDEF", max_tokens=5)
-    tiny.run()
+    tiny.serve("turn 1", "ABCDEF", max_tokens=5)
     tiny.add("turn 2", "ABCDEFabcdeGHI")
     assert tiny.step() == "turn 2:........,,eGHI"

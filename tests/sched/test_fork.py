@@ -41,8 +41,7 @@ def test_with_prefix_caching_off_siblings_copy_every_block(index):
 
 def test_a_prompt_that_copies_and_forks_in_one_step_copies_from_the_source(tiny):
     """Its siblings cannot read slots that are copied in the same step."""
-    tiny.add("before", "ABCDEFGH")
-    tiny.run()
+    tiny.serve("before", "ABCDEFGH")
     tiny.add("one", "ABCDEFx", n=2, max_tokens=2)
     assert tiny.step() == "one:....,,x"
     assert tiny.run() == ["one:a one/1:k"]

@@ -37,8 +37,7 @@ def names_of(steps: list[str]) -> list[str]:
 def test_depth_first_serves_a_documents_questions_one_after_another():
     """The picture of the module: B is cached, then A has more requests than C."""
     tiny = tiny_scheduler(max_num_seqs=1, order="depth_first")
-    tiny.add("warm", "BBBB")
-    tiny.run()
+    tiny.serve("warm", "BBBB")
     tiny.add("1", "AAAAx")
     tiny.add("2", "CCCCx")
     tiny.add("3", "BBBBx")
@@ -84,8 +83,7 @@ def test_priority_goes_before_the_walk():
 def test_the_walk_overtakes_no_sequence_more_often_than_the_bound():
     """Two questions on the cached document pass the stranger; then it goes first."""
     tiny = tiny_scheduler(max_num_seqs=1, order="depth_first", max_overtakes=2)
-    tiny.add("warm", "AAAA")
-    tiny.run()
+    tiny.serve("warm", "AAAA")
     tiny.add("patient", "xyz")
     for number in "1234":
         tiny.add(number, f"AAAA{number}")
@@ -94,8 +92,7 @@ def test_the_walk_overtakes_no_sequence_more_often_than_the_bound():
 
 def test_the_bound_holds_within_one_step_of_the_walk():
     tiny = tiny_scheduler(max_num_seqs=4, order="depth_first", max_overtakes=2)
-    tiny.add("warm", "AAAA")
-    tiny.run()
+    tiny.serve("warm", "AAAA")
     tiny.add("patient", "xyz")
     for number in "1234":
         tiny.add(number, f"AAAA{number}")
@@ -105,8 +102,7 @@ def test_the_bound_holds_within_one_step_of_the_walk():
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_bound_of_zero_is_first_come_first_served_in_every_order(order):
     tiny = tiny_scheduler(max_num_seqs=1, order=order, max_overtakes=0)
-    tiny.add("warm", "AAAA", tenant="a")
-    tiny.run()
+    tiny.serve("warm", "AAAA", tenant="a")
     prompts = ["xyz", "AAAAx", "uvw", "AAAAy", "BBBB"]
     for number, prompt in enumerate(prompts):
         tiny.add(str(number), prompt, tenant="ab"[number % 2])
@@ -116,8 +112,7 @@ def test_a_bound_of_zero_is_first_come_first_served_in_every_order(order):
 def test_depth_first_looks_at_the_first_that_came_only():
     """The one with a cached prefix stands behind as many as are ranked."""
     tiny = tiny_scheduler(max_num_seqs=1, order="depth_first")
-    tiny.add("warm", "ABCD")
-    tiny.run()
+    tiny.serve("warm", "ABCD")
     for number in range(MAX_RANKED):
         tiny.scheduler.add(make_request(f"{number}", "xyz"), (0,))
     tiny.scheduler.add(make_request("too far back", "ABCDx"), (0,))
@@ -342,8 +337,7 @@ def test_an_idle_tenant_saves_nothing_up_while_every_seat_is_taken():
 def test_debts_end_with_an_empty_queue():
     """a was served alone for long; when both come, it has no less than b."""
     tiny = fair()
-    tiny.add("long", "A", tenant="a", max_tokens=30)
-    tiny.run()
+    tiny.serve("long", "A", tenant="a", max_tokens=30)
     for number in "12":
         tiny.add(f"a{number}", "A" + number, tenant="a")
         tiny.add(f"b{number}", "B" + number, tenant="b")

@@ -150,8 +150,7 @@ def test_preemption_is_counted_per_sequence_and_in_all(index):
 def test_what_hit_at_first_admission_is_kept_when_a_sequence_comes_back(index):
     """The caller is told what the request found, not what it found of itself."""
     tiny = tiny_scheduler(num_blocks=8, index=index)
-    tiny.add("before", "ABCD")
-    tiny.run()
+    tiny.serve("before", "ABCD")
     tiny.add("one", "ABCDEFG", max_tokens=2)
     tiny.step()
     tiny.preempt_all()

@@ -13,14 +13,12 @@ def logprobs(tiny: TinyScheduler, name: str) -> str:
 
 def test_every_prompt_token_but_the_first_has_a_log_probability(tiny):
     """Before the first nothing stands that could predict it."""
-    tiny.add("one", "ABCDE", prompt_logprobs=0)
-    tiny.run()
+    tiny.serve("one", "ABCDE", prompt_logprobs=0)
     assert logprobs(tiny, "one") == "B1 C2 D3 E4"
 
 
 def test_a_prompt_of_one_token_has_none(tiny):
-    tiny.add("one", "A", prompt_logprobs=0)
-    tiny.run()
+    tiny.serve("one", "A", prompt_logprobs=0)
     assert logprobs(tiny, "one") == ""
 
 
@@ -35,15 +33,13 @@ def test_without_asking_there_are_none(tiny):
 def test_chunks_put_them_together(index, budget):
     """The last token of a chunk predicts the first of the next."""
     tiny = tiny_scheduler(index=index, budget=budget, max_num_seqs=1)
-    tiny.add("one", "ABCDE", prompt_logprobs=0)
-    tiny.run()
+    tiny.serve("one", "ABCDE", prompt_logprobs=0)
     assert logprobs(tiny, "one") == "B1 C2 D3 E4"
 
 
 def test_they_bypass_hits(tiny):
     """Every position needs its logits; but what is computed can be found by others."""
-    tiny.add("before", "ABCDE")
-    tiny.run()
+    tiny.serve("before", "ABCDE")
     tiny.add("one", "ABCDE", prompt_logprobs=0)
     tiny.add("after", "ABCDE")
     assert tiny.step() == "one:ABCDE after:....E"

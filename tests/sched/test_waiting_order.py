@@ -119,8 +119,7 @@ def test_no_sequence_is_overtaken_more_often_than_the_bound():
 def test_the_bound_holds_within_one_step():
     """Four seats: two pass the patient one, which then takes the third seat."""
     tiny = tiny_scheduler(max_num_seqs=4, order="longest_prefix", max_overtakes=2)
-    tiny.add("warm", "ABCD")
-    tiny.run()
+    tiny.serve("warm", "ABCD")
     tiny.add("patient", "xyz")
     for number in "1234":
         tiny.add(number, f"ABCD{number}")

@@ -25,8 +25,7 @@ def test_a_prompt_longer_than_the_windows_pool_is_computed_as_far_as_it_has_room
 def test_an_answer_goes_on_as_long_as_full_attention_has_room(index):
     """Sixteen blocks of it hold 64 tokens; the window's two slide along."""
     tiny = windowed(index, window_blocks=2)
-    tiny.add("one", "ABC", max_tokens=None)
-    tiny.run()
+    tiny.serve("one", "ABC", max_tokens=None)
     assert len(tiny.outputs["one"]) == 62
 
 
@@ -60,8 +59,7 @@ def test_the_tokens_of_a_victim_that_was_planned_go_to_others(index):
 def test_what_a_window_has_lost_does_not_hit_and_what_comes_after_it_does(index):
     """Of twelve tokens the window has the last eight: enough for the next turn alone."""
     tiny = windowed(index, window_blocks=2)
-    tiny.add("first", "ABCDEFGHIJKL")
-    tiny.run()
+    tiny.serve("first", "ABCDEFGHIJKL")
     tiny.add("next turn", "ABCDEFGHIJKLxy")
     assert tiny.step() == "next turn:............xy"
     tiny.add("another", "ABCDxy")
@@ -95,8 +93,7 @@ def test_a_failed_step_leaves_nothing_in_any_window(index):
     tiny.add("two", "ABCDEFxy")
     tiny.failing_step()
     assert list(windows_of(tiny.cache.manager)[0].copies()) == []
-    tiny.add("again", "ABCDEFGH", max_tokens=2)
-    tiny.run()
+    tiny.serve("again", "ABCDEFGH", max_tokens=2)
     assert tiny.outputs["again"] == "ab"
 
 

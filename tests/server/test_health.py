@@ -38,9 +38,7 @@ def test_unknown_paths_and_methods_are_refused_in_openais_shape(http: httpx.Clie
         {"origin": "null"},
     ],
 )
-def test_pages_of_strangers_are_not_let_in_without_keys(
-    http: httpx.Client, stranger: dict[str, str]
-):
+def test_pages_of_strangers_are_not_let_in_without_keys(http: httpx.Client, stranger):
     """DNS rebinding, and requests across sites: a browser sends them on behalf of anybody."""
     refused = http.post("/tokenize", json={"prompt": "x"}, headers=stranger)
 

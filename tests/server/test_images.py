@@ -141,9 +141,7 @@ def test_messages_take_images_in_the_results_of_tools(viewer: str):
         (["file:///etc/hosts"], "--allowed-local-media-path"),
     ],
 )  # fmt: skip
-def test_images_that_cannot_be_had_are_refused_and_nothing_else_suffers(
-    images: list[str], said: str, viewer: str
-):
+def test_images_that_cannot_be_had_are_refused_and_nothing_else_suffers(images, said, viewer: str):
     with pytest.raises(openai.BadRequestError, match=said):
         ask(viewer, *images)
     assert ask(viewer, URL).usage.completion_tokens

@@ -58,9 +58,7 @@ def test_health_is_answered_while_a_step_is_computed(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_who_goes_away_takes_the_request_along(
-    http: httpx.Client, state: ServerState, stream: bool
-):
+def test_who_goes_away_takes_the_request_along(http: httpx.Client, state: ServerState, stream):
     """Long before its 900 tokens were there, its blocks are free again."""
     call = {**LONG, "max_tokens": 900, "stream": stream, "n": 2}
     free = state.llm.engine.cache.manager.pool.num_free

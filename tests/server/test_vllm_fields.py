@@ -44,9 +44,7 @@ def test_every_chunk_counts_the_tokens_so_far(http: httpx.Client, path: str, bod
 
 
 @pytest.mark.parametrize(("path", "body"), ROUTES)
-def test_a_stream_has_a_chunk_for_as_many_tokens_as_it_asks_for(
-    http: httpx.Client, path: str, body: dict[str, Any]
-):
+def test_a_stream_has_a_chunk_for_as_many_tokens_as_it_asks_for(http: httpx.Client, path, body):
     """Of six tokens, with five for a chunk, the first comes alone and the others together."""
     asked = {**body, "return_token_ids": True, "stream_interval": 5}
     choices = [chunk["choices"][0] for chunk in chunks(http, path, asked)]
@@ -105,9 +103,7 @@ def test_words_and_tokens_can_be_left_out(http: httpx.Client, path: str, body: d
 
 
 @pytest.mark.parametrize(("path", "body"), ROUTES)
-def test_defaults_that_clients_spell_out_are_taken(
-    http: httpx.Client, path: str, body: dict[str, Any]
-):
+def test_defaults_that_clients_spell_out_are_taken(http: httpx.Client, path, body):
     """They ask for what is done anyway, or for a record."""
     spelt = {"best_of": 1, "metadata": {"run": "7"}, "safety_identifier": "ann", "user": "bob"}
     assert http.post(path, json={**body, **spelt}).status_code == 200

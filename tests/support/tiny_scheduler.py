@@ -181,11 +181,16 @@ class TinyScheduler:
         self.runner.fail_next()
         return self.step()
 
+    def serve(self, name: str, prompt: str, **options: Any) -> None:
+        """Add a request as ``add``, and run until no request is live."""
+        self.add(name, prompt, **options)
+        self.run()
+
     def run(self, most: int = MANY_STEPS) -> list[str]:
         """Run until no request is live.
 
         Raises:
-            AssertionError: Somebody still is after so many steps.
+            AssertionError: One still is after so many steps.
         """
         steps = []
         while self.scheduler.has_work:

@@ -96,9 +96,7 @@ def test_a_library_that_cannot_is_refused_if_it_is_asked_for(reason: str, change
     "settings",
     [{"block_size": 8}, {"device": "cuda:0"}, {"dtype": "float64"}, {"kv_cache_dtype": "float64"}],
 )
-def test_what_the_library_can_never_do_is_refused_before_anything_is_loaded(
-    settings: dict[str, Any],
-):
+def test_what_the_library_can_never_do_is_refused_before_anything_is_loaded(settings):
     """Not even the model has to be there."""
     [name] = settings
     with pytest.raises(ConfigError, match=f"attention='native' is unavailable: {name}"):

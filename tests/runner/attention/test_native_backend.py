@@ -51,9 +51,7 @@ def backend(read_once: ReadOnce = "always", sizes: NativeLimits | None = None) -
 
 
 @given(st.data(), shapes(), limits, st.sampled_from(list(EXACT)), st.integers(0, 2**16))
-def test_every_query_gets_what_the_reference_gives_it(
-    data: st.DataObject, shape: Shape, sizes: NativeLimits, dtype: torch.dtype, seed: int
-):
+def test_every_query_gets_what_the_reference_gives_it(data, shape, sizes, dtype, seed):
     """Grouped heads, windows, soft caps, sinks, chunks, trees, parts, codes, on each set."""
     style = data.draw(styles(shape.num_kv_heads * shape.group, scales=[shape.key_dim**-0.5]))
     read_once = data.draw(st.sampled_from(["always", "always", "auto", "never"]))
@@ -75,9 +73,7 @@ def test_every_query_gets_what_the_reference_gives_it(
 
 
 @pytest.mark.parametrize("dtype", EXACT)
-def test_each_instruction_set_reads_a_long_context_in_parts_and_a_tree_beside_it(
-    isa: Isa, dtype: torch.dtype
-):
+def test_each_instruction_set_reads_a_long_context_in_parts_and_a_tree_beside_it(isa: Isa, dtype):
     """Decodes on a shared prompt, a chunk, and 1,500 tokens that four threads share."""
     shape = Shape(
         sequences=((1500, 1), (300, 1), (290, 2), (288, 1), (333, 130), (0, 40)),

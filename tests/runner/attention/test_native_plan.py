@@ -203,9 +203,7 @@ def test_a_family_of_too_many_rows_is_cut_where_it_shares_least():
 
 
 @pytest.mark.parametrize(("num_threads", "num_items"), [(1, 2), (2, 4), (16, 16)])
-def test_short_strangers_are_one_item_as_long_as_all_threads_find_tasks(
-    num_threads: int, num_items: int
-):
+def test_short_strangers_are_one_item_as_long_as_all_threads_find_tasks(num_threads, num_items):
     """Sixteen of 61 tokens, two heads of keys: each costs 67 readings, and 1,024 make a task.
 
     Two threads shall find eight tasks, which is four items for each head of keys.
@@ -256,9 +254,7 @@ def test_sharing_pays_by_the_keys_that_are_not_read_again():
 @pytest.mark.parametrize("isa", [Isa.AMX, Isa.AVX512])
 @pytest.mark.parametrize("num_threads", [1, 2, 16])
 @pytest.mark.parametrize("num_decodes", [1, 2, 3, 4, 8, 16, 64])
-def test_where_nothing_is_worth_sharing_auto_plans_what_never_plans(
-    num_decodes: int, num_threads: int, isa: Isa
-):
+def test_where_nothing_is_worth_sharing_auto_plans_what_never_plans(num_decodes, num_threads, isa):
     """The same rows, segments, items and parts: what is the same cannot be slower."""
     sizes, kind = NativeLimits.of(isa), PlanKind(None, 2, 8, num_threads)
     for num_blocks in range(13):
@@ -312,9 +308,7 @@ def test_auto_never_plans_more_than_never(num_decodes: int, num_blocks: int, isa
         ("blocks", 0, -1, "blocks"),
     ],
 )
-def test_tables_that_point_beyond_what_is_there_are_refused(
-    array: str, index: int, value: int, said: str
-):
+def test_tables_that_point_beyond_what_is_there_are_refused(array, index, value, said):
     """Before they are used."""
     metadata = Tables(Shape(((5_000, 1), (40, 3)), block_size=16)).metadata
     kind, sizes = PlanKind(None, 1, 1, 1), NativeLimits()

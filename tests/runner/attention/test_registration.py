@@ -136,9 +136,7 @@ def of_this_prompt(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) ->
         (of_this_prompt, None, MaskRequest(None, False)),
     ],
 )
-def test_a_mask_is_understood_far_beyond_the_prompt(
-    function: Any, local_size: int | None, request_: MaskRequest
-):
+def test_a_mask_is_understood_far_beyond_the_prompt(function, local_size, request_):
     """The probe's prompt is 24 tokens; windows of real models are thousands."""
     assert describe_mask(mask_function=function, local_size=local_size) == request_
 

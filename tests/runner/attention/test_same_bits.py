@@ -53,9 +53,7 @@ def same_bits(found: Tensor, expected: Tensor) -> bool:
 
 
 @given(st.data(), shapes(), limits, st.sampled_from(DTYPES), st.integers(0, 2**16))
-def test_a_query_gets_in_a_batch_what_it_gets_alone(
-    data: st.DataObject, shape: Shape, sizes: NativeLimits, kv_dtype: torch.dtype, seed: int
-):
+def test_a_query_gets_in_a_batch_what_it_gets_alone(data, shape, sizes, kv_dtype, seed):
     """Grouped heads, windows, soft caps, sinks, chunks, trees, parts, on each instruction set."""
     dtype = torch.bfloat16 if kv_dtype == torch.int8 else kv_dtype
     style = data.draw(styles(shape.num_kv_heads * shape.group, scales=[shape.key_dim**-0.5]))

@@ -53,9 +53,7 @@ scratch_limits = st.builds(
 
 
 @given(st.data(), shapes(), scratch_limits, st.integers(0, 2**16))
-def test_every_query_gets_what_the_reference_gives_it(
-    data: st.DataObject, shape: Shape, scratch: ScratchLimits, seed: int
-):
+def test_every_query_gets_what_the_reference_gives_it(data, shape, scratch, seed):
     """Grouped heads, windows, soft caps, sinks, chunks, padding, tiles, shared runs, in float64."""
     style = data.draw(styles(shape.num_kv_heads * shape.group))
     sharing = data.draw(st.sampled_from([ALWAYS, ALWAYS, SharingBytes(200, 1), None]))
@@ -72,9 +70,7 @@ def test_every_query_gets_what_the_reference_gives_it(
 )
 @pytest.mark.parametrize("cap", [None, 5.0])
 @pytest.mark.parametrize("window", [None, 20])
-def test_every_dtype_is_right_to_its_own_precision(
-    dtype: torch.dtype, tolerance: float, cap: float | None, window: int | None
-):
+def test_every_dtype_is_right_to_its_own_precision(dtype, tolerance, cap, window):
     likes = ((0, 0), (1, 0), (1, 6), (1, 4))
     scene = Scene(Shape(((0, 9), (30, 1), (28, 1), (17, 6)), likes, 2, 2), dtype, EAGER)
     style = AttentionStyle(scale=0.5, window=window, soft_cap=cap)

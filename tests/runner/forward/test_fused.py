@@ -62,9 +62,7 @@ def in_steps(loaded: LoadedModel, prompt: list[int]) -> Tensor:
 
 
 @pairwise("kind", FUSED, "dtype", ["bfloat16", "float32"])
-def test_fused_packed_and_plain_give_the_same_logits(
-    checkpoints: Checkpoints, kind: str, dtype: Any
-):
+def test_fused_packed_and_plain_give_the_same_logits(checkpoints: Checkpoints, kind, dtype):
     """Against the model's own attention, in chunks and beside a stranger."""
     family, changes = FUSED[kind]
     path, prompt = checkpoints.path(family, **changes), random_prompt(1, 31)
@@ -114,9 +112,7 @@ def test_packed_weights_that_compute_something_else_are_unpacked(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_packed_weights_that_lose_a_little_are_unpacked(
-    dtype: Any, monkeypatch: pytest.MonkeyPatch
-):
+def test_packed_weights_that_lose_a_little_are_unpacked(dtype, monkeypatch: pytest.MonkeyPatch):
     """Activations rounded to 8 bits move logits by a few hundredths of their spread."""
     right = PackedWeight.multiply
 
@@ -186,9 +182,7 @@ def generated(llm: LLM) -> list[int]:
 
 
 @pairwise("family", ["llama", "qwen2", "gemma2"], "forward", ["auto", "packed"])
-def test_an_engine_with_packed_weights_adopts_new_ones(
-    checkpoints: Checkpoints, family: str, forward: Any
-):
+def test_an_engine_with_packed_weights_adopts_new_ones(checkpoints: Checkpoints, family, forward):
     """By name and whole; tied (qwen2, gemma2) and not; what comes out is a plain engine's."""
     path = checkpoints.path(family)
     engines = [

@@ -24,9 +24,7 @@ def adapter(layer: LoraLayer) -> LoraAdapter:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_an_update_is_what_its_definition_says_and_no_row_depends_on_another(
-    isa: Isa, dtype: torch.dtype
-):
+def test_an_update_is_what_its_definition_says_and_no_row_depends_on_another(isa: Isa, dtype):
     """Rows of one adapter, also where they are apart, of another, and of none."""
     torch.manual_seed(0)
     layers = [plain_layer(rank, dtype) for rank in (6, 40)]

@@ -1,6 +1,7 @@
 """Products with packed weights: the definition in float64, on every instruction set."""
 
 import ctypes
+from typing import Any
 
 import pytest
 import torch
@@ -43,6 +44,20 @@ def check(rows: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     assert ((found.double() - exact).abs() <= error_bound(rows, weight, exact)).all()
 
 
+def check_case(
+    dtype: torch.dtype,
+    num_rows: int,
+    num_outputs: int,
+    num_inputs: int,
+    with_bias: bool,
+    threads: int,
+    seed: int,
+) -> None:
+    rows, weight, bias = random_case(num_rows, num_outputs, num_inputs, dtype, seed)
+    with threads_in_use(threads):
+        check(rows, weight, bias if with_bias else None)
+
+
 @given(
     dtype=st.sampled_from(FORMATS),
     num_rows=st.integers(0, 100),
@@ -52,18 +67,8 @@ def check(rows: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     threads=st.integers(1, 2),
     seed=st.integers(0, 2**16),
 )
-def test_a_product_is_the_one_in_float64_up_to_rounding(
-    dtype: torch.dtype,
-    num_rows: int,
-    num_outputs: int,
-    num_inputs: int,
-    with_bias: bool,
-    threads: int,
-    seed: int,
-):
-    rows, weight, bias = random_case(num_rows, num_outputs, num_inputs, dtype, seed)
-    with threads_in_use(threads):
-        check(rows, weight, bias if with_bias else None)
+def test_a_product_is_the_one_in_float64_up_to_rounding(**case: Any):
+    check_case(**case)
 
 
 @settings(max_examples=8)
@@ -76,21 +81,17 @@ def test_a_product_is_the_one_in_float64_up_to_rounding(
     threads=st.integers(1, 3),
     seed=st.integers(0, 2**16),
 )
-@example(torch.bfloat16, 961, 224, 2560, False, 1, 0)
-@example(torch.float32, 645, 224, 3072, True, 2, 0)
-def test_a_product_of_many_rows_is_the_one_in_float64_up_to_rounding(
-    dtype: torch.dtype,
-    num_rows: int,
-    num_outputs: int,
-    num_inputs: int,
-    with_bias: bool,
-    threads: int,
-    seed: int,
-):
+@example(
+    dtype=torch.bfloat16, num_rows=961, num_outputs=224, num_inputs=2560, with_bias=False,
+    threads=1, seed=0,
+)  # fmt: skip
+@example(
+    dtype=torch.float32, num_rows=645, num_outputs=224, num_inputs=3072, with_bias=True,
+    threads=2, seed=0,
+)  # fmt: skip
+def test_a_product_of_many_rows_is_the_one_in_float64_up_to_rounding(**case: Any):
     """Rows in one block and in several, chunks of the weight alike and not."""
-    rows, weight, bias = random_case(num_rows, num_outputs, num_inputs, dtype, seed)
-    with threads_in_use(threads):
-        check(rows, weight, bias if with_bias else None)
+    check_case(**case)
 
 
 @pytest.mark.parametrize("dtype", FORMATS)

@@ -179,9 +179,7 @@ def test_weights_of_nothing_and_of_one_size_are_exact():
     ],
     ids=str,
 )
-def test_codes_err_as_little_as_those_of_llama_cpp(
-    format: CodeFormat, peer: gguf.GGMLQuantizationType, factor: float
-):
+def test_codes_err_as_little_as_those_of_llama_cpp(format, peer, factor):
     weight = torch.randn(64, 1024, generator=torch.Generator().manual_seed(0))
     theirs = torch.from_numpy(gguf.dequantize(gguf.quantize(weight.numpy(), peer), peer))
     error, their_error = (
@@ -216,9 +214,7 @@ def with_codes_in_float64(loaded: LoadedModel, path: Any) -> LoadedModel:
     ("family", "changes"),
     [("qwen3", {"tie_word_embeddings": True}), ("llama", {"attention_bias": True}), ("gemma2", {})],
 )
-def test_tokens_are_those_of_the_codes_in_float64(
-    checkpoints: Checkpoints, family: str, changes: dict[str, Any], name: Any
-):
+def test_tokens_are_those_of_the_codes_in_float64(checkpoints: Checkpoints, family, changes, name):
     """With hits, in chunks, beside strangers; gemma2 runs its own modules."""
     path = checkpoints.path(family, **changes)
     llm = LLM(
@@ -266,9 +262,7 @@ def test_steps_in_bfloat16_give_the_logits_of_the_codes(
 
 
 @pytest.mark.parametrize(("name", "most"), [("int8", 0.6), ("int4", 0.45)])
-def test_nothing_but_codes_and_embeddings_is_in_memory(
-    checkpoints: Checkpoints, name: Any, most: float
-):
+def test_nothing_but_codes_and_embeddings_is_in_memory(checkpoints: Checkpoints, name, most):
     """Of all weights in bfloat16, and of the embedding, which is looked up in it."""
     sizes: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256}
     path = checkpoints.path("llama", **sizes)

@@ -18,9 +18,7 @@ from tests.runner.conftest import Served
 
 
 @pytest.mark.parametrize("family", ["qwen3_5_text", "jamba"])
-def test_a_chunk_continues_from_a_checkpoint_beside_decodes_and_strangers(
-    family: str, served: Served
-):
+def test_a_chunk_continues_from_a_checkpoint_beside_decodes_and_strangers(family, served: Served):
     """The checkpoint of 20 tokens is loaded for another prompt while its owner decodes."""
     loaded = served(family)
     prompt, strange = random_prompt(1, 40), random_prompt(3, 12)

@@ -126,9 +126,7 @@ def read(how: tuple[str | None, str | None, bool], text: str, places: list[int])
     ("how", "text", "expected"),
     [(how, text, parts) for how, examples in FORMATS for text, parts in examples],
 )
-def test_a_text_reads_the_same_wherever_it_is_cut(
-    how: tuple[str | None, str | None, bool], text: str, expected: Parts
-):
+def test_a_text_reads_the_same_wherever_it_is_cut(how, text, expected):
     """In two pieces at every place, and in single letters."""
     assert read(how, text, list(range(len(text)))) == expected
     for place in range(len(text) + 1):
@@ -146,9 +144,7 @@ MARKS = [
 @pytest.mark.parametrize("how", [how for how, _ in FORMATS])
 @settings(max_examples=40)
 @given(marks=st.lists(st.sampled_from(MARKS), max_size=14), cuts=st.lists(st.integers(0, 200)))
-def test_nonsense_reads_the_same_however_it_is_cut(
-    how: tuple[str | None, str | None, bool], marks: list[str], cuts: list[int]
-):
+def test_nonsense_reads_the_same_however_it_is_cut(how, marks, cuts):
     text = "".join(marks)
     assert read(how, text, [min(cut, len(text)) for cut in cuts]) == read(how, text, [])
 

@@ -128,9 +128,7 @@ def test_completions_take_forms_as_well(client: openai.OpenAI):
         ({"messages": [{"role": "tool", "content": "x"}]}, "tool_call_id says which call"),
     ],
 )
-def test_what_cannot_be_kept_is_refused(
-    client: openai.OpenAI, settings: dict[str, Any], message: str
-):
+def test_what_cannot_be_kept_is_refused(client: openai.OpenAI, settings, message):
     with pytest.raises(openai.BadRequestError, match=message):
         ask(client, **{"messages": ASK, **settings})
 

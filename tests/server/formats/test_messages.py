@@ -66,9 +66,7 @@ def test_an_answer_has_the_familiar_shape(claude: anthropic.Anthropic):
         ({}, "end_turn", None, "Very well."),
     ],
 )
-def test_it_says_why_it_ended(
-    claude: anthropic.Anthropic, settings: Any, reason: str, sequence: str | None, text: str
-):
+def test_it_says_why_it_ended(claude: anthropic.Anthropic, settings, reason, sequence, text):
     answer = ask(claude, extra_body=says("Very well."), **settings)
     assert (answer.stop_reason, answer.stop_sequence) == (reason, sequence)
     assert answer.content[0].text == text or reason == "max_tokens"
@@ -274,9 +272,7 @@ def test_salts_and_switches_of_the_cache_hold_here_too(claude: anthropic.Anthrop
         ({"system": system("a"), "extra_body": {"cache": {"write": False}}}, "needs cache.write"),
     ],
 )
-def test_what_cannot_be_done_is_refused(
-    claude: anthropic.Anthropic, settings: Any, message: str | None
-):
+def test_what_cannot_be_done_is_refused(claude: anthropic.Anthropic, settings, message):
     settings = {"messages": ASK, "max_tokens": 1, **settings}
     if message is None:  # the schema is shown to the model, and binds nothing
         ask(claude, **settings)

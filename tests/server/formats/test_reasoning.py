@@ -209,9 +209,7 @@ ALONE = "the model serves text alone"
         ("/v1/responses", {"type": "input_file", "file_id": "x"}, "file"),
     ],
 )
-def test_parts_that_are_no_text_are_refused_with_a_way_out(
-    thinker: str, path: str, part: dict[str, Any], reason: str
-):
+def test_parts_that_are_no_text_are_refused_with_a_way_out(thinker: str, path, part, reason):
     message = {"role": "user", "content": [part]}
     body = {"model": "scribe", "max_tokens": 1, "messages": [message]}
     if path == "/v1/responses":

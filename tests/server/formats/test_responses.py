@@ -222,9 +222,7 @@ def test_what_is_not_to_be_stored_is_not(
         ({"store": True, "extra_body": {"cache": {"write": False}}}, "store=true"),
     ],
 )
-def test_what_cannot_be_done_is_refused(
-    client: openai.OpenAI, settings: dict[str, Any], message: str
-):
+def test_what_cannot_be_done_is_refused(client: openai.OpenAI, settings, message):
     with pytest.raises(openai.BadRequestError, match=message):
         ask(client, **settings)
 
