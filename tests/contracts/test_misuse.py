@@ -50,6 +50,16 @@ def test_a_table_is_released_once(cache):
     assert cache.admit("two", "QRSTUVWXYZabcdefghijklmnopqrstuv") is not None, "all 8 blocks"
 
 
+def test_no_more_is_released_than_was_planned(cache):
+    """A partial block would be found that nothing has computed (law 5)."""
+    key = prefix_key("ABC")
+    admitted = cache.manager.admit(key, cache.manager.match(key))
+    assert admitted is not None
+    refused(cache, TableOverrun, lambda: cache.manager.release(admitted[0], 3), "release 3 tokens")
+    cache.manager.release(admitted[0], 0)
+    assert cache.match("ABCD").num_tokens == 0
+
+
 def test_what_another_cache_has_pinned_is_not_unpinned_here(index):
     """Both are the first table of their cache; the refusal leaves ours pinned."""
     ours, theirs = tiny_cache(8, index=index), tiny_cache(8, index=index)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from ostinato.core.identity import PublicPrefix
 from ostinato.errors import CacheInUse
 from ostinato.observe.events import AllCleared, EventBatch
 from ostinato.settings import TenantShare, WindowConfig
@@ -160,3 +161,13 @@ def test_live_slots_of_a_window_end_where_it_begins(index):
     full, window = cache.prefix_cache.admin.live_slots()
     assert sorted(full.values()) == [2, 4, 4]
     assert sorted(window.values()) == [2, 4], "six tokens left the window, a block with them"
+
+
+def test_a_tenant_is_erased_with_what_others_continue_of_a_prefix_under_its_narrowed_salt(cache):
+    """The salt is the tenant's, narrowed by its client; what follows is another tenant's."""
+    public = PublicPrefix(b"ann\x1fpublic", 4)
+    cache.serve("ABCD", tenant=public.tenant)
+    cache.prefix_cache.admin.publish(prefix_key("ABCD", tenant=public.tenant))
+    cache.serve("ABCDEFGH", tenant=b"bob", public_prefix=public)
+    assert cache.prefix_cache.admin.erase(b"ann").num_blocks == 2
+    cache.prefix_cache.check()

@@ -68,12 +68,17 @@ class LiveTables:
                 f"sequence {len(table.key.tokens)} tokens; append tokens and grow the table first"
             )
 
-    def check_computed(self, table: BlockTable) -> None:
-        """Raise StepInProgress if a table has published in the running step."""
+    def check_computed(self, table: BlockTable, num_tokens: int) -> None:
+        """Raise StepInProgress if a table has published in the running step, or not so much."""
         if table.first_published is not None:
             raise StepInProgress(
                 "a table cannot be released between publish and commit: its blocks are findable "
                 "and not computed; commit the step, or fail it, which releases its tables"
+            )
+        if num_tokens > table.num_planned:
+            raise TableOverrun(
+                f"release {num_tokens} tokens: {table.num_planned} of the table's tokens have hit "
+                "or were planned by publish; release what is computed"
             )
 
     def check_failed(self, failed: list[BlockTable]) -> None:

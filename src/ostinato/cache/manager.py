@@ -152,8 +152,8 @@ class CacheManager:
         if room <= hit:
             self.check_fits(num_tokens)
             return None
-        table = self._hold(key, match)
         may_publish = key.identity.public_prefix is None or self._may_publish(key, hit)
+        table = self._hold(key, match)
         table.writes = writes and may_publish and self.config.enable_prefix_caching
         self.tables.enter(table, hit)
         for observer in self.observers:
@@ -234,7 +234,7 @@ class CacheManager:
             StepInProgress: It has published in this step: ``commit`` or ``fail`` comes first.
         """
         self.tables.check_range(table, num_tokens, "release")
-        self.tables.check_computed(table)
+        self.tables.check_computed(table, num_tokens)
         table.summary.num_output_tokens = num_output_tokens
         self._release_tail(table)
         self._leave(table, num_tokens, self._publish_partial(table, num_tokens))
@@ -288,7 +288,7 @@ class CacheManager:
         num_tokens -= num_tokens % self.block_size
         table = self._hold(key, replace(self.match(key, num_tokens), tail=None))
         table.writes = False
-        self.tables.enter(table, num_tokens, is_pinned=True)
+        self.tables.enter(table, table.num_shared_tokens, is_pinned=True)
         return table
 
     def unpin(self, table: BlockTable) -> None:

@@ -100,8 +100,10 @@ class Identity:
 
     def belongs_to(self, tenant: bytes) -> bool:
         """Whether content of this identity is a tenant's own, or continues its public prefix."""
-        continues = self.public_prefix is not None and self.public_prefix.tenant == tenant
-        return tenant in (self.tenant, self.owner) or continues
+        public = b"" if self.public_prefix is None else self.public_prefix.tenant
+        return tenant in (self.tenant, self.owner) or (
+            self.public_prefix is not None and tenant in (public, tenant_of(public))
+        )
 
 
 class Stage(NamedTuple):

@@ -115,6 +115,7 @@ class Scheduler:
 
     def commit(self, result: StepResult) -> list[SequenceUpdate]:
         """Take the result of the planned step; return what it brought, in the order of the plan."""
+        assert len(result.sequences) == len(self._chunks), "a result per planned sequence"
         chunks, tables = self._end_step()
         self.cache.commit(tables)
         updates: list[SequenceUpdate] = []
