@@ -69,7 +69,7 @@ class CacheManager:
         """Make an empty cache.
 
         Args:
-            config: Sizes and order.
+            config: Sizes, and what is published.
             clock: Seconds that never fall; for ages.
             shares: Who may take whose blocks; all from all, under LRU, by default.
             make_index: Makes the prefix index.
