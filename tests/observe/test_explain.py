@@ -288,6 +288,8 @@ def test_long_prompts_are_bounded_by_their_tokens():
         key = PrefixKey(Identity(), [number] * 30_000)
         table, _ = manager.admit(key, manager.match(key)) or (None, ())
         assert table is not None
+        manager.publish(table, len(key))
+        manager.commit([table])
         manager.release(table, len(key))
         history.check()
     assert len(history) == 4 * 4 * 8192 // 30_000
