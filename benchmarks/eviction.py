@@ -106,7 +106,7 @@ class Served:
             admitted = cache.admit(key, match)
             assert admitted is not None, "one request fits, for its path was cut to the pool"
             cache.publish(admitted[0], len(path))
-            cache.commit([admitted[0]])
+            cache.commit()
             cache.release(admitted[0], len(path), requests.output_tokens[number])
         self.took_s += time.process_time() - begun
 

@@ -46,7 +46,7 @@ def serve(cache: PrefixCache, tokens: "array[int]", name: str) -> None:
     for position in range(ANSWER):
         manager.grow(table, len(key))
         manager.publish(table, len(key))
-        manager.commit([table])
+        manager.commit()
         key.append(position)
     manager.release(table, len(key) - 1)
 

@@ -90,7 +90,7 @@ class Served:
             admitted = cache.admit(key, cache.match(key))
             assert admitted is not None, "one request fits"
             cache.publish(admitted[0], request.published)
-            cache.commit([admitted[0]])
+            cache.commit()
             cache.release(admitted[0], request.published, request.outputs)
         self.took_s += process_time() - began
 

@@ -94,7 +94,7 @@ def measure(config: Mapping[str, Any], lengths: Sequence[int]) -> list[Held]:
             computed = min(target, computed + CHUNK)
             assert manager.grow(table, computed)
             manager.publish(table, computed)
-            manager.commit([table])
+            manager.commit()
         held.append(_count(manager, computed, table.groups, per_block))
     return held
 

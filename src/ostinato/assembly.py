@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from ostinato.cache.block_table import StepCopies
 from ostinato.cache.eviction import BlockShares, EvictionPolicy, PolicyFactory
 from ostinato.cache.manager import CacheManager
 from ostinato.cache.observer import CacheObserver
@@ -18,7 +17,7 @@ from ostinato.eviction.classic_order import ClassicPool
 from ostinato.eviction.learned_policy import LearnedPolicy, MissObserver
 from ostinato.ghost.ghost import Ghost
 from ostinato.hybrid.checkpoint import LeastSavedWork
-from ostinato.hybrid.layer_group import LayerGroup
+from ostinato.hybrid.layer_group import LayerGroup, StateCopies
 from ostinato.hybrid.manager import HybridCacheManager
 from ostinato.hybrid.placement import Placement
 from ostinato.hybrid.prefill_cuts import StateCuts
@@ -180,7 +179,7 @@ def make_manager(
     def make_hash_index(pool: BlockPool, block_size: int) -> HashIndex:
         return HashIndex(pool, BlockHasher(block_size, function), keeps_copies=not has_states)
 
-    def make_groups(observers: Sequence[CacheObserver], copies: StepCopies) -> list[LayerGroup]:
+    def make_groups(observers: Sequence[CacheObserver], copies: StateCopies) -> list[LayerGroup]:
         hasher, groups = BlockHasher(config.block_size, sha256), list[LayerGroup]()
         for group, window in enumerate(config.windows, 1):
             least = window_blocks(window.window, config.block_size)
@@ -204,7 +203,7 @@ def make_states(
     config: PrefixCacheConfig,
     clock: Clock,
     observers: Sequence[CacheObserver],
-    copies: StepCopies,
+    copies: StateCopies,
     hasher: BlockHasher,
     orphans: OrphanObserver,
 ) -> StateGroup:

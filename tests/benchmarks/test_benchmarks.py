@@ -45,7 +45,7 @@ def test_grouping_documents_computes_less_where_the_pool_is_small(small_traffic)
 
 
 def test_the_heart_is_measured_in_every_scene(monkeypatch):
-    small = {"LONG": 64, "REPEATS": 2, "CHATS": 2, "TURNS": 2, "DECODES": 2, "STEPS": 3}
+    small = {"LONG": 64, "HITS": 2, "MISSES": 2, "CHATS": 2, "TURNS": 2, "DECODES": 2, "STEPS": 3}
     small |= {"PREFIX": 64, "REQUESTS": 3}
     for name, value in small.items():
         monkeypatch.setattr(heart, name, value)

@@ -285,7 +285,7 @@ def test_a_chunk_is_cut_to_what_the_window_can_hold(index):
     assert table.num_slots == 8
     assert len(table.blocks) == 4
     cache.manager.publish(table, 8)
-    cache.manager.commit([table])
+    cache.manager.commit()
     assert cache.manager.growable(table, 13) == 12, "one block has left the window"
     cache.manager.release(table, 8)
 

@@ -4,6 +4,7 @@ import threading
 
 import pytest
 
+from ostinato.cache.observer import CacheObserver
 from ostinato.core.errors import (
     CacheMisuse,
     InvalidIdentity,
@@ -39,7 +40,6 @@ def test_a_table_is_released_once(cache):
     cache.finish("one")
     for call in (
         lambda: cache.manager.release(table, 8),
-        lambda: cache.manager.fail([table]),
         lambda: cache.manager.grow(table, 12),
         lambda: cache.manager.growable(table, 12),
         lambda: cache.manager.publish(table, 8),
@@ -84,7 +84,6 @@ def test_a_failed_step_has_released_its_tables(cache):
     table = cache.plan("one", "ABCDEFGH").table
     cache.fail()
     refused(cache, ReleasedTable, lambda: cache.manager.release(table, 8))
-    refused(cache, ReleasedTable, lambda: cache.manager.fail([table]))
 
 
 def test_a_table_of_another_cache_is_refused(index):
@@ -93,7 +92,6 @@ def test_a_table_of_another_cache_is_refused(index):
     table = other.admit("one", "ABCDEFGHIJKL", upto=8).table
     for call in (
         lambda: cache.manager.release(table, 8),
-        lambda: cache.manager.fail([table]),
         lambda: cache.manager.grow(table, 20),
         lambda: cache.manager.publish(table, 12),
         lambda: cache.manager.fork(table, 8),
@@ -110,11 +108,70 @@ def test_what_is_published_and_not_computed_is_not_released(cache):
     assert cache.match("ABCDEFGHI").num_tokens == 0
 
 
-def test_a_failed_step_names_all_its_publishers_and_each_once(cache):
-    one, two = cache.plan("one", "ABCDEFGH").table, cache.plan("two", "QRST").table
-    refused(cache, StepInProgress, lambda: cache.manager.fail([one]), "missing")
-    refused(cache, ReleasedTable, lambda: cache.manager.fail([one, two, two]), "twice")
-    cache.fail()
+def test_a_failed_step_releases_those_that_only_read_what_it_published(cache):
+    """The follower hits both blocks and was not planned: nobody will compute what it holds."""
+    cache.plan("leader", "ABCDEFGH")
+    key = prefix_key("ABCDEFGHI")
+    admitted = cache.manager.admit(key, cache.manager.match(key))
+    assert admitted is not None
+    assert admitted[0].num_cached_tokens == 8
+    cache.manager.fail()
+    refused(cache, ReleasedTable, lambda: cache.manager.release(admitted[0], 8))
+    assert cache.match("ABCDEFGHI").num_tokens == 0
+    cache.prefix_cache.check()
+
+
+def test_a_failed_step_is_taken_back_in_the_order_in_which_tables_found_blocks(cache):
+    """The older table publishes last, and then holds what the younger one has just published."""
+    old = cache.admit("old", "ABCDEFGH", upto=4).table
+    cache.plan("young", "ABCDEFGHIJKL")
+    cache.manager.publish(old, 8)
+    cache.manager.fail()
+    cache.prefix_cache.check()
+    assert cache.match("ABCDEFGHIJKL").num_tokens == 4
+
+
+def test_a_failed_step_leaves_those_that_are_not_in_it(cache):
+    other = cache.admit("other", "QRST").table
+    cache.plan("one", "ABCDEFGH")
+    cache.manager.fail()
+    cache.manager.release(other, 4)
+    assert cache.match("QRSTU").num_tokens == 4
+
+
+def test_what_a_running_step_generates_is_not_released_before_it_is_computed(cache):
+    """A decode fills no block; released, its tokens would be found in a partial one (law 5)."""
+    table = cache.admit("one", "ABCDE").table
+    table.key.append(ord("F"))
+    cache.manager.publish(table, 6)
+    refused(cache, StepInProgress, lambda: cache.manager.release(table, 6), "commit")
+    cache.manager.commit()
+    cache.manager.release(table, 6)
+    assert cache.match("ABCDEFG").num_tokens == 6
+
+
+def test_a_table_publishes_no_more_in_a_step_that_others_have_joined(cache):
+    """Each could hold what the other published, and ``fail`` could take back neither."""
+    table = cache.plan("one", "ABCDEFGH", upto=4).table
+    cache.plan("two", "ABCDEFGHI")
+    refused(cache, StepInProgress, lambda: cache.manager.publish(table, 8), "commit")
+    cache.commit()
+    cache.manager.publish(table, 8)
+    cache.manager.commit()
+
+
+def test_events_of_a_step_wait_until_it_is_computed(cache):
+    """Another request may end meanwhile; what the step publishes is no news yet."""
+    other = cache.admit("other", "QRST").table
+    settled = []
+    observer = CacheObserver()
+    observer.on_settle = lambda: settled.append(True)
+    cache.manager.observers += (observer,)
+    cache.plan("one", "ABCDEFGH")
+    cache.manager.release(other, 4)
+    assert not settled
+    cache.manager.commit()
+    assert settled
 
 
 def test_no_more_is_published_than_the_table_and_its_sequence_have(cache):

@@ -80,7 +80,7 @@ def test_a_lease_of_a_day_survives_a_restart(new_llm: NewLLM, tier: MemoryTier):
     llm = new_llm()
     ask(llm)
     (lease,) = llm.engine.cache.admin.leases()
-    assert lease.terms.ttl_s == 3600 and lease.table.num_planned == 128
+    assert lease.terms.ttl_s == 3600 and lease.table.num_computed == 128
     assert llm.end_lease(lease.lease_id)
     llm.engine.tiers.stores.flush(10)
     assert set(tier.keep_until.values()) == {0.0}

@@ -58,7 +58,7 @@ class Cache:
         self.num_asked += len(path)
         table, _ = self.manager.admit(key, match) or pytest.fail("it fits")
         self.manager.publish(table, len(path))
-        self.manager.commit([table])
+        self.manager.commit()
         self.manager.release(table, len(path), asked.num_output_tokens)
 
 

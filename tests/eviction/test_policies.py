@@ -77,7 +77,7 @@ def chats_and_questions(policy: str, index: IndexName) -> int:
         admitted = cache.admit(key, cache.match(key))
         assert admitted is not None
         cache.publish(admitted[0], len(key))
-        cache.commit([admitted[0]])
+        cache.commit()
         cache.release(admitted[0], len(key), num_output_tokens)
 
     texts = [once(chat) for chat in range(10)]

@@ -17,7 +17,7 @@ def serve(cache, prompt: list[int]) -> tuple[int, int]:
     manager, key = cache.manager, PrefixKey(Identity(), prompt)
     table, _ = manager.admit(key, manager.match(key))
     manager.publish(table, len(prompt))
-    manager.commit([table])
+    manager.commit()
     manager.release(table, len(prompt))
     manager.check()
     return table.num_shared_tokens, table.num_copied_tokens

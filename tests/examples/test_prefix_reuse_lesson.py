@@ -66,7 +66,7 @@ def _hits_behind_shared_tokens(cache, num_shared: int) -> tuple[int, int]:
         key = PrefixKey(Identity(), [*range(num_shared), *range(own, own + 32)])
         table, _ = manager.admit(key, manager.match(key))
         manager.publish(table, len(key))
-        manager.commit([table])
+        manager.commit()
         tables.append(table)
     manager.check()
     return tables[1].num_shared_tokens, tables[1].num_copied_tokens

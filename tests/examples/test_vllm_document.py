@@ -152,7 +152,7 @@ def test_an_image_prompt_of_50_tokens_fills_three_blocks(index):
     key = image_key(b"cat")
     table, _ = manager.admit(key, manager.match(key))
     manager.publish(table, 50)
-    manager.commit([table])
+    manager.commit()
     manager.release(table, 50)
     manager.check()
 
@@ -168,7 +168,7 @@ def test_another_image_behind_the_same_placeholders_shares_the_text_alone(index)
     key = image_key(b"cat")
     table, _ = manager.admit(key, manager.match(key))
     manager.publish(table, 50)
-    manager.commit([table])
+    manager.commit()
 
     found = manager.match(image_key(b"dog"))
     assert (found.num_shared_tokens, found.num_copied_tokens) == (0, 8)

@@ -67,7 +67,7 @@ class Served:
             admitted = cache.admit(key, cache.match(key))
             assert admitted is not None
             cache.publish(admitted[0], len(key))
-            cache.commit([admitted[0]])
+            cache.commit()
             cache.release(admitted[0], len(key))
             if self._has_idle_time and self.cache.ghost is not None:
                 self.cache.ghost.catch_up()
@@ -278,7 +278,7 @@ def test_a_failed_step_leaves_nothing_to_sample():
     table, _ = cache.manager.admit(key, cache.manager.match(key))
     cache.manager.publish(table, 8)
     ghost.catch_up()
-    cache.manager.fail([table])
+    cache.manager.fail()
     assert not ghost.rest()
 
 

@@ -47,7 +47,7 @@ def _serve(manager: CacheManager, tokens, writes: bool) -> None:
     admitted = manager.admit(key, manager.match(key, 0), writes)
     assert admitted is not None
     manager.publish(admitted[0], len(key))
-    manager.commit([admitted[0]])
+    manager.commit()
     manager.release(admitted[0], len(key))
 
 
@@ -116,7 +116,7 @@ def test_whatever_hits_can_be_held_and_gone_on_from(index):
         end = len(match.blocks)
         assert held == list(range(max(0, end - 2), end)) and not copies
         manager.publish(table, len(key))
-        manager.commit([table])
+        manager.commit()
         manager.release(table, len(key))
         manager.check()
 

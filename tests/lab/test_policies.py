@@ -26,7 +26,7 @@ class Served:
         key = prefix_key(prompt, tenant=tenant)
         table, _ = self.manager.admit(key, self.manager.match(key)) or pytest.fail("it fits")
         self.manager.publish(table, len(key))
-        self.manager.commit([table])
+        self.manager.commit()
         self.manager.release(table, len(key))
         self.manager.check()
 

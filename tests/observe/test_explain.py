@@ -289,7 +289,7 @@ def test_long_prompts_are_bounded_by_their_tokens():
         table, _ = manager.admit(key, manager.match(key)) or (None, ())
         assert table is not None
         manager.publish(table, len(key))
-        manager.commit([table])
+        manager.commit()
         manager.release(table, len(key))
         history.check()
     assert len(history) == 4 * 4 * 8192 // 30_000

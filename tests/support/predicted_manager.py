@@ -102,17 +102,17 @@ class PredictedManager:
         return forked
 
     def commit(self, tables: Sequence[BlockTable]) -> None:
-        """End a step that has run."""
+        """End a step of these tables that has run."""
         self._follow()
-        self._manager.commit(tables)
+        self._manager.commit()
         if self.oracle is not None:
             self.oracle.commit([self._expected[table] for table in tables])
         self._seen = self._mark()
 
     def fail(self, tables: Sequence[BlockTable]) -> None:
-        """End a step that has raised."""
+        """End a step of these tables that has raised."""
         self._follow()
-        self._manager.fail(tables)
+        self._manager.fail()
         if self.oracle is not None:
             self.oracle.fail([self._expected.pop(table) for table in tables])
         self._seen = self._mark()

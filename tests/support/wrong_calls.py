@@ -37,7 +37,6 @@ def make_wrong_call(
 def _on_released(manager: CacheManager, table: BlockTable) -> list[Call]:
     return [
         partial(manager.release, table, 0),
-        partial(manager.fail, [table]),
         partial(manager.publish, table, 1),
         partial(manager.grow, table, 1),
         partial(manager.fork, table, 0),
@@ -51,6 +50,6 @@ def _on_live(manager: CacheManager, table: BlockTable) -> list[Call]:
         partial(manager.fork, table, beyond),
         partial(manager.release, table, beyond),
     ]
-    if table.first_published is not None:
-        calls += [partial(manager.release, table, 0), partial(manager.fail, [])]
+    if manager.tables.step.get(table, 0) > table.num_computed:
+        calls.append(partial(manager.release, table, 0))
     return calls

@@ -135,7 +135,7 @@ def scan(cache: TinyCache, prompt: str) -> None:
     admitted = manager.admit(key, manager.match(key))
     assert admitted is not None
     manager.publish(admitted[0], len(key))
-    manager.commit([admitted[0]])
+    manager.commit()
     manager.release(admitted[0], len(key))
 
 

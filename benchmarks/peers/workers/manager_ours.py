@@ -39,7 +39,7 @@ class OurManager(ManagerWorker):
         assert admitted is not None, "the scenes leave room for all"
         table, _ = admitted
         self.cache.publish(table, len(key))
-        self.cache.commit([table])
+        self.cache.commit()
         self.cache.release(table, len(key))
         return int(table.num_cached_tokens)
 

@@ -1,4 +1,4 @@
-"""The block table of one sequence: which blocks it holds, and the copies on write of a step.
+"""The block table of one sequence: which blocks it holds.
 
 ::
 
@@ -6,8 +6,8 @@
              shared  own   private
              ─── published ──►     (the index's path covers them)
 
-The manager alone changes a table. ``first_published`` and ``duplicates``
-live from plan to commit: they are what a failed step has to take back.
+The manager alone changes a table. ``first_published``, ``duplicates`` and ``copy_source`` are of
+one step: what ``commit`` settles and ``fail`` takes back.
 """
 
 from array import array
@@ -18,8 +18,7 @@ from typing import Any
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.eviction import RequestSummary
 from ostinato.core.identity import PrefixKey
-from ostinato.core.ids import BlockId, SlotId
-from ostinato.core.plan import CopyRun, StateCopy
+from ostinato.core.ids import BlockId
 
 
 @dataclass(slots=True, eq=False)
@@ -31,7 +30,7 @@ class BlockTable:
     tenant: bytes = b""  # whom the blocks are charged to
     table_id: int = -1  # unique for the life of a manager; -1 once it is released
     num_slots: int = 0  # leading tokens that have slots; -1 once it is released
-    num_planned: int = 0  # tokens that are computed when the step planned last has run
+    num_computed: int = 0  # tokens whose KV is in the slots; what hit is from admission on
     num_shared_tokens: int = 0  # tokens that hit in whole blocks at admission
     num_copied_tokens: int = 0  # tokens that were copied at admission
     num_seen_tokens: int = 0  # tokens whose blocks were cached at admission, if more than hit
@@ -63,60 +62,3 @@ class BlockTable:
             own = [self.blocks[place] for place, _ in sorted(self.duplicates)]
             private = array("i", own) + private
         return private
-
-
-class StepCopies:
-    """What is copied in the running step: slots on write, by group and target block, and states.
-
-    A prompt that shares the beginning of a cached block copies its first slots, and a fork those
-    of its parent's last block. A copy of what is itself a copy of this step reads the first source:
-
-        slots of block 7    a b c d          cached
-        copied to block 9   a b c .          in this step
-        copied to block 12  a b . .          from 7, not from 9
-
-    Attributes:
-        state_loads: Copies of states before the step.
-        state_saves: Copies of states after it.
-    """
-
-    def __init__(self, block_size: int) -> None:
-        """Start without a copy."""
-        self._block_size = block_size
-        self._runs: dict[tuple[int, int], tuple[CopyRun, ...]] = {}
-        self.state_loads: list[StateCopy] = []
-        self.state_saves: list[StateCopy] = []
-
-    def clear(self) -> None:
-        """Note that the step has ended."""
-        for copies in (self._runs, self.state_loads, self.state_saves):
-            copies.clear()
-
-    def of_fork(
-        self, parent: BlockTable, child: BlockTable, firsts: Sequence[int], num_tokens: int
-    ) -> tuple[CopyRun, ...]:
-        """Plan the copies of what a fork does not share: from ``firsts`` on, group by group."""
-        runs: tuple[CopyRun, ...] = ()
-        pairs = zip(child.groups, parent.groups, firsts, strict=False)  # states have no rows
-        for group, (mine, theirs, first) in enumerate(pairs):
-            for place in range(first, len(mine)):
-                used = min(self._block_size, num_tokens - place * self._block_size)
-                runs += self.of_block(group, BlockId(theirs[place]), BlockId(mine[place]), used)
-        return runs
-
-    def of_block(
-        self, group: int, source: BlockId, target: BlockId, num_tokens: int
-    ) -> tuple[CopyRun, ...]:
-        """Plan the copy of a block's first slots, around slots that are copies themselves."""
-        runs, done = [], 0
-        first, target_slot = source * self._block_size, target * self._block_size
-        for earlier in self._runs.get((group, source), ()):
-            size = min(earlier.num_tokens, num_tokens - done)
-            if size > 0:
-                runs.append(CopyRun(earlier.source, SlotId(target_slot + done), size, group))
-                done += size
-        if done < num_tokens:
-            slots = SlotId(first + done), SlotId(target_slot + done)
-            runs.append(CopyRun(*slots, num_tokens - done, group))
-        self._runs[group, target] = tuple(runs)
-        return tuple(runs)

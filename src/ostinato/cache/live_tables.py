@@ -1,6 +1,7 @@
-"""Which tables are live, and which calls are refused for it, before anything changes.
+"""Which tables are live, which are in the running step, and which calls are refused for it.
 
 A table is numbered when it becomes live or is pinned, and loses its number when it is released.
+What is refused has changed nothing.
 """
 
 from threading import get_ident
@@ -15,25 +16,34 @@ class LiveTables:
     Attributes:
         live: Those that sequences hold.
         pinned: Those that are held for no sequence.
+        step: Those of the running step, each with its tokens that are computed when it has run.
+            A table that found another's blocks of the step comes after that one.
     """
 
     def __init__(self) -> None:
         """Begin without a table, for the thread that is running."""
         self.live: dict[int, BlockTable] = {}
         self.pinned: dict[int, BlockTable] = {}
+        self.step: dict[BlockTable, int] = {}
         self._last_number = 0
         self._thread = get_ident()
 
-    def enter(self, table: BlockTable, num_planned: int, is_pinned: bool = False) -> None:
-        """Number a table, of which so many tokens are planned."""
+    def add(self, table: BlockTable, is_pinned: bool = False) -> None:
+        """Number a table that holds its blocks."""
         self._last_number += 1
-        table.table_id, table.num_planned = self._last_number, num_planned
+        table.table_id = self._last_number
         (self.pinned if is_pinned else self.live)[table.table_id] = table
 
-    def leave(self, table: BlockTable) -> None:
-        """Take a table out that has released its blocks."""
+    def remove(self, table: BlockTable) -> None:
+        """Remove a table that has released its blocks."""
         del (self.live if table.table_id in self.live else self.pinned)[table.table_id]
+        self.step.pop(table, None)
         table.table_id = table.num_slots = -1
+
+    @property
+    def is_publishing(self) -> bool:
+        """Whether the running step has published tokens that are not computed."""
+        return any(num_tokens > table.num_computed for table, num_tokens in self.step.items())
 
     def check_thread(self) -> None:
         """Raise WrongThread while another thread's tables are live."""
@@ -68,35 +78,33 @@ class LiveTables:
                 f"sequence {len(table.key.tokens)} tokens; append tokens and grow the table first"
             )
 
+    def check_publish(self, table: BlockTable, num_tokens: int) -> None:
+        """Raise StepInProgress if others have joined the step since a table published in it.
+
+        Each could hold what the other published: then no order is left to take a failed step back.
+        """
+        self.check_range(table, num_tokens, "publish")
+        if self.step.get(table, 0) > table.num_computed and table is not next(reversed(self.step)):
+            raise StepInProgress(
+                "the table has published in this step, and other tables came after it: commit the "
+                "step before it publishes more"
+            )
+
     def check_computed(self, table: BlockTable, num_tokens: int) -> None:
-        """Raise StepInProgress if a table has published in the running step, or not so much."""
-        if table.first_published is not None:
+        """Raise StepInProgress if a table has published in this step, or TableOverrun."""
+        self.check_range(table, num_tokens, "release")
+        if self.step.get(table, 0) > table.num_computed:
             raise StepInProgress(
                 "a table cannot be released between publish and commit: its blocks are findable "
                 "and not computed; commit the step, or fail it, which releases its tables"
             )
-        if num_tokens > table.num_planned:
+        if num_tokens > table.num_computed:
             raise TableOverrun(
-                f"release {num_tokens} tokens: {table.num_planned} of the table's tokens have hit "
-                "or were planned by publish; release what is computed"
+                f"release {num_tokens} tokens: {table.num_computed} of the table's tokens have hit "
+                "or were computed; release what is computed"
             )
-
-    def check_failed(self, failed: list[BlockTable]) -> None:
-        """Raise if these are not all live tables that have published in the step, each once."""
-        for table in failed:
-            self.check_live(table)
-        given = {table.table_id for table in failed}
-        if len(given) < len(failed):
-            raise ReleasedTable("a table is listed twice: a step fails each of its tables once")
-        if not self._publishing <= given:
-            raise StepInProgress("a table that published in this step is missing: fail all of them")
 
     def check_between_steps(self) -> None:
         """Raise StepInProgress while blocks are published and not computed."""
-        if self._publishing:
+        if self.is_publishing:
             raise StepInProgress("a step is under way: commit or fail it first")
-
-    @property
-    def _publishing(self) -> set[int]:
-        """The numbers of tables that have published blocks in the running step."""
-        return {number for number, t in self.live.items() if t.first_published is not None}

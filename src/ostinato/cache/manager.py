@@ -25,7 +25,7 @@ from dataclasses import replace
 from typing import Any
 
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.block_table import BlockTable, StepCopies
+from ostinato.cache.block_table import BlockTable
 from ostinato.cache.eviction import BlockShares, LeastRecentlyUsed
 from ostinato.cache.live_tables import LiveTables
 from ostinato.cache.observer import CacheObserver
@@ -35,8 +35,8 @@ from ostinato.cache.radix_index import RadixIndex
 from ostinato.core.config import CacheConfig
 from ostinato.core.errors import PromptTooLong, StaleMatch
 from ostinato.core.identity import PrefixKey
-from ostinato.core.ids import BlockId
-from ostinato.core.plan import CopyRun
+from ostinato.core.ids import SlotId
+from ostinato.core.plan import CopyRun, StateCopy
 from ostinato.core.request import RequestContext
 
 MakeIndex = Callable[[BlockPool, int], PrefixIndex[Any]]
@@ -87,8 +87,9 @@ class CacheManager:
         self.index = make_index(self.pool, config.block_size)
         self.pools = [self.pool]  # one per group of layers: full attention alone has one
         self.contents: list[Contents] = [self.index]  # what knows the content of each
-        self.copies = StepCopies(config.block_size)  # of the step that is planned
         self.tables = LiveTables()
+        self._copies: dict[tuple[int, int], tuple[CopyRun, ...]] = {}
+        """Of the running step, by group and target block."""
         self._may_publish = may_publish
         self._weights: bytes | None = None
 
@@ -96,6 +97,11 @@ class CacheManager:
     def num_live_tables(self) -> int:
         """Sequences that hold blocks."""
         return len(self.tables.live)
+
+    @property
+    def state_copies(self) -> tuple[tuple[StateCopy, ...], tuple[StateCopy, ...]]:
+        """The states to copy before and after the running step."""
+        return (), ()
 
     # --- one sequence ---
 
@@ -155,7 +161,10 @@ class CacheManager:
         may_publish = key.identity.public_prefix is None or self._may_publish(key, hit)
         table = self._hold(key, match)
         table.writes = writes and may_publish and self.config.enable_prefix_caching
-        self.tables.enter(table, hit)
+        table.num_computed = hit
+        self.tables.add(table)
+        if match.tail is not None or self.tables.step:  # it may hold what the step computes
+            self.tables.step[table] = hit
         for observer in self.observers:
             observer.on_admit(table, context, preempted)
         self._take(table, num_tokens, room)
@@ -178,11 +187,12 @@ class CacheManager:
 
     def publish(self, table: BlockTable, num_tokens: int) -> None:
         """Make the full blocks among the tokens that this step will have computed findable."""
-        last = num_tokens // self.block_size
+        last, step = num_tokens // self.block_size, self.tables.step
         if num_tokens > table.num_slots or (last > table.num_published and table.writes):
-            self.tables.check_range(table, num_tokens, "publish")
+            self.tables.check_publish(table, num_tokens)
             self._publish(table, num_tokens)
-        table.num_planned = num_tokens
+            step.pop(table, None)  # it comes after what it has found
+        step[table] = num_tokens
 
     def end_of_chunk(
         self, table: BlockTable, start: int, end: int, waiting: Iterable[PrefixKey]
@@ -196,28 +206,24 @@ class CacheManager:
         block = key.block_key(start, num_tokens)
         return start + block.num_common_tokens(block)
 
-    def commit(self, tables: Iterable[BlockTable]) -> None:
-        """Note that the step that these tables took part in has run."""
-        self.copies.clear()
-        for table in tables:
-            # Most decodes have nothing to settle, and there is one per sequence and step.
-            if table.needs_settling:
-                self.tables.check_live(table)
+    def commit(self) -> None:
+        """Note that the step has run: what its tables have published is computed."""
+        for table, num_tokens in self._end_step().items():
+            table.num_computed = num_tokens
+            if table.needs_settling:  # few decodes have something to settle
                 self._settle(table)
         self.settle()
 
-    def fail(self, tables: Iterable[BlockTable]) -> None:
-        """Take back what a failed step published, and release all its tables, in the plan's order.
+    def fail(self) -> None:
+        """Roll a failed step back: take back what it published, and release all its tables.
 
-        Raises:
-            StepInProgress: A table that published in this step is missing.
+        These are the tables that have published, were forked or are to be copied to since the last
+        commit, and those that were admitted after the first of them.
         """
-        failed = list(tables)
-        self.tables.check_failed(failed)
-        self.copies.clear()
-        for table in failed:
+        step = self._end_step()
+        for table in step:
             self._release_tail(table)
-        for table in reversed(failed):  # what found a block is planned after its publisher
+        for table in reversed(step):  # what has found a block comes after its publisher
             self._retract(table)
             self._leave(table, table.num_published * self.block_size, False)
         self.settle()
@@ -233,7 +239,6 @@ class CacheManager:
         Raises:
             StepInProgress: It has published in this step: ``commit`` or ``fail`` comes first.
         """
-        self.tables.check_range(table, num_tokens, "release")
         self.tables.check_computed(table, num_tokens)
         table.summary.num_output_tokens = num_output_tokens
         self._release_tail(table)
@@ -260,11 +265,12 @@ class CacheManager:
         if any(needed - first > pool.num_free_for(table.tenant) for pool, first in pairs):
             return None
         child = self._fork(table, firsts[0])
-        self.tables.enter(child, num_tokens)
+        self.tables.add(child)
+        self.tables.step[child] = num_tokens
         for observer in self.observers:
             observer.on_fork(table, child)
         self._take(child, num_tokens, num_tokens)
-        return child, self.copies.of_fork(table, child, firsts, num_tokens)
+        return child, self._copies_of_fork(table, child, firsts, num_tokens)
 
     # --- between steps ---
 
@@ -275,7 +281,7 @@ class CacheManager:
 
     def settle(self) -> None:
         """Tell observers that a step or an operation between steps is complete."""
-        for observer in self.observers:
+        for observer in () if self.tables.is_publishing else self.observers:
             observer.on_settle()
 
     def pin(self, key: PrefixKey, num_tokens: int) -> BlockTable:
@@ -287,15 +293,15 @@ class CacheManager:
         self.tables.check_between_steps()
         num_tokens -= num_tokens % self.block_size
         table = self._hold(key, replace(self.match(key, num_tokens), tail=None))
-        table.writes = False
-        self.tables.enter(table, table.num_shared_tokens, is_pinned=True)
+        table.writes, table.num_computed = False, table.num_shared_tokens
+        self.tables.add(table, is_pinned=True)
         return table
 
     def unpin(self, table: BlockTable) -> None:
         """Release what ``pin`` returned."""
         self.tables.check_pinned(table)
         self._release_path(table)
-        self.tables.leave(table)
+        self.tables.remove(table)
 
     def remove(self, belongs: Callable[[CacheEntry], bool]) -> int:
         """Free every evictable block whose entry matches; return how many."""
@@ -397,8 +403,43 @@ class CacheManager:
 
     def _copies_of_tail(self, table: BlockTable, match: PrefixMatch) -> tuple[CopyRun, ...]:
         """Plan the copy of a tail into the block after the whole blocks that hit."""
-        tail, target = match.tail, BlockId(table.blocks[len(match.blocks)])
-        return () if tail is None else self.copies.of_block(0, tail.block, target, tail.num_tokens)
+        tail, target = match.tail, table.blocks[len(match.blocks)]
+        return () if tail is None else self._copy(tail.block, target, tail.num_tokens)
+
+    def _copies_of_fork(
+        self, table: BlockTable, child: BlockTable, firsts: list[int], num_tokens: int
+    ) -> tuple[CopyRun, ...]:
+        """Plan the copies of what a fork does not share: from ``firsts`` on, group by group."""
+        runs: tuple[CopyRun, ...] = ()
+        pairs = zip(table.groups, child.groups, firsts, strict=False)  # states have no rows
+        for group, (theirs, mine, first) in enumerate(pairs):
+            for place in range(first, len(mine)):
+                used = min(self.block_size, num_tokens - place * self.block_size)
+                runs += self._copy(theirs[place], mine[place], used, group)
+        return runs
+
+    def _copy(
+        self, source: int, target: int, num_tokens: int, group: int = 0
+    ) -> tuple[CopyRun, ...]:
+        """Plan the copy of a block's first slots (copy on write).
+
+        A slot that is itself copied to in this step is read where that copy reads it::
+
+            slots of block 7    a b c d          cached
+            copied to block 9   a b c .          in this step
+            copied to block 12  a b . .          from 7, not from 9
+        """
+        first, to, runs, done = source * self.block_size, target * self.block_size, [], 0
+        for earlier in self._copies.get((group, source), ()):
+            size = min(earlier.num_tokens, num_tokens - done)
+            if size > 0:
+                runs.append(CopyRun(earlier.source, SlotId(to + done), size, group))
+                done += size
+        if done < num_tokens:
+            slots = SlotId(first + done), SlotId(to + done)
+            runs.append(CopyRun(*slots, num_tokens - done, group))
+        self._copies[group, target] = tuple(runs)
+        return tuple(runs)
 
     def _publish(self, table: BlockTable, num_tokens: int) -> None:
         """Make a table's full blocks among its first tokens findable; there are new ones."""
@@ -412,6 +453,12 @@ class CacheManager:
             table.first_published = fresh
         for observer in self.observers:
             observer.on_publish(table, first, last, result)
+
+    def _end_step(self) -> dict[BlockTable, int]:
+        """Begin another step; return what the tables of this one have computed if it has run."""
+        self._copies.clear()
+        step, self.tables.step = self.tables.step, {}
+        return step
 
     def _settle(self, table: BlockTable) -> None:
         """Release the sources of copies, and exchange duplicates for canonical blocks."""
@@ -465,7 +512,7 @@ class CacheManager:
         for observer in self.observers:
             observer.on_release(table, num_tokens, findable, sealed)
         self._release_path(table)
-        self.tables.leave(table)
+        self.tables.remove(table)
         if table.key.identity.epoch < self.epoch:
             self._remove_stale()
 

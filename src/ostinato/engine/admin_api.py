@@ -61,7 +61,7 @@ class AdminApi:
         ended = admin.end_lease(lease_id)
         if ended and tiers is not None:
             for table in tables:
-                tiers.stores.set_lease_end(table.key, table.num_planned, 0.0)
+                tiers.stores.set_lease_end(table.key, table.num_computed, 0.0)
         self._engine.recorder.on_lease_ended(lease_id)
         return ended
 

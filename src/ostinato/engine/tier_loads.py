@@ -261,7 +261,7 @@ class TierLoads:
             if piece.fault is not None:
                 break
         self._manager.publish(load.table, note.end)
-        self._manager.commit([load.table])
+        self._manager.commit()
         self._complete.append((load.table, note.end))
         load.set_known_tokens(note.end)
         load.note = note

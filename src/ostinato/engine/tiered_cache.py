@@ -271,7 +271,7 @@ class TieredCache:
             if lease.terms.refresh_on_hit and lease.expires_s is not None:
                 ends[lease.lease_id] = end_s = lease.expires_s
                 if end_s != known.get(lease.lease_id):
-                    prefix = lease.table.key, lease.table.num_planned
+                    prefix = lease.table.key, lease.table.num_computed
                     keep_until = time.time() + end_s - now_s
                     self.stores.set_lease_end(*prefix, keep_until, _refresh_s(lease.terms))
         self._lease_ends = ends

@@ -14,7 +14,7 @@ group's row, or the slots of its states.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ostinato.cache.block import CacheEntry
@@ -22,6 +22,7 @@ from ostinato.cache.block_table import BlockTable
 from ostinato.cache.pool import BlockPool
 from ostinato.cache.prefix_index import Contents, PrefixMatch, Removal
 from ostinato.core.identity import PrefixKey
+from ostinato.core.plan import StateCopy
 from ostinato.hybrid.prefill_cuts import StateCuts
 
 
@@ -37,6 +38,14 @@ class HybridMatch(PrefixMatch):
 
     group_tails: Sequence[Any] = ()
     num_seen_tokens: int = 0
+
+
+@dataclass(slots=True)
+class StateCopies:
+    """The copies of states in the running step."""
+
+    loads: list[StateCopy] = field(default_factory=list)  # before it
+    saves: list[StateCopy] = field(default_factory=list)  # after it
 
 
 class LayerGroup(Contents, Protocol):

@@ -10,17 +10,16 @@ from itertools import zip_longest
 from typing import Any
 
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.block_table import BlockTable, StepCopies
+from ostinato.cache.block_table import BlockTable
 from ostinato.cache.manager import CacheManager
 from ostinato.cache.observer import CacheObserver
 from ostinato.cache.prefix_index import PrefixMatch, PublishResult
 from ostinato.core.identity import PrefixKey
-from ostinato.core.ids import BlockId
-from ostinato.core.plan import CopyRun
-from ostinato.hybrid.layer_group import HybridMatch, LayerGroup
+from ostinato.core.plan import CopyRun, StateCopy
+from ostinato.hybrid.layer_group import HybridMatch, LayerGroup, StateCopies
 
-MakeLayerGroups = Callable[[Sequence[CacheObserver], StepCopies], Sequence[LayerGroup]]
-"""Makes the groups of layers beside full attention; states are copied with the step's copies."""
+MakeLayerGroups = Callable[[Sequence[CacheObserver], StateCopies], Sequence[LayerGroup]]
+"""Makes the groups of layers beside full attention; one with states notes their copies."""
 
 _NEW, _KNOWN = PublishResult(), PublishResult(1)
 
@@ -35,11 +34,17 @@ class HybridCacheManager(CacheManager):
     def __init__(self, make_groups: MakeLayerGroups, *args: Any, **kwargs: Any) -> None:
         """Make an empty cache; the other arguments are those of ``CacheManager``."""
         super().__init__(*args, **kwargs)
-        self.layer_groups = make_groups(self.observers, self.copies)
+        self._state_copies = StateCopies()
+        self.layer_groups = make_groups(self.observers, self._state_copies)
         self.pools += [group.pool for group in self.layer_groups]
         self.contents += self.layer_groups
         self._cuts = next((g.cuts for g in self.layer_groups if g.cuts is not None), None)
         self.chunk_unit = None if self._cuts is None else self._cuts.unit
+
+    @property
+    def state_copies(self) -> tuple[tuple[StateCopy, ...], tuple[StateCopy, ...]]:
+        """The states to copy before and after the running step."""
+        return tuple(self._state_copies.loads), tuple(self._state_copies.saves)
 
     def match(self, key: PrefixKey, num_tokens: int | None = None) -> HybridMatch:
         """Find the longest cached prefix that every group can continue; no effects.
@@ -141,8 +146,8 @@ class HybridCacheManager(CacheManager):
         runs = super()._copies_of_tail(table, match)
         assert isinstance(match, HybridMatch) and match.tail is not None
         for group, tail in enumerate(match.group_tails, 1):
-            target = BlockId(table.groups[group][len(match.blocks)])
-            runs += self.copies.of_block(group, tail.block, target, match.tail.num_tokens)
+            target = table.groups[group][len(match.blocks)]
+            runs += self._copy(tail.block, target, match.tail.num_tokens, group)
         return runs
 
     def _publish(self, table: BlockTable, num_tokens: int) -> None:
@@ -152,6 +157,11 @@ class HybridCacheManager(CacheManager):
             for place, is_new in group.publish(table, held, whole):
                 for observer in self.observers:
                     observer.on_publish(table, place, place + 1, _NEW if is_new else _KNOWN, number)
+
+    def _end_step(self) -> dict[BlockTable, int]:
+        self._state_copies.loads.clear()
+        self._state_copies.saves.clear()
+        return super()._end_step()
 
     def _settle(self, table: BlockTable) -> None:
         super()._settle(table)

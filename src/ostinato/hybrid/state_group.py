@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from sys import maxsize
 
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.block_table import BlockTable, StepCopies
+from ostinato.cache.block_table import BlockTable
 from ostinato.cache.observer import CacheObserver, Eviction
 from ostinato.cache.pool import BlockPool
 from ostinato.cache.prefix_index import CachedRun, Removal
@@ -40,7 +40,7 @@ from ostinato.core.identity import PrefixKey
 from ostinato.core.ids import BlockDigest
 from ostinato.core.plan import StateCopy
 from ostinato.hybrid.checkpoint import Checkpoint, HeldStates
-from ostinato.hybrid.layer_group import HybridMatch, LayerGroup
+from ostinato.hybrid.layer_group import HybridMatch, LayerGroup, StateCopies
 from ostinato.hybrid.placement import Placement
 from ostinato.hybrid.prefill_cuts import StateCuts
 from ostinato.indexes.block_copy import BlockContent
@@ -95,7 +95,7 @@ class StateGroup(LayerGroup):
     has_rows = False
 
     def __init__(
-        self, pool: BlockPool, hasher: BlockHasher, copies: StepCopies, cuts: StateCuts,
+        self, pool: BlockPool, hasher: BlockHasher, copies: StateCopies, cuts: StateCuts,
         placement: Placement, observer: OrphanObserver,
     ) -> None:  # fmt: skip
         """Make an empty group over a pool of its own.
@@ -175,10 +175,10 @@ class StateGroup(LayerGroup):
         table.state_slot = held.blocks[0]
         self._evict_orphans()
         if held.parent_slot >= 0:
-            self._copies.state_saves.append(StateCopy(held.parent_slot, table.state_slot))
+            self._copies.saves.append(StateCopy(held.parent_slot, table.state_slot))
             return
         source = ZERO_STATE if held.source is None else held.source.block
-        self._copies.state_loads.append(StateCopy(source, table.state_slot))
+        self._copies.loads.append(StateCopy(source, table.state_slot))
         self.stats.num_hits += held.source is not None
         seen = min(table.num_seen_tokens, len(table.key) - 1)
         self.stats.num_again_tokens += max(0, seen - table.num_shared_tokens)
@@ -208,7 +208,7 @@ class StateGroup(LayerGroup):
             return ()
         held.spare_at = 0
         held.saving = num_tokens, slot
-        self._copies.state_saves.append(StateCopy(held.blocks[0], slot))
+        self._copies.saves.append(StateCopy(held.blocks[0], slot))
         return ()
 
     def settle(self, table: BlockTable, held: HeldStates) -> None:

@@ -170,7 +170,7 @@ class WindowGroup(LayerGroup):
     def settle(self, table: BlockTable, held: WindowTable) -> None:
         """Release the blocks that left the window with this step, deepest first."""
         held.first_published = None
-        keep = min(self.first_needed(table.num_planned), len(held.blocks))
+        keep = min(self.first_needed(table.num_computed), len(held.blocks))
         self._release_places(held, held.first, keep)
         held.first = max(held.first, keep)
 

@@ -76,7 +76,7 @@ def explain_log(
             viewer = Viewer(administrator=True, decode=tokenizer.decode)
             yield _of_models(explain(cache.history, name, viewer))
         manager.publish(table, len(key))
-        manager.commit([table])
+        manager.commit()
         manager.release(table, len(key))
 
 

@@ -116,6 +116,6 @@ def _serve(keys: list[tuple[PrefixKey, list[int]]], block_size: int) -> Replayed
         cache.grow(table, len(key))
         num_computed = len(key) - bool(answer)  # the last token of an answer is not computed
         cache.publish(table, num_computed)
-        cache.commit([table])
+        cache.commit()
         cache.release(table, num_computed)
     return Replayed(prompt_tokens, computed)

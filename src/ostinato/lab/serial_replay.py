@@ -149,15 +149,15 @@ class SerialCache:
             done = hits
             while (end := manager.end_of_chunk(table, done, length, ())) < length:
                 manager.publish(table, end)
-                manager.commit([table])
+                manager.commit()
                 done = end
         while self._step_blocks is not None and done <= length:
             manager.publish(table, done)
-            manager.commit([table])
+            manager.commit()
             done = manager.growable(table, min(length + 1, done + self._step_blocks))
             assert manager.grow(table, done)
         manager.publish(table, length)
-        manager.commit([table])
+        manager.commit()
         manager.release(table, length, num_output_tokens)
         return hits
 

@@ -205,6 +205,6 @@ class SimulatedLoads:
         admitted = manager.admit(key, match, preempted=True, context=context)
         if admitted is not None:
             manager.publish(admitted[0], len(key))
-            manager.commit([admitted[0]])
+            manager.commit()
             load.sequence.num_known_tokens = len(key)
             self._landed.append((admitted[0], len(key)))

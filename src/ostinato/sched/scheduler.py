@@ -10,7 +10,6 @@ A step is plan, then run, then commit or fail::
 import time
 from collections.abc import Callable
 
-from ostinato.cache.block_table import BlockTable
 from ostinato.cache.manager import CacheManager
 from ostinato.core.config import CacheConfig, SchedulerConfig
 from ostinato.core.errors import DuplicateRequest, EmptyPrompt, PromptTooLong
@@ -116,8 +115,8 @@ class Scheduler:
     def commit(self, result: StepResult) -> list[SequenceUpdate]:
         """Take the result of the planned step; return what it brought, in the order of the plan."""
         assert len(result.sequences) == len(self._chunks), "a result per planned sequence"
-        chunks, tables = self._end_step()
-        self.cache.commit(tables)
+        chunks = self._end_step()
+        self.cache.commit()
         updates: list[SequenceUpdate] = []
         for chunk, outcome in zip(chunks, result.sequences, strict=True):
             updates += self._commit_chunk(chunk, outcome)
@@ -126,8 +125,8 @@ class Scheduler:
     def fail(self) -> list[SequenceUpdate]:
         """End the sequences of a step whose forward pass raised, and return them; others go on."""
         self.stats.num_failed_steps += 1
-        chunks, tables = self._end_step()
-        self.cache.fail(tables)
+        chunks = self._end_step()
+        self.cache.fail()
         ended = [member for chunk in chunks for member in chunk.members]
         for sequence in ended:
             self.requests.fail(sequence, FinishReason.ERROR)
@@ -199,12 +198,11 @@ class Scheduler:
         most = most if params.max_tokens is None else min(most, params.max_tokens)
         return FinishReason.LENGTH if sequence.num_output_tokens >= most else None
 
-    def _end_step(self) -> tuple[list[ScheduledChunk], list[BlockTable]]:
-        """Close the step; return its chunks and tables, in the order of the plan."""
+    def _end_step(self) -> list[ScheduledChunk]:
+        """Close the step; return its chunks, in the order of the plan."""
         self.stats.num_steps += bool(self._chunks)
         chunks, self._chunks = self._chunks, []
-        tables = [member.table for chunk in chunks for member in chunk.members]
-        return chunks, [table for table in tables if table is not None]
+        return chunks
 
 
 def max_sequence_tokens(scheduler: SchedulerConfig, cache: CacheConfig) -> int:

@@ -85,9 +85,8 @@ class StepPlanner:
         self._plan_running()
         self._publish_running()
         self._admit_waiting()
-        copies, sequences = self._cache.copies, tuple(s.schedule() for s in self.chunks)
-        states = tuple(copies.state_loads), tuple(copies.state_saves)
-        return StepPlan(sequences, tuple(self._copies), *states)
+        sequences = tuple(chunk.schedule() for chunk in self.chunks)
+        return StepPlan(sequences, tuple(self._copies), *self._cache.state_copies)
 
     @property
     def _most(self) -> int:

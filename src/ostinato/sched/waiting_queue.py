@@ -95,7 +95,7 @@ class RequestTable:
         assert was_waiting, "the sequence does not wait"
         self.order.admitted(sequence, self.waiting)
         self.run(sequence, table)
-        sequence.num_computed = table.num_planned  # what hit
+        sequence.num_computed = table.num_computed  # what hit
 
     def run(self, sequence: Sequence, table: BlockTable) -> None:
         """Let a sequence run that waits for nothing."""

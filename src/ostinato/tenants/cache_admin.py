@@ -204,7 +204,7 @@ class CacheAdmin:
             for pool, live, blocks in zip(self._manager.pools, slots, held, strict=True):
                 for place, block in enumerate(blocks):
                     if block < pool.num_blocks:  # and not a window's null block
-                        written = max(0, min(table.num_planned - place * size, size))
+                        written = max(0, min(table.num_computed - place * size, size))
                         live.setdefault(block, written)
         return slots
 

@@ -32,11 +32,11 @@ class Lease:
     @property
     def packed(self) -> bytes:
         """The leased prefix's packed tokens."""
-        return self.table.key.packed_range(0, self.table.num_planned)
+        return self.table.key.packed_range(0, self.table.num_computed)
 
     def shows_other_images(self, key: PrefixKey) -> bool:
         """Whether a sequence of the same tokens has other images among them."""
-        return self.table.key.num_common_tokens(key) < self.table.num_planned
+        return self.table.key.num_common_tokens(key) < self.table.num_computed
 
 
 class LeaseBook(CacheObserver):

@@ -45,7 +45,7 @@ async def list_leases(state: StateDep) -> dict[str, Any]:
         {
             "lease_id": lease.lease_id,
             "tenant": name_of(state, lease.table.tenant),
-            "num_tokens": lease.table.num_planned,
+            "num_tokens": lease.table.num_computed,
             "expires_in_s": None if lease.expires_s is None else round(lease.expires_s - now_s, 3),
             "refresh_on_hit": lease.terms.refresh_on_hit,
         }
