@@ -112,9 +112,11 @@ class PredictedManager:
     def fail(self, tables: Sequence[BlockTable]) -> None:
         """End a step of these tables that has raised."""
         self._follow()
+        failed = [*self._manager.tables.decodes, *self._manager.tables.step]
+        assert set(failed) == set(tables), "the step has other tables"
         self._manager.fail()
         if self.oracle is not None:
-            self.oracle.fail([self._expected.pop(table) for table in tables])
+            self.oracle.fail([self._expected.pop(table) for table in failed])
         self._seen = self._mark()
 
     def release(self, table: BlockTable, num_tokens: int) -> None:

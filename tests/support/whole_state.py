@@ -13,5 +13,5 @@ def whole_state(manager: CacheManager) -> str:
                 lines[block] = f"{name!r} after run {run.parent}, {entry.ref_count} holders"
     blocks = [f"block {block}: {line}" for block, line in lines.items()]
     tables = [f"table {table}" for table in manager.tables.live.values()]
-    tables += [f"step of table {t.table_id}: {n}" for t, n in manager.tables.step.items()]
+    tables += [f"table {table.table_id} is in the step" for table in manager.tables.step]
     return "\n".join([f"free order: {[*manager.pool.free_order()]}", *blocks, *tables])

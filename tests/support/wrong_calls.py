@@ -50,6 +50,6 @@ def _on_live(manager: CacheManager, table: BlockTable) -> list[Call]:
         partial(manager.fork, table, beyond),
         partial(manager.release, table, beyond),
     ]
-    if manager.tables.step.get(table, 0) > table.num_computed:
+    if table.num_planned > table.num_computed:
         calls.append(partial(manager.release, table, 0))
     return calls

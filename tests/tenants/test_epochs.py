@@ -119,7 +119,7 @@ def test_leases_end_with_the_weights(cache):
 
 
 def test_a_step_that_fails_after_the_change_leaves_nothing(cache):
-    cache.admit("old", "ABCDEFGH")
+    cache.admit("old", "ABCDEFGH", upto=4)
     new_epoch(cache)
     cache.plan("new", "ABCDEFGHIJ", epoch=1)
     cache.advance("old", 8)

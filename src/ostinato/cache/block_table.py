@@ -30,7 +30,8 @@ class BlockTable:
     tenant: bytes = b""  # whom the blocks are charged to
     table_id: int = -1  # unique for the life of a manager; -1 once it is released
     num_slots: int = 0  # leading tokens that have slots; -1 once it is released
-    num_computed: int = 0  # tokens whose KV is in the slots; what hit is from admission on
+    num_computed: int = 0  # tokens that have hit, or that a committed step has computed
+    num_planned: int = 0  # tokens that are computed when the running step has run
     num_shared_tokens: int = 0  # tokens that hit in whole blocks at admission
     num_copied_tokens: int = 0  # tokens that were copied at admission
     num_seen_tokens: int = 0  # tokens whose blocks were cached at admission, if more than hit
@@ -42,7 +43,6 @@ class BlockTable:
     duplicates: list[tuple[int, BlockId]] = field(default_factory=list)
     """Positions of this step whose content was published before, and the canonical blocks."""
     copy_source: CacheEntry | None = None  # what is copied from, held until the step has run
-    needs_settling: bool = False  # whether ``commit`` has something to do
     summary: RequestSummary = field(default_factory=RequestSummary)
     """What the eviction policy learns of the request, and may keep: it has no entry."""
     groups: "tuple[array[int], ...]" = ()  # block ids per group of layers that has rows

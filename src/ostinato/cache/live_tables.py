@@ -16,15 +16,14 @@ class LiveTables:
     Attributes:
         live: Those that sequences hold.
         pinned: Those that are held for no sequence.
-        step: Those of the running step, each with its tokens that are computed when it has run.
-            A table that found another's blocks of the step comes after that one.
+        step: Those that ``commit`` settles. One that has found another's new blocks comes after it.
     """
 
     def __init__(self) -> None:
         """Begin without a table, for the thread that is running."""
         self.live: dict[int, BlockTable] = {}
         self.pinned: dict[int, BlockTable] = {}
-        self.step: dict[BlockTable, int] = {}
+        self.step: dict[BlockTable, None] = {}
         self._last_number = 0
         self._thread = get_ident()
 
@@ -40,10 +39,21 @@ class LiveTables:
         self.step.pop(table, None)
         table.table_id = table.num_slots = -1
 
+    def join_step(self, table: BlockTable) -> None:
+        """Put a table at the end of the running step: it comes after all whose blocks it found."""
+        self.step.pop(table, None)
+        self.step[table] = None
+
+    @property
+    def decodes(self) -> list[BlockTable]:
+        """Tables of the running step that have nothing to settle: they fill no block."""
+        tables = [table for table in self.live.values() if table.num_planned > table.num_computed]
+        return [table for table in tables if table not in self.step]
+
     @property
     def is_publishing(self) -> bool:
-        """Whether the running step has published tokens that are not computed."""
-        return any(num_tokens > table.num_computed for table, num_tokens in self.step.items())
+        """Whether blocks are findable that are not computed."""
+        return any(table.first_published is not None for table in self.step)
 
     def check_thread(self) -> None:
         """Raise WrongThread while another thread's tables are live."""
@@ -84,7 +94,11 @@ class LiveTables:
         Each could hold what the other published: then no order is left to take a failed step back.
         """
         self.check_range(table, num_tokens, "publish")
-        if self.step.get(table, 0) > table.num_computed and table is not next(reversed(self.step)):
+        if (
+            table.num_planned > table.num_computed
+            and table in self.step
+            and table is not next(reversed(self.step))
+        ):
             raise StepInProgress(
                 "the table has published in this step, and other tables came after it: commit the "
                 "step before it publishes more"
@@ -93,7 +107,7 @@ class LiveTables:
     def check_computed(self, table: BlockTable, num_tokens: int) -> None:
         """Raise StepInProgress if a table has published in this step, or TableOverrun."""
         self.check_range(table, num_tokens, "release")
-        if self.step.get(table, 0) > table.num_computed:
+        if table.num_planned > table.num_computed:
             raise StepInProgress(
                 "a table cannot be released between publish and commit: its blocks are findable "
                 "and not computed; commit the step, or fail it, which releases its tables"

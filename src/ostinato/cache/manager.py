@@ -161,10 +161,10 @@ class CacheManager:
         may_publish = key.identity.public_prefix is None or self._may_publish(key, hit)
         table = self._hold(key, match)
         table.writes = writes and may_publish and self.config.enable_prefix_caching
-        table.num_computed = hit
+        table.num_computed = table.num_planned = hit
         self.tables.add(table)
         if match.tail is not None or self.tables.step:  # it may hold what the step computes
-            self.tables.step[table] = hit
+            self.tables.join_step(table)
         for observer in self.observers:
             observer.on_admit(table, context, preempted)
         self._take(table, num_tokens, room)
@@ -187,12 +187,11 @@ class CacheManager:
 
     def publish(self, table: BlockTable, num_tokens: int) -> None:
         """Make the full blocks among the tokens that this step will have computed findable."""
-        last, step = num_tokens // self.block_size, self.tables.step
+        last = num_tokens // self.block_size
         if num_tokens > table.num_slots or (last > table.num_published and table.writes):
             self.tables.check_publish(table, num_tokens)
             self._publish(table, num_tokens)
-            step.pop(table, None)  # it comes after what it has found
-        step[table] = num_tokens
+        table.num_planned = num_tokens
 
     def end_of_chunk(
         self, table: BlockTable, start: int, end: int, waiting: Iterable[PrefixKey]
@@ -208,10 +207,10 @@ class CacheManager:
 
     def commit(self) -> None:
         """Note that the step has run: what its tables have published is computed."""
-        for table, num_tokens in self._end_step().items():
-            table.num_computed = num_tokens
-            if table.needs_settling:  # few decodes have something to settle
-                self._settle(table)
+        for table in self.tables.live.values():
+            table.num_computed = table.num_planned
+        for table in self._end_step():
+            self._settle(table)
         self.settle()
 
     def fail(self) -> None:
@@ -220,10 +219,10 @@ class CacheManager:
         These are the tables that have published, were forked or are to be copied to since the last
         commit, and those that were admitted after the first of them.
         """
-        step = self._end_step()
-        for table in step:
+        failed = [*self.tables.decodes, *self._end_step()]
+        for table in failed:
             self._release_tail(table)
-        for table in reversed(step):  # what has found a block comes after its publisher
+        for table in reversed(failed):  # what has found a block comes after its publisher
             self._retract(table)
             self._leave(table, table.num_published * self.block_size, False)
         self.settle()
@@ -266,7 +265,8 @@ class CacheManager:
             return None
         child = self._fork(table, firsts[0])
         self.tables.add(child)
-        self.tables.step[child] = num_tokens
+        self.tables.join_step(child)
+        child.num_planned = num_tokens
         for observer in self.observers:
             observer.on_fork(table, child)
         self._take(child, num_tokens, num_tokens)
@@ -293,7 +293,8 @@ class CacheManager:
         self.tables.check_between_steps()
         num_tokens -= num_tokens % self.block_size
         table = self._hold(key, replace(self.match(key, num_tokens), tail=None))
-        table.writes, table.num_computed = False, table.num_shared_tokens
+        table.writes = False
+        table.num_computed = table.num_planned = table.num_shared_tokens
         self.tables.add(table, is_pinned=True)
         return table
 
@@ -378,8 +379,7 @@ class CacheManager:
         table = BlockTable(key, match.blocks[:], key.identity.owner)
         table.groups, table.num_published = (table.blocks,), len(table.blocks)
         table.num_shared_tokens = table.num_published * self.block_size
-        if match.tail is not None:
-            table.num_copied_tokens, table.needs_settling = match.tail.num_tokens, True
+        table.num_copied_tokens = match.num_copied_tokens
         table.found = match.entries[-1] if match.entries else None
         table.path, table.copy_source = self.index.acquire(key, match)
         return table
@@ -446,7 +446,8 @@ class CacheManager:
         first, last = table.num_published, num_tokens // self.block_size
         blocks, end = table.blocks[first:last], last * self.block_size
         table.path, result = self.index.publish(table.path, table.key, blocks, end, table.summary)
-        table.num_published, table.needs_settling = last, True
+        table.num_published = last
+        self.tables.join_step(table)
         table.duplicates.extend(result.duplicates)
         fresh = first + len(result.duplicates)  # they come before new content
         if fresh < last and table.first_published is None:
@@ -454,8 +455,8 @@ class CacheManager:
         for observer in self.observers:
             observer.on_publish(table, first, last, result)
 
-    def _end_step(self) -> dict[BlockTable, int]:
-        """Begin another step; return what the tables of this one have computed if it has run."""
+    def _end_step(self) -> Iterable[BlockTable]:
+        """Begin another step; return what there is to settle of this one."""
         self._copies.clear()
         step, self.tables.step = self.tables.step, {}
         return step
@@ -463,7 +464,7 @@ class CacheManager:
     def _settle(self, table: BlockTable) -> None:
         """Release the sources of copies, and exchange duplicates for canonical blocks."""
         self._release_tail(table)
-        table.first_published, table.needs_settling = None, False
+        table.first_published = None
         for position, canonical in table.duplicates:
             own = array("i", [table.blocks[position]])
             table.blocks[position] = canonical

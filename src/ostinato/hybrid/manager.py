@@ -72,6 +72,11 @@ class HybridCacheManager(CacheManager):
             found["num_seen_tokens"] = num_seen * self.block_size
         return HybridMatch(**found, group_tails=tails)
 
+    def publish(self, table: BlockTable, num_tokens: int) -> None:
+        """Make the full blocks among the tokens that this step will have computed findable."""
+        super().publish(table, num_tokens)
+        self.tables.join_step(table)  # windows slide in every step
+
     def end_of_chunk(
         self, table: BlockTable, start: int, end: int, waiting: Iterable[PrefixKey]
     ) -> int:
@@ -133,7 +138,7 @@ class HybridCacheManager(CacheManager):
         """Give a new table what it holds in each group."""
         pairs = zip(self.layer_groups, held, strict=True)
         table.groups = (table.blocks, *(h.blocks for group, h in pairs if group.has_rows))
-        table.held, table.needs_settling = held, True
+        table.held = held
         return table
 
     def _take(self, table: BlockTable, num_tokens: int, num_window_tokens: int) -> None:
@@ -158,14 +163,13 @@ class HybridCacheManager(CacheManager):
                 for observer in self.observers:
                     observer.on_publish(table, place, place + 1, _NEW if is_new else _KNOWN, number)
 
-    def _end_step(self) -> dict[BlockTable, int]:
+    def _end_step(self) -> Iterable[BlockTable]:
         self._state_copies.loads.clear()
         self._state_copies.saves.clear()
         return super()._end_step()
 
     def _settle(self, table: BlockTable) -> None:
         super()._settle(table)
-        table.needs_settling = True  # windows slide in every step
         for group, held in self._pairs(table):
             group.settle(table, held)
 
