@@ -1,6 +1,7 @@
 """Calls in a wrong order are refused with a typed error, and change nothing."""
 
 import threading
+from typing import Any
 
 import pytest
 
@@ -15,10 +16,32 @@ from ostinato.core.errors import (
     WrongThread,
 )
 from ostinato.core.identity import Identity
+from ostinato.settings import StateConfig, WindowConfig
 from ostinato.tenants.terms import PINNED
 from tests.support.cache_views import prefix_key
 from tests.support.tiny_cache import TinyCache, tiny_cache
 from tests.support.whole_state import whole_state
+
+LAYERS: dict[str, dict[str, Any]] = {
+    "full attention": {},
+    "windows": {"windows": (WindowConfig(5, 8),)},
+    "states": {"states": StateConfig(8, unit=4)},
+}
+
+FINDABLE_AT_ONCE = pytest.mark.parametrize("layers", ["full attention", "windows"], indirect=True)
+"""A state is findable after its step, and not within a block."""
+
+
+@pytest.fixture(params=LAYERS)
+def layers(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Return settings of a cache of each kind of layers."""
+    return LAYERS[request.param]
+
+
+@pytest.fixture
+def cache(index, layers) -> TinyCache:
+    """Return an empty cache of eight blocks of four tokens, with each index and kind of layers."""
+    return tiny_cache(8, index=index, **layers)
 
 
 def refused(cache: TinyCache, error: type[Exception], call, match: str | None = None) -> None:
@@ -60,9 +83,9 @@ def test_no_more_is_released_than_was_planned(cache):
     assert cache.match("ABCD").num_tokens == 0
 
 
-def test_what_another_cache_has_pinned_is_not_unpinned_here(index):
+def test_what_another_cache_has_pinned_is_not_unpinned_here(index, layers):
     """Both are the first table of their cache; the refusal leaves ours pinned."""
-    ours, theirs = tiny_cache(8, index=index), tiny_cache(8, index=index)
+    ours, theirs = (tiny_cache(8, index=index, **layers) for _ in range(2))
     for cache in (ours, theirs):
         cache.serve("ABCDEFGH")
         cache.prefix_cache.admin.lease(prefix_key("ABCDEFGH"), PINNED)
@@ -70,6 +93,7 @@ def test_what_another_cache_has_pinned_is_not_unpinned_here(index):
     refused(ours, ReleasedTable, lambda: ours.manager.unpin(table))
 
 
+@FINDABLE_AT_ONCE
 def test_what_is_pinned_in_part_is_released_in_full(cache):
     """ABCD is held; EF, which could be copied, is not, for a pin copies nothing."""
     cache.serve("ABCDEFGH")
@@ -87,8 +111,8 @@ def test_a_failed_step_has_released_its_tables(cache):
     refused(cache, ReleasedTable, lambda: cache.manager.fail([table]))
 
 
-def test_a_table_of_another_cache_is_refused(index):
-    cache, other = tiny_cache(8, index=index), tiny_cache(8, index=index)
+def test_a_table_of_another_cache_is_refused(index, layers):
+    cache, other = (tiny_cache(8, index=index, **layers) for _ in range(2))
     cache.admit("one", "ABCDEFGH")
     table = other.admit("one", "ABCDEFGHIJKL", upto=8).table
     for call in (
@@ -125,7 +149,7 @@ def test_no_more_is_published_than_the_table_and_its_sequence_have(cache):
         refused(cache, TableOverrun, lambda n=num_tokens: cache.manager.fork(table, n))
         refused(cache, TableOverrun, lambda n=num_tokens: cache.manager.release(table, n))
     cache.finish("one")
-    assert cache.match("ABCDEFGHI").num_tokens == 6
+    assert cache.match("ABCDEFGHI").num_tokens == (6 if cache.manager.config.seal_tails else 0)
 
 
 # --- matches --------------------------------------------------------------------------------
@@ -137,8 +161,8 @@ def test_a_match_is_of_the_key_that_is_admitted(cache):
     refused(cache, StaleMatch, lambda: cache.manager.admit(prefix_key("XYZABCDEFG"), match))
 
 
-def test_a_match_of_another_cache_is_refused(index):
-    cache, other = tiny_cache(8, index=index), tiny_cache(8, index=index)
+def test_a_match_of_another_cache_is_refused(index, layers):
+    cache, other = (tiny_cache(8, index=index, **layers) for _ in range(2))
     other.serve("ABCDEFGH")
     key = prefix_key("ABCDEFGHI")
     match = other.manager.match(key)
@@ -184,6 +208,28 @@ def test_a_match_is_stale_once_blocks_were_evicted_and_nothing_published(index):
     refused(cache, StaleMatch, lambda: cache.manager.admit(key, match))
 
 
+@pytest.mark.parametrize(
+    "layers",
+    [{"windows": (WindowConfig(5, 3),)}, {"states": StateConfig(2, unit=4)}],
+    ids=["windows", "states"],
+)
+def test_a_match_is_stale_once_a_window_or_a_state_was_evicted_and_no_block(index, layers):
+    """Full attention still has all of it; the others would begin from nothing after 8 tokens."""
+    cache = tiny_cache(16, index=index, **layers)
+    cache.serve("ABCDEFGH")
+    key = prefix_key("ABCDEFGHI")
+    match = cache.manager.match(key)
+    assert match.num_tokens == 8
+    for name in ("stranger", "other"):
+        cache.admit(name, "QRSTUVWX", writes=False)
+    assert "ABCD:evictable EFGH:evictable" in cache.picture()
+    for name in ("stranger", "other"):
+        cache.finish(name)
+    refused(cache, StaleMatch, lambda: cache.manager.admit(key, match), "match the key again")
+    assert cache.manager.admit(key, cache.manager.match(key)) is not None
+
+
+@FINDABLE_AT_ONCE
 def test_a_match_is_stale_once_the_step_that_it_follows_has_failed(cache):
     cache.plan("leader", "ABCDEFGH")
     key = prefix_key("ABCDEFGHI")
@@ -193,6 +239,7 @@ def test_a_match_is_stale_once_the_step_that_it_follows_has_failed(cache):
     refused(cache, StaleMatch, lambda: cache.manager.admit(key, match))
 
 
+@FINDABLE_AT_ONCE
 def test_a_match_is_stale_once_a_partial_block_was_published(cache):
     cache.admit("other", "ABCDEFGHIJ")
     key = prefix_key("ABCDEFGHIJK")

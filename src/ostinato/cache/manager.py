@@ -97,6 +97,11 @@ class CacheManager:
         """Sequences that hold blocks."""
         return len(self.tables.live)
 
+    @property
+    def version(self) -> int:
+        """Raised when the cache changes so that older matches are stale."""
+        return self.index.version
+
     # --- one sequence ---
 
     def match(self, key: PrefixKey, num_tokens: int | None = None) -> PrefixMatch:
@@ -132,12 +137,12 @@ class CacheManager:
 
         Raises:
             PromptTooLong: It would not fit an empty cache.
-            StaleMatch: The match is of another key or cache, or the index has changed since.
+            StaleMatch: The match is of another key or cache, or the cache has changed since.
             WrongThread: Another thread's tables are live.
         """
         self.tables.check_thread()
         is_of_key = match.key is key and match.index is self.index
-        if not is_of_key or match.version != self.index.version:
+        if not is_of_key or match.version != self.version:
             raise StaleMatch(
                 "the match is of another key or another cache, or the cache has changed since: "
                 "match the key again right before admitting it"

@@ -40,7 +40,7 @@ class HybridMatch(PrefixMatch):
 
 
 class LayerGroup(Contents, Protocol):
-    """A group of layers with a pool of its own.
+    """A group of layers with a pool of its own; its version is raised when content is removed.
 
     Attributes:
         pool: Its blocks, or the slots of its states.

@@ -41,6 +41,11 @@ class HybridCacheManager(CacheManager):
         self._cuts = next((g.cuts for g in self.layer_groups if g.cuts is not None), None)
         self.chunk_unit = None if self._cuts is None else self._cuts.unit
 
+    @property
+    def version(self) -> int:
+        """Raised when a group of layers changes so that older matches are stale."""
+        return sum(contents.version for contents in self.contents)
+
     def match(self, key: PrefixKey, num_tokens: int | None = None) -> HybridMatch:
         """Find the longest cached prefix that every group can continue; no effects.
 
@@ -63,6 +68,7 @@ class HybridCacheManager(CacheManager):
         if end < num_seen or (match.tail is not None and None in tails):
             match, tails = super().match(key, end * self.block_size), []
         found: dict[str, Any] = {f.name: getattr(match, f.name) for f in fields(PrefixMatch)}
+        found["version"] = self.version
         if self._cuts is not None:
             found["num_seen_tokens"] = num_seen * self.block_size
         return HybridMatch(**found, group_tails=tails)
@@ -147,9 +153,8 @@ class HybridCacheManager(CacheManager):
 
     def _publish(self, table: BlockTable, num_tokens: int) -> None:
         super()._publish(table, num_tokens)
-        whole = num_tokens - num_tokens % self.block_size
         for number, (group, held) in enumerate(self._pairs(table), 1):
-            for place, is_new in group.publish(table, held, whole):
+            for place, is_new in group.publish(table, held, num_tokens):
                 for observer in self.observers:
                     observer.on_publish(table, place, place + 1, _NEW if is_new else _KNOWN, number)
 

@@ -108,6 +108,7 @@ class StateGroup(LayerGroup):
             placement: Learns where prompts part.
             observer: Is told of the evictions of full attention.
         """
+        self.version = 0
         self.pool = pool
         self.cuts = cuts
         self.stats = StateStats()
@@ -251,6 +252,7 @@ class StateGroup(LayerGroup):
     def evict(self, entry: CacheEntry, most: int) -> Removal:
         """Remove an evictable checkpoint."""
         assert isinstance(entry, Checkpoint) and not entry.ref_count and most
+        self.version += 1
         entry.remove()
         del self._contents[entry.content.digest]
         if self._observer.by_block.get(entry.last_block) is entry:
