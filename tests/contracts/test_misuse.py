@@ -83,6 +83,22 @@ def test_no_more_is_released_than_was_planned(cache):
     assert cache.match("ABCD").num_tokens == 0
 
 
+def test_no_more_is_forked_than_was_planned(cache):
+    """The fork's release would publish what neither has computed."""
+    key = prefix_key("ABC")
+    admitted = cache.manager.admit(key, cache.manager.match(key))
+    assert admitted is not None
+    refused(cache, TableOverrun, lambda: cache.manager.fork(admitted[0], 3), "fork 3 tokens")
+
+
+@pytest.mark.parametrize("layers", ["windows", "states"], indirect=True)
+def test_a_fork_begins_where_its_parent_ends(cache):
+    """At 4 of 8 tokens the window has been released, and there is the state of 8 alone."""
+    table = cache.admit("one", "ABCDEFGH").table
+    refused(cache, TableOverrun, lambda: cache.manager.fork(table, 4), "8 of the table's tokens")
+    assert cache.manager.fork(table, 8) is not None
+
+
 def test_what_another_cache_has_pinned_is_not_unpinned_here(index, layers):
     """Both are the first table of their cache; the refusal leaves ours pinned."""
     ours, theirs = (tiny_cache(8, index=index, **layers) for _ in range(2))
@@ -132,6 +148,15 @@ def test_what_is_published_and_not_computed_is_not_released(cache):
     refused(cache, StepInProgress, lambda: cache.manager.release(table, 8), "commit")
     cache.fail()
     assert cache.match("ABCDEFGHI").num_tokens == 0
+
+
+def test_what_is_computed_once_more_is_not_released_either(cache):
+    """Its blocks are known, and become duplicates; its window and its state are published."""
+    cache.serve("ABCDEFGH")
+    table = cache.plan("one", "ABCDEFGHI", upto=8, reads=False).table
+    refused(cache, StepInProgress, lambda: cache.manager.release(table, 8), "commit")
+    refused(cache, StepInProgress, lambda: cache.manager.fail([]), "missing")
+    cache.fail()
 
 
 def test_a_failed_step_names_all_its_publishers_and_each_once(cache):
@@ -293,6 +318,16 @@ def test_a_digest_that_raises_leaves_nothing_half_published(index):
     cache.advance("one", 12)
     cache.commit()
     assert cache.match("QRSTUVWXYZabc").num_shared_tokens == 12
+
+
+def test_a_copy_to_a_block_is_forgotten_with_its_table(cache):
+    """What another sequence computes in the same block is then copied from there."""
+    cache.serve("ABCDEFGHI")
+    key = prefix_key("ABCDEFxy")
+    table, _ = cache.manager.admit(key, cache.manager.match(key))
+    cache.manager.release(table, 0)
+    cache.plan("other", "QRSTUV", upto=4)
+    cache.admit("reader", "QRxy")
 
 
 # --- company --------------------------------------------------------------------------------

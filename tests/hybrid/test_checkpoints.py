@@ -2,6 +2,7 @@
 
 from itertools import combinations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -75,3 +76,14 @@ def test_a_state_is_that_of_the_last_token_of_its_step(index):
     cache.admit("one", "ABCDEFG")
     cache.finish("one")
     assert cache.match("ABCDEFGHI").num_tokens == 0, "the state was that of 7 tokens, not of 4"
+
+
+@pytest.mark.parametrize(("end", "num_hit"), [(6, 0), (8, 8)])
+def test_of_a_step_that_is_published_in_two_parts_the_last_state_is_kept(index, end, num_hit):
+    """There is no state of 4 tokens; that of 6 is not kept."""
+    cache = tiny_cache(8, index=index, states=StateConfig(4, unit=4))
+    cache.plan("one", "ABCDEFGH", upto=4)
+    cache.advance("one", end)
+    cache.commit()
+    cache.finish("one")
+    assert cache.match("ABCDEFGHI").num_tokens == num_hit

@@ -45,12 +45,12 @@ def _on_released(manager: CacheManager, table: BlockTable) -> list[Call]:
 
 
 def _on_live(manager: CacheManager, table: BlockTable) -> list[Call]:
-    beyond = table.num_slots + 1
+    beyond, unplanned = table.num_slots + 1, table.num_planned + 1
     calls: list[Call] = [
         partial(manager.publish, table, beyond),
-        partial(manager.fork, table, beyond),
-        partial(manager.release, table, beyond),
+        partial(manager.fork, table, unplanned),
+        partial(manager.release, table, unplanned),
     ]
-    if table.first_published is not None:
+    if table.publishes:
         calls += [partial(manager.release, table, 0), partial(manager.fail, [])]
     return calls

@@ -56,6 +56,11 @@ class BlockTable:
         return self.num_shared_tokens + self.num_copied_tokens
 
     @property
+    def publishes(self) -> bool:
+        """Whether the running step publishes blocks of it, be their content known or new."""
+        return self.first_published is not None or bool(self.duplicates)
+
+    @property
     def private_blocks(self) -> "array[int]":
         """Blocks that no index has, in token order."""
         private = self.blocks[self.num_published :]
@@ -91,6 +96,12 @@ class StepCopies:
         """Note that the step has ended."""
         for copies in (self._runs, self.state_loads, self.state_saves):
             copies.clear()
+
+    def release(self, table: BlockTable) -> None:
+        """Note that a table is released within the step: its blocks may be used otherwise."""
+        for group, blocks in enumerate(table.groups if self._runs else ()):
+            for block in blocks:
+                self._runs.pop((group, block), None)
 
     def of_fork(
         self, parent: BlockTable, child: BlockTable, firsts: Sequence[int], num_tokens: int

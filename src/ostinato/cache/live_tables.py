@@ -68,17 +68,21 @@ class LiveTables:
                 f"sequence {len(table.key.tokens)} tokens; append tokens and grow the table first"
             )
 
-    def check_computed(self, table: BlockTable, num_tokens: int) -> None:
-        """Raise StepInProgress if a table has published in the running step, or not so much."""
-        if table.first_published is not None:
+    def check_planned(self, table: BlockTable, num_tokens: int, verb: str) -> None:
+        """Raise TableOverrun if fewer tokens are planned, or what ``check_range`` raises."""
+        self.check_range(table, num_tokens, verb)
+        if num_tokens > table.num_planned:
+            raise TableOverrun(
+                f"{verb} {num_tokens} tokens: {table.num_planned} of the table's tokens have hit "
+                f"or were planned by publish; {verb} what is computed"
+            )
+
+    def check_committed(self, table: BlockTable) -> None:
+        """Raise StepInProgress if a table has published in the running step."""
+        if table.publishes:
             raise StepInProgress(
                 "a table cannot be released between publish and commit: its blocks are findable "
                 "and not computed; commit the step, or fail it, which releases its tables"
-            )
-        if num_tokens > table.num_planned:
-            raise TableOverrun(
-                f"release {num_tokens} tokens: {table.num_planned} of the table's tokens have hit "
-                "or were planned by publish; release what is computed"
             )
 
     def check_failed(self, failed: list[BlockTable]) -> None:
@@ -99,4 +103,4 @@ class LiveTables:
     @property
     def _publishing(self) -> set[int]:
         """The numbers of tables that have published blocks in the running step."""
-        return {number for number, t in self.live.items() if t.first_published is not None}
+        return {number for number, t in self.live.items() if t.publishes}

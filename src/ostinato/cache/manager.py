@@ -238,8 +238,9 @@ class CacheManager:
         Raises:
             StepInProgress: It has published in this step: ``commit`` or ``fail`` comes first.
         """
-        self.tables.check_range(table, num_tokens, "release")
-        self.tables.check_computed(table, num_tokens)
+        self.tables.check_planned(table, num_tokens, "release")
+        self.tables.check_committed(table)
+        self.copies.release(table)
         table.summary.num_output_tokens = num_output_tokens
         self._release_tail(table)
         self._leave(table, num_tokens, self._publish_partial(table, num_tokens))
@@ -259,7 +260,7 @@ class CacheManager:
         Returns:
             The child's table and the slots to copy; None, with no effect, if it does not fit.
         """
-        self.tables.check_range(table, num_tokens, "fork")
+        self.tables.check_planned(table, num_tokens, "fork")
         needed, firsts = self.blocks_for(num_tokens), self._shared_by_fork(table, num_tokens)
         pairs = zip(self.pools, firsts, strict=True)
         if any(needed - first > pool.num_free_for(table.tenant) for pool, first in pairs):

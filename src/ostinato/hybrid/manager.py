@@ -14,6 +14,7 @@ from ostinato.cache.block_table import BlockTable, StepCopies
 from ostinato.cache.manager import CacheManager
 from ostinato.cache.observer import CacheObserver
 from ostinato.cache.prefix_index import PrefixMatch, PublishResult
+from ostinato.core.errors import TableOverrun
 from ostinato.core.identity import PrefixKey
 from ostinato.core.ids import BlockId
 from ostinato.core.plan import CopyRun
@@ -87,6 +88,22 @@ class HybridCacheManager(CacheManager):
         if self._cuts is None:
             return super().deepest_hit(table, key, num_tokens)
         return self._cuts.deepest_state(table, num_tokens)
+
+    def fork(
+        self, table: BlockTable, num_tokens: int
+    ) -> tuple[BlockTable, tuple[CopyRun, ...]] | None:
+        """Make a table for a second continuation of all tokens that the step computes.
+
+        Raises:
+            TableOverrun: It would begin earlier, where windows and states are gone.
+        """
+        if num_tokens < table.num_planned:
+            self.tables.check_live(table)
+            raise TableOverrun(
+                f"fork {num_tokens} tokens: {table.num_planned} of the table's tokens are planned, "
+                "and its windows and states are those at their end; fork all of them"
+            )
+        return super().fork(table, num_tokens)
 
     def remove(self, belongs: Callable[[CacheEntry], bool]) -> int:
         """Free every evictable block whose entry matches; return how many."""

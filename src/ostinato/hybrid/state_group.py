@@ -196,11 +196,14 @@ class StateGroup(LayerGroup):
 
     def publish(self, table: BlockTable, held: HeldStates, num_tokens: int) -> tuple[()]:
         """Save the state that the step ends with, if it ends at a cut or decodes."""
+        if held.saving is not None:  # published before in this step, which now ends later
+            held.blocks.append(held.saving[1])
+            held.saving = None
         is_cut = num_tokens in held.cuts
         decodes = not held.cuts or num_tokens > held.cuts[-1]
         if num_tokens % self.cuts.unit or not (is_cut or (decodes and self.cuts.keeps_answers)):
             return ()
-        if not is_cut and len(held.blocks) > 1:
+        if len(held.blocks) > 1:
             slot = held.blocks.pop()
         elif self.pool.num_free_for(table.tenant):
             slot = self.pool.allocate(table, 1, self)[0]
@@ -218,11 +221,12 @@ class StateGroup(LayerGroup):
         if held.saving is None:
             return
         (num_tokens, slot), held.saving = held.saving, None
-        if num_tokens in held.cuts and table.writes:
+        ends_there = num_tokens == table.num_planned  # unless more was published in the step
+        if ends_there and num_tokens in held.cuts and table.writes:
             self._publish(table, held, num_tokens, slot)
         else:
             held.blocks.append(slot)
-            held.spare_at = num_tokens
+            held.spare_at = num_tokens if ends_there else 0
 
     def retract(self, held: HeldStates) -> None:
         """Free the slot that the failed step was to save to."""
