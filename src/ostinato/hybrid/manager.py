@@ -1,7 +1,7 @@
 """The cache manager of a model with several groups of layers: windows, states, or both.
 
-Each step of the plain manager is taken in full attention first and then in every group in turn,
-each with what the table holds in it. A hit is the longest prefix that every group can continue.
+Each operation of the plain manager is done for full attention first, and then for every group with
+what the table holds in it. A hit is the longest prefix that every group can continue.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -21,7 +21,7 @@ from ostinato.core.plan import CopyRun
 from ostinato.hybrid.layer_group import HybridMatch, LayerGroup
 
 MakeLayerGroups = Callable[[Sequence[CacheObserver], StepCopies], Sequence[LayerGroup]]
-"""Makes the groups of layers beside full attention; states are copied with the step's copies."""
+"""Makes the groups of layers beside full attention; states add to the step's copies."""
 
 _NEW, _KNOWN = PublishResult(), PublishResult(1)
 
@@ -50,7 +50,7 @@ class HybridCacheManager(CacheManager):
     def match(self, key: PrefixKey, num_tokens: int | None = None) -> HybridMatch:
         """Find the longest cached prefix that every group can continue; no effects.
 
-        A group that cannot continue from an end shortens the prefix, which another may refuse::
+        A group that cannot continue a prefix shortens it, until all groups agree on its end::
 
             group 0         ABCD EFGH IJKL MNOP     16 tokens
             window of 6               IJKL          12: MNOP is gone; IJKL, which is needed, is not
@@ -83,7 +83,7 @@ class HybridCacheManager(CacheManager):
     def deepest_hit(self, table: BlockTable, key: PrefixKey, num_tokens: int) -> int:
         """Return where a hit of another key ends, once ``num_tokens`` that it shares are computed.
 
-        With states it ends at the last one up to there that is being computed.
+        With states it ends at the last position up to there whose state is being saved.
         """
         if self._cuts is None:
             return super().deepest_hit(table, key, num_tokens)
@@ -132,7 +132,7 @@ class HybridCacheManager(CacheManager):
         return super()._shared_by_fork(table, num_tokens) + more
 
     def _tails(self, match: PrefixMatch) -> "zip_longest[tuple[LayerGroup, Any]]":
-        """Return each group with what it copies of a match's tail; None without a tail."""
+        """Return each group with the entry that it copies a match's tail from; None without one."""
         assert isinstance(match, HybridMatch)
         return zip_longest(self.layer_groups, () if match.tail is None else match.group_tails)
 
