@@ -42,7 +42,7 @@ class BlockTrace:
         offsets: Start of each request's ids, shape (num_requests + 1,).
         ids: Ids of full blocks, each with one parent, shape (num_blocks,), ``uint32``.
         prompt_blocks: How many of a request's ids are of its prompt, shape (num_requests,); those
-            behind are of its answer, where a trace knows them.
+            after them are of its answer, where a trace knows them.
         broken: Lines of the file that were skipped.
         token_bytes: KV of one token, if the trace has its model; else None.
         notes: Assumptions made in reading the file.
