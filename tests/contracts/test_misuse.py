@@ -99,6 +99,21 @@ def test_a_fork_begins_where_its_parent_ends(cache):
     assert cache.manager.fork(table, 8) is not None
 
 
+def test_until_the_copies_of_a_fork_have_run_both_stay_as_they_are(cache):
+    """They run after the step: its parent's blocks and state must be those at the fork."""
+    parent = cache.admit("one", "ABCDEFGHIJ", upto=8).table
+    child = cache.fork("one", "two").table
+    assert cache.calls.grow(child, 10)
+    for table in (parent, child):
+        refused(cache, StepInProgress, lambda t=table: cache.manager.release(t, 8), "commit")
+        refused(cache, StepInProgress, lambda t=table: cache.manager.publish(t, 9), "commit")
+    cache.commit()
+    cache.advance("one", 10)
+    cache.commit()
+    for name in ("one", "two"):
+        cache.finish(name)
+
+
 def test_what_another_cache_has_pinned_is_not_unpinned_here(index, layers):
     """Both are the first table of their cache; the refusal leaves ours pinned."""
     ours, theirs = (tiny_cache(8, index=index, **layers) for _ in range(2))

@@ -43,6 +43,7 @@ class BlockTable:
     duplicates: list[tuple[int, BlockId]] = field(default_factory=list)
     """Positions of this step whose content was published before, and the canonical blocks."""
     copy_source: CacheEntry | None = None  # what is copied from, held until the step has run
+    is_forked: bool = False  # whether this step copies its blocks, or to them, for a fork
     needs_settling: bool = False  # whether ``commit`` has something to do
     summary: RequestSummary = field(default_factory=RequestSummary)
     """What the eviction policy learns of the request, and may keep: it has no entry."""
@@ -57,7 +58,7 @@ class BlockTable:
 
     @property
     def publishes(self) -> bool:
-        """Whether the running step publishes blocks of it, be their content known or new."""
+        """Whether the running step publishes blocks of it, of known or new content."""
         return self.first_published is not None or bool(self.duplicates)
 
     @property

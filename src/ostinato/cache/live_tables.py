@@ -68,6 +68,15 @@ class LiveTables:
                 f"sequence {len(table.key.tokens)} tokens; append tokens and grow the table first"
             )
 
+    def check_publish(self, table: BlockTable, num_tokens: int) -> None:
+        """Raise what ``check_range`` raises, or StepInProgress for more tokens after a fork."""
+        self.check_range(table, num_tokens, "publish")
+        if table.is_forked and num_tokens > table.num_planned:
+            raise StepInProgress(
+                "a table and its fork publish no more before the copies between them have run: "
+                "commit the step first"
+            )
+
     def check_planned(self, table: BlockTable, num_tokens: int, verb: str) -> None:
         """Raise TableOverrun if fewer tokens are planned, or what ``check_range`` raises."""
         self.check_range(table, num_tokens, verb)
@@ -78,11 +87,11 @@ class LiveTables:
             )
 
     def check_committed(self, table: BlockTable) -> None:
-        """Raise StepInProgress if a table has published in the running step."""
-        if table.publishes:
+        """Raise StepInProgress if a table has published in the running step, or was forked."""
+        if table.publishes or table.is_forked:
             raise StepInProgress(
-                "a table cannot be released between publish and commit: its blocks are findable "
-                "and not computed; commit the step, or fail it, which releases its tables"
+                "a table cannot be released between publish or fork and commit: its blocks are not "
+                "computed or copied; commit the step, or fail it, which releases its tables"
             )
 
     def check_failed(self, failed: list[BlockTable]) -> None:

@@ -184,9 +184,11 @@ class CacheManager:
     def publish(self, table: BlockTable, num_tokens: int) -> None:
         """Make the full blocks among the tokens that this step will have computed findable."""
         last = num_tokens // self.block_size
-        if num_tokens > table.num_slots or (last > table.num_published and table.writes):
-            self.tables.check_range(table, num_tokens, "publish")
-            self._publish(table, num_tokens)
+        is_new = last > table.num_published and table.writes
+        if is_new or num_tokens > table.num_slots or table.is_forked:
+            self.tables.check_publish(table, num_tokens)
+            if is_new:
+                self._publish(table, num_tokens)
         table.num_planned = num_tokens
 
     def end_of_chunk(
@@ -266,6 +268,8 @@ class CacheManager:
         if any(needed - first > pool.num_free_for(table.tenant) for pool, first in pairs):
             return None
         child = self._fork(table, firsts[0])
+        for each in (table, child):
+            each.is_forked = each.needs_settling = True
         self.tables.enter(child, num_tokens)
         for observer in self.observers:
             observer.on_fork(table, child)
@@ -422,7 +426,7 @@ class CacheManager:
     def _settle(self, table: BlockTable) -> None:
         """Release the sources of copies, and exchange duplicates for canonical blocks."""
         self._release_tail(table)
-        table.first_published, table.needs_settling = None, False
+        table.first_published, table.is_forked, table.needs_settling = None, False, False
         for position, canonical in table.duplicates:
             own = array("i", [table.blocks[position]])
             table.blocks[position] = canonical
