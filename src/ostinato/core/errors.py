@@ -53,7 +53,7 @@ class StepInProgress(CacheMisuse):
 
 
 class TableOverrun(CacheMisuse):
-    """More tokens than a table has slots for, than its sequence has, or than were published."""
+    """More tokens than a table has slots for, than its sequence has, or than were planned."""
 
 
 class WrongThread(CacheMisuse):
