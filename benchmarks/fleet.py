@@ -279,7 +279,7 @@ class LibraryDispatcher:
 
     def first_token(self, number: int, now_s: float) -> None:
         """Note that a request's prompt is computed."""
-        self._router(number).first_token(self._decisions[number], now_s)
+        self._router(number).first_token(self._decisions[number])
 
     def finished(self, number: int, now_s: float) -> None:
         """Note that a request ended."""
@@ -287,13 +287,13 @@ class LibraryDispatcher:
 
     def failed(self, number: int, now_s: float) -> None:
         """Note that a request's replica was lost."""
-        self._router(number).failed(self._decisions.pop(number), now_s)
+        self._router(number).failed(self._decisions.pop(number))
 
     def events(self, replica: int, batch: EventBatch, now_s: float) -> None:
         """Take a replica's KV events."""
         heard = routed.EventBatch(batch.sequence, batch.time_s, tuple(map(_heard, batch.events)))
         for router in self._routers:
-            router.apply(str(replica), heard, now_s)
+            router.apply(str(replica), heard)
 
     def lost(self, replica: int, now_s: float) -> None:
         """Note that a replica is gone."""

@@ -1,6 +1,7 @@
 """Calls in a wrong order are refused with a typed error, and change nothing."""
 
 import threading
+from typing import Any
 
 import pytest
 
@@ -16,10 +17,32 @@ from ostinato.core.errors import (
     WrongThread,
 )
 from ostinato.core.identity import Identity
+from ostinato.settings import StateConfig, WindowConfig
 from ostinato.tenants.terms import PINNED
 from tests.support.cache_views import prefix_key
 from tests.support.tiny_cache import TinyCache, tiny_cache
 from tests.support.whole_state import whole_state
+
+LAYERS: dict[str, dict[str, Any]] = {
+    "full attention": {},
+    "windows": {"windows": (WindowConfig(5, 8),)},
+    "states": {"states": StateConfig(8, unit=4)},
+}
+
+FINDABLE_AT_ONCE = pytest.mark.parametrize("layers", ["full attention", "windows"], indirect=True)
+"""A state is findable after its step, and not within a block."""
+
+
+@pytest.fixture(params=LAYERS)
+def layers(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Return settings of a cache of each kind of layers."""
+    return LAYERS[request.param]
+
+
+@pytest.fixture
+def cache(index, layers) -> TinyCache:
+    """Return an empty cache of eight blocks of four tokens, with each index and kind of layers."""
+    return tiny_cache(8, index=index, **layers)
 
 
 def refused(cache: TinyCache, error: type[Exception], call, match: str | None = None) -> None:
@@ -60,9 +83,41 @@ def test_no_more_is_released_than_was_planned(cache):
     assert cache.match("ABCD").num_tokens == 0
 
 
-def test_what_another_cache_has_pinned_is_not_unpinned_here(index):
+def test_no_more_is_forked_than_was_planned(cache):
+    """The fork's release would publish what neither has computed."""
+    key = prefix_key("ABC")
+    admitted = cache.manager.admit(key, cache.manager.match(key))
+    assert admitted is not None
+    refused(cache, TableOverrun, lambda: cache.manager.fork(admitted[0], 3), "fork 3 tokens")
+
+
+@pytest.mark.parametrize("layers", ["windows", "states"], indirect=True)
+def test_a_fork_begins_where_its_parent_ends(cache):
+    """At 4 of 8 tokens the window has been released, and there is the state of 8 alone."""
+    table = cache.admit("one", "ABCDEFGH").table
+    refused(cache, TableOverrun, lambda: cache.manager.fork(table, 4), "8 of the table's tokens")
+    assert cache.manager.fork(table, 8) is not None
+
+
+def test_until_the_copies_of_a_fork_have_run_both_stay_as_they_are(cache, layers):
+    """They run after the step: its parent's blocks and state must be those at the fork."""
+    parent = cache.admit("one", "ABCDEFGHIJ", upto=8).table
+    child = cache.fork("one", "two").table
+    assert cache.calls.grow(child, 10)
+    for table in (parent, child):
+        refused(cache, StepInProgress, lambda t=table: cache.manager.release(t, 8), "commit")
+        if layers:
+            refused(cache, StepInProgress, lambda t=table: cache.manager.publish(t, 9), "commit")
+    cache.commit()
+    cache.advance("one", 10)
+    cache.commit()
+    for name in ("one", "two"):
+        cache.finish(name)
+
+
+def test_what_another_cache_has_pinned_is_not_unpinned_here(index, layers):
     """Both are the first table of their cache; the refusal leaves ours pinned."""
-    ours, theirs = tiny_cache(8, index=index), tiny_cache(8, index=index)
+    ours, theirs = (tiny_cache(8, index=index, **layers) for _ in range(2))
     for cache in (ours, theirs):
         cache.serve("ABCDEFGH")
         cache.prefix_cache.admin.lease(prefix_key("ABCDEFGH"), PINNED)
@@ -70,6 +125,7 @@ def test_what_another_cache_has_pinned_is_not_unpinned_here(index):
     refused(ours, ReleasedTable, lambda: ours.manager.unpin(table))
 
 
+@FINDABLE_AT_ONCE
 def test_what_is_pinned_in_part_is_released_in_full(cache):
     """ABCD is held; EF, which could be copied, is not, for a pin copies nothing."""
     cache.serve("ABCDEFGH")
@@ -86,8 +142,8 @@ def test_a_failed_step_has_released_its_tables(cache):
     refused(cache, ReleasedTable, lambda: cache.manager.release(table, 8))
 
 
-def test_a_table_of_another_cache_is_refused(index):
-    cache, other = tiny_cache(8, index=index), tiny_cache(8, index=index)
+def test_a_table_of_another_cache_is_refused(index, layers):
+    cache, other = (tiny_cache(8, index=index, **layers) for _ in range(2))
     cache.admit("one", "ABCDEFGH")
     table = other.admit("one", "ABCDEFGHIJKL", upto=8).table
     for call in (
@@ -108,6 +164,7 @@ def test_what_is_published_and_not_computed_is_not_released(cache):
     assert cache.match("ABCDEFGHI").num_tokens == 0
 
 
+@FINDABLE_AT_ONCE
 def test_a_failed_step_releases_those_that_only_read_what_it_published(cache):
     """The follower hits both blocks and was not planned: nobody will compute what it holds."""
     cache.plan("leader", "ABCDEFGH")
@@ -139,6 +196,7 @@ def test_a_failed_step_leaves_those_that_are_not_in_it(cache):
     assert cache.match("QRSTU").num_tokens == 4
 
 
+@FINDABLE_AT_ONCE
 def test_what_a_running_step_generates_is_not_released_before_it_is_computed(cache):
     """A decode fills no block; released, its tokens would be found in a partial one (law 5)."""
     table = cache.admit("one", "ABCDE").table
@@ -174,6 +232,14 @@ def test_events_of_a_step_wait_until_it_is_computed(cache):
     assert settled
 
 
+def test_what_is_computed_once_more_is_not_released_either(cache):
+    """Its blocks are known, and become duplicates; its window and its state are published."""
+    cache.serve("ABCDEFGH")
+    table = cache.plan("one", "ABCDEFGHI", upto=8, reads=False).table
+    refused(cache, StepInProgress, lambda: cache.manager.release(table, 8), "commit")
+    cache.fail()
+
+
 def test_no_more_is_published_than_the_table_and_its_sequence_have(cache):
     """One token past the key would name a block by fewer tokens than its KV has."""
     table = cache.admit("one", "ABCDEF").table
@@ -182,7 +248,7 @@ def test_no_more_is_published_than_the_table_and_its_sequence_have(cache):
         refused(cache, TableOverrun, lambda n=num_tokens: cache.manager.fork(table, n))
         refused(cache, TableOverrun, lambda n=num_tokens: cache.manager.release(table, n))
     cache.finish("one")
-    assert cache.match("ABCDEFGHI").num_tokens == 6
+    assert cache.match("ABCDEFGHI").num_tokens == (6 if cache.manager.config.seal_tails else 0)
 
 
 # --- matches --------------------------------------------------------------------------------
@@ -194,8 +260,8 @@ def test_a_match_is_of_the_key_that_is_admitted(cache):
     refused(cache, StaleMatch, lambda: cache.manager.admit(prefix_key("XYZABCDEFG"), match))
 
 
-def test_a_match_of_another_cache_is_refused(index):
-    cache, other = tiny_cache(8, index=index), tiny_cache(8, index=index)
+def test_a_match_of_another_cache_is_refused(index, layers):
+    cache, other = (tiny_cache(8, index=index, **layers) for _ in range(2))
     other.serve("ABCDEFGH")
     key = prefix_key("ABCDEFGHI")
     match = other.manager.match(key)
@@ -241,6 +307,28 @@ def test_a_match_is_stale_once_blocks_were_evicted_and_nothing_published(index):
     refused(cache, StaleMatch, lambda: cache.manager.admit(key, match))
 
 
+@pytest.mark.parametrize(
+    "layers",
+    [{"windows": (WindowConfig(5, 3),)}, {"states": StateConfig(2, unit=4)}],
+    ids=["windows", "states"],
+)
+def test_a_match_is_stale_once_a_window_or_a_state_was_evicted_and_no_block(index, layers):
+    """Full attention still has all of it; the others would begin from nothing after 8 tokens."""
+    cache = tiny_cache(16, index=index, **layers)
+    cache.serve("ABCDEFGH")
+    key = prefix_key("ABCDEFGHI")
+    match = cache.manager.match(key)
+    assert match.num_tokens == 8
+    for name in ("stranger", "other"):
+        cache.admit(name, "QRSTUVWX", writes=False)
+    assert "ABCD:evictable EFGH:evictable" in cache.picture()
+    for name in ("stranger", "other"):
+        cache.finish(name)
+    refused(cache, StaleMatch, lambda: cache.manager.admit(key, match), "match the key again")
+    assert cache.manager.admit(key, cache.manager.match(key)) is not None
+
+
+@FINDABLE_AT_ONCE
 def test_a_match_is_stale_once_the_step_that_it_follows_has_failed(cache):
     cache.plan("leader", "ABCDEFGH")
     key = prefix_key("ABCDEFGHI")
@@ -250,6 +338,7 @@ def test_a_match_is_stale_once_the_step_that_it_follows_has_failed(cache):
     refused(cache, StaleMatch, lambda: cache.manager.admit(key, match))
 
 
+@FINDABLE_AT_ONCE
 def test_a_match_is_stale_once_a_partial_block_was_published(cache):
     cache.admit("other", "ABCDEFGHIJ")
     key = prefix_key("ABCDEFGHIJK")
@@ -303,6 +392,18 @@ def test_a_digest_that_raises_leaves_nothing_half_published(index):
     cache.advance("one", 12)
     cache.commit()
     assert cache.match("QRSTUVWXYZabc").num_shared_tokens == 12
+
+
+@FINDABLE_AT_ONCE
+def test_a_table_that_is_copied_to_in_the_step_is_released_after_it(cache):
+    """Its block could be another sequence's before the copy runs, which comes after all writes."""
+    cache.serve("ABCDEFGHI")
+    key = prefix_key("ABCDEFxy")
+    table, copies = cache.manager.admit(key, cache.manager.match(key))
+    assert copies
+    refused(cache, StepInProgress, lambda: cache.manager.release(table, 0), "commit")
+    cache.manager.commit()
+    cache.manager.release(table, 0)
 
 
 # --- company --------------------------------------------------------------------------------

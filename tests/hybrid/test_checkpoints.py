@@ -2,12 +2,14 @@
 
 from itertools import combinations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.hybrid.checkpoint import Checkpoint
 from ostinato.hybrid.placement import Placement, place
 from ostinato.settings import StateConfig
+from tests.support.tiny_cache import tiny_cache
 from tests.support.tiny_scheduler import TinyScheduler, tiny_scheduler
 
 DEPTHS = st.dictionaries(st.integers(1, 30), st.integers(1, 5), min_size=1, max_size=7)
@@ -66,3 +68,22 @@ def test_where_one_of_two_neighbours_goes_the_other_is_worth_more(index):
     assert by_length[12].saved_tokens == 4
     tiny.cache.manager.remove(lambda entry: entry is by_length[8])
     assert by_length[12].saved_tokens == 12
+
+
+def test_a_state_is_that_of_the_last_token_of_its_step(index):
+    """A step that computes past a cut, as ``end_of_chunk`` never plans it, saves no state there."""
+    cache = tiny_cache(8, index=index, states=StateConfig(4, unit=4))
+    cache.admit("one", "ABCDEFG")
+    cache.finish("one")
+    assert cache.match("ABCDEFGHI").num_tokens == 0, "the state was that of 7 tokens, not of 4"
+
+
+@pytest.mark.parametrize(("end", "num_hit"), [(6, 0), (8, 8)])
+def test_of_a_step_that_is_published_in_two_parts_the_last_state_is_kept(index, end, num_hit):
+    """There is no state of 4 tokens; that of 6 is not kept."""
+    cache = tiny_cache(8, index=index, states=StateConfig(4, unit=4))
+    cache.plan("one", "ABCDEFGH", upto=4)
+    cache.advance("one", end)
+    cache.commit()
+    cache.finish("one")
+    assert cache.match("ABCDEFGHI").num_tokens == num_hit

@@ -84,14 +84,14 @@ async def test_a_call_that_ray_sends_elsewhere_counts_there_and_one_that_ended_n
     call = asked(1)
     [[_], [other]] = await router.choose_replicas(replicas, call)
     router.on_request_routed(call, other.replica_id, None)
-    running = {each.name: each.num_requests for each in router.library.workers(0)}
+    running = {each.name: each.num_requests for each in router.library.workers()}
     assert running.pop(other.replica_id.unique_id) == 1 and not any(running.values())
     call.args[0].progress.ended()
     cancelled = asked(2)
     cancelled.args[0].progress.ended()
     await router.choose_replicas(replicas, cancelled)
     await asyncio.sleep(0)
-    assert not any(each.num_requests for each in router.library.workers(0))
+    assert not any(each.num_requests for each in router.library.workers())
     assert pickle.loads(pickle.dumps(call.args[0])).progress.decision is None
 
 

@@ -49,9 +49,7 @@ class RouterThread:
 
     def state(self, name: str) -> Any:
         """Return how the cache of a worker is known."""
-        [status] = self.look(
-            lambda app: [s for s in app.fleet.router.workers(app.fleet.clock()) if s.name == name]
-        )
+        [status] = self.look(lambda app: [s for s in app.fleet.router.workers() if s.name == name])
         return status
 
     def stop(self) -> None:

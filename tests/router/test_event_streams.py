@@ -80,7 +80,7 @@ class EventStreams(RuleBasedStateMachine):
 
     def _ask(self, resync) -> None:
         self.resync = resync or self.resync
-        if self.router.workers(0)[0].state is not WorkerState.DEGRADED:
+        if self.router.workers()[0].state is not WorkerState.DEGRADED:
             self.resync = None
 
     @rule(prefix=st.sampled_from(PREFIXES), waits=WAITS)
@@ -100,12 +100,12 @@ class EventStreams(RuleBasedStateMachine):
     @precondition(lambda self: self.on_the_way)
     @rule()
     def arrive(self):
-        self._ask(self.router.apply("a", self.on_the_way.pop(0), 0))
+        self._ask(self.router.apply("a", self.on_the_way.pop(0)))
 
     @precondition(lambda self: self.on_the_way)
     @rule()
     def arrive_twice(self):
-        self._ask(self.router.apply("a", self.on_the_way[0], 0))
+        self._ask(self.router.apply("a", self.on_the_way[0]))
 
     @precondition(lambda self: self.on_the_way)
     @rule()
@@ -132,7 +132,7 @@ class EventStreams(RuleBasedStateMachine):
         asked = self.resync.replay_from
         kept = [each for each in self.worker.sent[-KEPT:] if each.sequence >= asked]
         self.resync = None
-        self._ask(self.router.replayed("a", kept, 0))
+        self._ask(self.router.replayed("a", kept))
 
     @precondition(lambda self: self.resync is not None)
     @rule()
@@ -140,28 +140,28 @@ class EventStreams(RuleBasedStateMachine):
         events = [stored(end[-4:], behind=end[:-4]) for end in sorted(self.worker.held, key=len)]
         self.resync = None
         sequence = len(self.worker.sent)
-        self._ask(self.router.restore("a", sequence, batch(sequence, *events), 0))
+        self._ask(self.router.restore("a", sequence, batch(sequence, *events)))
 
     @precondition(lambda self: self.resync is not None)
     @rule()
     def give_up(self):
         self.resync = None
-        self.router.forget("a", 0)
+        self.router.forget("a")
 
     @rule(prefix=st.sampled_from(PREFIXES), end=st.sampled_from(["first", "done", "failed"]))
     def request(self, prefix, end):
         decision = self.router.route(prompt(prefix + "C"), self.clock[0])
         if end == "first":
-            self.router.first_token(decision, self.clock[0])
+            self.router.first_token(decision)
         elif end == "done":
             self.router.finished(decision, self.clock[0])
         else:
-            self.router.failed(decision, self.clock[0])
+            self.router.failed(decision)
 
     @invariant()
     def nothing_is_silently_wrong(self):
         self.router.check()
-        status = self.router.workers(0)[0]
+        status = self.router.workers()[0]
         if status.state is not WorkerState.EXACT:
             return
         if status.next_batch != len(self.worker.sent):

@@ -24,7 +24,7 @@ def is_idle(router: Routed) -> bool:
     """Return whether no request is running, and no work is assigned to a worker."""
     fleet = router.app.fleet
     fleet.router.check()
-    statuses = fleet.router.workers(fleet.clock())
+    statuses = fleet.router.workers()
     assigned = sum(status.num_requests + status.load_tokens for status in statuses)
     return not (fleet.num_live or assigned or router.app.admission.num_live)
 

@@ -24,19 +24,19 @@ class Listened:
         self.router.add_worker("w", block_size=4, sends_events=True)
         replay = publisher.replay if has_replay else None
         endpoints = Endpoints(publisher.events, replay, "kv")
-        self.feed = KVFeed("w", endpoints, self.router, self._no_snapshot, lambda: 0.0)
+        self.feed = KVFeed("w", endpoints, self.router, self._no_snapshot)
 
     async def _no_snapshot(self) -> None:
         return None
 
     @property
     def state(self) -> WorkerState:
-        return self.router.workers(0.0)[0].state
+        return self.router.workers()[0].state
 
     def cached(self, text: str) -> int:
         decision = self.router.route(RouteRequest([ord(letter) for letter in text + "?"]), 0.0)
         assert decision is not None
-        self.router.failed(decision, 0.0)
+        self.router.failed(decision)
         return decision.candidates[0].cached_tokens
 
     async def meet(self) -> None:

@@ -25,7 +25,7 @@ def test_what_a_real_engine_finds_cached_is_what_its_events_told(engine: str):
     router.add_worker("w", sends_events=True)
     for request in recorded["requests"]:
         for batch in batches[heard : request["batches"]]:
-            assert router.apply("w", batch, 0.0) is None
+            assert router.apply("w", batch) is None
         heard = request["batches"]
         asked = RouteRequest(request["prompt"], salt=request["salt"])
         [seen] = router.look_up(asked, 0.0)

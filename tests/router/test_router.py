@@ -22,7 +22,7 @@ def spread(router, requests, gap_s: float = 0.0, served: bool = True) -> Counter
         decision = router.route(request, now)
         counts[decision.worker] += 1
         if served:
-            router.first_token(decision, now)
+            router.first_token(decision)
             router.finished(decision, now)
         router.check()
     return counts
@@ -30,7 +30,7 @@ def spread(router, requests, gap_s: float = 0.0, served: bool = True) -> Counter
 
 def test_a_request_goes_where_its_prefix_is():
     router = fleet("abc")
-    router.apply("b", batch(0, stored("ABCDEFGH")), 0)
+    router.apply("b", batch(0, stored("ABCDEFGH")))
     decision = router.route(prompt("ABCDEFGHIJ"), 0)
     assert (decision.worker, decision.state.value) == ("b", "exact")
     assert (decision.expected_cached_tokens, decision.tokens_to_compute) == (8, 2)
@@ -39,8 +39,8 @@ def test_a_request_goes_where_its_prefix_is():
 def test_it_goes_elsewhere_once_waiting_there_costs_more_than_computing_anew():
     """b holds the prefix and has 4,000 tokens queued; computing 400 costs less."""
     router = fleet("ab")
-    router.apply("b", batch(0, stored(LONG)), 0)
-    router.apply("a", batch(0, stored("WXYZ" * 1000)), 0)
+    router.apply("b", batch(0, stored(LONG)))
+    router.apply("a", batch(0, stored("WXYZ" * 1000)))
     router.route(prompt("Q" * 4000), 0, exclude=["a"])
     assert router.route(prompt(LONG + "E"), 0).worker == "a"
 
@@ -48,7 +48,7 @@ def test_it_goes_elsewhere_once_waiting_there_costs_more_than_computing_anew():
 def test_a_short_request_does_not_wait_behind_a_long_prompt_for_a_small_hit():
     """b has 400 of its tokens and a queue of ten times the usual wait; a has neither."""
     router = fleet("ab")
-    router.apply("b", batch(0, stored(LONG)), 0)
+    router.apply("b", batch(0, stored(LONG)))
     for number in range(9):
         usual = router.route(prompt(chr(1000 + number) * 200), 0, exclude=["b"])
         router.finished(usual, 0)
@@ -60,7 +60,7 @@ def test_a_short_request_does_not_wait_behind_a_long_prompt_for_a_small_hit():
 def test_the_longest_prompts_are_still_sent_where_part_of_them_is_cached():
     """A prompt hundreds of times the usual one: the cost of its wait is large, and still exact."""
     router = fleet("abc")
-    router.apply("b", batch(0, stored("WXYZ" * 250)), 0)
+    router.apply("b", batch(0, stored("WXYZ" * 250)))
     for number in range(9):
         router.finished(router.route(prompt(chr(1000 + number) * 20), 0), 0)
     assert router.route(prompt("WXYZ" * 250 + "Q" * 9000), 0).worker == "b"
@@ -74,7 +74,7 @@ def test_the_second_request_of_a_cold_prefix_follows_the_first():
     assert second.worker == first.worker
     assert second.follows == first.number
     assert second.tokens_to_compute == 3
-    router.first_token(first, 1)
+    router.first_token(first)
     assert router.route(prompt(LONG + "three"), 1).follows is None
 
 
@@ -85,12 +85,12 @@ def test_what_waits_behind_a_long_prompt_shrinks_as_its_blocks_are_stored():
     router.route(prompt("WXYZ" * 5), 0)
     left = []
     for number, (start, end) in enumerate([(0, 100), (100, 200), (200, 400)]):
-        router.apply("a", batch(number, stored(LONG[start:end], LONG[:start])), 0)
-        left.append(router.workers(0)[0].load_tokens)
+        router.apply("a", batch(number, stored(LONG[start:end], LONG[:start])))
+        left.append(router.workers()[0].load_tokens)
         router.check()
     assert left == [320, 220, 21]
-    router.first_token(long, 1)
-    assert router.workers(1)[0].load_tokens == 20
+    router.first_token(long)
+    assert router.workers()[0].load_tokens == 20
 
 
 def test_a_burst_of_one_new_prefix_is_computed_where_there_is_room_and_not_everywhere():
@@ -103,7 +103,7 @@ def test_a_burst_of_one_new_prefix_is_computed_where_there_is_room_and_not_every
 def test_what_failed_is_not_taken_to_be_cached():
     router = fleet("ab")
     first = router.route(prompt(LONG), 0)
-    router.failed(first, 1)
+    router.failed(first)
     assert router.look_up(prompt(LONG), 1)[0].expected_tokens == 0
     router.check()
 
@@ -111,7 +111,7 @@ def test_what_failed_is_not_taken_to_be_cached():
 def test_a_retry_leaves_out_the_worker_that_failed():
     router = fleet("ab")
     first = router.route(prompt(LONG), 0)
-    router.failed(first, 0)
+    router.failed(first)
     assert router.route(prompt(LONG), 0, exclude=[first.worker]).worker != first.worker
     assert router.route(prompt(LONG), 0, exclude=["a", "b"]) is None
 
@@ -127,7 +127,7 @@ def test_events_take_the_place_of_what_was_expected():
     """Once stored and then removed, the block is not expected any more."""
     router = fleet("a")
     router.route(prompt("ABCDEFGH"), 0)
-    router.apply("a", batch(0, stored("ABCDEFGH"), removed("ABCDEFGH")), 1)
+    router.apply("a", batch(0, stored("ABCDEFGH"), removed("ABCDEFGH")))
     only = router.look_up(prompt("ABCDEFGHI"), 1)[0]
     assert (only.cached_tokens, only.expected_tokens) == (4, 0)
 
@@ -135,7 +135,7 @@ def test_events_take_the_place_of_what_was_expected():
 def test_texts_without_a_tokenizer_are_matched_by_their_characters():
     """Also at a worker whose events are exact: they do not speak of characters."""
     router = fleet("ab")
-    router.apply("a", batch(0, stored("ABCD")), 0)
+    router.apply("a", batch(0, stored("ABCD")))
     first = router.route(RouteRequest.of_text(LONG), 0)
     second = router.route(RouteRequest.of_text(LONG + "!"), 0)
     assert (second.worker, second.state.value) == (first.worker, "guessed")
@@ -146,7 +146,7 @@ def test_images_are_part_of_the_key_as_our_engine_names_them():
     router = fleet("a")
     cat, dog = (ImageSpan(name, 1, 2) for name in (b"cat", b"dog"))
     extra = PrefixKey(Identity(), [9] * 4, [cat]).extra(0, 4)
-    router.apply("a", batch(0, stored("AIID", extras=(extra,))), 0)
+    router.apply("a", batch(0, stored("AIID", extras=(extra,))))
     found = [
         router.look_up(prompt("AIIDX", images=images), 0)[0].cached_tokens
         for images in ((cat,), (dog,), ())
@@ -162,17 +162,17 @@ def test_workers_join_drain_and_leave_while_requests_run():
     router.remove("a")
     router.add_worker("c", block_size=4)
     for decision in running:
-        router.first_token(decision, 1)
+        router.first_token(decision)
         router.finished(decision, 1)
     router.check()
-    assert [status.name for status in router.workers(1)] == ["b", "c"]
+    assert [status.name for status in router.workers()] == ["b", "c"]
     assert picture(router, LONG, 1) == "b:guessed 0 c:guessed 0"
 
 
 def test_workers_of_different_block_sizes_are_compared_in_tokens():
     router = fleet("a")
     router.add_worker("b", block_size=16)
-    router.apply("a", batch(0, stored("ABCDEFGHIJKLMNOP")), 0)
+    router.apply("a", batch(0, stored("ABCDEFGHIJKLMNOP")))
     found = router.look_up(prompt("ABCDEFGHIJKLMNOPQ"), 0)
     assert [each.cached_tokens for each in found] == [16, 0]
 
@@ -232,16 +232,16 @@ def test_a_hot_tenant_is_spread_and_leaves_the_others_their_hits():
         if salt != "hot":
             hits += decision.expected_cached_tokens
             possible += len(text) - 40
-        router.first_token(decision, number / 4)
+        router.first_token(decision)
         router.finished(decision, number / 4)
-    work = [status.assigned_tokens for status in router.workers(80)]
+    work = [status.assigned_tokens for status in router.workers()]
     assert hits > 0.9 * possible
     assert max(work) < sum(work) / 2
 
 
 def test_a_public_prefix_reaches_as_many_workers_as_asked_for():
     router = fleet("abcd")
-    router.apply("c", batch(0, stored(LONG)), 0)
+    router.apply("c", batch(0, stored(LONG)))
     placed = router.place(prompt(LONG), 3, 0)
     assert len({each.worker for each in placed} | {"c"}) == 3
     assert placed[0].reason == "copy 2 of 3"
@@ -251,7 +251,7 @@ def test_a_public_prefix_reaches_as_many_workers_as_asked_for():
 
 def test_a_decision_is_explained_in_words_and_numbers():
     router = fleet("ab")
-    router.apply("b", batch(0, stored(LONG)), 0)
+    router.apply("b", batch(0, stored(LONG)))
     decision = router.route(prompt(LONG + "EFGH"), 0)
     assert router.explain(decision).splitlines() == [
         "b by cache_state: 11 for 0 tokens queued + 2.0 * (4 to compute + 0 above its share "
@@ -269,7 +269,7 @@ def test_affinity_is_bounded_by_load(policy):
     router = fleet("abcd", policy=policy)
     for number in range(1, 41):
         router.route(prompt(LONG, session="one"), 0)
-        most = max(status.num_requests for status in router.workers(0))
+        most = max(status.num_requests for status in router.workers())
         assert most <= -(-1.25 * number // 4)
 
 
@@ -344,13 +344,13 @@ def test_the_bound_always_leaves_room_somewhere():
 
 def test_memory_is_bounded_and_what_did_not_fit_is_said():
     router = fleet("ab", max_tokens=400)
-    router.apply("a", batch(0, stored(LONG[:200])), 0)
+    router.apply("a", batch(0, stored(LONG[:200])))
     assert picture(router, "ABCD" * 60, names="a") == "a:exact 200"
     for number in range(200):
         decision = router.route(prompt(f"{number:>4}" * 20), number)
         router.finished(decision, number)
         router.check()
-    assert "raise max_tokens" in router.workers(0)[0].reason
+    assert "raise max_tokens" in router.workers()[0].reason
     assert picture(router, "ABCD" * 60, names="a") == "a:degraded 0"
     assert router.num_tokens <= 400
 
@@ -362,13 +362,13 @@ def test_memory_stays_flat_over_many_requests(num_requests):
     for number in range(num_requests):
         request = prompt(f"{number % 977:>4}" * 8 + f"{number:>8}", session=str(number % 5_000))
         decision = router.route(request, number / 10)
-        router.first_token(decision, number / 10)
+        router.first_token(decision)
         if number % 7:
             router.finished(decision, number / 10)
         else:
-            router.failed(decision, number / 10)
+            router.failed(decision)
     assert router.num_tokens <= 4_000
-    assert sum(status.num_requests for status in router.workers(0)) == 0
+    assert sum(status.num_requests for status in router.workers()) == 0
     router.check()
 
 
@@ -383,8 +383,8 @@ def test_a_worker_that_broke_answers_off_may_have_lost_what_it_was_guessed_to_ha
 
 def test_events_of_a_worker_that_broke_answers_off_are_doubted_until_a_replay():
     router = fleet("a")
-    router.apply("a", batch(0, stored("ABCD")), 0)
+    router.apply("a", batch(0, stored("ABCD")))
     missing = router.interrupted("a")
     assert picture(router, "ABCDE") == "a:degraded 4"
-    assert router.replayed("a", [batch(missing.replay_from, stored("ABCD"))], 1) is None
+    assert router.replayed("a", [batch(missing.replay_from, stored("ABCD"))]) is None
     assert picture(router, "ABCDE") == "a:exact 4"

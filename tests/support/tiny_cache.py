@@ -211,6 +211,7 @@ class TinyCache:
         parent = self.sequences[name]
         forked = self.calls.fork(parent.table, parent.num_computed)
         if forked is not None:
+            self._step += [parent] if parent not in self._step else []
             self._step.append(self._begin(child, *forked, parent.num_computed))
             self.counts["forked"] += 1
         self.check()

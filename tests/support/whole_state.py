@@ -1,17 +1,24 @@
 """The whole state of a cache as text, to compare before and after a call."""
 
 from ostinato.cache.manager import CacheManager
+from ostinato.cache.pool import BlockPool
+from ostinato.cache.prefix_index import Contents
 
 
 def whole_state(manager: CacheManager) -> str:
-    """Return the order of free blocks, and one line per block and per live table."""
-    lines = {block: "no content" for block in range(manager.config.num_blocks)}
-    for run in manager.index.runs():
+    """Return each pool's order of free blocks, and a line per block and per live table."""
+    pairs = zip(manager.pools, manager.contents, strict=True)
+    lines = [line for pool, contents in pairs for line in _pool_state(manager, pool, contents)]
+    lines += [f"table {table}" for table in manager.tables.live.values()]
+    return "\n".join([*lines, *(f"in step: {table.table_id}" for table in manager.tables.step)])
+
+
+def _pool_state(manager: CacheManager, pool: BlockPool, contents: Contents) -> list[str]:
+    lines = {block: "no content" for block in range(pool.num_blocks)}
+    for run in contents.runs():
         for entry in run.entries:
             for place, block in enumerate(entry.blocks):
                 name = entry.name_of(place, manager.block_size)
                 lines[block] = f"{name!r} after run {run.parent}, {entry.ref_count} holders"
     blocks = [f"block {block}: {line}" for block, line in lines.items()]
-    tables = [f"table {table}" for table in manager.tables.live.values()]
-    tables += [f"table {table.table_id} is in the step" for table in manager.tables.step]
-    return "\n".join([f"free order: {[*manager.pool.free_order()]}", *blocks, *tables])
+    return [f"free order: {[*pool.free_order()]}", *blocks]

@@ -44,11 +44,11 @@ def _on_released(manager: CacheManager, table: BlockTable) -> list[Call]:
 
 
 def _on_live(manager: CacheManager, table: BlockTable) -> list[Call]:
-    beyond = table.num_slots + 1
+    beyond, unplanned = table.num_slots + 1, table.num_planned + 1
     calls: list[Call] = [
         partial(manager.publish, table, beyond),
-        partial(manager.fork, table, beyond),
-        partial(manager.release, table, beyond),
+        partial(manager.fork, table, unplanned),
+        partial(manager.release, table, unplanned),
     ]
     if table.num_planned > table.num_computed:
         calls.append(partial(manager.release, table, 0))

@@ -16,14 +16,15 @@ class LiveTables:
     Attributes:
         live: Those that sequences hold.
         pinned: Those that are held for no sequence.
-        step: Those that ``commit`` settles. One that has found another's new blocks comes after it.
+        step: Those that ``commit`` settles, and whether they were forked. One that has found
+            another's new blocks comes after it.
     """
 
     def __init__(self) -> None:
         """Begin without a table, for the thread that is running."""
         self.live: dict[int, BlockTable] = {}
         self.pinned: dict[int, BlockTable] = {}
-        self.step: dict[BlockTable, None] = {}
+        self.step: dict[BlockTable, bool] = {}
         self._last_number = 0
         self._thread = get_ident()
 
@@ -39,10 +40,9 @@ class LiveTables:
         self.step.pop(table, None)
         table.table_id = table.num_slots = -1
 
-    def join_step(self, table: BlockTable) -> None:
+    def join_step(self, table: BlockTable, is_forked: bool = False) -> None:
         """Put a table at the end of the running step: it comes after all whose blocks it found."""
-        self.step.pop(table, None)
-        self.step[table] = None
+        self.step[table] = self.step.pop(table, False) or is_forked
 
     @property
     def decodes(self) -> list[BlockTable]:
@@ -104,18 +104,22 @@ class LiveTables:
                 "step before it publishes more"
             )
 
-    def check_computed(self, table: BlockTable, num_tokens: int) -> None:
-        """Raise StepInProgress if a table has published in this step, or TableOverrun."""
-        self.check_range(table, num_tokens, "release")
-        if table.num_planned > table.num_computed:
-            raise StepInProgress(
-                "a table cannot be released between publish and commit: its blocks are findable "
-                "and not computed; commit the step, or fail it, which releases its tables"
-            )
-        if num_tokens > table.num_computed:
+    def check_planned(self, table: BlockTable, num_tokens: int, verb: str) -> None:
+        """Raise TableOverrun if fewer tokens are planned, or what ``check_range`` raises."""
+        self.check_range(table, num_tokens, verb)
+        if num_tokens > table.num_planned:
             raise TableOverrun(
-                f"release {num_tokens} tokens: {table.num_computed} of the table's tokens have hit "
-                "or were computed; release what is computed"
+                f"{verb} {num_tokens} tokens: {table.num_planned} of the table's tokens have hit "
+                f"or were planned by publish; {verb} what is computed"
+            )
+
+    def check_committed(self, table: BlockTable) -> None:
+        """Raise StepInProgress if a table is in the running step."""
+        if table in self.step or table.num_planned > table.num_computed:
+            raise StepInProgress(
+                "a table cannot be released between admit, publish or fork and commit if its "
+                "blocks are not computed or copied before; commit the step, or fail it, which "
+                "releases its tables"
             )
 
     def check_between_steps(self) -> None:

@@ -99,6 +99,11 @@ class CacheManager:
         return len(self.tables.live)
 
     @property
+    def version(self) -> int:
+        """Raised when the cache changes so that older matches are stale."""
+        return self.index.version
+
+    @property
     def state_copies(self) -> tuple[tuple[StateCopy, ...], tuple[StateCopy, ...]]:
         """The states to copy before and after the running step."""
         return (), ()
@@ -138,12 +143,12 @@ class CacheManager:
 
         Raises:
             PromptTooLong: It would not fit an empty cache.
-            StaleMatch: The match is of another key or cache, or the index has changed since.
+            StaleMatch: The match is of another key or cache, or the cache has changed since.
             WrongThread: Another thread's tables are live.
         """
         self.tables.check_thread()
         is_of_key = match.key is key and match.index is self.index
-        if not is_of_key or match.version != self.index.version:
+        if not is_of_key or match.version != self.version:
             raise StaleMatch(
                 "the match is of another key or another cache, or the cache has changed since: "
                 "match the key again right before admitting it"
@@ -238,7 +243,8 @@ class CacheManager:
         Raises:
             StepInProgress: It has published in this step: ``commit`` or ``fail`` comes first.
         """
-        self.tables.check_computed(table, num_tokens)
+        self.tables.check_planned(table, num_tokens, "release")
+        self.tables.check_committed(table)
         table.summary.num_output_tokens = num_output_tokens
         self._release_tail(table)
         self._leave(table, num_tokens, self._publish_partial(table, num_tokens))
@@ -258,15 +264,16 @@ class CacheManager:
         Returns:
             The child's table and the slots to copy; None, with no effect, if it does not fit.
         """
-        self.tables.check_range(table, num_tokens, "fork")
+        self.tables.check_planned(table, num_tokens, "fork")
         needed, firsts = self.blocks_for(num_tokens), self._shared_by_fork(table, num_tokens)
         pairs = zip(self.pools, firsts, strict=True)
         if any(needed - first > pool.num_free_for(table.tenant) for pool, first in pairs):
             return None
         child = self._fork(table, firsts[0])
         self.tables.add(child)
-        self.tables.join_step(child)
         child.num_planned = num_tokens
+        for each in (table, child):
+            self.tables.join_step(each, is_forked=True)
         for observer in self.observers:
             observer.on_fork(table, child)
         self._take(child, num_tokens, num_tokens)

@@ -1,7 +1,7 @@
 """The port of observers: what the cache does, for rooms that follow it without changing it.
 
-History, counters, events, leases and the ghost are observers, in rooms of their own. What one
-keeps of a request is in its own memory, by the block table's number.
+History, counters, events, leases and the ghost are observers, in rooms of their own. Each keeps
+what it needs of a request itself, by ``BlockTable.table_id``.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from ostinato.cache.prefix_index import PublishResult, Removal
 from ostinato.core.request import RequestContext
 
 EvictionCause = Literal["space", "quota", "removed"]
-"""For another's content, because the owner is above its quota, or by an administrator."""
+"""For other content, because the owner is above its quota, or by an administrator."""
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ class CacheObserver:
     def on_admit(self, table: BlockTable, context: RequestContext, preempted: bool) -> None:
         """A request holds what it found; its new blocks are allocated next.
 
-        It is called preempted if its prompt was admitted before, for itself or for a sibling.
+        ``preempted`` if its prompt was admitted before, for itself or for a sibling.
         """
 
     def on_fork(self, parent: BlockTable, child: BlockTable) -> None:
@@ -55,7 +55,7 @@ class CacheObserver:
         """Cached blocks are evicted or removed."""
 
     def on_reuse(self, entries: Sequence[CacheEntry], num_allocated: int) -> None:
-        """Evictable entries are held again, when so many blocks had been allocated."""
+        """Evictable entries are held again, after so many allocations of blocks."""
 
     def on_release(
         self, table: BlockTable, num_tokens: int, num_findable: int, sealed: bool

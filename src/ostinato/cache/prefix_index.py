@@ -33,7 +33,7 @@ class TailMatch:
 
 @dataclass(slots=True)
 class PrefixMatch:
-    """The longest cached prefix of a prompt; valid until its index changes."""
+    """The longest cached prefix of a prompt; valid until the cache changes."""
 
     block_size: int
     blocks: "array[int]"  # whole blocks that hit, in token order, shape (num_blocks,)
@@ -42,7 +42,7 @@ class PrefixMatch:
     num_unmatched: int  # blocks at the end of the last entry that are no part of the match
     key: PrefixKey  # the sequence that was looked up
     index: Any  # where
-    version: int  # of the index, at the look-up
+    version: int  # of the cache, at the look-up
 
     @property
     def num_shared_tokens(self) -> int:
@@ -97,6 +97,8 @@ class CachedRun:
 class Contents(Protocol):
     """What knows the content of a pool's blocks: a prefix index, or a group of layers."""
 
+    version: int  # raised when older matches become stale
+
     def evict(self, entry: CacheEntry, most: int) -> Removal:
         """Remove up to ``most`` blocks of an evictable leaf, at least one, tail first."""
 
@@ -108,7 +110,6 @@ class PrefixIndex(Contents, Protocol[PathT]):
     """Which blocks hold the KV of which prefix?"""
 
     block_size: int
-    version: int  # raised when content is added, split or removed: older matches are stale
 
     def match(self, key: PrefixKey, num_tokens: int) -> PrefixMatch:
         """Find the longest cached prefix among a sequence's first tokens.

@@ -77,3 +77,10 @@ def list_tenants(file: _FILE = "keys.json") -> None:
             "yes" if entry.administers else "-",
         )
     Console().print(table)
+
+
+def note_on_callers(keys_file: str | None) -> str:
+    """Return who may call a server with this file of keys."""
+    if keys_file is None:
+        return "There are no keys: only this machine can reach it."
+    return f"Callers need a key of {keys_file}."

@@ -13,6 +13,7 @@ from rich.text import Text
 from ostinato.cli._admin_client import AdminClient
 from ostinato.cli._option_groups import GroupedTyper, grouped, option
 from ostinato.cli.cache import AsJson
+from ostinato.cli.keys import note_on_callers
 from ostinato.core.errors import ConfigError
 from ostinato.lab.quantities import read_bytes
 
@@ -188,7 +189,4 @@ def _announce(address: str, config: Any) -> None:
     line = Text(f"Routing to {workers} worker{'' if workers == 1 else 's'} by ")
     line.append(config.policy, style="bold").append(" on ").append(f"{address}/v1", style="bold")
     console.print(line)
-    if config.keys_file is not None:
-        console.print(f"Callers need a key of {config.keys_file}.", style="dim")
-    else:
-        console.print("There are no keys: only this machine can reach it.", style="dim")
+    console.print(note_on_callers(config.keys_file), style="dim")

@@ -11,7 +11,14 @@ from rich.text import Text
 
 from ostinato.cli._option_groups import option
 from ostinato.lab.quantities import count
-from ostinato.lab.savings import Reuse, Workload, by_token, by_whole_blocks, without_cache
+from ostinato.lab.savings import (
+    Reuse,
+    Workload,
+    as_figures,
+    by_token,
+    by_whole_blocks,
+    without_cache,
+)
 
 
 def run(
@@ -28,7 +35,7 @@ def run(
     """
     workload = Workload(shared, suffix, requests, block_size)
     if as_json:
-        typer.echo(json.dumps(_as_json(workload), indent=2))
+        typer.echo(json.dumps(as_figures(workload), indent=2))
         return
     console = Console()
     console.print(_title(workload), _table(workload), _sentence(by_token(workload)), sep="\n")
@@ -110,28 +117,3 @@ def _notes(workload: Workload) -> Iterator[str]:
             "That block is not full in any prompt, so it is found once a request has ended: this "
             "holds for requests one after another, not for all at once."
         )
-
-
-def _as_json(workload: Workload) -> dict[str, object]:
-    """Return all results as plain values."""
-    return {
-        "shared_tokens": workload.shared_tokens,
-        "suffix_tokens": workload.suffix_tokens,
-        "num_requests": workload.num_requests,
-        "block_size": workload.block_size,
-        "all_prompt_tokens": workload.total_tokens,
-        "without_cache": _reuse_as_json(without_cache(workload)),
-        "by_whole_blocks": _reuse_as_json(by_whole_blocks(workload)),
-        "by_token": _reuse_as_json(by_token(workload)),
-    }
-
-
-def _reuse_as_json(reuse: Reuse) -> dict[str, object]:
-    return {
-        "found_per_request_tokens": reuse.found_tokens,
-        "copied_per_request_tokens": reuse.copied_tokens,
-        "computed_per_request_tokens": reuse.computed_per_request_tokens,
-        "computed_tokens": reuse.computed_tokens,
-        "saved_tokens": reuse.saved_tokens,
-        "saved_share": reuse.saved_share,
-    }

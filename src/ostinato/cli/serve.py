@@ -10,6 +10,7 @@ from rich.text import Text
 
 from ostinato.cli import _engine_options as options
 from ostinato.cli._option_groups import option
+from ostinato.cli.keys import note_on_callers
 from ostinato.engine.settings import DEFAULT_MODEL
 from ostinato.lab.quantities import read_bytes
 
@@ -156,7 +157,4 @@ def _announce(model: str, address: str, keys_file: str | None, compute_path: str
     line = Text("Serving ").append(model, style="bold").append(" on ")
     console.print(line.append(f"{address}/v1", style="bold"))
     console.print(f"Computing in {compute_path}.", style="dim", markup=False, highlight=False)
-    if keys_file is not None:
-        console.print(f"Callers need a key of {keys_file}.", style="dim")
-    else:
-        console.print("There are no keys: only this machine can reach it.", style="dim")
+    console.print(note_on_callers(keys_file), style="dim")

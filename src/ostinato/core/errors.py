@@ -49,11 +49,11 @@ class StaleMatch(CacheMisuse):
 
 
 class StepInProgress(CacheMisuse):
-    """Blocks are published and not computed: commit or fail comes first."""
+    """Blocks are published or forked, and not computed: commit or fail comes first."""
 
 
 class TableOverrun(CacheMisuse):
-    """More tokens than a block table has slots for, or than its sequence has."""
+    """More tokens than a table has slots for, than its sequence has, or than were planned."""
 
 
 class WrongThread(CacheMisuse):

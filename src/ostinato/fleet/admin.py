@@ -92,7 +92,7 @@ class FleetAdmin:
         record = self._decisions.add(decision, caller.tenant)
         if request.query.get("dry_run") in ("1", "true"):
             record.status = "explained"
-            self._fleet.router.failed(decision, self._fleet.clock())
+            self._fleet.router.failed(decision)
         else:
             asyncio.get_running_loop().call_later(_MAX_ROUTED_S, self._finish, record)
         return web.json_response(self._explained(record))
@@ -170,7 +170,7 @@ class FleetAdmin:
     def rows(self) -> list[dict[str, Any]]:
         """Return a row for each worker."""
         rows = []
-        for status in self._fleet.router.workers(self._fleet.clock()):
+        for status in self._fleet.router.workers():
             worker, fields = self._fleet.workers[status.name], msgspec.to_builtins(status)
             fields["computed_tokens"] = fields.pop("assigned_tokens")
             rows.append(

@@ -158,7 +158,7 @@ class Fleet:
         endpoints = await worker.endpoints()
         if endpoints is None:
             return
-        worker.feed = KVFeed(worker.name, endpoints, self.router, worker.snapshot, self.clock)
+        worker.feed = KVFeed(worker.name, endpoints, self.router, worker.snapshot)
         self.router.add_worker(worker.name, sends_events=True)
         worker.tasks.append(asyncio.create_task(self._feed(worker, worker.feed)))
 
@@ -167,7 +167,7 @@ class Fleet:
             await feed.run()
         except Exception:
             logger.exception("worker %s: its events ended", worker.name)
-            self.router.broken(worker.name, "its subscription to events failed", self.clock())
+            self.router.broken(worker.name, "its subscription to events failed")
 
     async def _watch(self, worker: Worker, first: "asyncio.Task[None]") -> None:
         """Check a worker's health periodically; soon after a failure."""

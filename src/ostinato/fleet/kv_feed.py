@@ -69,14 +69,12 @@ class KVFeed:
         endpoints: Endpoints,
         router: Router,
         fetch_snapshot: FetchSnapshot,
-        clock: Callable[[], float],
     ) -> None:
         self.num_batches = self.num_replays = self.num_snapshots = 0
         self._name = name
         self._endpoints = endpoints
         self._router = router
         self._fetch_snapshot = fetch_snapshot
-        self._clock = clock
         self._context = zmq.asyncio.Context.instance()
         self._lock = asyncio.Lock()
 
@@ -102,10 +100,10 @@ class KVFeed:
             first, *rest = await self._replay(0) or (None,)
             if first is None:
                 return  # nothing was published, or nothing is kept
-            missing = self._router.apply(self._name, first, self._clock())
+            missing = self._router.apply(self._name, first)
             following = [batch for batch in rest if batch is not None]
             if following:
-                missing = self._router.replayed(self._name, following, self._clock())
+                missing = self._router.replayed(self._name, following)
         await self.fill(missing)
 
     async def fill(self, missing: Resync | None) -> None:
@@ -118,11 +116,11 @@ class KVFeed:
                     if not await self._restored():
                         break
                     return
-                missing = self._router.replayed(self._name, batches, self._clock())
+                missing = self._router.replayed(self._name, batches)
             logger.warning(
                 "worker %s: events were lost, and its known blocks are cleared", self._name
             )
-            self._router.forget(self._name, self._clock())
+            self._router.forget(self._name)
 
     async def _take(self, frames: list[bytes]) -> None:
         """Process a message, and recover missing ones."""
@@ -132,9 +130,9 @@ class KVFeed:
             batch = await _decoded(int.from_bytes(frames[1], "big"), frames[2])
         except UnusableEvents as error:
             logger.warning("worker %s: its events are not used: %s", self._name, error)
-            self._router.broken(self._name, str(error)[:200], self._clock())
+            self._router.broken(self._name, str(error)[:200])
             return
-        missing = self._router.apply(self._name, batch, self._clock())
+        missing = self._router.apply(self._name, batch)
         if missing is not None:
             await self.fill(missing)
 
@@ -171,8 +169,7 @@ class KVFeed:
         except UnusableEvents as error:
             logger.warning("worker %s: its snapshot is not used: %s", self._name, error)
             return False
-        now = self._clock()
-        return self._router.restore(self._name, snapshot.sequence, batch, now) is None
+        return self._router.restore(self._name, snapshot.sequence, batch) is None
 
     def _socket(self, kind: int, endpoint: str) -> zmq.asyncio.Socket:
         socket: zmq.asyncio.Socket = self._context.socket(kind)

@@ -73,7 +73,7 @@ class FleetMetrics:
         """Return everything in Prometheus's text format."""
         for each in (self._well, self._live, self._load, self._cached, self._lost, self._state):
             each.clear()
-        for status in self._fleet.router.workers(self._fleet.clock()):
+        for status in self._fleet.router.workers():
             worker = self._fleet.workers[status.name]
             self._well.labels(status.name).set(worker.is_well and not worker.is_draining)
             self._live.labels(status.name).set(worker.num_live)

@@ -297,7 +297,7 @@ class Proxy:
             raise NoAnswer(f"it answered {upstream.status}", answer)
         attempt.peek.status = upstream.status
         if record is not None and upstream.status < 400:
-            self._fleet.router.first_token(record.decision, self._fleet.clock())
+            self._fleet.router.first_token(record.decision)
         response = web.StreamResponse(status=upstream.status, headers=headers)
         if (length := upstream.headers.get("content-length")) is not None:
             response.content_length = int(length)
@@ -339,10 +339,10 @@ class Proxy:
         """Report to the router how a request ended."""
         if record is None:
             return
-        router, now = self._fleet.router, self._fleet.clock()
+        router = self._fleet.router
         record.status, record.cached_tokens = status, peek.cached_tokens
         if 0 < peek.status < 400:  # it began to answer, so its prompt was computed
-            router.finished(record.decision, now, record.cached_tokens)
+            router.finished(record.decision, self._fleet.clock(), record.cached_tokens)
         else:
-            router.failed(record.decision, now)
+            router.failed(record.decision)
         self._metrics.ended(record)

@@ -73,9 +73,9 @@ class HeldStates:
 class LeastSavedWork(LeastRecentlyUsed):
     """Evict the checkpoint that saves the least work per time since its last use.
 
-    All checkpoints take the same memory, so work per byte is work. It is counted in tokens since
-    the next shallower checkpoint, as of now: where one of two neighbours goes, the other is worth
-    more. A checkpoint that was wanted again as often as it is old is worth what it saves.
+    All checkpoints have the same size. The work that one saves is counted in tokens since the next
+    shallower checkpoint that is still cached, so it grows when that one is evicted; it is weighed
+    by the number of uses per time since the last one.
 
     Cost: the checkpoints used longest ago are compared, at most 256 of them, per victim.
 
@@ -83,7 +83,7 @@ class LeastSavedWork(LeastRecentlyUsed):
     """
 
     def victim(self, num_wanted: int = 0) -> Victim | None:
-        """Return the checkpoint that is worth least; of equals the oldest."""
+        """Return the checkpoint that is worth least; among equals, the least recently used."""
         now = next((entry.idle_tick + 1 for entry in reversed(self._queue)), 0)
 
         def worth(entry: CacheEntry) -> float:

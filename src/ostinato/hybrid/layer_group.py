@@ -1,16 +1,15 @@
-"""The port of layer groups: what do layers beside full attention keep of a sequence?
+"""The port of layer groups: layers that keep something else of a sequence than full attention.
 
-A sliding window keeps the end of it, a recurrent layer one state. Each such group has a pool of
-its own, and knows the content of it; full attention, group 0, says which prefixes exist::
+A sliding window keeps the last tokens, a recurrent layer one state. Each such group has a pool of
+its own, and knows its content; the index of full attention, group 0, says which prefixes exist::
 
     group 0    b0  b1  b2  b3     full attention, in the manager's pool
     windows    .   .   b7  b2     a row of blocks each
     states     s4                 a slot, in no row
 
-The manager asks every group in turn, in the order in which a sequence meets it: ``longest_hit``,
-``room``, ``hold``, ``take``, ``publish``, ``settle`` or ``retract``, ``release``. What a sequence
-holds in a group is that group's own record, kept in ``BlockTable.held``; its ``blocks`` are the
-group's row, or the slots of its states.
+The manager calls every group, in this order: ``longest_hit``, ``room``, ``hold``, ``take``,
+``publish``, ``settle`` or ``retract``, ``release``. What a sequence holds in a group is a record of
+that group, in ``BlockTable.held``; its ``blocks`` are the group's row, or the slots of its states.
 """
 
 from collections.abc import Sequence
@@ -31,9 +30,9 @@ class HybridMatch(PrefixMatch):
     """A prefix that every group of layers can continue.
 
     Attributes:
-        group_tails: What to copy the tail from in each group beside full attention.
-        num_seen_tokens: Tokens in whole blocks that full attention has, where a state was missing
-            to use all of them.
+        group_tails: The entry to copy the tail from, for each group beside full attention.
+        num_seen_tokens: With states, tokens in whole blocks that full attention has cached; a hit
+            may end before, for lack of a state.
     """
 
     group_tails: Sequence[Any] = ()
@@ -49,7 +48,7 @@ class StateCopies:
 
 
 class LayerGroup(Contents, Protocol):
-    """A group of layers with a pool of its own.
+    """A group of layers with a pool of its own; its version is raised when content is removed.
 
     Attributes:
         pool: Its blocks, or the slots of its states.
@@ -63,34 +62,34 @@ class LayerGroup(Contents, Protocol):
     cuts: StateCuts | None
 
     def longest_hit(self, key: PrefixKey, num_blocks: int) -> int:
-        """Return the longest prefix of at most so many blocks that it can continue; no effects."""
+        """Return the longest prefix, up to so many blocks, that it can continue; no effects."""
 
     def find_tail(self, key: PrefixKey, num_blocks: int, name: bytes) -> CacheEntry | None:
-        """Return what holds the block of that name after a sequence's first ones, to copy from."""
+        """Return the cached block of that name after a sequence's first ones, to copy from."""
 
     def room(self, key: PrefixKey, num_blocks: int, tail: CacheEntry | None) -> int:
         """Return how many tokens could have slots if a hit of so many blocks were held."""
 
     def room_to_grow(self, held: Any, num_tokens: int) -> int:
-        """Return how many of a held sequence's first ``num_tokens`` could have slots."""
+        """Return how many of a sequence's first ``num_tokens`` could have slots."""
 
     def num_to_fork(self, held: Any, num_blocks: int) -> int:
-        """Return how many blocks of its own a fork of a sequence would take."""
+        """Return how many blocks a fork of a sequence would allocate."""
 
     def hold(self, key: PrefixKey, match: HybridMatch, tail: CacheEntry | None) -> Any:
         """Hold what a match needs, and the source of a copy until ``release_tail``."""
 
     def fork(self, held: Any) -> Any:
-        """Hold for a fork what it shares."""
+        """Hold for a fork what it shares with its parent."""
 
     def take(self, table: BlockTable, held: Any, num_tokens: int) -> None:
         """Give a table what its first ``num_tokens`` need; the caller knows that there is room."""
 
     def publish(self, table: BlockTable, held: Any, num_tokens: int) -> Sequence[tuple[int, bool]]:
-        """Make findable what is computed after this step, or note that ``settle`` has to.
+        """Make findable what this step computes, or note it for ``settle``.
 
         Returns:
-            The places that were published, each with whether its content is new.
+            The places in the row that were published, each with whether its content is new.
         """
 
     def publish_partial(self, table: BlockTable, held: Any, num_blocks: int, text: bytes) -> None:

@@ -1,7 +1,7 @@
 """The cache manager of a model with several groups of layers: windows, states, or both.
 
-Each step of the plain manager is taken in full attention first and then in every group in turn,
-each with what the table holds in it. A hit is the longest prefix that every group can continue.
+Each operation of the plain manager is done for full attention first, and then for every group with
+what the table holds in it. A hit is the longest prefix that every group can continue.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -14,6 +14,7 @@ from ostinato.cache.block_table import BlockTable
 from ostinato.cache.manager import CacheManager
 from ostinato.cache.observer import CacheObserver
 from ostinato.cache.prefix_index import PrefixMatch, PublishResult
+from ostinato.core.errors import StepInProgress, TableOverrun
 from ostinato.core.identity import PrefixKey
 from ostinato.core.plan import CopyRun, StateCopy
 from ostinato.hybrid.layer_group import HybridMatch, LayerGroup, StateCopies
@@ -46,10 +47,15 @@ class HybridCacheManager(CacheManager):
         """The states to copy before and after the running step."""
         return tuple(self._state_copies.loads), tuple(self._state_copies.saves)
 
+    @property
+    def version(self) -> int:
+        """Raised when a group of layers changes so that older matches are stale."""
+        return sum(contents.version for contents in self.contents)
+
     def match(self, key: PrefixKey, num_tokens: int | None = None) -> HybridMatch:
         """Find the longest cached prefix that every group can continue; no effects.
 
-        A group that cannot continue from an end shortens the prefix, which another may refuse::
+        A group that cannot continue a prefix shortens it, until all groups agree on its end::
 
             group 0         ABCD EFGH IJKL MNOP     16 tokens
             window of 6               IJKL          12: MNOP is gone; IJKL, which is needed, is not
@@ -68,12 +74,18 @@ class HybridCacheManager(CacheManager):
         if end < num_seen or (match.tail is not None and None in tails):
             match, tails = super().match(key, end * self.block_size), []
         found: dict[str, Any] = {f.name: getattr(match, f.name) for f in fields(PrefixMatch)}
+        found["version"] = self.version
         if self._cuts is not None:
             found["num_seen_tokens"] = num_seen * self.block_size
         return HybridMatch(**found, group_tails=tails)
 
     def publish(self, table: BlockTable, num_tokens: int) -> None:
         """Make the full blocks among the tokens that this step will have computed findable."""
+        if self.tables.step.get(table) and num_tokens > table.num_planned:
+            raise StepInProgress(
+                "a table and its fork publish no more before the copies between them have run: "
+                "commit the step first"
+            )
         super().publish(table, num_tokens)
         self.tables.join_step(table)  # windows slide in every step
 
@@ -86,11 +98,27 @@ class HybridCacheManager(CacheManager):
     def deepest_hit(self, table: BlockTable, key: PrefixKey, num_tokens: int) -> int:
         """Return where a hit of another key ends, once ``num_tokens`` that it shares are computed.
 
-        With states it ends at the last one up to there that is being computed.
+        With states it ends at the last position up to there whose state is being saved.
         """
         if self._cuts is None:
             return super().deepest_hit(table, key, num_tokens)
         return self._cuts.deepest_state(table, num_tokens)
+
+    def fork(
+        self, table: BlockTable, num_tokens: int
+    ) -> tuple[BlockTable, tuple[CopyRun, ...]] | None:
+        """Make a table for a second continuation of all tokens that the step computes.
+
+        Raises:
+            TableOverrun: It would begin earlier, where windows and states are gone.
+        """
+        if num_tokens < table.num_planned:
+            self.tables.check_live(table)
+            raise TableOverrun(
+                f"fork {num_tokens} tokens: {table.num_planned} of the table's tokens are planned, "
+                "and its windows and states are those at their end; fork all of them"
+            )
+        return super().fork(table, num_tokens)
 
     def remove(self, belongs: Callable[[CacheEntry], bool]) -> int:
         """Free every evictable block whose entry matches; return how many."""
@@ -119,7 +147,7 @@ class HybridCacheManager(CacheManager):
         return super()._shared_by_fork(table, num_tokens) + more
 
     def _tails(self, match: PrefixMatch) -> "zip_longest[tuple[LayerGroup, Any]]":
-        """Return each group with what it copies of a match's tail; None without a tail."""
+        """Return each group with the entry that it copies a match's tail from; None without one."""
         assert isinstance(match, HybridMatch)
         return zip_longest(self.layer_groups, () if match.tail is None else match.group_tails)
 
@@ -157,9 +185,8 @@ class HybridCacheManager(CacheManager):
 
     def _publish(self, table: BlockTable, num_tokens: int) -> None:
         super()._publish(table, num_tokens)
-        whole = num_tokens - num_tokens % self.block_size
         for number, (group, held) in enumerate(self._pairs(table), 1):
-            for place, is_new in group.publish(table, held, whole):
+            for place, is_new in group.publish(table, held, num_tokens):
                 for observer in self.observers:
                     observer.on_publish(table, place, place + 1, _NEW if is_new else _KNOWN, number)
 

@@ -1,8 +1,8 @@
-"""The few positions of a prompt that deserve a checkpoint before requests part there.
+"""At which few positions of a prompt a state is saved, for later prompts that branch off there.
 
-Where later prompts part is learnt from where earlier ones did, in depths of ``unit`` tokens. With
-so many checkpoints to place, the best positions are those from which the least is computed again
-in expectation: a dynamic program over depths.
+Where prompts branch off is learnt from earlier ones, in depths of ``unit`` tokens. Of all ways to
+place so many checkpoints, the best one computes the least again in expectation: a dynamic program
+over depths finds it.
 
 Source: sparse checkpoints by expected overlap, arXiv 2605.05219.
 """
@@ -14,27 +14,28 @@ _MOST_DEPTHS = 24
 """Depths that are considered for one prompt."""
 
 _LEAST_SHARE = 1 / 16
-"""Of all partings, those at one depth that make it worth a checkpoint."""
+"""Share of all branches that must begin at a depth to make it worth a checkpoint."""
 
 _HALF_LIFE = 512
-"""Partings after which an earlier one counts half."""
+"""Branches after which an earlier one counts half."""
 
 
 class Placement:
-    """Learns where prompts part, and chooses where to keep states.
+    """Learns where prompts branch off, and chooses where to keep states.
 
     Attributes:
-        budget: Checkpoints that one prompt may have besides those at its end and where it parts.
+        budget: Checkpoints that one prompt may have besides those at its end and where it branches
+            off.
     """
 
     def __init__(self, budget: int) -> None:
-        """Start without a parting."""
+        """Start without a branch."""
         self.budget = budget
         self._weights: dict[int, float] = {}
         self._weight_of_next = 1.0
 
     def learn(self, depth: int) -> None:
-        """Note that two prompts parted at a depth; later ones weigh more."""
+        """Note that a prompt branched off at a depth; later ones weigh more."""
         self._weight_of_next *= 2 ** (1 / _HALF_LIFE)
         self._weights[depth] = self._weights.get(depth, 0.0) + self._weight_of_next
         if self._weight_of_next > 2**40 or len(self._weights) > 1024:
@@ -44,11 +45,11 @@ class Placement:
         """Choose depths ``first .. last`` to keep the states of.
 
         Args:
-            first: Of the depths that will be computed.
-            last: Of them.
-            has_unused: Whether there are slots without content: then, where nothing is known of
-                these depths, prompts are taken to part anywhere. Otherwise a checkpoint would
-                cost another one, and only a depth at which many part is worth that.
+            first: First depth that will be computed.
+            last: The last one.
+            has_unused: Whether there are slots without content: then, if nothing is known of these
+                depths, prompts are assumed to branch off anywhere. Otherwise a checkpoint evicts
+                another one, and only a depth at which many branch off is worth that.
         """
         if self.budget < 1 or last <= first:
             return []
@@ -60,26 +61,26 @@ class Placement:
         return place(sorted(known), first - 1, self.budget)
 
     def _shrink(self) -> None:
-        """Keep the weightiest depths, in small numbers."""
+        """Keep the heaviest depths, and scale their weights down so that they stay finite."""
         best = sorted(self._weights.items(), key=lambda pair: -pair[1])[:512]
         self._weights = {depth: weight / self._weight_of_next for depth, weight in best}
         self._weight_of_next = 1.0
 
 
 def place(depths: Sequence[tuple[int, float]], start: int, budget: int) -> list[int]:
-    """Choose at most ``budget`` depths such that the least is computed again in expectation.
+    """Choose the depths from which the least is computed again in expectation.
 
     Args:
-        depths: Depths above ``start`` at which prompts part, in order, each with its weight.
+        depths: Depths above ``start`` at which prompts branch off, in order, each with its weight.
         start: Depth whose state is kept in any case.
-        budget: How many to choose.
+        budget: How many to choose, at most.
 
     Returns:
         The depths, in order.
 
     Cost: O(depths^2 * budget).
     """
-    after = [weight for _, weight in depths]  # of all that part at a depth or behind it
+    after = [weight for _, weight in depths]  # of all that branch off at a depth or after it
     for i in range(len(depths) - 2, -1, -1):
         after[i] += after[i + 1]
     choices: list[tuple[float, tuple[int, ...]]] = [

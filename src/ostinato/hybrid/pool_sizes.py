@@ -1,11 +1,11 @@
 """How many blocks and states each group of layers gets of a given memory.
 
-An even share gives every group as many blocks. Of a prefix, full attention keeps all and a window
-only the end, so a window gets what all running sequences could hold at once, or half of the even
-share if that is more (the ends of cached prefixes), and the rest goes to full attention.
+An even share gives every group the same number of blocks. Full attention keeps all of a prefix and
+a window only the end, so a window gets what all running sequences could hold at once, or half of
+the even share if that is more (the ends of cached prefixes), and the rest goes to full attention.
 
-States share memory with blocks as traffic fills both: a checkpoint of a fixed size per so many
-new tokens, and the blocks of those tokens.
+Memory is split between states and blocks such that traffic fills both at the same time: a
+checkpoint of a fixed size per so many new tokens, and the blocks of those tokens.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _PREFIXES_PER_BLOCK = 4
 """Blocks of group 0 per block of a window, where group 0 has no bytes and only lists prefixes."""
 
 TOKENS_PER_CHECKPOINT = 4096
-"""New tokens per useful checkpoint before traffic tells: between long prompts and short turns."""
+"""New tokens per checkpoint until traffic is measured: between long prompts and short turns."""
 
 
 def split_pools(
@@ -28,10 +28,10 @@ def split_pools(
     block_size: int,
     scheduling: SchedulerConfig,
 ) -> tuple[int, list[int]]:
-    """Share memory out among the groups of a model.
+    """Split memory between the groups of a model.
 
     Args:
-        even: Blocks of each group, were all to get as many.
+        even: Blocks of each group if all got the same number.
         block_bytes: Of one block, for full attention first, then for each window.
         windows: Tokens that each window sees.
         block_size: Tokens per block.
@@ -57,11 +57,11 @@ def split_states(
     scheduling: SchedulerConfig,
     tokens_per_checkpoint: int = TOKENS_PER_CHECKPOINT,
 ) -> tuple[int, int]:
-    """Share memory out between blocks and states.
+    """Split memory between blocks and states.
 
-    Running sequences get their slots first, and one each for the state at the end of their
-    answers; if all of them would take more than half of the memory, fewer will run at once. Of
-    the rest, both pools get what fills them at the same time.
+    Each running sequence gets two slots first: its own, and one for the state at the end of its
+    answer. If that took more than half of the memory, fewer will run at once. The rest is split
+    such that both pools fill at the same time.
 
     Args:
         memory_bytes: For all.

@@ -7,13 +7,14 @@ A state exists only at the end of a chunk, so a state that is worth keeping cost
     cuts                   ┊      ┊
                          1,600  2,176        where the two part, and its own end
 
-* where two prompts part: of a prompt that hits less than its cached blocks, and of one that is
-  computed while others wait that begin like it;
+* where prompts branch off: at the end of the cached blocks of a prompt that hits less, and where
+  waiting prompts that share a prefix with this one leave it;
 * at a prompt's end, the last multiple of ``unit`` before its last token;
-* at a few positions between, where later prompts are likely to part (``placement``).
+* at a few positions between, where later prompts are likely to branch off (``placement``).
 
 Positions are multiples of ``unit``: 64 tokens, the chunk of the models' own kernels, so that the
-same bits come out wherever a prompt is cut; and of the block, so that a state belongs to a block.
+result is the same to the bit wherever a prompt is cut; and of the block, since a state is found by
+the block before it.
 """
 
 from bisect import bisect_right
@@ -26,7 +27,7 @@ from ostinato.hybrid.placement import Placement, place
 from ostinato.settings import StateConfig
 
 MOST_WAITING_CUTS = 4
-"""Positions at which one prefill is cut for prompts that wait, at most."""
+"""The most positions at which one prefill is cut for waiting prompts."""
 
 
 class StateCuts:
@@ -38,7 +39,7 @@ class StateCuts:
     """
 
     def __init__(self, config: StateConfig, placement: Placement, place_of_states: int) -> None:
-        """Cut as configured; what is held of states is at a place of ``held``."""
+        """Cut as configured; states are at index ``place_of_states`` of ``BlockTable.held``."""
         self.unit = config.unit
         self.keeps_answers = config.placement == "where_prompts_part"
         self._config = config
@@ -90,7 +91,7 @@ class StateCuts:
     def _cut_for(
         self, held: HeldStates, key: PrefixKey, start: int, waiting: Iterable[PrefixKey]
     ) -> None:
-        """Cut where the most of those part who wait for what this prefill computes."""
+        """Cut also where most of the waiting prompts leave this one."""
         known, counts = set(held.cuts), dict[int, float]()
         for other in waiting:
             common = min(key.num_common_tokens(other), len(key) - 1, len(other) - 1)

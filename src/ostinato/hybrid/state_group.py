@@ -1,7 +1,7 @@
 """The states of all layers that fold the past into a state of fixed size.
 
-A linear attention, Mamba or convolution layer keeps one state per sequence, which cannot be cut
-back to an earlier position. All such layers share slots of one pool: a running sequence has a
+A linear attention, Mamba or convolution layer keeps one state per sequence, which cannot be rolled
+back to an earlier position. All such layers share the slots of one pool: a running sequence has a
 slot of its own, and a *checkpoint* is the state of a prefix in another slot::
 
     step 1   load    zero ──► s0         a prompt of 2,200 begins
@@ -10,7 +10,7 @@ slot of its own, and a *checkpoint* is the state of a prefix in another slot::
     step 2   load    s1 ──► s2           another prompt hits it, and computes the rest in s2
 
 A hit ends at the deepest checkpoint at or before what the blocks have. What follows is computed
-again into blocks of its own, which ``commit`` exchanges for the cached ones: nothing is kept twice.
+again into private blocks, which ``commit`` exchanges for the cached ones: nothing is kept twice.
 
 While it decodes, a sequence saves its state at every multiple of ``unit`` into one spare slot,
 which becomes a checkpoint when it is released: the next turn of a chat, or its return after a
@@ -22,7 +22,7 @@ Rules:
 2. A state is saved after its step, so it is findable from the next one on: never before it is
    computed (law 5). A step that fails leaves no checkpoint.
 3. A prefix has one checkpoint at most, found by SHA-256 digest of its last block.
-4. A checkpoint whose last block is evicted from full attention cannot hit, and is evicted too.
+4. A checkpoint whose last block is evicted from full attention cannot hit, and is evicted as well.
 5. Checkpoints are optional: where no slot is free to save one, none is saved.
 """
 
@@ -105,9 +105,10 @@ class StateGroup(LayerGroup):
             hasher: SHA-256 digests.
             copies: Takes the step's copies of states.
             cuts: Where prefills are cut.
-            placement: Learns where prompts part.
+            placement: Learns where prompts branch off.
             observer: Is told of the evictions of full attention.
         """
+        self.version = 0
         self.pool = pool
         self.cuts = cuts
         self.stats = StateStats()
@@ -138,7 +139,7 @@ class StateGroup(LayerGroup):
         return None
 
     def room(self, key: PrefixKey, num_blocks: int, tail: CacheEntry | None) -> int:
-        """Return whether a slot is free, while the checkpoint that hits is held."""
+        """Return no limit if a slot is free besides the checkpoint that hits; else 0."""
         source = self._find(key, num_blocks)
         is_idle = source is not None and not source.ref_count
         return maxsize if self.pool.num_free_for(key.identity.owner) > is_idle else 0
@@ -194,12 +195,15 @@ class StateGroup(LayerGroup):
     # --- checkpoints ---
 
     def publish(self, table: BlockTable, held: HeldStates, num_tokens: int) -> tuple[()]:
-        """Save the state that the step ends with, if it ends at a cut or decodes."""
+        """Save the state at the end of the step, if that is a cut or the sequence decodes."""
+        if held.saving is not None:  # published before in this step, which now ends later
+            held.blocks.append(held.saving[1])
+            held.saving = None
         is_cut = num_tokens in held.cuts
         decodes = not held.cuts or num_tokens > held.cuts[-1]
         if num_tokens % self.cuts.unit or not (is_cut or (decodes and self.cuts.keeps_answers)):
             return ()
-        if not is_cut and len(held.blocks) > 1:
+        if len(held.blocks) > 1:
             slot = held.blocks.pop()
         elif self.pool.num_free_for(table.tenant):
             slot = self.pool.allocate(table, 1, self)[0]
@@ -217,11 +221,12 @@ class StateGroup(LayerGroup):
         if held.saving is None:
             return
         (num_tokens, slot), held.saving = held.saving, None
-        if num_tokens in held.cuts and table.writes:
+        ends_there = num_tokens == table.num_planned  # unless more was published in the step
+        if ends_there and num_tokens in held.cuts and table.writes:
             self._publish(table, held, num_tokens, slot)
         else:
             held.blocks.append(slot)
-            held.spare_at = num_tokens
+            held.spare_at = num_tokens if ends_there else 0
 
     def retract(self, held: HeldStates) -> None:
         """Free the slot that the failed step was to save to."""
@@ -251,6 +256,7 @@ class StateGroup(LayerGroup):
     def evict(self, entry: CacheEntry, most: int) -> Removal:
         """Remove an evictable checkpoint."""
         assert isinstance(entry, Checkpoint) and not entry.ref_count and most
+        self.version += 1
         entry.remove()
         del self._contents[entry.content.digest]
         if self._observer.by_block.get(entry.last_block) is entry:

@@ -51,6 +51,7 @@ class WindowGroup(LayerGroup):
             pool: Its blocks.
             hasher: SHA-256 digests.
         """
+        self.version = 0
         self.window = window
         self.pool = pool
         self.null_block = pool.num_blocks
@@ -246,6 +247,7 @@ class WindowGroup(LayerGroup):
 
     def _remove(self, copy: WindowCopy) -> None:
         """Take a copy out of its content; the last one takes the content with it."""
+        self.version += 1
         copy.remove()
         if not copy.content.copies:
             del self._contents[copy.content.digest]

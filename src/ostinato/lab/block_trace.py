@@ -42,7 +42,7 @@ class BlockTrace:
         offsets: Start of each request's ids, shape (num_requests + 1,).
         ids: Ids of full blocks, each with one parent, shape (num_blocks,), ``uint32``.
         prompt_blocks: How many of a request's ids are of its prompt, shape (num_requests,); those
-            behind are of its answer, where a trace knows them.
+            after them are of its answer, where a trace knows them.
         broken: Lines of the file that were skipped.
         token_bytes: KV of one token, if the trace has its model; else None.
         notes: Assumptions made in reading the file.
@@ -95,15 +95,19 @@ class BlockTrace:
 
     def first(self, num_requests: int) -> "BlockTrace":
         """Return the trace of only the first requests."""
-        n = min(num_requests, len(self))
+        return self.part(0, min(num_requests, len(self)))
+
+    def part(self, begin: int, end: int) -> "BlockTrace":
+        """Return the trace of the requests from ``begin`` up to ``end``, at the same times."""
+        offsets = self.offsets[begin : end + 1]
         return replace(
             self,
-            arrival_s=self.arrival_s[:n],
-            input_tokens=self.input_tokens[:n],
-            output_tokens=self.output_tokens[:n],
-            offsets=self.offsets[: n + 1],
-            ids=self.ids[: self.offsets[n]],
-            prompt_blocks=self.prompt_blocks[:n],
+            arrival_s=self.arrival_s[begin:end],
+            input_tokens=self.input_tokens[begin:end],
+            output_tokens=self.output_tokens[begin:end],
+            offsets=offsets - offsets[0],
+            ids=self.ids[offsets[0] : offsets[-1]],
+            prompt_blocks=self.prompt_blocks[begin:end],
         )
 
 

@@ -6,13 +6,13 @@ Three costs, each with a cause::
             + token   per token computed   the matrices are multiplied
             + pair    per query and key    attention
 
-A prompt of ``n`` tokens behind ``s`` cached ones has ``n * s + n * (n + 1) / 2`` pairs; a decoded
+A prompt of ``n`` tokens after ``s`` cached ones has ``n * s + n * (n + 1) / 2`` pairs; a decoded
 token has as many as its sequence has tokens. The prices are given, or fitted to the steps of a
 recorded run: the recording has the times of each step, its replay on the real scheduler what each
 step computed::
 
     recorded      begun 0.0 ms, ended 9.1 ms     begun 9.3 ms, ended 10.8 ms
-    replayed      155 tokens behind 512          1 token behind 667
+    replayed      155 tokens after 512           1 token after 667
     measured      9.3 ms for 155 tokens ...      1.5 ms for 1 token ...
 
 The pause before the next step counts as part of a step, if the next one begins at once.

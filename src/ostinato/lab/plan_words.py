@@ -22,7 +22,7 @@ def in_words(plan: Plan, currency: str) -> Iterator[str]:
         )
     else:
         yield _advice(best, plan, currency)
-        yield _without_affinity(best, plan, currency)
+        yield _without_affinity(best, currency)
     if plan.knee is not best:
         yield _knee(plan, currency)
     yield _ceiling(plan)
@@ -53,7 +53,7 @@ def _advice(best: Option, plan: Plan, currency: str) -> str:
     )
 
 
-def _without_affinity(best: Option, plan: Plan, currency: str) -> str:
+def _without_affinity(best: Option, currency: str) -> str:
     """Describe the same memory with round-robin routing."""
     fleet, other = best.affinity, best.round_robin
     if fleet.num_replicas == other.num_replicas == 1:

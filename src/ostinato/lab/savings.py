@@ -141,6 +141,31 @@ def by_token(workload: Workload) -> Reuse:
     return Reuse(workload, found_tokens=found, copied_tokens=findable - found)
 
 
+def as_figures(workload: Workload) -> dict[str, object]:
+    """Return a workload and what each kind of cache reuses, as plain values for JSON."""
+    return {
+        "shared_tokens": workload.shared_tokens,
+        "suffix_tokens": workload.suffix_tokens,
+        "num_requests": workload.num_requests,
+        "block_size": workload.block_size,
+        "all_prompt_tokens": workload.total_tokens,
+        "without_cache": _figures(without_cache(workload)),
+        "by_whole_blocks": _figures(by_whole_blocks(workload)),
+        "by_token": _figures(by_token(workload)),
+    }
+
+
+def _figures(reuse: Reuse) -> dict[str, object]:
+    return {
+        "found_per_request_tokens": reuse.found_tokens,
+        "copied_per_request_tokens": reuse.copied_tokens,
+        "computed_per_request_tokens": reuse.computed_per_request_tokens,
+        "computed_tokens": reuse.computed_tokens,
+        "saved_tokens": reuse.saved_tokens,
+        "saved_share": reuse.saved_share,
+    }
+
+
 def _findable(workload: Workload) -> int:
     """Shared tokens that any cache may find: all but the one that law 4 keeps back."""
     return min(workload.shared_tokens, workload.prompt_tokens - 1)

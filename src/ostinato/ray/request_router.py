@@ -87,7 +87,7 @@ class PrefixRequestRouter(RequestRouter):
     def _listen(self, name: str, stats: dict[str, Any]) -> None:
         endpoints = Endpoints(stats["kv_events"], stats.get("kv_replay"))
         snapshot = partial(_snapshot, stats.get("kv_snapshot"))
-        feed = KVFeed(name, endpoints, self._library, snapshot, time.monotonic)
+        feed = KVFeed(name, endpoints, self._library, snapshot)
         self._library.add_worker(name, block_size=stats["block_size"], sends_events=True)
         self._feeds[name] = feed
         self._tasks[name] = asyncio.create_task(feed.run())
@@ -118,7 +118,7 @@ class PrefixRequestRouter(RequestRouter):
         request, progress = found
         decision = self._decide(request, self._names - by_name.keys(), progress)
         if progress is None:  # counted when it is routed
-            self._library.failed(decision, time.monotonic())
+            self._library.failed(decision)
         first, *rest = decision.candidates
         rest.sort(key=lambda each: (each.score, each.load_tokens))
         return [[by_name[each.worker]] for each in (first, *rest)]
@@ -143,10 +143,9 @@ class PrefixRequestRouter(RequestRouter):
         self, request: RouteRequest, others: Iterable[str], progress: Progress | None
     ) -> Decision:
         """Decide, and undo an earlier decision for the same call."""
-        now = time.monotonic()
         if progress is not None and progress.decision is not None:
-            self._library.failed(progress.decision, now)
-        decision = self._library.route(request, now, others)
+            self._library.failed(progress.decision)
+        decision = self._library.route(request, time.monotonic(), others)
         assert decision is not None, "at least one replica is not excluded"
         if progress is not None:
             progress.decided(decision, self._reporter(decision))
@@ -158,13 +157,12 @@ class PrefixRequestRouter(RequestRouter):
         return lambda what, cached: loop.call_soon_threadsafe(self._report, decision, what, cached)
 
     def _report(self, decision: Decision, what: str, cached_tokens: int | None) -> None:
-        now = time.monotonic()
         if what == "first_token":
-            self._library.first_token(decision, now)
+            self._library.first_token(decision)
         elif what == "finished":
-            self._library.finished(decision, now, cached_tokens)
+            self._library.finished(decision, time.monotonic(), cached_tokens)
         else:
-            self._library.failed(decision, now)
+            self._library.failed(decision)
 
 
 def _name(replica_id: ReplicaID) -> str:

@@ -139,7 +139,7 @@ class Router:
             feed.start_over("")
         return feed.doubt("answers broke off: it may have restarted")
 
-    def workers(self, now: float) -> list[WorkerStatus]:
+    def workers(self) -> list[WorkerStatus]:
         """Return the state of all workers, in the order in which they joined."""
         return [worker.status() for worker in self._workers.values()]
 
@@ -194,7 +194,7 @@ class Router:
             full.add(decision.worker)
         return decisions
 
-    def first_token(self, decision: Decision, now: float) -> None:
+    def first_token(self, decision: Decision) -> None:
         """Record that a request's prompt is computed."""
         work = self._running.get(decision.number)
         if work is not None:
@@ -213,7 +213,7 @@ class Router:
         if cached_tokens is not None and cached_tokens < decision.expected_cached_tokens:
             worker.overestimated_tokens += decision.expected_cached_tokens - cached_tokens
 
-    def failed(self, decision: Decision, now: float) -> None:
+    def failed(self, decision: Decision) -> None:
         """Record that a request failed, so that its prefix is not assumed to be cached."""
         work = self._end(decision)
         if work is not None:
@@ -226,23 +226,23 @@ class Router:
 
     # Events
 
-    def apply(self, name: str, batch: EventBatch, now: float) -> Resync | None:
+    def apply(self, name: str, batch: EventBatch) -> Resync | None:
         """Apply a batch of a worker's events; returns what is missing, if anything."""
         return self._resync(name, self._workers[name].feed.apply(batch))
 
-    def replayed(self, name: str, batches: Iterable[EventBatch], now: float) -> Resync | None:
+    def replayed(self, name: str, batches: Iterable[EventBatch]) -> Resync | None:
         """Apply replayed batches; returns what is still missing."""
         return self._resync(name, self._workers[name].feed.replayed(batches))
 
-    def restore(self, name: str, sequence: int, batch: EventBatch, now: float) -> Resync | None:
+    def restore(self, name: str, sequence: int, batch: EventBatch) -> Resync | None:
         """Apply a snapshot: stored events of all blocks cached before batch ``sequence``."""
         return self._resync(name, self._workers[name].feed.restore(sequence, batch))
 
-    def forget(self, name: str, now: float) -> None:
+    def forget(self, name: str) -> None:
         """Clear a worker's blocks: neither a replay nor a snapshot is available."""
         self._workers[name].feed.skip_missing()
 
-    def broken(self, name: str, reason: str, now: float) -> None:
+    def broken(self, name: str, reason: str) -> None:
         """Stop using a worker's events, which could not be decoded: it becomes GUESSED."""
         self._workers[name].feed.distrust(reason)
 

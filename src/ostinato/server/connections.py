@@ -106,10 +106,7 @@ class GuardedProtocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Remove the connection."""
-        self._end_wait()
-        if self._is_registered:
-            self._is_registered = False
-            self._connections.leave(self)
+        self._leave()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -129,15 +126,19 @@ class GuardedProtocol(H11Protocol):
 
     def abort(self) -> None:
         """Close the connection without a response."""
-        self._end_wait()
-        if self._is_registered:
-            self._is_registered = False
-            self._connections.leave(self)
+        self._leave()
         self.transport.abort()
 
     @property
     def _is_serving(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
+
+    def _leave(self) -> None:
+        """Stop the timer, and count the connection no longer."""
+        self._end_wait()
+        if self._is_registered:
+            self._is_registered = False
+            self._connections.leave(self)
 
     def _await_head(self) -> None:
         self._deadline = self.loop.call_later(self._connections.header_timeout_s, self.abort)

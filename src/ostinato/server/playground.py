@@ -12,7 +12,7 @@ from pydantic import Field
 from ostinato.core.errors import ConfigError
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.sampling_params import SamplingParams
-from ostinato.lab.savings import Reuse, Workload, by_token, by_whole_blocks, without_cache
+from ostinato.lab.savings import Workload, as_figures
 from ostinato.server.call import GenerateCall
 from ostinato.server.callers import CallerDep
 from ostinato.server.errors import ApiError
@@ -77,8 +77,8 @@ async def savings(
     suffix: Count,
     requests: Annotated[int, Query(ge=1, le=10**9)],
     block_size: Annotated[int, Query(ge=1, le=10**6)] = 16,
-) -> dict[str, Any]:
-    """Return what a shared prefix saves, as ``ostinato savings`` does.
+) -> dict[str, object]:
+    """Return what a shared prefix saves, as ``ostinato savings --json`` does.
 
     Raises:
         ApiError: The prompts are empty (400).
@@ -87,20 +87,4 @@ async def savings(
         workload = Workload(shared, suffix, requests, block_size)
     except ConfigError as error:
         raise ApiError(400, str(error), code="invalid_value") from error
-    return {
-        "prompt_tokens": workload.total_tokens,
-        "without_cache": _reuse(without_cache(workload)),
-        "by_whole_blocks": _reuse(by_whole_blocks(workload)),
-        "by_token": _reuse(by_token(workload)),
-    }
-
-
-def _reuse(reuse: Reuse) -> dict[str, Any]:
-    return {
-        "found": reuse.found_tokens,
-        "copied": reuse.copied_tokens,
-        "each_computes": reuse.computed_per_request_tokens,
-        "computed": reuse.computed_tokens,
-        "saved": reuse.saved_tokens,
-        "saved_share": reuse.saved_share,
-    }
+    return as_figures(workload)

@@ -40,14 +40,15 @@ export async function account() {
   const { by_token: token, by_whole_blocks: blocks, without_cache: none } = found;
   $("savings-share").textContent = percent(token.saved_share);
   $("savings-text").textContent =
-    `of ${compact(found.prompt_tokens)} prompt tokens are saved. Each request after the first finds ` +
-    `${count(token.found)}, copies ${count(token.copied)} and computes ${count(token.each_computes)}.`;
+    `of ${compact(found.all_prompt_tokens)} prompt tokens are saved. Each request after the first finds ` +
+    `${count(token.found_per_request_tokens)}, copies ${count(token.copied_per_request_tokens)} ` +
+    `and computes ${count(token.computed_per_request_tokens)}.`;
   const rows = [["no cache", none], ["whole blocks", blocks], ["by token", token]];
   $("savings-bars").replaceChildren(
     ...rows.flatMap(([label, reuse]) => {
       const bar = drawn("svg", { viewBox: "0 0 1 1", preserveAspectRatio: "none", class: "chart-bar", "aria-hidden": "true" });
-      bar.append(drawn("rect", { width: reuse.computed / found.prompt_tokens, height: 1 }));
-      return [element("span", {}, label), bar, element("span", { class: "number" }, `${compact(reuse.computed)} computed`)];
+      bar.append(drawn("rect", { width: reuse.computed_tokens / found.all_prompt_tokens, height: 1 }));
+      return [element("span", {}, label), bar, element("span", { class: "number" }, `${compact(reuse.computed_tokens)} computed`)];
     }),
   );
 }
