@@ -147,6 +147,7 @@ def test_a_table_of_another_cache_is_refused(index, layers):
     cache.admit("one", "ABCDEFGH")
     table = other.admit("one", "ABCDEFGHIJKL", upto=8).table
     for call in (
+        lambda: cache.manager.publish(table, 9),
         lambda: cache.manager.release(table, 8),
         lambda: cache.manager.grow(table, 20),
         lambda: cache.manager.publish(table, 12),

@@ -3,14 +3,16 @@
 A block is a number: the KV of ``block_size`` tokens is in slots ``id * block_size ..``.
 It is in exactly one of four states::
 
-    free ────allocate──► private ──publish──► held ◄──acquire/release──► evictable
+    unused ───allocate──► private ──publish──► held ◄──acquire/release──► evictable
        ▲                    │                                               │
        └───────free─────────┘◄──────────────────evict───────────────────────┘
 
-* free: without content;
+* unused: without content;
 * private: written by one request, not findable;
 * held: published in an index, and read by at least one live request;
 * evictable: published, and read by none; it can be evicted, and is found until it is.
+
+Unused and evictable blocks are free: they can be allocated.
 
 The unit that indexes hold, release and evict is a ``CacheEntry``: one block in the hash index, a
 radix node with a run of blocks in the radix index.

@@ -29,6 +29,7 @@ class BlockTable:
     blocks: "array[int]"  # block ids of full attention, shape (num_blocks,)
     tenant: bytes = b""  # whom the blocks are charged to
     table_id: int = -1  # unique for the life of a manager; -1 once it is released
+    live_in: Any = None  # the tables that it is one of; None if it is pinned or released
     num_slots: int = 0  # leading tokens that have slots; -1 once it is released
     num_computed: int = 0  # tokens that have hit, or that a committed step has computed
     num_planned: int = 0  # tokens that are computed when the running step has run

@@ -33,12 +33,13 @@ class LiveTables:
         self._last_number += 1
         table.table_id = self._last_number
         (self.pinned if is_pinned else self.live)[table.table_id] = table
+        table.live_in = None if is_pinned else self
 
     def remove(self, table: BlockTable) -> None:
         """Remove a table that has released its blocks."""
         del (self.live if table.table_id in self.live else self.pinned)[table.table_id]
         self.step.pop(table, None)
-        table.table_id = table.num_slots = -1
+        table.table_id, table.num_slots, table.live_in = -1, -1, None
 
     def join_step(self, table: BlockTable, is_forked: bool = False) -> None:
         """Put a table at the end of the running step: it comes after all whose blocks it found."""
@@ -68,7 +69,7 @@ class LiveTables:
 
     def check_live(self, table: BlockTable) -> None:
         """Raise ReleasedTable if a table is not live, or not here."""
-        if self.live.get(table.table_id) is not table:
+        if table.live_in is not self:
             raise ReleasedTable(
                 "the table is not live in this cache: it was released, its step failed (which "
                 "releases its tables), or another cache admitted it; admit the sequence again"

@@ -176,7 +176,7 @@ class Adapters(CacheObserver):
             return own
         return replace(own, adapter=adapter.digest, adapter_start=start)
 
-    def on_admit(self, table: BlockTable, context: RequestContext, preempted: bool) -> None:
+    def on_admit(self, table: BlockTable, context: RequestContext) -> None:
         """Publish nothing of a request that waited while its adapter was unloaded."""
         self._stop_writing(table)
 

@@ -129,7 +129,7 @@ class TierStores(CacheObserver):
 
     # --- events of the cache ---
 
-    def on_admit(self, table: BlockTable, context: RequestContext, preempted: bool) -> None:
+    def on_admit(self, table: BlockTable, context: RequestContext) -> None:
         """A prefix is used a second time."""
         num_blocks = table.num_shared_tokens // self._size
         self._has_images |= bool(table.key.images)

@@ -169,8 +169,8 @@ class HybridCacheManager(CacheManager):
         table.held = held
         return table
 
-    def _take(self, table: BlockTable, num_tokens: int, num_window_tokens: int) -> None:
-        super()._take(table, num_tokens, num_window_tokens)
+    def _allocate_slots(self, table: BlockTable, num_tokens: int, num_window_tokens: int) -> None:
+        super()._allocate_slots(table, num_tokens, num_window_tokens)
         for group, held in self._pairs(table):
             group.take(table, held, num_window_tokens)
         table.num_slots = min(map(len, table.groups)) * self.block_size

@@ -111,9 +111,9 @@ class HitCounts(CacheObserver):
         """Start without a hit."""
         self.by_block: Counter[int] = Counter()
 
-    def on_admit(self, table: BlockTable, context: RequestContext, preempted: bool) -> None:
+    def on_admit(self, table: BlockTable, context: RequestContext) -> None:
         """Count a hit."""
-        if table.num_shared_tokens and not preempted:
+        if table.num_shared_tokens and not context.is_readmission:
             self.by_block[table.blocks[-1]] += 1
 
     def on_evict(self, eviction: Eviction) -> None:

@@ -70,7 +70,7 @@ class LeaseBook(CacheObserver):
         for lease in self.expired():
             unpin(lease.table)
 
-    def on_admit(self, table: BlockTable, context: RequestContext, preempted: bool) -> None:
+    def on_admit(self, table: BlockTable, context: RequestContext) -> None:
         """Refresh the leases whose prefix a request used."""
         if self._refreshing:
             used = table.num_cached_tokens
