@@ -189,6 +189,26 @@ def test_a_failed_step_is_taken_back_in_the_order_in_which_tables_found_blocks(c
     assert cache.match("ABCDEFGHIJKL").num_tokens == 4
 
 
+@FINDABLE_AT_ONCE
+def test_a_step_whose_publisher_is_forked_after_others_have_joined_is_taken_back(cache):
+    """The follower holds what the parent has published, and comes after it all the same."""
+    cache.plan("parent", "ABCDEFGH")
+    cache.plan("follower", "ABCDEFGHIJ")
+    cache.fork("parent", "child")
+    cache.fail()
+    assert cache.match("ABCDEFGHI").num_tokens == 0
+
+
+@FINDABLE_AT_ONCE
+def test_a_publisher_that_computes_more_without_a_full_block_keeps_its_place(cache):
+    """Tokens 8 and 9 fill no block; what the follower holds was published before."""
+    table = cache.plan("leader", "ABCDEFGHIJ", upto=8).table
+    cache.plan("follower", "ABCDEFGHIJ")
+    cache.manager.publish(table, 10)
+    cache.manager.fail()
+    assert cache.match("ABCDEFGHI").num_tokens == 0
+
+
 def test_a_failed_step_leaves_those_that_are_not_in_it(cache):
     other = cache.admit("other", "QRST").table
     cache.plan("one", "ABCDEFGH")

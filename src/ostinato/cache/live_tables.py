@@ -41,9 +41,9 @@ class LiveTables:
         self.step.pop(table, None)
         table.table_id, table.num_slots, table.live_in = -1, -1, None
 
-    def join_step(self, table: BlockTable, is_forked: bool = False) -> None:
+    def join_step(self, table: BlockTable) -> None:
         """Put a table at the end of the running step: it comes after all whose blocks it found."""
-        self.step[table] = self.step.pop(table, False) or is_forked
+        self.step[table] = self.step.pop(table, False)
 
     @property
     def decodes(self) -> list[BlockTable]:

@@ -267,7 +267,7 @@ class CacheManager:
         self.tables.add(child)
         child.num_planned = num_tokens
         for each in (table, child):
-            self.tables.join_step(each, is_forked=True)
+            self.tables.step[each] = True  # where the parent stands, others may have found it
         for observer in self.observers:
             observer.on_fork(table, child)
         self._allocate_slots(child, num_tokens, num_tokens)

@@ -87,7 +87,7 @@ class HybridCacheManager(CacheManager):
                 "commit the step first"
             )
         super().publish(table, num_tokens)
-        self.tables.join_step(table)  # windows slide in every step
+        self.tables.step.setdefault(table, False)  # windows slide in every step
 
     def end_of_chunk(
         self, table: BlockTable, start: int, end: int, waiting: Iterable[PrefixKey]
