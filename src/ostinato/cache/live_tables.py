@@ -41,10 +41,6 @@ class LiveTables:
         self.step.pop(table, None)
         table.table_id, table.num_slots, table.live_in = -1, -1, None
 
-    def join_step(self, table: BlockTable) -> None:
-        """Put a table at the end of the running step: it comes after all whose blocks it found."""
-        self.step[table] = self.step.pop(table, False)
-
     @property
     def decodes(self) -> list[BlockTable]:
         """Tables of the running step that have nothing to settle: they fill no block."""

@@ -161,7 +161,7 @@ class CacheManager:
         table.num_computed = table.num_planned = hit
         self.tables.add(table)
         if match.tail is not None or self.tables.step:  # it may hold what the step computes
-            self.tables.join_step(table)
+            self.tables.step[table] = False
         for observer in self.observers:
             observer.on_admit(table, context)
         self._allocate_slots(table, num_tokens, room)
@@ -380,7 +380,7 @@ class CacheManager:
         table = BlockTable(key, match.blocks[:], key.identity.owner)
         table.groups, table.num_published = (table.blocks,), len(table.blocks)
         table.num_shared_tokens = table.num_published * self.block_size
-        table.num_copied_tokens = match.num_copied_tokens
+        table.num_copied_tokens = 0 if match.tail is None else match.tail.num_tokens
         table.found = match.entries[-1] if match.entries else None
         table.path, table.copy_source = self.index.acquire(key, match)
         return table
@@ -448,7 +448,8 @@ class CacheManager:
         blocks, end = table.blocks[first:last], last * self.block_size
         table.path, result = self.index.publish(table.path, table.key, blocks, end, table.summary)
         table.num_published = last
-        self.tables.join_step(table)
+        step = self.tables.step
+        step[table] = step.pop(table, False)  # at the end: after all whose blocks it has found
         table.duplicates.extend(result.duplicates)
         fresh = first + len(result.duplicates)  # they come before new content
         if fresh < last and table.first_published is None:
