@@ -6,7 +6,7 @@ go on behind it. Copies, erasure, accounts, events and windows are met at the na
 
 import pytest
 
-from ostinato.core.identity import ImageSpan, PublicPrefix
+from ostinato.core.identity import Identity, ImageSpan
 from ostinato.errors import CacheInUse
 from ostinato.indexes.block_hash import BlockHasher, sha256
 from ostinato.observe.introspection import cached_blocks
@@ -18,9 +18,8 @@ from tests.support.tiny_cache import TinyCache, tiny_cache
 
 SALT = b"\xffpublic"
 TEXT = "PUBLICLY"
-PREFIX = PublicPrefix(SALT, len(TEXT))
-A = {"tenant": b"tenant a", "public_prefix": PREFIX}
-B = {"tenant": b"tenant b", "public_prefix": PREFIX}
+A = {"tenant": b"tenant a", "base": Identity(tenant=SALT), "start": len(TEXT)}
+B = A | {"tenant": b"tenant b"}
 
 
 def published(index, num_blocks=12, **settings):

@@ -77,10 +77,10 @@ def test_images_that_overlap_or_leave_the_prompt_are_refused(images):
 
 def test_an_extra_tells_an_image_to_each_block_that_it_reaches_into():
     key = PrefixKey(Identity(), range(12), [CAT])
-    assert key.extra(0, 2) == key.extra(5, 8) == b""
+    assert key.block_key(0, 2).extra == key.block_key(5, 8).extra == b""
     for start in (0, 4):
         assert key.block_key(start, start + 4).spans == (CAT,)
-        assert key.extra(start, start + 4) == CAT.encoded(start)
+        assert key.block_key(start, start + 4).extra == CAT.extra(start)
 
 
 def test_a_copy_goes_its_own_way():

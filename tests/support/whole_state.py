@@ -9,7 +9,7 @@ def whole_state(manager: CacheManager) -> str:
     for run in manager.index.runs():
         for entry in run.entries:
             for place, block in enumerate(entry.blocks):
-                name = entry.name_of(place, manager.block_size)
+                name = entry.block_key(place, manager.block_size).name
                 lines[block] = f"{name!r} after run {run.parent}, {entry.ref_count} holders"
     blocks = [f"block {block}: {line}" for block, line in lines.items()]
     tables = [f"table {table}" for table in manager.tables.live.values()]

@@ -65,7 +65,8 @@ class RadixIndex:
             # Most nodes have one child, which agrees as a whole: found without its name.
             whole = child.end <= most and not (key.spans or child.spans)
             if not (whole and child.tokens.startswith(view[node.end * size : child.end * size])):
-                child = node.children.get(key.child_name(node.end * size, (node.end + 1) * size))
+                own = key.block_key(node.end * size, (node.end + 1) * size)
+                child = node.children.get(own.child_name)
                 if child is None:
                     break
                 unmatched = child.num_blocks - child.num_common_blocks(key, most, size)
@@ -83,15 +84,14 @@ class RadixIndex:
         """Find the block after a match with the longest common prefix with the sequence."""
         size, start = self.block_size, (node.start + used) * self.block_size
         stop = min(num_tokens, start + size)
-        run = key.packed_range(start, stop)
+        own = key.block_key(start, stop)
         if used < node.num_blocks:
-            child, common = node, num_common_tokens(run, node.block_key(used, size).tokens)
+            child, common = node, num_common_tokens(own.tokens, node.block_key(used, size).tokens)
         else:
-            name = key.child_name(start, stop)[: len(run)] if key.spans else run
-            closest, common = node.children.closest(name)
+            closest, common = node.children.closest(own.child_name[: len(own.tokens)])
             child, used = closest or node, 0
-        if common and (key.spans or child.spans):
-            common = key.block_key(start, stop).num_common_tokens(child.block_key(used, size))
+        if common and (own.spans or child.spans):
+            common = own.num_common_tokens(child.block_key(used, size))
         return TailMatch(BlockId(child.blocks[used]), common, child, used) if common else None
 
     def acquire(self, key: PrefixKey, match: PrefixMatch) -> tuple[RadixNode, RadixNode | None]:
@@ -137,7 +137,7 @@ class RadixIndex:
         duplicates: list[tuple[int, BlockId]] = []
         first, last = node.end, num_tokens // size
         while node.end < last:
-            name = key.child_name(node.end * size, (node.end + 1) * size)
+            name = key.block_key(node.end * size, (node.end + 1) * size).child_name
             child = node.children.get(name)
             if child is None:
                 node = self._add(node, key, blocks[node.end - first :], name, summary)
@@ -224,7 +224,7 @@ class RadixIndex:
         """
         size, policy = self.block_size, self._pool.shares.policy_of(key.identity.owner)
         recalled = policy.recall(key, node.end, len(blocks), size, summary)
-        identity, next_stage = key.identity_of(node.end, size)
+        identity, next_stage = key.identity.of_block(node.end, size)
         uses, blocks = recalled[0] + 1, blocks[: min(recalled[1], next_stage - node.end)]
         extends = node.ref_count == 1 and node.uses == uses and node.is_leaf
         if not extends or node.parent is None or node.identity != identity:
@@ -241,13 +241,12 @@ class RadixIndex:
         self, path: RadixNode, key: PrefixKey, blocks: "array[int]", num_tokens: int
     ) -> tuple[RadixNode, PublishResult]:
         """Add a leaf with fewer tokens than a block, unless one begins with the same."""
-        start = path.end * self.block_size
-        run = key.packed_range(start, num_tokens)
-        if (key.spans and key.extra(start, num_tokens)) or path.children.begins_with(run):
+        own = key.block_key(path.end * self.block_size, num_tokens)
+        if own.spans or path.children.begins_with(own.tokens):
             return path, PublishResult(1)
         self.version += 1
-        tail = self._add_child(path, key.identity, run)
-        tail.append(run, blocks)
+        tail = self._add_child(path, key.identity, own.tokens)
+        tail.append(own.tokens, blocks)
         return tail, _ALL_NEW
 
     def _add_child(self, parent: RadixNode, identity: Identity, name: bytes) -> RadixNode:

@@ -79,13 +79,12 @@ class HashIndex:
     ) -> TailMatch | None:
         """Find the block after a match with the longest common prefix with the sequence."""
         stop = min(num_tokens, start + self.block_size)
-        run = key.packed_range(start, stop)
-        name = key.child_name(start, stop)[: len(run)] if key.spans else run
-        child, common = content.children.closest(name)
+        own = key.block_key(start, stop)
+        child, common = content.children.closest(own.child_name[: len(own.tokens)])
         if child is None:
             return None
-        if key.spans or child.key.spans:
-            common = key.block_key(start, stop).num_common_tokens(child.key)
+        if own.spans or child.key.spans:
+            common = own.num_common_tokens(child.key)
         return TailMatch(child.copies[0].block, common, child.copies[0]) if common else None
 
     def acquire(self, key: PrefixKey, match: PrefixMatch) -> tuple[HashPath, HashCopy | None]:
@@ -218,7 +217,7 @@ class HashIndex:
         """Add a content that is new."""
         own = key.block_key(index * self.block_size, (index + 1) * self.block_size)
         digest = self._hasher.digests(key, index + 1)[index]
-        identity, _ = key.identity_of(index, self.block_size)
+        identity, _ = key.identity.of_block(index, self.block_size)
         content = CachedContent(parent, digest, own, identity)
         self._contents.setdefault(digest, []).append(content)
         parent.children.add(own.child_name, content)

@@ -42,8 +42,9 @@ class PublicPrefixes(dict[bytes, LeaseId]):
 
         It may if its public prefix, if it has one, hit in full and will stay.
         """
-        prefix = key.identity.public_prefix
-        return prefix is None or (num_hit >= prefix.num_tokens and prefix.tenant in self)
+        identity = key.identity
+        others = {stage.tenant for stage in identity.stages} - {identity.tenant}
+        return num_hit >= identity.num_public_tokens and others <= self.keys()
 
 
 class CacheAdmin:
