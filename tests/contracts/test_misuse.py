@@ -246,7 +246,7 @@ def test_an_identity_has_fields_of_the_right_type(fields):
 def test_an_identity_begins_after_the_start_of_its_base(start):
     """An adapter that began within a public prefix would have computed the end of it."""
     own = Identity(tenant=b"ann", base=Identity(tenant=b"public"), start=8)
-    with pytest.raises(InvalidIdentity, match=f"start={start}: must be from 8"):
+    with pytest.raises(InvalidIdentity, match=f"start={start}: must be an integer from 8"):
         Identity(adapter=b"judge", tenant=b"ann", base=own, start=start)
 
 

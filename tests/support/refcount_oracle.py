@@ -166,7 +166,7 @@ class RefcountOracle:
                 extra = key.block_key(start, end).extra
                 if extra and end - start < size:
                     continue  # only text is sealed
-                name = key.packed_range(start, end) + extra
+                name = key.tokens[start:end].tobytes() + extra
                 digest = _sha256(chain[start // size] + name)
                 self._texts[digest] = texts[start:end]
             if end - start == size:

@@ -65,8 +65,7 @@ class RadixIndex:
             # Most nodes have one child, which agrees as a whole: found without its name.
             whole = child.end <= most and not (key.spans or child.spans)
             if not (whole and child.tokens.startswith(view[node.end * size : child.end * size])):
-                own = key.block_key(node.end * size, (node.end + 1) * size)
-                child = node.children.get(own.child_name)
+                child = node.children.get(key.child_name(node.end * size, (node.end + 1) * size))
                 if child is None:
                     break
                 unmatched = child.num_blocks - child.num_common_blocks(key, most, size)
@@ -137,7 +136,7 @@ class RadixIndex:
         duplicates: list[tuple[int, BlockId]] = []
         first, last = node.end, num_tokens // size
         while node.end < last:
-            name = key.block_key(node.end * size, (node.end + 1) * size).child_name
+            name = key.child_name(node.end * size, (node.end + 1) * size)
             child = node.children.get(name)
             if child is None:
                 node = self._add(node, key, blocks[node.end - first :], name, summary)

@@ -50,21 +50,24 @@ class Identity:
 
     def __post_init__(self) -> None:
         """Raise InvalidIdentity where a field is of the wrong type, or does not fit the base."""
-        for name, kind in Identity.__annotations__.items():
-            if name != "base" and type(value := getattr(self, name)) is not kind:
-                raise InvalidIdentity(f"{name}={value!r}: must be {kind.__name__}")
-        if not 0 <= self.epoch < 2**63:
-            raise InvalidIdentity(f"epoch={self.epoch}: must be from 0 to 2**63 - 1")
+        for name in ("weights", "adapter", "tenant"):
+            if type(value := getattr(self, name)) is not bytes:
+                raise InvalidIdentity(f"{name}={value!r}: must be bytes; encode a text")
+        if type(self.kv_dtype) is not str:
+            raise InvalidIdentity(f"kv_dtype={self.kv_dtype!r}: must be a str")
+        if type(self.epoch) is not int or not 0 <= self.epoch < 2**63:
+            raise InvalidIdentity(f"epoch={self.epoch!r}: must be an integer from 0 to 2**63 - 1")
         if self.base is not None:
             self._check_base(self.base)
-        elif self.start:
-            raise InvalidIdentity(f"start={self.start}: must be 0 without a base")
+        elif self.start != 0:
+            raise InvalidIdentity(f"start={self.start!r}: must be 0 without a base")
 
     def _check_base(self, base: "Identity") -> None:
         if type(base) is not Identity:
             raise InvalidIdentity(f"base={base!r}: must be an Identity")
-        if not (least := base.start or 1) <= self.start < 2**31:
-            raise InvalidIdentity(f"start={self.start}: must be from {least} to 2**31 - 1")
+        least, start = base.start or 1, self.start
+        if type(start) is not int or not least <= start < 2**31:
+            raise InvalidIdentity(f"start={start!r}: must be an integer from {least} to 2**31 - 1")
         for name in ("weights", "epoch", "kv_dtype"):
             if (mine := getattr(self, name)) != (theirs := getattr(base, name)):
                 raise InvalidIdentity(f"{name}={mine!r}: must be that of its base, {theirs!r}")
@@ -110,8 +113,7 @@ class Identity:
 
     def belongs_to(self, tenant: bytes) -> bool:
         """Whether content of this identity is a tenant's own, or continues its public prefix."""
-        is_own = tenant in (self.tenant, self.owner)
-        return is_own or (self.base is not None and self.base.belongs_to(tenant))
+        return any(tenant in (stage.tenant, stage.owner) for stage in self.stages)
 
     def of_block(self, index: int, block_size: int) -> "tuple[Identity, int]":
         """Return the identity of a block, and which block the next one begins in, if any."""
@@ -119,8 +121,6 @@ class Identity:
         while identity.base is not None and identity.start // block_size > index:
             identity, end = identity.base, identity.start // block_size
         return identity, end
-
-    # Where it continues another one it is a span of the sequence, as an image is.
 
     @property
     def end(self) -> int:
@@ -227,7 +227,8 @@ class PrefixKey:
         # A copy would cost as much as comparing it: an array is copied when it has to grow.
         self.tokens: array[int] = tokens if self._is_shared else pack_tokens(tokens)  # type: ignore[assignment]
         self.images = tuple(sorted(images, key=lambda image: image.start)) if images else ()
-        self.spans: Spans = identity.stages[1:] + self.images
+        later = () if identity.base is None else identity.stages[1:]
+        self.spans: Spans = later + self.images
         self.digests: dict[object, list[BlockDigest]] = {}  # of the full blocks, by block hasher
         if self.images:
             _check_images(self.images, len(self.tokens))
@@ -253,14 +254,16 @@ class PrefixKey:
         self._is_shared = True
         return PrefixKey(identity, self.tokens, self.images)
 
-    def packed_range(self, start: int, stop: int) -> bytes:
-        """Tokens ``start .. stop`` as little-endian ``uint32``."""
-        return self.tokens[start:stop].tobytes()
-
     def block_key(self, start: int, stop: int) -> BlockKey:
         """Return what identifies tokens ``start .. stop`` among continuations of their prefix."""
         spans = overlapping(self.spans, start, stop) if self.spans else ()
         return BlockKey(self.tokens[start:stop].tobytes(), spans, start)
+
+    def child_name(self, start: int, stop: int) -> bytes:
+        """Return the ``BlockKey.child_name`` of tokens ``start .. stop``: mostly these."""
+        if self.spans:
+            return self.block_key(start, stop).child_name
+        return self.tokens[start:stop].tobytes()
 
     def block_name(self, index: int, block_size: int) -> bytes:
         """Return the ``BlockKey.name`` of a full block: mostly its tokens."""

@@ -170,7 +170,7 @@ class HybridCacheManager(CacheManager):
         is_published = super()._publish_partial(table, num_tokens)
         if is_published:
             full = num_tokens // self.block_size
-            text = table.key.packed_range(full * self.block_size, num_tokens)
+            text = table.key.tokens[full * self.block_size : num_tokens].tobytes()
             for group, held in self._pairs(table):
                 group.publish_partial(table, held, full, text)
         return is_published
