@@ -83,14 +83,15 @@ class RadixIndex:
         """Find the block after a match with the longest common prefix with the sequence."""
         size, start = self.block_size, (node.start + used) * self.block_size
         stop = min(num_tokens, start + size)
-        own = key.block_key(start, stop)
+        run = key.tokens[start:stop].tobytes()
         if used < node.num_blocks:
-            child, common = node, num_common_tokens(own.tokens, node.block_key(used, size).tokens)
+            child, common = node, num_common_tokens(run, node.block_key(used, size).tokens)
         else:
-            closest, common = node.children.closest(own.child_name[: len(own.tokens)])
+            name = key.child_name(start, stop)[: len(run)] if key.spans else run
+            closest, common = node.children.closest(name)
             child, used = closest or node, 0
-        if common and (own.spans or child.spans):
-            common = own.num_common_tokens(child.block_key(used, size))
+        if common and (key.spans or child.spans):
+            common = key.block_key(start, stop).num_common_tokens(child.block_key(used, size))
         return TailMatch(BlockId(child.blocks[used]), common, child, used) if common else None
 
     def acquire(self, key: PrefixKey, match: PrefixMatch) -> tuple[RadixNode, RadixNode | None]:

@@ -79,12 +79,13 @@ class HashIndex:
     ) -> TailMatch | None:
         """Find the block after a match with the longest common prefix with the sequence."""
         stop = min(num_tokens, start + self.block_size)
-        own = key.block_key(start, stop)
-        child, common = content.children.closest(own.child_name[: len(own.tokens)])
+        run = key.tokens[start:stop].tobytes()
+        name = key.child_name(start, stop)[: len(run)] if key.spans else run
+        child, common = content.children.closest(name)
         if child is None:
             return None
-        if own.spans or child.key.spans:
-            common = own.num_common_tokens(child.key)
+        if key.spans or child.key.spans:
+            common = key.block_key(start, stop).num_common_tokens(child.key)
         return TailMatch(child.copies[0].block, common, child.copies[0]) if common else None
 
     def acquire(self, key: PrefixKey, match: PrefixMatch) -> tuple[HashPath, HashCopy | None]:
