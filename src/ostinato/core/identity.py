@@ -265,13 +265,6 @@ class PrefixKey:
             return self.block_key(start, stop).child_name
         return self.tokens[start:stop].tobytes()
 
-    def block_name(self, index: int, block_size: int) -> bytes:
-        """Return the ``BlockKey.name`` of a full block: mostly its tokens."""
-        start, stop = index * block_size, (index + 1) * block_size
-        if self.spans:
-            return self.block_key(start, stop).name
-        return self.tokens[start:stop].tobytes()
-
     def num_common_tokens(self, other: "PrefixKey") -> int:
         """Return the length of the longest prefix whose KV two sequences can share."""
         if self.identity.root != other.identity.root:

@@ -204,7 +204,7 @@ class HashIndex:
         """Look a block up by digest; parent and tokens are compared as well."""
         digest = self._hasher.digests(key, index + 1)[index]
         for content in self._contents.get(digest, ()):
-            if content.parent is parent and content.name == key.block_name(index, self.block_size):
+            if content.parent is parent and content.name == self._hasher.name(key, index):
                 return content
         return None
 
