@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ostinato.core.identity import Identity
+from ostinato.core.identity import BlockKey, Identity
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -47,9 +47,9 @@ class CacheEntry:
         """Whether no cached content builds on it (law 8: tails go before roots)."""
         return True
 
-    def name_of(self, index: int, block_size: int) -> bytes:
-        """Return the packed tokens and extras of its ``index``-th block."""
-        return b""
+    def block_key(self, index: int, block_size: int) -> BlockKey:
+        """Return what identifies its ``index``-th block among continuations of its prefix."""
+        return BlockKey(b"", (), 0)
 
     def run_from(self, first: int) -> tuple[int, bytes]:
         """Return the position and the packed tokens of its blocks from its ``first``-th on."""

@@ -155,7 +155,7 @@ class CacheManager:
         if room <= hit:
             self.check_fits(num_tokens)
             return None
-        may_publish = key.identity.public_prefix is None or self._may_publish(key, hit)
+        may_publish = key.identity.base is None or self._may_publish(key, hit)
         table = self._hold(key, match)
         table.writes = writes and may_publish and self.config.enable_prefix_caching
         table.num_computed = table.num_planned = hit
@@ -328,8 +328,7 @@ class CacheManager:
     def rekey(self, key: PrefixKey) -> PrefixKey:
         """Return a waiting sequence's key under the present weights."""
         weights = key.identity.weights if self._weights is None else self._weights
-        identity = replace(key.identity, epoch=self.epoch, weights=weights)
-        return PrefixKey(identity, key.tokens, key.images)
+        return key.with_identity(key.identity.renewed(weights, self.epoch))
 
     def check(self) -> None:
         """Assert that pool, index and tables agree; slow, for tests."""

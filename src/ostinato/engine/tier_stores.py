@@ -289,8 +289,7 @@ class TierStores(CacheObserver):
         begun_s = time.perf_counter()
         match = self._manager.match(wanted.key, wanted.num_tokens)
         blocks = match.blocks
-        public = wanted.key.identity.public_prefix
-        num_public = 0 if public is None else public.num_tokens
+        num_public = wanted.key.identity.num_public_tokens
         first = max(wanted.first_block, num_public // self._size)
         while not wanted.keep_until and first < len(blocks) and blocks[first] in self._marked:
             first += 1

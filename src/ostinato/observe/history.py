@@ -194,7 +194,7 @@ class RequestHistory(CacheObserver):
             if more:
                 self._charge(record, record.charge + more)
         else:
-            digests = self.digest_key.digests(key.packed_range(0, num_tokens), self.block_size)
+            digests = self.digest_key.digests(key.tokens[:num_tokens].tobytes(), self.block_size)
             record.clear()
             record.digests = digests
 

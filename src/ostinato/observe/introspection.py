@@ -153,17 +153,16 @@ class CachedBlock:
 
 def cached_blocks(index: PrefixIndex[Any]) -> Iterator[CachedBlock]:
     """Walk every published block of an index, those that others continue first."""
-    size, ends = index.block_size * TOKEN_BYTES, list[bytes]()
+    ends = list[bytes]()
     for run in index.runs():
         first = run.entries[0]
         start = first.identity.root.encoded if run.parent is None else ends[run.parent]
         for entry in run.entries:
             before = start
             for place, block in enumerate(entry.blocks):
-                name = entry.name_of(place, index.block_size)
-                extra = name[size:]
-                yield CachedBlock(BlockId(block), name[:size], entry.ref_count, before, extra)
-                before += name
+                own = entry.block_key(place, index.block_size)
+                yield CachedBlock(BlockId(block), own.tokens, entry.ref_count, before, own.extra)
+                before += own.name
         ends.append(before)
 
 
