@@ -164,6 +164,14 @@ def test_what_does_not_fit_is_not_published_at_all(index):
     assert not cache.prefix_cache.admin.is_public(SALT)
 
 
+def test_a_rejected_publication_is_kept_in_no_window(index):
+    cache = tiny_cache(8, index=index, windows=(WindowConfig(6, 12),))
+    cache.serve(TEXT, tenant=SALT)
+    receipt = cache.prefix_cache.admin.publish(prefix_key(TEXT + "lost", tenant=SALT))
+    assert receipt.status is LeaseStatus.REJECTED
+    assert [pool.num_evictable for pool in cache.manager.pools] == [0, 0]
+
+
 @pytest.mark.parametrize(
     ("other", "reserved_blocks"), [("QRST", 0), (TEXT + "more", 0), (TEXT + "more", 7)]
 )

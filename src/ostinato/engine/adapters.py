@@ -161,7 +161,7 @@ class Adapters(CacheObserver):
         """Names by digest, the last of several."""
         return {named.adapter.digest: name for name, named in list(self.by_name.items())}
 
-    def invoked(self, name: str, tokens: "array[int]") -> tuple[bytes, int]:
+    def digest_and_start(self, name: str, tokens: "array[int]") -> tuple[bytes, int]:
         """Return the digest of a prompt's adapter, and the first token that it computes.
 
         An activated adapter computes from the last occurrence of its invocation on, as in

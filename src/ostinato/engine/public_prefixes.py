@@ -84,7 +84,9 @@ class PublicPrefixes:
         return [salt_of_public(name) for name in list(known)]
 
     def identity_of(self, own: Identity, tokens: "array[int]", names: Iterable[str]) -> Identity:
-        """Return a tenant's identity, after the longest public prefix that a prompt begins with.
+        """Return the identity of a tenant's prompt.
+
+        It continues the longest public prefix that the prompt begins with, of those it may read.
 
         Cost: O(names) comparisons of packed tokens.
         """

@@ -82,7 +82,7 @@ class Identities:
             return replace(own, tenant=salt_of_public(prompt.publishes))
         adapter, start = b"", 0
         if prompt.adapter:
-            adapter, start = self._adapters.invoked(prompt.adapter, text)
+            adapter, start = self._adapters.digest_and_start(prompt.adapter, text)
             text = text[: start + 1]  # the base model computed the public prefix, if any
         if reads:
             own = self._public_prefixes.identity_of(own, text, prompt.public_prefixes)

@@ -145,8 +145,8 @@ class CacheAdmin:
         return _rejected(receipt.reason)
 
     def _remove_rejected(self, key: PrefixKey) -> None:
-        """Remove what was computed to be published; nothing if others use its salt, too."""
-        salt, match = key.identity.tenant, self._manager.match(key, len(key))
+        """Remove what was computed to be published; nothing if its salt has more."""
+        salt, match = key.identity.tenant, self._manager.index.match(key, len(key))
         entries = {e for e in self._manager.pool.entries() if e.identity.belongs_to(salt)}
         if not match.num_unmatched and entries.issubset(match.entries):
             self._manager.remove(lambda entry: entry.identity.belongs_to(salt))
