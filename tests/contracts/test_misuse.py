@@ -8,6 +8,7 @@ import pytest
 from ostinato.cache.observer import CacheObserver
 from ostinato.core.errors import (
     CacheMisuse,
+    EmptyPrompt,
     InvalidIdentity,
     PromptTooLong,
     ReleasedTable,
@@ -19,7 +20,7 @@ from ostinato.core.errors import (
 from ostinato.core.identity import Identity
 from ostinato.settings import StateConfig, WindowConfig
 from ostinato.tenants.terms import PINNED
-from tests.support.cache_views import prefix_key
+from tests.support.cache_views import prefix_key, windows_of
 from tests.support.tiny_cache import TinyCache, tiny_cache
 from tests.support.whole_state import whole_state
 
@@ -91,12 +92,35 @@ def test_no_more_is_forked_than_was_planned(cache):
     refused(cache, TableOverrun, lambda: cache.manager.fork(admitted[0], 3), "fork 3 tokens")
 
 
-@pytest.mark.parametrize("layers", ["windows", "states"], indirect=True)
 def test_a_fork_begins_where_its_parent_ends(cache):
-    """At 4 of 8 tokens the window has been released, and there is the state of 8 alone."""
+    """At 4 of 8 tokens the window has been released; the index's path ends at 8, as the state."""
     table = cache.admit("one", "ABCDEFGH").table
     refused(cache, TableOverrun, lambda: cache.manager.fork(table, 4), "8 of the table's tokens")
     assert cache.manager.fork(table, 8) is not None
+
+
+def test_no_fewer_tokens_are_published_than_before(cache):
+    """The second block would be findable, and 4 tokens computed of a window that is past them."""
+    table = cache.admit("one", "ABCDEFGHIJ", upto=8).table
+    refused(cache, TableOverrun, lambda: cache.manager.publish(table, 4), "publish 8 to 10")
+    cache.manager.publish(table, 9)
+    refused(cache, TableOverrun, lambda: cache.manager.publish(table, 8), "publish 9 to 10")
+
+
+@pytest.mark.parametrize("num_tokens", [-1, -4, -100])
+def test_a_number_of_tokens_is_not_negative(cache, num_tokens):
+    table = cache.admit("one", "ABCDE").table
+    for call in (cache.manager.publish, cache.manager.release, cache.manager.fork):
+        refused(cache, TableOverrun, lambda call=call: call(table, num_tokens))
+    assert cache.manager.match(table.key, num_tokens).num_tokens == 0
+
+
+def test_a_number_of_tokens_is_an_integer(cache):
+    """A fraction would raise in the middle of the change."""
+    table = cache.admit("one", "ABCDEF").table
+    for call in (cache.manager.publish, cache.manager.release, cache.manager.fork):
+        refused(cache, TypeError, lambda call=call: call(table, 4.5))
+    refused(cache, TypeError, lambda: cache.manager.grow(table, 10.5))
 
 
 def test_until_the_copies_of_a_fork_have_run_both_stay_as_they_are(cache, layers):
@@ -272,6 +296,12 @@ def test_no_more_is_published_than_the_table_and_its_sequence_have(cache):
     assert cache.match("ABCDEFGHI").num_tokens == (6 if cache.manager.config.seal_tails else 0)
 
 
+def test_what_has_slots_and_no_tokens_is_not_published(cache):
+    """Tokens that are appended later would count as computed."""
+    table = cache.admit("one", "ABCDE", upto=4).table
+    refused(cache, TableOverrun, lambda: cache.manager.publish(table, 7), "publish 4 to 5")
+
+
 # --- matches --------------------------------------------------------------------------------
 
 
@@ -279,6 +309,52 @@ def test_a_match_is_of_the_key_that_is_admitted(cache):
     cache.serve("ABCDEFGH")
     match = cache.manager.match(prefix_key("ABCDEFGHI"))
     refused(cache, StaleMatch, lambda: cache.manager.admit(prefix_key("XYZABCDEFG"), match))
+
+
+@FINDABLE_AT_ONCE
+def test_no_more_tokens_are_matched_than_the_sequence_has(cache):
+    """EF would match the partial block as a whole one, and CD be read from where only EF is."""
+    cache.serve("ABCDEF")
+    key = prefix_key("ABCDEF")
+    match = cache.manager.match(key, 8)
+    assert match.num_tokens == 6
+    for letter in "GHI":
+        key.append(ord(letter))
+    table, copies = cache.manager.admit(key, match)
+    assert (table.num_shared_tokens, table.num_copied_tokens, len(copies)) == (
+        4,
+        2,
+        1 + bool(windows_of(cache.manager)),
+    )
+
+
+def test_a_key_of_old_weights_is_not_admitted(cache):
+    """A running sequence still holds what the old weights have computed."""
+    cache.admit("one", "ABCDEFGHI")
+    cache.manager.new_epoch()
+    key = prefix_key("ABCDEFGHI")
+    match = cache.manager.match(key)
+    refused(cache, StaleMatch, lambda: cache.manager.admit(key, match), "rekey it")
+    key = cache.manager.rekey(key)
+    table, _ = cache.manager.admit(key, cache.manager.match(key))
+    assert table.num_cached_tokens == 0
+
+
+def test_what_is_pinned_under_old_weights_is_removed_once_it_is_unpinned(cache):
+    cache.serve("ABCDEFGH")
+    table = cache.manager.pin(prefix_key("ABCDEFGH"), 8)
+    cache.manager.new_epoch()
+    cache.manager.unpin(table)
+    assert not [*cache.manager.index.runs()]
+
+
+def test_weights_that_are_not_bytes_change_nothing(cache):
+    """The epoch would be the next one, and every waiting key beyond renewal."""
+    cache.serve("ABCDEFGH")
+    admin = cache.prefix_cache.admin
+    admin.lease(prefix_key("ABCDEFGH"), PINNED)
+    for call in (cache.manager.new_epoch, admin.new_epoch):
+        refused(cache, InvalidIdentity, lambda call=call: call("version 2"), "weights='version 2'")
 
 
 def test_a_match_of_another_cache_is_refused(index, layers):
@@ -368,6 +444,33 @@ def test_a_match_is_stale_once_a_partial_block_was_published(cache):
     refused(cache, StaleMatch, lambda: cache.manager.admit(key, match))
 
 
+# --- states -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layers", ["states"], indirect=True)
+def test_the_state_of_a_released_table_is_not_loaded(cache):
+    """Its slot may be another table's in the same step, which loads a state of its own there."""
+    manager = cache.manager
+    for prompt in ("ABCDE", "QRSTU"):
+        key = prefix_key(prompt)
+        table, _ = manager.admit(key, manager.match(key))
+        assert [load.target for load in manager.state_copies[0]] == [table.state_slot]
+        manager.release(table, 0)
+
+
+@pytest.mark.parametrize("layers", ["states"], indirect=True)
+def test_a_table_that_outlives_a_failed_step_still_loads_its_state(cache):
+    """It was admitted before any other published, and its own first step is the next one."""
+    manager, keys = cache.manager, [prefix_key("ABCDE"), prefix_key("QRSTU")]
+    first, second = (manager.admit(key, manager.match(key))[0] for key in keys)
+    manager.publish(second, 5)
+    manager.fail()
+    assert [load.target for load in manager.state_copies[0]] == [first.state_slot]
+    manager.publish(first, 5)
+    manager.commit()
+    assert manager.state_copies == ((), ())
+
+
 # --- requests -------------------------------------------------------------------------------
 
 
@@ -382,6 +485,11 @@ def test_a_prompt_that_can_never_fit_is_not_the_same_as_not_now(index):
         lambda: cache.manager.admit(long, cache.manager.match(long)),
         "9 tokens and needs 3 blocks of 4, but the pool has 2",
     )
+
+
+def test_a_prompt_without_tokens_is_not_the_same_as_not_now(cache):
+    key = prefix_key("")
+    refused(cache, EmptyPrompt, lambda: cache.manager.admit(key, cache.manager.match(key)))
 
 
 @pytest.mark.parametrize(
@@ -472,6 +580,18 @@ def test_nothing_is_leased_while_a_step_is_under_way(cache):
     cache.plan("one", "ABCDEFGH")
     admin = cache.prefix_cache.admin
     refused(cache, StepInProgress, lambda: admin.lease(prefix_key("ABCDEFGH"), PINNED))
+    cache.fail()
+
+
+@pytest.mark.parametrize("layers", ["windows"], indirect=True)
+def test_nothing_is_leased_while_a_window_is_computed_again(layers):
+    """Full attention knows the content; that of the window is published and not computed."""
+    cache = tiny_cache(16, windows=(WindowConfig(5, 3),))
+    cache.serve("ABCDEFGH")
+    cache.serve("QRSTUVWXYZab")  # evicts the window of the first
+    assert cache.match("ABCDEFGHI").num_tokens == 0
+    cache.plan("one", "ABCDEFGHI", upto=8)
+    refused(cache, StepInProgress, lambda: cache.manager.pin(prefix_key("ABCDEFGH"), 8))
     cache.fail()
 
 

@@ -6,11 +6,13 @@ from ostinato.cache.prefix_index import Contents
 
 
 def whole_state(manager: CacheManager) -> str:
-    """Return each pool's order of free blocks, and a line per block and per live table."""
+    """Return each pool's order of free blocks, and a line per block and per table."""
     pairs = zip(manager.pools, manager.contents, strict=True)
     lines = [line for pool, contents in pairs for line in _pool_state(manager, pool, contents)]
-    lines += [f"table {table}" for table in manager.tables.live.values()]
-    return "\n".join([*lines, *(f"in step: {table.table_id}" for table in manager.tables.step)])
+    tables = manager.tables
+    lines += [f"table {table}" for table in [*tables.live.values(), *tables.pinned.values()]]
+    lines += [f"in step: {table.table_id} {forked}" for table, forked in tables.step.items()]
+    return "\n".join([*lines, f"epoch {manager.epoch}", f"states {manager.state_copies}"])
 
 
 def _pool_state(manager: CacheManager, pool: BlockPool, contents: Contents) -> list[str]:

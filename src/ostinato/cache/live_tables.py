@@ -4,6 +4,8 @@ A table is numbered when it becomes live or is pinned, and loses its number when
 What is refused has changed nothing.
 """
 
+from operator import index
+from sys import maxsize
 from threading import get_ident
 
 from ostinato.cache.block_table import BlockTable
@@ -50,7 +52,7 @@ class LiveTables:
     @property
     def is_publishing(self) -> bool:
         """Whether blocks are findable that are not computed."""
-        return any(table.first_published is not None for table in self.step)
+        return any(table.publishes for table in self.step)
 
     def check_thread(self) -> None:
         """Raise WrongThread while another thread's tables are live."""
@@ -76,13 +78,17 @@ class LiveTables:
         if self.pinned.get(table.table_id) is not table:
             raise ReleasedTable("the table is not pinned in this cache, or not any more")
 
-    def check_range(self, table: BlockTable, num_tokens: int, verb: str) -> None:
-        """Raise TableOverrun, or what ``check_live`` raises."""
+    def check_range(
+        self, table: BlockTable, num_tokens: int, verb: str, least: int, most: int = maxsize
+    ) -> None:
+        """Raise TableOverrun outside a range, or what ``check_live`` raises."""
         self.check_live(table)
-        if num_tokens > min(table.num_slots, len(table.key.tokens)):
+        most = min(most, table.num_slots, len(table.key.tokens))
+        if not least <= index(num_tokens) <= most:
             raise TableOverrun(
-                f"{verb} {num_tokens} tokens: the table has {table.num_slots} slots and its "
-                f"sequence {len(table.key.tokens)} tokens; append tokens and grow the table first"
+                f"{verb} {num_tokens} tokens: {table.num_planned} of the table's tokens have hit "
+                f"or were published, it has {table.num_slots} slots and {len(table.key.tokens)} "
+                f"tokens; {verb} {least} to {most}, or append tokens and grow the table first"
             )
 
     def check_publish(self, table: BlockTable, num_tokens: int) -> None:
@@ -90,7 +96,7 @@ class LiveTables:
 
         Each could hold what the other published: then no order is left to take a failed step back.
         """
-        self.check_range(table, num_tokens, "publish")
+        self.check_range(table, num_tokens, "publish", table.num_planned)
         if (
             table.num_planned > table.num_computed
             and table in self.step
@@ -99,15 +105,6 @@ class LiveTables:
             raise StepInProgress(
                 "the table has published in this step, and other tables came after it: commit the "
                 "step before it publishes more"
-            )
-
-    def check_planned(self, table: BlockTable, num_tokens: int, verb: str) -> None:
-        """Raise TableOverrun if fewer tokens are planned, or what ``check_range`` raises."""
-        self.check_range(table, num_tokens, verb)
-        if num_tokens > table.num_planned:
-            raise TableOverrun(
-                f"{verb} {num_tokens} tokens: {table.num_planned} of the table's tokens have hit "
-                f"or were planned by publish; {verb} what is computed"
             )
 
     def check_committed(self, table: BlockTable) -> None:

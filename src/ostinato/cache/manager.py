@@ -16,6 +16,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from operator import index
 from typing import Any
 
 from ostinato.cache.block import CacheEntry
@@ -27,8 +28,8 @@ from ostinato.cache.pool import BlockPool
 from ostinato.cache.prefix_index import Contents, PrefixIndex, PrefixMatch
 from ostinato.cache.radix_index import RadixIndex
 from ostinato.core.config import CacheConfig
-from ostinato.core.errors import PromptTooLong, StaleMatch
-from ostinato.core.identity import PrefixKey
+from ostinato.core.errors import EmptyPrompt, PromptTooLong, StaleMatch
+from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.ids import SlotId
 from ostinato.core.plan import CopyRun, StateCopy
 from ostinato.core.request import RequestContext
@@ -109,7 +110,9 @@ class CacheManager:
 
         By default these are all but the last token, which has to be computed (law 4).
         """
-        return self.index.match(key, len(key.tokens) - 1 if num_tokens is None else num_tokens)
+        num_known = len(key.tokens)
+        wanted = num_known - 1 if num_tokens is None else min(num_tokens, num_known)
+        return self.index.match(key, max(0, wanted))
 
     def admit(
         self,
@@ -134,8 +137,9 @@ class CacheManager:
             source stands in the way.
 
         Raises:
-            PromptTooLong: It would not fit an empty cache.
-            StaleMatch: The match is of another key or cache, or the cache has changed since.
+            RequestError: It has no tokens, or would not fit an empty cache.
+            StaleMatch: The match is of another key or cache, or older than the last change; or
+                the key is of old weights.
             WrongThread: Another thread's tables are live.
         """
         self.tables.check_thread()
@@ -144,6 +148,11 @@ class CacheManager:
             raise StaleMatch(
                 "the match is of another key or another cache, or the cache has changed since: "
                 "match the key again right before admitting it"
+            )
+        if key.identity.epoch < self.epoch:
+            raise StaleMatch(
+                f"the key is of epoch {key.identity.epoch}, and the weights are of epoch "
+                f"{self.epoch}: rekey it, and match it again"
             )
         num_tokens, hit = len(key.tokens), match.num_tokens
         wanted = num_tokens if most_new is None else min(num_tokens, hit + most_new)
@@ -172,7 +181,7 @@ class CacheManager:
         if num_tokens <= table.num_slots:
             return num_tokens
         self.tables.check_live(table)
-        return self._room_to_grow(table, num_tokens)
+        return self._room_to_grow(table, index(num_tokens))
 
     def grow(self, table: BlockTable, num_tokens: int) -> bool:
         """Give a table slots for its first tokens; False, with no effect, if they do not fit."""
@@ -184,12 +193,17 @@ class CacheManager:
 
     def publish(self, table: BlockTable, num_tokens: int) -> None:
         """Make the full blocks among the tokens that this step will have computed findable."""
-        last = num_tokens // self.block_size
-        if table.live_in is not self.tables:
-            self.tables.check_live(table)
-        if num_tokens > table.num_slots or (last > table.num_published and table.writes):
-            self.tables.check_publish(table, num_tokens)
-            self._publish(table, num_tokens)
+        if (  # not a decode that fills no block, which runs for every sequence of a step
+            num_tokens - table.num_planned != 1
+            or num_tokens > table.num_slots
+            or num_tokens // self.block_size > table.num_published
+            or table.live_in is not self.tables
+        ):
+            if num_tokens // self.block_size > table.num_published and table.writes:
+                self.tables.check_publish(table, num_tokens)
+                self._publish(table, num_tokens)
+            else:
+                self.tables.check_range(table, num_tokens, "publish", table.num_planned)
         table.num_planned = num_tokens
 
     def end_of_chunk(
@@ -237,7 +251,7 @@ class CacheManager:
         Raises:
             StepInProgress: It has published in this step: ``commit`` or ``fail`` comes first.
         """
-        self.tables.check_planned(table, num_tokens, "release")
+        self.tables.check_range(table, num_tokens, "release", 0, table.num_planned)
         self.tables.check_committed(table)
         table.summary.num_output_tokens = num_output_tokens
         self._release_tail(table)
@@ -253,12 +267,12 @@ class CacheManager:
 
         Args:
             table: The parent's.
-            num_tokens: Tokens that both continue, computed in this step or before.
+            num_tokens: Tokens that both continue: all that have hit or were published.
 
         Returns:
             The child's table and the slots to copy; None, with no effect, if it does not fit.
         """
-        self.tables.check_planned(table, num_tokens, "fork")
+        self.tables.check_range(table, num_tokens, "fork", table.num_planned, table.num_planned)
         needed, firsts = self.blocks_for(num_tokens), self._shared_by_fork(table, num_tokens)
         pairs = zip(self.pools, firsts, strict=True)
         if any(needed - first > pool.num_free_for(table.tenant) for pool, first in pairs):
@@ -302,8 +316,7 @@ class CacheManager:
     def unpin(self, table: BlockTable) -> None:
         """Release what ``pin`` returned."""
         self.tables.check_pinned(table)
-        self._release_path(table)
-        self.tables.remove(table)
+        self._release_held(table)
 
     def remove(self, belongs: Callable[[CacheEntry], bool]) -> int:
         """Free every evictable block whose entry matches; return how many."""
@@ -317,6 +330,7 @@ class CacheManager:
         Effects: evictable blocks are removed; live tables publish nothing more, and what they
         hold is removed when they are released.
         """
+        Identity(b"" if weights is None else weights)  # raises InvalidIdentity
         self.epoch += 1
         self._weights = weights
         for table in self.tables.live.values():
@@ -343,7 +357,9 @@ class CacheManager:
             assert pool.num_free == pool.num_blocks, "blocks leaked (law 9)"
 
     def check_fits(self, num_tokens: int) -> None:
-        """Raise PromptTooLong if so many tokens would not fit an empty cache."""
+        """Raise EmptyPrompt or PromptTooLong if so many tokens can never be admitted."""
+        if not num_tokens:
+            raise EmptyPrompt("the prompt has no tokens: at least one is needed")
         if self.blocks_for(num_tokens) > self.config.num_blocks:
             raise PromptTooLong(
                 f"the prompt has {num_tokens} tokens and needs {self.blocks_for(num_tokens)} "
@@ -372,7 +388,7 @@ class CacheManager:
 
     def _shared_by_fork(self, table: BlockTable, num_tokens: int) -> list[int]:
         """Return how many leading blocks a fork would share in each pool; it takes the others."""
-        return [min(table.num_published, num_tokens // self.block_size)]
+        return [table.num_published]
 
     def _hold(self, key: PrefixKey, match: PrefixMatch) -> BlockTable:
         """Hold a match, and the source of what will be copied; the table is not live yet."""
@@ -513,6 +529,10 @@ class CacheManager:
         findable = num_tokens if sealed else table.num_published * self.block_size
         for observer in self.observers:
             observer.on_release(table, num_tokens, findable, sealed)
+        self._release_held(table)
+
+    def _release_held(self, table: BlockTable) -> None:
+        """Release what a table shares, and with it the table."""
         self._release_path(table)
         self.tables.remove(table)
         if table.key.identity.epoch < self.epoch:

@@ -233,6 +233,8 @@ class TierLoads:
         """Allocate blocks and start to fill them; returns False if there is no room."""
         end, first = load.look_up.end_block, load.look_up.first_block
         sequence = load.sequence
+        if sequence.key.identity.epoch != self._manager.epoch:
+            return True  # the weights have changed
         key = first_tokens(sequence.key, end * self._size)
         match = replace(self._manager.match(key, end * self._size), tail=None)
         if len(match.blocks) >= end or len(match.blocks) < first:

@@ -14,7 +14,7 @@ from ostinato.cache.block_table import BlockTable
 from ostinato.cache.manager import CacheManager
 from ostinato.cache.observer import CacheObserver
 from ostinato.cache.prefix_index import PrefixMatch, PublishResult
-from ostinato.core.errors import StepInProgress, TableOverrun
+from ostinato.core.errors import StepInProgress
 from ostinato.core.identity import PrefixKey
 from ostinato.core.plan import CopyRun, StateCopy
 from ostinato.hybrid.layer_group import HybridMatch, LayerGroup, StateCopies
@@ -104,22 +104,6 @@ class HybridCacheManager(CacheManager):
             return super().deepest_hit(table, key, num_tokens)
         return self._cuts.deepest_state(table, num_tokens)
 
-    def fork(
-        self, table: BlockTable, num_tokens: int
-    ) -> tuple[BlockTable, tuple[CopyRun, ...]] | None:
-        """Make a table for a second continuation of all tokens that the step computes.
-
-        Raises:
-            TableOverrun: It would begin earlier, where windows and states are gone.
-        """
-        if num_tokens < table.num_planned:
-            self.tables.check_live(table)
-            raise TableOverrun(
-                f"fork {num_tokens} tokens: {table.num_planned} of the table's tokens are planned, "
-                "and its windows and states are those at their end; fork all of them"
-            )
-        return super().fork(table, num_tokens)
-
     def remove(self, belongs: Callable[[CacheEntry], bool]) -> int:
         """Free every evictable block whose entry matches; return how many."""
         pairs = zip(self.pools, self.contents, strict=True)
@@ -190,8 +174,12 @@ class HybridCacheManager(CacheManager):
                 for observer in self.observers:
                     observer.on_publish(table, place, place + 1, _NEW if is_new else _KNOWN, number)
 
-    def _end_step(self) -> Iterable[BlockTable]:
+    def commit(self) -> None:
+        """Note that the step has run; after a failed one, tables that go on still load states."""
         self._state_copies.loads.clear()
+        super().commit()
+
+    def _end_step(self) -> Iterable[BlockTable]:
         self._state_copies.saves.clear()
         return super()._end_step()
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from ostinato.cache.manager import CacheManager
 from ostinato.core.config import CacheConfig, SchedulerConfig
-from ostinato.core.errors import DuplicateRequest, EmptyPrompt, PromptTooLong
+from ostinato.core.errors import DuplicateRequest, PromptTooLong
 from ostinato.core.identity import PrefixKey
 from ostinato.core.ids import RequestId, SequenceId
 from ostinato.core.plan import SampledToken, SequenceResult, StepPlan, StepResult
@@ -70,8 +70,6 @@ class Scheduler:
             RequestError: It has no tokens, never fits the context or the pool, or its id is in use.
         """
         num_tokens, longest = len(request.prompt_token_ids), self.config.max_model_len
-        if not num_tokens:
-            raise EmptyPrompt("the prompt has no tokens: at least one is needed")
         if num_tokens >= longest:
             raise PromptTooLong(
                 f"the prompt has {num_tokens} tokens, and max_model_len={longest} leaves no room "

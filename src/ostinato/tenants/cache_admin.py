@@ -232,8 +232,8 @@ class CacheAdmin:
         Effects: what was computed before is removed, at once or as soon as the running
         sequences that read it have ended; they publish nothing more. Leases end.
         """
-        self._end_all()
         self._manager.new_epoch(weights)
+        self._end_all()
         self._manager.settle()
         return self._manager.epoch
 
