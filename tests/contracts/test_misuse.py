@@ -572,6 +572,17 @@ def test_a_table_that_is_copied_to_in_the_step_is_released_after_it(cache):
     cache.manager.release(table, 0)
 
 
+def test_what_is_removed_without_what_continues_it_stays(cache):
+    """The second block would be cached and never found (law 8)."""
+    cache.serve("ABCDEFGH")
+    cache.serve("ABCDWXYZ")
+    index, key = cache.manager.index, prefix_key("ABCDEFGH")
+    [first, _] = index.match(key, 8).entries
+    removed = cache.manager.pool.remove(lambda entry: entry is first, index)
+    assert (removed, len(index.match(key, 8).blocks)) == (0, 2)
+    cache.prefix_cache.check()
+
+
 # --- company --------------------------------------------------------------------------------
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 from ostinato.assembly import PrefixCache, build_cache
+from ostinato.cache.block import CacheEntry
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.prefix_index import PrefixMatch
 from ostinato.core.errors import OstinatoError
@@ -20,6 +21,7 @@ from ostinato.core.plan import CopyRun
 from ostinato.settings import (
     FreeOrder,
     IndexName,
+    PolicyName,
     PrefixCacheConfig,
     StateConfig,
     TenantShare,
@@ -44,6 +46,7 @@ MOST_KEPT = 8
 def draw_careless_settings(draw: Draw) -> PrefixCacheConfig:
     """Draw a small cache: plain, with a window, with states, or with both."""
     size, num_blocks = draw((1, 2, 4)), draw((2, 4, 6, 8, 12))
+    narrow, wide = WindowConfig(size + 1, 4), WindowConfig(2 * size, 8)
     quota = draw((None, None, 1, 2))
     shares = {} if quota is None else {b"a": TenantShare(draw((0, 1)), quota)}
     return PrefixCacheConfig(
@@ -52,7 +55,8 @@ def draw_careless_settings(draw: Draw) -> PrefixCacheConfig:
         index=draw(get_args(IndexName)),
         free_order=draw(get_args(FreeOrder)),
         seal_tails=draw((True, True, False)),
-        windows=draw(((), (), (WindowConfig(size + 1, 4),), (WindowConfig(2, 8),))),
+        policy=draw(("lru", *get_args(PolicyName))),
+        windows=draw(((), (), (narrow,), (wide,), (wide, narrow))),
         states=draw((None, None, StateConfig(3, size), StateConfig(6, 2 * size))),
         tenant_shares=shares,
         reserved_blocks=num_blocks - draw((1, 2, num_blocks)),
@@ -72,6 +76,14 @@ CHOICE = (*[0] * 16, 1, 1, 1, 1, 2, 2, 3, 4, 5, 6, 7)
 PLACE = (*[("tokens", 0)] * 16, *[("planned", 0)] * 6, ("planned", 1), ("tokens", 4), ("zero", -1))
 PLACE += (("zero", 0), ("zero", 1), ("computed", -1), ("computed", 0), ("slots", 0), ("slots", 1))
 PLACE += (("tokens", -1), ("tokens", 1), ("planned", -1), ("planned", -4), ("zero", 100))
+
+WHICH: Mapping[str, Callable[[CacheEntry], bool]] = {
+    "public": lambda entry: entry.identity.tenant == PUBLIC,
+    "a": lambda entry: entry.identity.tenant == b"a",
+    "even": lambda entry: entry.idle_tick % 2 == 0,
+    "used again": lambda entry: entry.uses > 1,
+}
+"""What is removed: not all of it with all that continues it."""
 
 TABLE: Mapping[str, Choices] = {"choice": CHOICE, "place": PLACE}
 ARGUMENTS: Mapping[str, Mapping[str, Choices]] = {
@@ -97,7 +109,7 @@ ARGUMENTS: Mapping[str, Mapping[str, Choices]] = {
     "fork": TABLE,
     "pin": TABLE,
     "unpin": {"choice": CHOICE},
-    "remove": {"tenant": TENANTS},
+    "remove": {"what": (*WHICH,)},
     "new_epoch": {"weights": (None, b"new", "new")},
     "rekey": {"choice": CHOICE},
     "lease": {"choice": CHOICE, "terms": (PINNED, LeaseTerms(3.0, refresh_on_hit=True))},
@@ -235,9 +247,9 @@ class CarelessEmbedder:
         table = self._table(choice)
         self._call("unpin", lambda: self._manager.unpin(table))
 
-    def remove(self, tenant: bytes) -> None:
-        """Remove what is of a tenant, but not what continues it."""
-        self._call("remove", lambda: self._manager.remove(lambda e: e.identity.tenant == tenant))
+    def remove(self, what: str) -> None:
+        """Remove some of what is cached, but not all that continues it."""
+        self._call("remove", lambda: self._manager.remove(WHICH[what]))
 
     def new_epoch(self, weights: Any) -> None:
         """Say that the weights have changed."""
@@ -348,7 +360,7 @@ class CarelessEmbedder:
             self._states[load.target] = "" if load.source < 0 else self._states[load.source]
         running = [f for f in self._followed.values() if f.table.num_planned > f.num_written]
         for table in [followed.table for followed in running]:
-            if table.num_planned > len(table.key):  # as in a decode that was planned before
+            while table.num_planned > len(table.key):  # as in a decode that was planned before
                 table.key.append(ord("A"))
         chunks = [followed.chunk(followed.table.num_planned) for followed in running]
         copies, self._copies = self._copies, []

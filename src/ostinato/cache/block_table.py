@@ -56,11 +56,6 @@ class BlockTable:
         return self.num_shared_tokens + self.num_copied_tokens
 
     @property
-    def publishes(self) -> bool:
-        """Whether the running step publishes blocks of it, of known or new content."""
-        return self.first_published is not None or bool(self.duplicates)
-
-    @property
     def private_blocks(self) -> "array[int]":
         """Blocks that no index has, in token order."""
         private = self.blocks[self.num_published :]

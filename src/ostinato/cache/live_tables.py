@@ -51,8 +51,8 @@ class LiveTables:
 
     @property
     def is_publishing(self) -> bool:
-        """Whether blocks are findable that are not computed."""
-        return any(table.publishes for table in self.step)
+        """Whether blocks are findable that are not computed; windows publish known ones anew."""
+        return any(t.first_published is not None or t.duplicates for t in self.step)
 
     def check_thread(self) -> None:
         """Raise WrongThread while another thread's tables are live."""

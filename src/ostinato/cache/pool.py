@@ -99,7 +99,10 @@ class BlockPool:
             self.free(self._evict(victim[0], 1, "quota", table, contents), table.tenant)
 
     def remove(self, belongs: Callable[[CacheEntry], bool], contents: Contents) -> int:
-        """Free every evictable block whose entry matches, and forget it; return how many."""
+        """Free every evictable block whose entry matches, and forget it; return how many.
+
+        An entry stays that one which does not match builds on (law 8).
+        """
         count, waiting = 0, [entry for entry in self.entries() if belongs(entry)]
         while waiting:  # usually once: what was released longest ago is a leaf
             inner: list[CacheEntry] = []
@@ -108,8 +111,8 @@ class BlockPool:
                     count += self.evict(entry, "removed", contents)
                 else:
                     inner.append(entry)
-            assert len(inner) < len(waiting), "what is removed has descendants that are not"
-            waiting = inner[::-1]  # a chain that came root first goes in the second round
+            # A chain that came root first goes in the second round.
+            waiting = inner[::-1] if len(inner) < len(waiting) else []
         for policy in self.shares.policies:
             policy.erase(belongs)
         return count
