@@ -193,10 +193,10 @@ class CacheManager:
 
     def publish(self, table: BlockTable, num_tokens: int) -> None:
         """Make the full blocks among the tokens that this step will have computed findable."""
-        if (  # not a decode that fills no block, which runs for every sequence of a step
+        if (  # most decodes fill no block: they need no more than this
             num_tokens - table.num_planned != 1
             or num_tokens > table.num_slots
-            or num_tokens // self.block_size > table.num_published
+            or not num_tokens % self.block_size
             or table.live_in is not self.tables
         ):
             if num_tokens // self.block_size > table.num_published and table.writes:

@@ -113,6 +113,9 @@ class Scheduler:
     def commit(self, result: StepResult) -> list[SequenceUpdate]:
         """Take the result of the planned step; return what it brought, in the order of the plan."""
         assert len(result.sequences) == len(self._chunks), "a result per planned sequence"
+        for chunk, outcome in zip(self._chunks, result.sequences, strict=True):
+            is_full = not chunk.samples or len(outcome.samples) == len(chunk.members)
+            assert is_full, "a sample per continuation of each sequence whose tokens are computed"
         chunks = self._end_step()
         self.cache.commit()
         updates: list[SequenceUpdate] = []
@@ -133,6 +136,8 @@ class Scheduler:
     def finish(self, sequence: Sequence, reason: FinishReason, stop: str | None = None) -> None:
         """End a live sequence between steps, such as at a stop string."""
         assert not self._chunks, "a step is under way"
+        live = self.requests.live.get(sequence.request.request_id, ())
+        assert sequence in live, "the sequence has ended, or is another scheduler's"
         sequence.stop_reason = stop
         self.requests.finish(sequence, reason)
 
