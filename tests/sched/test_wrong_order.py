@@ -88,11 +88,13 @@ def test_a_sequence_ends_once(tiny):
     tiny.step()
     first, second = tiny.checks.live()
     tiny.stop("one", "a stop string")
-    refused(tiny, lambda: tiny.scheduler.finish(first, FinishReason.ABORT), "has ended")
+    refused(tiny, lambda: tiny.scheduler.finish(first, FinishReason.ABORT), "it has ended")
     tiny.cancel("one")
     for sequence in (first, second):
-        refused(tiny, lambda s=sequence: tiny.scheduler.finish(s, FinishReason.ABORT), "has ended")
+        refused(
+            tiny, lambda s=sequence: tiny.scheduler.finish(s, FinishReason.ABORT), "it has ended"
+        )
     assert first.stop_reason == "a stop string"
     tiny.add("one", "ABCD")
-    refused(tiny, lambda: tiny.scheduler.finish(first, FinishReason.ABORT), "has ended")
+    refused(tiny, lambda: tiny.scheduler.finish(first, FinishReason.ABORT), "it has ended")
     assert tiny.scheduler.cancel(RequestId("unknown")) == []

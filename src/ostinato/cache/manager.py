@@ -110,9 +110,8 @@ class CacheManager:
 
         By default these are all but the last token, which has to be computed (law 4).
         """
-        num_known = len(key.tokens)
-        wanted = num_known - 1 if num_tokens is None else min(num_tokens, num_known)
-        return self.index.match(key, max(0, wanted))
+        most = len(key.tokens) - 1 if num_tokens is None else min(num_tokens, len(key.tokens))
+        return self.index.match(key, max(0, most))
 
     def admit(
         self,
@@ -151,8 +150,7 @@ class CacheManager:
             )
         if key.identity.epoch < self.epoch:
             raise StaleMatch(
-                f"the key is of epoch {key.identity.epoch}, and the weights are of epoch "
-                f"{self.epoch}: rekey it, and match it again"
+                f"the key is of epoch {key.identity.epoch}, the weights of {self.epoch}: rekey it"
             )
         num_tokens, hit = len(key.tokens), match.num_tokens
         wanted = num_tokens if most_new is None else min(num_tokens, hit + most_new)

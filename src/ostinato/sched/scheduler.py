@@ -136,8 +136,7 @@ class Scheduler:
     def finish(self, sequence: Sequence, reason: FinishReason, stop: str | None = None) -> None:
         """End a live sequence between steps, such as at a stop string."""
         assert not self._chunks, "a step is under way"
-        live = self.requests.live.get(sequence.request.request_id, ())
-        assert sequence in live, "the sequence has ended, or is another scheduler's"
+        assert sequence in self.requests.live.get(sequence.request.request_id, ()), "it has ended"
         sequence.stop_reason = stop
         self.requests.finish(sequence, reason)
 
