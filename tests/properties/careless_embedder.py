@@ -2,146 +2,29 @@
 
 What it asks for is served, or refused with an ``OstinatoError`` or for lack of room; a refusal
 has changed nothing. After every call the cache checks itself. A store of text follows what steps
-write and copy, and between steps all that is findable has been computed by a step that was
-committed (law 5).
+write and copy: between steps all that is findable was computed by a step that was committed
+(law 5).
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, get_args
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 from ostinato.assembly import PrefixCache, build_cache
-from ostinato.cache.block import CacheEntry
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.prefix_index import PrefixMatch
 from ostinato.core.errors import OstinatoError
 from ostinato.core.identity import Identity, PrefixKey
-from ostinato.core.plan import CopyRun
-from ostinato.settings import (
-    FreeOrder,
-    IndexName,
-    PolicyName,
-    PrefixCacheConfig,
-    StateConfig,
-    TenantShare,
-    WindowConfig,
-)
-from ostinato.tenants.terms import PINNED, LeaseId, LeaseTerms
-from tests.properties.draw import Choices, Draw, Event, draw_event, weighted
-from tests.support.cache_views import letters, windows_of
-from tests.support.fake_kv import NEVER_WRITTEN, TORN, Chunk, FakeKV, spell
+from ostinato.settings import PrefixCacheConfig
+from ostinato.tenants.terms import LeaseId, LeaseTerms
+from tests.properties.careless_calls import PUBLIC, WHICH, Place
+from tests.support.cache_views import letters
+from tests.support.step_store import Given, StepStore
 from tests.support.whole_state import whole_state
 
-BAD = {NEVER_WRITTEN, TORN}
-Given = tuple[BlockTable, tuple[CopyRun, ...]]
-Place = tuple[str, int]
-"""A number of tokens: how many more than those of a table that this names."""
-
-PUBLIC, TENANTS = b"public", (b"", b"a", b"b")
 MOST_KEPT = 8
 """Keys, matches and tables that are kept to be passed again, the last ones of each."""
-
-
-def draw_careless_settings(draw: Draw) -> PrefixCacheConfig:
-    """Draw a small cache: plain, with a window, with states, or with both."""
-    size, num_blocks = draw((1, 2, 4)), draw((2, 4, 6, 8, 12))
-    narrow, wide = WindowConfig(size + 1, 4), WindowConfig(2 * size, 8)
-    quota = draw((None, None, 1, 2))
-    shares = {} if quota is None else {b"a": TenantShare(draw((0, 1)), quota)}
-    return PrefixCacheConfig(
-        num_blocks,
-        size,
-        index=draw(get_args(IndexName)),
-        free_order=draw(get_args(FreeOrder)),
-        seal_tails=draw((True, True, False)),
-        policy=draw(("lru", *get_args(PolicyName))),
-        windows=draw(((), (), (narrow,), (wide,), (wide, narrow))),
-        states=draw((None, None, StateConfig(3, size), StateConfig(6, 2 * size))),
-        tenant_shares=shares,
-        reserved_blocks=num_blocks - draw((1, 2, num_blocks)),
-        keep_event_batches=4,
-        keep_explanations=3,
-    )
-
-
-def draw_text(draw: Draw) -> str:
-    """Draw what a sequence adds to a known one."""
-    return "".join(draw("AB") for _ in range(draw((0, 1, 2, 3, 4, 5, 9))))
-
-
-CHOICE = (*[0] * 16, 1, 1, 1, 1, 2, 2, 3, 4, 5, 6, 7)
-"""Which of the latest: keys, matches, tables or leases."""
-
-PLACE = (*[("tokens", 0)] * 16, *[("planned", 0)] * 6, ("planned", 1), ("tokens", 4), ("zero", -1))
-PLACE += (("zero", 0), ("zero", 1), ("computed", -1), ("computed", 0), ("slots", 0), ("slots", 1))
-PLACE += (("tokens", -1), ("tokens", 1), ("planned", -1), ("planned", -4), ("zero", 100))
-
-WHICH: Mapping[str, Callable[[CacheEntry], bool]] = {
-    "public": lambda entry: entry.identity.tenant == PUBLIC,
-    "a": lambda entry: entry.identity.tenant == b"a",
-    "even": lambda entry: entry.idle_tick % 2 == 0,
-    "used again": lambda entry: entry.uses > 1,
-}
-"""What is removed: not all of it with all that continues it."""
-
-TABLE: Mapping[str, Choices] = {"choice": CHOICE, "place": PLACE}
-ARGUMENTS: Mapping[str, Mapping[str, Choices]] = {
-    "new_key": {
-        "choice": CHOICE,
-        "cut": (*[99] * 3, *range(9)),
-        "suffix": draw_text,
-        "tenant": (*[b""] * 4, b"a", b"a", b"b", PUBLIC),
-        "start": (0, 0, 0, 2, 4),
-    },
-    "append": {"choice": CHOICE, "letter": "AB"},
-    "match": {"choice": CHOICE, "num_tokens": (*[None] * 9, -1, 0, 1, 4, 100)},
-    "admit": {
-        "choice": CHOICE,
-        "match": (*[None] * 12, 0, 0, 1, 2),
-        "writes": (*[True] * 9, False),
-        "most_new": (*[None] * 5, 1, 3, 0, -1),
-    },
-    "grow": TABLE,
-    "growable": TABLE,
-    "publish": TABLE,
-    "release": TABLE,
-    "fork": TABLE,
-    "pin": TABLE,
-    "unpin": {"choice": CHOICE},
-    "remove": {"what": (*WHICH,)},
-    "new_epoch": {"weights": (None, b"new", "new")},
-    "rekey": {"choice": CHOICE},
-    "lease": {"choice": CHOICE, "terms": (PINNED, LeaseTerms(3.0, refresh_on_hit=True))},
-    "publish_prefix": {"choice": CHOICE},
-    "end_lease": {"choice": CHOICE},
-    "erase": {"tenant": (*TENANTS, PUBLIC)},
-}
-WEIGHTS = {"new_key": 20, "append": 20, "match": 10, "admit": 60, "grow": 20, "publish": 60}
-WEIGHTS |= {"commit": 40, "fail": 8, "release": 24, "fork": 16, "growable": 1, "pin": 8, "unpin": 6}
-WEIGHTS |= {"begin_step": 6, "lease": 14, "publish_prefix": 8, "end_lease": 6, "remove": 3}
-WEIGHTS |= {"new_epoch": 1, "rekey": 2, "erase": 2, "reset": 1}
-_NAMES = weighted(WEIGHTS)
-
-
-def draw_careless_event(draw: Draw) -> Event:
-    """Draw the next call."""
-    return draw_event(draw, _NAMES, ARGUMENTS)
-
-
-@dataclass(eq=False)
-class Followed:
-    """What the store knows of a live table: its slots' texts, and how many are written."""
-
-    table: BlockTable
-    num_written: int
-    texts: list[str] = field(default_factory=list)
-    is_new: bool = True  # its state is loaded or copied in the step to come
-
-    def chunk(self, end: int) -> Chunk:
-        """Describe its tokens from those that are written up to ``end``."""
-        self.texts = spell(self.table.key, self.texts)
-        return Chunk(self.table.table_id, self.table.groups, self.texts, self.num_written, end)
 
 
 class CarelessEmbedder:
@@ -153,11 +36,7 @@ class CarelessEmbedder:
         self._now_s = 0.0
         self._cache, other = (build_cache(settings, lambda: self._now_s) for _ in range(2))
         self._manager, self._admin = self._cache.manager, self._cache.admin
-        self._kv = FakeKV(settings)
-        num_states = 0 if settings.states is None else settings.states.num_slots
-        self._states = [NEVER_WRITTEN] * num_states
-        self._copies: list[CopyRun] = []
-        self._followed: dict[BlockTable, Followed] = {}
+        self._store = StepStore(settings, self._manager)
         self._keys = [PrefixKey(Identity(), map(ord, "AB"))]
         self._leases: list[LeaseId] = []
         self._matches, self._tables = _made_by(other, self._keys[0])
@@ -223,12 +102,12 @@ class CarelessEmbedder:
 
     def commit(self) -> None:
         """Run the step, and say so."""
-        self._run(fails=False)
+        self._store.run(fails=False)
         self._call("commit", self._manager.commit)
 
     def fail(self) -> None:
         """Begin the step, and say that it raised."""
-        self._run(fails=True)
+        self._store.run(fails=True)
         self._call("fail", self._manager.fail)
 
     def begin_step(self) -> None:
@@ -315,80 +194,15 @@ class CarelessEmbedder:
     def _check(self) -> None:
         """Check the cache, and between steps that all that is findable is computed."""
         self._cache.check()
-        tables = self._manager.tables
-        self._followed = {t: f for t, f in self._followed.items() if t.live_in is tables}
-        targets = [load.target for load in self._manager.state_copies[0]]
-        assert len(targets) == len(set(targets)), "two states are loaded into one slot"
-        if tables.step or tables.decodes:
-            return
-        for followed in self._followed.values():
-            self._kv.read(followed.chunk(followed.num_written))
-            self._check_state(followed)
-        for key in self._keys[-MOST_KEPT:]:
-            self._check_match(self._manager.match(key, len(key)), spell(key))
-        for window, kv in zip(windows_of(self._manager), self._kv.stores[1:], strict=True):
-            for copy in window.copies():
-                for offset in range(len(letters(copy.content.name[: self._size * 4]))):
-                    assert kv[copy.block * self._size + offset] not in BAD, "found, not computed"
-        if self._cache.states is not None:
-            for run in self._cache.states.runs():
-                assert not {self._states[e.blocks[0]] for e in run.entries} & BAD, "not computed"
-
-    def _check_match(self, match: PrefixMatch, texts: list[str]) -> None:
-        """Compare what is found in full attention with what it has to be."""
-        kv, size = self._kv.stores[0], self._size
-        for position in range(match.num_shared_tokens):
-            slot = match.blocks[position // size] * size + position % size
-            assert kv[slot] == texts[position], f"token {position} is found as {kv[slot]!r}"
-        for offset in range(match.num_copied_tokens):
-            assert match.tail is not None
-            found = kv[match.tail.block * size + offset]
-            assert found == texts[match.num_shared_tokens + offset], f"the tail has {found!r}"
-
-    def _check_state(self, followed: Followed) -> None:
-        """Compare a sequence's running state with its tokens so far."""
-        if followed.table.state_slot >= 0 and not followed.is_new:
-            end, state = followed.num_written, self._states[followed.table.state_slot]
-            assert state == (followed.texts[end - 1] if end else ""), "another state"
+        self._store.check(self._keys[-MOST_KEPT:])
 
     # --- small print ---
-
-    def _run(self, fails: bool) -> None:
-        """Write, copy and advance what a step does, all of it torn if it fails."""
-        loads, saves = self._manager.state_copies
-        for load in loads:
-            self._states[load.target] = "" if load.source < 0 else self._states[load.source]
-        running = [f for f in self._followed.values() if f.table.num_planned > f.num_written]
-        for table in [followed.table for followed in running]:
-            while table.num_planned > len(table.key):  # as in a decode that was planned before
-                table.key.append(ord("A"))
-        chunks = [followed.chunk(followed.table.num_planned) for followed in running]
-        copies, self._copies = self._copies, []
-        self._kv.write(chunks, copies, fails)
-        for followed, chunk in zip(running, chunks, strict=True):
-            self._check_state(followed)
-            followed.num_written = chunk.end
-            if followed.table.state_slot >= 0:
-                self._states[followed.table.state_slot] = (
-                    TORN if fails else chunk.texts[chunk.end - 1]
-                )
-        for save in saves:
-            self._states[save.target] = TORN if fails else self._states[save.source]
-        for followed in self._followed.values():
-            followed.is_new = fails
 
     def _follow(self, given: Given | None, num_tokens: int) -> None:
         """Follow a new table, of which so many tokens are written besides those that hit."""
         if given is not None:
-            table, copies = given
-            num_written = max(num_tokens, table.num_cached_tokens)
-            self._followed[table] = Followed(table, num_written)
-            self._copies += copies
-            self._tables.append(table)
-
-    @property
-    def _size(self) -> int:
-        return self.settings.block_size
+            self._store.follow(given, max(num_tokens, given[0].num_cached_tokens))
+            self._tables.append(given[0])
 
     def _key(self, choice: int) -> PrefixKey:
         key = _latest(self._keys, choice)
