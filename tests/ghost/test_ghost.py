@@ -62,8 +62,8 @@ class Served:
     def serve(self, prompts: Iterable[str]) -> "Served":
         for prompt in prompts:
             self.now_s += 1.0
-            key = prefix_key(prompt)
             cache = self.cache.manager
+            key = prefix_key(prompt, epoch=cache.epoch)
             admitted = cache.admit(key, cache.match(key))
             assert admitted is not None
             cache.publish(admitted[0], len(key))

@@ -45,7 +45,7 @@ class ReleasedTable(CacheMisuse):
 
 
 class StaleMatch(CacheMisuse):
-    """A match is another key's or another cache's, or the cache has changed since."""
+    """A match is of another key or cache, or the cache or the weights have changed since."""
 
 
 class StepInProgress(CacheMisuse):
@@ -53,7 +53,7 @@ class StepInProgress(CacheMisuse):
 
 
 class TableOverrun(CacheMisuse):
-    """More tokens than a table has slots for, than its sequence has, or than were planned."""
+    """More tokens than a table or its sequence has, or more or fewer than were published."""
 
 
 class WrongThread(CacheMisuse):
