@@ -8,6 +8,7 @@ import pytest
 from ostinato.cache.observer import CacheObserver
 from ostinato.core.errors import (
     CacheMisuse,
+    ConfigError,
     EmptyPrompt,
     InvalidIdentity,
     PromptTooLong,
@@ -18,6 +19,7 @@ from ostinato.core.errors import (
     WrongThread,
 )
 from ostinato.core.identity import Identity
+from ostinato.errors import CacheInUse
 from ostinato.settings import StateConfig, WindowConfig
 from ostinato.tenants.terms import PINNED
 from tests.support.cache_views import prefix_key, windows_of
@@ -584,6 +586,32 @@ def test_what_is_removed_without_what_continues_it_stays(cache):
 
 
 # --- company --------------------------------------------------------------------------------
+
+
+def test_what_is_pinned_is_neither_erased_nor_reset(cache):
+    """It would be found again once it is unpinned, though nothing was to be left."""
+    cache.serve("ABCDEFGH")
+    admin, table = cache.prefix_cache.admin, cache.manager.pin(prefix_key("ABCDEFGH"), 8)
+    admin.lease(prefix_key("ABCDEFGH"), PINNED)
+    refused(cache, CacheInUse, admin.reset, "1 tables are pinned")
+    refused(cache, CacheInUse, lambda: admin.erase(b""), "1 tables are pinned")
+    assert admin.erase(b"another").num_blocks == 0
+    cache.manager.unpin(table)
+    assert admin.erase(b"").num_leases == 1
+
+
+def test_a_tenant_is_erased_by_its_bytes(cache):
+    """Nothing is of a tenant that is a text, so nothing would be erased."""
+    cache.serve("ABCDEFGH", tenant=b"ann")
+    admin = cache.prefix_cache.admin
+    refused(cache, InvalidIdentity, lambda: admin.erase("ann"), "tenant='ann': must be bytes")
+
+
+def test_terms_of_a_lease_are_more_than_seconds(cache):
+    """The prefix would be pinned, and no lease know of it."""
+    cache.serve("ABCDEFGH")
+    admin, key = cache.prefix_cache.admin, prefix_key("ABCDEFGH")
+    refused(cache, ConfigError, lambda: admin.lease(key, 300.0), "terms=300.0")
 
 
 def test_nothing_is_leased_while_a_step_is_under_way(cache):

@@ -91,10 +91,10 @@ ARGUMENTS: Mapping[str, Mapping[str, Choices]] = {
     "remove": {"what": (*WHICH,)},
     "new_epoch": {"weights": (None, b"new", "new")},
     "rekey": {"choice": CHOICE},
-    "lease": {"choice": CHOICE, "terms": (PINNED, LeaseTerms(3.0, refresh_on_hit=True))},
+    "lease": {"choice": CHOICE, "terms": (PINNED, LeaseTerms(3.0, refresh_on_hit=True), 3.0)},
     "publish_prefix": {"choice": CHOICE},
     "end_lease": {"choice": CHOICE},
-    "erase": {"tenant": (*TENANTS, PUBLIC)},
+    "erase": {"tenant": (*TENANTS, PUBLIC, "a")},
 }
 WEIGHTS = {"new_key": 20, "append": 20, "match": 10, "admit": 60, "grow": 20, "publish": 60}
 WEIGHTS |= {"commit": 40, "fail": 8, "release": 24, "fork": 16, "growable": 1, "pin": 8, "unpin": 6}

@@ -17,7 +17,7 @@ from ostinato.cache.prefix_index import PrefixMatch
 from ostinato.core.errors import OstinatoError
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.settings import PrefixCacheConfig
-from ostinato.tenants.terms import LeaseId, LeaseTerms
+from ostinato.tenants.terms import LeaseId
 from tests.properties.careless_calls import PUBLIC, WHICH, Place
 from tests.support.cache_views import letters
 from tests.support.step_store import Given, StepStore
@@ -139,7 +139,7 @@ class CarelessEmbedder:
         """Renew a key."""
         self._keys.append(self._manager.rekey(self._key(choice)))
 
-    def lease(self, choice: int, terms: LeaseTerms) -> None:
+    def lease(self, choice: int, terms: Any) -> None:
         """Lease a prefix."""
         receipt = self._call("lease", lambda: self._admin.lease(self._key(choice), terms))
         if receipt is not None and receipt.lease_id is not None:
@@ -154,7 +154,7 @@ class CarelessEmbedder:
         if (lease_id := _latest(self._leases, choice)) is not None:
             self._call("end_lease", lambda: self._admin.end_lease(lease_id))
 
-    def erase(self, tenant: bytes) -> None:
+    def erase(self, tenant: Any) -> None:
         """Erase a tenant, or the public prefix."""
         self._call("erase", lambda: self._admin.erase(tenant))
 

@@ -7,11 +7,13 @@
 * reset: remove everything.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from ostinato.cache.block_table import BlockTable
 from ostinato.cache.manager import CacheManager
-from ostinato.core.identity import PrefixKey
+from ostinato.core.errors import ConfigError
+from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.tokens import TOKEN_BYTES
 from ostinato.errors import CacheInUse
 from ostinato.settings import PrefixCacheConfig
@@ -98,8 +100,11 @@ class CacheAdmin:
             What is held, and why not all of it.
 
         Raises:
+            ConfigError: The terms are none, such as a number of seconds.
             StepInProgress: Blocks are published and not computed.
         """
+        if not isinstance(terms, LeaseTerms):
+            raise ConfigError(f"terms={terms!r}: must be LeaseTerms, such as LeaseTerms(ttl_s=300)")
         self._manager.tables.check_between_steps()
         self.expire()
         match, size = self._manager.match(key, len(key)), self._manager.block_size
@@ -180,11 +185,13 @@ class CacheAdmin:
                 covers what continues it.
 
         Raises:
-            CacheInUse: It has running sequences: wait until they have ended, or cancel them.
+            CacheInUse: It has running sequences, or pinned tables that no lease holds.
+            InvalidIdentity: The salt is not of bytes.
 
         Effects: its leases end; kept events are removed, so that consumers start over. The KV
         store is the caller's to zero: see ``live_slots``.
         """
+        Identity(tenant=tenant)  # raises InvalidIdentity; a text would match no tenant
         live = self._manager.tables.live.values()
         running = sum(table.key.identity.belongs_to(tenant) for table in live)
         if running:
@@ -192,6 +199,7 @@ class CacheAdmin:
                 f"{running} sequences of the tenant are running: wait until they have ended, or "
                 "cancel them"
             )
+        self._check_pins(lambda table: table.key.identity.belongs_to(tenant))
         leases = [x for x in self._leases if x.table.key.identity.belongs_to(tenant)]
         for lease in leases:
             self._end(lease.lease_id)
@@ -241,17 +249,25 @@ class CacheAdmin:
         """Remove everything, leases included.
 
         Raises:
-            CacheInUse: Requests hold blocks; preempt or finish them first.
+            CacheInUse: Requests hold blocks, or pinned tables do that no lease holds.
         """
         if self._manager.num_live_tables:
             raise CacheInUse(
                 f"{self._manager.num_live_tables} running sequences hold blocks: the cache can be "
                 "reset when they have finished, or with preempt_running=True"
             )
+        self._check_pins(lambda table: True)
         self._end_all()
         self._manager.remove(lambda entry: True)
         for observer in self._manager.observers:
             observer.on_clear(everything=True)
+
+    def _check_pins(self, belongs: Callable[[BlockTable], bool]) -> None:
+        """Raise CacheInUse if tables that no lease holds are pinned."""
+        leased = {lease.table for lease in self._leases}
+        pinned = [table for table in self._manager.tables.pinned.values() if table not in leased]
+        if num_pinned := sum(map(belongs, pinned)):
+            raise CacheInUse(f"{num_pinned} tables are pinned, not for leases: unpin them first")
 
     def _end(self, lease_id: LeaseId) -> bool:
         lease = self._leases.close(lease_id)
