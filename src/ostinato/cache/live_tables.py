@@ -113,6 +113,15 @@ class LiveTables:
                 f"or were planned by publish; {verb} what is computed"
             )
 
+    def check_fork(self, table: BlockTable, num_tokens: int) -> None:
+        """Raise TableOverrun if a fork would not begin where what is planned of a table ends."""
+        self.check_planned(table, num_tokens, "fork")
+        if num_tokens < table.num_planned:
+            raise TableOverrun(
+                f"fork {num_tokens} tokens: {table.num_planned} of the table's tokens are planned, "
+                "and what it holds is for all of them; fork all of them"
+            )
+
     def check_committed(self, table: BlockTable) -> None:
         """Raise StepInProgress if a table is in the running step."""
         if table in self.step or table.num_planned > table.num_computed:

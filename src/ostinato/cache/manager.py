@@ -259,12 +259,12 @@ class CacheManager:
 
         Args:
             table: The parent's.
-            num_tokens: Tokens that both continue, computed in this step or before.
+            num_tokens: Tokens that both continue: all that this step or earlier ones compute.
 
         Returns:
             The child's table and the slots to copy; None, with no effect, if it does not fit.
         """
-        self.tables.check_planned(table, num_tokens, "fork")
+        self.tables.check_fork(table, num_tokens)
         needed, firsts = self.blocks_for(num_tokens), self._shared_by_fork(table, num_tokens)
         pairs = zip(self.pools, firsts, strict=True)
         if any(needed - first > pool.num_free_for(table.tenant) for pool, first in pairs):

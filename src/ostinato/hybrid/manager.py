@@ -14,7 +14,7 @@ from ostinato.cache.block_table import BlockTable
 from ostinato.cache.manager import CacheManager
 from ostinato.cache.observer import CacheObserver
 from ostinato.cache.prefix_index import PrefixMatch, PublishResult
-from ostinato.core.errors import StepInProgress, TableOverrun
+from ostinato.core.errors import StepInProgress
 from ostinato.core.identity import PrefixKey
 from ostinato.core.plan import CopyRun, StateCopy
 from ostinato.hybrid.layer_group import HybridMatch, LayerGroup, StateCopies
@@ -104,22 +104,6 @@ class HybridCacheManager(CacheManager):
             return super().deepest_hit(table, key, num_tokens)
         return self._cuts.deepest_state(table, num_tokens)
 
-    def fork(
-        self, table: BlockTable, num_tokens: int
-    ) -> tuple[BlockTable, tuple[CopyRun, ...]] | None:
-        """Make a table for a second continuation of all tokens that the step computes.
-
-        Raises:
-            TableOverrun: It would begin earlier, where windows and states are gone.
-        """
-        if num_tokens < table.num_planned:
-            self.tables.check_live(table)
-            raise TableOverrun(
-                f"fork {num_tokens} tokens: {table.num_planned} of the table's tokens are planned, "
-                "and its windows and states are those at their end; fork all of them"
-            )
-        return super().fork(table, num_tokens)
-
     def remove(self, belongs: Callable[[CacheEntry], bool]) -> int:
         """Free every evictable block whose entry matches; return how many."""
         pairs = zip(self.pools, self.contents, strict=True)
@@ -171,8 +155,11 @@ class HybridCacheManager(CacheManager):
 
     def _take(self, table: BlockTable, num_tokens: int, num_window_tokens: int) -> None:
         super()._take(table, num_tokens, num_window_tokens)
+        had_state = table.state_slot >= 0
         for group, held in self._pairs(table):
             group.take(table, held, num_window_tokens)
+        if table.state_slot >= 0 and not had_state:  # this step loads it
+            self.tables.step.setdefault(table, False)
         table.num_slots = min(map(len, table.groups)) * self.block_size
 
     def _copies_of_tail(self, table: BlockTable, match: PrefixMatch) -> tuple[CopyRun, ...]:
