@@ -144,7 +144,7 @@ def prompt(draw: Draw) -> str:
     return (draw(("A", "AB", "AAB", "ABBB")) * 16)[: draw(range(1, 17))]
 
 
-WHICH = {"which": range(8)}
+WHICH: dict[str, Choices] = {"which": range(8)}
 ARGUMENTS: dict[str, dict[str, Choices]] = {
     "look": {"prompt": prompt},
     "admit_match": WHICH | {"writes": (True, True, False)},
