@@ -51,8 +51,8 @@ def test_a_name_is_as_alike_as_the_tokens_and_images_before_it():
     """One cat and one dog at the same place: alike up to there, and another name."""
     tokens = array("I", [1, 9, 9, 2])
     cat, dog = (PrefixKey(Identity(), tokens, [ImageSpan(x, 1, 2)]) for x in (b"cat", b"dog"))
-    names = [key.child_name(0, 4) for key in (cat, dog)]
-    text = PrefixKey(Identity(), tokens).child_name(0, 4)
+    names = [key.block_key(0, 4).child_name for key in (cat, dog)]
+    text = PrefixKey(Identity(), tokens).block_key(0, 4).child_name
 
     assert [name[:4] == packed((1,)) for name in names] == [True, True]
     assert len({text[4:8], *(name[4:8] for name in names)}) == 3

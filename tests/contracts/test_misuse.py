@@ -147,6 +147,7 @@ def test_a_table_of_another_cache_is_refused(index, layers):
     cache.admit("one", "ABCDEFGH")
     table = other.admit("one", "ABCDEFGHIJKL", upto=8).table
     for call in (
+        lambda: cache.manager.publish(table, 9),
         lambda: cache.manager.release(table, 8),
         lambda: cache.manager.grow(table, 20),
         lambda: cache.manager.publish(table, 12),
@@ -384,12 +385,49 @@ def test_a_prompt_that_can_never_fit_is_not_the_same_as_not_now(index):
 
 
 @pytest.mark.parametrize(
-    "fields", [{"tenant": "ann"}, {"weights": "w"}, {"adapter": 3}, {"epoch": "1"}, {"epoch": -1}]
+    "fields",
+    [
+        {"tenant": "ann"},
+        {"weights": "w"},
+        {"adapter": 3},
+        {"kv_dtype": b"bfloat16"},
+        {"epoch": "1"},
+        {"epoch": True},
+        {"epoch": -1},
+        {"epoch": 2**63},
+        {"base": "public"},
+        {"start": "4", "base": Identity()},
+        {"start": 4.0, "base": Identity()},
+        {"start": True, "base": Identity()},
+        {"start": 2**31, "base": Identity()},
+    ],
+    ids=str,
 )
-def test_an_identity_has_fields_of_the_right_type(index, fields):
-    """A text in the place of bytes would be half admitted: it has no root to hang at."""
+def test_an_identity_has_fields_of_the_right_type(fields):
+    """A text in the place of bytes would be half admitted: no root is found under it."""
     with pytest.raises(InvalidIdentity, match=next(iter(fields))):
         Identity(**fields)
+
+
+@pytest.mark.parametrize("start", [-4, 0, 7])
+def test_an_identity_begins_after_the_start_of_its_base(start):
+    """An adapter that began within a public prefix would have computed the end of it."""
+    own = Identity(tenant=b"ann", base=Identity(tenant=b"public"), start=8)
+    with pytest.raises(InvalidIdentity, match=f"start={start}: must be an integer from 8"):
+        Identity(adapter=b"judge", tenant=b"ann", base=own, start=start)
+
+
+@pytest.mark.parametrize("start", [-1, 4])
+def test_an_identity_without_a_base_begins_with_the_sequence(start):
+    with pytest.raises(InvalidIdentity, match=f"start={start}: must be 0 without a base"):
+        Identity(start=start)
+
+
+@pytest.mark.parametrize("fields", [{"weights": b"old"}, {"epoch": 1}, {"kv_dtype": "int8"}])
+def test_an_identity_has_the_weights_and_the_format_of_its_base(fields):
+    """Else what old weights computed would be hit under new ones."""
+    with pytest.raises(InvalidIdentity, match="must be that of its base"):
+        Identity(base=Identity(**fields), start=4)
 
 
 def test_a_digest_that_raises_leaves_nothing_half_published(index):

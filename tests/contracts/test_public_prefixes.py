@@ -6,7 +6,7 @@ go on behind it. Copies, erasure, accounts, events and windows are met at the na
 
 import pytest
 
-from ostinato.core.identity import ImageSpan, PublicPrefix
+from ostinato.core.identity import Identity, ImageSpan
 from ostinato.errors import CacheInUse
 from ostinato.indexes.block_hash import BlockHasher, sha256
 from ostinato.observe.introspection import cached_blocks
@@ -18,9 +18,8 @@ from tests.support.tiny_cache import TinyCache, tiny_cache
 
 SALT = b"\xffpublic"
 TEXT = "PUBLICLY"
-PREFIX = PublicPrefix(SALT, len(TEXT))
-A = {"tenant": b"tenant a", "public_prefix": PREFIX}
-B = {"tenant": b"tenant b", "public_prefix": PREFIX}
+A = {"tenant": b"tenant a", "base": Identity(tenant=SALT), "start": len(TEXT)}
+B = A | {"tenant": b"tenant b"}
 
 
 def published(index, num_blocks=12, **settings):
@@ -163,6 +162,49 @@ def test_what_does_not_fit_is_not_published_at_all(index):
     assert receipt.status is LeaseStatus.REJECTED and "num_blocks" in receipt.reason
     assert contents(cache) == {}
     assert not cache.prefix_cache.admin.is_public(SALT)
+
+
+def test_a_rejected_publication_is_kept_in_no_window(index):
+    cache = tiny_cache(8, index=index, windows=(WindowConfig(6, 12),))
+    cache.serve(TEXT, tenant=SALT)
+    receipt = cache.prefix_cache.admin.publish(prefix_key(TEXT + "lost", tenant=SALT))
+    assert receipt.status is LeaseStatus.REJECTED
+    assert [pool.num_evictable for pool in cache.manager.pools] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("other", "reserved_blocks"), [("QRST", 0), (TEXT + "more", 0), (TEXT + "more", 7)]
+)
+def test_a_rejected_publication_leaves_what_else_its_salt_has(index, other, reserved_blocks):
+    """The salt may be an ordinary tenant's; too little is cached, or nothing may be held."""
+    cache = tiny_cache(8, index=index, reserved_blocks=reserved_blocks)
+    cache.serve(TEXT, tenant=b"ann")
+    cache.serve(other, tenant=b"ann")
+    before = contents(cache)
+    receipt = cache.prefix_cache.admin.publish(prefix_key(TEXT + "lost", tenant=b"ann"))
+    assert receipt.status is LeaseStatus.REJECTED
+    cache.manager.check()
+    assert contents(cache) == before
+
+
+def test_a_salt_is_published_once(cache):
+    """Of two leases the first could be ended, and the prefix be evicted while it is public."""
+    cache.serve("OTHER123", tenant=SALT)
+    for text in (TEXT, "OTHER123", "NOTCACHED"):
+        receipt = cache.prefix_cache.admin.publish(prefix_key(text, tenant=SALT))
+        assert receipt.status is LeaseStatus.REJECTED and "public already" in receipt.reason
+    assert cache.prefix_cache.admin.num_leases == 1
+    assert cache.serve(TEXT + "aaaaX", **A).num_computed_here == 5
+    assert cache.match("OTHER1234", tenant=SALT).num_tokens == 8
+
+
+def test_the_shared_salt_is_no_publications(index):
+    """To end its publication would erase all that is shared."""
+    cache = tiny_cache(8, index=index)
+    cache.serve(TEXT)
+    receipt = cache.prefix_cache.admin.publish(prefix_key(TEXT))
+    assert receipt.status is LeaseStatus.REJECTED and "is shared" in receipt.reason
+    assert contents(cache) == {"ICLY": 1, "PUBL": 1}
 
 
 def test_without_the_whole_head_nothing_is_left_behind(index):

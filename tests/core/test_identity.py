@@ -1,22 +1,37 @@
 """What must be equal before KV may be shared (law 3)."""
 
 from array import array
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ostinato.cache.manager import CacheManager
+from ostinato.core.config import CacheConfig
 from ostinato.core.errors import RequestError
 from ostinato.core.identity import Identity, ImageSpan, PrefixKey
 
 short = st.sampled_from([b"", b"a", b"b", b"ab", b"\0", b"\0\0\0\0"])
-identities = st.builds(
+plain = st.builds(
     Identity,
     weights=short,
     epoch=st.integers(0, 2),
     kv_dtype=st.sampled_from(["", "a", "ab"]),
     adapter=short,
     tenant=short,
+)
+identities = st.recursive(
+    plain,
+    lambda bases: st.builds(
+        lambda base, num_more, tenant: replace(
+            base, base=base, start=base.start + num_more, tenant=tenant
+        ),
+        bases,
+        st.integers(1, 2),
+        short,
+    ),
+    max_leaves=3,
 )
 
 
@@ -77,10 +92,10 @@ def test_images_that_overlap_or_leave_the_prompt_are_refused(images):
 
 def test_an_extra_tells_an_image_to_each_block_that_it_reaches_into():
     key = PrefixKey(Identity(), range(12), [CAT])
-    assert key.extra(0, 2) == key.extra(5, 8) == b""
+    assert key.block_key(0, 2).extra == key.block_key(5, 8).extra == b""
     for start in (0, 4):
         assert key.block_key(start, start + 4).spans == (CAT,)
-        assert key.extra(start, start + 4) == CAT.encoded(start)
+        assert key.block_key(start, start + 4).extra == CAT.extra(start)
 
 
 def test_a_copy_goes_its_own_way():
@@ -90,7 +105,25 @@ def test_a_copy_goes_its_own_way():
     assert (list(key.tokens), list(twin.tokens)) == ([1, 2], [1, 2, 3])
     key.append(4)
     assert key.tokens.tobytes()[8:] == (4).to_bytes(4, "little")
-    assert twin.packed_range(2, 3) == (3).to_bytes(4, "little")
+    assert twin.tokens[2:3].tobytes() == (3).to_bytes(4, "little")
+
+
+def test_a_key_under_other_weights_goes_its_own_way():
+    """Waiting sequences are renewed while their old key may still be read."""
+    key = PrefixKey(Identity(), [1, 2])
+    twin = CacheManager(CacheConfig(num_blocks=2)).rekey(key)
+    key.append(3)
+    twin.append(4)
+    assert (list(key.tokens), list(twin.tokens)) == ([1, 2, 3], [1, 2, 4])
+
+
+def test_new_weights_renew_all_that_an_identity_continues():
+    own = Identity(tenant=b"ann", base=Identity(tenant=b"public"), start=4)
+    new = own.renewed(b"w", 2)
+    assert [(x.weights, x.epoch, x.tenant) for x in new.stages] == [
+        (b"w", 2, b"public"),
+        (b"w", 2, b"ann"),
+    ]
 
 
 def test_the_packed_view_keeps_up_with_appended_tokens():
@@ -98,7 +131,7 @@ def test_the_packed_view_keeps_up_with_appended_tokens():
     assert 4 * len(key.tokens) == 4
     key.append(2)
     assert 4 * len(key.tokens) == 8
-    assert key.packed_range(1, 2) == key.tokens[1:].tobytes()
+    assert key.tokens[1:2].tobytes() == (2).to_bytes(4, "little")
 
 
 def test_a_packed_prompt_is_shared_until_the_first_token_comes():

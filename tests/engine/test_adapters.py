@@ -108,6 +108,26 @@ def test_an_activated_adapter_starts_at_the_last_invocation(llm: LLM, adapters: 
     assert llm.engine.identities.of_prompt(prompt, tokens[-2:]).adapter == b""
 
 
+def test_an_adapter_reads_the_public_prefix_that_ends_before_it(llm: LLM, adapters: Path):
+    """It is the base model's: an adapter that computes from the first token on reads none."""
+    llm.publish("short", PROMPT[:8])
+    llm.publish("long", PROMPT[:16])
+    sql, judge = (LoRARequest(x, i, adapters / x) for i, x in enumerate(("sql", "judge"), 1))
+
+    def hits(tokens: list[int], request: LoRARequest) -> list[int]:
+        asked = {"prompt_token_ids": tokens, "cache_salt": "ann", "public_prefixes": ["*"]}
+        (output,) = llm.generate(asked, ONE, lora_request=request, use_tqdm=False)
+        (again,) = llm.generate(asked, ONE, lora_request=request, use_tqdm=False)
+        return [output.num_cached_tokens, again.num_cached_tokens]
+
+    assert hits(PROMPT, sql) == [0, 20]
+    assert hits([*PROMPT[:16], *INVOCATION, 7, 8, 9], judge) == [16, 21]
+    adapted = [*PROMPT[:8], *INVOCATION, *range(70, 81)]
+    assert hits(adapted, judge) == [8, 21], "the longest that does"
+    for name in ("short", "long"):
+        llm.unpublish(name)
+
+
 def test_in_a_chat_the_turns_before_the_last_invocation_are_the_base_model_s(
     llm: LLM, adapters: Path
 ):

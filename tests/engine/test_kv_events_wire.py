@@ -15,7 +15,7 @@ from tests.engine import kv_events_consumer as theirs
 ONE, TWO, THREE = (BlockDigest(bytes([n]) * 32) for n in (1, 2, 3))
 
 
-IMAGE = PrefixKey(Identity(), range(2), [ImageSpan(b"\xca\xfe", 1, 1)]).extra(0, 2)
+IMAGE = PrefixKey(Identity(), range(2), [ImageSpan(b"\xca\xfe", 1, 1)]).block_key(0, 2).extra
 """What an image adds to a block whose second token it is: 22 bytes."""
 
 

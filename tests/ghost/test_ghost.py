@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ostinato.assembly import build_cache
 from ostinato.core.errors import ConfigError
-from ostinato.core.identity import Identity, ImageSpan, PrefixKey, PublicPrefix
+from ostinato.core.identity import Identity, ImageSpan, PrefixKey
 from ostinato.ghost import ghost as ghost_module
 from ostinato.ghost import sampling_window
 from ostinato.ghost.estimator import (
@@ -337,15 +337,15 @@ def test_names_tell_tenants_images_and_what_came_before_apart():
     """Two names are the same only for content that may share KV, but for a digest's chance."""
     sampler, tokens = Sampler(4, 1.0, 1), list(range(16))
     image, other = (ImageSpan(digest, 4, 4) for digest in (b"one", b"other"))
-    head, all_of_it = PublicPrefix(b"head", 8), [(start, 0) for start in (0, 4, 8, 12)]
+    head, all_of_it = Identity(tenant=b"head"), [(start, 0) for start in (0, 4, 8, 12)]
     keys = {
         "plain": PrefixKey(Identity(), tokens),
         "tenant": PrefixKey(Identity(tenant=b"t"), tokens),
         "image": PrefixKey(Identity(), tokens, [image]),
         "other image": PrefixKey(Identity(), tokens, [other]),
         "changed": PrefixKey(Identity(), [99, *tokens[1:]]),
-        "behind": PrefixKey(Identity(tenant=b"t", public_prefix=head), tokens),
-        "behind too": PrefixKey(Identity(tenant=b"u", public_prefix=head), tokens),
+        "behind": PrefixKey(Identity(tenant=b"t", base=head, start=8), tokens),
+        "behind too": PrefixKey(Identity(tenant=b"u", base=head, start=8), tokens),
     }
     names = {which: sampler.names(key, all_of_it) for which, key in keys.items()}
     assert len({named[3] for named in names.values()}) == len(names)

@@ -48,7 +48,7 @@ def test_the_worked_figures_of_vllms_design_document_hold():
     span = ImageSpan(b"digest", 8, 41)
     key = PrefixKey(Identity(), array("I", range(50)), [span])
 
-    extras = [key.extra(start, start + 16) for start in (0, 16, 32, 48)]
+    extras = [key.block_key(start, start + 16).extra for start in (0, 16, 32, 48)]
 
     offsets = [int.from_bytes(extra[10:18], "little", signed=True) for extra in extras]
     assert offsets == [8, -8, -24, -40]

@@ -225,10 +225,10 @@ def test_a_recorder_says_what_an_image_adds_to_each_block(log):
     assert event.extras == (extra, None)
     assert letters(event.tokens) == "EFGHIJKL"
     root = sha256(key.identity.encoded)
-    first = sha256(root + key.packed_range(0, 4) + key.extra(0, 4))
-    second = sha256(first + key.packed_range(4, 8) + extra)
+    first = sha256(root + key.tokens[:4].tobytes() + key.block_key(0, 4).extra)
+    second = sha256(first + key.tokens[4:8].tobytes() + extra)
     assert event.parent == first
-    assert event.digests == (second, sha256(second + key.packed_range(8, 12)))
+    assert event.digests == (second, sha256(second + key.tokens[8:12].tobytes()))
     assert (event.block_size, event.group) == (4, 0)
 
 

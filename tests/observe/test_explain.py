@@ -10,7 +10,7 @@ import pytest
 
 from ostinato.assembly import build_cache
 from ostinato.core.errors import RequestError
-from ostinato.core.identity import Identity, ImageSpan, PrefixKey, PublicPrefix
+from ostinato.core.identity import Identity, ImageSpan, PrefixKey
 from ostinato.observe.explain import Viewer, explain
 from ostinato.observe.explanation import Explanation, SpanOutcome
 from ostinato.settings import PrefixCacheConfig, TenantShare, WindowConfig
@@ -327,7 +327,6 @@ def test_the_page_and_the_values_say_the_same():
 def test_behind_a_public_head_no_tenant_learns_who_computed_it(tiny):
     """Two tenants begin with one published prefix and arrive in one step."""
     publisher = Identity(tenant=b"\0head")
-    head = PublicPrefix(publisher.tenant, 8)
     request = make_request("publisher", "ABCDEFGH?")
     tiny.add_request(replace(request, identity=publisher))
     tiny.run()
@@ -335,9 +334,8 @@ def test_behind_a_public_head_no_tenant_learns_who_computed_it(tiny):
     tiny.cache.admin.publish(key)
     for name in ("anns", "bobs"):
         request = make_request(name, "ABCDEFGHxyz")
-        tiny.add_request(
-            replace(request, identity=Identity(tenant=name.encode(), public_prefix=head))
-        )
+        identity = Identity(tenant=name.encode(), base=publisher, start=8)
+        tiny.add_request(replace(request, identity=identity))
     tiny.run()
     assert picture(told(tiny, "bobs")) == "0-7 hit, 8-10 never seen"
     assert "anns" not in str(told(tiny, "bobs", administrator=True))

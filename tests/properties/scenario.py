@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ostinato.cache.block_table import BlockTable
-from ostinato.core.identity import Identity, ImageSpan, PrefixKey, PublicPrefix
+from ostinato.core.identity import Identity, ImageSpan, PrefixKey
 from ostinato.core.ids import RequestId
 from ostinato.core.request import FinishReason, Request
 from ostinato.errors import CacheInUse, DuplicateRequest, PromptTooLong
@@ -312,21 +312,22 @@ class Scenario:
 
     def _identity(self, tenant: str, prompt: str = "") -> Identity:
         """Return whose a prompt is, and whether it begins with the public prefix."""
-        public_prefix, text = None, self._public_texts[-1] if self._public_texts else ""
+        text = self._public_texts[-1] if self._public_texts else ""
         is_public = text and self.cache.admin.is_public(PUBLIC)
         if is_public and len(prompt) > len(text) and prompt.startswith(text):
-            public_prefix = PublicPrefix(PUBLIC, len(text))
-        return Identity(
-            tenant=tenant.encode(), epoch=self.cache.manager.epoch, public_prefix=public_prefix
-        )
+            return self._after_public(tenant, text)
+        return Identity(tenant=tenant.encode(), epoch=self.cache.manager.epoch)
+
+    def _after_public(self, tenant: str, text: str) -> Identity:
+        public = Identity(tenant=PUBLIC, epoch=self.cache.manager.epoch)
+        return replace(public, tenant=tenant.encode(), base=public, start=len(text))
 
     def _know_identities(self) -> None:
         """Waiting requests may be admitted under these weights, with any earlier public prefix."""
         for tenant in (*TENANTS, PUBLIC.decode()):
-            own = self._identity(tenant)
-            self.checks.oracle.know(own)
+            self.checks.oracle.know(self._identity(tenant))
             for text in self._public_texts:
-                self.checks.oracle.know(replace(own, public_prefix=PublicPrefix(PUBLIC, len(text))))
+                self.checks.oracle.know(self._after_public(tenant, text))
 
     def _publish(self, request: Request) -> None:
         """Publish the prefix that a request has computed; none of it if that failed."""

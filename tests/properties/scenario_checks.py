@@ -198,7 +198,7 @@ class ScenarioChecks(StepChecks):
 
     def _check_public_prefix(self) -> None:
         """Content continues a public prefix only while that is public."""
-        behind = [identity for identity, _ in self.oracle.contents() if identity.public_prefix]
+        behind = [identity for identity, _ in self.oracle.contents() if identity.base]
         assert not behind or self._cache.admin.is_public(PUBLIC) or self._stale, "a lost tail"
         self.counts["continues a public prefix"] += bool(behind)
 

@@ -145,7 +145,7 @@ def test_texts_without_a_tokenizer_are_matched_by_their_characters():
 def test_images_are_part_of_the_key_as_our_engine_names_them():
     router = fleet("a")
     cat, dog = (ImageSpan(name, 1, 2) for name in (b"cat", b"dog"))
-    extra = PrefixKey(Identity(), [9] * 4, [cat]).extra(0, 4)
+    extra = PrefixKey(Identity(), [9] * 4, [cat]).block_key(0, 4).extra
     router.apply("a", batch(0, stored("AIID", extras=(extra,))))
     found = [
         router.look_up(prompt("AIIDX", images=images), 0)[0].cached_tokens

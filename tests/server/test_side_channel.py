@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ostinato.core.identity import ImageSpan, PublicPrefix
+from ostinato.core.identity import Identity, ImageSpan
 from ostinato.server.callers import KeyedCallers
 from ostinato.server.keys import KeysFile
 from tests.server.keyed import Keyed, keyed_server
@@ -253,7 +253,7 @@ def test_without_salts_the_same_attacker_recovers_the_secret(open_house: Keyed, 
         {},
         {"images": [ImageSpan(b"a face", 2, 3)]},
         {"adapter": b"fine-tuned"},
-        {"public_prefix": PublicPrefix(b"\xffmanual", 8)},
+        {"base": Identity(tenant=b"\xffmanual"), "start": 8},
     ],
     ids=["text", "image", "adapter", "behind a public prefix"],
 )
@@ -263,7 +263,7 @@ def test_no_kind_of_entry_is_found_under_another_salt(index: str, how: dict):
     images = how.get("images", ())
     identity = {name: value for name, value in how.items() if name != "images"}
     num_public = 0
-    if "public_prefix" in identity:
+    if "base" in identity:
         num_public = 8
         cache.serve("ABCDEFGH", tenant=b"\xffmanual")
         cache.prefix_cache.admin.publish(prefix_key("ABCDEFGH", tenant=b"\xffmanual"))
@@ -272,7 +272,7 @@ def test_no_kind_of_entry_is_found_under_another_salt(index: str, how: dict):
     cache.admit("running", text + "STUVWXYZ", tenant=b"victim", images=images, **identity)
     for length in range(1, len(text) + 8):
         probe = (text + "STUVWXYZ")[:length]
-        if (images and length < 5) or ("public_prefix" in identity and length <= 8):
+        if (images and length < 5) or ("base" in identity and length <= 8):
             continue
         found = cache.match(probe, images, tenant=b"attacker", **identity).num_tokens
         assert found == num_public, probe

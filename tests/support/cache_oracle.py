@@ -165,8 +165,8 @@ class CacheOracle:
         if needed > free:
             return None
         writes = writes and self.config.enable_prefix_caching
-        if public := key.identity.public_prefix:  # what follows a lost prefix cannot be found
-            writes = writes and len(hits) * self.size >= public.num_tokens
+        # What follows a lost public prefix cannot be found.
+        writes = writes and len(hits) * self.size >= key.identity.start
         table = Table(key, spell(key), hits[:], writes, num_published=len(hits))
         if source is not None:
             table.tail = [source]  # what is before it the hits hold

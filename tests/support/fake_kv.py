@@ -25,10 +25,10 @@ TORN = "torn"
 
 def spell(key: PrefixKey, known: Sequence[str] = ()) -> list[str]:
     """Return what the slot of each token holds; ``known`` are those of its first tokens."""
-    texts, public = list(known), key.identity.public_prefix
+    texts = list(known)
     text = texts[-1] if texts else spell_identity(key.identity.root)
     for position in range(len(texts), len(key)):
-        if public is not None and position == public.num_tokens:
+        if position and position == key.identity.start:
             text += "|" + spell_identity(key.identity)
         text += spell_token(key.tokens[position], position, key.images)
         texts.append(text)

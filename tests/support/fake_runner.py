@@ -10,7 +10,7 @@ sequence finds in its slot that of its own prefix or fails, and states are saved
 import hashlib
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.ids import SequenceId
@@ -71,7 +71,7 @@ class Truth:
 
     def renew(self, epoch: int) -> None:
         """Begin again under other weights."""
-        self.identity = replace(self.identity, epoch=epoch)
+        self.identity = self.identity.renewed(self.identity.weights, epoch)
         self.texts.clear()
         self._spell()
 

@@ -9,6 +9,7 @@ from ostinato.cache.prefix_index import PrefixMatch
 from ostinato.core.errors import PromptTooLong
 from ostinato.core.identity import PrefixKey
 from ostinato.core.plan import CopyRun
+from ostinato.core.request import RequestContext
 from ostinato.core.tokens import TOKEN_BYTES
 from ostinato.observe.introspection import cached_blocks
 from ostinato.settings import PrefixCacheConfig
@@ -51,7 +52,8 @@ class PredictedManager:
 
         def admit() -> tuple[BlockTable, tuple[CopyRun, ...]] | None:
             try:
-                return self._manager.admit(key, found, writes=writes, preempted=preempted)
+                context = RequestContext(is_readmission=preempted)
+                return self._manager.admit(key, found, writes=writes, context=context)
             except PromptTooLong:
                 assert self.oracle is None or self.oracle.never_fits(len(key))
                 return None

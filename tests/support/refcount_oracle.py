@@ -163,10 +163,10 @@ class RefcountOracle:
             self._chains[sequence] = (key.identity, chain)
         for start in range((len(chain) - 1) * size, len(texts), size):
             for end in range(start + 1, min(start + size, len(texts)) + 1):
-                extra = key.extra(start, end)
+                extra = key.block_key(start, end).extra
                 if extra and end - start < size:
                     continue  # only text is sealed
-                name = key.packed_range(start, end) + extra
+                name = key.tokens[start:end].tobytes() + extra
                 digest = _sha256(chain[start // size] + name)
                 self._texts[digest] = texts[start:end]
             if end - start == size:
@@ -175,9 +175,7 @@ class RefcountOracle:
     def _identity_of(self, cached: CachedBlock) -> Identity:
         place = cached.parent + cached.extra
         behind = [
-            i
-            for i in self._identities.values()
-            if i.public_prefix is not None and i.boundaries[0].encoded(0) in place
+            i for i in self._identities.values() if i.base is not None and i.extra(0) in place
         ]
         roots = [i for encoded, i in self._identities.items() if place.startswith(encoded)]
         return (behind or roots)[0]

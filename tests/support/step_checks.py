@@ -238,7 +238,7 @@ class StepChecks:
         current = sequence.key.identity.epoch == self._cache.manager.epoch
         caching = self._cache.config.enable_prefix_caching
         may_write = sequence.request.cache_write and caching and current
-        has_lost_prefix = sequence.key.identity.public_prefix is not None and not table.writes
+        has_lost_prefix = sequence.key.identity.base is not None and not table.writes
         assert table.writes == may_write or has_lost_prefix
         for group, kv in enumerate(self._runner.stores):
             first = self._runner.first_read(group, sequence.num_computed)
@@ -293,8 +293,7 @@ class StepChecks:
             common += 1
         common = min(common, leader.num_tokens // self._size * self._size, sequence.num_tokens - 1)
         start = common // self._size * self._size
-        head = sequence.key.identity.public_prefix
-        if head is not None and start == head.num_tokens:
+        if start and start == sequence.key.identity.start:
             return start  # the first private block is shared whole
         images = [i.start for i in sequence.request.images if i.start < common and i.end > start]
         return min([common, *(max(start, image) for image in images)])

@@ -18,7 +18,7 @@ def _pool_state(manager: CacheManager, pool: BlockPool, contents: Contents) -> l
     for run in contents.runs():
         for entry in run.entries:
             for place, block in enumerate(entry.blocks):
-                name = entry.name_of(place, manager.block_size)
+                name = entry.block_key(place, manager.block_size).name
                 lines[block] = f"{name!r} after run {run.parent}, {entry.ref_count} holders"
     blocks = [f"block {block}: {line}" for block, line in lines.items()]
     return [f"free order: {[*pool.free_order()]}", *blocks]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ostinato.core.identity import PublicPrefix
+from ostinato.core.identity import Identity
 from ostinato.errors import CacheInUse
 from ostinato.observe.events import AllCleared, EventBatch
 from ostinato.settings import TenantShare, WindowConfig
@@ -165,9 +165,9 @@ def test_live_slots_of_a_window_end_where_it_begins(index):
 
 def test_a_tenant_is_erased_with_what_others_continue_of_a_prefix_under_its_narrowed_salt(cache):
     """The salt is the tenant's, narrowed by its client; what follows is another tenant's."""
-    public = PublicPrefix(b"ann\x1fpublic", 4)
+    public = Identity(tenant=b"ann\x1fpublic")
     cache.serve("ABCD", tenant=public.tenant)
     cache.prefix_cache.admin.publish(prefix_key("ABCD", tenant=public.tenant))
-    cache.serve("ABCDEFGH", tenant=b"bob", public_prefix=public)
+    cache.serve("ABCDEFGH", tenant=b"bob", base=public, start=4)
     assert cache.prefix_cache.admin.erase(b"ann").num_blocks == 2
     cache.prefix_cache.check()

@@ -18,11 +18,13 @@ other rooms plug into; ``hybrid`` extends the manager. ``ostinato.assembly`` put
 
 Rules:
 
-1. A block is free, private, held or evictable: exactly one of them.
+1. A block is unused, private, held or evictable: exactly one of them. Without live tables and
+   pins all are free: unused or evictable (law 9).
 2. What is found is exactly what was asked for: identity, tokens and images are compared,
    never only their digests (law 3). Windows alone trust a digest, SHA-256.
 3. A cached block's ancestors are cached; tails are evicted before roots (law 8).
-4. Look-ups change nothing; references are taken at admission (law 6).
+4. Look-ups change nothing; references are taken at admission. ``admit``, ``grow`` and ``fork`` do
+   all or nothing (law 6).
 5. Both indexes give the same answers on the same content.
 6. Calls in a wrong order are refused before anything changes; one thread at a time.
 """

@@ -3,14 +3,16 @@
 A block is a number: the KV of ``block_size`` tokens is in slots ``id * block_size ..``.
 It is in exactly one of four states::
 
-    free ────allocate──► private ──publish──► held ◄──acquire/release──► evictable
+    unused ───allocate──► private ──publish──► held ◄──acquire/release──► evictable
        ▲                    │                                               │
        └───────free─────────┘◄──────────────────evict───────────────────────┘
 
-* free: without content;
+* unused: without content;
 * private: written by one request, not findable;
 * held: published in an index, and read by at least one live request;
 * evictable: published, and read by none; it can be evicted, and is found until it is.
+
+Unused and evictable blocks are free: they can be allocated.
 
 The unit that indexes hold, release and evict is a ``CacheEntry``: one block in the hash index, a
 radix node with a run of blocks in the radix index.
@@ -20,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ostinato.core.identity import Identity
+from ostinato.core.identity import BlockKey, Identity
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -45,9 +47,9 @@ class CacheEntry:
         """Whether no cached content builds on it (law 8: tails go before roots)."""
         return True
 
-    def name_of(self, index: int, block_size: int) -> bytes:
-        """Return the packed tokens and extras of its ``index``-th block."""
-        return b""
+    def block_key(self, index: int, block_size: int) -> BlockKey:
+        """Return what identifies its ``index``-th block among continuations of its prefix."""
+        return BlockKey(b"", (), 0)
 
     def run_from(self, first: int) -> tuple[int, bytes]:
         """Return the position and the packed tokens of its blocks from its ``first``-th on."""

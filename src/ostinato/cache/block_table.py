@@ -29,6 +29,7 @@ class BlockTable:
     blocks: "array[int]"  # block ids of full attention, shape (num_blocks,)
     tenant: bytes = b""  # whom the blocks are charged to
     table_id: int = -1  # unique for the life of a manager; -1 once it is released
+    live_in: Any = None  # the tables that it is one of; None if it is pinned or released
     num_slots: int = 0  # leading tokens that have slots; -1 once it is released
     num_computed: int = 0  # tokens that have hit, or that a committed step has computed
     num_planned: int = 0  # tokens that are computed when the running step has run
@@ -53,11 +54,6 @@ class BlockTable:
     def num_cached_tokens(self) -> int:
         """Tokens that need not be computed, as of admission."""
         return self.num_shared_tokens + self.num_copied_tokens
-
-    @property
-    def publishes(self) -> bool:
-        """Whether the running step publishes blocks of it, of known or new content."""
-        return self.first_published is not None or bool(self.duplicates)
 
     @property
     def private_blocks(self) -> "array[int]":

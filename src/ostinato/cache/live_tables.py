@@ -33,16 +33,13 @@ class LiveTables:
         self._last_number += 1
         table.table_id = self._last_number
         (self.pinned if is_pinned else self.live)[table.table_id] = table
+        table.live_in = None if is_pinned else self
 
     def remove(self, table: BlockTable) -> None:
         """Remove a table that has released its blocks."""
         del (self.live if table.table_id in self.live else self.pinned)[table.table_id]
         self.step.pop(table, None)
-        table.table_id = table.num_slots = -1
-
-    def join_step(self, table: BlockTable) -> None:
-        """Put a table at the end of the running step: it comes after all whose blocks it found."""
-        self.step[table] = self.step.pop(table, False)
+        table.table_id, table.num_slots, table.live_in = -1, -1, None
 
     @property
     def decodes(self) -> list[BlockTable]:
@@ -68,7 +65,7 @@ class LiveTables:
 
     def check_live(self, table: BlockTable) -> None:
         """Raise ReleasedTable if a table is not live, or not here."""
-        if self.live.get(table.table_id) is not table:
+        if table.live_in is not self:
             raise ReleasedTable(
                 "the table is not live in this cache: it was released, its step failed (which "
                 "releases its tables), or another cache admitted it; admit the sequence again"
@@ -104,22 +101,13 @@ class LiveTables:
                 "step before it publishes more"
             )
 
-    def check_planned(self, table: BlockTable, num_tokens: int, verb: str) -> None:
-        """Raise TableOverrun if fewer tokens are planned, or what ``check_range`` raises."""
+    def check_planned(self, table: BlockTable, num_tokens: int, least: int, verb: str) -> None:
+        """Raise TableOverrun below ``least`` tokens, above the planned ones, or out of range."""
         self.check_range(table, num_tokens, verb)
-        if num_tokens > table.num_planned:
+        if not least <= num_tokens <= table.num_planned:
             raise TableOverrun(
                 f"{verb} {num_tokens} tokens: {table.num_planned} of the table's tokens have hit "
                 f"or were planned by publish; {verb} what is computed"
-            )
-
-    def check_fork(self, table: BlockTable, num_tokens: int) -> None:
-        """Raise TableOverrun if a fork would not begin where what is planned of a table ends."""
-        self.check_planned(table, num_tokens, "fork")
-        if num_tokens < table.num_planned:
-            raise TableOverrun(
-                f"fork {num_tokens} tokens: {table.num_planned} of the table's tokens are planned, "
-                "and what it holds is for all of them; fork all of them"
             )
 
     def check_committed(self, table: BlockTable) -> None:

@@ -5,15 +5,9 @@ A sequence's blocks go through it like this::
     match ─► admit ─► grow ─► publish ─► (forward pass) ─► commit ─► … ─► release
                                               └─ raised ──► fail
 
-Rules:
-
-1. ``match`` changes nothing. ``admit``, ``grow`` and ``fork`` either do all or nothing (law 6).
-2. ``publish`` makes a block findable before the forward pass that fills it: a request that finds
-   it is planned later in the same step or after it (law 5). ``fail`` takes that back.
-3. At most ``num_tokens - 1`` tokens of a prompt hit (law 4).
-4. Free + held + private = all blocks; without live tables and pins free = all (law 9).
-5. Calls in a wrong order are refused before anything changes. One thread at a time: another one
-   may go on when no table is live.
+``publish`` makes a block findable before the forward pass that fills it: a request that finds it
+is planned later in the same step or after it (law 5). ``fail`` takes that back. At most
+``num_tokens - 1`` tokens of a prompt hit (law 4).
 
 For layers that keep something else than full attention ``hybrid.manager`` extends its steps.
 """
@@ -48,8 +42,8 @@ _UNKNOWN = RequestContext()
 class CacheManager:
     """Which request holds which blocks, and what is found where.
 
-    Every method that takes a table raises ``ReleasedTable`` if it is not a live table of this
-    cache, and ``TableOverrun`` if it has fewer slots, or its sequence fewer tokens, than needed.
+    Methods that take a table raise ``ReleasedTable`` if they would change one that is not live in
+    this cache, and ``TableOverrun`` if it has fewer slots or tokens than they need.
     """
 
     chunk_unit: int | None = None
@@ -122,7 +116,6 @@ class CacheManager:
         key: PrefixKey,
         match: PrefixMatch,
         writes: bool = True,
-        preempted: bool = False,
         most_new: int | None = None,
         context: RequestContext = _UNKNOWN,
     ) -> tuple[BlockTable, tuple[CopyRun, ...]] | None:
@@ -132,7 +125,6 @@ class CacheManager:
             key: The sequence; every token so far gets a slot for full attention.
             match: What ``match`` just returned for it.
             writes: Whether its full blocks will be published.
-            preempted: Whether its prompt was admitted before; counted apart.
             most_new: New tokens that get slots in sliding windows now; None is all of them.
             context: What observers may want to know of its request.
 
@@ -163,16 +155,16 @@ class CacheManager:
         if room <= hit:
             self.check_fits(num_tokens)
             return None
-        may_publish = key.identity.public_prefix is None or self._may_publish(key, hit)
+        may_publish = key.identity.base is None or self._may_publish(key, hit)
         table = self._hold(key, match)
         table.writes = writes and may_publish and self.config.enable_prefix_caching
         table.num_computed = table.num_planned = hit
         self.tables.add(table)
         if match.tail is not None or self.tables.step:  # it may hold what the step computes
-            self.tables.join_step(table)
+            self.tables.step[table] = False
         for observer in self.observers:
-            observer.on_admit(table, context, preempted)
-        self._take(table, num_tokens, room)
+            observer.on_admit(table, context)
+        self._allocate_slots(table, num_tokens, room)
         return table, self._copies_of_tail(table, match) if match.tail is not None else ()
 
     def growable(self, table: BlockTable, num_tokens: int) -> int:
@@ -187,12 +179,14 @@ class CacheManager:
         if num_tokens > table.num_slots:
             if self.growable(table, num_tokens) < num_tokens:
                 return False
-            self._take(table, num_tokens, num_tokens)
+            self._allocate_slots(table, num_tokens, num_tokens)
         return True
 
     def publish(self, table: BlockTable, num_tokens: int) -> None:
         """Make the full blocks among the tokens that this step will have computed findable."""
         last = num_tokens // self.block_size
+        if table.live_in is not self.tables:
+            self.tables.check_live(table)
         if num_tokens > table.num_slots or (last > table.num_published and table.writes):
             self.tables.check_publish(table, num_tokens)
             self._publish(table, num_tokens)
@@ -229,7 +223,7 @@ class CacheManager:
             self._release_tail(table)
         for table in reversed(failed):  # what has found a block comes after its publisher
             self._retract(table)
-            self._leave(table, table.num_published * self.block_size, False)
+            self._release_all(table, table.num_published * self.block_size, False)
         self.settle()
 
     def release(self, table: BlockTable, num_tokens: int, num_output_tokens: int = 0) -> None:
@@ -243,11 +237,11 @@ class CacheManager:
         Raises:
             StepInProgress: It has published in this step: ``commit`` or ``fail`` comes first.
         """
-        self.tables.check_planned(table, num_tokens, "release")
+        self.tables.check_planned(table, num_tokens, 0, "release")
         self.tables.check_committed(table)
         table.summary.num_output_tokens = num_output_tokens
         self._release_tail(table)
-        self._leave(table, num_tokens, self._publish_partial(table, num_tokens))
+        self._release_all(table, num_tokens, self._publish_partial(table, num_tokens))
         self.settle()
 
     def fork(
@@ -264,7 +258,7 @@ class CacheManager:
         Returns:
             The child's table and the slots to copy; None, with no effect, if it does not fit.
         """
-        self.tables.check_fork(table, num_tokens)
+        self.tables.check_planned(table, num_tokens, table.num_planned, "fork")
         needed, firsts = self.blocks_for(num_tokens), self._shared_by_fork(table, num_tokens)
         pairs = zip(self.pools, firsts, strict=True)
         if any(needed - first > pool.num_free_for(table.tenant) for pool, first in pairs):
@@ -276,7 +270,7 @@ class CacheManager:
             self.tables.step[each] = True  # where the parent stands, others may have found it
         for observer in self.observers:
             observer.on_fork(table, child)
-        self._take(child, num_tokens, num_tokens)
+        self._allocate_slots(child, num_tokens, num_tokens)
         return child, self._copies_of_fork(table, child, firsts, num_tokens)
 
     # --- between steps ---
@@ -334,8 +328,7 @@ class CacheManager:
     def rekey(self, key: PrefixKey) -> PrefixKey:
         """Return a waiting sequence's key under the present weights."""
         weights = key.identity.weights if self._weights is None else self._weights
-        identity = replace(key.identity, epoch=self.epoch, weights=weights)
-        return PrefixKey(identity, key.tokens, key.images)
+        return key.with_identity(key.identity.renewed(weights, self.epoch))
 
     def check(self) -> None:
         """Assert that pool, index and tables agree; slow, for tests."""
@@ -386,7 +379,7 @@ class CacheManager:
         table = BlockTable(key, match.blocks[:], key.identity.owner)
         table.groups, table.num_published = (table.blocks,), len(table.blocks)
         table.num_shared_tokens = table.num_published * self.block_size
-        table.num_copied_tokens = match.num_copied_tokens
+        table.num_copied_tokens = 0 if match.tail is None else match.tail.num_tokens
         table.found = match.entries[-1] if match.entries else None
         table.path, table.copy_source = self.index.acquire(key, match)
         return table
@@ -401,7 +394,7 @@ class CacheManager:
         child.path = self.index.fork(table.path)
         return child
 
-    def _take(self, table: BlockTable, num_tokens: int, num_window_tokens: int) -> None:
+    def _allocate_slots(self, table: BlockTable, num_tokens: int, num_window_tokens: int) -> None:
         """Give a table slots; the caller knows that there is room."""
         missing = -(-num_tokens // self.block_size) - len(table.blocks)
         if missing > 0:
@@ -454,7 +447,8 @@ class CacheManager:
         blocks, end = table.blocks[first:last], last * self.block_size
         table.path, result = self.index.publish(table.path, table.key, blocks, end, table.summary)
         table.num_published = last
-        self.tables.join_step(table)
+        step = self.tables.step
+        step[table] = step.pop(table, False)  # at the end: after all whose blocks it has found
         table.duplicates.extend(result.duplicates)
         fresh = first + len(result.duplicates)  # they come before new content
         if fresh < last and table.first_published is None:
@@ -509,7 +503,7 @@ class CacheManager:
         if self.pool.shares.are_limited:
             self.pool.enforce_quota(table, self.index)
 
-    def _leave(self, table: BlockTable, num_tokens: int, sealed: bool) -> None:
+    def _release_all(self, table: BlockTable, num_tokens: int, sealed: bool) -> None:
         """Release all that a table holds: private blocks first, then what it shares.
 
         Observers are called in between, while the published blocks are held.

@@ -34,11 +34,8 @@ class CacheObserver:
     def on_step(self, unpin: Callable[[BlockTable], None]) -> None:
         """A step is about to be planned; what is pinned may be released by ``unpin``."""
 
-    def on_admit(self, table: BlockTable, context: RequestContext, preempted: bool) -> None:
-        """A request holds what it found; its new blocks are allocated next.
-
-        ``preempted`` if its prompt was admitted before, for itself or for a sibling.
-        """
+    def on_admit(self, table: BlockTable, context: RequestContext) -> None:
+        """A request holds what it found; its new blocks are allocated next."""
 
     def on_fork(self, parent: BlockTable, child: BlockTable) -> None:
         """A second continuation of a sequence was made."""

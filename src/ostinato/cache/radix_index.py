@@ -83,7 +83,7 @@ class RadixIndex:
         """Find the block after a match with the longest common prefix with the sequence."""
         size, start = self.block_size, (node.start + used) * self.block_size
         stop = min(num_tokens, start + size)
-        run = key.packed_range(start, stop)
+        run = key.tokens[start:stop].tobytes()
         if used < node.num_blocks:
             child, common = node, num_common_tokens(run, node.block_key(used, size).tokens)
         else:
@@ -224,7 +224,7 @@ class RadixIndex:
         """
         size, policy = self.block_size, self._pool.shares.policy_of(key.identity.owner)
         recalled = policy.recall(key, node.end, len(blocks), size, summary)
-        identity, next_stage = key.identity_of(node.end, size)
+        identity, next_stage = key.identity.of_block(node.end, size)
         uses, blocks = recalled[0] + 1, blocks[: min(recalled[1], next_stage - node.end)]
         extends = node.ref_count == 1 and node.uses == uses and node.is_leaf
         if not extends or node.parent is None or node.identity != identity:
@@ -241,13 +241,12 @@ class RadixIndex:
         self, path: RadixNode, key: PrefixKey, blocks: "array[int]", num_tokens: int
     ) -> tuple[RadixNode, PublishResult]:
         """Add a leaf with fewer tokens than a block, unless one begins with the same."""
-        start = path.end * self.block_size
-        run = key.packed_range(start, num_tokens)
-        if (key.spans and key.extra(start, num_tokens)) or path.children.begins_with(run):
+        own = key.block_key(path.end * self.block_size, num_tokens)
+        if own.spans or path.children.begins_with(own.tokens):
             return path, PublishResult(1)
         self.version += 1
-        tail = self._add_child(path, key.identity, run)
-        tail.append(run, blocks)
+        tail = self._add_child(path, key.identity, own.tokens)
+        tail.append(own.tokens, blocks)
         return tail, _ALL_NEW
 
     def _add_child(self, parent: RadixNode, identity: Identity, name: bytes) -> RadixNode:

@@ -68,10 +68,6 @@ class RadixNode(CacheEntry):
         tokens = bytes(self.tokens[index * size : (index + 1) * size])
         return BlockKey(tokens, overlapping(self.spans, start, start + block_size), start)
 
-    def name_of(self, index: int, block_size: int) -> bytes:
-        """Return the packed tokens and the extra of its ``index``-th block."""
-        return self.block_key(index, block_size).name
-
     def add_child(self, child: "RadixNode") -> None:
         """Add a child under its name."""
         if self.children is _NO_CHILDREN:

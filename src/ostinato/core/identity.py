@@ -2,9 +2,10 @@
 
 Law 3: KV is reused only where the ``PrefixKey`` is the same: identity, tokens and images so far.
 
-A sequence may begin with a *public prefix*, published for several tenants, and an activated adapter
-(aLoRA) computes only from its invocation on. At each *boundary* the next identity is part of the
-extra of the block that it begins in, as an image is of each block that it touches::
+An identity may continue another one, its *base*, from a token on: a tenant's sequence that begins
+with a *public prefix*, published for several tenants, and an activated adapter (aLoRA), which
+computes only from its invocation on. The block in which it begins has it in its *extra*, as each
+block that an image touches has the image::
 
     blocks   0     1     2            |  3     4                |  5
              public prefix's identity | the tenant's base model | with the adapter
@@ -32,66 +33,78 @@ def tenant_of(salt: bytes) -> bytes:
     return salt.partition(SALT_SEPARATOR.encode())[0]
 
 
-@dataclass(frozen=True, slots=True)
-class PublicPrefix:
-    """A published prefix that a sequence begins with."""
-
-    tenant: bytes  # its own salt
-    num_tokens: int  # in whole blocks
-
-
 @dataclass(frozen=True)
 class Identity:
-    """What two sequences must agree on before any of their KV may be shared."""
+    """What two sequences must agree on before any of their KV may be shared.
+
+    One with a base continues it: the tokens before ``start`` are the base's.
+    """
 
     weights: bytes = b""  # fingerprint of the model's weights, by content
     epoch: int = 0  # raised with each update of the weights
     kv_dtype: str = ""  # format of the KV store, such as "bfloat16"
     adapter: bytes = b""  # digest of the adapter's content; empty without one
-    adapter_start: int = 0  # first token that it computes: an activated adapter's invocation
     tenant: bytes = b""  # the tenant's salt, and what its client added; empty is the shared one
-    public_prefix: PublicPrefix | None = None  # that the sequence begins with, if any
+    base: "Identity | None" = None  # of the tokens before its own
+    start: int = 0  # its first token; 0 without a base
 
     def __post_init__(self) -> None:
-        """Raise InvalidIdentity where a field is of the wrong type."""
+        """Raise InvalidIdentity where a field is of the wrong type, or does not fit the base."""
         for name in ("weights", "adapter", "tenant"):
             if type(value := getattr(self, name)) is not bytes:
                 raise InvalidIdentity(f"{name}={value!r}: must be bytes; encode a text")
-        if type(self.epoch) is not int or self.epoch < 0:
-            raise InvalidIdentity(f"epoch={self.epoch!r}: must be an integer, at least 0")
+        if type(self.kv_dtype) is not str:
+            raise InvalidIdentity(f"kv_dtype={self.kv_dtype!r}: must be a str")
+        if type(self.epoch) is not int or not 0 <= self.epoch < 2**63:
+            raise InvalidIdentity(f"epoch={self.epoch!r}: must be an integer from 0 to 2**63 - 1")
+        if self.base is not None:
+            self._check_base(self.base)
+        elif self.start != 0:
+            raise InvalidIdentity(f"start={self.start!r}: must be 0 without a base")
+
+    def _check_base(self, base: "Identity") -> None:
+        if type(base) is not Identity:
+            raise InvalidIdentity(f"base={base!r}: must be an Identity")
+        least, start = base.start or 1, self.start
+        if type(start) is not int or not least <= start < 2**31:
+            raise InvalidIdentity(f"start={start!r}: must be an integer from {least} to 2**31 - 1")
+        for name in ("weights", "epoch", "kv_dtype"):
+            if (mine := getattr(self, name)) != (theirs := getattr(base, name)):
+                raise InvalidIdentity(f"{name}={mine!r}: must be that of its base, {theirs!r}")
+
+    def renewed(self, weights: bytes, epoch: int) -> "Identity":
+        """Return this identity, and all that it continues, under other weights."""
+        base = None if self.base is None else self.base.renewed(weights, epoch)
+        return replace(self, weights=weights, epoch=epoch, base=base)
 
     @cached_property
     def encoded(self) -> bytes:
         """One unambiguous byte string: each field after its length."""
         epoch, kv_dtype = self.epoch.to_bytes(8, "little"), self.kv_dtype.encode()
         fields = [self.weights, epoch, kv_dtype, self.adapter, self.tenant]
-        if (public := self.public_prefix) is not None:
-            fields += [public.tenant, public.num_tokens.to_bytes(8, "little")]
-        if self.adapter_start:
-            fields.append(self.adapter_start.to_bytes(8, "little"))
+        if self.base is not None:
+            fields += [self.base.encoded, self.start.to_bytes(8, "little")]
         return b"".join(len(field).to_bytes(4, "little") + field for field in fields)
-
-    @cached_property
-    def stages(self) -> "tuple[Stage, ...]":
-        """The identities of a sequence's blocks, the root first."""
-        own = replace(self, adapter=b"", adapter_start=0) if self.adapter_start else self
-        stages = [Stage(0, own)]
-        if (public := self.public_prefix) is not None:
-            root = replace(own, tenant=public.tenant, public_prefix=None)
-            stages = [Stage(0, root), Stage(public.num_tokens, own)]
-        if self.adapter_start:
-            stages.append(Stage(self.adapter_start, self))
-        return tuple(stages)
 
     @property
     def root(self) -> "Identity":
         """The identity of a sequence's first block."""
-        return self.stages[0].identity if self.public_prefix or self.adapter_start else self
+        return self if self.base is None else self.base.root
 
     @property
-    def boundaries(self) -> "tuple[Stage, ...]":
-        """The stages after the root; most sequences have none."""
-        return self.stages[1:] if self.public_prefix or self.adapter_start else ()
+    def stages(self) -> "tuple[Identity, ...]":
+        """What it continues, the root first, and itself: each from its ``start`` on."""
+        return (self,) if self.base is None else (*self.base.stages, self)
+
+    @property
+    def num_public_tokens(self) -> int:
+        """Tokens of the public prefix that it continues, whose salt is the root's; mostly 0."""
+        return next(stage.start for stage in self.stages if stage.tenant == self.tenant)
+
+    @property
+    def adapter_start(self) -> int:
+        """First token that the adapter computes: 0, or the invocation of an activated one."""
+        return next(stage.start for stage in self.stages if stage.adapter == self.adapter)
 
     @property
     def owner(self) -> bytes:
@@ -100,30 +113,23 @@ class Identity:
 
     def belongs_to(self, tenant: bytes) -> bool:
         """Whether content of this identity is a tenant's own, or continues its public prefix."""
-        public = b"" if self.public_prefix is None else self.public_prefix.tenant
-        return tenant in (self.tenant, self.owner) or (
-            self.public_prefix is not None and tenant in (public, tenant_of(public))
-        )
+        return any(tenant in (stage.tenant, stage.owner) for stage in self.stages)
 
-
-class Stage(NamedTuple):
-    """Where an identity begins in a sequence: at a boundary, unless it is the root."""
-
-    start: int
-    identity: Identity
+    def of_block(self, index: int, block_size: int) -> "tuple[Identity, int]":
+        """Return the identity of a block, and which block the next one begins in, if any."""
+        identity, end = self, 2**31
+        while identity.base is not None and identity.start // block_size > index:
+            identity, end = identity.base, identity.start // block_size
+        return identity, end
 
     @property
     def end(self) -> int:
-        """Beyond any block: what follows a boundary is shared in whole blocks only."""
-        return 2**31
+        """Position after its first token, which stands for it among the spans."""
+        return self.start + 1
 
-    def overlaps(self, start: int, stop: int) -> bool:
-        """Whether it begins among tokens ``start .. stop``."""
-        return start <= self.start < stop
-
-    def encoded(self, start: int) -> bytes:
+    def extra(self, start: int) -> bytes:
         """Return its part of the extra of the block that it begins in; it reveals no salt."""
-        return BOUNDARY + hashlib.sha256(self.identity.encoded).digest()
+        return BOUNDARY + hashlib.sha256(self.encoded).digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,23 +145,19 @@ class ImageSpan:
         """Position after its last placeholder token."""
         return self.start + self.length
 
-    def overlaps(self, start: int, stop: int) -> bool:
-        """Whether any of its tokens is among tokens ``start .. stop``."""
-        return self.start < stop and self.end > start
-
-    def encoded(self, start: int) -> bytes:
+    def extra(self, start: int) -> bytes:
         """Return its part of the extra of a block that begins at ``start``."""
         size = len(self.digest).to_bytes(4, "little")
         return size + self.digest + IMAGE_PLACE.pack(self.start - start, self.length)
 
 
-Spans = tuple[Stage | ImageSpan, ...]
-"""Boundaries, then images, of a sequence: what tokens alone do not identify."""
+Spans = tuple[Identity | ImageSpan, ...]
+"""Identities after the root, then images, of a sequence: what tokens alone do not identify."""
 
 
 def overlapping(spans: Spans, start: int, stop: int) -> Spans:
     """Return the spans that overlap tokens ``start .. stop`` of a sequence."""
-    return tuple(span for span in spans if span.overlaps(start, stop))
+    return tuple(span for span in spans if span.start < stop and span.end > start)
 
 
 class BlockKey(NamedTuple):
@@ -166,9 +168,14 @@ class BlockKey(NamedTuple):
     start: int  # position of its first token
 
     @property
+    def extra(self) -> bytes:
+        """What spans add to its tokens; mostly empty."""
+        return b"".join([span.extra(self.start) for span in self.spans])
+
+    @property
     def name(self) -> bytes:
-        """Its tokens and its extra: what spans add to them, encoded."""
-        return self.tokens + b"".join(span.encoded(self.start) for span in self.spans)
+        """Its tokens and its extra: what its digest covers after its prefix."""
+        return self.tokens + self.extra if self.spans else self.tokens
 
     @property
     def child_name(self) -> bytes:
@@ -183,15 +190,18 @@ class BlockKey(NamedTuple):
         for span in self.spans:
             place = max(0, span.start - self.start) * TOKEN_BYTES
             word = slice(place, place + TOKEN_BYTES)
-            words[word] = hashlib.sha256(words[word] + span.encoded(self.start)).digest()[:4]
+            words[word] = hashlib.sha256(words[word] + span.extra(self.start)).digest()[:4]
         return bytes(words) + self.name
 
     def num_common_tokens(self, other: "BlockKey") -> int:
-        """Count the leading tokens whose KV two blocks can share; an image is never split."""
+        """Count the leading tokens that may be copied from one block to the other.
+
+        An image is never split, and what follows the start of an identity is never copied.
+        """
         end = self.start + num_common_tokens(self.tokens, other.tokens)
-        mine, theirs = set(self.spans), set(other.spans)
-        parted = [x.start for x in mine | theirs if x.end > end or x not in mine & theirs]
-        return max(0, min([end, *parted]) - self.start)
+        mine, theirs = {*self.spans}, {*other.spans}
+        whole = {x for x in mine & theirs if isinstance(x, ImageSpan) and x.end <= end}
+        return max(0, min([end, *(x.start for x in (mine | theirs) - whole)]) - self.start)
 
 
 class PrefixKey:
@@ -217,7 +227,8 @@ class PrefixKey:
         # A copy would cost as much as comparing it: an array is copied when it has to grow.
         self.tokens: array[int] = tokens if self._is_shared else pack_tokens(tokens)  # type: ignore[assignment]
         self.images = tuple(sorted(images, key=lambda image: image.start)) if images else ()
-        self.spans: Spans = identity.boundaries + self.images
+        later = () if identity.base is None else identity.stages[1:]
+        self.spans: Spans = later + self.images
         self.digests: dict[object, list[BlockDigest]] = {}  # of the full blocks, by block hasher
         if self.images:
             _check_images(self.images, len(self.tokens))
@@ -234,43 +245,25 @@ class PrefixKey:
 
     def copy(self) -> "PrefixKey":
         """Return an independent key of the same content."""
-        self._is_shared = True
-        twin = PrefixKey(self.identity, self.tokens, self.images)
+        twin = self.with_identity(self.identity)
         twin.digests = {hasher: memo[:] for hasher, memo in self.digests.items()}
         return twin
 
-    def packed_range(self, start: int, stop: int) -> bytes:
-        """Tokens ``start .. stop`` as little-endian ``uint32``."""
-        return self.tokens[start:stop].tobytes()
+    def with_identity(self, identity: Identity) -> "PrefixKey":
+        """Return an independent key of the same tokens and images under another identity."""
+        self._is_shared = True
+        return PrefixKey(identity, self.tokens, self.images)
 
     def block_key(self, start: int, stop: int) -> BlockKey:
         """Return what identifies tokens ``start .. stop`` among continuations of their prefix."""
         spans = overlapping(self.spans, start, stop) if self.spans else ()
         return BlockKey(self.tokens[start:stop].tobytes(), spans, start)
 
-    def block_name(self, index: int, block_size: int) -> bytes:
-        """Packed tokens and extra of a full block: what its digest covers after its prefix."""
-        start, stop = index * block_size, (index + 1) * block_size
-        packed = self.tokens[start:stop].tobytes()
-        return packed + self.extra(start, stop) if self.spans else packed
-
-    def extra(self, start: int, stop: int) -> bytes:
-        """What spans add to the name of a block of tokens ``start .. stop``; mostly empty."""
-        return b"".join([span.encoded(start) for span in self.spans if span.overlaps(start, stop)])
-
     def child_name(self, start: int, stop: int) -> bytes:
-        """Return the name by which an index finds a block among continuations of its prefix."""
-        packed = self.tokens[start:stop].tobytes()
-        return self.block_key(start, stop).child_name if self.spans else packed
-
-    def identity_of(self, index: int, block_size: int) -> tuple[Identity, int]:
-        """Return the identity of a block, and which block the next one begins at, if any."""
-        identity = self.identity.root
-        for start, stage in self.identity.boundaries:
-            if start // block_size > index:
-                return identity, start // block_size
-            identity = stage
-        return identity, 2**31
+        """Return the ``BlockKey.child_name`` of tokens ``start .. stop``: mostly these."""
+        if self.spans:
+            return self.block_key(start, stop).child_name
+        return self.tokens[start:stop].tobytes()
 
     def num_common_tokens(self, other: "PrefixKey") -> int:
         """Return the length of the longest prefix whose KV two sequences can share."""

@@ -59,3 +59,5 @@ class RequestContext:
     waits_for: str = ""  # name of the request that it waited for, if any
     is_sibling: bool = False
     """Whether the first of its ``n`` continuations looked the prompt up already."""
+    is_readmission: bool = False
+    """Whether its prompt was admitted before, for it or for a sibling; counted apart."""

@@ -14,7 +14,6 @@ from stat import S_ISREG
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.observer import CacheObserver
 from ostinato.core.errors import RequestError
-from ostinato.core.identity import Identity
 from ostinato.core.request import RequestContext
 from ostinato.engine.config import EngineConfig
 from ostinato.runner.lora import LoraAdapter
@@ -162,21 +161,19 @@ class Adapters(CacheObserver):
         """Names by digest, the last of several."""
         return {named.adapter.digest: name for name, named in list(self.by_name.items())}
 
-    def identity_of(self, own: Identity, name: str, tokens: "array[int]") -> Identity:
-        """Return the identity of a prompt that an adapter continues.
+    def digest_and_start(self, name: str, tokens: "array[int]") -> tuple[bytes, int]:
+        """Return the digest of a prompt's adapter, and the first token that it computes.
 
         An activated adapter computes from the last occurrence of its invocation on, as in
-        ``peft``; without one, it computes nothing.
+        ``peft``; without one it computes nothing, and the digest is empty.
         """
         adapter = self.of(name)
         if not adapter.invocation:
-            return replace(own, adapter=adapter.digest)
+            return adapter.digest, 0
         start = _last_occurrence(tokens, array("I", adapter.invocation))
-        if start is None:
-            return own
-        return replace(own, adapter=adapter.digest, adapter_start=start)
+        return (b"", len(tokens)) if start is None else (adapter.digest, start)
 
-    def on_admit(self, table: BlockTable, context: RequestContext, preempted: bool) -> None:
+    def on_admit(self, table: BlockTable, context: RequestContext) -> None:
         """Publish nothing of a request that waited while its adapter was unloaded."""
         self._stop_writing(table)
 

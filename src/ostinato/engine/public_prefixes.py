@@ -7,10 +7,10 @@ longest. New weights and a reset remove all of them, and they have to be publish
 
 from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ostinato.core.errors import RequestError
-from ostinato.core.identity import PublicPrefix
+from ostinato.core.identity import Identity
 from ostinato.tenants.cache_admin import CacheAdmin
 
 ALL_PUBLIC = "*"
@@ -83,8 +83,10 @@ class PublicPrefixes:
         known = self._prefixes if ALL_PUBLIC in wanted else wanted & self._prefixes.keys()
         return [salt_of_public(name) for name in list(known)]
 
-    def longest_of(self, tokens: "array[int]", names: Iterable[str]) -> PublicPrefix | None:
-        """Return the longest public prefix that a prompt begins with, of those it may read.
+    def identity_of(self, own: Identity, tokens: "array[int]", names: Iterable[str]) -> Identity:
+        """Return the identity of a tenant's prompt.
+
+        It continues the longest public prefix that the prompt begins with, of those it may read.
 
         Cost: O(names) comparisons of packed tokens.
         """
@@ -96,5 +98,5 @@ class PublicPrefixes:
                 continue
             salt = salt_of_public(name)
             if self._admin.is_public(salt):
-                return PublicPrefix(salt, len(prefix))
-        return None
+                return replace(own, base=replace(own, tenant=salt), start=len(prefix))
+        return own

@@ -182,7 +182,7 @@ class Recorder:
                 tenant=self._names.salt(request.identity.tenant),
                 adapter=self._names.name(request.identity.adapter),
                 adapter_start=request.identity.adapter_start,
-                head=self._names.public_prefix(request.identity.public_prefix),
+                head=self._names.public_prefix(request.identity),
                 epoch=request.identity.epoch,
                 images=tuple(
                     Image(self._names.name(i.digest), i.start, i.length) for i in request.images
@@ -286,7 +286,7 @@ class Recorder:
                 lease=lease_id,
                 prefix=bytes(self._names.prompt(tokens, key.images).names),
                 tenant=self._names.salt(key.identity.tenant),
-                head=self._names.public_prefix(key.identity.public_prefix),
+                head=self._names.public_prefix(key.identity),
                 ttl_s=terms.ttl_s,
                 refresh_on_hit=terms.refresh_on_hit,
             )

@@ -80,13 +80,15 @@ class Identities:
         own = self.of_tenant(prompt.cache_salt)
         if prompt.publishes is not None:
             return replace(own, tenant=salt_of_public(prompt.publishes))
+        adapter, start = b"", 0
         if prompt.adapter:
-            own = self._adapters.identity_of(own, prompt.adapter, text)
-        prefixes = prompt.public_prefixes if reads else ()
-        public = self._public_prefixes.longest_of(text, prefixes)
-        if public is not None and 0 < own.adapter_start < public.num_tokens:
-            public = None  # the adapter computes the end of it
-        return replace(own, public_prefix=public)
+            adapter, start = self._adapters.digest_and_start(prompt.adapter, text)
+            text = text[: start + 1]  # the base model computed the public prefix, if any
+        if reads:
+            own = self._public_prefixes.identity_of(own, text, prompt.public_prefixes)
+        if not adapter:
+            return own
+        return replace(own, adapter=adapter, base=own if start else None, start=start)
 
 
 class RequestFactory:

@@ -84,7 +84,7 @@ class TierEvents(TierListener):
             log.add(event)
         for place in range(first, end):
             self._tiers.add(tier)
-            identity = key.identity_of(place, size)[0]
+            identity = key.identity.of_block(place, size)[0]
             self._announced[tier, names[place]] = digests[place], identity
 
     def _is_known(self, key: PrefixKey, first: int, before: bytes) -> bool:

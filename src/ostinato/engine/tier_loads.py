@@ -238,8 +238,9 @@ class TierLoads:
         if len(match.blocks) >= end or len(match.blocks) < first:
             return True  # it was computed meanwhile, or its beginning was evicted
         assert load.look_up.refs
-        context = RequestContext(f"a load from {load.look_up.refs[0].tier}", is_sibling=True)
-        admitted = self._manager.admit(key, match, preempted=True, context=context)
+        name = f"a load from {load.look_up.refs[0].tier}"
+        context = RequestContext(name, is_sibling=True, is_readmission=True)
+        admitted = self._manager.admit(key, match, context=context)
         if admitted is None:
             return False
         load.table, load.began_s = admitted[0], time.monotonic()

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from ostinato.cache.manager import CacheManager
 from ostinato.core.identity import Identity, ImageSpan, PrefixKey
 from ostinato.core.tokens import TOKEN_BYTES
-from ostinato.observe.events import images_of
 from ostinato.tiers.port import Namespace, Prefix
 
 
@@ -15,12 +14,12 @@ def prefix_of(
     key: PrefixKey, num_tokens: int, namespace_of: Callable[[Identity], Namespace]
 ) -> Prefix:
     """Return a sequence's first tokens as a tier's prefix."""
-    identity, public = key.identity, key.identity.public_prefix
-    namespace, salt = namespace_of(identity), b"" if public is None else public.tenant
+    identity, namespace = key.identity, namespace_of(key.identity)
     tokens = key.tokens[:num_tokens]
     if key.images:
         _replace_images(tokens, key, namespace.block_size)
-    return Prefix(namespace, identity.tenant, tokens, salt, key)
+    public = identity.root.tenant if identity.num_public_tokens else b""
+    return Prefix(namespace, identity.tenant, tokens, public, key)
 
 
 def _replace_images(tokens: "array[int]", key: PrefixKey, size: int) -> None:
@@ -29,12 +28,12 @@ def _replace_images(tokens: "array[int]", key: PrefixKey, size: int) -> None:
     Tiers compare tokens, and placeholders are the same for every image: such a block is named by
     SHAKE-256 over its tokens and its images' content and place, as long as its tokens are.
     """
-    shown = PrefixKey(Identity(), key.tokens, key.images)  # without the identity's boundaries
-    for block in range(len(tokens) // size):
-        start, stop = block * size, (block + 1) * size
-        if shown.extra(start, stop):
-            name = hashlib.shake_256(shown.block_name(block, size))
-            tokens[start:stop] = array("I", name.digest(size * TOKEN_BYTES))
+    shown = PrefixKey(Identity(), key.tokens, key.images)  # without what the identity adds
+    for start in range(0, len(tokens) - size + 1, size):
+        block = shown.block_key(start, start + size)
+        if block.spans:
+            digest = hashlib.shake_256(block.name).digest(size * TOKEN_BYTES)
+            tokens[start : start + size] = array("I", digest)
 
 
 def first_tokens(key: PrefixKey, num_tokens: int) -> PrefixKey:
@@ -47,7 +46,7 @@ def first_tokens(key: PrefixKey, num_tokens: int) -> PrefixKey:
 def cached_paths(manager: CacheManager, has_images: bool) -> list[PrefixKey]:
     """List the whole blocks of every cached path, the most used and the last used first.
 
-    Images are read back, which takes a while, only if a sequence may show any.
+    Images are looked for, which takes a while, only if a sequence may show any.
     """
     size, width = manager.block_size, manager.block_size * TOKEN_BYTES
     paths: list[tuple[array[int], tuple[ImageSpan, ...]]] = []
@@ -58,8 +57,8 @@ def cached_paths(manager: CacheManager, has_images: bool) -> list[PrefixKey]:
         own = own[: len(own) // width * width]  # without a partial block
         before, images = (array("I"), ()) if run.parent is None else paths[run.parent]
         for block in range(len(own) // width if has_images else 0):
-            shown = images_of(entry.name_of(block, size)[width:], len(before) + block * size)
-            images += tuple(image for image in shown if image not in images)
+            shown = entry.block_key(block, size).spans
+            images += tuple(x for x in shown if isinstance(x, ImageSpan) and x not in images)
         paths.append((before + array("I", own), images))
         if own:
             leaves.pop(-1 if run.parent is None else run.parent, None)

@@ -129,7 +129,7 @@ class TierStores(CacheObserver):
 
     # --- events of the cache ---
 
-    def on_admit(self, table: BlockTable, context: RequestContext, preempted: bool) -> None:
+    def on_admit(self, table: BlockTable, context: RequestContext) -> None:
         """A prefix is used a second time."""
         num_blocks = table.num_shared_tokens // self._size
         self._has_images |= bool(table.key.images)
@@ -289,8 +289,7 @@ class TierStores(CacheObserver):
         begun_s = time.perf_counter()
         match = self._manager.match(wanted.key, wanted.num_tokens)
         blocks = match.blocks
-        public = wanted.key.identity.public_prefix
-        num_public = 0 if public is None else public.num_tokens
+        num_public = wanted.key.identity.num_public_tokens
         first = max(wanted.first_block, num_public // self._size)
         while not wanted.keep_until and first < len(blocks) and blocks[first] in self._marked:
             first += 1

@@ -94,7 +94,7 @@ class TieredCache:
         self._tier = opened.tier
         self._cache, self._scheduler, self._runner = cache, scheduler, runner
         self._compute_path, self._held = compute_path, held
-        self._namespaces: dict[Identity, Namespace] = {}
+        self._namespaces: dict[tuple[bytes, str, bytes, int], Namespace] = {}
         self.loads = TierLoads(opened, cache.manager, held, self.namespace_of, stores.events)
         self.stores = stores
         stores.events.open(cache.events, cache.manager)
@@ -132,7 +132,7 @@ class TieredCache:
     def namespace_of(self, identity: Identity) -> Namespace:
         """Return all that the bytes of an identity depend on, besides tenant and tokens."""
         adapter, start = identity.adapter, identity.adapter_start
-        shared = Identity(identity.weights, 0, identity.kv_dtype, adapter, start)
+        shared = identity.weights, identity.kv_dtype, adapter, start
         known = self._namespaces.get(shared)
         if known is None:
             loaded, store, path = self._runner.loaded, self._runner.kv_stores[0], self._compute_path

@@ -79,13 +79,13 @@ class GhostList(Generic[Note]):
             if no run begins there.
         """
         start = first * block_size
-        name = (key.identity.root, first, key.packed_range(start, start + block_size))
+        name = (key.identity.root, first, key.tokens[start : start + block_size].tobytes())
         run = self._runs.get(name)
         if run is None:
             return None
         self._pop(name)
         stop = min(most, run.num_blocks)
-        theirs = key.packed_range(start, start + stop * block_size)
+        theirs = key.tokens[start : start + stop * block_size].tobytes()
         common = num_common_tokens(run.tokens[: len(theirs)], theirs) // block_size
         if common < run.num_blocks:
             self._insert(run.part(common, run.num_blocks), block_size * TOKEN_BYTES)

@@ -102,9 +102,9 @@ class Ghost(CacheObserver):
         self._spread = max(1, min(_SPREAD, int(0.01 * _SPREAD / config.ghost_share)))
         self._watched: dict[int, int] = {}  # prompt tokens of running requests, by table
 
-    def on_admit(self, table: BlockTable, context: RequestContext, preempted: bool) -> None:
+    def on_admit(self, table: BlockTable, context: RequestContext) -> None:
         """Note that a request begins."""
-        if preempted:
+        if context.is_readmission:
             return
         self._num_seen += 1
         if self._num_seen >= self._due:

@@ -97,7 +97,7 @@ class Sampler:
         """Name chosen blocks; the same name means the same content, identity and images."""
         identity, tokens, size, names = key.identity, key.tokens, self._block_size, array("I")
         if identity != self._last[0]:  # common case: all requests have the same
-            stages = [(start, crc32(stage.encoded)) for start, stage in identity.stages]
+            stages = [(stage.start, crc32(stage.encoded)) for stage in identity.stages]
             self._last = identity, stages
         (_, before), *stages = self._last[1]
         seen = 0

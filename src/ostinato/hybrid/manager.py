@@ -69,7 +69,7 @@ class HybridCacheManager(CacheManager):
                 end = group.longest_hit(key, end)
         num_seen, tails = len(match.blocks), []
         if end == num_seen and match.tail is not None:
-            name = match.tail.entry.name_of(match.tail.place, self.block_size)
+            name = match.tail.entry.block_key(match.tail.place, self.block_size).name
             tails = [group.find_tail(key, end, name) for group in self.layer_groups]
         if end < num_seen or (match.tail is not None and None in tails):
             match, tails = super().match(key, end * self.block_size), []
@@ -153,8 +153,8 @@ class HybridCacheManager(CacheManager):
         table.held = held
         return table
 
-    def _take(self, table: BlockTable, num_tokens: int, num_window_tokens: int) -> None:
-        super()._take(table, num_tokens, num_window_tokens)
+    def _allocate_slots(self, table: BlockTable, num_tokens: int, num_window_tokens: int) -> None:
+        super()._allocate_slots(table, num_tokens, num_window_tokens)
         had_state = table.state_slot >= 0
         for group, held in self._pairs(table):
             group.take(table, held, num_window_tokens)
@@ -198,7 +198,7 @@ class HybridCacheManager(CacheManager):
         is_published = super()._publish_partial(table, num_tokens)
         if is_published:
             full = num_tokens // self.block_size
-            text = table.key.packed_range(full * self.block_size, num_tokens)
+            text = table.key.tokens[full * self.block_size : num_tokens].tobytes()
             for group, held in self._pairs(table):
                 group.publish_partial(table, held, full, text)
         return is_published

@@ -294,7 +294,7 @@ class StateGroup(LayerGroup):
             self.pool.free(array("i", [slot]), held.tenant)
             held.last = known
             return
-        name = key.block_name(last, self._hasher.block_size)
+        name = self._hasher.name(key, last)
         content = BlockContent(key.identity, digest, name)
         kept = Checkpoint(slot, content, self.pool.now(), num_tokens)
         kept.before, kept.last_block = held.last, table.blocks[last]

@@ -144,7 +144,7 @@ class WindowGroup(LayerGroup):
         published, key, num_blocks = [], table.key, num_tokens // self._block_size
         digests = self._hasher.digests(key, num_blocks)
         for place in range(max(held.num_published, held.first), num_blocks):
-            name = key.block_name(place, self._block_size)
+            name = self._hasher.name(key, place)
             content = self._content(key.identity, digests[place], name)
             published.append((place, not content.copies))
             held.copies[place] = WindowCopy(held.blocks[place], content, self.pool.now())

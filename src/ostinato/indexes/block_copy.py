@@ -41,11 +41,6 @@ class BlockCopy(CacheEntry):
         self.content.copies.remove(self)
         self.num_blocks = 0
 
-    def name_of(self, index: int, block_size: int) -> bytes:
-        """Return the packed tokens and the extra of its block."""
-        name: bytes = self.content.name
-        return name
-
 
 class CachedContent(BlockContent):
     """What one block of the hash index holds: its tokens and, through its parent, all before."""
@@ -60,7 +55,7 @@ class CachedContent(BlockContent):
         identity: Identity,
     ) -> None:
         """Make a content without copies; without a digest it is a partial block."""
-        super().__init__(identity, digest, key.name if key.spans else key.tokens)
+        super().__init__(identity, digest, key.name)
         self.parent = parent  # None for a root, which has no tokens
         self.key = key
         self.start: int = 0 if parent is None or parent.parent is None else parent.start + 1
@@ -79,6 +74,10 @@ class HashCopy(BlockCopy):
     def is_leaf(self) -> bool:
         """Whether no cached content needs this copy."""
         return len(self.content.copies) > 1 or not self.content.children
+
+    def block_key(self, index: int, block_size: int) -> BlockKey:
+        """Return what identifies its block among continuations of its prefix."""
+        return self.content.key
 
     def run_from(self, first: int) -> tuple[int, bytes]:
         """Return the place and the packed tokens of its block, or of what follows it."""

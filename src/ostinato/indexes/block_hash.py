@@ -58,11 +58,19 @@ class BlockHasher:
         memo = key.digests.setdefault(self, [])
         if len(memo) < num_blocks:
             parent = memo[-1] if memo else self._root(key)
-            digest, size = self._digest, self.block_size
+            digest, name = self._digest, self.name
             for index in range(len(memo), num_blocks):
-                parent = BlockDigest(digest(parent + key.block_name(index, size)))
+                parent = BlockDigest(digest(parent + name(key, index)))
                 memo.append(parent)
         return memo
+
+    def name(self, key: PrefixKey, index: int) -> bytes:
+        """Return the ``BlockKey.name`` of a full block: mostly its tokens."""
+        size = self.block_size
+        start, stop = index * size, (index + 1) * size
+        if key.spans:
+            return key.block_key(start, stop).name
+        return key.tokens[start:stop].tobytes()
 
     def child(self, key: PrefixKey, num_blocks: int, name: bytes) -> BlockDigest:
         """Return the digest of a block of that name after a sequence's first blocks."""

@@ -79,7 +79,7 @@ class HashIndex:
     ) -> TailMatch | None:
         """Find the block after a match with the longest common prefix with the sequence."""
         stop = min(num_tokens, start + self.block_size)
-        run = key.packed_range(start, stop)
+        run = key.tokens[start:stop].tobytes()
         name = key.child_name(start, stop)[: len(run)] if key.spans else run
         child, common = content.children.closest(name)
         if child is None:
@@ -204,7 +204,7 @@ class HashIndex:
         """Look a block up by digest; parent and tokens are compared as well."""
         digest = self._hasher.digests(key, index + 1)[index]
         for content in self._contents.get(digest, ()):
-            if content.parent is parent and content.name == key.block_name(index, self.block_size):
+            if content.parent is parent and content.name == self._hasher.name(key, index):
                 return content
         return None
 
@@ -218,7 +218,7 @@ class HashIndex:
         """Add a content that is new."""
         own = key.block_key(index * self.block_size, (index + 1) * self.block_size)
         digest = self._hasher.digests(key, index + 1)[index]
-        identity, _ = key.identity_of(index, self.block_size)
+        identity, _ = key.identity.of_block(index, self.block_size)
         content = CachedContent(parent, digest, own, identity)
         self._contents.setdefault(digest, []).append(content)
         parent.children.add(own.child_name, content)

@@ -12,10 +12,10 @@ Other settings change the times as well: ``timed_replay`` simulates those.
 
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ostinato.assembly import build_cache, build_scheduler
-from ostinato.core.identity import Identity, ImageSpan, PrefixKey, PublicPrefix
+from ostinato.core.identity import Identity, ImageSpan, PrefixKey
 from ostinato.core.ids import RequestId, SequenceId
 from ostinato.core.plan import (
     SampledToken,
@@ -161,9 +161,8 @@ class Replay:
                     admin.end_lease(self._leases.pop(event.lease))
 
     def _prefix(self, event: Leased | Published) -> PrefixKey:
-        tenant, head = event.tenant.encode(), _public_prefix(event.head)
-        identity = Identity(epoch=self.cache.manager.epoch, tenant=tenant, public_prefix=head)
-        return PrefixKey(identity, unpack_names(event.prefix))
+        own = Identity(epoch=self.cache.manager.epoch, tenant=event.tenant.encode())
+        return PrefixKey(_after_public(own, event.head), unpack_names(event.prefix))
 
     def _add(self, event: Added) -> None:
         self._at(event.at_us)
@@ -281,13 +280,7 @@ def _request(event: Added, sequences: tuple[SequenceEnd, ...]) -> Request:
             stop_token_ids=tuple(stops),
             prompt_logprobs=0 if event.prompt_logprobs else None,
         ),
-        identity=Identity(
-            epoch=event.epoch,
-            adapter=event.adapter.encode(),
-            adapter_start=event.adapter_start,
-            tenant=event.tenant.encode(),
-            public_prefix=_public_prefix(event.head),
-        ),
+        identity=_identity(event),
         images=tuple(ImageSpan(i.name.encode(), i.start, i.length) for i in event.images),
         priority=event.priority,
         cache_read=event.cache_read,
@@ -295,8 +288,20 @@ def _request(event: Added, sequences: tuple[SequenceEnd, ...]) -> Request:
     )
 
 
-def _public_prefix(head: tuple[str, int] | None) -> PublicPrefix | None:
-    return None if head is None else PublicPrefix(head[0].encode(), head[1])
+def _identity(event: Added) -> Identity:
+    adapter, start = event.adapter.encode(), event.adapter_start
+    own = Identity(
+        epoch=event.epoch, adapter=b"" if start else adapter, tenant=event.tenant.encode()
+    )
+    own = _after_public(own, event.head)
+    return replace(own, adapter=adapter, base=own, start=start) if start else own
+
+
+def _after_public(own: Identity, head: tuple[str, int] | None) -> Identity:
+    """Return the identity of a sequence that begins with the public prefix of a trace, if any."""
+    if head is None:
+        return own
+    return replace(own, base=replace(own, tenant=head[0].encode()), start=head[1])
 
 
 def _name(number: int) -> RequestId:

@@ -76,7 +76,7 @@ class SimulatedDisk(CacheObserver):
         names = key.tokens[first * self._size : len(key) - 1 : self._size]
         return next((i for i, name in enumerate(names) if name not in self._blocks), len(names))
 
-    def on_admit(self, table: BlockTable, context: RequestContext, preempted: bool) -> None:
+    def on_admit(self, table: BlockTable, context: RequestContext) -> None:
         """Write what is used a second time, and note what a prompt would have found besides."""
         if context.is_sibling:
             return
@@ -201,8 +201,8 @@ class SimulatedLoads:
         match = replace(manager.match(key, len(key)), tail=None)
         if match.num_shared_tokens == len(key):
             return
-        context = RequestContext(is_sibling=True)
-        admitted = manager.admit(key, match, preempted=True, context=context)
+        context = RequestContext(is_sibling=True, is_readmission=True)
+        admitted = manager.admit(key, match, context=context)
         if admitted is not None:
             manager.publish(admitted[0], len(key))
             manager.commit()

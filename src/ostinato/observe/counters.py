@@ -197,12 +197,13 @@ class CacheCounters(CacheObserver):
         self.stats = CacheStats()
         self._clock = clock
 
-    def on_admit(self, table: BlockTable, context: RequestContext, preempted: bool) -> None:
+    def on_admit(self, table: BlockTable, context: RequestContext) -> None:
         """Count a look-up; a prompt with ``n`` continuations was looked up once."""
         if context.is_sibling:
             return
         shared, copied = table.num_shared_tokens, table.num_copied_tokens
-        self.stats.count_lookup(table.tenant, len(table.key), shared, copied, preempted)
+        again = context.is_readmission
+        self.stats.count_lookup(table.tenant, len(table.key), shared, copied, again)
 
     def on_publish(
         self, table: BlockTable, first: int, last: int, result: PublishResult, group: int = 0

@@ -10,7 +10,6 @@ from ostinato.cache.observer import CacheObserver, Eviction
 from ostinato.cache.prefix_index import CachedRun, PublishResult, Removal
 from ostinato.core.identity import PrefixKey
 from ostinato.core.ids import BlockDigest
-from ostinato.core.tokens import TOKEN_BYTES
 from ostinato.indexes.block_hash import BlockHasher
 from ostinato.observe.events import AllCleared, BlockRemoved, BlockStored, EventLog
 
@@ -82,14 +81,14 @@ class EventRecorder(CacheObserver):
         self, entry: CacheEntry, parent: BlockDigest | None, digests: tuple[BlockDigest, ...]
     ) -> BlockStored:
         size = self._hasher.block_size
-        names = [entry.name_of(place, size) for place in range(len(digests))]
+        keys = [entry.block_key(place, size) for place in range(len(digests))]
         return BlockStored(
             digests,
             parent,
-            array("I", b"".join(name[: size * TOKEN_BYTES] for name in names)),
+            array("I", b"".join(key.tokens for key in keys)),
             size,
             entry.identity,
-            tuple(name[size * TOKEN_BYTES :] or None for name in names),
+            tuple(key.extra or None for key in keys),
         )
 
     def erase(self, tenant: bytes) -> int:
@@ -121,17 +120,16 @@ def stored_events(
 ) -> Iterator[BlockStored]:
     """Describe blocks ``first .. last`` of a sequence: one event per identity."""
     while first < last:
-        identity, next_stage = key.identity_of(first, block_size)
+        identity, next_stage = key.identity.of_block(first, block_size)
         end = min(last, next_stage)
-        spans = ((i * block_size, (i + 1) * block_size) for i in range(first, end))
-        extras = [key.extra(*span) for span in spans]
+        blocks = (key.block_key(i * block_size, (i + 1) * block_size) for i in range(first, end))
         yield BlockStored(
             tuple(digests[first:end]),
             digests[first - 1] if first else None,
             key.tokens[first * block_size : end * block_size],
             block_size,
             identity,
-            tuple(extra or None for extra in extras),
+            tuple(block.extra or None for block in blocks),
             group,
             medium,
         )

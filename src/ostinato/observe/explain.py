@@ -17,7 +17,6 @@ Rules:
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
 
 from ostinato.core.errors import RequestError
 from ostinato.core.identity import Identity
@@ -199,14 +198,10 @@ class _ExplanationBuilder:
     def _num_of_one_identity(self, other: RequestRecord) -> int:
         """Count the tokens up to where an adapter is active in one of two sequences alone."""
         mine, theirs = self.record.identity, other.identity
-        if mine == theirs:
-            return self.length
-        if (mine.tenant, mine.public_prefix) != (theirs.tenant, theirs.public_prefix):
+        if mine.tenant != theirs.tenant:
             return 0
-        for pair in zip_longest(mine.stages, theirs.stages):
-            if pair[0] != pair[1]:
-                return min(stage[0] for stage in pair if stage is not None)
-        return self.length
+        parted = {*mine.stages} ^ {*theirs.stages}
+        return min((stage.start for stage in parted), default=self.length)
 
     def _known(self, owner: RequestRecord | None, start: int, stop: int) -> Iterator[PromptSpan]:
         """Explain each block that was computed for another request and not found."""
@@ -311,8 +306,8 @@ class _ExplanationBuilder:
             return MissReason.OTHER_ADAPTER
         if mine == theirs:
             return MissReason.OTHER_IMAGE
-        other_prefix = mine.public_prefix != theirs.public_prefix
-        return MissReason.OTHER_PUBLIC_PREFIX if other_prefix else MissReason.OTHER_WEIGHTS
+        public, others = ((x.root.tenant, x.num_public_tokens) for x in (mine, theirs))
+        return MissReason.OTHER_WEIGHTS if public == others else MissReason.OTHER_PUBLIC_PREFIX
 
     def _new(
         self, nearest: RequestRecord | None, start: int, is_apart: bool

@@ -115,10 +115,10 @@ class RequestHistory(CacheObserver):
         """Return the first admission of the newest request of that name."""
         return next((r for r in self.records() if r.is_first and r.name == name), None)
 
-    def on_admit(self, table: BlockTable, context: RequestContext, preempted: bool) -> None:
+    def on_admit(self, table: BlockTable, context: RequestContext) -> None:
         """Add a record; evictions from now on are for its sequence."""
         blocks = table.blocks
-        record = self._begin(table, blocks, not preempted)
+        record = self._begin(table, blocks, not context.is_readmission)
         record.name, record.prompt_sections = context.name, context.prompt_sections
         record.num_kept = context.num_kept_tokens
         record.off = context.off if self._is_on else "enable_prefix_caching=False"
@@ -194,7 +194,7 @@ class RequestHistory(CacheObserver):
             if more:
                 self._charge(record, record.charge + more)
         else:
-            digests = self.digest_key.digests(key.packed_range(0, num_tokens), self.block_size)
+            digests = self.digest_key.digests(key.tokens[:num_tokens].tobytes(), self.block_size)
             record.clear()
             record.digests = digests
 

@@ -111,9 +111,9 @@ class HitCounts(CacheObserver):
         """Start without a hit."""
         self.by_block: Counter[int] = Counter()
 
-    def on_admit(self, table: BlockTable, context: RequestContext, preempted: bool) -> None:
+    def on_admit(self, table: BlockTable, context: RequestContext) -> None:
         """Count a hit."""
-        if table.num_shared_tokens and not preempted:
+        if table.num_shared_tokens and not context.is_readmission:
             self.by_block[table.blocks[-1]] += 1
 
     def on_evict(self, eviction: Eviction) -> None:
@@ -153,17 +153,16 @@ class CachedBlock:
 
 def cached_blocks(index: PrefixIndex[Any]) -> Iterator[CachedBlock]:
     """Walk every published block of an index, those that others continue first."""
-    size, ends = index.block_size * TOKEN_BYTES, list[bytes]()
+    ends = list[bytes]()
     for run in index.runs():
         first = run.entries[0]
         start = first.identity.root.encoded if run.parent is None else ends[run.parent]
         for entry in run.entries:
             before = start
             for place, block in enumerate(entry.blocks):
-                name = entry.name_of(place, index.block_size)
-                extra = name[size:]
-                yield CachedBlock(BlockId(block), name[:size], entry.ref_count, before, extra)
-                before += name
+                own = entry.block_key(place, index.block_size)
+                yield CachedBlock(BlockId(block), own.tokens, entry.ref_count, before, own.extra)
+                before += own.name
         ends.append(before)
 
 

@@ -115,4 +115,4 @@ def _names(request: RouteRequest, block_size: int) -> list[bytes]:
     if not request.images:
         return block_names(request.tokens, block_size)
     key = PrefixKey(Identity(), request.tokens, request.images)
-    return block_names(request.tokens, block_size, key.extra)
+    return block_names(request.tokens, block_size, lambda *block: key.block_key(*block).extra)

@@ -177,12 +177,12 @@ class StepPlanner:
             sequence.waits_for = leader.request.request_id if is_mine else ""
             return True
         is_sibling = sequence.index > 0 and not sequence.num_preemptions
-        again = is_sibling or sequence.num_preemptions > 0
         context = RequestContext(
             request.request_id, reading_is_off, request.prompt_sections, request.num_kept_tokens,
             sequence.num_known_tokens, sequence.waits_for, is_sibling,
+            is_readmission=is_sibling or sequence.num_preemptions > 0,
         )  # fmt: skip
-        admitted = cache.admit(sequence.key, match, request.cache_write, again, self._most, context)
+        admitted = cache.admit(sequence.key, match, request.cache_write, self._most, context)
         if admitted is None:
             return False
         table, copies = admitted

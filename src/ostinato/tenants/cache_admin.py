@@ -42,8 +42,9 @@ class PublicPrefixes(dict[bytes, LeaseId]):
 
         It may if its public prefix, if it has one, hit in full and will stay.
         """
-        prefix = key.identity.public_prefix
-        return prefix is None or (num_hit >= prefix.num_tokens and prefix.tenant in self)
+        identity = key.identity
+        others = {stage.tenant for stage in identity.stages} - {identity.tenant}
+        return num_hit >= identity.num_public_tokens and others <= self.keys()
 
 
 class CacheAdmin:
@@ -104,10 +105,10 @@ class CacheAdmin:
         match, size = self._manager.match(key, len(key)), self._manager.block_size
         wanted, cached = len(key) // size, len(match.blocks)
         if not cached:
-            return LeaseReceipt(LeaseStatus.REJECTED, reason=self._limits.nothing_to_hold(key))
+            return _rejected(self._limits.nothing_to_hold(key))
         leasable = self._limits.num_leasable(key, match)
         if not leasable:
-            return LeaseReceipt(LeaseStatus.REJECTED, reason=self._limits.reason(key))
+            return _rejected(self._limits.reason(key))
         lease = self._leases.open(self._manager.pin(key, leasable * size), terms)
         reason = ""
         if leasable < cached:
@@ -124,21 +125,32 @@ class CacheAdmin:
         cached would tell one tenant what another did.
 
         Args:
-            key: The prefix, whole blocks, under its own identity; computed by a request before.
+            key: The prefix, whole blocks, under a salt of its own; computed by a request before.
 
         Returns:
-            Accepted or rejected; what is not held in full is not kept at all.
+            Accepted or rejected; what is not held in full is not kept, unless the salt has more.
         """
         salt = key.identity.tenant
+        if not salt:
+            return _rejected("salt=b'' is shared: publish under a salt of its own")
+        if salt in self._public:
+            return _rejected(f"salt={salt!r} is public already: erase it first")
         receipt = self.lease(key, PINNED)
         if receipt.status is LeaseStatus.ACCEPTED and receipt.lease_id is not None:
             self._public[salt] = receipt.lease_id
             return receipt
         if receipt.lease_id is not None:
             self.end_lease(receipt.lease_id)
-        self._manager.remove(lambda entry: entry.identity.belongs_to(salt))
-        self._manager.settle()
-        return LeaseReceipt(LeaseStatus.REJECTED, reason=receipt.reason)
+        self._remove_rejected(key)
+        return _rejected(receipt.reason)
+
+    def _remove_rejected(self, key: PrefixKey) -> None:
+        """Remove what was computed to be published; nothing if its salt has more."""
+        salt, match = key.identity.tenant, self._manager.index.match(key, len(key))
+        entries = {e for e in self._manager.pool.entries() if e.identity.belongs_to(salt)}
+        if not match.num_unmatched and entries.issubset(match.entries):
+            self._manager.remove(lambda entry: entry.identity.belongs_to(salt))
+            self._manager.settle()
 
     def is_public(self, salt: bytes) -> bool:
         """Whether a prefix of that salt is published."""
@@ -252,3 +264,7 @@ class CacheAdmin:
         self._public.clear()
         for lease in self._leases:
             self._end(lease.lease_id)
+
+
+def _rejected(reason: str) -> LeaseReceipt:
+    return LeaseReceipt(LeaseStatus.REJECTED, reason=reason)

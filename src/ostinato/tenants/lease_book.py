@@ -32,7 +32,7 @@ class Lease:
     @property
     def packed(self) -> bytes:
         """The leased prefix's packed tokens."""
-        return self.table.key.packed_range(0, self.table.num_computed)
+        return self.table.key.tokens[: self.table.num_computed].tobytes()
 
     def shows_other_images(self, key: PrefixKey) -> bool:
         """Whether a sequence of the same tokens has other images among them."""
@@ -70,7 +70,7 @@ class LeaseBook(CacheObserver):
         for lease in self.expired():
             unpin(lease.table)
 
-    def on_admit(self, table: BlockTable, context: RequestContext, preempted: bool) -> None:
+    def on_admit(self, table: BlockTable, context: RequestContext) -> None:
         """Refresh the leases whose prefix a request used."""
         if self._refreshing:
             used = table.num_cached_tokens
@@ -102,7 +102,7 @@ class LeaseBook(CacheObserver):
         """
         for length, leases in self._refreshing.get(key.identity, {}).items():
             if length <= num_tokens * TOKEN_BYTES:
-                for lease in leases.get(key.packed_range(0, length // TOKEN_BYTES), ()):
+                for lease in leases.get(key.tokens[: length // TOKEN_BYTES].tobytes(), ()):
                     if not lease.shows_other_images(key):
                         self._start(lease)
 

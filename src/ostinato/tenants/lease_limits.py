@@ -83,9 +83,8 @@ class LeaseLimits:
         null = self._manager.pools[group].num_blocks if group else None
         for table in [lease.table for lease in self._leases]:
             if tenant in (None, table.tenant):
-                public = None if tenant is None else table.key.identity.public_prefix
-                first = 0 if public is None else public.num_tokens // size
-                held.update(table.groups[group][first:])
+                num_public = 0 if tenant is None else table.key.identity.num_public_tokens
+                held.update(table.groups[group][num_public // size :])
         return held - {null} if null is not None else held
 
     def nothing_to_hold(self, key: PrefixKey) -> str:

@@ -16,7 +16,7 @@ import secrets
 from array import array
 from collections.abc import Iterable
 
-from ostinato.core.identity import SALT_SEPARATOR, ImageSpan, PublicPrefix, tenant_of
+from ostinato.core.identity import SALT_SEPARATOR, Identity, ImageSpan, tenant_of
 from ostinato.core.tokens import TOKEN_BYTES
 from ostinato.errors import BrokenTrace
 
@@ -45,9 +45,10 @@ class TokenHasher:
             return self.name(salt)
         return self.name(owner) + SALT_SEPARATOR + self.name(salt)
 
-    def public_prefix(self, prefix: PublicPrefix | None) -> tuple[str, int] | None:
-        """Name a public prefix."""
-        return None if prefix is None else (self.salt(prefix.tenant), prefix.num_tokens)
+    def public_prefix(self, identity: Identity) -> tuple[str, int] | None:
+        """Name the public prefix that a sequence begins with, and count its tokens."""
+        num_tokens = identity.num_public_tokens
+        return (self.salt(identity.root.tenant), num_tokens) if num_tokens else None
 
     def prompt(self, tokens: "array[int]", images: Iterable[ImageSpan] = ()) -> "ChainedHash":
         """Name a prompt's tokens.

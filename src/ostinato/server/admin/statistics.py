@@ -69,12 +69,12 @@ async def heaviest_prefixes(
 
 
 async def _described(state: ServerState, prefix: CachedPrefix) -> dict[str, Any]:
-    salt, continued = prefix.identity.tenant, prefix.identity.public_prefix
+    salt, root = prefix.identity.tenant, prefix.identity.root.tenant
     public = public_name(salt)
     return {
         "tenant": None if public is not None else name_of(state, salt),
         "public": public,
-        "behind": None if continued is None else public_name(continued.tenant),
+        "behind": None if root == salt else public_name(root),
         "head": await _text(state, prefix.head.tolist()),
         "branch": await _text(state, prefix.branch.tolist()),
         "num_tokens": prefix.num_tokens,
