@@ -66,7 +66,7 @@ def test_a_table_is_released_once(cache):
         lambda: cache.manager.grow(table, 12),
         lambda: cache.manager.growable(table, 12),
         lambda: cache.manager.publish(table, 8),
-        lambda: cache.manager.fork(table, 8),
+        lambda: cache.manager.fork(table),
         lambda: cache.manager.unpin(table),
     ):
         refused(cache, ReleasedTable, call)
@@ -84,19 +84,16 @@ def test_no_more_is_released_than_was_planned(cache):
     assert cache.match("ABCD").num_tokens == 0
 
 
-def test_no_more_is_forked_than_was_planned(cache):
-    """The fork's release would publish what neither has computed."""
+def test_a_fork_continues_all_that_is_planned_and_no_more(cache):
+    """What is released of it is what its parent has computed; nothing of ABC is."""
     key = prefix_key("ABC")
-    admitted = cache.manager.admit(key, cache.manager.match(key))
-    assert admitted is not None
-    refused(cache, TableOverrun, lambda: cache.manager.fork(admitted[0], 3), "fork 3 tokens")
-
-
-def test_a_fork_begins_where_its_parent_ends(cache):
-    """At 4 of 8 tokens it would hold both blocks, no window and the state of 8 tokens."""
-    table = cache.admit("one", "ABCDEFGH").table
-    refused(cache, TableOverrun, lambda: cache.manager.fork(table, 4), "8 of the table's tokens")
-    assert cache.manager.fork(table, 8) is not None
+    parent, _ = cache.manager.admit(key, cache.manager.match(key))
+    child, _ = cache.manager.fork(parent)
+    cache.manager.commit()
+    refused(cache, TableOverrun, lambda: cache.manager.release(child, 3), "release 3 tokens")
+    cache.manager.release(child, 0)
+    cache.manager.release(parent, 0)
+    assert cache.match("ABCD").num_tokens == 0
 
 
 def test_until_the_copies_of_a_fork_have_run_both_stay_as_they_are(cache, layers):
@@ -151,7 +148,7 @@ def test_a_table_of_another_cache_is_refused(index, layers):
         lambda: cache.manager.release(table, 8),
         lambda: cache.manager.grow(table, 20),
         lambda: cache.manager.publish(table, 12),
-        lambda: cache.manager.fork(table, 8),
+        lambda: cache.manager.fork(table),
     ):
         refused(cache, ReleasedTable, call)
         other.prefix_cache.check()
@@ -266,7 +263,6 @@ def test_no_more_is_published_than_the_table_and_its_sequence_have(cache):
     table = cache.admit("one", "ABCDEF").table
     for num_tokens in (8, 9, 100):
         refused(cache, TableOverrun, lambda n=num_tokens: cache.manager.publish(table, n))
-        refused(cache, TableOverrun, lambda n=num_tokens: cache.manager.fork(table, n))
         refused(cache, TableOverrun, lambda n=num_tokens: cache.manager.release(table, n))
     cache.finish("one")
     assert cache.match("ABCDEFGHI").num_tokens == (6 if cache.manager.config.seal_tails else 0)

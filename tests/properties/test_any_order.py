@@ -54,14 +54,13 @@ class AnyOrder(TinyCache):
         if sequence and self.manager.grow(sequence.table, len(sequence.table.key) + 1):
             sequence.table.key.append(ord(letter))
 
-    def split(self, which: int, fewer: int) -> None:
-        """Fork a sequence, perhaps before its end."""
+    def split(self, which: int) -> None:
+        """Fork a sequence."""
         if (sequence := self._some(which)) is not None:
-            num_tokens = max(0, sequence.num_computed - fewer)
             with self._refused():
-                forked = self.manager.fork(sequence.table, num_tokens)
+                forked = self.manager.fork(sequence.table)
                 if forked is not None:
-                    self._begin(f"s{forked[0].table_id}", *forked, num_tokens)
+                    self._begin(f"s{forked[0].table_id}", *forked, sequence.num_computed)
                     self.counts["forked"] += 1
 
     def release(self, which: int) -> None:
@@ -150,7 +149,7 @@ ARGUMENTS: dict[str, dict[str, Choices]] = {
     "admit_match": WHICH | {"writes": (True, True, False)},
     "publish": WHICH | {"more": (0, 1, 2, 4, 8, 16)},
     "extend": WHICH | {"letter": "AB"},
-    "split": WHICH | {"fewer": (0, 0, 0, 1, 4)},
+    "split": WHICH,
     "release": WHICH,
 }
 NAMES = weighted(

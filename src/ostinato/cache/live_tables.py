@@ -101,17 +101,14 @@ class LiveTables:
                 "step before it publishes more"
             )
 
-    def check_planned(self, table: BlockTable, num_tokens: int, least: int, verb: str) -> None:
-        """Raise TableOverrun below ``least`` tokens, above the planned ones, or out of range."""
-        self.check_range(table, num_tokens, verb)
-        if not least <= num_tokens <= table.num_planned:
+    def check_release(self, table: BlockTable, num_tokens: int) -> None:
+        """Raise TableOverrun if fewer tokens are computed, StepInProgress for one in the step."""
+        self.check_range(table, num_tokens, "release")
+        if not 0 <= num_tokens <= table.num_planned:
             raise TableOverrun(
-                f"{verb} {num_tokens} tokens: {table.num_planned} of the table's tokens have hit "
-                f"or were planned by publish; {verb} what is computed"
+                f"release {num_tokens} tokens: {table.num_planned} of the table's tokens have hit "
+                "or were planned by publish; release what is computed"
             )
-
-    def check_committed(self, table: BlockTable) -> None:
-        """Raise StepInProgress if a table is in the running step."""
         if table in self.step or table.num_planned > table.num_computed:
             raise StepInProgress(
                 "a table cannot be released between admit, publish or fork and commit if its "
