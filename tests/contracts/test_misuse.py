@@ -268,6 +268,12 @@ def test_no_more_is_published_than_the_table_and_its_sequence_have(cache):
     assert cache.match("ABCDEFGHI").num_tokens == (6 if cache.manager.config.seal_tails else 0)
 
 
+def test_a_token_that_a_sequence_does_not_have_yet_is_not_published(cache):
+    """It fills no block; appended after the commit, it would count as computed."""
+    table = cache.admit("one", "ABCDE").table
+    refused(cache, TableOverrun, lambda: cache.manager.publish(table, 6), "its sequence 5 tokens")
+
+
 # --- matches --------------------------------------------------------------------------------
 
 

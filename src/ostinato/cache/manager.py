@@ -185,8 +185,9 @@ class CacheManager:
     def publish(self, table: BlockTable, num_tokens: int) -> None:
         """Make the full blocks among the tokens that this step will have computed findable."""
         last = num_tokens // self.block_size
-        if table.live_in is not self.tables:
-            self.tables.check_live(table)
+        # Few decodes fill a block, and there is one per sequence and step.
+        if table.live_in is not self.tables or num_tokens > len(table.key.tokens):
+            self.tables.check_range(table, num_tokens, "publish")
         if num_tokens > table.num_slots or (last > table.num_published and table.writes):
             self.tables.check_publish(table, num_tokens)
             self._publish(table, num_tokens)
