@@ -44,12 +44,12 @@ from tqdm import tqdm
 BLOCK_SIZE = 16
 SYSTEM, CHATS, TURNS, TURN = 4_096, 64, 20, 500
 LONG = 32_768
-MISSES, HITS = 15, 100
+MISSES, HITS = 100, 100
 """Times that a long prompt is measured in one round."""
 
 DECODES, STEPS = 64, 200
 
-PREFIX, QUESTION, REQUESTS = 2_048, 32, 200
+PREFIX, QUESTION, REQUESTS = 2_048, 32, 1_000
 
 POLICY = os.environ.get("HEART_POLICY", "reuse_hazard")
 """Eviction policy: the engine's default, unless ``--policy`` says otherwise."""

@@ -69,7 +69,7 @@ def test_a_table_is_released_once(cache):
         lambda: cache.manager.grow(table, 12),
         lambda: cache.manager.growable(table, 12),
         lambda: cache.manager.publish(table, 8),
-        lambda: cache.manager.fork(table, 8),
+        lambda: cache.manager.fork(table),
         lambda: cache.manager.unpin(table),
     ):
         refused(cache, ReleasedTable, call)
@@ -82,23 +82,21 @@ def test_no_more_is_released_than_was_planned(cache):
     admitted = cache.manager.admit(key, cache.manager.match(key))
     assert admitted is not None
     refused(cache, TableOverrun, lambda: cache.manager.release(admitted[0], 3), "release 3 tokens")
+    cache.manager.commit()  # a state is loaded in the step
     cache.manager.release(admitted[0], 0)
     assert cache.match("ABCD").num_tokens == 0
 
 
-def test_no_more_is_forked_than_was_planned(cache):
-    """The fork's release would publish what neither has computed."""
+def test_a_fork_continues_all_that_is_planned_and_no_more(cache):
+    """What is released of it is what its parent has computed; nothing of ABC is."""
     key = prefix_key("ABC")
-    admitted = cache.manager.admit(key, cache.manager.match(key))
-    assert admitted is not None
-    refused(cache, TableOverrun, lambda: cache.manager.fork(admitted[0], 3), "fork 3 tokens")
-
-
-def test_a_fork_begins_where_its_parent_ends(cache):
-    """At 4 of 8 tokens the window has been released; the index's path ends at 8, as the state."""
-    table = cache.admit("one", "ABCDEFGH").table
-    refused(cache, TableOverrun, lambda: cache.manager.fork(table, 4), "8 of the table's tokens")
-    assert cache.manager.fork(table, 8) is not None
+    parent, _ = cache.manager.admit(key, cache.manager.match(key))
+    child, _ = cache.manager.fork(parent)
+    cache.manager.commit()
+    refused(cache, TableOverrun, lambda: cache.manager.release(child, 3), "release 3 tokens")
+    cache.manager.release(child, 0)
+    cache.manager.release(parent, 0)
+    assert cache.match("ABCD").num_tokens == 0
 
 
 def test_no_fewer_tokens_are_published_than_before(cache):
@@ -112,7 +110,7 @@ def test_no_fewer_tokens_are_published_than_before(cache):
 @pytest.mark.parametrize("num_tokens", [-1, -4, -100])
 def test_a_number_of_tokens_is_not_negative(cache, num_tokens):
     table = cache.admit("one", "ABCDE").table
-    for call in (cache.manager.publish, cache.manager.release, cache.manager.fork):
+    for call in (cache.manager.publish, cache.manager.release):
         refused(cache, TableOverrun, lambda call=call: call(table, num_tokens))
     assert cache.manager.match(table.key, num_tokens).num_tokens == 0
 
@@ -120,7 +118,7 @@ def test_a_number_of_tokens_is_not_negative(cache, num_tokens):
 def test_a_number_of_tokens_is_an_integer(cache):
     """A fraction would raise in the middle of the change."""
     table = cache.admit("one", "ABCDEF").table
-    for call in (cache.manager.publish, cache.manager.release, cache.manager.fork):
+    for call in (cache.manager.publish, cache.manager.release):
         refused(cache, TypeError, lambda call=call: call(table, 4.5))
     refused(cache, TypeError, lambda: cache.manager.grow(table, 10.5))
 
@@ -177,10 +175,22 @@ def test_a_table_of_another_cache_is_refused(index, layers):
         lambda: cache.manager.release(table, 8),
         lambda: cache.manager.grow(table, 20),
         lambda: cache.manager.publish(table, 12),
-        lambda: cache.manager.fork(table, 8),
+        lambda: cache.manager.fork(table),
     ):
         refused(cache, ReleasedTable, call)
         other.prefix_cache.check()
+
+
+@pytest.mark.parametrize("layers", ["states"], indirect=True)
+def test_a_table_whose_state_is_loaded_in_the_step_ends_with_it(cache):
+    """Released, its slot could be loaded for another; after a failure nothing would load it."""
+    manager, keys = cache.manager, [prefix_key("ABCDE"), prefix_key("QRSTU")]
+    first, second = (manager.admit(key, manager.match(key))[0] for key in keys)
+    refused(cache, StepInProgress, lambda: manager.release(first, 0), "commit")
+    manager.publish(second, 5)
+    manager.fail()
+    refused(cache, ReleasedTable, lambda: manager.publish(first, 5))
+    assert manager.state_copies == ((), ())
 
 
 def test_what_is_published_and_not_computed_is_not_released(cache):
@@ -292,16 +302,15 @@ def test_no_more_is_published_than_the_table_and_its_sequence_have(cache):
     table = cache.admit("one", "ABCDEF").table
     for num_tokens in (8, 9, 100):
         refused(cache, TableOverrun, lambda n=num_tokens: cache.manager.publish(table, n))
-        refused(cache, TableOverrun, lambda n=num_tokens: cache.manager.fork(table, n))
         refused(cache, TableOverrun, lambda n=num_tokens: cache.manager.release(table, n))
     cache.finish("one")
     assert cache.match("ABCDEFGHI").num_tokens == (6 if cache.manager.config.seal_tails else 0)
 
 
-def test_what_has_slots_and_no_tokens_is_not_published(cache):
-    """Tokens that are appended later would count as computed."""
-    table = cache.admit("one", "ABCDE", upto=4).table
-    refused(cache, TableOverrun, lambda: cache.manager.publish(table, 7), "publish 4 to 5")
+def test_a_token_that_a_sequence_does_not_have_yet_is_not_published(cache):
+    """It fills no block; appended after the commit, it would count as computed."""
+    table = cache.admit("one", "ABCDE").table
+    refused(cache, TableOverrun, lambda: cache.manager.publish(table, 6), "publish 5 to 5")
 
 
 # --- matches --------------------------------------------------------------------------------
@@ -444,33 +453,6 @@ def test_a_match_is_stale_once_a_partial_block_was_published(cache):
     match = cache.manager.match(key)
     cache.finish("other")
     refused(cache, StaleMatch, lambda: cache.manager.admit(key, match))
-
-
-# --- states -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("layers", ["states"], indirect=True)
-def test_the_state_of_a_released_table_is_not_loaded(cache):
-    """Its slot may be another table's in the same step, which loads a state of its own there."""
-    manager = cache.manager
-    for prompt in ("ABCDE", "QRSTU"):
-        key = prefix_key(prompt)
-        table, _ = manager.admit(key, manager.match(key))
-        assert [load.target for load in manager.state_copies[0]] == [table.state_slot]
-        manager.release(table, 0)
-
-
-@pytest.mark.parametrize("layers", ["states"], indirect=True)
-def test_a_table_that_outlives_a_failed_step_still_loads_its_state(cache):
-    """It was admitted before any other published, and its own first step is the next one."""
-    manager, keys = cache.manager, [prefix_key("ABCDE"), prefix_key("QRSTU")]
-    first, second = (manager.admit(key, manager.match(key))[0] for key in keys)
-    manager.publish(second, 5)
-    manager.fail()
-    assert [load.target for load in manager.state_copies[0]] == [first.state_slot]
-    manager.publish(first, 5)
-    manager.commit()
-    assert manager.state_copies == ((), ())
 
 
 # --- requests -------------------------------------------------------------------------------

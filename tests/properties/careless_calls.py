@@ -85,7 +85,7 @@ ARGUMENTS: Mapping[str, Mapping[str, Choices]] = {
     "growable": TABLE,
     "publish": TABLE,
     "release": TABLE,
-    "fork": TABLE,
+    "fork": {"choice": CHOICE},
     "pin": TABLE,
     "unpin": {"choice": CHOICE},
     "remove": {"what": (*WHICH,)},

@@ -94,11 +94,11 @@ class CarelessEmbedder:
         table, num_tokens = self._table(choice), self._number(choice, place)
         self._call("release", lambda: self._manager.release(table, num_tokens))
 
-    def fork(self, choice: int, place: Place) -> None:
+    def fork(self, choice: int) -> None:
         """Fork a table."""
-        table, num_tokens = self._table(choice), self._number(choice, place)
-        given = self._call("fork", lambda: self._manager.fork(table, num_tokens))
-        self._follow(given, num_tokens)
+        table = self._table(choice)
+        given = self._call("fork", lambda: self._manager.fork(table))
+        self._follow(given, table.num_planned)
 
     def commit(self) -> None:
         """Run the step, and say so."""

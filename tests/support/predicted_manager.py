@@ -95,7 +95,7 @@ class PredictedManager:
     ) -> tuple[BlockTable, tuple[CopyRun, ...]] | None:
         """Make a second continuation, if it fits."""
         forked = self._unless_changed(
-            lambda: self._manager.fork(table, num_tokens), lambda forked: forked is None
+            lambda: self._manager.fork(table), lambda forked: forked is None
         )
         if self.oracle is not None:
             given = () if forked is None else forked[0].blocks[table.num_published :]

@@ -56,18 +56,12 @@ class StepStore:
         self._copies += given[1]
 
     def run(self, fails: bool) -> None:
-        """Load, write, copy and save what a step does, all of it torn if it fails.
-
-        A token may be appended after its decode was published, and before the step runs.
-        """
+        """Load, write, copy and save what a step does, all of it torn if it fails."""
         self._drop_released()
         loads, saves = self._manager.state_copies
         for load in loads:
             self._states[load.target] = "" if load.source < 0 else self._states[load.source]
         running = [f for f in self._followed if f.table.num_planned > f.num_written]
-        for table in [followed.table for followed in running]:
-            while table.num_planned > len(table.key):
-                table.key.append(ord("A"))
         chunks = [followed.chunk(followed.table.num_planned) for followed in running]
         copies, self._copies = self._copies, []
         self._kv.write(chunks, copies, fails)

@@ -39,7 +39,7 @@ def _on_released(manager: CacheManager, table: BlockTable) -> list[Call]:
         partial(manager.release, table, 0),
         partial(manager.publish, table, 1),
         partial(manager.grow, table, 1),
-        partial(manager.fork, table, 0),
+        partial(manager.fork, table),
     ]
 
 
@@ -47,7 +47,6 @@ def _on_live(manager: CacheManager, table: BlockTable) -> list[Call]:
     beyond, unplanned = table.num_slots + 1, table.num_planned + 1
     calls: list[Call] = [
         partial(manager.publish, table, beyond),
-        partial(manager.fork, table, unplanned),
         partial(manager.release, table, unplanned),
     ]
     if table.num_planned > table.num_computed:

@@ -107,8 +107,9 @@ class LiveTables:
                 "step before it publishes more"
             )
 
-    def check_committed(self, table: BlockTable) -> None:
-        """Raise StepInProgress if a table is in the running step."""
+    def check_release(self, table: BlockTable, num_tokens: int) -> None:
+        """Raise TableOverrun if fewer tokens are computed, StepInProgress for one in the step."""
+        self.check_range(table, num_tokens, "release", 0, table.num_planned)
         if table in self.step or table.num_planned > table.num_computed:
             raise StepInProgress(
                 "a table cannot be released between admit, publish or fork and commit if its "

@@ -193,8 +193,9 @@ class CacheManager:
         """Make the full blocks among the tokens that this step will have computed findable."""
         if (  # most decodes fill no block: they need no more than this
             num_tokens - table.num_planned != 1
-            or num_tokens > table.num_slots
             or not num_tokens % self.block_size
+            or num_tokens > table.num_slots
+            or num_tokens > len(table.key.tokens)
             or table.live_in is not self.tables
         ):
             if num_tokens // self.block_size > table.num_published and table.writes:
@@ -249,28 +250,22 @@ class CacheManager:
         Raises:
             StepInProgress: It has published in this step: ``commit`` or ``fail`` comes first.
         """
-        self.tables.check_range(table, num_tokens, "release", 0, table.num_planned)
-        self.tables.check_committed(table)
+        self.tables.check_release(table, num_tokens)
         table.summary.num_output_tokens = num_output_tokens
         self._release_tail(table)
         self._release_all(table, num_tokens, self._publish_partial(table, num_tokens))
         self.settle()
 
-    def fork(
-        self, table: BlockTable, num_tokens: int
-    ) -> tuple[BlockTable, tuple[CopyRun, ...]] | None:
-        """Make a table for a second continuation of the same tokens (``n > 1``).
+    def fork(self, table: BlockTable) -> tuple[BlockTable, tuple[CopyRun, ...]] | None:
+        """Make a table for a second continuation of all that is planned of a sequence (``n > 1``).
 
         Published blocks are shared; private ones are copied, in this step, after its writes.
-
-        Args:
-            table: The parent's.
-            num_tokens: Tokens that both continue: all that have hit or were published.
 
         Returns:
             The child's table and the slots to copy; None, with no effect, if it does not fit.
         """
-        self.tables.check_range(table, num_tokens, "fork", table.num_planned, table.num_planned)
+        self.tables.check_live(table)
+        num_tokens = table.num_planned
         needed, firsts = self.blocks_for(num_tokens), self._shared_by_fork(table, num_tokens)
         pairs = zip(self.pools, firsts, strict=True)
         if any(needed - first > pool.num_free_for(table.tenant) for pool, first in pairs):
@@ -279,11 +274,11 @@ class CacheManager:
         self.tables.add(child)
         child.num_planned = num_tokens
         for each in (table, child):
-            self.tables.step[each] = True  # where the parent stands, others may have found it
+            self.tables.step[each] = True  # the parent keeps its place: others may have found it
         for observer in self.observers:
             observer.on_fork(table, child)
         self._allocate_slots(child, num_tokens, num_tokens)
-        return child, self._copies_of_fork(table, child, firsts, num_tokens)
+        return child, self._copies_of_fork(table, child, firsts)
 
     # --- between steps ---
 
@@ -421,14 +416,14 @@ class CacheManager:
         return () if tail is None else self._copy(tail.block, target, tail.num_tokens)
 
     def _copies_of_fork(
-        self, table: BlockTable, child: BlockTable, firsts: list[int], num_tokens: int
+        self, table: BlockTable, child: BlockTable, firsts: list[int]
     ) -> tuple[CopyRun, ...]:
         """Plan the copies of what a fork does not share: from ``firsts`` on, group by group."""
         runs: tuple[CopyRun, ...] = ()
         pairs = zip(table.groups, child.groups, firsts, strict=False)  # states have no rows
         for group, (theirs, mine, first) in enumerate(pairs):
             for place in range(first, len(mine)):
-                used = min(self.block_size, num_tokens - place * self.block_size)
+                used = min(self.block_size, child.num_planned - place * self.block_size)
                 runs += self._copy(theirs[place], mine[place], used, group)
         return runs
 

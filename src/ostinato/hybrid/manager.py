@@ -155,8 +155,11 @@ class HybridCacheManager(CacheManager):
 
     def _allocate_slots(self, table: BlockTable, num_tokens: int, num_window_tokens: int) -> None:
         super()._allocate_slots(table, num_tokens, num_window_tokens)
+        had_state = table.state_slot >= 0
         for group, held in self._pairs(table):
             group.take(table, held, num_window_tokens)
+        if table.state_slot >= 0 and not had_state:  # this step loads it
+            self.tables.step.setdefault(table, False)
         table.num_slots = min(map(len, table.groups)) * self.block_size
 
     def _copies_of_tail(self, table: BlockTable, match: PrefixMatch) -> tuple[CopyRun, ...]:
@@ -174,12 +177,8 @@ class HybridCacheManager(CacheManager):
                 for observer in self.observers:
                     observer.on_publish(table, place, place + 1, _NEW if is_new else _KNOWN, number)
 
-    def commit(self) -> None:
-        """Note that the step has run; after a failed one, tables that go on still load states."""
-        self._state_copies.loads.clear()
-        super().commit()
-
     def _end_step(self) -> Iterable[BlockTable]:
+        self._state_copies.loads.clear()
         self._state_copies.saves.clear()
         return super()._end_step()
 

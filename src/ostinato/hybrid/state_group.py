@@ -243,8 +243,6 @@ class StateGroup(LayerGroup):
         """Release all slots; the spare one becomes a checkpoint."""
         if held.source is not None:
             self._release_source(held)
-        loads = [load for load in self._copies.loads if load.target != table.state_slot]
-        self._copies.loads[:] = loads
         if held.spare_at:
             slot = held.blocks.pop()
             if table.writes:

@@ -216,7 +216,7 @@ class StepPlanner:
         for child in forks if parent.request.params.max_tokens != 1 else ():
             if len(self._requests.running) == self._config.max_num_seqs:
                 break
-            forked = self._cache.fork(table, chunk.end)
+            forked = self._cache.fork(table)
             if forked is None:
                 self._is_short_of_blocks = True
                 break
