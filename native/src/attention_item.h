@@ -301,6 +301,7 @@ void attend_rows(const ost_attention &a, const Task &task, int32_t first_row, in
       low = first < low ? first : low;
       high = last > high ? last : high;
     }
+    if (low >= high) continue;  // no row sees any of its keys
     const int32_t skip = (from - first_row) * per_token;
     const Rows<typename Math::Operand> rows{held.queries, held.weighted, held.max,  held.sums,
                                             held.first,   held.last,     held.steps};

@@ -355,6 +355,7 @@ def test_memory_is_bounded_and_what_did_not_fit_is_said():
     assert router.num_tokens <= 400
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("num_requests", [500, pytest.param(1_000_000, marks=pytest.mark.nightly)])
 def test_memory_stays_flat_over_many_requests(num_requests):
     """Sessions, prefixes and marks come and go; what is kept does not grow with them."""
