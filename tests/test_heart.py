@@ -17,7 +17,7 @@ from ostinato.core.sampling_params import SamplingParams
 from ostinato.sched.scheduler import Scheduler
 
 SOURCE = Path(__file__).parents[1] / "src/ostinato"
-BUDGETS = {"core": 836, "cache": 1_964, "sched": 803}
+BUDGETS = {"core": 836, "cache": 1_963, "sched": 803}
 """Lines, docstrings included; a room that needs more gives something to a satellite first."""
 
 

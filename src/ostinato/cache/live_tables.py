@@ -103,18 +103,17 @@ class LiveTables:
             and table is not next(reversed(self.step))
         ):
             raise StepInProgress(
-                "the table has published in this step, and other tables came after it: commit the "
-                "step before it publishes more"
+                "the table has published in this step, and other tables have joined it since: "
+                "commit the step before the table publishes more"
             )
 
     def check_release(self, table: BlockTable, num_tokens: int) -> None:
-        """Raise TableOverrun if fewer tokens are computed, StepInProgress for one in the step."""
+        """Raise TableOverrun if fewer tokens are planned, StepInProgress in the running step."""
         self.check_range(table, num_tokens, "release", 0, table.num_planned)
         if table in self.step or table.num_planned > table.num_computed:
             raise StepInProgress(
-                "a table cannot be released between admit, publish or fork and commit if its "
-                "blocks are not computed or copied before; commit the step, or fail it, which "
-                "releases its tables"
+                "the table is in the running step, and its blocks are not computed or copied yet: "
+                "commit the step first, or fail it, which releases its tables"
             )
 
     def check_between_steps(self) -> None:

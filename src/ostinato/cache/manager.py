@@ -191,7 +191,7 @@ class CacheManager:
 
     def publish(self, table: BlockTable, num_tokens: int) -> None:
         """Make the full blocks among the tokens that this step will have computed findable."""
-        if (  # most decodes fill no block: they need no more than this
+        if (  # a decode that fills no block needs no more than these comparisons
             num_tokens - table.num_planned != 1
             or not num_tokens % self.block_size
             or num_tokens > table.num_slots
@@ -248,7 +248,7 @@ class CacheManager:
             num_output_tokens: Tokens that were generated, for the eviction policy.
 
         Raises:
-            StepInProgress: It has published in this step: ``commit`` or ``fail`` comes first.
+            StepInProgress: It is in the running step: ``commit`` or ``fail`` comes first.
         """
         self.tables.check_release(table, num_tokens)
         table.summary.num_output_tokens = num_output_tokens
