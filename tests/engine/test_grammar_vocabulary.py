@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 from llguidance import LLMatcher
+from tokenizers import AddedToken
 
 from ostinato.engine.grammar_check import GrammarChecker
 from ostinato.engine.grammar_vocabulary import grammar_vocabulary
 from ostinato.engine.token_table import TokenTable
 from tests.engine.small_tokenizers import ALL
+from tests.support.checkpoints import make_tokenizer
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -41,6 +43,22 @@ def test_forms_can_be_followed_in_every_kind_of_vocabulary(name: str):
         assert matcher.consume_token(ids[-1]), matcher.get_error()
 
     assert re.fullmatch(b"[a-z ]{5,9}", vocabulary.decode_bytes(ids[:9]).split(b"<")[0])
+
+
+@pytest.mark.parametrize("grammar", ['start: "<tool_call>" /[a-z]+/', "start: /[^}]*/"])
+def test_a_mark_that_is_not_special_is_text(grammar: str):
+    """Qwen's tokenizer has one token for it; a grammar that begins with it, or any text, takes it.
+
+    By its number it is taken as well: so calls are written as the model was trained to.
+    """
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens([AddedToken("<tool_call>", special=False, normalized=False)])
+    vocabulary = grammar_vocabulary(tokenizer, len(tokenizer), [tokenizer.eos_token_id])
+    [mark, *rest] = tokenizer("<tool_call>ab")["input_ids"]
+    assert len(rest) == 2 and vocabulary.decode_bytes([mark]) == b"<tool_call>"
+    for each in (grammar, f"start: <[{mark}]> /[a-z]+/"):
+        matcher = LLMatcher(vocabulary, each, log_level=0)
+        assert all(matcher.consume_token(token) for token in (mark, *rest)), matcher.get_error()
 
 
 BOMB = {"type": "string", "allOf": [{"pattern": f"[a-z]*a[a-z]{{{i}}}x"} for i in range(25)]}

@@ -61,6 +61,12 @@ class ServerOptions:
         "Name tenants in metrics and spans; by default metrics number them.",
         "--metrics-tenant-names",
     )
+    strict_fields: bool = _server(
+        False,
+        "Refuse requests with fields that this server does not know; by default a header of the "
+        "response names them.",
+        "--strict-fields",
+    )
     otel_traces: bool = _server(
         False,
         "Send a span per request to OpenTelemetry; needs ostinato[otel].",
@@ -122,6 +128,7 @@ def run(
         body_timeout_s=server.body_timeout,
         drain_timeout_s=server.drain_timeout,
         metrics_tenant_names=server.metrics_tenant_names,
+        strict_fields=server.strict_fields,
         otel_traces=server.otel_traces,
         keys_file=server.keys,
         traces_folder=server.traces,

@@ -11,8 +11,14 @@ missing byte gets an id beyond those of the model::
                                never sampled
 
 Where a grammar forces one of them, no id of the model is allowed.
+
+``llguidance`` also takes added tokens such as ``<tool_call>`` for special ones, because of their
+angle brackets, whatever the tokenizer says. Then no text may contain them, and a grammar that
+begins with one allows a token that it refuses afterwards. So tokens that are not special are handed
+over as ordinary ones.
 """
 
+import json
 from contextlib import suppress
 from typing import Any
 
@@ -20,7 +26,7 @@ from llguidance import LLTokenizer, TokenizerWrapper
 from llguidance.hf import from_tokenizer
 from transformers import PreTrainedTokenizerBase
 
-from ostinato.engine.token_table import TokenTable
+from ostinato.engine.token_table import TokenTable, piece_writer
 
 
 def grammar_vocabulary(
@@ -39,11 +45,37 @@ def grammar_vocabulary(
         # It refuses tokenizers that are not fast, or have an unknown decoder.
         with suppress(ValueError):
             fast: Any = tokenizer
+            described = _with_plain_marks(fast)
+            if described is not None:
+                return LLTokenizer(described, n_vocab=num_ids, eos_token=eos_token_ids)
             return from_tokenizer(fast, n_vocab=num_ids, eos_token=eos_token_ids)
     table = _Bytes(TokenTable(tokenizer), num_ids, eos_token_ids)
     return LLTokenizer(
         TokenizerWrapper(table), n_vocab=len(table.tokens), eos_token=table.eos_token_ids
     )
+
+
+def _with_plain_marks(tokenizer: Any) -> str | None:
+    """Return a tokenizer's description with marks as ordinary tokens; None where it has none.
+
+    A mark is an added token in angle brackets that is not special.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return None
+    described = json.loads(backend.to_str())
+    marks = [
+        token
+        for token in described["added_tokens"]
+        if not token["special"] and token["content"][:1] == "<" and token["content"][-1:] == ">"
+    ]
+    if not marks or described["model"].get("type") != "BPE":
+        return None
+    described["added_tokens"] = [t for t in described["added_tokens"] if t not in marks]
+    described |= {"padding": None, "truncation": None}
+    write = piece_writer(backend.decoder)
+    described["model"]["vocab"] |= {write(token["content"]): token["id"] for token in marks}
+    return json.dumps(described)
 
 
 class _Bytes:

@@ -12,7 +12,7 @@ anything else             text                                      Unigram, cha
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,6 +107,14 @@ class TokenTable:
             return bytes(plain) if len(plain) == len(values) else token.encode()
         piece = _BYTE_PIECE.fullmatch(token)
         return bytes([int(piece[1], 16)]) if piece and text != token else None
+
+
+def piece_writer(decoder: Any) -> Callable[[str], str]:
+    """Return how a tokenizer with this decoder spells a text as one piece of its vocabulary."""
+    if not isinstance(decoder, ByteLevel):
+        return lambda text: text.replace(" ", "\u2581")
+    letters = {byte: letter for letter, byte in _byte_alphabet()}
+    return lambda text: "".join(letters[byte] for byte in text.encode())
 
 
 def _byte_alphabet() -> Iterator[tuple[str, int]]:

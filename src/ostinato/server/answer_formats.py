@@ -222,6 +222,7 @@ class AnswerFormats:
         reasoning: Format of reasoning; None leaves it in the text.
         is_native: Whether the chat template shows tools and calls in that format.
         special_ids: Marks of both that are special tokens, and their ids.
+        mark_ids: Marks of both that are one token, special or not, and their ids.
         closing_ids: How the end of reasoning is tokenized.
     """
 
@@ -229,6 +230,7 @@ class AnswerFormats:
     reasoning: ReasoningFormat | None = None
     is_native: bool = False
     special_ids: dict[str, int] = field(default_factory=dict, hash=False)
+    mark_ids: dict[str, int] = field(default_factory=dict, hash=False)
     closing_ids: tuple[int, ...] = ()
 
     @classmethod
@@ -265,8 +267,9 @@ class AnswerFormats:
             *(() if reasoning is None else (reasoning.opening, reasoning.closing)),
         }
         special = _special_ids(tokenizer, sorted(marks - {""}))
+        single = _mark_ids(tokenizer, sorted(marks - {""}))
         closing = () if reasoning is None else _encode(tokenizer, reasoning.closing)
-        return cls(tools, reasoning, is_native, special, closing)
+        return cls(tools, reasoning, is_native, special, single | special, closing)
 
 
 def _special_ids(tokenizer: Any, marks: list[str]) -> dict[str, int]:
@@ -276,6 +279,12 @@ def _special_ids(tokenizer: Any, marks: list[str]) -> dict[str, int]:
     ids = zip(marks, tokenizer.convert_tokens_to_ids(marks), strict=True)
     special = {*tokenizer.all_special_ids} - {tokenizer.unk_token_id}
     return {mark: int(id_) for mark, id_ in ids if id_ in special or _hides(tokenizer, mark, id_)}
+
+
+def _mark_ids(tokenizer: Any, marks: list[str]) -> dict[str, int]:
+    """Return the ids of the marks that the tokenizer has one added token for."""
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    return {token.content: int(id_) for id_, token in added.items() if token.content in marks}
 
 
 def _hides(tokenizer: Any, mark: str, id_: int | None) -> bool:

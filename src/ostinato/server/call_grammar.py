@@ -130,8 +130,8 @@ class _CallRules:
         return f"{self._literal(head + tool.name + middle)} {name}_arguments {self._literal(tail)}"
 
     def _literal(self, text: str) -> str:
-        """Quote a text; special tokens are written by id."""
-        ids = self._formats.special_ids
+        """Quote a text; marks are written by id, as the model was trained to write them."""
+        ids = self._formats.mark_ids
         marks = "|".join(map(re.escape, sorted(ids, key=len, reverse=True)))
         parts = re.split(f"({marks})", text) if marks else [text]
         written = (

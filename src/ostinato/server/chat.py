@@ -24,10 +24,12 @@ from ostinato.server.answer_parser import (
 )
 from ostinato.server.call import GenerateCall
 from ostinato.server.callers import Caller, CallerDep
+from ostinato.server.fields import DialectRoute, accept_fields
 from ostinato.server.models import adapter_of
 from ostinato.server.prompting import AnswerReader, read_with, render_chat
 from ostinato.server.protocol.answers import ChatCompletion, Usage
 from ostinato.server.protocol.chat import ChatBody
+from ostinato.server.protocol.dialects import CHAT
 from ostinato.server.protocol.logprobs import chat_logprobs, prompt_logprobs
 from ostinato.server.serving import check_room, last_output, serve
 from ostinato.server.state import ServerState, StateDep
@@ -35,12 +37,13 @@ from ostinato.server.streaming import DONE, Delta, Deltas, begin, event, until_g
 
 ENDPOINT = "/v1/chat/completions"
 
-router = APIRouter(tags=["chat"])
+router = APIRouter(tags=["chat"], route_class=DialectRoute)
 
 
 @router.post(ENDPOINT, response_model=ChatCompletion)
 async def chat(body: ChatBody, request: Request, state: StateDep, caller: CallerDep) -> Response:
     """Continue a conversation, in one response or as a stream of server-sent events."""
+    accept_fields(request, state, CHAT, body)
     messages = [message.rendered() for message in body.messages]
     call = GenerateCall(
         endpoint=ENDPOINT,

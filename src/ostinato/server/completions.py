@@ -15,9 +15,11 @@ from ostinato.engine.async_llm import AsyncLLM
 from ostinato.engine.outputs import RequestOutput
 from ostinato.server.call import GenerateCall
 from ostinato.server.callers import Caller, CallerDep
+from ostinato.server.fields import DialectRoute, accept_fields
 from ostinato.server.models import adapter_of
 from ostinato.server.protocol.answers import Completion, Usage
 from ostinato.server.protocol.completions import CompletionBody
+from ostinato.server.protocol.dialects import COMPLETIONS
 from ostinato.server.protocol.logprobs import (
     Positions,
     completion_logprobs,
@@ -29,7 +31,7 @@ from ostinato.server.streaming import DONE, Delta, Deltas, begin, event, until_g
 
 ENDPOINT = "/v1/completions"
 
-router = APIRouter(tags=["completions"])
+router = APIRouter(tags=["completions"], route_class=DialectRoute)
 
 
 @router.post(ENDPOINT, response_model=Completion)
@@ -37,6 +39,7 @@ async def complete(
     body: CompletionBody, request: Request, state: StateDep, caller: CallerDep
 ) -> Response:
     """Continue prompts, in one response or as a stream of server-sent events."""
+    accept_fields(request, state, COMPLETIONS, body)
     adapter = adapter_of(state, body.model)
     answer = Answer(state, body, caller, adapter)
     check_room(state, caller, answer.calls)

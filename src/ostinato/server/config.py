@@ -57,6 +57,7 @@ class ServerConfig:
         traces_folder: Folder for recordings; None disables recording.
         lora_folders: Folders that adapters may be loaded from over HTTP; may be empty.
         metrics_tenant_names: Whether metrics and spans name tenants; by default they number them.
+        strict_fields: Whether fields that this server does not know are refused with 400.
         otel_traces: Whether spans are sent to OpenTelemetry; needs the extra ``otel``.
     """
 
@@ -81,6 +82,7 @@ class ServerConfig:
     reasoning_parser: str | None = None
     drain_timeout_s: float = 30.0
     metrics_tenant_names: bool = False
+    strict_fields: bool = False
     otel_traces: bool = False
     traces_folder: str | None = None
     lora_folders: tuple[str, ...] = ()

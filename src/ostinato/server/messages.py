@@ -33,9 +33,11 @@ from ostinato.server.answer_parser import (
 from ostinato.server.breakpoints import Covered, Kept, keep, measure
 from ostinato.server.call import GenerateCall
 from ostinato.server.callers import Caller, CallerDep
+from ostinato.server.fields import DialectRoute, accept_fields
 from ostinato.server.models import adapter_of
 from ostinato.server.prompting import AnswerReader, read_with, render_chat
 from ostinato.server.protocol.answers import Counted, MessageBody
+from ostinato.server.protocol.dialects import MESSAGES
 from ostinato.server.protocol.messages import CountBody, MessagesBody
 from ostinato.server.serving import check_room, serve
 from ostinato.server.state import ServerState, StateDep
@@ -43,7 +45,7 @@ from ostinato.server.streaming import Delta, Deltas, begin, named_event, until_g
 
 ENDPOINT = "/v1/messages"
 
-router = APIRouter(tags=["messages"])
+router = APIRouter(tags=["messages"], route_class=DialectRoute)
 
 
 @router.post(ENDPOINT, response_model=MessageBody)
@@ -51,6 +53,7 @@ async def create_message(
     body: MessagesBody, request: Request, state: StateDep, caller: CallerDep
 ) -> Response:
     """Continue a conversation, in one response or as a stream of server-sent events."""
+    accept_fields(request, state, MESSAGES, body, body.left_out())
     messages = body.conversation()
     call = GenerateCall(
         endpoint=ENDPOINT,
@@ -77,8 +80,11 @@ async def create_message(
 
 
 @router.post(f"{ENDPOINT}/count_tokens", response_model=Counted)
-async def count_tokens(body: CountBody, state: StateDep, caller: CallerDep) -> dict[str, int]:
+async def count_tokens(
+    body: CountBody, request: Request, state: StateDep, caller: CallerDep
+) -> dict[str, int]:
     """Count the tokens of a prompt, without running it."""
+    accept_fields(request, state, MESSAGES, body, body.left_out())
     adapter_of(state, body.model)
     whose, tokens = await render_chat(state, caller, body, body.conversation())
     return {"input_tokens": state.llm.tokenizing.num_tokens(whose.images, tokens.tokens)}

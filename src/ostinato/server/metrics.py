@@ -100,6 +100,11 @@ class ServerMetrics(Observer, Collector):
         self._generated = counter(
             "ostinato_generated_tokens", "Tokens generated for requests that ended."
         )
+        self._ignored_fields = counter(
+            "ostinato_ignored_fields",
+            "Fields of requests that this server does not know, and tools left out of prompts.",
+            ["path"],
+        )
         self._first_token = seconds(
             "ostinato_time_to_first_token_seconds",
             "Time from a request's arrival to its first token, by the share of its prompt that "
@@ -138,6 +143,10 @@ class ServerMetrics(Observer, Collector):
         """Count an HTTP response."""
         self._http.labels(method, route, str(status)).inc()
         self._http_time.labels(route).observe(seconds)
+
+    def ignored_fields(self, path: str, number: int) -> None:
+        """Count fields of a request that were ignored."""
+        self._ignored_fields.labels(path).inc(number)
 
     def first_token(self, record: ServedRequest) -> None:
         """Observe the time to first token."""

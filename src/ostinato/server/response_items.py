@@ -6,11 +6,13 @@
       content_part.added ─► output_text.delta ... ─► output_text.done ─► content_part.done
       or: content_part.added ─► reasoning_text.delta ... ─► reasoning_text.done ─► content_part.done
       or: function_call_arguments.delta ... ─► function_call_arguments.done
+      or: custom_tool_call_input.delta ─► custom_tool_call_input.done     (all of it at once)
     output_item.done
 """
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from ostinato.server.answer_parser import (
@@ -20,6 +22,7 @@ from ostinato.server.answer_parser import (
     ReasoningPiece,
     TextPiece,
 )
+from ostinato.server.protocol.response_tools import CallTarget, read_input
 from ostinato.server.tools import Message, add_call, add_reasoning
 
 Event = tuple[str, dict[str, Any]]
@@ -33,8 +36,14 @@ class ItemWriter:
         items: Items so far; the last one gets its text when it ends.
     """
 
-    def __init__(self) -> None:
-        """Start without items."""
+    def __init__(self, targets: Mapping[str, CallTarget] = MappingProxyType({})) -> None:
+        """Start without items.
+
+        Args:
+            targets: The tools behind functions, by the names that the model writes.
+        """
+        self._targets = targets
+        self._calls: dict[str, tuple[str, str]] = {}  # name and arguments as written, by item
         self.items: list[dict[str, Any]] = []
         self._is_open = False
         self._written: list[str] = []  # text of the last item, joined when it ends
@@ -56,11 +65,11 @@ class ItemWriter:
                 self._written.append(piece.text)
                 yield self._part_event("reasoning_text.delta", delta=piece.text)
             case CallStart():
-                item = {"id": _name("fc"), "type": "function_call", "call_id": piece.call_id}
-                yield from self._begin({**item, "name": piece.name, "arguments": ""})
+                yield from self._begin_call(piece)
             case ArgumentsPiece():
                 self._written.append(piece.text)
-                yield self._item_event("function_call_arguments.delta", delta=piece.text)
+                if self.items[-1]["type"] == "function_call":
+                    yield self._item_event("function_call_arguments.delta", delta=piece.text)
 
     def finish(self, is_cut: bool) -> Iterator[Event]:
         """End the answer, which may be truncated; an empty answer is an empty text."""
@@ -79,10 +88,19 @@ class ItemWriter:
                 text = item["content"][0]["text"]
                 messages.append({"role": "assistant", "content": text})
             else:
-                add_call(messages, item["call_id"], item["name"], item["arguments"])
+                add_call(messages, item["call_id"], *self._calls[item["id"]])
         if messages:
             add_reasoning(messages[0], thought)
         return messages
+
+    def _begin_call(self, call: CallStart) -> Iterator[Event]:
+        target = self._targets.get(call.name, CallTarget(call.name))
+        kind, prefix = ("custom_tool_call", "ctc") if target.is_custom else ("function_call", "fc")
+        item = {"id": _name(prefix), "type": kind, "call_id": call.call_id, "name": target.name}
+        if target.namespace is not None:
+            item["namespace"] = target.namespace
+        yield from self._begin({**item, ("input" if target.is_custom else "arguments"): ""})
+        self._calls[item["id"]] = (call.name, "")
 
     def _begin_text(self, kind: str) -> Iterator[Event]:
         item: dict[str, Any] = {"id": _name("msg"), "type": kind, "role": "assistant"}
@@ -115,10 +133,19 @@ class ItemWriter:
             yield self._part_event(f"{part['type']}.done", text=part["text"], **more)
             yield self._part_event("content_part.done", part=_copy(part))
         else:
-            item["arguments"] = text
-            given = {"name": item["name"], "arguments": text}
-            yield self._item_event("function_call_arguments.done", **given)
+            self._calls[item["id"]] = (self._calls[item["id"]][0], text)
+            yield from self._close_call(item, text)
         yield self._whole_item("output_item.done")
+
+    def _close_call(self, item: dict[str, Any], arguments: str) -> Iterator[Event]:
+        if item["type"] == "custom_tool_call":
+            item["input"] = read_input(arguments)
+            yield self._item_event("custom_tool_call_input.delta", delta=item["input"])
+            yield self._item_event("custom_tool_call_input.done", input=item["input"])
+        else:
+            item["arguments"] = arguments
+            given = {"name": item["name"], "arguments": arguments}
+            yield self._item_event("function_call_arguments.done", **given)
 
     def _whole_item(self, kind: str) -> Event:
         item = dict(self.items[-1])

@@ -17,9 +17,17 @@ from ostinato.server.answer_parser import AnswerParser, ParsedAnswer, TextPiece
 from ostinato.server.call import GenerateCall
 from ostinato.server.callers import Caller, CallerDep
 from ostinato.server.errors import ApiError
+from ostinato.server.fields import DialectRoute, accept_fields
 from ostinato.server.models import adapter_of
 from ostinato.server.prompting import AnswerReader, read_with, render_chat
-from ostinato.server.protocol.answers import DeletedResponse, ItemList, ResponseBody, Usage
+from ostinato.server.protocol.answers import (
+    DeletedResponse,
+    InputTokens,
+    ItemList,
+    ResponseBody,
+    Usage,
+)
+from ostinato.server.protocol.dialects import RESPONSES
 from ostinato.server.protocol.logprobs import chat_logprobs
 from ostinato.server.protocol.responses import ResponsesBody
 from ostinato.server.response_items import Event, ItemWriter
@@ -31,7 +39,7 @@ from ostinato.server.tools import Message
 
 ENDPOINT = "/v1/responses"
 
-router = APIRouter(tags=["responses"])
+router = APIRouter(tags=["responses"], route_class=DialectRoute)
 
 
 @router.post(ENDPOINT, response_model=ResponseBody)
@@ -39,6 +47,7 @@ async def create_response(
     body: ResponsesBody, request: Request, state: StateDep, caller: CallerDep
 ) -> Response:
     """Continue a conversation, in one response or as a stream of server-sent events."""
+    accept_fields(request, state, RESPONSES, body, body.left_out())
     call = GenerateCall(
         endpoint=ENDPOINT,
         adapter=adapter_of(state, body.model),
@@ -48,13 +57,8 @@ async def create_response(
         **body.cache_settings(),
     )
     check_room(state, caller, [call])
-    old: list[Message] = []
-    if body.previous_response_id is not None:
-        stored = _stored(state, caller, body.previous_response_id, "previous_response_id")
-        old = list(stored.messages)
-    new = body.conversation()
-    head = [{"role": "system", "content": body.instructions}] if body.instructions else []
-    messages = [*head, *old, *new]
+    old, new = _earlier(state, caller, body), body.conversation()
+    messages = [*body.head(), *old, *new]
     whose, tokens = await render_chat(state, caller, body, messages)
     reader = await read_with(state, tokens, body.tool_use())
     call = replace(
@@ -68,6 +72,33 @@ async def create_response(
     if body.stream:
         return await begin(request, answer.events())
     return JSONResponse(await until_gone(request, answer.whole()))
+
+
+@router.post(f"{ENDPOINT}/input_tokens", response_model=InputTokens)
+async def count_input_tokens(
+    body: ResponsesBody, request: Request, state: StateDep, caller: CallerDep
+) -> dict[str, Any]:
+    """Count the tokens of a prompt, without running it."""
+    accept_fields(request, state, RESPONSES, body, body.left_out())
+    adapter_of(state, body.model)
+    messages = [*body.head(), *_earlier(state, caller, body), *body.conversation()]
+    prompt, tokens = await render_chat(state, caller, body, messages)
+    count = state.llm.tokenizing.num_tokens(prompt.images, tokens.tokens)
+    return {"object": "response.input_tokens", "input_tokens": count}
+
+
+@router.api_route(f"{ENDPOINT}/compact", methods=["GET", "POST"], include_in_schema=False)
+async def compact() -> None:
+    """Refuse: nothing here shortens a conversation.
+
+    Raises:
+        ApiError: Always (404).
+    """
+    raise ApiError(
+        404,
+        f"{ENDPOINT}/compact is not served: send a shorter input instead",
+        code="unknown_url",
+    )
 
 
 @router.get(f"{ENDPOINT}/{{response_id}}")
@@ -137,9 +168,13 @@ class ResponseAnswer:
     old: list[Message]
     new: list[Message]
     created: int = field(default_factory=lambda: int(time.time()))
-    _writer: ItemWriter = field(default_factory=ItemWriter)
+    _writer: ItemWriter = field(init=False)
     _answer: ParsedAnswer = field(default_factory=ParsedAnswer)
     _num_events: int = 0
+
+    def __post_init__(self) -> None:
+        """Send calls in the shape of their tools."""
+        self._writer = ItemWriter(self.body.targets())
 
     async def whole(self) -> dict[str, Any]:
         """Return the complete response."""
@@ -221,6 +256,18 @@ class ResponseAnswer:
         name, number = f"response.{kind}", self._num_events
         self._num_events += 1
         return named_event(name, {"type": name, "sequence_number": number, **content})
+
+
+def _earlier(state: ServerState, caller: Caller, body: ResponsesBody) -> list[Message]:
+    """Return the conversation that a request continues.
+
+    Raises:
+        ApiError: It is not stored (404).
+    """
+    if body.previous_response_id is None:
+        return []
+    stored = _stored(state, caller, body.previous_response_id, "previous_response_id")
+    return list(stored.messages)
 
 
 def _stored(state: ServerState, caller: Caller, response_id: str, param: str) -> StoredResponse:

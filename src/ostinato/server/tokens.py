@@ -3,7 +3,7 @@
 from typing import Any
 
 from fastapi import APIRouter
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from ostinato.server.callers import CallerDep
 from ostinato.server.models import adapter_of
@@ -21,6 +21,8 @@ router = APIRouter(tags=["tokens"])
 
 class TokenizeBody(TemplateFields):
     """A text, or a conversation."""
+
+    model_config = ConfigDict(extra="forbid")
 
     model: str | None = None
     prompt: str | None = None

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken
 
 from ostinato import AsyncLLM
 from ostinato.server.config import ServerConfig
@@ -34,10 +35,18 @@ TOOL_TEMPLATE = (
 """Knows tools, and the tags."""
 
 
-def serve_scribe(path: Path, template: str) -> Iterator[tuple[str, ServerState]]:
-    """Serve a random Llama with a byte-level tokenizer and this template."""
-    save_checkpoint(path, make_config("llama", max_position_embeddings=4096, num_hidden_layers=3))
+MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
+"""As Qwen's tokenizers have them: one token each, and not special."""
+
+
+def serve_scribe(
+    path: Path, template: str, marks: tuple[str, ...] = ()
+) -> Iterator[tuple[str, ServerState]]:
+    """Serve a random Llama with a byte-level tokenizer, this template and these marks."""
     tokenizer = make_tokenizer()
+    tokenizer.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in marks])
+    sizes = {"max_position_embeddings": 4096, "num_hidden_layers": 3, "vocab_size": len(tokenizer)}
+    save_checkpoint(path, make_config("llama", **sizes))
     tokenizer.chat_template = template
     tokenizer.save_pretrained(path)
     # Least recently used: a policy that learns may keep what another test has asked for often.
@@ -56,8 +65,8 @@ def scribe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Serv
 
 @pytest.fixture(scope="package")
 def tool_scribe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, ServerState]]:
-    """Serve a model whose template knows tools."""
-    yield from serve_scribe(tmp_path_factory.mktemp("tool-scribe"), TOOL_TEMPLATE)
+    """Serve a model whose template knows tools, and whose tokenizer has marks like Qwen's."""
+    yield from serve_scribe(tmp_path_factory.mktemp("tool-scribe"), TOOL_TEMPLATE, MARKS)
 
 
 @pytest.fixture

@@ -152,6 +152,13 @@ class Counted(BaseModel):
     input_tokens: int
 
 
+class InputTokens(BaseModel):
+    """Tokens of a prompt of the responses API."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
 class ModelCard(BaseModel):
     """A model under one of its names, or an adapter: ``parent`` is its base model then."""
 

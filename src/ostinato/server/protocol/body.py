@@ -40,6 +40,12 @@ class Body(BaseModel):
         return {name: value for name, value in body.items() if value is not None}
 
 
+class OpenBody(Body):
+    """A JSON object of a public API: other fields are kept aside, for ``dialects`` to judge."""
+
+    model_config = ConfigDict(extra="allow")
+
+
 _MEDIA = {
     **dict.fromkeys(("image_url", "image", "input_image", "image_file"), "image"),
     **dict.fromkeys(("input_audio", "audio_url", "audio"), "audio"),

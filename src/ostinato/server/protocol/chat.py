@@ -9,8 +9,14 @@ from transformers import PreTrainedTokenizerBase
 from ostinato.engine.sampling_params import SamplingParams
 from ostinato.server.answer_formats import AnswerFormats
 from ostinato.server.call_grammar import constrain
-from ostinato.server.protocol.body import MOST_MESSAGES, Body, Items, TextOrImageUrl, parts_of
-from ostinato.server.protocol.sampling import SamplingFields, ShortText
+from ostinato.server.protocol.body import MOST_MESSAGES, Items, OpenBody, TextOrImageUrl, parts_of
+from ostinato.server.protocol.sampling import (
+    EFFORT,
+    Effort,
+    SamplingFields,
+    ShortText,
+    template_effort,
+)
 from ostinato.server.protocol.tools import (
     MOST_TOOLS,
     CallBody,
@@ -23,7 +29,7 @@ from ostinato.server.protocol.tools import (
 from ostinato.server.tools import ToolUse, add_reasoning
 
 
-class TextPart(Body):
+class TextPart(OpenBody):
     """A text part."""
 
     type: Literal["text"]
@@ -39,14 +45,14 @@ IMAGE_URL = "A data URI; files and http(s) URLs where the operator allows them."
 IMAGE_DETAIL = "Images are resized as the model's processor says."
 
 
-class ImageUrl(Body):
+class ImageUrl(OpenBody):
     """The location of an image."""
 
     url: str = Field(min_length=1, description=IMAGE_URL)
     detail: ImageDetail | None = Field(default=None, description=IMAGE_DETAIL)
 
 
-class ImagePart(Body):
+class ImagePart(OpenBody):
     """An image part."""
 
     type: Literal["image_url"]
@@ -60,7 +66,7 @@ class ImagePart(Body):
 Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
 
 
-class ChatMessage(Body):
+class ChatMessage(OpenBody):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -124,7 +130,7 @@ TemplateValues = Annotated[
 ]
 
 
-class TemplateFields(Body):
+class TemplateFields(OpenBody):
     """Options of the chat template."""
 
     add_generation_prompt: bool = Field(default=True, description="Open the assistant's turn.")
@@ -163,14 +169,8 @@ class ChatBody(TemplateFields, SamplingFields):
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=0)
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high"] | None = Field(
-        default=None, description="A variable of the chat template, for models that use it."
-    )
+    reasoning_effort: Effort | None = Field(default=None, description=EFFORT)
     include_reasoning: bool = Field(default=True, description="Whether reasoning is sent.")
-    store: Literal[False] = Field(default=False, description="Nothing is stored.")
-    service_tier: Literal["auto", "default"] = Field(
-        default="auto", description="There is one tier."
-    )
     modalities: list[Literal["text"]] = Field(default=["text"], min_length=1)
     response_format: ResponseFormat | None = None
     tools: Items[ToolBody] = Field(default_factory=list, max_length=MOST_TOOLS)
@@ -206,7 +206,7 @@ class ChatBody(TemplateFields, SamplingFields):
         """Return the options of the chat template."""
         values = super().template()
         if self.reasoning_effort is not None:
-            values.setdefault("reasoning_effort", self.reasoning_effort)
+            values.setdefault("reasoning_effort", template_effort(self.reasoning_effort))
         return values
 
     def tool_use(self) -> ToolUse:

@@ -4,13 +4,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from ostinato.server.protocol.body import Body, Items, TextOrImage, parts_of
+from ostinato.server.protocol.body import Items, OpenBody, TextOrImage, parts_of
 from ostinato.server.protocol.tools import CallId, ToolName
 from ostinato.server.tools import Message, add_reasoning
 from ostinato.tenants.terms import ANTHROPIC_1H, ANTHROPIC_5M, LeaseTerms
 
 
-class CacheControl(Body):
+class CacheControl(OpenBody):
     """Keep the prompt up to here."""
 
     type: Literal["ephemeral"]
@@ -24,7 +24,7 @@ class CacheControl(Body):
         return ANTHROPIC_1H if self.ttl == "1h" else ANTHROPIC_5M
 
 
-class TextBlock(Body):
+class TextBlock(OpenBody):
     """A text."""
 
     type: Literal["text"]
@@ -37,7 +37,7 @@ class TextBlock(Body):
         return {"type": "text", "text": self.text}
 
 
-class ImageSource(Body):
+class ImageSource(OpenBody):
     """An image's file or URL."""
 
     type: Literal["base64", "url"]
@@ -57,7 +57,7 @@ class ImageSource(Body):
         return self
 
 
-class ImageBlock(Body):
+class ImageBlock(OpenBody):
     """An image."""
 
     type: Literal["image"]
@@ -74,7 +74,7 @@ class ImageBlock(Body):
 TextOrImageBlock = Annotated[TextBlock | ImageBlock, Field(discriminator="type")]
 
 
-class ToolUseBlock(Body):
+class ToolUseBlock(OpenBody):
     """A call that the model made earlier."""
 
     type: Literal["tool_use"]
@@ -84,7 +84,7 @@ class ToolUseBlock(Body):
     cache_control: CacheControl | None = None
 
 
-class ToolResultBlock(Body):
+class ToolResultBlock(OpenBody):
     """The result of a call."""
 
     type: Literal["tool_result"]
@@ -94,7 +94,7 @@ class ToolResultBlock(Body):
     cache_control: CacheControl | None = None
 
 
-class ThinkingBlock(Body):
+class ThinkingBlock(OpenBody):
     """The reasoning of an earlier turn."""
 
     type: Literal["thinking"]
@@ -103,7 +103,7 @@ class ThinkingBlock(Body):
     cache_control: None = None
 
 
-class RedactedThinkingBlock(Body):
+class RedactedThinkingBlock(OpenBody):
     """Encrypted reasoning of another model; left out of the prompt."""
 
     type: Literal["redacted_thinking"]
@@ -117,17 +117,20 @@ Block = (
 BlockBody = Annotated[Annotated[Block, Field(discriminator="type")], TextOrImage]
 
 
-class AnthropicMessage(Body):
+class AnthropicMessage(OpenBody):
     """One message of a conversation."""
 
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: str | Items[BlockBody]
 
     @model_validator(mode="after")
     def _blocks_fit_the_role(self) -> "AnthropicMessage":
-        others = (ToolUseBlock, ThinkingBlock, RedactedThinkingBlock)
-        kinds = (ToolResultBlock, ImageBlock) if self.role == "assistant" else others
-        if any(isinstance(block, kinds) for block in self.blocks):
+        own = {
+            "assistant": (TextBlock, ToolUseBlock, ThinkingBlock, RedactedThinkingBlock),
+            "user": (TextBlock, ImageBlock, ToolResultBlock),
+            "system": (TextBlock,),
+        }
+        if not all(isinstance(block, own[self.role]) for block in self.blocks):
             raise ValueError(
                 f"a message of role={self.role!r} has a block of the other role: "
                 "thinking and tool_use are the assistant's, images and tool_result are the user's"

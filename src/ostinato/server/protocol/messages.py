@@ -13,14 +13,22 @@ from ostinato.engine.sampling_params import SamplingParams
 from ostinato.engine.structured_outputs import StructuredOutputs
 from ostinato.server.answer_formats import AnswerFormats
 from ostinato.server.call_grammar import constrain
-from ostinato.server.protocol.body import MOST_MESSAGES, Body, Items
+from ostinato.server.protocol.body import MOST_MESSAGES, Items, OpenBody
 from ostinato.server.protocol.message_blocks import (
     AnthropicMessage,
     CacheControl,
     TextBlock,
     template_messages,
 )
-from ostinato.server.protocol.sampling import KEEP_TOKENS, CacheUse, FormBody, ShortText
+from ostinato.server.protocol.sampling import (
+    EFFORT,
+    KEEP_TOKENS,
+    CacheUse,
+    Effort,
+    FormBody,
+    ShortText,
+    template_effort,
+)
 from ostinato.server.protocol.tools import MOST_TOOLS, ToolName
 from ostinato.server.tools import Message, Tool, ToolUse, use_tools
 from ostinato.tenants.terms import LeaseTerms
@@ -28,18 +36,34 @@ from ostinato.tenants.terms import LeaseTerms
 MOST_BREAKPOINTS = 4
 
 
-class AnthropicTool(Body):
-    """A function that the model may call."""
+class AnthropicTool(OpenBody):
+    """A function that the model may call; tools that a hosted service runs are left out."""
 
-    type: Literal["custom"] = "custom"
-    name: ToolName
+    type: ShortText = "custom"
+    name: ToolName | None = None
     description: str = ""
-    input_schema: dict[str, Any]
+    input_schema: dict[str, Any] | None = None
     strict: bool = False
     cache_control: CacheControl | None = None
 
+    @model_validator(mode="after")
+    def _can_be_called(self) -> "AnthropicTool":
+        if not self.is_hosted and (self.name is None or self.input_schema is None):
+            raise ValueError("a tool of type 'custom' needs a name and an input_schema")
+        return self
 
-class AnthropicChoice(Body):
+    @property
+    def is_hosted(self) -> bool:
+        """Whether it has a type of its own, and no schema for the model."""
+        return self.type != "custom"
+
+    def tool(self) -> Tool:
+        """Return it independent of the API."""
+        assert self.name is not None and self.input_schema is not None, "hosted tools are left out"
+        return Tool(self.name, self.description, self.input_schema, self.strict)
+
+
+class AnthropicChoice(OpenBody):
     """Which tools the model may or must call."""
 
     type: Literal["auto", "any", "tool", "none"]
@@ -53,26 +77,27 @@ class AnthropicChoice(Body):
         return self
 
 
-class Metadata(Body):
+class Metadata(OpenBody):
     """The client's end user."""
 
     user_id: ShortText | None = None
 
 
-class SchemaFormat(Body):
+class SchemaFormat(OpenBody):
     """An answer is JSON that fits a schema."""
 
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
 
 
-class OutputConfig(Body):
-    """The format of the answer."""
+class OutputConfig(OpenBody):
+    """The format of the answer, and how much the model reasons before it."""
 
     format: SchemaFormat | None = None
+    effort: Effort | None = Field(default=None, description=EFFORT)
 
 
-class Thinking(Body):
+class Thinking(OpenBody):
     """Whether the model reasons before it answers: a variable of the chat template."""
 
     type: Literal["enabled", "adaptive", "disabled"]
@@ -97,7 +122,7 @@ class Breakpoint:
     terms: LeaseTerms
 
 
-class CountBody(Body):
+class CountBody(OpenBody):
     """Count the tokens of a prompt."""
 
     model: str
@@ -115,7 +140,8 @@ class CountBody(Body):
 
     @model_validator(mode="after")
     def _answerable(self) -> "CountBody":
-        if self.messages[-1].role != "user":
+        speakers = [message.role for message in self.messages if message.role != "system"]
+        if not speakers or speakers[-1] != "user":
             raise ValueError("the last message is the assistant's: it cannot be continued here")
         if len(self.breakpoints()) > MOST_BREAKPOINTS:
             raise ValueError(
@@ -126,9 +152,13 @@ class CountBody(Body):
 
     def template(self) -> dict[str, Any]:
         """Return the options of the chat template."""
-        if self.thinking is None:
-            return {}
-        return dict.fromkeys(("enable_thinking", "thinking"), self.thinking.type != "disabled")
+        values: dict[str, Any] = {}
+        if self.thinking is not None:
+            is_on = self.thinking.type != "disabled"
+            values |= dict.fromkeys(("enable_thinking", "thinking"), is_on)
+        if self.output_config.effort is not None:
+            values["reasoning_effort"] = template_effort(self.output_config.effort)
+        return values
 
     def tool_use(self) -> ToolUse:
         """Return which tools may be called, and how.
@@ -136,10 +166,14 @@ class CountBody(Body):
         Raises:
             ApiError: They contradict each other.
         """
-        offered = [Tool(t.name, t.description, t.input_schema, t.strict) for t in self.tools]
+        offered = [tool.tool() for tool in self.tools if not tool.is_hosted]
         choice = self.tool_choice
         kind = {"any": "required", "tool": "required"}.get(choice.type, choice.type)
         return use_tools(offered, kind, choice.name, not choice.disable_parallel_tool_use)
+
+    def left_out(self) -> list[str]:
+        """Return the places of tools that the prompt does not show."""
+        return [f"tools[{place}]" for place, tool in enumerate(self.tools) if tool.is_hosted]
 
     def conversation(self, num_blocks: int | None = None) -> list[Message]:
         """Return messages for chat templates.
@@ -185,9 +219,6 @@ class MessagesBody(CountBody):
     top_p: float = 1.0
     top_k: int = 0
     metadata: Metadata = Metadata()
-    service_tier: Literal["auto", "standard_only"] = Field(
-        default="auto", description="There is one tier."
-    )
     seed: int | None = Field(default=None, description="Extension: makes sampling repeatable.")
     structured_outputs: FormBody | None = Field(default=None, description="Ours, from vLLM.")
     cache: CacheUse = Field(default=CacheUse(), description="Extension: as in chat completions.")

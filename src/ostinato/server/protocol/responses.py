@@ -1,4 +1,4 @@
-"""The body of ``/v1/responses``: text, images, streams and tools that are functions."""
+"""The body of ``/v1/responses``: text, images, streams and tools that the client runs."""
 
 import uuid
 from typing import Annotated, Any, Literal
@@ -8,19 +8,29 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from ostinato.engine.sampling_params import SamplingParams
 from ostinato.server.answer_formats import AnswerFormats
 from ostinato.server.call_grammar import constrain
-from ostinato.server.protocol.body import Body, Items, TextOrInputImage, parts_of
+from ostinato.server.protocol.body import Items, OpenBody, TextOrInputImage, parts_of
 from ostinato.server.protocol.chat import IMAGE_DETAIL, IMAGE_URL, ImageDetail
+from ostinato.server.protocol.response_tools import (
+    CallTarget,
+    HostedTool,
+    ResponseTool,
+    function_name,
+    offered_tools,
+    write_input,
+)
 from ostinato.server.protocol.sampling import (
+    EFFORT,
     CacheFields,
+    Effort,
     FormBody,
     Metadata,
     SamplerFields,
     ShortText,
+    template_effort,
 )
 from ostinato.server.protocol.tools import (
     MOST_TOOLS,
     CallId,
-    FunctionBody,
     JsonObjectFormat,
     SchemaBody,
     TextFormat,
@@ -31,14 +41,14 @@ from ostinato.server.tools import Message, ToolUse, add_call, add_reasoning, use
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
-class ItemBody(Body):
+class ItemBody(OpenBody):
     """Fields that every item may have; accepted and ignored."""
 
     id: ShortText | None = None
     status: Status | None = None
 
 
-class ContentText(Body):
+class ContentText(OpenBody):
     """A text of either role."""
 
     type: Literal["input_text", "output_text"]
@@ -51,7 +61,7 @@ class ContentText(Body):
         return {"type": "text", "text": self.text}
 
 
-class ContentImage(Body):
+class ContentImage(OpenBody):
     """An image."""
 
     type: Literal["input_image"]
@@ -92,18 +102,37 @@ class CallItem(ItemBody):
     type: Literal["function_call"]
     call_id: CallId
     name: ToolName
+    namespace: ToolName | None = None
     arguments: str
+
+
+class CustomCallItem(ItemBody):
+    """An earlier call of a tool that takes one text."""
+
+    type: Literal["custom_tool_call"]
+    call_id: CallId
+    name: ToolName
+    input: str
 
 
 class ResultItem(ItemBody):
     """The result of a call."""
 
-    type: Literal["function_call_output"]
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: CallId
     output: str | Items[Content]
 
 
-class ReasoningText(Body):
+class HostedItem(ItemBody):
+    """An earlier call of a tool that a hosted service ran; left out of the prompt."""
+
+    type: Literal[
+        "web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call",
+        "mcp_call", "mcp_list_tools", "tool_search_call", "tool_search_output",
+    ]  # fmt: skip
+
+
+class ReasoningText(OpenBody):
     """A part of the reasoning."""
 
     type: Literal["reasoning_text", "summary_text"]
@@ -116,35 +145,39 @@ class ReasoningItem(ItemBody):
     type: Literal["reasoning"]
     summary: Items[ReasoningText] = Field(default_factory=list)
     content: Items[ReasoningText] = Field(default_factory=list)
-    encrypted_content: None = Field(default=None, description="Not supported.")
 
 
-def _kind(item: Any) -> str | None:
-    if isinstance(item, dict):
-        return str(item.get("type") or "message")
-    return getattr(item, "type", None)
+def _kind(item: Any) -> str:
+    kind = item.get("type") or "message" if isinstance(item, dict) else getattr(item, "type", None)
+    return _KINDS.get(str(kind), "hosted")
 
+
+_KINDS = {
+    "message": "message",
+    "function_call": "call",
+    "custom_tool_call": "custom_call",
+    "function_call_output": "result",
+    "custom_tool_call_output": "result",
+    "reasoning": "reasoning",
+}
 
 Item = Annotated[
     Annotated[MessageItem, Tag("message")]
-    | Annotated[CallItem, Tag("function_call")]
-    | Annotated[ResultItem, Tag("function_call_output")]
-    | Annotated[ReasoningItem, Tag("reasoning")],
+    | Annotated[CallItem, Tag("call")]
+    | Annotated[CustomCallItem, Tag("custom_call")]
+    | Annotated[ResultItem, Tag("result")]
+    | Annotated[ReasoningItem, Tag("reasoning")]
+    | Annotated[HostedItem, Tag("hosted")],
     Discriminator(_kind),
 ]
 
 
-class FunctionTool(FunctionBody):
-    """A function that the model may call."""
+class FunctionChoice(OpenBody):
+    """The tool that must be called."""
 
-    type: Literal["function"]
-
-
-class FunctionChoice(Body):
-    """The function that must be called."""
-
-    type: Literal["function"]
+    type: Literal["function", "custom"]
     name: ToolName
+    namespace: ToolName | None = None
 
 
 class FlatSchemaFormat(SchemaBody):
@@ -153,7 +186,7 @@ class FlatSchemaFormat(SchemaBody):
     type: Literal["json_schema"]
 
 
-class TextConfig(Body):
+class TextConfig(OpenBody):
     """The format of the answer's text."""
 
     format: Annotated[
@@ -161,21 +194,14 @@ class TextConfig(Body):
     ] = TextFormat(type="text")
 
 
-class ObfuscationOptions(Body):
-    """Options of a stream."""
-
-    include_obfuscation: Literal[False] = False
+class ResponseStreamOptions(OpenBody):
+    """Options of a stream; none has an effect."""
 
 
-class Reasoning(Body):
+class Reasoning(OpenBody):
     """How the model reasons before it answers."""
 
-    effort: Literal["none", "minimal", "low", "medium", "high"] | None = Field(
-        default=None, description="A variable of the chat template, for models that use it."
-    )
-    summary: Literal["auto"] | None = Field(
-        default=None, description="Not supported: reasoning is sent in full."
-    )
+    effort: Effort | None = Field(default=None, description=EFFORT)
 
 
 _LOGPROBS = "message.output_text.logprobs"
@@ -204,8 +230,8 @@ class ResponsesBody(SamplerFields, CacheFields):
     )
     max_output_tokens: int | None = Field(default=None, ge=1)
     stream: bool = False
-    stream_options: ObfuscationOptions | None = None
-    tools: Items[FunctionTool] = Field(default_factory=list, max_length=MOST_TOOLS)
+    stream_options: ResponseStreamOptions | None = None
+    tools: Items[ResponseTool] = Field(default_factory=list, max_length=MOST_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | FunctionChoice = "auto"
     parallel_tool_calls: bool = True
     text: TextConfig = TextConfig()
@@ -219,7 +245,6 @@ class ResponsesBody(SamplerFields, CacheFields):
     )
     top_logprobs: int | None = Field(default=None, ge=0, description="With include.")
     reasoning: Reasoning | None = None
-    service_tier: Literal["auto", "default"] = "auto"
     user: ShortText | None = None
     safety_identifier: ShortText | None = None
     structured_outputs: FormBody | None = Field(default=None, description="Ours, from vLLM.")
@@ -246,12 +271,16 @@ class ResponsesBody(SamplerFields, CacheFields):
     def template(self) -> dict[str, Any]:
         """Return the options of the chat template."""
         effort = None if self.reasoning is None else self.reasoning.effort
-        return {} if effort is None else {"reasoning_effort": effort}
+        return {} if effort is None else {"reasoning_effort": template_effort(effort)}
 
     @property
     def is_stored(self) -> bool:
         """Whether to store the response."""
         return self.cache.write if self.store is None else self.store
+
+    def head(self) -> list[Message]:
+        """Return the message of the instructions, which apply to this request alone."""
+        return [{"role": "system", "content": self.instructions}] if self.instructions else []
 
     def conversation(self) -> list[Message]:
         """Return the new messages for chat templates, without instructions."""
@@ -268,7 +297,12 @@ class ResponsesBody(SamplerFields, CacheFields):
                     role = "system" if item.role == "developer" else item.role
                     messages.append({"role": role, "content": parts_of(item.content)})
                 case CallItem():
-                    add_call(messages, item.call_id, item.name, item.arguments)
+                    name = function_name(item.name, item.namespace)
+                    add_call(messages, item.call_id, name, item.arguments)
+                case CustomCallItem():
+                    add_call(messages, item.call_id, item.name, write_input(item.input))
+                case HostedItem():
+                    continue
                 case ResultItem():
                     result = {"tool_call_id": item.call_id, "content": parts_of(item.output)}
                     messages.append({"role": "tool", **result})
@@ -290,10 +324,21 @@ class ResponsesBody(SamplerFields, CacheFields):
         Raises:
             ApiError: They contradict each other.
         """
-        offered = [tool.tool() for tool in self.tools]
+        offered = [tool for tool, _ in offered_tools(self.tools)]
         if isinstance(self.tool_choice, FunctionChoice):
-            return use_tools(offered, "required", self.tool_choice.name, self.parallel_tool_calls)
+            name = function_name(self.tool_choice.name, self.tool_choice.namespace)
+            return use_tools(offered, "required", name, self.parallel_tool_calls)
         return use_tools(offered, self.tool_choice, None, self.parallel_tool_calls)
+
+    def targets(self) -> dict[str, CallTarget]:
+        """Return the tools behind the functions that the prompt shows, by their names there."""
+        return {tool.name: target for tool, target in offered_tools(self.tools)}
+
+    def left_out(self) -> list[str]:
+        """Return the places of tools and items that the prompt does not show."""
+        tools = [f"tools[{n}]" for n, tool in enumerate(self.tools) if isinstance(tool, HostedTool)]
+        items = enumerate(() if isinstance(self.input, str) else self.input)
+        return tools + [f"input[{n}]" for n, item in items if isinstance(item, HostedItem)]
 
     def params(self, formats: AnswerFormats) -> SamplingParams:
         """Return the sampler's parameters; calls are written in the model's format.
@@ -326,7 +371,11 @@ class ResponsesBody(SamplerFields, CacheFields):
         blank = dict.fromkeys(
             ("instructions", "previous_response_id", "max_output_tokens", "user"), None
         )
-        tools = [{"strict": False, "parameters": None, **tool} for tool in shown["tools"]]
+        blank_tool = {"strict": False, "parameters": None}
+        tools = [
+            {**blank_tool, **tool} if tool["type"] == "function" else tool
+            for tool in shown["tools"]
+        ]
         effort = None if self.reasoning is None else self.reasoning.effort
         reasoning = {"effort": effort, "summary": None}
         return {
@@ -341,5 +390,6 @@ def _with_id(item: ItemBody) -> dict[str, Any]:
     if isinstance(item, MessageItem) and isinstance(item.content, str):
         kind = "output_text" if item.role == "assistant" else "input_text"
         shown["content"] = [{"type": kind, "text": item.content}]
-    prefix = {"message": "msg", "reasoning": "rs"}.get(shown["type"], "fc")
+    prefixes = {"message": "msg", "reasoning": "rs", "custom_tool_call": "ctc"}
+    prefix = prefixes.get(shown["type"], "fc")
     return {"id": f"{prefix}_{uuid.uuid4().hex}", "status": "completed", **shown}

@@ -7,12 +7,21 @@ ranges by ``SamplingParams``.
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, model_validator
 
 from ostinato.engine.sampling_params import SamplingParams
 from ostinato.engine.structured_outputs import StructuredOutputs
-from ostinato.server.protocol.body import Body, Items
+from ostinato.server.protocol.body import Body, Items, OpenBody
 from ostinato.tenants.terms import OPENAI_24H, LeaseTerms
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+EFFORT = "A variable of the chat template, for models that use it; high is the highest."
+
+
+def template_effort(effort: str) -> str:
+    """Return an effort as templates know it: none of them has more than ``high``."""
+    return "high" if effort in ("xhigh", "max") else effort
+
 
 TokenIdText = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,10}$")]
 """Keys are strings, as JSON has no others."""
@@ -40,7 +49,7 @@ Stops = Annotated[Items[ShortText], Field(max_length=64)]
 """Stop strings; limited, since each is searched after every token."""
 
 
-class StreamOptions(Body):
+class StreamOptions(OpenBody):
     """Options of a stream."""
 
     include_usage: bool = Field(
@@ -48,9 +57,6 @@ class StreamOptions(Body):
     )
     continuous_usage_stats: bool = Field(
         default=False, description="Give every chunk the token counts so far; needs include_usage."
-    )
-    include_obfuscation: Literal[False] = Field(
-        default=False, description="Random padding; not supported."
     )
 
 
@@ -88,7 +94,33 @@ KEEP_TOKENS: Any = Field(
 )
 
 
-class CacheFields(Body):
+_UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600}
+_MAX_TTL_S = 24 * 3600
+
+
+def _seconds(ttl: str) -> float:
+    return float(ttl[:-1]) * _UNIT_SECONDS[ttl[-1]]
+
+
+def _at_most_a_day(ttl: str) -> str:
+    """Refuse a time that is zero or longer than the longest lease that clients get."""
+    if not 0 < _seconds(ttl) <= _MAX_TTL_S:
+        raise ValueError(f"ttl={ttl!r}: must be above 0 and at most 24h")
+    return ttl
+
+
+class PromptCacheOptions(OpenBody):
+    """How long the prompt is kept."""
+
+    ttl: (
+        Annotated[
+            str, StringConstraints(pattern=r"^[0-9]{1,6}[smh]$"), AfterValidator(_at_most_a_day)
+        ]
+        | None
+    ) = Field(default=None, description="Such as 30m; each use restarts the time.")
+
+
+class CacheFields(OpenBody):
     """Cache salt, use and retention."""
 
     cache_salt: ShortText = Field(
@@ -105,16 +137,21 @@ class CacheFields(Body):
         default=None,
         description="24h leases the prompt for a day; in_memory keeps it until eviction.",
     )
+    prompt_cache_options: PromptCacheOptions | None = Field(
+        default=None, description="Its ttl leases the prompt; it takes the place of retention."
+    )
 
     @model_validator(mode="after")
     def _keep_what_is_written(self) -> "CacheFields":
-        if self.prompt_cache_retention == "24h" and not self.cache.write:
-            raise ValueError("prompt_cache_retention='24h' needs cache.write=true")
+        if self.retention is not None and not self.cache.write:
+            raise ValueError("a lease by prompt_cache_retention or ttl needs cache.write=true")
         return self
 
     @property
     def retention(self) -> LeaseTerms | None:
         """Terms of the prompt's lease; None for no lease."""
+        if self.prompt_cache_options is not None and self.prompt_cache_options.ttl is not None:
+            return LeaseTerms(_seconds(self.prompt_cache_options.ttl), refresh_on_hit=True)
         return OPENAI_24H if self.prompt_cache_retention == "24h" else None
 
     def cache_settings(self) -> dict[str, Any]:
@@ -129,7 +166,7 @@ class CacheFields(Body):
         }
 
 
-class SamplerFields(Body):
+class SamplerFields(OpenBody):
     """Sampling and stop conditions."""
 
     temperature: float = 1.0

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints
 
 from ostinato.engine.structured_outputs import StructuredOutputs
-from ostinato.server.protocol.body import Body
+from ostinato.server.protocol.body import OpenBody
 from ostinato.server.tools import Tool, ToolUse, use_tools
 
 ToolName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_.:-]{1,128}$")]
@@ -15,7 +15,7 @@ CallId = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 MOST_TOOLS = 128
 
 
-class FunctionBody(Body):
+class FunctionBody(OpenBody):
     """A function that the model may call."""
 
     name: ToolName
@@ -33,20 +33,20 @@ class FunctionBody(Body):
         return Tool(self.name, self.description or "", parameters, bool(self.strict))
 
 
-class ToolBody(Body):
+class ToolBody(OpenBody):
     """A tool: a function."""
 
     type: Literal["function"]
     function: FunctionBody
 
 
-class NamedFunction(Body):
+class NamedFunction(OpenBody):
     """The function that must be called."""
 
     name: ToolName
 
 
-class NamedTool(Body):
+class NamedTool(OpenBody):
     """The tool that must be called."""
 
     type: Literal["function"]
@@ -56,14 +56,14 @@ class NamedTool(Body):
 ToolChoice = Literal["none", "auto", "required"] | NamedTool
 
 
-class CalledFunction(Body):
+class CalledFunction(OpenBody):
     """A function's name and arguments."""
 
     name: ToolName
     arguments: str = Field(description="JSON, as text.")
 
 
-class CallBody(Body):
+class CallBody(OpenBody):
     """A call that the model made earlier."""
 
     id: CallId
@@ -83,7 +83,7 @@ def tool_use(tools: list[ToolBody], choice: ToolChoice | None, is_parallel: bool
     return use_tools(offered, choice or "auto", None, is_parallel)
 
 
-class TextFormat(Body):
+class TextFormat(OpenBody):
     """An answer is text."""
 
     type: Literal["text"]
@@ -92,7 +92,7 @@ class TextFormat(Body):
         """Return no structured output."""
 
 
-class JsonObjectFormat(Body):
+class JsonObjectFormat(OpenBody):
     """An answer is any JSON object."""
 
     type: Literal["json_object"]
@@ -102,7 +102,7 @@ class JsonObjectFormat(Body):
         return StructuredOutputs(json_object=True)
 
 
-class SchemaBody(Body):
+class SchemaBody(OpenBody):
     """A schema with a name."""
 
     name: ToolName
@@ -119,7 +119,7 @@ class SchemaBody(Body):
         return StructuredOutputs(json=self.schema_)
 
 
-class JsonSchemaFormat(Body):
+class JsonSchemaFormat(OpenBody):
     """An answer is JSON that fits a schema."""
 
     type: Literal["json_schema"]

@@ -1,0 +1,87 @@
+"""What becomes of fields that a client sends and this server does not obey.
+
+A response names those that nobody here knows, and tools that are left out, in the header
+``x-ostinato-ignored-fields``; ``/metrics`` counts them.
+"""
+
+import re
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import Response
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
+
+from ostinato.server.errors import ApiError
+from ostinato.server.protocol.dialects import Dialect, unused_fields
+from ostinato.server.state import ServerState
+
+HEADER = "x-ostinato-ignored-fields"
+
+_MAX_NAME_CHARS = 100
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.\[\]-]")
+
+
+def accept_fields(
+    request: Request,
+    state: ServerState,
+    dialect: Dialect,
+    body: BaseModel,
+    left_out: Sequence[str] = (),
+) -> None:
+    """Decide about the fields of a body that are not obeyed.
+
+    Args:
+        request: The request; its response will name what is ignored.
+        state: Server state.
+        dialect: The API.
+        body: The parsed body.
+        left_out: Places of parts that are understood and not added to the prompt.
+
+    Raises:
+        ApiError: A field would change the answer, or ``strict_fields`` is set and one is unknown.
+    """
+    fields = unused_fields(dialect, body)
+    for place, instead in fields.refused:
+        raise ApiError(
+            400,
+            f"{_shown(place)}: not supported, and leaving it out would change the answer: "
+            f"{instead}",
+            param=_shown(place),
+            code="unsupported_parameter",
+        )
+    if fields.unknown and state.config.strict_fields:
+        place = _shown(fields.unknown[0])
+        raise ApiError(
+            400,
+            f"{place}: unknown parameter; this server does not know it, and refuses such fields "
+            "because it runs with --strict-fields",
+            param=place,
+            code="unknown_parameter",
+        )
+    ignored = [*map(_shown, fields.unknown), *left_out]
+    if ignored:
+        request.app.state.metrics.ignored_fields(dialect.path, len(ignored))
+        request.state.ignored_fields = ignored
+
+
+def _shown(place: str) -> str:
+    """Return a place as it may stand in a header."""
+    return _UNSAFE.sub("?", place[:_MAX_NAME_CHARS])
+
+
+class DialectRoute(APIRoute):
+    """A route whose responses name the fields that were ignored."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return FastAPI's handler, which then adds the header."""
+        handle = super().get_route_handler()
+
+        async def handle_and_name(request: Request) -> Response:
+            response = await handle(request)
+            if ignored := getattr(request.state, "ignored_fields", ()):
+                response.headers[HEADER] = ", ".join(ignored)
+            return response
+
+        return handle_and_name

@@ -1,0 +1,205 @@
+"""The fields that clients of each API send, and what this server does with them.
+
+====================  =====================================================================
+obeyed                the fields of the bodies in this room
+no effect             understood, and nothing here depends on them: accepted
+refused               they would change the answer, and are not supported: 400
+any other             accepted, counted, and named in a header of the response; with
+                      ``strict_fields`` a 400
+====================  =====================================================================
+
+A place is written without positions: ``tools[].defer_loading``. Clients were read on the date
+below; a newer one may send more.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from types import MappingProxyType
+from typing import Any
+
+from pydantic import BaseModel
+
+READ_ON = "2026-11-23"
+"""When the clients' fields were last compared with these tables."""
+
+MAX_SHOWN_FIELDS = 16
+"""Fields without effect that a response names at most."""
+
+_POSITION = re.compile(r"\[\d+\]")
+_HOSTED = "the client's server would have to run it; nothing is added to the prompt"
+_ONE_TIER = "there is one tier"
+_HISTORY = "the history that the client sends is the prompt: nothing is cleared"
+_AUTOMATIC = "every prefix is cached without it"
+_ALL_SHOWN = "all tools are in the prompt from the first turn on, so that the prefix stays"
+_BOUND = "only max_tokens bounds an answer"
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One API's fields, besides those that are obeyed.
+
+    Attributes:
+        path: The path of the API.
+        no_effect: Places of fields that are understood and have no effect, with the reason.
+        refused: Places of fields that would change the answer, with what to use instead.
+    """
+
+    path: str
+    no_effect: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    refused: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+
+CHAT = Dialect(
+    "/v1/chat/completions",
+    no_effect={
+        "service_tier": _ONE_TIER,
+        "store": "nothing is stored",
+        "verbosity": "templates know no such variable; say it in the prompt",
+        "thinking_token_budget": _BOUND,
+        "prediction": "it would only make an answer faster",
+        "web_search_options": _HOSTED,
+        "prompt_cache_options.mode": _AUTOMATIC,
+        "prompt_cache_options.prewarm": _AUTOMATIC,
+        "messages[].cache_control": _AUTOMATIC,
+        "messages[].content[].cache_control": _AUTOMATIC,
+        "messages[].content[].prompt_cache_breakpoint": _AUTOMATIC,
+        "tools[].cache_control": _AUTOMATIC,
+        "tools[].function.cache_control": _AUTOMATIC,
+        "messages[].tool_calls[].index": "calls are in order",
+        "stream_options.include_obfuscation": "chunks have no padding",
+    },
+    refused={
+        "functions": "use tools",
+        "function_call": "use tool_choice",
+        "audio": "answers are text",
+        "use_beam_search": "use n with sampling",
+        "chat_template": "the model has its own; chat_template_kwargs sets its variables",
+        "documents": "put their text into a message",
+        "echo": "use /v1/completions",
+        "typical_p": "use top_p or min_p",
+    },
+)
+
+COMPLETIONS = Dialect(
+    "/v1/completions",
+    no_effect={
+        "service_tier": _ONE_TIER,
+        "prompt_cache_options.mode": _AUTOMATIC,
+        "prompt_cache_options.prewarm": _AUTOMATIC,
+        "stream_options.include_obfuscation": "chunks have no padding",
+    },
+    refused={
+        "suffix": "put what precedes and what follows into the prompt, as the model was trained",
+        "use_beam_search": "use n with sampling",
+        "typical_p": "use top_p or min_p",
+    },
+)
+
+RESPONSES = Dialect(
+    "/v1/responses",
+    no_effect={
+        "service_tier": _ONE_TIER,
+        "client_metadata": "for the client's own server",
+        "text.verbosity": "templates know no such variable; say it in the instructions",
+        "max_tool_calls": "no tool is run here",
+        "prompt_cache_options.mode": _AUTOMATIC,
+        "prompt_cache_options.prewarm": _AUTOMATIC,
+        "input[].content[].prompt_cache_breakpoint": _AUTOMATIC,
+        "input[].encrypted_content": "the text of reasoning is used where the client sends it",
+        "reasoning.summary": "reasoning is sent in full",
+        "reasoning.generate_summary": "reasoning is sent in full",
+        "reasoning.context": _HISTORY,
+        "stream_options.include_obfuscation": "chunks have no padding",
+        "tools[].defer_loading": _ALL_SHOWN,
+        "tools[].tools[].defer_loading": _ALL_SHOWN,
+        "tools[].output_schema": "templates show arguments alone",
+        "tools[].tools[].output_schema": "templates show arguments alone",
+    },
+    refused={
+        "conversation": "use previous_response_id",
+        "prompt": "put the text into instructions and input",
+        "context_management": "send a shorter input",
+    },
+)
+
+MESSAGES = Dialect(
+    "/v1/messages",
+    no_effect={
+        "context_management": _HISTORY,
+        "service_tier": _ONE_TIER,
+        "speed": "there is one speed",
+        "inference_geo": "there is one place",
+        "mcp_servers": _HOSTED,
+        "container": _HOSTED,
+        "betas": "there are no betas to switch on",
+        "diagnostics": "for the client's own server",
+        "cache_control.scope": "each key has a cache of its own",
+        "system[].cache_control.scope": "each key has a cache of its own",
+        "tools[].cache_control.scope": "each key has a cache of its own",
+        "messages[].content[].cache_control.scope": "each key has a cache of its own",
+        "tools[].defer_loading": _ALL_SHOWN,
+        "tools[].eager_input_streaming": "arguments stream as they are written",
+        "tools[].input_examples": "templates show schemas alone",
+        "tools[].allowed_callers": "only the model calls",
+        "messages[].content[].caller": "only the model calls",
+        "output_config.task_budget": _BOUND,
+        # Counting takes the body of a message, and no more of it than the prompt depends on.
+        **dict.fromkeys(
+            ("max_tokens", "stop_sequences", "stream", "temperature", "top_p", "top_k", "metadata"),
+            "a prompt's length does not depend on it",
+        ),
+    },
+)
+
+DIALECTS = (CHAT, COMPLETIONS, RESPONSES, MESSAGES)
+
+
+@dataclass(frozen=True, slots=True)
+class UnusedFields:
+    """Fields of one body that are not obeyed, by place; at most a few of each.
+
+    Attributes:
+        unknown: In no table.
+        refused: With what to use instead.
+    """
+
+    unknown: tuple[str, ...] = ()
+    refused: tuple[tuple[str, str], ...] = ()
+
+
+def unused_fields(dialect: Dialect, body: BaseModel) -> UnusedFields:
+    """Return the fields of a body that this server does not obey, and does not understand.
+
+    Cost: one visit of each object of the body.
+    """
+    unknown, refused = [], []
+    for place in _extras(body, ""):
+        general = _without_positions(place)
+        if general in dialect.refused:
+            refused.append((place, dialect.refused[general]))
+        elif general not in dialect.no_effect:
+            unknown.append(place)
+    return UnusedFields(tuple(islice(unknown, MAX_SHOWN_FIELDS)), tuple(refused[:1]))
+
+
+def _extras(value: Any, place: str) -> Iterator[str]:
+    """Yield the places of all fields that no body in this room has."""
+    if isinstance(value, list):
+        for number, item in enumerate(value):
+            if isinstance(item, BaseModel):
+                yield from _extras(item, f"{place}[{number}]")
+    elif isinstance(value, BaseModel):
+        prefix = f"{place}." if place else ""
+        for name in value.model_extra or ():
+            yield prefix + name
+        for name in value.model_fields_set - (value.model_extra or {}).keys():
+            content = getattr(value, name)
+            if isinstance(content, (list, BaseModel)):
+                yield from _extras(content, prefix + name)
+
+
+def _without_positions(place: str) -> str:
+    """Return ``tools[].name`` for ``tools[3].name``."""
+    return _POSITION.sub("[]", place)
