@@ -67,6 +67,12 @@ class ServerOptions:
         "response names them.",
         "--strict-fields",
     )
+    keep_checksums: bool = _server(
+        False,
+        "Keep the checksum in the first line of Claude Code's system text, which makes every "
+        "conversation miss; by default it is set aside.",
+        "--keep-checksums",
+    )
     otel_traces: bool = _server(
         False,
         "Send a span per request to OpenTelemetry; needs ostinato[otel].",
@@ -129,6 +135,7 @@ def run(
         drain_timeout_s=server.drain_timeout,
         metrics_tenant_names=server.metrics_tenant_names,
         strict_fields=server.strict_fields,
+        keep_checksums=server.keep_checksums,
         otel_traces=server.otel_traces,
         keys_file=server.keys,
         traces_folder=server.traces,

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from jinja2.exceptions import TemplateError
+
 from ostinato.core.errors import ConfigError
 
 _JSON_CALL = (
@@ -224,6 +226,7 @@ class AnswerFormats:
         special_ids: Marks of both that are special tokens, and their ids.
         mark_ids: Marks of both that are one token, special or not, and their ids.
         closing_ids: How the end of reasoning is tokenized.
+        takes_later_systems: Whether the chat template shows a system message in the middle.
     """
 
     tools: ToolFormat = _HERMES
@@ -232,6 +235,7 @@ class AnswerFormats:
     special_ids: dict[str, int] = field(default_factory=dict, hash=False)
     mark_ids: dict[str, int] = field(default_factory=dict, hash=False)
     closing_ids: tuple[int, ...] = ()
+    takes_later_systems: bool = True
 
     @classmethod
     def of(
@@ -269,7 +273,26 @@ class AnswerFormats:
         special = _special_ids(tokenizer, sorted(marks - {""}))
         single = _mark_ids(tokenizer, sorted(marks - {""}))
         closing = () if reasoning is None else _encode(tokenizer, reasoning.closing)
-        return cls(tools, reasoning, is_native, special, single | special, closing)
+        later = _takes_later_systems(tokenizer)
+        return cls(tools, reasoning, is_native, special, single | special, closing, later)
+
+
+_PROBE = (
+    {"role": "system", "content": "first"},
+    {"role": "user", "content": "question"},
+    {"role": "system", "content": "later note"},
+)
+
+
+def _takes_later_systems(tokenizer: Any) -> bool:
+    """Whether the template renders a system message that is not the first; tried once, at load."""
+    if not getattr(tokenizer, "chat_template", None):
+        return True
+    try:
+        text = tokenizer.apply_chat_template(list(_PROBE), tokenize=False)
+    except TemplateError:  # "System message must be at the beginning."
+        return False
+    return "later note" in text
 
 
 def _special_ids(tokenizer: Any, marks: list[str]) -> dict[str, int]:

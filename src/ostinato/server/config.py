@@ -58,6 +58,8 @@ class ServerConfig:
         lora_folders: Folders that adapters may be loaded from over HTTP; may be empty.
         metrics_tenant_names: Whether metrics and spans name tenants; by default they number them.
         strict_fields: Whether fields that this server does not know are refused with 400.
+        keep_checksums: Whether the checksum in the first line of Claude Code's system text stays,
+            which differs from conversation to conversation, so that none of them hits another's.
         otel_traces: Whether spans are sent to OpenTelemetry; needs the extra ``otel``.
     """
 
@@ -83,6 +85,7 @@ class ServerConfig:
     drain_timeout_s: float = 30.0
     metrics_tenant_names: bool = False
     strict_fields: bool = False
+    keep_checksums: bool = False
     otel_traces: bool = False
     traces_folder: str | None = None
     lora_folders: tuple[str, ...] = ()

@@ -1,7 +1,8 @@
 """What becomes of fields that a client sends and this server does not obey.
 
 A response names those that nobody here knows, and tools that are left out, in the header
-``x-ostinato-ignored-fields``; ``/metrics`` counts them.
+``x-ostinato-ignored-fields``; ``/metrics`` counts them. The header ``x-ostinato-set-aside`` names
+texts of which a part was replaced by a constant.
 """
 
 import re
@@ -17,7 +18,11 @@ from ostinato.server.errors import ApiError
 from ostinato.server.protocol.dialects import Dialect, unused_fields
 from ostinato.server.state import ServerState
 
-HEADER = "x-ostinato-ignored-fields"
+HEADERS = {
+    "ignored_fields": "x-ostinato-ignored-fields",
+    "set_aside": "x-ostinato-set-aside",
+}
+"""Headers by the attribute of the request's state that has the places."""
 
 _MAX_NAME_CHARS = 100
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.\[\]-]")
@@ -42,7 +47,7 @@ def accept_fields(
     Raises:
         ApiError: A field would change the answer, or ``strict_fields`` is set and one is unknown.
     """
-    fields = unused_fields(dialect, body)
+    fields = unused_fields(dialect, body, left_out)
     for place, instead in fields.refused:
         raise ApiError(
             400,
@@ -80,8 +85,9 @@ class DialectRoute(APIRoute):
 
         async def handle_and_name(request: Request) -> Response:
             response = await handle(request)
-            if ignored := getattr(request.state, "ignored_fields", ()):
-                response.headers[HEADER] = ", ".join(ignored)
+            for name, header in HEADERS.items():
+                if places := getattr(request.state, name, ()):
+                    response.headers[header] = ", ".join(places)
             return response
 
         return handle_and_name

@@ -14,7 +14,7 @@ import uuid
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
@@ -45,6 +45,8 @@ from ostinato.server.streaming import Delta, Deltas, begin, named_event, until_g
 
 ENDPOINT = "/v1/messages"
 
+BodyT = TypeVar("BodyT", bound=CountBody)
+
 router = APIRouter(tags=["messages"], route_class=DialectRoute)
 
 
@@ -53,7 +55,7 @@ async def create_message(
     body: MessagesBody, request: Request, state: StateDep, caller: CallerDep
 ) -> Response:
     """Continue a conversation, in one response or as a stream of server-sent events."""
-    accept_fields(request, state, MESSAGES, body, body.left_out())
+    body = accept_body(request, state, body)
     messages = body.conversation()
     call = GenerateCall(
         endpoint=ENDPOINT,
@@ -84,10 +86,25 @@ async def count_tokens(
     body: CountBody, request: Request, state: StateDep, caller: CallerDep
 ) -> dict[str, int]:
     """Count the tokens of a prompt, without running it."""
-    accept_fields(request, state, MESSAGES, body, body.left_out())
+    body = accept_body(request, state, body)
     adapter_of(state, body.model)
     whose, tokens = await render_chat(state, caller, body, body.conversation())
     return {"input_tokens": state.llm.tokenizing.num_tokens(whose.images, tokens.tokens)}
+
+
+def accept_body(request: Request, state: ServerState, body: BodyT) -> BodyT:
+    """Return a body as it is rendered: without a checksum that changes in each conversation.
+
+    Raises:
+        ApiError: A field would change the answer, or is unknown and refused.
+    """
+    accept_fields(request, state, MESSAGES, body, body.left_out())
+    if state.config.keep_checksums:
+        return body
+    settled = body.without_checksum()
+    if settled is not body:
+        request.state.set_aside = ["system[0]"]
+    return settled
 
 
 @dataclass(slots=True)

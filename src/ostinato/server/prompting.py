@@ -11,7 +11,13 @@ from ostinato.server.answer_formats import AnswerFormats
 from ostinato.server.answer_parser import AnswerParser, ParsedAnswer
 from ostinato.server.callers import Caller
 from ostinato.server.state import ServerState
-from ostinato.server.tools import Message, ToolUse, describe_tools, read_arguments
+from ostinato.server.tools import (
+    Message,
+    ToolUse,
+    describe_tools,
+    read_arguments,
+    without_later_systems,
+)
 
 _TAIL_TOKENS = 16
 """Tokens at the end of a prompt that are searched for marks of reasoning."""
@@ -143,6 +149,8 @@ async def render_prompt(
         RequestError: There is no template, or it refuses the conversation.
     """
     described = None
+    if not state.formats.takes_later_systems:
+        messages = without_later_systems(messages)
     if state.formats.is_native:
         messages = read_arguments(messages, state.formats.tools.takes_text)
         described = [tool.describe() for tool in use.tools]

@@ -140,6 +140,37 @@ def read_arguments(messages: Sequence[Message], as_text: bool = False) -> list[M
     ]
 
 
+def without_later_systems(messages: Sequence[Message]) -> list[Message]:
+    """Make system messages behind the first the user's, for templates that refuse them there.
+
+    A message beside another one of the user joins it, since such templates want turns to alternate.
+    """
+    settled: list[Message] = []
+    joins = False
+    for number, message in enumerate(messages):
+        is_later = number > 0 and message["role"] == "system"
+        if is_later:
+            message = {"role": "user", "content": message["content"]}
+        if (joins or is_later) and settled and settled[-1]["role"] == message["role"] == "user":
+            content = _joined(settled.pop()["content"], message["content"])
+            message = {**message, "content": content}
+        joins = is_later
+        settled.append(message)
+    return settled
+
+
+def _joined(first: Any, second: Any) -> Any:
+    """Join two contents: texts by an empty line, parts one after the other."""
+    if isinstance(first, str) and isinstance(second, str):
+        return f"{first}\n\n{second}"
+    text = [
+        {"type": "text", "text": part} if isinstance(part, str) else part
+        for content in (first, second)
+        for part in ([content] if isinstance(content, str) else content)
+    ]
+    return text
+
+
 def text_of(content: Any) -> str:
     """Return the text of a message's content, which may be a list of parts."""
     if isinstance(content, str) or content is None:

@@ -211,7 +211,7 @@ def test_what_is_not_to_be_stored_is_not(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"tools": [{"type": "function"}]}, "tools"),
         ({"tool_choice": "required"}, "tools offers nothing"),
         ({"background": True}, "background"),
         ({"truncation": "auto"}, "truncation"),

@@ -13,7 +13,7 @@ below; a newer one may send more.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from types import MappingProxyType
@@ -169,13 +169,21 @@ class UnusedFields:
     refused: tuple[tuple[str, str], ...] = ()
 
 
-def unused_fields(dialect: Dialect, body: BaseModel) -> UnusedFields:
+def unused_fields(dialect: Dialect, body: BaseModel, left_out: Sequence[str] = ()) -> UnusedFields:
     """Return the fields of a body that this server does not obey, and does not understand.
+
+    Args:
+        dialect: The API.
+        body: The parsed body.
+        left_out: Places of parts that are not read, with all of their fields.
 
     Cost: one visit of each object of the body.
     """
     unknown, refused = [], []
+    unread = tuple(f"{place}." for place in left_out)
     for place in _extras(body, ""):
+        if place.startswith(unread):
+            continue
         general = _without_positions(place)
         if general in dialect.refused:
             refused.append((place, dialect.refused[general]))

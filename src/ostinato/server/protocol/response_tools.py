@@ -91,7 +91,7 @@ class NamespaceTool(OpenBody):
 
 
 class HostedTool(OpenBody):
-    """A tool that a hosted service runs."""
+    """A tool that a hosted service runs; its settings are not read."""
 
     type: ShortText
 
