@@ -8,6 +8,7 @@ import pytest
 
 from ostinato.core.config import SchedulerConfig
 from ostinato.engine.config import EngineConfig
+from ostinato.server.protocol.dialects import DIALECTS, READ_ON, Dialect
 from ostinato.settings import PrefixCacheConfig
 from tests.docs.reading import ROOT
 from tests.support.model_families import FAMILIES
@@ -51,3 +52,13 @@ def test_every_room_lists_its_files_where_its_page_finds_them(room: Path):
         files = {path.stem for path in init.parent.glob("*.py")}
         folders = {path.parent.name for path in init.parent.glob("*/__init__.py")}
         assert [n for n in files | folders if not n.startswith("_") and n not in listed] == []
+
+
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.path)
+def test_the_page_of_agents_lists_the_fields_that_are_not_obeyed(dialect: Dialect):
+    page = (ROOT / "docs/agents.md").read_text(encoding="utf-8")
+    section = page.partition(f"### `{dialect.path}`\n")[2].partition("\n### ")[0]
+    rows = [f"| `{name}` | no effect: {reason} |" for name, reason in dialect.no_effect.items()]
+    rows += [f"| `{name}` | refused: {instead} |" for name, instead in dialect.refused.items()]
+    assert [line for line in section.splitlines() if line.startswith("| `")] == rows
+    assert READ_ON in page

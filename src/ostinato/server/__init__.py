@@ -18,6 +18,7 @@ Files in reading order:
 * ``guards``: middleware that refuses requests before they are parsed
 * ``connections``: limits and closes connections
 * ``health``: ``/health`` and ``/ready``
+* ``fields``: fields of requests that are not obeyed: named in a header, counted, or refused
 * ``models``: ``/v1/models``, and LoRA adapters loaded over HTTP
 * ``protocol``: bodies: of requests as pydantic models, of answers as plain values (a folder)
 * ``streaming``: server-sent events, client disconnects, new parts of outputs

@@ -5,9 +5,11 @@ Files in reading order:
 * ``body``: the base class of request bodies
 * ``sampling``: the fields that completions and chats share
 * ``tools``: tools, tool calls and response formats in OpenAI's API
+* ``dialects``: fields of each API that have no effect here, and those that are refused
 * ``completions``: the body of ``/v1/completions``
 * ``chat``: the body of ``/v1/chat/completions``
-* ``responses``: the body of ``/v1/responses``: text, streams and tools that are functions
+* ``response_tools``: tools and calls of ``/v1/responses``
+* ``responses``: the body of ``/v1/responses``
 * ``message_blocks``: the blocks of messages of Anthropic's API
 * ``messages``: the body of Anthropic's ``/v1/messages``
 * ``logprobs``: log-probabilities as OpenAI writes them
@@ -16,5 +18,6 @@ Files in reading order:
 Rules:
 
 1. Types are strict: ``"1"``, ``1.0`` and ``true`` are not the number 1.
-2. An unknown field is refused by name; null is the same as leaving a field out.
+2. A field that would change the answer and is not supported is refused by name; one that is
+   unknown is kept aside and named in the response. Null is the same as leaving a field out.
 """

@@ -51,49 +51,54 @@ class Dialect:
     refused: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
 
+_SAMPLED = {
+    "service_tier": _ONE_TIER,
+    "request_id": "ids are the server's",
+    "length_penalty": "there are no beams",
+    "early_stopping": "there are no beams",
+    "prompt_cache_options.mode": _AUTOMATIC,
+    "prompt_cache_options.prewarm": _AUTOMATIC,
+    "stream_options.include_obfuscation": "chunks have no padding",
+}
+_UNSAMPLED = {
+    "use_beam_search": "use n with sampling",
+    "typical_p": "use top_p or min_p",
+    "mm_processor_kwargs": "the model's own processor is used",
+}
+
 CHAT = Dialect(
     "/v1/chat/completions",
     no_effect={
-        "service_tier": _ONE_TIER,
+        **_SAMPLED,
         "store": "nothing is stored",
         "verbosity": "templates know no such variable; say it in the prompt",
         "thinking_token_budget": _BOUND,
         "prediction": "it would only make an answer faster",
         "web_search_options": _HOSTED,
-        "prompt_cache_options.mode": _AUTOMATIC,
-        "prompt_cache_options.prewarm": _AUTOMATIC,
         "messages[].cache_control": _AUTOMATIC,
         "messages[].content[].cache_control": _AUTOMATIC,
         "messages[].content[].prompt_cache_breakpoint": _AUTOMATIC,
         "tools[].cache_control": _AUTOMATIC,
         "tools[].function.cache_control": _AUTOMATIC,
         "messages[].tool_calls[].index": "calls are in order",
-        "stream_options.include_obfuscation": "chunks have no padding",
     },
     refused={
+        **_UNSAMPLED,
         "functions": "use tools",
         "function_call": "use tool_choice",
         "audio": "answers are text",
-        "use_beam_search": "use n with sampling",
         "chat_template": "the model has its own; chat_template_kwargs sets its variables",
         "documents": "put their text into a message",
         "echo": "use /v1/completions",
-        "typical_p": "use top_p or min_p",
     },
 )
 
 COMPLETIONS = Dialect(
     "/v1/completions",
-    no_effect={
-        "service_tier": _ONE_TIER,
-        "prompt_cache_options.mode": _AUTOMATIC,
-        "prompt_cache_options.prewarm": _AUTOMATIC,
-        "stream_options.include_obfuscation": "chunks have no padding",
-    },
+    no_effect=_SAMPLED,
     refused={
+        **_UNSAMPLED,
         "suffix": "put what precedes and what follows into the prompt, as the model was trained",
-        "use_beam_search": "use n with sampling",
-        "typical_p": "use top_p or min_p",
     },
 )
 
