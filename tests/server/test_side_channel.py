@@ -210,7 +210,7 @@ def test_other_endpoints_say_the_same_before_and_after(keyed: Keyed):
         "/tokenize": {"prompt": SECRET},
         "/detokenize": {"tokens": [1, 2, 3]},
         "/v1/messages/count_tokens": ENDPOINTS["/v1/messages"].body(SECRET),
-        "/v1/responses/input_tokens": {"input": SECRET},
+        "/v1/responses/input_tokens": {"model": MODEL, "input": SECRET},
     }
     attacker = sender(keyed, "attacker")
     before = {path: attacker(path, body) for path, body in asked.items()}
