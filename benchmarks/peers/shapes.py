@@ -72,9 +72,7 @@ def _qwen3(layers: int, hidden: int, inner: int, heads: int, **others: Any) -> S
 
 
 FULL = _qwen3(28, 1024, 3072, 16, vocab_size=32_000)
-SMALL = _qwen3(
-    2, 128, 256, 4, num_key_value_heads=2, head_dim=64, vocab_size=512, max_position_embeddings=512
-)
+SMALL = _qwen3(2, 128, 256, 4, num_key_value_heads=2, head_dim=64, vocab_size=512)
 SHAPES = {
     "random": FULL,
     "qwen3-0.6b": _qwen3(28, 1024, 3072, 16),
