@@ -207,8 +207,9 @@ def write_gguf(path: Path, config: Any, kind: str, tokens: list[str], seed: int 
     _write_header(writer, config, tokens)
     plan = list(_gguf_tensors(config, kind, architecture))
     for name, shape, format_name in plan:
+        stored, dtype, num_bytes = _stored(shape, format_name)
         kind_id = gguf.GGMLQuantizationType[format_name]
-        writer.add_tensor_info(name, *_stored(shape, format_name), kind_id)
+        writer.add_tensor_info(name, stored, dtype, num_bytes, kind_id)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
@@ -231,7 +232,7 @@ def _pad(file: Any) -> None:
     file.write(bytes(-file.tell() % _ALIGNMENT))
 
 
-def _stored(shape: tuple[int, ...], format_name: str) -> tuple[Any, ...]:
+def _stored(shape: tuple[int, ...], format_name: str) -> tuple[tuple[int, ...], Any, int]:
     """Return shape in bytes, type and number of bytes, as ``GGUFWriter`` wants them."""
     block = BLOCK_FORMATS.get(format_name)
     if block is None:
