@@ -26,9 +26,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.peers.checkpoint import FULL, SMALL, make_checkpoint
+from benchmarks.peers.checkpoint import make_checkpoint
 from benchmarks.peers.machine import available_gib, touch_memory
 from benchmarks.peers.samples import Draw
+from benchmarks.peers.shapes import FULL, SMALL
 
 NUM_PROMPTS = 5
 """Prompts of the usual length; the median is reported."""

@@ -1,15 +1,16 @@
-"""The model that all engines run: random weights, or SmolLM2 with real text.
+"""The model that all engines run: random weights of a known shape, or SmolLM2 with real text.
 
 ::
 
-    python -m benchmarks.peers.checkpoint FOLDER            # the shape of the measures, 946 MB
-    python -m benchmarks.peers.checkpoint FOLDER --small    # runs in a moment
+    python -m benchmarks.peers.checkpoint FOLDER            # the shape of the measures, 880 MB
+    python -m benchmarks.peers.checkpoint FOLDER --shape qwen3-4b                # 8 GB
+    python -m benchmarks.peers.checkpoint FOLDER --shape qwen3-4b --gguf Q4_0    # 2.4 GB
     python -m benchmarks.peers.checkpoint FOLDER --smollm2  # after: ostinato models get smollm2
 
-A Qwen3 with 28 layers of 1,024, 16 query and 8 key/value heads of 128, 3,072 in between, a
-vocabulary of 32,000 and tied embeddings, in bfloat16. What random weights say means nothing; what
-they cost is what trained ones cost. The tokenizer gives each id a word of its own, for the
-engines that insist on one; all prompts are token ids.
+The shape of the measures is a Qwen3 with 28 layers of 1,024, 16 query and 8 key/value heads of 128,
+3,072 in between, a vocabulary of 32,000 and tied embeddings, in bfloat16. What random weights say
+means nothing; what they cost is what trained ones cost. The tokenizer gives each id a word of its
+own, for the engines that insist on one; all prompts are token ids.
 
 SmolLM2-135M-Instruct comes out of the GGUF file that ``ostinato models get smollm2`` fetches: its
 weights of 4 bits as bfloat16 for all but llama.cpp, which runs the file itself. Prompts are pieces
@@ -19,54 +20,59 @@ of this project's documentation.
 import argparse
 import json
 from array import array
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from benchmarks.peers.shapes import (
+    CHAT_TEMPLATE,
+    FULL,
+    GGUF_TYPES,
+    SHAPES,
+    Shape,
+    write_gguf,
+    write_safetensors,
+)
 
-@dataclass(frozen=True)
-class Shape:
-    """Sizes of a model, by the names of ``Qwen3Config``."""
-
-    num_hidden_layers: int = 28
-    hidden_size: int = 1024
-    intermediate_size: int = 3072
-    num_attention_heads: int = 16
-    num_key_value_heads: int = 8
-    head_dim: int = 128
-    vocab_size: int = 32_000
-    max_position_embeddings: int = 40_960
-
-
-FULL = Shape()
-SMALL = Shape(2, 128, 256, 4, 2, 64, 512)
-SMOLLM2 = Shape(30, 576, 1536, 9, 3, 64, 49_152, 8_192)
-ROPE_THETA = 1e6
+SMOLLM2 = Shape("llama", {
+    "vocab_size": 49_152, "max_position_embeddings": 8_192,
+    "num_hidden_layers": 30, "num_key_value_heads": 3, "head_dim": 64,
+})  # fmt: skip
 GGUF_FILE = "model.gguf"
 """A file of this name in a checkpoint is what llama.cpp runs."""
 
 
 def make_checkpoint(folder: Path, shape: Shape = FULL, seed: int = 0) -> Path:
     """Write a checkpoint with a tokenizer, unless it is there already; returns the folder."""
-    if (folder / "model.safetensors").is_file():
+    weights = folder / "model.safetensors"
+    if weights.is_file():
         return folder
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
     folder.mkdir(parents=True, exist_ok=True)
-    torch.manual_seed(seed)
-    config = Qwen3Config(
-        **vars(shape),
-        rms_norm_eps=1e-6,
-        rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
-        tie_word_embeddings=True,
-        bos_token_id=0,
-        eos_token_id=0,
-        pad_token_id=0,
-    )
+    config = shape.config()
+    config.architectures = [_class_of(config)]
+    config.save_pretrained(folder)
     _write_tokenizer(folder, shape.vocab_size)
-    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
-    _spell_for_older_loaders(folder / "config.json", ROPE_THETA)
+    _spell_for_older_loaders(folder / "config.json", config)
+    partial = weights.with_suffix(".partial")
+    write_safetensors(partial, config, seed)
+    partial.rename(weights)
     return folder
+
+
+def make_gguf(folder: Path, name: str, kind: str, seed: int = 0) -> Path:
+    """Write a GGUF file of a shape, unless it is there already; returns its path."""
+    path = folder / f"{name}-{kind}.gguf"
+    if not path.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        shape, partial = SHAPES[name], path.with_suffix(".partial")
+        write_gguf(partial, shape.config(), kind, words(shape.vocab_size), seed)
+        partial.rename(path)
+    return path
+
+
+def _class_of(config: Any) -> str:
+    from transformers import AutoModelForCausalLM
+
+    return str(AutoModelForCausalLM._model_mapping[type(config)].__name__)
 
 
 def make_smollm2(folder: Path) -> Path:
@@ -96,7 +102,7 @@ def make_smollm2(folder: Path) -> Path:
     tokenizer.save_pretrained(folder)
     (folder / GGUF_FILE).symlink_to(path)
     model.save_pretrained(folder)
-    _spell_for_older_loaders(folder / "config.json", model.config.rope_parameters["rope_theta"])
+    _spell_for_older_loaders(folder / "config.json", model.config)
     return folder
 
 
@@ -110,39 +116,56 @@ def read_text(folder: Path) -> "array[int]":
     return array("i", tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
+def words(vocab_size: int) -> list[str]:
+    """Return the words of a vocabulary: what ends a text, bytes, and one for every id left."""
+    from tokenizers import pre_tokenizers
+
+    tokens = ["<|end|>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    return tokens + [f"word{number}" for number in range(len(tokens), vocab_size)]
+
+
 def _write_tokenizer(folder: Path, vocab_size: int) -> None:
-    """Bytes, then one word for every id that is left; the first id ends a text."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    words = ["<|end|>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    words += [f"word{number}" for number in range(len(words), vocab_size)]
-    tokenizer = Tokenizer(models.BPE({word: number for number, word in enumerate(words)}, []))
+    ids = {word: number for number, word in enumerate(words(vocab_size))}
+    tokenizer = Tokenizer(models.BPE(ids, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|end|>"
+        tokenizer_object=tokenizer,
+        eos_token="<|end|>",
+        pad_token="<|end|>",
+        chat_template=CHAT_TEMPLATE,
     ).save_pretrained(folder)
 
 
-def _spell_for_older_loaders(path: Path, rope_theta: float) -> None:
+def _spell_for_older_loaders(path: Path, config: Any) -> None:
     """Add the keys that ``transformers`` 4 had, which some engines still read."""
-    config = json.loads(path.read_text())
-    config.update(torch_dtype="bfloat16", rope_theta=rope_theta)
-    path.write_text(json.dumps(config, indent=1))
+    rope = config.rope_parameters
+    spelled = json.loads(path.read_text())
+    spelled.update(
+        torch_dtype="bfloat16", rope_theta=rope.get("full_attention", rope)["rope_theta"]
+    )
+    path.write_text(json.dumps(spelled, indent=1))
 
 
 def main() -> None:
     """Read the command line and write the checkpoint."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--shape", choices=SHAPES, default="random")
+    parser.add_argument("--gguf", choices=GGUF_TYPES, help="write a GGUF file instead")
     parser.add_argument("--smollm2", action="store_true")
     options = parser.parse_args()
     if options.smollm2:
         print(make_smollm2(options.folder))
-        return
-    print(make_checkpoint(options.folder, SMALL if options.small else FULL))
+    elif options.gguf:
+        print(make_gguf(options.folder, options.shape, options.gguf))
+    else:
+        print(make_checkpoint(options.folder, SHAPES[options.shape]))
 
 
 if __name__ == "__main__":

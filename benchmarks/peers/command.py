@@ -10,9 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.peers import report
-from benchmarks.peers.checkpoint import FULL as FULL_SHAPE
-from benchmarks.peers.checkpoint import SMALL as SMALL_SHAPE
-from benchmarks.peers.checkpoint import SMOLLM2, Shape, make_checkpoint, make_smollm2, read_text
+from benchmarks.peers.checkpoint import SMOLLM2, make_checkpoint, make_smollm2, read_text
 from benchmarks.peers.engines import (
     MANAGERS,
     PEERS,
@@ -27,9 +25,8 @@ from benchmarks.peers.machine import available_gib, stamp, touch_memory
 from benchmarks.peers.measures import Measure, named
 from benchmarks.peers.samples import FULL, QUICK
 from benchmarks.peers.session import NEEDED_GIB, Found, Plan, Session
+from benchmarks.peers.shapes import SHAPES, SMALL, Shape
 from ostinato.errors import ModelError
-
-KV_GIB = 3
 
 
 def main(description: str | None = None, arguments: list[str] | None = None) -> int:
@@ -77,8 +74,8 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
     add("--peers-folder", type=Path, help="where install.sh put the peers")
     add("--peer", action="append", default=[], metavar="NAME=VENV", help="one peer elsewhere")
     add("--models-folder", type=Path, help="for checkpoints; else PEERS/models, or one that goes")
-    add("--checkpoint", choices=["random", "smollm2"], default="random",
-        help="random weights, or SmolLM2 with real text")  # fmt: skip
+    add("--checkpoint", choices=[*SHAPES, "smollm2"], default="random",
+        help="random weights of a shape, or SmolLM2 with real text")  # fmt: skip
     add("--measures", default="", help="names, with commas between; all by default")
     add("--engines", default="", help="names, with commas between; all by default")
     add("--variant", action="append", default=[], metavar="NAME:SETTING=VALUE,...",
@@ -88,7 +85,7 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
     add("--kv-bits", type=int, choices=[16, 8], default=16, help="of keys and values")
     add("--repetitions", type=int, default=3)
     add("--threads", type=int, default=2)
-    add("--limit", type=float, default=30, help="a sample that takes longer (s) ends its measure")
+    add("--limit", type=float, default=120, help="a sample that takes longer (s) ends its measure")
     add("--timeout", type=float, default=240, help="how long an answer is waited for (s)")
     add("--budget", type=float, default=25, help="minutes, after which one sample has to do")
     add("--needed-gib", type=float, help="free memory without which no engine is started")
@@ -125,13 +122,13 @@ def make_plan(options: argparse.Namespace) -> tuple[Plan, list[Engine]]:
         sizes=sizes,
         model=model,
         vocab_size=shape.vocab_size,
-        settings=_settings(options, sizes.longest, shape.max_position_embeddings),
+        settings=_settings(options, sizes.longest, shape),
         repetitions=options.repetitions,
         limit_s=options.limit,
         timeout_s=options.timeout,
         budget_s=options.budget * 60,
         folder=options.out,
-        needed_gib=_needed_gib(options),
+        needed_gib=_needed_gib(options, model),
         seed=options.seed,
         text=text,
     )  # fmt: skip
@@ -144,7 +141,7 @@ def _fitting(measures: list[Measure], options: argparse.Namespace, is_short: boo
     Raises:
         ValueError: None of those that were asked for can be served.
     """
-    is_text = options.checkpoint != "random"
+    is_text = options.checkpoint == "smollm2"
     able = [m for m in measures if is_text or not m.needs_text]
     able = [m for m in able if not (is_short and m.name == "decode_32_16k")]
     if not able:
@@ -158,26 +155,29 @@ def _checkpoint(options: argparse.Namespace) -> tuple[Path, Shape, Sequence[int]
     if options.checkpoint == "smollm2":
         model = make_smollm2(folder / "smollm2")
         return model, SMOLLM2, read_text(model)
-    name, shape = ("small", SMALL_SHAPE) if options.quick else ("full", FULL_SHAPE)
-    return make_checkpoint(folder / name, shape), shape, ()
+    if options.quick:
+        return make_checkpoint(folder / "small", SMALL), SMALL, ()
+    shape = SHAPES[options.checkpoint]
+    return make_checkpoint(folder / options.checkpoint, shape), shape, ()
 
 
-def _settings(options: argparse.Namespace, longest: int, limit: int) -> dict[str, Any]:
+def _settings(options: argparse.Namespace, longest: int, shape: Shape) -> dict[str, Any]:
     """What all engines get; ``kv_gib`` is for those that take no number of tokens."""
     kv_tokens = 8_192 if options.quick else 24_576
     return {
         "threads": options.threads,
         "kv_tokens": kv_tokens,
-        "kv_gib": 1 if options.quick else KV_GIB,
-        "max_model_len": min(limit, max(2_048, longest + 2_048)),
+        "kv_gib": max(1, -(-kv_tokens * shape.kv_bytes_per_token // 2**30)),
+        "max_model_len": min(shape.max_position_embeddings, max(2_048, longest + 2_048)),
         "max_num_seqs": 32,
     }
 
 
-def _needed_gib(options: argparse.Namespace) -> float:
+def _needed_gib(options: argparse.Namespace, model: Path) -> float:
     if options.needed_gib is not None:
         return float(options.needed_gib)
-    return 1.0 if options.quick else NEEDED_GIB
+    weights_gib = (model / "model.safetensors").stat().st_size / 2**30
+    return 1.0 if options.quick else NEEDED_GIB + weights_gib
 
 
 def _homes(peers: list[str]) -> dict[str, Path]:

@@ -46,6 +46,8 @@ install_llamacpp() { # built for this machine: minutes
 }
 
 install_llama_server() { # llama.cpp's own server, of the same sources, beside the Python of llamacpp
+  command -v cmake >/dev/null || { echo "llama_server: needs cmake and a C++ compiler" >&2; exit 2; }
+  install_peer llamacpp # converts checkpoints
   local sources=$folder/llamacpp/sources
   export CMAKE_BUILD_PARALLEL_LEVEL=${JOBS:-1}
   mkdir -p "$sources" "$folder/llama_server"
@@ -93,13 +95,15 @@ for line in Parser().parsestr(wheel.read(name).decode()).get_all("Requires-Dist"
 PYTHON
 }
 
-for peer in "${peers[@]}"; do
-  declare -F "install_$peer" >/dev/null || { echo "no peer is called $peer" >&2 && exit 2; }
-  if [ -e "$folder/$peer/installed" ]; then
-    echo "$peer: there already"
-    continue
+install_peer() { # PEER: unless it is there already
+  declare -F "install_$1" >/dev/null || { echo "no peer is called $1" >&2 && exit 2; }
+  if [ -e "$folder/$1/installed" ]; then
+    echo "$1: there already"
+    return
   fi
-  echo "$peer: installing"
-  "install_$peer"
-  touch "$folder/$peer/installed"
-done
+  echo "$1: installing"
+  "install_$1"
+  touch "$folder/$1/installed"
+}
+
+for peer in "${peers[@]}"; do install_peer "$peer"; done

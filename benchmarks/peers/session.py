@@ -30,8 +30,8 @@ from benchmarks.peers.processes import NotSupported, WorkerFailed, WorkerProcess
 from benchmarks.peers.protocol import Served, Talk
 from benchmarks.peers.samples import Draw, Sizes
 
-NEEDED_GIB = 5.0
-"""Free memory without which no engine is started: weights, 3 GiB of KV and room to work."""
+NEEDED_GIB = 4.0
+"""Free memory besides the weights without which no engine is started: KV and room to work."""
 
 _FILL_S = 60.0
 """How long an engine's memory is filled before it is measured."""

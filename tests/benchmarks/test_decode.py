@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from benchmarks import decode
-from benchmarks.peers.checkpoint import SMALL, make_checkpoint
+from benchmarks.peers.checkpoint import make_checkpoint
+from benchmarks.peers.shapes import SMALL
 from ostinato.runner.forward.program import Program
 
 

@@ -4,7 +4,8 @@ import json
 import sys
 
 from benchmarks import forward
-from benchmarks.peers.checkpoint import SMALL, make_checkpoint
+from benchmarks.peers.checkpoint import make_checkpoint
+from benchmarks.peers.shapes import SMALL
 
 
 def test_the_three_forwards_take_turns(tmp_path, monkeypatch, capsys):

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.peers import engines
 from benchmarks.peers.processes import NotSupported, WorkerFailed, WorkerProcess
 from benchmarks.peers.protocol import serve_by_steps
-from benchmarks.peers.workers.llamacpp import Slots
+from benchmarks.peers.workers.llamacpp import Slots, kv_type
 from tests.support.waiting import wait_until
 
 
@@ -58,6 +58,12 @@ def test_a_worker_that_ends_leaves_its_last_words(tmp_path):
         pytest.raises(WorkerFailed, match="no_such_worker"),
     ):
         process.ask({"do": "load", "model": "", "settings": {}}, 60)
+
+
+def test_a_format_of_keys_that_llama_cpp_is_not_measured_with_is_named():
+    """Nothing is loaded before that: the choices are told first."""
+    with pytest.raises(ValueError, match=r"kv='q3': .* f16, bf16, Q8_0"):
+        kv_type({"kv": "q3"})
 
 
 class Echo:

@@ -174,11 +174,11 @@ def test_a_variant_is_ours_with_other_settings():
 
 
 def test_a_variant_of_a_peer_is_the_peer_with_other_settings():
-    variant = engines.parse_variant("vllm@16:block_size=16")
+    variant = engines.parse_variant("vllm@32:block_size=32")
     assert (variant.base, variant.home, variant.worker) == ("vllm", "vllm", "vllm")
-    assert variant.settings == {"block_size": 16} and not variant.is_ours
-    server = engines.parse_variant("vllm-server@16:block_size=16")
-    assert server.kind == "http" and server.settings == {"server": "vllm", "block_size": 16}
+    assert variant.settings == {"block_size": 32} and not variant.is_ours
+    server = engines.parse_variant("vllm-server@32:block_size=32")
+    assert server.kind == "http" and server.settings == {"server": "vllm", "block_size": 32}
 
 
 def test_with_fewer_bits_each_engine_takes_its_own_format():
@@ -207,7 +207,7 @@ def test_goals_are_those_of_the_processor_or_of_the_bits_of_weights():
 
 
 def test_what_a_peer_wants_preloaded_and_is_not_there_is_said(tmp_path):
-    vllm = engines.parse_variant("vllm@16:block_size=16")
+    vllm = engines.parse_variant("vllm@32:block_size=32")
     words = engines.warnings_about(vllm, tmp_path / "bin" / "python")
     [word] = [word for word in words if "libiomp5" in word]
     assert word.endswith("its figures may be too low")

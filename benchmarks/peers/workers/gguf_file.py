@@ -1,7 +1,11 @@
-"""Converts a Qwen3 checkpoint to a GGUF file; llama.cpp quantizes it.
+"""Converts a Qwen3 checkpoint to a GGUF file; llama.cpp writes it in other formats.
 
-A checkpoint that came out of a GGUF file has that file in it, which is taken as it is. There is no
-tokenizer in a converted one: all prompts are token ids.
+::
+
+    PEERS/llamacpp/bin/python -m benchmarks.peers.workers.gguf_file CHECKPOINT Q4_0
+
+A checkpoint that came out of a GGUF file has that file in it, with its tokenizer, and llama.cpp
+converts it. There is no tokenizer in a converted Qwen3: all its prompts are token ids.
 """
 
 import ctypes
@@ -25,33 +29,44 @@ LAYER_NAMES = {
 NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm"}
 
 
-def convert(model: Path) -> Path:
-    """Return the checkpoint's own file, or one beside its folder, written if it is not there."""
-    if (model / "model.gguf").is_file():
-        return model / "model.gguf"
-    goal = model.with_name(model.name + "-bf16.gguf")
-    if not goal.is_file():
-        partial = goal.with_suffix(".partial")
+def gguf_of(model: Path, kind: str) -> Path:
+    """Return the checkpoint in a format of llama.cpp, written beside its folder the first time.
+
+    Args:
+        model: The checkpoint's folder.
+        kind: ``BF16``, ``F16``, ``Q8_0``, ``Q4_0``, ``Q4_K_M`` or another name of ``llama_ftype``.
+
+    Raises:
+        ValueError: llama.cpp has no such format.
+        RuntimeError: llama.cpp did not write it.
+    """
+    path = model.with_name(f"{model.name}-{kind}.gguf")
+    if path.is_file():
+        return path
+    partial = path.with_suffix(".partial")
+    original = model / "model.gguf"
+    if original.is_file() or kind != "BF16":
+        _requantize(original if original.is_file() else gguf_of(model, "BF16"), partial, kind)
+    else:
         _write(model, partial)
-        partial.rename(goal)
-    return goal
+    partial.rename(path)
+    return path
 
 
-def quantize(model: Path, kind: str) -> Path:
-    """Return the checkpoint in a format such as ``Q4_K_M``, written by llama.cpp the first time."""
+def _requantize(source: Path, target: Path, kind: str) -> None:
     import llama_cpp as lib
 
-    goal = model.with_name(f"{model.name}-{kind}.gguf")
-    if not goal.is_file():
-        params = lib.llama_model_quantize_default_params()
-        params.ftype = getattr(lib, f"LLAMA_FTYPE_MOSTLY_{kind}")
-        params.allow_requantize = True  # a checkpoint's own file may be quantized
-        source, partial = convert(model), goal.with_suffix(".partial")
-        paths = str(source).encode(), str(partial).encode()
-        if lib.llama_model_quantize(*paths, ctypes.byref(params)) != 0:
-            raise RuntimeError(f"llama.cpp did not write {source.name} as {kind}")
-        partial.rename(goal)
-    return goal
+    params = lib.llama_model_quantize_default_params()
+    file_type = getattr(lib, f"LLAMA_FTYPE_MOSTLY_{kind}", None)
+    if file_type is None:
+        raise ValueError(
+            f"weights={kind!r}: llama.cpp has BF16, F16, Q8_0, Q4_0, Q4_K_M and others"
+        )
+    params.ftype = file_type
+    params.allow_requantize = True  # a checkpoint's own file may be quantized
+    paths = str(source).encode(), str(target).encode()
+    if lib.llama_model_quantize(*paths, ctypes.byref(params)) != 0:
+        raise RuntimeError(f"llama.cpp did not write {source.name} as {kind}")
 
 
 def _write(model: Path, goal: Path) -> None:
@@ -104,4 +119,4 @@ def name_of(tensor: str) -> str:
 if __name__ == "__main__":
     import sys
 
-    print(convert(Path(sys.argv[1])))
+    print(gguf_of(Path(sys.argv[1]), sys.argv[2]))

@@ -167,21 +167,26 @@ def command_of_vllm(model: str, settings: dict[str, Any], port: int) -> list[str
 
 
 def command_of_llamacpp(model: str, settings: dict[str, Any], port: int) -> list[str]:
-    """Start ``llama-server`` on the file that the checkpoint came from."""
+    """Start ``llama-server`` on the checkpoint's weights of 16 bits, or those of ``weights``."""
     program = Path(settings["python"]).with_name("llama-server")
     if not program.exists():
         raise RuntimeError("llama-server is not installed beside the Python of llama.cpp")
-    threads = settings["threads"]
+    threads, kv = settings["threads"], settings.get("kv", "f16")
+    convert = [settings["python"], "-m", "benchmarks.peers.workers.gguf_file", model]
+    convert.append(settings.get("weights", "BF16"))
+    done = subprocess.run(
+        convert, env=settings["environment"], stdout=subprocess.PIPE, text=True, check=True
+    )
     options = {
-        "model": f"{model}/model.gguf",
+        "model": done.stdout.splitlines()[-1],
         "alias": MODEL,
         "ctx-size": settings["kv_tokens"],
         "parallel": settings["max_num_seqs"],
         "threads": threads,
         "threads-batch": threads,
         "flash-attn": "on",
-        "cache-type-k": "bf16",
-        "cache-type-v": "bf16",
+        "cache-type-k": kv,
+        "cache-type-v": kv,
         "port": port,
     }
     return [str(program), "--kv-unified", "--no-webui", "--log-disable", *_flags(options)]

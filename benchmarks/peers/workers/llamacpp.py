@@ -20,11 +20,23 @@ from benchmarks.peers.protocol import (
     now,
     serve_by_steps,
 )
-from benchmarks.peers.workers.gguf_file import convert, quantize
+from benchmarks.peers.workers.gguf_file import gguf_of
 
 BATCH, MICRO_BATCH = 2048, 512
-KV_TYPES = {"bf16": 30, "Q8_0": 8}
-"""Numbers of ``ggml_type``."""
+KV_TYPES = {"f16": 1, "bf16": 30, "Q8_0": 8}
+"""Numbers of ``ggml_type``, llama.cpp's default first: its kernels are made for it."""
+
+
+def kv_type(settings: dict[str, Any]) -> str:
+    """Return the format of keys and values.
+
+    Raises:
+        ValueError: The setting ``kv`` names none of ``KV_TYPES``.
+    """
+    kv = str(settings.get("kv", "f16"))
+    if kv not in KV_TYPES:
+        raise ValueError(f"kv={kv!r}: llama.cpp is measured with {', '.join(KV_TYPES)}")
+    return kv
 
 
 class LlamaCpp(Worker):
@@ -32,14 +44,14 @@ class LlamaCpp(Worker):
 
     def load(self, model: str, settings: dict[str, Any]) -> dict[str, Any]:
         """Convert the checkpoint if that was not done, and load it."""
+        kv = kv_type(settings)
         import llama_cpp as lib
 
         self.lib, self.keeper = lib, settings["max_num_seqs"]
         self.silence = lib.llama_log_callback(lambda *_: None)
         lib.llama_log_set(self.silence, ctypes.c_void_p(0))
         lib.llama_backend_init()
-        kind, kv = settings.get("weights"), settings.get("kv", "bf16")
-        path = quantize(Path(model), kind) if kind else convert(Path(model))
+        path = gguf_of(Path(model), settings.get("weights", "BF16"))
         network = lib.llama_model_load_from_file(
             str(path).encode(), lib.llama_model_default_params()
         )

@@ -1,5 +1,6 @@
 """vLLM on a CPU, by its engine's own steps."""
 
+import os
 from collections.abc import Hashable, Iterable
 from typing import Any
 
@@ -17,6 +18,7 @@ class VLLM(Worker):
 
     def load(self, model: str, settings: dict[str, Any]) -> dict[str, Any]:
         """Load with prefix caching on; compiling takes a minute when it is the first time."""
+        os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(settings["kv_gib"])
         import vllm
 
         self.llm = vllm.LLM(
