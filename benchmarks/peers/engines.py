@@ -59,6 +59,7 @@ OURS_NEVER = Engine(
 OURS_STREAMED = Engine("ours:streamed", "Ostinato, streamed", "ours", None, {"streamed": True})
 PEERS = (
     Engine("vllm", "vLLM", "vllm", "vllm"),
+    Engine("vllm-zen", "vLLM, zentorch", "vllm", "vllm_zen"),
     Engine("openvino", "OpenVINO GenAI", "openvino", "openvino"),
     Engine("llamacpp", "llama.cpp", "llamacpp", "llamacpp"),
     Engine("transformers", "transformers", "transformers", "transformers"),
@@ -69,6 +70,7 @@ SERVERS = (
     Engine("vllm-server", "vLLM", "http_client", "vllm", {"server": "vllm"}),
     Engine("llamacpp-server", "llama.cpp", "http_client", "llamacpp", {"server": "llamacpp"}),
 )
+VLLM_HOMES = ("vllm", "vllm_zen")
 MANAGERS = (
     Engine("ours-manager", "Ostinato", "manager_ours"),
     Engine("ours-manager:lru", "Ostinato, lru", "manager_ours", None, {"policy": "lru"}),
@@ -172,7 +174,7 @@ def environment_of(engine: Engine, python: Path, threads: int) -> dict[str, str]
     }
     if engine.home is not None:
         environment["PYTHONPATH"] = str(ROOT)
-    if engine.home == "vllm":
+    if engine.home in VLLM_HOMES:
         environment |= _environment_of_vllm(python, threads)
     return environment
 
@@ -186,7 +188,7 @@ def http_worker_of(
     server has its engine in a process of its own, and takes its threads from the cores it binds.
     """
     environment = environment_of(engine, python, threads)
-    if engine.home == "vllm":
+    if engine.home in VLLM_HOMES:
         del environment["VLLM_ENABLE_V1_MULTIPROCESSING"], environment["OMP_NUM_THREADS"]
     server = {"python": str(python), "environment": environment, "threads": threads}
     here = Path(sys.executable)
@@ -195,7 +197,7 @@ def http_worker_of(
 
 def warnings_about(engine: Engine, python: Path) -> list[str]:
     """Say what an engine's documentation asks for and this machine has not."""
-    if engine.home != "vllm":
+    if engine.home not in VLLM_HOMES:
         return []
     return [
         f"{engine.title}: {name} is not there to be preloaded, so its figures may be too low"

