@@ -18,10 +18,10 @@ from ostinato.tiers.conformance_medium import NAMESPACE, conversation, get, payl
 from ostinato.tiers.disk import DiskOptions, DiskTier
 from ostinato.tiers.folder import LocalFolder
 from ostinato.tiers.limits import DailyBudget
-from ostinato.tiers.port import LoadFault, StoreResult, TierListener
+from ostinato.tiers.port import LoadFault, Prefix, StoreResult, TierListener
 from ostinato.tiers.record import MAGIC, Lease, lease_slot
 from ostinato.tiers.remote import RemoteTier
-from ostinato.tiers.simulated import SimulatedFolder
+from ostinato.tiers.simulated import SimulatedFile, SimulatedFolder
 from tests.tiers.media import SEALED, SEGMENTS, ServerInMemory
 
 DAY = 86_400.0
@@ -320,3 +320,74 @@ def test_a_chain_continues_in_the_next_tier_where_the_first_has_lost_something()
     assert get(tiers, conversation(1)) == 8
     assert [receipt.tier for receipt in tiers.erase(b"")] == ["disk", "remote"]
     assert get(tiers, conversation(1)) == 0
+
+
+def unreadable(file: SimulatedFile) -> None:
+    """Let every read of a file fail, as those of bad sectors do."""
+
+    def fail(into: memoryview, offset: int) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    file.read = fail
+
+
+def apart(number: int) -> Prefix:
+    """Return a conversation that shares no block with any other."""
+    return conversation(number, tenant=b"%d" % number)
+
+
+def fill_apart(tier: DiskTier, count: int) -> None:
+    for number in range(count):
+        put(tier, apart(number))
+
+
+def test_an_unreadable_segment_is_dropped_and_stores_go_on(caplog):
+    """Its records cannot be copied when it is evicted: they are counted, and nothing is refused."""
+    folder = SimulatedFolder()
+    tier = DiskTier(folder, SMALL)
+    fill(tier, 0, 20)
+    tier.lease(conversation(1), time.time() + DAY)
+    with caplog.at_level(logging.WARNING):
+        bad = min(name for name in folder.files if "segment" in name)
+        unreadable(folder.files[bad])
+        results = {x for number in range(100, 500) for x in put(tier, conversation(number))}
+    assert results <= {StoreResult.STORED, StoreResult.PRESENT}
+    assert bad not in folder.files and tier.stats()[0].num_damaged > 0
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert (
+        f"simulated/{bad} cannot be read: Input/output error: what it holds is dropped" in warning
+    )
+    assert tier.stats()[0].state == "on"
+
+
+def test_loads_from_an_unreadable_segment_miss_and_the_others_are_read():
+    """A disk is off after three failed reads, but not for those of one segment among others."""
+    folder = SimulatedFolder()
+    tier = DiskTier(folder, SMALL)
+    fill_apart(tier, 40)
+    unreadable(folder.files[max(folder.files)])
+    into = memoryview(bytearray(8 * NAMESPACE.block_bytes))
+    refs = [(number, tier.look_up(apart(number), 0)) for number in range(40)]
+    for _ in range(5):
+        for _, found in refs[-4:]:
+            tier.load(found[-1], into, 1, time.monotonic() + 60)
+    assert tier.stats()[0].loads["io"] > 3 and tier.stats()[0].state == "on"
+    assert len(tier.look_up(apart(39), 0)) < len(refs[-1][1]), "it is not looked up again"
+    assert sum(get(tier, apart(number)) == 8 for number in range(40)) > 5
+
+
+def test_a_start_drops_an_unreadable_segment_and_refuses_a_disk_without_a_readable_one(caplog):
+    folder = SimulatedFolder()
+    fill_apart(DiskTier(folder, SMALL), 20)
+    folder = folder.after_kill()
+    names = [name for name in folder.names() if "segment" in name]
+    unreadable(folder.files[names[0]])
+    tier = DiskTier(folder, SMALL)
+    assert names[0] not in folder.names() and tier.stats()[0].num_damaged == 1
+    assert f"{names[0]} cannot be read: Input/output error" in caplog.text
+    assert get(tier, apart(19)) == 8
+    folder = folder.after_kill()
+    for name in names[1:]:
+        unreadable(folder.files[name])
+    with pytest.raises(ConfigError, match="Input/output error: make it readable"):
+        DiskTier(folder, SMALL)

@@ -248,7 +248,7 @@ def tier_metrics(seen: TierCounts | None) -> Iterator[Metric]:
     )
     for name, text, field in (
         ("written_bytes", "Bytes written to a tier.", "written_bytes"),
-        ("damaged", "Places found damaged when a tier was opened.", "num_damaged"),
+        ("damaged", "Places found damaged when a tier was opened, or unreadable.", "num_damaged"),
     ):
         samples = {tier.tier: getattr(tier, field) for tier in seen.tiers}
         yield _family(CounterMetricFamily, f"ostinato_tier_{name}", text, ["tier"], samples)

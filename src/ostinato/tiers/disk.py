@@ -1,8 +1,8 @@
 """``DiskTier``: extents in append-only segments of one folder, on a disk or in host memory.
 
-One thread writes at a time, and readers do not wait for it: a reader keeps the file of an evicted
-segment open. A failing medium never raises: reads miss, and after a failed write the tier is
-read-only for a minute, then tries again.
+One thread writes at a time, and readers do not wait for it: the file of an evicted segment is
+closed with its last running load. A failing medium never raises: reads miss, and after a failed
+write the tier is read-only for a minute, then tries again.
 """
 
 import logging
@@ -34,7 +34,7 @@ from ostinato.tiers.record import ALIGNMENT, record_bytes
 from ostinato.tiers.retention import ReuseClass
 from ostinato.tiers.sealing import Sealing
 from ostinato.tiers.segment_log import LogFull, SegmentLog
-from ostinato.tiers.segments import Record
+from ostinato.tiers.segments import Record, Segment
 from ostinato.tiers.tenant_keys import KeyFile, folder_secret
 
 __all__ = ["DiskOptions", "DiskTier"]
@@ -101,10 +101,11 @@ class DiskTier:
 
     def _warn_of_damage(self) -> None:
         """Warn of damaged durable bytes; a torn end, as a crash leaves it, is normal."""
-        if not self._log.damage:
+        damage = [place for place in self._log.damage if place[-1]]
+        if not damage:
             return
-        name, offset, size = self._log.damage[0]
-        more = len(self._log.damage) - 1
+        name, offset, size = damage[0]
+        more = len(damage) - 1
         logger.warning(
             "%s: %s is damaged, %d bytes from byte %d on%s: they are cut off or overwritten, and "
             "computed again when needed; check the disk, unless an erasure was interrupted",
@@ -138,13 +139,15 @@ class DiskTier:
     ) -> LoadResult:
         """Read and verify blocks; see ``KVTier``."""
         assert isinstance(ref.locator, _Locator), "a reference of another tier"
-        done, fault = 0, None
+        segment, done, fault = ref.locator.record.segment, 0, None
         while done < min(num_blocks, ref.num_blocks) and fault is None:
-            if time.monotonic() > deadline:
+            if segment is None:
+                fault = LoadFault.STALE
+            elif time.monotonic() > deadline:
                 fault = LoadFault.DEADLINE
             else:
                 place = into[done * ref.block_bytes : (done + 1) * ref.block_bytes]
-                fault = self._read(ref.locator, done, place)
+                fault = self._read(segment, ref.locator, done, place)
                 done += fault is None
         if ref.locator.record.erased:
             done, fault = 0, LoadFault.STALE
@@ -239,17 +242,20 @@ class DiskTier:
             self._index.unlock(self._sealing.name(prefix.tenant), key)
         return key
 
-    def _read(self, where: _Locator, index: int, into: memoryview) -> LoadFault | None:
+    def _read(
+        self, segment: Segment, where: _Locator, index: int, into: memoryview
+    ) -> LoadFault | None:
         try:
-            fault = where.record.read_block(where.first + index, where.key, into)
+            block = where.first + index
+            fault = where.record.read_block(segment.file, block, where.key, into)
         except OSError as error:
-            self._health.read_failed(error)
+            self._health.read_failed(error, segment.name, len(self._log.segments))
             return LoadFault.IO
         self._health.read_succeeded()
         return fault
 
     def _count_load(self, where: _Locator, done: int, fault: LoadFault | None, size: int) -> None:
-        if fault in (LoadFault.SHORT, LoadFault.CHECKSUM):
+        if fault in (LoadFault.SHORT, LoadFault.CHECKSUM, LoadFault.IO):
             self._index.remove(where.record, where.first + done)
         with self._counting:
             self._loads[fault or "ok"] += 1

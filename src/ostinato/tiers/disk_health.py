@@ -8,7 +8,7 @@ logger = logging.getLogger(__name__)
 RETRY_S = 60.0
 """How long a tier stays read-only after a failed write."""
 MAX_READ_ERRORS = 3
-"""Consecutive failed reads that turn a tier off."""
+"""Consecutive failed reads that turn a tier off, unless all are of one segment among others."""
 
 
 class DiskHealth:
@@ -24,6 +24,7 @@ class DiskHealth:
         self._setting = setting
         self._retry_at = 0.0
         self._read_errors = 0
+        self._unreadable = set[str]()  # segments of these
 
     def may_write(self) -> bool:
         """Whether to try a write."""
@@ -47,10 +48,12 @@ class DiskHealth:
             logger.info("%s accepts writes again", self._setting)
             self.state, self.reason = "on", ""
 
-    def read_failed(self, error: OSError) -> None:
-        """Turn off after too many failed reads."""
+    def read_failed(self, error: OSError, segment: str, num_segments: int) -> None:
+        """Turn off after too many failed reads, of two segments or of the only one."""
         self._read_errors += 1
-        if self._read_errors >= MAX_READ_ERRORS and self.state != "off":
+        self._unreadable.add(segment)
+        is_everywhere = len(self._unreadable) >= min(2, num_segments)
+        if self._read_errors >= MAX_READ_ERRORS and is_everywhere and self.state != "off":
             self.turn_off(error.strerror or str(error))
             logger.warning(
                 "%s is off: %s; serving continues without it", self._setting, self.reason
@@ -59,6 +62,7 @@ class DiskHealth:
     def read_succeeded(self) -> None:
         """Reset the count of failed reads."""
         self._read_errors = 0
+        self._unreadable.clear()
 
     def turn_off(self, reason: str) -> None:
         """Take no more reads or writes."""

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from math import inf
 
 from ostinato.core.errors import ConfigError
-from ostinato.tiers.record import ALIGNMENT
 
 DAY_S = 86_400.0
+FILE_BLOCK = 4096
+"""File systems allocate files in blocks, mostly of this size."""
+
 _MAX_SEGMENT_BYTES = 1 << 30
 _MIN_SEGMENTS = 4
 _NUM_SEGMENTS = 32
@@ -35,16 +37,21 @@ class DiskOptions:
     def max_segment_bytes(self) -> int:
         """Size of a full segment."""
         wanted = self.segment_bytes or min(_MAX_SEGMENT_BYTES, self.limit_bytes // _NUM_SEGMENTS)
-        return wanted // ALIGNMENT * ALIGNMENT
+        return wanted // FILE_BLOCK * FILE_BLOCK
 
     def check(self) -> None:
         """Raise ConfigError if the limit has no room for a few segments."""
         segment = self.max_segment_bytes
-        if segment < 4 * ALIGNMENT or self.limit_bytes < _MIN_SEGMENTS * segment:
+        if segment < FILE_BLOCK or self.limit_bytes < _MIN_SEGMENTS * segment:
             raise ConfigError(
                 f"kv_disk_bytes={self.limit_bytes}: must hold {_MIN_SEGMENTS} segments of "
-                f"{max(segment, 4 * ALIGNMENT)} bytes: raise it, or leave kv_disk out"
+                f"{max(segment, FILE_BLOCK)} bytes: raise it, or leave kv_disk out"
             )
+
+
+def allocated(size: int) -> int:
+    """Return the bytes that a file system allocates for a file."""
+    return -(-size // FILE_BLOCK) * FILE_BLOCK
 
 
 class DailyBudget:

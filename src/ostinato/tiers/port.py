@@ -161,7 +161,7 @@ class TierStats:
         stores: Number of stores by result.
         loads: Number of loads by fault, ``ok`` without one.
         num_evicted: Extents removed to make room.
-        num_damaged: Durable parts that were damaged when it was opened.
+        num_damaged: Durable parts that were damaged when it was opened, or could not be read.
     """
 
     tier: str

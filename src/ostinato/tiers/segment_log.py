@@ -16,7 +16,7 @@ from math import inf
 
 from ostinato.tiers.folder import Folder
 from ostinato.tiers.index import ExtentIndex
-from ostinato.tiers.limits import DAY_S, DailyBudget, DiskOptions
+from ostinato.tiers.limits import DAY_S, DailyBudget, DiskOptions, allocated
 from ostinato.tiers.port import Buffer, Extent
 from ostinato.tiers.record import (
     ALIGNMENT,
@@ -58,7 +58,9 @@ class SegmentLog:
         """
         self.index, self.max_segment_bytes = index, options.max_segment_bytes
         self.written_bytes = self.num_evicted = 0
-        self.damage = list[tuple[str, int, int]]()  # file, offset, bytes: found at start
+        self.damage = list[
+            tuple[str, int, int]
+        ]()  # file, offset, bytes: found at start, or unreadable
         self._folder, self._clock, self._limit_bytes = folder, clock, options.limit_bytes
         self._staged = list[Record]()
         self.segments = self._open_all()
@@ -69,9 +71,9 @@ class SegmentLog:
         self._enforce_limit()
 
     def occupied(self) -> int:
-        """Return the bytes of all files, counting the active one as full."""
+        """Return the bytes that all files take, counting the active one as full."""
         size = self.max_segment_bytes
-        return sum(max(x.end, size if x is self._active else 0) for x in self.segments)
+        return sum(allocated(max(x.end, size * (x is self._active))) for x in self.segments)
 
     def num_bytes(self) -> int:
         """Return the bytes of all files."""
@@ -128,6 +130,7 @@ class SegmentLog:
         for record in records:
             lease = Lease(record.lease.turn + 1, keep_until, refresh_s)
             place, slot = lease_slot(lease, record.header.salt)
+            assert record.segment is not None, "an evicted record is not findable"
             record.segment.file.write([slot], record.offset + place)
             record.lease = lease
             touched.add(record.segment)
@@ -163,21 +166,44 @@ class SegmentLog:
         return sum(x.size for x in records if x.keep_until > now_s and self.index.is_live(x))
 
     def _open_all(self) -> list[Segment]:
-        segments = list[Segment]()
-        for name in [x for x in self._folder.names() if x.endswith(SUFFIX)]:
-            try:
-                segments.append(Segment.open(self._folder, name))
-            except UnreadableSegment as error:
+        names = [name for name in self._folder.names() if name.endswith(SUFFIX)]
+        with ThreadPoolExecutor(_SCAN_THREADS) as threads:
+            results = list(threads.map(self._open, names))
+        segments = [result for result in results if isinstance(result, Segment)]
+        for name, error in zip(names, results, strict=True):
+            if isinstance(error, UnreadableSegment):
                 if error.damaged_bytes:
                     self.damage.append((name, 0, error.damaged_bytes))
                 self._folder.remove(name)
-        with ThreadPoolExecutor(_SCAN_THREADS) as threads:
-            list(threads.map(Segment.scan, segments))
+            elif isinstance(error, OSError):
+                if not segments:
+                    raise error
+                self._warn_unreadable(name, error)
+                self.damage.append((name, 0, 0))
+                self._folder.remove(name)
         self.damage += [(segment.name, *place) for segment in segments for place in segment.damage]
         for record in (record for segment in segments for record in segment.records):
             record.last_use_s = self.index.time_of_use(record.last_use_s)
             self._enter(record)
         return segments
+
+    def _open(self, name: str) -> Segment | UnreadableSegment | OSError:
+        """Open a segment and read its headers."""
+        try:
+            segment = Segment.open(self._folder, name)
+            segment.scan()
+        except (UnreadableSegment, OSError) as error:
+            return error
+        return segment
+
+    def _warn_unreadable(self, name: str, error: OSError) -> None:
+        """Warn of a segment once."""
+        if all(name != known for known, *_ in self.damage):
+            logger.warning(
+                "%s/%s cannot be read: %s: what it holds is dropped, and computed again when "
+                "needed; check the disk",
+                self._folder.path, name, error.strerror or error,
+            )  # fmt: skip
 
     def _enter(self, record: Record) -> None:
         if record.header.sealed and not record.digests:
@@ -225,30 +251,42 @@ class SegmentLog:
     def _evict(self, victim: Segment, kept: list[Record]) -> None:
         """Copy records to the active segment, then remove their segment."""
         self.commit()
-        copies = [self._copy(record) for record in kept]
+        copies = [(x, self._copy(x, content)) for x in kept if (content := self._content(x))]
         if copies and self._active is not None:
             self._active.sync()
-        for old, new in zip(kept, copies, strict=True):
-            self.index.remove(old)
-            new.segment.records.append(new)
-            self._enter(new)
+            for old, new in copies:
+                self.index.remove(old)
+                self._active.records.append(new)
+                self._enter(new)
         live = self._live(victim)
         for record in live:
             self.index.remove(record)
         self.num_evicted += len(live)
+        self._folder.remove(victim.name)
         self.segments.remove(victim)
         if victim is self._active:
             self._active = None
-        self._folder.remove(victim.name)
+        victim.close()
 
-    def _copy(self, record: Record) -> Record:
+    def _content(self, record: Record) -> bytearray | None:
+        """Read the blocks of a record that is to be copied; None if the medium cannot."""
+        header, segment = record.header, record.segment
+        assert segment is not None, "a segment is evicted once"
+        content = bytearray(header.record_bytes - header.header_bytes)
+        try:
+            size = segment.file.read(memoryview(content), record.offset + header.header_bytes)
+            if size < len(content):
+                raise OSError(errno.EIO, "it is shorter than its records")
+        except OSError as error:
+            self._warn_unreadable(segment.name, error)
+            self.damage.append((segment.name, record.offset, record.size))
+            return None
+        return content
+
+    def _copy(self, record: Record, blocks: bytearray) -> Record:
         """Append a copy of a record to the active segment; neither durable nor findable yet."""
         active, header = self._active, record.header
         assert active is not None, "a segment is open while another is evicted"
-        blocks = bytearray(header.record_bytes - header.header_bytes)
-        start = record.offset + header.header_bytes
-        if record.segment.file.read(memoryview(blocks), start) < len(blocks):
-            raise OSError(errno.EIO, "a segment is shorter than its records")
         fresh = header.copy_for(active.seed, active.durable, record.lease)
         offset = self._write(active, [fresh, blocks], header)
         return replace(record, segment=active, offset=offset, num_indexed=0)

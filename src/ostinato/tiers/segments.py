@@ -72,7 +72,7 @@ class Record(Retained):
 
     Attributes:
         header: Parsed and checked.
-        segment: The segment that contains it.
+        segment: The segment that contains it; None once that is evicted.
         offset: Its offset there.
         lease: How long it is kept.
         tokens: Packed; empty while it is sealed and its key unknown.
@@ -82,7 +82,7 @@ class Record(Retained):
     """
 
     header: Header
-    segment: "Segment"
+    segment: "Segment | None"
     offset: int
     lease: Lease = field(default_factory=Lease)
     tokens: bytes = b""
@@ -117,12 +117,14 @@ class Record(Retained):
         common = num_common_tokens(mine, wanted[block * width : prefix.num_blocks * width])
         return common // prefix.namespace.block_size
 
-    def read_block(self, index: int, key: bytes | None, into: memoryview) -> LoadFault | None:
-        """Read and verify a block; OSError if the medium fails."""
+    def read_block(
+        self, file: File, index: int, key: bytes | None, into: memoryview
+    ) -> LoadFault | None:
+        """Read and verify a block from its segment's file; OSError if the medium fails."""
         header = self.header
         stored = memoryview(bytearray(header.stored_block_bytes)) if header.sealed else into
         start = self.offset + header.header_bytes + index * header.stored_block_bytes
-        if self.segment.file.read(stored, start) < len(stored):
+        if file.read(stored, start) < len(stored):
             return LoadFault.SHORT
         return None if header.open_block(index, key, stored, into) else LoadFault.CHECKSUM
 
@@ -190,6 +192,12 @@ class Segment:
         if name != _name(sequence):
             raise UnreadableSegment(name, file)
         return cls(file, name, sequence, seed, created)
+
+    def close(self) -> None:
+        """Detach its records, so that the file is closed with its last reader."""
+        for record in self.records:
+            record.segment = None
+        self.records.clear()
 
     def append(self, buffers: list[Buffer], size: int) -> int:
         """Append a record, durable after ``sync``; returns its offset."""
