@@ -391,3 +391,36 @@ def test_a_start_drops_an_unreadable_segment_and_refuses_a_disk_without_a_readab
         unreadable(folder.files[name])
     with pytest.raises(ConfigError, match="Input/output error: make it readable"):
         DiskTier(folder, SMALL)
+
+
+@pytest.mark.parametrize("kind", ["damaged", "cut off", "removed"])
+def test_sealed_records_whose_keys_are_lost_are_told_once_and_evicted_first(kind: str, caplog):
+    """Two tenants lose their keys, or all three; what the others have is found."""
+    folder = SimulatedFolder()
+    tier = DiskTier(folder, SEALED)
+    for number in range(3):
+        put(tier, conversation(number, tenant=b"%d" % number))
+    if kind == "removed":
+        folder.replace("keys", None)
+    else:
+        keys = bytearray(folder.open("keys").content)
+        keys[10] ^= 1
+        keys[128 + 10] ^= 1
+        folder.replace("keys", keys if kind == "damaged" else keys[256:])
+    caplog.clear()
+    tier = DiskTier(folder.after_kill(), SEALED)
+    num_lost = 3 if kind == "removed" else 2
+    [warning] = [record.getMessage() for record in caplog.records]
+    expected = f"the file keys has lost the keys of {num_lost} tenants: their {2 * num_lost} sealed"
+    assert expected in warning
+    found = [get(tier, conversation(number, tenant=b"%d" % number)) for number in range(3)]
+    assert found == [0, 0, 0 if kind == "removed" else 8]
+
+
+def test_a_lost_secret_is_told(caplog):
+    folder = SimulatedFolder()
+    put(DiskTier(folder, SEALED), conversation(1))
+    folder.replace("secret", b"half")
+    caplog.clear()
+    assert get(DiskTier(folder.after_kill(), SEALED), conversation(1)) == 0
+    assert "simulated/secret is missing or damaged: all sealed records are lost" in caplog.text

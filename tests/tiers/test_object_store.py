@@ -1,13 +1,17 @@
 """Object stores: values in memory by day, and servers of S3's and Azure's protocols at night."""
 
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
 
 import pytest
 
 from ostinato.tiers import conformance
+from ostinato.tiers.conformance_medium import conversation, put
 from ostinato.tiers.object_store import BucketStore
-from ostinato.tiers.remote import RemoteOptions
+from ostinato.tiers.port import StoreResult
+from ostinato.tiers.remote import RemoteOptions, RemoteTier
 from tests.support.object_stores import azure_container, s3_bucket
 from tests.tiers.media import FaultyBucket, Server
 
@@ -47,3 +51,46 @@ def check_values(store: BucketStore) -> None:
     assert list(store.keys("ostinato/")) == ["ostinato/value"]
     store.delete(["ostinato/value", "ostinato/missing"])
     assert list(store.keys("ostinato/")) == []
+
+
+class MissingBucket(BaseHTTPRequestHandler):
+    """Answers every request of S3's protocol as for a bucket that does not exist."""
+
+    def answer(self) -> None:
+        self.rfile.read(int(self.headers.get("content-length") or 0))
+        body = b"<Error><Code>NoSuchBucket</Code></Error>"
+        self.send_response(404)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    do_GET = do_PUT = do_HEAD = do_POST = answer
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Write nothing."""
+
+
+@pytest.fixture
+def missing_bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), MissingBucket)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"):
+        monkeypatch.setenv(name, "x")
+    yield "s3://wrong"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_bucket_that_does_not_exist_is_told_in_one_line(missing_bucket: str, caplog):
+    """Every look-up there is a miss, as in an empty bucket: the first write tells."""
+    tier = RemoteTier(BucketStore(missing_bucket, 20), RemoteOptions(timeout_s=20))
+    for _ in range(2):
+        assert put(tier, conversation(1)) == [StoreResult.READ_ONLY] * 2
+    assert not tier.erase(b"")[0].complete
+    tier.close()
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert "takes no writes for now: there is no such bucket: " in warning and "\n" not in warning

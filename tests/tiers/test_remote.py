@@ -1,8 +1,10 @@
 """The remote tier: a real server, one that is slow, one that lies, and two engines that share."""
 
 import logging
+import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -231,3 +233,46 @@ def test_a_server_that_is_not_there_is_a_miss():
     assert tier.look_up(conversation(1), 0) == []
     assert not tier.erase(b"")[0].complete
     tier.close()
+
+
+def test_a_call_that_is_aborted_fails_as_any_other(tmp_path):
+    """The server takes a command and never answers; its connection is closed under the client."""
+    path = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX) as listener, ThreadPoolExecutor(1) as threads:
+        listener.bind(str(path))
+        listener.listen()
+        store = ValkeyStore(f"unix://{path}", 60)
+        answer = threads.submit(store.get, "key", 0, 1)
+        with listener.accept()[0] as connection:
+            connection.recv(1)
+            store.abort()
+            with pytest.raises(StoreError):
+                answer.result()
+
+
+def test_whatever_a_client_raises_on_a_closed_connection_opens_the_breaker(monkeypatch, caplog):
+    """Of a server that hangs, each call ends with an error of the client's parser."""
+    store = ValkeyStore("redis://127.0.0.1:1", 1)
+    tier = RemoteTier(store, RemoteOptions(timeout_s=20))
+
+    def fail(*args, **options):
+        raise ValueError("I/O operation on closed file.")
+
+    monkeypatch.setattr(valkey.client.Pipeline, "execute", fail)
+    for _ in range(4):
+        assert tier.look_up(conversation(1), 0) == []
+    assert tier.stats()[0].state == "off"
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "is off for now: I/O operation on closed file." in caplog.text
+    tier.close()
+
+
+def test_a_damaged_key_on_a_server_is_told_when_it_is_replaced(caplog):
+    store, options = ServerInMemory(), RemoteOptions(sealed=True, secret=SECRET)
+    put(RemoteTier(store, options), conversation(1))
+    [place] = store.keys("ostinato/1/keys/")
+    store.values[place] = b"damaged"
+    tier = RemoteTier(store, options)
+    assert get(tier, conversation(1)) == 0 and put(tier, conversation(1))
+    assert get(tier, conversation(1)) == 8
+    assert caplog.text.count("its sealed records are lost") == 1

@@ -86,7 +86,8 @@ class DiskTier:
         self._stores, self._loads = Counter[str](), Counter[str]()
         self._loaded_bytes = 0
         try:
-            self._sealing = self._open_sealing()
+            keys = KeyFile(self._folder) if options.sealed else None
+            self._sealing = self._open_sealing(keys)
             self._log = SegmentLog(self._folder, options, self._index, clock)
         except OSError as error:
             self._folder.close()
@@ -98,6 +99,8 @@ class DiskTier:
             self._folder.close()
             raise
         self._warn_of_damage()
+        if keys is not None:
+            self._warn_of_lost_keys(keys)
 
     def _warn_of_damage(self) -> None:
         """Warn of damaged durable bytes; a torn end, as a crash leaves it, is normal."""
@@ -112,11 +115,21 @@ class DiskTier:
             self._setting, name, size, offset, f", and {more} more places" if more else "",
         )  # fmt: skip
 
-    def _open_sealing(self) -> Sealing:
-        if not self._options.sealed:
+    def _warn_of_lost_keys(self, keys: KeyFile) -> None:
+        """Warn of sealed records that no key opens."""
+        if lost := self._index.drop_locked(keys.names):
+            logger.warning(
+                "%s: the file keys has lost the keys of %d tenants: their %d sealed records, %d "
+                "bytes, are never read again, and computed again when needed; check the disk, "
+                "unless an erasure was interrupted",
+                self._setting, len({x.header.names[0] for x in lost}), len(lost),
+                sum(x.size for x in lost),
+            )  # fmt: skip
+
+    def _open_sealing(self, keys: KeyFile | None) -> Sealing:
+        if keys is None:
             return Sealing()
-        secret = self._options.secret or folder_secret(self._folder)
-        return Sealing(secret, KeyFile(self._folder))
+        return Sealing(self._options.secret or folder_secret(self._folder), keys)
 
     def look_up(self, prefix: Prefix, start: int) -> list[ExtentRef]:
         """Find stored blocks that continue a prefix, without disk reads; see ``KVTier``."""

@@ -1,6 +1,7 @@
 """Finds the records that continue a prefix: by digests, confirmed by tokens."""
 
 import threading
+from collections.abc import Container
 from math import inf, nextafter
 
 from ostinato.tiers.prefix import Prefix
@@ -65,6 +66,12 @@ class ExtentIndex:
         """Add a sealed record, which is findable once its tenant's key is known."""
         with self._lock:
             self._locked.setdefault(record.header.names[0], []).append(record)
+
+    def drop_locked(self, names: Container[bytes]) -> list[Record]:
+        """Make sealed records unfindable whose tenant is not among these; returns them."""
+        with self._lock:
+            lost = [name for name in self._locked if name not in names]
+            return [record for name in lost for record in self._locked.pop(name)]
 
     def unlock(self, name: bytes, key: bytes) -> None:
         """Open the sealed records of a tenant; those that the key does not open stay unfindable."""

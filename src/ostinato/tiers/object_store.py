@@ -44,7 +44,7 @@ class BucketStore:
                 else obstore.store.from_url(url, client_options=options, retry_config=retries)
             )
         except (obstore.exceptions.BaseError, ValueError) as error:
-            raise ConfigError(f"kv_remote={url!r}: {error}") from error
+            raise ConfigError(f"kv_remote={url!r}: {_reason(error)}") from error
         self._api: Any = obstore
         known = obstore.exceptions
         self._failed: Any = (known.BaseError, OSError)
@@ -66,7 +66,7 @@ class BucketStore:
         except self._failed as error:
             if self._ends_before(key, start):
                 return b""
-            raise StoreError(str(error)) from error
+            raise StoreError(_reason(error)) from error
 
     def _ends_before(self, key: str, start: int) -> bool:
         """Whether a value ends before an offset: servers refuse an empty range."""
@@ -84,7 +84,9 @@ class BucketStore:
             except self._api.exceptions.AlreadyExistsError:
                 return False
             except self._refusal as error:
-                raise CommandRefused(str(error)) from error
+                raise CommandRefused(_reason(error)) from error
+            except FileNotFoundError as error:
+                raise CommandRefused(f"there is no such bucket: {_reason(error)}") from error
         return True
 
     def expire(self, keys: Sequence[str], ttl_s: float) -> None:
@@ -117,4 +119,9 @@ class BucketStore:
         except StoreError:
             raise
         except self._failed as error:
-            raise StoreError(str(error)) from error
+            raise StoreError(_reason(error)) from error
+
+
+def _reason(error: Exception) -> str:
+    """Return the first line of an error; the client adds its whole state."""
+    return str(error).partition("\n")[0]

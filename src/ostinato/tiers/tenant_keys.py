@@ -1,5 +1,6 @@
 """Wrapped keys of tenants: in a file of the folder, or as values on a server."""
 
+import logging
 import os
 from dataclasses import dataclass
 
@@ -8,6 +9,8 @@ from xxhash import xxh3_128_digest
 from ostinato.tiers.byte_store import ByteStore
 from ostinato.tiers.folder import Folder
 from ostinato.tiers.record import CHECKSUM_BYTES, NAME_BYTES, Names
+
+logger = logging.getLogger(__name__)
 
 _KEY_BYTES = 12 + 32 + 16
 """Nonce, key and tag."""
@@ -60,6 +63,11 @@ class KeyFile:
             for start in range(0, len(content), _SLOT_BYTES)
         ]
 
+    @property
+    def names(self) -> set[bytes]:
+        """Names of the tenants that have a key."""
+        return {key.names[0] for key in self._slots if key}
+
     def find(self, name: bytes) -> WrappedKey | None:
         """Return the key of a tenant's name."""
         return next((key for key in self._slots if key and key.names[0] == name), None)
@@ -104,7 +112,12 @@ class StoredKeys:
             return key
         if (stored := self._read(place)) is not None:
             return stored
-        self._store.put(place, value, 0)  # replaces a damaged one
+        logger.warning(
+            "the key of a tenant on the server is damaged (%s): its sealed records are lost, and "
+            "computed again when needed",
+            place,
+        )
+        self._store.put(place, value, 0)
         return key
 
     def destroy(self, name: bytes) -> int:
@@ -128,6 +141,12 @@ def folder_secret(folder: Folder) -> bytes:
         folder.create("secret")
     file, secret = folder.open("secret"), bytearray(32)
     if file.read(memoryview(secret), 0) < len(secret) or not any(secret):  # new, or torn
+        if "keys" in folder.names():
+            logger.warning(
+                "%s/secret is missing or damaged: all sealed records are lost, and computed again "
+                "when needed",
+                folder.path,
+            )
         secret[:] = os.urandom(32)
         file.write([secret], 0)
         file.sync()

@@ -29,7 +29,6 @@ class ValkeyStore:
             raise ConfigError(
                 f"kv_remote={url!r} needs the client: pip install 'ostinato[remote]'"
             ) from error
-        self._error: type[Exception] = valkey.ValkeyError
         self._refusal: type[Exception] = valkey.ResponseError
         try:
             self._client: Any = valkey.Valkey.from_url(
@@ -95,12 +94,15 @@ class ValkeyStore:
 
     @contextmanager
     def _store_errors(self) -> Iterator[None]:
-        """Raise the client's errors as ``StoreError``."""
+        """Raise the client's errors as ``StoreError``.
+
+        On a connection that ``abort`` closed, the client fails with whatever its parser raises.
+        """
         try:
             yield
         except StoreError:
             raise
-        except (self._error, OSError) as error:
+        except Exception as error:
             raise StoreError(str(error)) from error
 
 
