@@ -6,7 +6,9 @@ import shutil
 import stat
 import struct
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,14 @@ import xxhash
 
 from ostinato.core.errors import ConfigError
 from ostinato.tiers.chain import TierChain
-from ostinato.tiers.conformance_medium import NAMESPACE, conversation, get, payload, put
+from ostinato.tiers.conformance_medium import (
+    NAMESPACE,
+    assert_nowhere,
+    conversation,
+    get,
+    payload,
+    put,
+)
 from ostinato.tiers.disk import DiskOptions, DiskTier
 from ostinato.tiers.folder import LocalFolder
 from ostinato.tiers.limits import DailyBudget
@@ -424,3 +433,45 @@ def test_a_lost_secret_is_told(caplog):
     caplog.clear()
     assert get(DiskTier(folder.after_kill(), SEALED), conversation(1)) == 0
     assert "simulated/secret is missing or damaged: all sealed records are lost" in caplog.text
+
+
+def test_an_erasure_hides_at_once_and_syncs_by_the_segment():
+    """150 records: none is found while they are overwritten, and a segment is synced three times."""
+    folder = SimulatedFolder()
+    tier = DiskTier(folder, replace(SEGMENTS, limit_bytes=1 << 20))
+    for number in range(150):
+        put(tier, apart(number), blocks_each=8)
+    erased = [replace(apart(number), public_prefix=b"public") for number in range(150, 300)]
+    for prefix in erased:
+        put(tier, prefix, blocks_each=8)
+    syncs, num_segments = list[str](), sum("segment" in name for name in folder.files)
+
+    def note(name: str, sync: Callable[[], None]) -> None:
+        assert all(not tier.look_up(prefix, 0) for prefix in erased[::50]), "hidden at once"
+        syncs.append(name)
+        sync()
+
+    for name, file in folder.files.items():
+        file.sync = partial(note, name, file.sync)
+    [receipt] = tier.erase(b"public")
+    assert (receipt.num_extents, receipt.complete) == (150, True)
+    assert receipt.num_bytes > 150 * 8 * NAMESPACE.block_bytes
+    assert 3 < len(syncs) <= 3 * num_segments < 75
+    assert_nowhere(erased[0], [bytes(file.content) for file in folder.files.values()])
+
+
+@pytest.mark.parametrize("options", [SEGMENTS, SEALED], ids=["clear", "sealed"])
+def test_an_erasure_that_fails_hides_everything_and_the_next_completes_it(options):
+    """Neither the rest of a full disk nor a restart brings back what was hidden."""
+    folder, prefixes = SimulatedFolder(), [conversation(n, tenant=b"a") for n in range(30)]
+    tier = DiskTier(folder, options)
+    for prefix in prefixes:
+        put(tier, prefix)
+    folder.faults.fail_after = 3000
+    assert not tier.erase(b"a")[0].complete
+    assert [get(tier, prefix) for prefix in prefixes] == [0] * 30
+    folder.faults.fail_after = None
+    [receipt] = tier.erase(b"a")
+    assert receipt.complete and receipt.num_bytes > 20 * 8 * NAMESPACE.block_bytes
+    for prefix in prefixes:
+        assert_nowhere(prefix, [bytes(file.content) for file in folder.files.values()])

@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -276,3 +277,31 @@ def test_a_damaged_key_on_a_server_is_told_when_it_is_replaced(caplog):
     assert get(tier, conversation(1)) == 0 and put(tier, conversation(1))
     assert get(tier, conversation(1)) == 8
     assert caplog.text.count("its sealed records are lost") == 1
+
+
+def test_an_erasure_on_a_server_reads_no_record_of_others(monkeypatch):
+    """Also of what only continues a public prefix, or was stored with a client's own salt."""
+    store = ServerInMemory()
+    tier = RemoteTier(store)
+    for number in range(20):
+        put(tier, conversation(number, tenant=b"other %d" % number))
+    others = {*store.values}
+    mine = [conversation(90, tenant=b"a"), conversation(91, tenant=b"a\x1fclient")]
+    mine.append(replace(conversation(92, tenant=b"other 1"), public_prefix=b"a"))
+    for prefix in mine:
+        put(tier, prefix)
+    listed, read, starts = list[str](), list[str](), store.starts
+
+    def note(keys, size):
+        read.extend(keys)
+        return starts(keys, size)
+
+    def keys(prefix):
+        listed.append(prefix)
+        return iter([key for key in store.values if key.startswith(prefix)])
+
+    store.starts, store.keys = note, keys
+    [receipt] = tier.erase(b"a")
+    assert receipt.num_extents == 6 and {*store.values} == others
+    assert not others.intersection(read) and len(read) == 6
+    assert all(len(prefix) > len("ostinato/1/kv/") for prefix in listed)

@@ -21,6 +21,7 @@ Files in reading order:
 * ``valkey_store``: a server of the Redis protocol
 * ``object_store``: S3, Google, Azure, a folder
 * ``remote_search``: finds and verifies a prefix on a server
+* ``remote_places``: keys of extents on a server, and those of a tenant
 * ``remote``: ``RemoteTier``
 * ``remote_address``: opens the tier of a ``kv_remote``, also one of another package
 * ``chain``: several tiers as one

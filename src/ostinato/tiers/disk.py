@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from ostinato.core.errors import ConfigError
@@ -208,17 +209,27 @@ class DiskTier:
         self._index.use(prefix, prefix.num_blocks, self._clock(), reuse)
 
     def erase(self, salt: bytes) -> list[TierReceipt]:
-        """Destroy a tenant's keys and overwrite its records; see ``KVTier``."""
-        num_keys, counts, complete = 0, (0, 0), True
+        """Hide a tenant's records, destroy its keys and overwrite the records; see ``KVTier``.
+
+        Stores go on between two segments.
+        """
+        counts, is_complete = Counter[str](), True
         with self._writing:
-            name = self._sealing.name(salt)
+            num_extents, segments = self._log.hide(self._sealing.name(salt))
+        steps: list[tuple[str, Callable[[], int]]] = [
+            ("keys", partial(self._sealing.destroy, salt)),
+            *(("bytes", partial(self._log.void, segment)) for segment in segments),
+            *(("bytes", partial(self._log.overwrite, segment)) for segment in segments),
+        ]
+        for what, step in steps:
             try:
-                num_keys = self._sealing.destroy(salt)
-                counts = self._log.erase(name)
+                with self._writing:
+                    counts[what] += step()
             except OSError as error:
-                complete = False
+                is_complete = False
                 self._health.write_failed(error)
-        return [TierReceipt(self.name, self._folder.path, *counts, num_keys, complete)]
+        where, num_bytes = self._folder.path, counts["bytes"]
+        return [TierReceipt(self.name, where, num_extents, num_bytes, counts["keys"], is_complete)]
 
     def stats(self) -> list[TierStats]:
         """State and counts; see ``KVTier``. Does not wait for a running store."""

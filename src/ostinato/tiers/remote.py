@@ -31,14 +31,9 @@ from ostinato.tiers.port import (
     TierReceipt,
     TierStats,
 )
-from ostinato.tiers.record import FIXED_BYTES, encode, names_and_size, record_bytes
-from ostinato.tiers.remote_search import (
-    LONGEST_WINDOW,
-    FoundExtent,
-    PrefixSearch,
-    look_back,
-    verify,
-)
+from ostinato.tiers.record import encode, record_bytes
+from ostinato.tiers.remote_places import RECORDS, delete_all, with_marks
+from ostinato.tiers.remote_search import FoundExtent, PrefixSearch, look_back, verify
 from ostinato.tiers.retention import ReuseClass
 from ostinato.tiers.sealing import Sealing
 from ostinato.tiers.tenant_keys import StoredKeys
@@ -46,7 +41,7 @@ from ostinato.tiers.tenant_keys import StoredKeys
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-KEYS, RECORDS = "ostinato/1/keys/", "ostinato/1/kv/"
+KEYS = "ostinato/1/keys/"
 _READ_BYTES = 4 << 20
 _RETRY_S = 60.0
 """How long the tier stays read-only after the server has refused a write."""
@@ -158,10 +153,13 @@ class RemoteTier:
     def lease(self, prefix: Prefix, keep_until: float, refresh_s: float = 0.0) -> int:
         """Extend the time to live of a prefix's extents; see ``KVTier``."""
         ttl = max(self._options.ttl_s, keep_until - time.time())
+        names = self._sealing.names(prefix)
 
         def extend() -> int:
             found = self._search(prefix).run(0)
-            self._store.expire([where.place for where, _ in found], ttl)
+            self._store.expire(
+                [x for where, _ in found for x in with_marks(where.place, names)], ttl
+            )
             return sum(count for _, count in found)
 
         return (self._attempt(extend) or 0) * prefix.namespace.block_size
@@ -175,7 +173,7 @@ class RemoteTier:
         complete = True
         try:
             num_keys = self._sealing.destroy(salt)
-            num_extents, num_bytes = self._delete(self._sealing.name(salt))
+            num_extents, num_bytes = delete_all(self._store, self._sealing.name(salt))
         except OSError as error:
             complete = False
             self._failed(str(error))
@@ -317,31 +315,23 @@ class RemoteTier:
         key = self._sealing.key(prefix, create=True)
         if self._sealing.on and key is None:
             raise StoreError("the tenant's key was not made with this secret")
-        place = self._place(prefix, extent.first_block, key)
+        place, *marks = with_marks(
+            self._place(prefix, extent.first_block, key), self._sealing.names(prefix)
+        )
         ttl = max(self._options.ttl_s, extent.keep_until - time.time())
         search = PrefixSearch(self._store, prefix, key, lambda i: self._place(prefix, i, key))
         if shared := min(extent.num_blocks, search.num_from(extent.first_block)):
-            self._store.expire([place], ttl)
+            self._store.expire([place, *marks], ttl)
             if shared == extent.num_blocks:
                 return StoreResult.PRESENT
             size, first = prefix.namespace.block_bytes, extent.first_block + shared
             rest = replace(extent, first_block=first, num_blocks=extent.end_block - first)
             return self._put(rest, memoryview(payload)[shared * size :])
         value = b"".join(encode(extent, payload, self._sealing.names(prefix), key, 0))
+        for mark in marks:
+            self._store.put(mark, b"1", ttl)
         self._store.put(place, value, ttl)
         self._writable_s = 0.0
         with self._counting:
             self._written_bytes += len(value)
         return StoreResult.STORED
-
-    def _delete(self, name: bytes) -> tuple[int, int]:
-        places, num_extents, num_bytes = list(self._store.keys(RECORDS)), 0, 0
-        for first in range(0, len(places), LONGEST_WINDOW):
-            batch = places[first : first + LONGEST_WINDOW]
-            starts = self._store.starts(batch, FIXED_BYTES)
-            owned = [(x, names_and_size(y)) for x, y in zip(batch, starts, strict=True)]
-            sizes = {place: size for place, (names, size) in owned if name in names}
-            self._store.delete(list(sizes))
-            num_extents += len(sizes)
-            num_bytes += sum(sizes.values())
-        return num_extents, num_bytes

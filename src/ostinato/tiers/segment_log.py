@@ -137,27 +137,37 @@ class SegmentLog:
         for segment in touched:
             segment.file.sync()
 
-    def erase(self, name: bytes) -> tuple[int, int]:
-        """Overwrite all records of a tenant's name, old copies included.
+    def hide(self, name: bytes) -> tuple[int, list[Segment]]:
+        """Make all records of a tenant's name unfindable, old copies included.
 
         Returns:
-            Number of extents that look-ups could find, and bytes overwritten.
-
-        Raises:
-            OSError: The medium failed; the next call erases the rest.
+            Number of extents that look-ups could find, and the segments to be overwritten.
         """
-        num_extents = num_bytes = 0
+        num_extents, segments = 0, list[Segment]()
         for segment in self.segments:
-            if segment is not self._active and segment.end > segment.durable:
-                segment.cut()
-            for record in [x for x in segment.records if name in x.header.names]:
+            records = [x for x in segment.records if name in x.header.names]
+            for record in records:
                 num_extents += self.index.is_live(record)
                 self.index.remove(record)
                 record.erased = True
-                segment.overwrite(record.offset, record.header.total_bytes)
-                segment.records.remove(record)
-                num_bytes += record.header.total_bytes
-        return num_extents, num_bytes
+            if records or (segment is not self._active and segment.end > segment.durable):
+                segments.append(segment)
+        return num_extents, segments
+
+    def void(self, segment: Segment) -> int:
+        """Destroy the headers of a segment's hidden records, and what a failed store has left."""
+        if segment in self.segments and segment is not self._active:
+            segment.cut()
+        if hidden := [x.offset for x in segment.records if x.erased]:
+            segment.void(hidden)
+        return 0
+
+    def overwrite(self, segment: Segment) -> int:
+        """Overwrite a segment's hidden records, unless it is evicted; returns their bytes."""
+        if hidden := [x for x in segment.records if x.erased]:
+            segment.overwrite([(x.offset, x.size) for x in hidden])
+            segment.records = [x for x in segment.records if not x.erased]
+        return sum(x.size for x in hidden)
 
     def leased_bytes(self) -> int:
         """Bytes of records under a lease."""
@@ -251,6 +261,7 @@ class SegmentLog:
     def _evict(self, victim: Segment, kept: list[Record]) -> None:
         """Copy records to the active segment, then remove their segment."""
         self.commit()
+        self.overwrite(victim)
         copies = [(x, self._copy(x, content)) for x in kept if (content := self._content(x))]
         if copies and self._active is not None:
             self._active.sync()

@@ -18,7 +18,7 @@ there damage in the last group counts as a torn end.
 
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import xxhash
@@ -217,15 +217,26 @@ class Segment:
         self.file.truncate(self.durable)
         self.end = self.durable
 
-    def overwrite(self, offset: int, size: int) -> None:
-        """Overwrite a record, or damage, with zeros, and durably mark it as erased.
-
-        The header is written last: after a crash before that, it is damage and overwritten again.
-        """
-        for start in range(offset + FIXED_BYTES, offset + size, _SEARCH_BYTES):
-            self.file.write([bytes(min(_SEARCH_BYTES, offset + size - start))], start)
+    def void(self, offsets: Iterable[int]) -> None:
+        """Overwrite the headers of records: after a crash they are damage, and overwritten."""
+        for offset in offsets:
+            self.file.write([bytes(FIXED_BYTES)], offset)
         self.file.sync()
-        self.file.write([filler(ERASED, size, self.seed, self.durable)], offset)
+
+    def overwrite(self, places: Sequence[tuple[int, int]]) -> None:
+        """Overwrite records, or damage, with zeros, and durably mark them as erased.
+
+        Headers are written last: after a crash before that, they are damage, as before.
+
+        Args:
+            places: Offset and size of each.
+        """
+        for offset, size in places:
+            for start in range(offset + FIXED_BYTES, offset + size, _SEARCH_BYTES):
+                self.file.write([bytes(min(_SEARCH_BYTES, offset + size - start))], start)
+        self.file.sync()
+        for offset, size in places:
+            self.file.write([filler(ERASED, size, self.seed, self.durable)], offset)
         self.file.sync()
 
     def mark(self) -> None:
@@ -296,8 +307,8 @@ class Segment:
 
     def _heal(self, intact: list[tuple[int, int]]) -> None:
         end = sum(intact[-1]) if intact else ALIGNMENT
-        for start, stop in _gaps(intact, end):
-            self.overwrite(start, stop - start)
+        if gaps := [(start, stop - start) for start, stop in _gaps(intact, end)]:
+            self.overwrite(gaps)
         if end > self.durable:
             self.file.sync()
         self.end = self.durable = end

@@ -17,6 +17,7 @@ _KEY_BYTES = 12 + 32 + 16
 _CONTENT_BYTES = 3 * NAME_BYTES + _KEY_BYTES
 _WRAPPED_BYTES = _CONTENT_BYTES + CHECKSUM_BYTES
 _SLOT_BYTES = 128
+_WINDOW = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,14 +123,24 @@ class StoredKeys:
 
     def destroy(self, name: bytes) -> int:
         """Delete all keys that have a name; returns how many."""
-        keys = [(place, self._read(place)) for place in self._store.keys(self._prefix)]
-        found = [place for place, key in keys if key is not None and name in key.names]
-        self._store.delete(found)
-        return len(found)
+        places, num_keys = list(self._store.keys(self._prefix)), 0
+        for first in range(0, len(places), _WINDOW):
+            batch = places[first : first + _WINDOW]
+            values = self._store.starts(batch, _WRAPPED_BYTES)
+            keys = map(_parsed, batch, values)
+            owned = [x for x, key in zip(batch, keys, strict=True) if key and name in key.names]
+            self._store.delete(owned)
+            num_keys += len(owned)
+        return num_keys
 
     def _read(self, place: str) -> WrappedKey | None:
-        key = WrappedKey.from_bytes(self._store.get(place, 0, _WRAPPED_BYTES))
-        return key if key is not None and place.endswith(key.names[0].hex()) else None
+        return _parsed(place, self._store.get(place, 0, _WRAPPED_BYTES))
+
+
+def _parsed(place: str, value: bytes) -> WrappedKey | None:
+    """Return the key that is stored in a place; None if it is damaged or another's."""
+    key = WrappedKey.from_bytes(value)
+    return key if key is not None and place.endswith(key.names[0].hex()) else None
 
 
 KeyStore = KeyFile | StoredKeys
