@@ -436,7 +436,7 @@ def test_a_lost_secret_is_told(caplog):
 
 
 def test_an_erasure_hides_at_once_and_syncs_by_the_segment():
-    """150 records: none is found while they are overwritten, and a segment is synced three times."""
+    """None of 150 records is found while they are overwritten."""
     folder = SimulatedFolder()
     tier = DiskTier(folder, replace(SEGMENTS, limit_bytes=1 << 20))
     for number in range(150):

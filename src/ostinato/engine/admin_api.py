@@ -13,6 +13,7 @@ is erased, for a prefix to be computed before it is published.
 import asyncio
 from array import array
 from collections.abc import AsyncIterator
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from ostinato.engine.prompts import Prompt, check_salt
 from ostinato.engine.public_prefixes import salt_of_public
 from ostinato.engine.request_validation import tokenize
 from ostinato.engine.sampling_params import SamplingParams
+from ostinato.engine.tiered_cache import WAIT_S
 from ostinato.engine.tokenizer_executor import TokenizerExecutor
 from ostinato.engine.weights import WeightUpdate
 from ostinato.errors import CacheInUse, ConfigError, EmptyPrompt, RequestError
@@ -112,18 +114,30 @@ class AdminApi:
             RequestError: There is none of that name.
             CacheInUse: Requests begin with it: wait for their end, or cancel them.
         """
+        return self.begin_unpublish(name, num_cancelled).result()
+
+    def begin_unpublish(self, name: str, num_cancelled: int = 0) -> Future[EraseReceipt]:
+        """Remove a public prefix as ``unpublish``, without waiting for tiers."""
         if all(known.name != name for known in self._engine.public_prefixes.listed()):
             raise RequestError(f"name={name!r:.80}: there is no public prefix of that name")
-        receipt = self.erase(salt_of_public(name), num_cancelled)
+        erasing = self.begin_erase(salt_of_public(name), num_cancelled)
         self._engine.public_prefixes.remove(name)
-        return receipt
+        return erasing
 
     def erase(self, cache_salt: str | bytes, num_cancelled: int = 0) -> EraseReceipt:
+        """Remove everything of a tenant, and wait until its tiers are overwritten."""
+        return self.begin_erase(cache_salt, num_cancelled).result()
+
+    def begin_erase(self, cache_salt: str | bytes, num_cancelled: int = 0) -> Future[EraseReceipt]:
         """Remove every block, token id, digest, event, count, key and value of a tenant.
 
         Args:
             cache_salt: The tenant's, or that of a public prefix.
             num_cancelled: Requests that were cancelled for it; for the receipt.
+
+        Returns:
+            The receipt, once tiers are overwritten too, which takes place in a thread: from now on
+            they neither load nor store anything of the tenant.
 
         Raises:
             CacheInUse: Requests of it are live: wait for their end, or cancel them.
@@ -141,7 +155,9 @@ class AdminApi:
                 "pass cancel_running=True"
             )
         salt = cache_salt.encode() if isinstance(cache_salt, str) else cache_salt
-        self._engine.drain_tiers()
+        tiers = self._engine.tiers
+        if tiers is not None:
+            tiers.loads.end_loads_of(salt)
         self._engine.recorder.tick()
         receipt = self._engine.cache.admin.erase(salt)
         self._engine.grammars.erase(salt.decode(errors="replace"))
@@ -150,16 +166,19 @@ class AdminApi:
         if self._engine.image_encoder is not None:
             self._engine.image_encoder.remove_outputs(salt)
         self._engine.recorder.on_erased(salt)
-        tiers = self._engine.tiers
-        return EraseReceipt(
+        receipt = EraseReceipt(
             num_cancelled,
             receipt.num_blocks,
             receipt.num_leases,
             receipt.num_events,
             self._zero_unused_slots(),
             num_texts,
-            () if tiers is None else tiers.erase(salt),
         )
+        if tiers is not None:
+            return tiers.begin_erase(salt, receipt)
+        erased = Future[EraseReceipt]()
+        erased.set_result(receipt)
+        return erased
 
     def update_weights(self, update: WeightUpdate) -> int:
         """Replace the model's weights; as ``LLM.update_weights``.
@@ -230,6 +249,9 @@ class AdminApi:
         """Overwrite all slots without live content; returns how many, not counting states."""
         count, runner = 0, self._engine.runner
         live_slots = self._engine.cache.admin.live_slots()
+        if self._engine.tiers is not None:
+            size = runner.kv_stores[0].block_size
+            live_slots[0].update(dict.fromkeys(self._engine.tiers.loads.blocks_in_use, size))
         if runner.states.num_slots:
             runner.states.zero(set(range(runner.states.num_slots)) - live_slots.pop().keys())
         for store, live in zip(runner.kv_stores, live_slots, strict=True):
@@ -255,7 +277,10 @@ class AsyncAdminApi:
         """Remove everything of a tenant, once its requests have ended."""
         check_salt(cache_salt)
         async with self._blocked(cache_salt, cancel_running) as cancelled:
-            return await self._thread.call(lambda: self._admin.erase(cache_salt, cancelled))
+            erasing = await self._thread.call(
+                lambda: self._admin.begin_erase(cache_salt, cancelled)
+            )
+        return await asyncio.shield(asyncio.wrap_future(erasing))
 
     async def publish(self, name: str, prompt: Prompt) -> LeaseReceipt:
         """Compute a prefix once for several tenants, and hold it."""
@@ -269,7 +294,8 @@ class AsyncAdminApi:
     async def unpublish(self, name: str, cancel_running: bool) -> EraseReceipt:
         """Remove a public prefix, once the requests that begin with it have ended."""
         async with self._blocked(salt_of_public(name), cancel_running) as cancelled:
-            return await self._thread.call(lambda: self._admin.unpublish(name, cancelled))
+            erasing = await self._thread.call(lambda: self._admin.begin_unpublish(name, cancelled))
+        return await asyncio.shield(asyncio.wrap_future(erasing))
 
     @asynccontextmanager
     async def _blocked(self, salt: str | bytes, cancel_running: bool) -> AsyncIterator[int]:
@@ -283,6 +309,8 @@ class AsyncAdminApi:
                 cancelled = await thread.call(lambda: thread.cancel_all(salt))
             while await thread.call(lambda: engine.requests_of(salt)):
                 await asyncio.sleep(0)  # answered between steps: one question per step
+            while await thread.call(lambda: engine.is_loading(salt)):
+                await asyncio.sleep(WAIT_S)
             yield cancelled
         finally:
             thread.run_later(lambda: engine.unblock_tenant(salt))

@@ -305,6 +305,10 @@ class Engine:
         if self.adapters.num_ending:
             self.adapters.free({s.request.identity.adapter for s in self._states.values()})
 
+    def is_loading(self, salt: str | bytes) -> bool:
+        """Whether a thread may still read something of a tenant from a tier."""
+        return self.tiers is not None and self.tiers.loads.has_any_of(_salt_bytes(salt))
+
     def drain_tiers(self) -> None:
         """End all loads from tiers; their requests compute the rest."""
         if self.tiers is not None:

@@ -5,7 +5,7 @@ its parent, so what is found on a disk after a restart is announced when a reque
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ostinato.cache.manager import CacheManager
 from ostinato.core.identity import Identity, PrefixKey
@@ -28,9 +28,14 @@ class TierEvents(TierListener):
         self._announced: dict[tuple[str, bytes], tuple[BlockDigest, Identity]] = {}
         self._tiers: set[str] = set()
 
-    def open(self, log: EventLog | None, manager: CacheManager) -> None:
-        """Start to announce; the manager knows which blocks of the pool consumers know."""
-        self._log, self._manager = log, manager
+    def open(
+        self,
+        log: EventLog | None,
+        manager: CacheManager,
+        is_erased: Callable[[Identity], bool] = lambda identity: False,
+    ) -> None:
+        """Start to announce what is not being erased; the manager knows the pool's blocks."""
+        self._log, self._manager, self._is_erased = log, manager, is_erased
         self._hasher = BlockHasher(manager.block_size, sha256)
 
     def on_stored(self, tier: str, extent: Extent) -> None:
@@ -74,6 +79,8 @@ class TierEvents(TierListener):
     def _store(self, log: EventLog, tier: str, extent: Extent) -> None:
         key, names = extent.prefix.sequence, extent.prefix.digests
         assert isinstance(key, PrefixKey), "the engine's prefixes name their sequence"
+        if self._is_erased(key.identity):
+            return
         first, end, size = extent.first_block, extent.end_block, self._hasher.block_size
         while first < end and (tier, names[first]) in self._announced:
             first += 1

@@ -40,8 +40,11 @@ LOOK_UP_PATIENCE_S = 0.002
 LOOK_UP_DEADLINE_S = 1.0
 """After it a request no longer waits for the answer of a server."""
 
-FIRST_DEADLINE_S = 10.0
-"""For a load before it is known how fast the model computes."""
+FIRST_PATIENCE_S = 0.25
+"""For a load before the speed of computing is measured, unless the estimate is longer."""
+
+LATE_S = 0.1
+"""How long after its deadline a read that hangs is left, and its request computed."""
 
 TRY_AGAIN = 32
 """One in so many loads that seem slower than computing is tried: speeds change."""
@@ -57,8 +60,9 @@ class TierLoads:
         held: HeldRequests,
         namespace_of: Callable[[Identity], Namespace],
         listener: TierListener,
+        estimated_tokens_per_s: float,
     ) -> None:
-        self._listener = listener
+        self._listener, self._estimated_tokens_per_s = listener, estimated_tokens_per_s
         self.held = held  # requests that wait for one
         self.reading = Rate()  # of tiers, in bytes
         self.computing = Rate()  # of the model on prompts, in tokens
@@ -140,28 +144,44 @@ class TierLoads:
         for table, num_tokens in complete:
             self._manager.release(table, num_tokens)
 
-    def drain(self) -> None:
-        """End all loads; when this returns, no thread writes into the pool."""
-        reads = []
-        for load in self._loads.values():
+    def drain(self, seconds: float | None = None) -> None:
+        """End all loads; when this returns in time, no thread writes into the pool."""
+        self._end(list(self._loads.values()), seconds)
+
+    def end_loads_of(self, salt: bytes) -> None:
+        """End a tenant's loads; waits for the threads that read for it."""
+        self._end([x for x in self._loads.values() if x.belongs_to(salt)])
+
+    def has_any_of(self, salt: bytes) -> bool:
+        """Whether a thread may still read for a tenant."""
+        return any(load.belongs_to(salt) for load in self._loads.values())
+
+    @property
+    def blocks_in_use(self) -> list[int]:
+        """Blocks of the pool that threads may write into."""
+        tables = [load.table for load in self._loads.values() if load.table is not None]
+        return [block for table in tables for block in table.blocks]
+
+    def _end(self, loads: list[Load], seconds: float | None = None) -> None:
+        for load in loads:
             load.stop()
-            reads += [] if load.read is None else [load.read]
-        self._reader.wait_for(lambda: not any(read.num_running for read in reads))
-        for load in self._loads.values():
-            if load.table is not None:
+        reads = [load.read for load in loads if load.read is not None]
+        self._reader.wait_for(lambda: not any(read.num_running for read in reads), seconds)
+        for load in loads:
+            if load.read is not None and not load.read.num_running:
                 self._publish(load)
             self.held.discard(load.name)
-        self._loads.clear()
+            del self._loads[load.name]
         self.release_loaded()
 
     def wipe(self) -> None:
-        """Overwrite what was read last; no load runs."""
+        """Overwrite what was read last, in any thread."""
         self._reader.wipe()
 
-    def close(self) -> None:
+    def close(self, seconds: float) -> None:
         """End all loads and the threads."""
-        self.drain()
-        self._reader.close()
+        self.drain(seconds)
+        self._reader.close(seconds)
 
     def _leader(self, key: PrefixKey, first: int) -> Load | None:
         """Find a load that will bring more of a sequence than the pool has."""
@@ -183,6 +203,8 @@ class TierLoads:
     def _advance(self, load: Load, num_seats: int) -> bool:
         """Advance a load as far as possible now; returns whether it has ended."""
         if load.read is not None:
+            if time.monotonic() > load.read.deadline + LATE_S:
+                self.held.discard(load.name)  # what is read is published nevertheless
             return not load.read.num_running and self._publish(load)
         if load.is_obsolete:
             return True
@@ -246,13 +268,18 @@ class TierLoads:
         if admitted is None:
             return False
         load.table, load.began_s = admitted[0], time.monotonic()
-        compute_s = self.computing.seconds_for((end - first) * self._size)
-        patience_s = FIRST_DEADLINE_S if compute_s is None else compute_s
+        patience_s = self._compute_s((end - first) * self._size)
         pieces = list(pieces_of(load.look_up, load.table.blocks, len(match.blocks)))
         load.read = Read(pieces, load.began_s + patience_s)
         self.held.add(load.name)
         self._reader.read(load.read)
         return True
+
+    def _compute_s(self, num_tokens: int) -> float:
+        """Return how long computing takes; estimated before it was measured, or the patience."""
+        if (measured := self.computing.seconds_for(num_tokens)) is not None:
+            return measured
+        return max(FIRST_PATIENCE_S, num_tokens / self._estimated_tokens_per_s)
 
     def _publish(self, load: Load) -> bool:
         """Publish what was loaded; its blocks are held until its request is planned."""

@@ -8,13 +8,13 @@ import logging
 import threading
 from collections import abc, deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ostinato.cache.block_table import BlockTable
 from ostinato.core.ids import RequestId
 from ostinato.engine.load_note import LoadNote
+from ostinato.engine.tier_threads import TierThreads
 from ostinato.runner.block_copies import BlockCopies
 from ostinato.sched.sequence import Sequence
 from ostinato.tiers.port import ExtentRef, KVTier, LoadFault, Prefix
@@ -113,6 +113,10 @@ class Load:
         """What is read for it, in token order."""
         return [] if self.read is None else self.read.pieces
 
+    def belongs_to(self, salt: bytes) -> bool:
+        """Whether it reads for a tenant, or what continues a public prefix."""
+        return self.sequence.key.identity.belongs_to(salt)
+
     def set_known_tokens(self, num_tokens: int) -> None:
         """Count tokens as cached before its request is first admitted."""
         if self.sequence.first_planned_s is None:
@@ -133,9 +137,9 @@ class TierReader:
         self._tier, self._copies = tier, copies
         self._changed = threading.Condition()
         self._local = threading.local()
-        self._buffers: list[memoryview] = []
-        self._look_ups = ThreadPoolExecutor(1, "ostinato-tier-look-up")
-        self._readers = ThreadPoolExecutor(NUM_READERS, "ostinato-tier-read")
+        self._buffers: list[tuple[threading.Lock, memoryview]] = []
+        self._look_ups = TierThreads("ostinato-tier-look-up")
+        self._readers = TierThreads("ostinato-tier-read", NUM_READERS)
 
     def look_up(self, wanted: LookUp) -> None:
         """Start a look-up."""
@@ -152,14 +156,15 @@ class TierReader:
             self._changed.wait_for(is_there, seconds)
 
     def wipe(self) -> None:
-        """Overwrite the threads' buffers with zeros; none of them may be reading."""
-        for buffer in self._buffers:
-            buffer[:] = bytes(len(buffer))
+        """Overwrite the threads' buffers with zeros, after what they are reading."""
+        for lock, buffer in self._buffers:
+            with lock:
+                buffer[:] = bytes(len(buffer))
 
-    def close(self) -> None:
-        """End the threads."""
-        self._look_ups.shutdown(cancel_futures=True)
-        self._readers.shutdown(cancel_futures=True)
+    def close(self, seconds: float) -> None:
+        """End the threads, unless one hangs for so long."""
+        self._look_ups.close(seconds)
+        self._readers.close(seconds)
 
     def _look_up(self, wanted: LookUp) -> None:
         refs: list[ExtentRef] = []
@@ -197,21 +202,22 @@ class TierReader:
         """Read one piece, and write what is verified into its blocks."""
         width, skipped = piece.ref.block_bytes, piece.num_skipped
         num_blocks = skipped + len(piece.blocks)
-        buffer = self._buffer(num_blocks * width)
-        result = self._tier.load(piece.ref, buffer, num_blocks, read.deadline)
-        num_loaded = max(0, result.num_blocks - skipped)
-        if num_loaded:
-            wanted = buffer[skipped * width : result.num_blocks * width]
-            self._copies.import_blocks(piece.blocks[:num_loaded], wanted)
+        lock, buffer = self._buffer(num_blocks * width)
+        with lock:
+            result = self._tier.load(piece.ref, buffer, num_blocks, read.deadline)
+            num_loaded = max(0, result.num_blocks - skipped)
+            if num_loaded:
+                content = buffer[skipped * width : result.num_blocks * width]
+                self._copies.import_blocks(piece.blocks[:num_loaded], content)
         piece.num_loaded, piece.fault = num_loaded, result.fault
 
-    def _buffer(self, num_bytes: int) -> memoryview:
-        """Return a buffer of the running thread, kept for its next piece."""
-        kept: memoryview | None = getattr(self._local, "buffer", None)
-        if kept is None or len(kept) < num_bytes:
-            kept = self._local.buffer = self._copies.new_buffer(num_bytes)
+    def _buffer(self, num_bytes: int) -> tuple[threading.Lock, memoryview]:
+        """Return a buffer of the running thread, kept for its next piece, and its lock."""
+        kept: tuple[threading.Lock, memoryview] | None = getattr(self._local, "buffer", None)
+        if kept is None or len(kept[1]) < num_bytes:
+            kept = self._local.buffer = threading.Lock(), self._copies.new_buffer(num_bytes)
             self._buffers.append(kept)
-        return kept[:num_bytes]
+        return kept[0], kept[1][:num_bytes]
 
 
 def pieces_of(found: LookUp, table: abc.Sequence[int], num_known: int) -> Iterator[Piece]:

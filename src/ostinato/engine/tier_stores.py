@@ -20,7 +20,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures import wait as wait_for_futures
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -35,6 +35,7 @@ from ostinato.core.request import RequestContext
 from ostinato.engine.open_tiers import OpenTiers
 from ostinato.engine.tier_events import TierEvents
 from ostinato.engine.tier_prefixes import cached_paths, prefix_of
+from ostinato.engine.tier_threads import TierThreads
 from ostinato.tiers.port import Extent, Namespace, StoreResult, TierStats
 from ostinato.tiers.retention import ReuseClass, remember_for_tier, reuse_class
 
@@ -60,6 +61,9 @@ MOST_WAITING = 4096
 
 LOW_UNUSED = 0.125
 """Share of unused blocks below which what ended requests leave is written as well."""
+
+GRACE_S = 2.0
+"""How long closing waits for each thread that is in the middle of a call."""
 
 PAUSES_S = {
     StoreResult.BUDGET: 60.0,
@@ -109,8 +113,10 @@ class TierStores(CacheObserver):
         opened: OpenTiers,
         manager: CacheManager,
         namespace_of: Callable[[Identity], Namespace],
+        is_erased: Callable[[Identity], bool],
     ) -> None:
-        """Start to write the content of the pool's blocks to a tier."""
+        """Start to write the content of the pool's blocks to a tier, unless it is being erased."""
+        self._is_erased = is_erased
         self._tier, self._copies, self._manager = opened.tier, opened.copies, manager
         self._namespace_of = namespace_of
         self._block_bytes = width = self._copies.block_bytes
@@ -118,7 +124,7 @@ class TierStores(CacheObserver):
         self._extent_blocks = max(1, min(EXTENT_BLOCKS, longest // width))
         self._group_blocks = max(STAGING_BYTES // width, self._extent_blocks)
         self._staging = self._copies.new_buffer(self._group_blocks * width)
-        self._writer = ThreadPoolExecutor(1, "ostinato-tier-write")
+        self._writer = TierThreads("ostinato-tier-write")
         self._is_open = True
         seen = self._tier.stats()
         self.fastest = seen[0].tier  # looked up first
@@ -229,7 +235,8 @@ class TierStores(CacheObserver):
         if not self._waiting or not may_copy or time.monotonic() < self._paused_until_s:
             return False
         wanted = self._waiting.popleft()
-        if wanted.key.identity.epoch == self._manager.epoch:
+        identity = wanted.key.identity
+        if identity.epoch == self._manager.epoch and not self._is_erased(identity):
             self._copy_out(wanted)
         return True
 
@@ -243,22 +250,39 @@ class TierStores(CacheObserver):
         end_s = time.monotonic() + seconds
         while time.monotonic() < end_s and self.pump(is_idle=True):
             self.wait(end_s - time.monotonic())
+        self.wait_until_written(max(GRACE_S, end_s - time.monotonic()))
+        self._warn_of_unwritten()
         self._waiting.clear()
-        self.wait_until_written()
 
-    def wait_until_written(self) -> None:
+    def _warn_of_unwritten(self) -> None:
+        """Log how many blocks are neither written nor being written."""
+        blocks = set[int]()
+        for one in self._waiting:
+            blocks.update(self._manager.match(one.key, one.num_tokens).blocks)
+        is_running = self._running is not None and not self._running.done()
+        if num_left := len(blocks - self._marked):
+            states = [f"{x.tier} is {x.state}" for x in self.tier_stats if x.state != "on"]
+            logger.warning(
+                "%d cached blocks of %d tokens are not written to the tiers%s: %s",
+                num_left, self._size, ", nor what is being written" if is_running else "",
+                ", ".join(states) or "the time was over",
+            )  # fmt: skip
+        elif is_running:
+            logger.warning("what is being written to the tiers takes too long, and is left out")
+
+    def wait_until_written(self, seconds: float | None = None) -> None:
         """Wait until the writer has nothing left to do."""
-        try:
-            self._writer.submit(bool).result()
-        except RuntimeError:  # the interpreter exits, and has already joined its threads
-            logger.debug("the writer of tiers has ended already")
+        wait_for_futures([self._writer.submit(bool)], seconds)
 
-    def erase(self, tenant: bytes) -> None:
-        """Write nothing more of a tenant; when this returns, nothing of it is being written."""
-        kept = [one for one in self._waiting if not one.key.identity.belongs_to(tenant)]
-        self._waiting = deque(kept)
-        self._used.clear()
-        self.wait_until_written()
+    def erase(self, tenant: bytes) -> Future[None]:
+        """Write nothing more of a tenant; the result is there when nothing is being written."""
+        waiting = [one for one in self._waiting if not one.key.identity.belongs_to(tenant)]
+        used = [one for one in self._used if not one[0].identity.belongs_to(tenant)]
+        self._waiting, self._used = deque(waiting), deque(used, MOST_WAITING)
+        self._running = self._writer.submit(self._wipe)
+        return self._running
+
+    def _wipe(self) -> None:
         self._staging[:] = bytes(len(self._staging))
 
     def queue_everything(self) -> None:
@@ -266,10 +290,10 @@ class TierStores(CacheObserver):
         for key in cached_paths(self._manager, self._has_images)[:MOST_WAITING]:
             self._queue(_Wanted(key, len(key)))
 
-    def close(self) -> None:
-        """End the thread."""
-        self.wait_until_written()
-        self._writer.shutdown()
+    def close(self, seconds: float) -> None:
+        """End the thread, unless it hangs for so long."""
+        self.wait_until_written(seconds)
+        self._writer.close(seconds)
 
     # --- copying and writing ---
 
@@ -280,8 +304,8 @@ class TierStores(CacheObserver):
     def _report_uses(self) -> None:
         """Report to the tiers what requests used, in the writer's thread: it takes digests."""
         self._is_reporting = False
-        while self._used:
-            key, num_tokens, reuse = self._used.popleft()
+        used, self._used = self._used, deque(maxlen=MOST_WAITING)
+        for key, num_tokens, reuse in used:
             self._tier.use(prefix_of(key, num_tokens, self._namespace_of), reuse)
 
     def _copy_out(self, wanted: _Wanted) -> None:

@@ -11,8 +11,11 @@ or processor's arithmetic can use it.
 
 import hashlib
 import json
+import logging
 import time
 from collections import OrderedDict
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for_futures
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 
@@ -23,16 +26,20 @@ from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.ids import RequestId
 from ostinato.engine.load_note import LoadNote
 from ostinato.engine.open_tiers import OpenTiers
+from ostinato.engine.tier_erasures import TierErasures
 from ostinato.engine.tier_loads import TierLoads
 from ostinato.engine.tier_prefixes import first_tokens
-from ostinato.engine.tier_stores import TierStores
+from ostinato.engine.tier_stores import GRACE_S, TierStores
+from ostinato.engine.tier_threads import TierThreads
 from ostinato.engine.weights import IRRELEVANT_ENTRIES
 from ostinato.runner.compute_path import ComputePath
 from ostinato.runner.model_runner import ModelRunner
 from ostinato.sched.scheduler import Scheduler
 from ostinato.scheduling.held_requests import HeldRequests
-from ostinato.tenants.terms import LeaseId, LeaseTerms
-from ostinato.tiers.port import Namespace, TierReceipt, TierStats
+from ostinato.tenants.terms import EraseReceipt, LeaseId, LeaseTerms
+from ostinato.tiers.port import Namespace, TierStats
+
+logger = logging.getLogger("ostinato")
 
 NUMERICS = 1
 """Increased when the same tokens give other keys and values than in the release before."""
@@ -48,6 +55,9 @@ LEASES_S = 10.0
 
 MOST_RETURNING = 8
 """Preempted requests at the head of the queue whose prefix may be loaded again."""
+
+CPU_FLOPS, DEVICE_FLOPS = 2.5e11, 1e14
+"""Operations per second of a thread and of a device, to estimate the time of a prompt."""
 
 LEAST_MEASURED = 64
 """Fewest prompt tokens of a step that measures the speed of computing."""
@@ -95,10 +105,13 @@ class TieredCache:
         self._cache, self._scheduler, self._runner = cache, scheduler, runner
         self._compute_path, self._held = compute_path, held
         self._namespaces: dict[tuple[bytes, str, bytes, int], Namespace] = {}
-        self.loads = TierLoads(opened, cache.manager, held, self.namespace_of, stores.events)
+        estimate = _estimated_tokens_per_s(runner)
+        parts = cache.manager, held, self.namespace_of
+        self.loads = TierLoads(opened, *parts, stores.events, estimate)
         self.stores = stores
-        stores.events.open(cache.events, cache.manager)
-        stores.open(opened, cache.manager, self.namespace_of)
+        self._erasures = TierErasures(opened.tier)
+        stores.events.open(cache.events, cache.manager, self._erasures.covers)
+        stores.open(opened, cache.manager, self.namespace_of, self._erasures.covers)
         self._notes: OrderedDict[RequestId, LoadNote] = OrderedDict()
         self._begun_s, self._begun_tokens = 0.0, 0
         # As they are on the tiers, by the cache's clock.
@@ -161,15 +174,19 @@ class TieredCache:
 
     def begin(self, request_id: RequestId) -> None:
         """Look up a request that was just added."""
+        self._settle_erasures()
         for sequence in self._scheduler.requests.live[request_id]:
-            self.loads.begin(sequence)
+            if not self._erasures.covers(sequence.key.identity):
+                self.loads.begin(sequence)
 
     def begin_step(self) -> list[tuple[RequestId, LoadNote]]:
         """Take finished loads, and copy out what is to be written; returns notes on the loads."""
         ended: list[tuple[RequestId, LoadNote]] = []
         if self._scheduler.stats.num_preemptions:
             waiting = islice(self._scheduler.requests.waiting, MOST_RETURNING)
-            self.loads.begin_again(one for one in waiting if one.num_preemptions)
+            preempted = [one for one in waiting if one.num_preemptions]
+            covers = self._erasures.covers
+            self.loads.begin_again(one for one in preempted if not covers(one.key.identity))
         if self.loads:
             seats = self._scheduler.config.max_num_seqs - self._scheduler.num_running
             for sequence, note in self.loads.poll(seats):
@@ -179,7 +196,7 @@ class TieredCache:
                     ended.append((sequence.request.request_id, note))
             self._remember(ended)
         self.stores.pump()
-        self.stores.events.flush()
+        self._settle_erasures()
         self._write_lease_ends()
         self._begun_s = time.perf_counter()
         self._begun_tokens = self._scheduler.stats.computed_prompt_tokens
@@ -210,14 +227,21 @@ class TieredCache:
 
     def run_idle_work(self) -> bool:
         """Write in an idle moment; returns whether there is more to do."""
-        self.loads.drain()  # of requests that were cancelled
+        self.loads.poll(0)  # of requests that were cancelled
+        self.loads.release_loaded()
         self._write_lease_ends()
         has_more = self.stores.pump(is_idle=True)
+        self._settle_erasures()
+        if has_more:
+            self.stores.wait(WAIT_S)
+        elif self.loads:
+            self.loads.wait(WAIT_S)
+        return has_more or bool(self.loads)
+
+    def _settle_erasures(self) -> None:
+        """Announce what tiers report, and nothing of tenants whose erasure has ended only now."""
         self.stores.events.flush()
-        if not has_more:
-            return False
-        self.stores.wait(WAIT_S)
-        return True
+        self._erasures.settle()
 
     # --- administration ---
 
@@ -226,20 +250,33 @@ class TieredCache:
         keep_until = 0.0 if terms.ttl_s is None else time.time() + terms.ttl_s
         self.stores.lease(key, num_tokens, keep_until, _refresh_s(terms))
 
-    def erase(self, salt: bytes) -> tuple[TierReceipt, ...]:
-        """Remove everything of a tenant from every tier; its requests have ended."""
-        self.loads.drain()
-        self.loads.wipe()
-        self.stores.erase(salt)
-        receipts = tuple(self._tier.erase(salt))
+    def begin_erase(self, salt: bytes, receipt: EraseReceipt) -> Future[EraseReceipt]:
+        """Make a tenant unreachable in every tier, and erase it in the background.
+
+        Args:
+            salt: The tenant's; its requests and loads have ended.
+            receipt: What was erased elsewhere.
+
+        Returns:
+            The receipt with those of the tiers.
+        """
+        written = self.stores.erase(salt)
         self.stores.events.erase(salt)
-        return receipts
+
+        def wipe() -> None:
+            written.result()
+            self.loads.wipe()
+
+        return self._erasures.begin(salt, receipt, wipe)
 
     def close(self) -> None:
-        """Write what is cached, within ``FLUSH_S``, and close the tiers."""
+        """Write what is cached, within ``FLUSH_S``, and close the tiers.
+
+        A medium that hangs is left behind after ``GRACE_S`` for each thread.
+        """
         if self._is_closed:
             return
-        self.loads.drain()
+        self.loads.drain(GRACE_S)
         self._leases_due_s = 0.0
         self._write_lease_ends()
         if self.stores.outlives_process:
@@ -251,9 +288,13 @@ class TieredCache:
         """End the threads and close the tiers, as they are; a second call does nothing."""
         if not self._is_closed:
             self._is_closed = True
-            self.loads.close()
-            self.stores.close()
-            self._tier.close()
+            if num_left := self._erasures.close(GRACE_S):
+                logger.warning("%d erasures of tiers are not complete: repeat them", num_left)
+            self.loads.close(GRACE_S)
+            self.stores.close(GRACE_S)
+            closing = TierThreads("ostinato-tier-close")
+            wait_for_futures([closing.submit(self._tier.close)], GRACE_S)
+            closing.close(0)
 
     def _remember(self, ended: list[tuple[RequestId, LoadNote]]) -> None:
         self._notes.update(ended)
@@ -293,6 +334,14 @@ class TieredCache:
 def _refresh_s(terms: LeaseTerms) -> float:
     """Return by how much each use extends a lease; 0 if uses do not."""
     return terms.ttl_s if terms.refresh_on_hit and terms.ttl_s is not None else 0.0
+
+
+def _estimated_tokens_per_s(runner: ModelRunner) -> float:
+    """Estimate how fast prompts are computed, until it is measured."""
+    num_parameters = sum(x.numel() for x in runner.loaded.model.parameters())
+    is_cpu = runner.kv_stores[0].device.type == "cpu"
+    flops = CPU_FLOPS * torch.get_num_threads() if is_cpu else DEVICE_FLOPS
+    return flops / max(1, 2 * num_parameters)
 
 
 def _config_digest(config: dict[str, object]) -> bytes:
