@@ -7,6 +7,7 @@ import pytest
 
 from ostinato import LLM, RequestOutput, SamplingParams
 from ostinato.engine import engine as engine_module
+from ostinato.engine import tier_loads
 from ostinato.engine.prompts import parse_prompt
 from tests.support.memory_tier import MemoryTier
 
@@ -27,6 +28,7 @@ def tier() -> MemoryTier:
 def new_llm(tier: MemoryTier, monkeypatch: pytest.MonkeyPatch) -> Iterator[NewLLM]:
     """Makes engines over one tier, one after another: each is a restart of the one before."""
     monkeypatch.setattr(engine_module, "open_tiers", tier.opened)
+    monkeypatch.setattr(tier_loads, "FIRST_PATIENCE_S", 60.0)  # a busy machine is no slow disk
     made: list[LLM] = []
 
     def make(**settings: Any) -> LLM:

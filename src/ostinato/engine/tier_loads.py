@@ -40,7 +40,7 @@ LOOK_UP_PATIENCE_S = 0.002
 LOOK_UP_DEADLINE_S = 1.0
 """After it a request no longer waits for the answer of a server."""
 
-FIRST_PATIENCE_S = 0.25
+FIRST_PATIENCE_S = 0.5
 """For a load before the speed of computing is measured, unless the estimate is longer."""
 
 LATE_S = 0.1
