@@ -4,7 +4,7 @@ from functools import partial
 
 from ostinato.cache.eviction import LeastRecentlyUsed, RequestSummary
 from ostinato.eviction.reuse_hazard import ReuseHazard
-from ostinato.tiers.conformance_medium import conversation, get, put
+from ostinato.tiers.conformance_medium import conversation, get, payload, put
 from ostinato.tiers.disk import DiskOptions, DiskTier
 from ostinato.tiers.retention import (
     UNKNOWN,
@@ -43,10 +43,13 @@ def test_the_segment_with_least_worth_keeping_is_evicted_after_that_was_copied()
     content = {"A": [used(1) for _ in range(15)], "B": [*stale, root, tail, *others]}
     content |= {"newer": [used(0)], "newest": []}
     segments = {name: partial(list, items) for name, items in content.items()}
-    segment, kept = choose_eviction(segments, 20, 20, 10.0)
+    rank = partial(Retained.rank, now_s=10.0)
+    segment, kept = choose_eviction(segments, 20, 20, 10.0, rank)
     assert segment == "B" and {*kept} == {root, tail, *others}
     assert kept.index(tail) == kept.index(root) + 1
-    assert choose_eviction(segments, 20, 1, 10.0)[0] == "A", "what is lost there is worth less"
+    assert choose_eviction(segments, 20, 1, 10.0, rank)[0] == "A", (
+        "what is lost there is worth less"
+    )
 
 
 def test_what_a_policy_expects_back_outlives_what_was_used_later():
@@ -59,6 +62,22 @@ def test_what_a_policy_expects_back_outlives_what_was_used_later():
             put(tier, conversation(number))
             tier.use(conversation(number), ReuseClass(Forecast(), 0))
         assert get(tier, conversation(1), start_block=4) == num_found
+
+
+def test_a_tail_is_evicted_before_what_it_continues():
+    """The disk takes a third of a long conversation: its beginning, also after restarts."""
+    folder, prefix = SimulatedFolder(), conversation(1, num_blocks=1600)
+    for first in range(0, 1600, 400):
+        tier = DiskTier(folder, SMALL)
+        for start in range(first, first + 400, 40):  # as an engine writes it, piece by piece
+            runs = [(block, 4) for block in range(start, start + 40, 4)]
+            tier.store([(prefix.extent(*run), payload(prefix, *run)) for run in runs])
+        folder = folder.after_kill()
+    num_reached = get(tier, prefix)
+    assert num_reached > 0.4 * tier.stats()[0].num_blocks
+    for number in range(2, 14):  # tails behind the gap make room for others
+        put(tier, conversation(number, tenant=b"another"))
+    assert get(tier, prefix) > 0.8 * num_reached
 
 
 def test_a_policy_that_learns_ranks_for_the_tier():

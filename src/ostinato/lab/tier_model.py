@@ -122,7 +122,8 @@ class SimulatedDisk(CacheObserver):
     def _evict(self) -> None:
         most = self._segment_blocks - 1
         content = {number: blocks.copy for number, blocks in self._full.items()}
-        choice = choose_eviction(content, most, most, self._clock())
+        now_s = self._clock()
+        choice = choose_eviction(content, most, most, now_s, lambda block: block.rank(now_s))
         assert choice is not None, "nothing is leased"
         number, kept = choice
         gone = {block.name for block in self._full.pop(number)} - {block.name for block in kept}

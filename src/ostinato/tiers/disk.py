@@ -172,12 +172,13 @@ class DiskTier:
         """Store extents as one group; see ``KVTier``."""
         with self._writing:
             ends = {id(x.prefix): (x.prefix, x.end_block) for x, _ in extents}
-            for prefix, end in ends.values():
-                self._index.use(prefix, end, self._clock())  # keep what they continue
+            used_s = 0.0
+            for prefix, end in ends.values():  # keep what they continue
+                used_s = self._index.use(prefix, end, self._clock())
             if not self._health.may_write():
                 results = [StoreResult(self._health.state)] * len(extents)
             else:
-                results = self._store_group(extents)
+                results = self._store_group(extents, used_s)
             self._stores.update(results)
             self._report(extents, results)
             return results
@@ -285,11 +286,13 @@ class DiskTier:
             self._loads[fault or "ok"] += 1
             self._loaded_bytes += size
 
-    def _store_group(self, extents: Sequence[tuple[Extent, Buffer]]) -> list[StoreResult]:
+    def _store_group(
+        self, extents: Sequence[tuple[Extent, Buffer]], used_s: float
+    ) -> list[StoreResult]:
         results = list[StoreResult]()
         try:
             for extent, payload in extents:
-                results.append(self._stage(extent, payload))
+                results.append(self._stage(extent, payload, used_s))
             self._log.commit()
         except OSError as error:
             self._log.rollback()
@@ -300,7 +303,7 @@ class DiskTier:
         self._health.write_succeeded()
         return results
 
-    def _stage(self, extent: Extent, payload: Buffer) -> StoreResult:
+    def _stage(self, extent: Extent, payload: Buffer, used_s: float) -> StoreResult:
         """Append the blocks of an extent that are not stored yet."""
         assert len(payload) == extent.payload_bytes, "a payload is all of its extent's blocks"
         key = self._key(extent.prefix)
@@ -324,7 +327,7 @@ class DiskTier:
             if key is None:  # another secret wrapped it
                 return StoreResult.READ_ONLY
         try:
-            self._log.append(extent, payload, self._sealing.names(extent.prefix), key)
+            self._log.append(extent, payload, self._sealing.names(extent.prefix), key, used_s)
         except LogFull:
             return StoreResult.FULL
         return StoreResult.STORED

@@ -5,7 +5,8 @@ from collections.abc import Container
 from math import inf, nextafter
 
 from ostinato.tiers.prefix import Prefix
-from ostinato.tiers.retention import ReuseClass
+from ostinato.tiers.record import NO_NAME
+from ostinato.tiers.retention import Rank, ReuseClass
 from ostinato.tiers.segments import Record
 
 Match = tuple[Record, int, int]
@@ -89,13 +90,46 @@ class ExtentIndex:
                 return record.num_indexed > 0
             return record in self._locked.get(record.header.names[0], ())
 
-    def use(self, prefix: Prefix, end: int, now_s: float, reuse: ReuseClass | None = None) -> None:
-        """Record a use of all blocks before ``end``, the root as much as the tail."""
+    def use(self, prefix: Prefix, end: int, now_s: float, reuse: ReuseClass | None = None) -> float:
+        """Record a use of all blocks before ``end``, the root as much as the tail.
+
+        Returns:
+            Its time, also of what is stored with this use.
+        """
         with self._lock:
             now_s = self.time_of_use(now_s)
             places = [self._places.get(digest) for digest in prefix.digests[:end]]
             for record in dict.fromkeys(place[0] for place in places if place is not None):
                 record.use(now_s, reuse)
+            return now_s
+
+    def rank(self, record: Record, now_s: float, known: dict[Record, Rank]) -> Rank:
+        """Return the rank of a record: never above one without which it is not reached.
+
+        Args:
+            record: A record that look-ups find.
+            now_s: The time.
+            known: Ranks at this time, which are added to.
+        """
+        path = list[Record]()
+        with self._lock:
+            step: Record | None = record
+            while step is not None and step not in known:
+                path.append(step)
+                step = self._before(step)
+            for step in reversed(path):
+                worth, used_s, _ = step.rank(now_s)
+                before, first_block = self._before(step), step.header.first_block
+                if before is not None and before in known:
+                    worth, used_s, _ = min((worth, used_s, 0), known[before])
+                elif first_block and step.digests and step.header.names[2] == NO_NAME:
+                    worth, used_s = 0.0, -inf  # after a gap
+                known[step] = worth, used_s, -first_block
+        return known[record]
+
+    def _before(self, record: Record) -> Record | None:
+        """Return the record that ends where one begins; None at a root or after a gap."""
+        return self._places.get(record.parent, (None, 0))[0]
 
     def time_of_use(self, now_s: float) -> float:
         """Return the time of a use: later than all earlier ones, even if the clock goes back."""

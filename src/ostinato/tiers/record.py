@@ -44,6 +44,7 @@ EXTENT, ERASED, MARK = 1, 2, 3
 """Kinds of records; a mark declares all before it durable."""
 
 NAME_BYTES = 16
+NO_NAME = bytes(NAME_BYTES)
 TAG_BYTES = 16
 CHECKSUM_BYTES = 16
 

@@ -12,9 +12,8 @@ has them. Marks are stored before it, and expire with it.
 from collections.abc import Iterator
 
 from ostinato.tiers.byte_store import ByteStore
-from ostinato.tiers.record import FIXED_BYTES, Names, names_and_size
+from ostinato.tiers.record import FIXED_BYTES, NO_NAME, Names, names_and_size
 from ostinato.tiers.remote_search import LONGEST_WINDOW
-from ostinato.tiers.sealing import NO_NAME
 
 RECORDS, MARKS = "ostinato/1/kv/", "ostinato/1/of/"
 

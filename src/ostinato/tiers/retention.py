@@ -13,6 +13,7 @@ the index of worth: ``eviction.hazard_table``.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from random import randrange
 from typing import Protocol, TypeVar, runtime_checkable
 
@@ -93,8 +94,8 @@ def remember_for_tier(policies: Iterable[EvictionPolicy], num_blocks: int) -> No
             policy.remember(REMEMBERED * num_blocks)
 
 
-Rank = tuple[float, float]
-"""Worth, and time of the last use."""
+Rank = tuple[float, float, int]
+"""Worth, time of the last use, and minus the blocks before."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -132,7 +133,7 @@ class Retained:
         """Return their worth; among equals, the last used rank higher."""
         forecast = self.reuse.forecast
         row = forecast.row_of(self.reuse.request_class, self.num_uses)
-        return forecast.worth(row, now_s - self.last_use_s), self.last_use_s
+        return forecast.worth(row, now_s - self.last_use_s), self.last_use_s, 0
 
 
 Item = TypeVar("Item", bound=Retained)
@@ -140,7 +141,11 @@ Segment = TypeVar("Segment")
 
 
 def choose_eviction(
-    segments: Mapping[Segment, Callable[[], Sequence[Item]]], room: int, most: int, now_s: float
+    segments: Mapping[Segment, Callable[[], Sequence[Item]]],
+    room: int,
+    most: int,
+    now_s: float,
+    rank: Callable[[Item], Rank],
 ) -> tuple[Segment, list[Item]] | None:
     """Choose the segment to evict, and what to copy out of it.
 
@@ -150,6 +155,7 @@ def choose_eviction(
         room: Maximum size of the copies.
         most: Maximum size of copies without a lease.
         now_s: The time.
+        rank: The rank of an item; lower ones are lost first.
 
     Returns:
         The segment and its items to keep, leased ones first, then by worth; None if the leased
@@ -159,19 +165,23 @@ def choose_eviction(
     older = every[: -(-len(every) // 2)]
     step = -(-len(older) // MAX_SEGMENTS) or 1
     for candidates in (older[randrange(step) :: step], every):
-        choices = _choices({x: segments[x]() for x in candidates}, room, most, now_s)
+        choices = _choices({x: segments[x]() for x in candidates}, room, most, now_s, rank)
         if choices:
             return min(choices, key=lambda choice: choice[:2])[2:]
     return None
 
 
 def _choices(
-    segments: Mapping[Segment, Sequence[Item]], room: int, most: int, now_s: float
+    segments: Mapping[Segment, Sequence[Item]],
+    room: int,
+    most: int,
+    now_s: float,
+    rank: Callable[[Item], Rank],
 ) -> list[tuple[Rank, int, Segment, list[Item]]]:
     """Return per segment the best rank that would be lost, and the size and items of the copies."""
-    ranks = {item: item.rank(now_s) for items in segments.values() for item in items}
+    ranks = {item: rank(item) for items in segments.values() for item in items}
     sample = sorted(list(ranks.values())[:: -(-len(ranks) // MAX_RANKS) or 1])
-    least = sample[int(LEAST_SHARE * len(sample))] if sample else (0.0, 0.0)
+    least = sample[int(LEAST_SHARE * len(sample))] if sample else (0.0, 0.0, 0)
     choices = list[tuple[Rank, int, Segment, list[Item]]]()
     for segment, items in segments.items():
         leased = [item for item in items if item.keep_until > now_s]
@@ -180,7 +190,7 @@ def _choices(
         if left >= 0:
             others.sort(key=ranks.__getitem__, reverse=True)
             kept = leased + _fitting(others, min(left, most))
-            lost = max((ranks[item] for item in {*others}.difference(kept)), default=(0.0, 0.0))
+            lost = max((ranks[item] for item in {*others}.difference(kept)), default=(0.0, -inf, 0))
             choices.append((lost, sum(item.size for item in kept), segment, kept))
     return choices
 

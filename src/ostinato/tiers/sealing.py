@@ -19,10 +19,8 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from ostinato.core.errors import ConfigError
 from ostinato.tiers.port import Prefix
-from ostinato.tiers.record import NAME_BYTES, Names
+from ostinato.tiers.record import NAME_BYTES, NO_NAME, Names
 from ostinato.tiers.tenant_keys import KeyStore, WrappedKey
-
-NO_NAME = bytes(NAME_BYTES)
 
 
 class Sealing:

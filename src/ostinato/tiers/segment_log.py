@@ -28,7 +28,7 @@ from ostinato.tiers.record import (
     parse,
     record_bytes,
 )
-from ostinato.tiers.retention import LEAST_SHARE, choose_eviction
+from ostinato.tiers.retention import LEAST_SHARE, Rank, choose_eviction
 from ostinato.tiers.segments import SUFFIX, Record, Segment, UnreadableSegment
 
 logger = logging.getLogger(__name__)
@@ -79,7 +79,9 @@ class SegmentLog:
         """Return the bytes of all files."""
         return sum(segment.end for segment in list(self.segments))
 
-    def append(self, extent: Extent, payload: Buffer, names: Names, key: bytes | None) -> None:
+    def append(
+        self, extent: Extent, payload: Buffer, names: Names, key: bytes | None, used_s: float
+    ) -> None:
         """Append an extent; look-ups find it after ``commit``.
 
         Args:
@@ -87,6 +89,7 @@ class SegmentLog:
             payload: The bytes of its blocks.
             names: Names of its tenant.
             key: The tenant's key; None in the clear.
+            used_s: Time of the use with which it is stored.
 
         Raises:
             LogFull: Leased records leave no room for it.
@@ -98,10 +101,10 @@ class SegmentLog:
         header = parse(bytes(buffers[0]), segment.seed)
         assert header is not None, "just encoded"
         offset = self._write(segment, buffers, header)
-        lease, now_s = header.lease, self.index.time_of_use(self._clock())
         record = Record(
-            header, segment, offset, lease, extent.packed, extent.digests, last_use_s=now_s
-        )
+            header, segment, offset, header.lease, extent.packed, extent.digests,
+            parent=extent.parent, last_use_s=used_s,
+        )  # fmt: skip
         self._staged.append(record)
 
     def commit(self) -> None:
@@ -251,7 +254,9 @@ class SegmentLog:
         """Return the segment to evict, and what to copy of it; None if no segment's leases fit."""
         older = {x: partial(self._live, x) for x in self.segments if x is not self._active}
         most = int(min(room, (1 - LEAST_SHARE) * self.max_segment_bytes, may_copy))
-        return choose_eviction(older, room, most, self._clock())
+        now_s, known = self._clock(), dict[Record, Rank]()
+        rank = partial(self.index.rank, now_s=now_s, known=known)
+        return choose_eviction(older, room, most, now_s, rank)
 
     def _live(self, segment: Segment) -> list[Record]:
         """Return the records of a segment that look-ups can find, roots first."""

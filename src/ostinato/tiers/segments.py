@@ -77,6 +77,7 @@ class Record(Retained):
         lease: How long it is kept.
         tokens: Packed; empty while it is sealed and its key unknown.
         digests: One per block; empty like ``tokens``.
+        parent: Digest of all tokens before it; empty like ``tokens``.
         num_indexed: Blocks that look-ups find here, and not in a newer record.
         erased: Its bytes are overwritten, or about to be.
     """
@@ -89,6 +90,7 @@ class Record(Retained):
     digests: list[bytes] = field(default_factory=list)
     num_indexed: int = 0
     erased: bool = False
+    parent: bytes = b""
 
     @property
     def size(self) -> int:
@@ -104,8 +106,8 @@ class Record(Retained):
         """Read its tokens; returns whether the key is the record's."""
         opened = self.header.open(key)
         if opened is not None:
-            parent, self.tokens = opened
-            self.digests = block_digests(parent, self.tokens, self.header.block_size)
+            self.parent, self.tokens = opened
+            self.digests = block_digests(self.parent, self.tokens, self.header.block_size)
         return opened is not None
 
     def num_common_blocks(self, prefix: Prefix, block: int, index: int) -> int:
