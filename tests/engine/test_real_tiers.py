@@ -175,3 +175,34 @@ def test_a_byte_search_of_pool_files_and_server_finds_nothing_erased(tmp_path: P
             ("disk", True), ("remote", True),
         ]  # fmt: skip
         assert not any(block in held or tokens in held for held in places().values())
+
+
+def test_closing_keeps_the_most_valuable_part_that_a_small_disk_takes(tmp_path: Path):
+    """Twelve conversations of nine blocks, of which the disk takes a part: those used last."""
+    texts = [[first, *TEXT] for first in range(12)]
+    with LLM(num_blocks=128, kv_disk=tmp_path / "probe") as llm:
+        limit = 64 * llm.engine.runner.kv_stores[0].block_bytes
+    settings = {"num_blocks": 128, "kv_disk": tmp_path / "kv", "kv_disk_bytes": limit}
+    with LLM(**settings) as llm:
+        for text in texts:
+            ask(llm, text)
+    with LLM(**settings) as llm:
+        llm.engine.tiers.loads.computing.per_s = 1.0  # no load is too slow
+        found = [ask(llm, text).cached_tokens_from.get("disk", 0) for text in texts]
+    assert found[-5:] == [128] * 5 and sum(found) > 0.7 * 64 * 16
+    assert found == sorted(found), "the most valuable ones are whole"
+
+
+def test_a_sequence_longer_than_a_small_disk_is_found_from_its_beginning(tmp_path: Path):
+    """What would not fit is not written, so that nothing evicts the root."""
+    text = [1 + i * 37 % 61 for i in range(1500)]
+    with LLM(num_blocks=128, kv_disk=tmp_path / "probe") as llm:
+        limit = 64 * llm.engine.runner.kv_stores[0].block_bytes
+    settings = {"num_blocks": 128, "kv_disk": tmp_path / "kv", "kv_disk_bytes": limit}
+    with LLM(max_model_len=2048, **settings) as llm:
+        for _ in range(2):
+            ask(llm, text)
+            llm.engine.tiers.stores.flush(10)
+    with LLM(max_model_len=2048, **settings) as llm:
+        llm.engine.tiers.loads.computing.per_s = 1.0
+        assert ask(llm, text).cached_tokens_from["disk"] >= 0.7 * 64 * 16

@@ -16,8 +16,10 @@ from ostinato.tiers.remote import RemoteOptions
 from ostinato.tiers.remote_address import open_remote
 
 LEAST_BLOCKS = 64
-"""Blocks that host memory or a disk must hold: it is divided into 32 segments, and a segment keeps
-some."""
+"""Blocks that host memory or a disk must hold."""
+
+SEGMENT_RECORDS = 9
+"""Records that a segment has room for, one of them for headers: copies of fewer waste its rest."""
 
 LEAST_SECRET_BYTES = 16
 
@@ -28,7 +30,7 @@ class OpenTiers:
 
     tier: KVTier  # a single one, or a chain in the order of their speed
     copies: BlockCopies  # between the pool and host memory
-    most_extent_bytes: int  # the longest record that all of them accept
+    most_extent_bytes: int  # the longest record that all of them accept and can copy
 
 
 def open_tiers(config: EngineConfig, runner: ModelRunner, listener: TierListener) -> OpenTiers:
@@ -40,19 +42,23 @@ def open_tiers(config: EngineConfig, runner: ModelRunner, listener: TierListener
     _check_model(runner)
     copies, secret, tiers = block_copies(runner.kv_stores[0]), _secret(config), list[KVTier]()
     least = _least_limit(config, copies.block_bytes)
+    segment_bytes = SEGMENT_RECORDS * copies.block_bytes
     if config.kv_host_bytes is not None:
         options = DiskOptions(config.kv_host_bytes, 0, config.is_sealed, secret)
+        options = options.with_segments(segment_bytes)
         folder = MemoryFolder(options.max_segment_bytes)
         tiers.append(DiskTier(folder, options, listener=listener, name="host"))
     if config.kv_disk is not None:
         per_day = config.kv_disk_bytes_per_day or 0
         options = DiskOptions(config.kv_disk_bytes, per_day, config.is_sealed, secret)
+        options = options.with_segments(segment_bytes)
         tiers.append(DiskTier(config.kv_disk, options, listener=listener))
     if config.kv_remote is not None:
         remote = RemoteOptions(sealed=config.is_sealed, secret=secret)
         tiers.append(open_remote(config.kv_remote, remote, listener))
     tier = tiers[0] if len(tiers) == 1 else TierChain(tiers)
-    return OpenTiers(tier, copies, least // LEAST_BLOCKS)
+    smallest = DiskOptions(least).with_segments(segment_bytes)
+    return OpenTiers(tier, copies, smallest.max_segment_bytes // SEGMENT_RECORDS)
 
 
 def _least_limit(config: EngineConfig, block_bytes: int) -> int:

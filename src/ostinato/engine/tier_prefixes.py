@@ -2,7 +2,7 @@
 
 import hashlib
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from ostinato.cache.manager import CacheManager
 from ostinato.core.identity import Identity, ImageSpan, PrefixKey
@@ -43,13 +43,17 @@ def first_tokens(key: PrefixKey, num_tokens: int) -> PrefixKey:
     return PrefixKey(key.identity, key.tokens[:end], images)
 
 
-def cached_paths(manager: CacheManager, has_images: bool) -> list[PrefixKey]:
-    """List the whole blocks of every cached path, the most used and the last used first.
+def cached_paths(manager: CacheManager, has_images: bool, max_tokens: float) -> list[PrefixKey]:
+    """List the whole blocks of cached paths, the most used and the last used first.
 
-    Images are looked for, which takes a while, only if a sequence may show any.
+    Args:
+        manager: Of the cache.
+        has_images: Whether a sequence may show any: looking for them takes a while.
+        max_tokens: Where to stop; what paths share counts once. The last path is cut there.
     """
     size, width = manager.block_size, manager.block_size * TOKEN_BYTES
     paths: list[tuple[array[int], tuple[ImageSpan, ...]]] = []
+    lengths: list[tuple[int, int | None]] = []  # own tokens, and the run before
     leaves: dict[int, tuple[bool, int, Identity]] = {}
     for place, run in enumerate(manager.index.runs()):
         entry = run.entries[0]
@@ -60,11 +64,35 @@ def cached_paths(manager: CacheManager, has_images: bool) -> list[PrefixKey]:
             shown = entry.block_key(block, size).spans
             images += tuple(x for x in shown if isinstance(x, ImageSpan) and x not in images)
         paths.append((before + array("I", own), images))
+        lengths.append((len(own) // TOKEN_BYTES, run.parent))
         if own:
             leaves.pop(-1 if run.parent is None else run.parent, None)
             leaves[place] = entry.uses > 1, entry.idle_tick, entry.identity
     ranked = sorted(leaves, key=lambda place: leaves[place][:2], reverse=True)
-    return [_whole_images(leaves[place][2], *paths[place]) for place in ranked]
+    return [
+        _whole_images(leaves[place][2], paths[place][0][:num_tokens], paths[place][1])
+        for place, num_tokens in _cut(ranked, lengths, max_tokens)
+    ]
+
+
+def _cut(
+    ranked: Iterable[int], lengths: Sequence[tuple[int, int | None]], room: float
+) -> Iterator[tuple[int, int]]:
+    """Yield the paths that fit a number of tokens, by their last run, and how much of each."""
+    counted = set[int]()
+    for place in ranked:
+        total = num_new = 0
+        run: int | None = place
+        while run is not None:
+            own, before = lengths[run]
+            total += own
+            num_new += 0 if run in counted else own
+            counted.add(run)
+            run = before
+        if room <= 0:
+            return
+        yield place, total - max(0, num_new - int(min(room, num_new)))
+        room -= num_new
 
 
 def _whole_images(

@@ -5,7 +5,7 @@
     second use ─┐
     lease ──────┼─► queue ──► copied out, a few MiB a step ──► checksummed and written
     pressure ───┘             (between steps)                  (thread)
-    shutdown ──► all leaves, the most used first
+    shutdown ──► all leaves, the most used first, as far as the disk holds them
 
 Blocks are marked when they are copied out, so that a prefix that many share is written once.
 
@@ -24,6 +24,7 @@ from concurrent.futures import Future
 from concurrent.futures import wait as wait_for_futures
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import inf
 from typing import Literal
 
 from ostinato.cache.block_table import BlockTable
@@ -55,6 +56,9 @@ SHARE = 0.0125
 
 MOST_CREDIT_S = 0.1
 """Processor time that may be accumulated for it."""
+
+FILL_SHARE = 0.75
+"""Of the smallest disk, for everything that is cached: more would evict what was written first."""
 
 MOST_WAITING = 4096
 """Prefixes that wait to be written; of more, the oldest are not written."""
@@ -105,7 +109,7 @@ class TierStores(CacheObserver):
         self._running: Future[None] | None = None
         self._credit_s = MOST_CREDIT_S
         self._pressure: Literal["none", "new", "known"] = "none"
-        self._paused_until_s = 0.0
+        self._paused_until_s, self._most_tokens = 0.0, inf
         self._is_open = self._is_refreshing = self._is_reporting = self._has_images = False
 
     def open(
@@ -131,6 +135,9 @@ class TierStores(CacheObserver):
         self.outlives_process = any(stats.tier != "host" for stats in seen)
         limit = max(stats.limit_bytes for stats in seen)
         remember_for_tier(manager.pool.shares.policies, limit // width)
+        lasting = [x.limit_bytes for x in seen if x.tier != "host" and x.limit_bytes]
+        if smallest := min(lasting or [x.limit_bytes for x in seen]):
+            self._most_tokens = int(FILL_SHARE * smallest) // width * self._size
         self.refresh_stats()
 
     # --- events of the cache ---
@@ -183,6 +190,8 @@ class TierStores(CacheObserver):
     def _queue(self, wanted: _Wanted) -> None:
         if not self._is_open:
             return
+        if wanted.num_tokens > self._most_tokens:  # its tail would evict its beginning
+            wanted = replace(wanted, num_tokens=int(self._most_tokens))
         if len(self._waiting) >= MOST_WAITING:
             self._waiting.popleft()
             self.num_left_out += 1
@@ -286,8 +295,9 @@ class TierStores(CacheObserver):
         self._staging[:] = bytes(len(self._staging))
 
     def queue_everything(self) -> None:
-        """Queue everything that is cached, the most used and the last used first."""
-        for key in cached_paths(self._manager, self._has_images)[:MOST_WAITING]:
+        """Queue what is cached, the most used and the last used first, as far as tiers hold it."""
+        paths = cached_paths(self._manager, self._has_images, self._most_tokens)
+        for key in paths[: MOST_WAITING - len(self._waiting)]:
             self._queue(_Wanted(key, len(key)))
 
     def close(self, seconds: float) -> None:

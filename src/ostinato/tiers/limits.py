@@ -1,7 +1,7 @@
 """Settings of a disk tier, and what it may write in a day."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from ostinato.core.errors import ConfigError
@@ -38,6 +38,11 @@ class DiskOptions:
         """Size of a full segment."""
         wanted = self.segment_bytes or min(_MAX_SEGMENT_BYTES, self.limit_bytes // _NUM_SEGMENTS)
         return wanted // FILE_BLOCK * FILE_BLOCK
+
+    def with_segments(self, least_bytes: int) -> "DiskOptions":
+        """Return options whose segments have at least a size, in whole blocks of a file."""
+        least = max(self.max_segment_bytes, allocated(least_bytes))
+        return replace(self, segment_bytes=least)
 
     def check(self) -> None:
         """Raise ConfigError if the limit has no room for a few segments."""
