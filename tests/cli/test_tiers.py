@@ -48,5 +48,5 @@ def test_what_was_loaded_is_in_the_usage_and_explained(keyed: Keyed, terminal: T
 def test_an_erased_tier_is_shown_as_it_is_now(keyed: Keyed, cache):
     """Not the previous reading."""
     keyed.complete("ann", FIRST)
-    assert "): 1 extent, " in cache("erase", "ann")
+    assert "): 2 extents, " in cache("erase", "ann")
     assert row_of("disk", cache("tiers"))[1] == "0"

@@ -28,9 +28,11 @@ Files in reading order:
 * ``request_factory``: makes requests, checked in full, with identities that say who may share KV
 * ``trace_writer``, ``recorder``: record what happens to an engine
 * ``audit``: recomputes a share of the hits, and compares
+* ``tier_threads``: daemon threads for calls of tiers
 * ``tier_prefixes``: converts the keys of sequences to the prefixes of tiers
 * ``load_note``, ``tier_reader``, ``tier_loads``: load prefixes from tiers into the pool
 * ``tier_stores``, ``tier_events``: write prefixes to tiers, and announce what tiers have
+* ``tier_erasures``: erase tenants from tiers in the background
 * ``tiered_cache``, ``open_tiers``: the tiers of one engine, and how they are opened
 * ``image_encoder``: runs the encoder of images beside the steps
 * ``engine``: the loop

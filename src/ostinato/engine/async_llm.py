@@ -262,8 +262,8 @@ class AsyncLLM:
     async def erase(self, cache_salt: str, cancel_running: bool = False) -> EraseReceipt:
         """Remove everything of a tenant; as ``LLM.erase``, but waits for its running requests.
 
-        Effects: until it is done, new requests of the tenant are refused (RequestError). Other
-        tenants' requests go on.
+        Effects: until its blocks are removed, new requests of the tenant are refused
+        (RequestError). Tiers are overwritten by a thread; requests of all tenants go on.
         """
         return await self._waiting_admin.erase(cache_salt, cancel_running)
 

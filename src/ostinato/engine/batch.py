@@ -18,6 +18,7 @@ from ostinato.engine.engine import Engine
 from ostinato.engine.outputs import RequestOutput
 from ostinato.engine.prompts import Prompt
 from ostinato.engine.sampling_params import SamplingParams
+from ostinato.engine.tier_stores import GRACE_S
 from ostinato.errors import RequestError, StepFailed
 
 ShowProgress = bool | Callable[..., Any]
@@ -56,7 +57,7 @@ def run_batch(
         finally:
             for request in made:  # those that were interrupted
                 engine.discard(request.request.request_id)
-            engine.drain_tiers()
+            engine.drain_tiers(GRACE_S)
     finished = [outputs[request.request.request_id] for request in made]
     failed = [output for output in finished if output.error is not None]
     if failed:

@@ -309,10 +309,10 @@ class Engine:
         """Whether a thread may still read something of a tenant from a tier."""
         return self.tiers is not None and self.tiers.loads.has_any_of(_salt_bytes(salt))
 
-    def drain_tiers(self) -> None:
-        """End all loads from tiers; their requests compute the rest."""
+    def drain_tiers(self, seconds: float | None = None) -> None:
+        """End all loads from tiers, as far as they end in time; their requests compute the rest."""
         if self.tiers is not None:
-            self.tiers.loads.drain()
+            self.tiers.loads.drain(seconds)
 
     def close(self) -> None:
         """Stop recording and publishing; a second call does nothing, nor does one in a fork."""

@@ -49,9 +49,13 @@ class TierErasures:
         """Let the tenants of ended erasures use the tiers again."""
         self._running = [one for one in self._running if not one[1].done()]
 
+    def wait(self, seconds: float) -> None:
+        """Wait until all have ended."""
+        wait_for_futures([future for _, future in self._running], seconds)
+
     def close(self, seconds: float) -> int:
         """Wait for erasures and end the thread; returns how many are not complete."""
-        wait_for_futures([future for _, future in self._running], seconds)
+        self.wait(seconds)
         self.settle()
         self._thread.close(0)
         return len(self._running)

@@ -145,7 +145,7 @@ class TierLoads:
             self._manager.release(table, num_tokens)
 
     def drain(self, seconds: float | None = None) -> None:
-        """End all loads; when this returns in time, no thread writes into the pool."""
+        """End all loads; those whose threads take longer end later, with the next ``poll``."""
         self._end(list(self._loads.values()), seconds)
 
     def end_loads_of(self, salt: bytes) -> None:
@@ -168,10 +168,9 @@ class TierLoads:
         reads = [load.read for load in loads if load.read is not None]
         self._reader.wait_for(lambda: not any(read.num_running for read in reads), seconds)
         for load in loads:
-            if load.read is not None and not load.read.num_running:
-                self._publish(load)
             self.held.discard(load.name)
-            del self._loads[load.name]
+            if load.read is None or (not load.read.num_running and self._publish(load)):
+                del self._loads[load.name]
         self.release_loaded()
 
     def wipe(self) -> None:

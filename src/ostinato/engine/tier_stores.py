@@ -66,7 +66,7 @@ MOST_WAITING = 4096
 LOW_UNUSED = 0.125
 """Share of unused blocks below which what ended requests leave is written as well."""
 
-GRACE_S = 2.0
+GRACE_S = 1.0
 """How long closing waits for each thread that is in the middle of a call."""
 
 PAUSES_S = {

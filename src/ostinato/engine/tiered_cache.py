@@ -272,16 +272,18 @@ class TieredCache:
     def close(self) -> None:
         """Write what is cached, within ``FLUSH_S``, and close the tiers.
 
-        A medium that hangs is left behind after ``GRACE_S`` for each thread.
+        A medium that hangs is left after ``GRACE_S`` for each of its threads, 30 seconds in all.
         """
         if self._is_closed:
             return
+        end_s = time.monotonic() + FLUSH_S
         self.loads.drain(GRACE_S)
+        self._erasures.wait(end_s - time.monotonic())
         self._leases_due_s = 0.0
         self._write_lease_ends()
         if self.stores.outlives_process:
             self.stores.queue_everything()
-            self.stores.flush(FLUSH_S)
+            self.stores.flush(end_s - time.monotonic())
         self.stop()
 
     def stop(self) -> None:

@@ -5,6 +5,7 @@ closed with its last running load. A failing medium never raises: reads miss, an
 write the tier is read-only for a minute, then tries again.
 """
 
+import errno
 import logging
 import threading
 import time
@@ -42,6 +43,7 @@ __all__ = ["DiskOptions", "DiskTier"]
 
 logger = logging.getLogger(__name__)
 
+CLOSED = "closed"
 READ_BYTES = 1 << 20
 """Size of a reference, unless one block is larger: it is copied while still in the CPU's cache."""
 
@@ -225,6 +227,8 @@ class DiskTier:
         for what, step in steps:
             try:
                 with self._writing:
+                    if self._health.reason == CLOSED:
+                        raise OSError(errno.EBADF, CLOSED)
                     counts[what] += step()
             except OSError as error:
                 is_complete = False
@@ -257,7 +261,7 @@ class DiskTier:
     def close(self) -> None:
         """Wait for a running store, then unlock the folder."""
         with self._writing:
-            self._health.turn_off("closed")
+            self._health.turn_off(CLOSED)
             self._folder.close()
 
     def _key(self, prefix: Prefix) -> bytes | None:

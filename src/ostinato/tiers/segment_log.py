@@ -266,7 +266,10 @@ class SegmentLog:
     def _evict(self, victim: Segment, kept: list[Record]) -> None:
         """Copy records to the active segment, then remove their segment."""
         self.commit()
-        self.overwrite(victim)
+        try:
+            self.overwrite(victim)
+        except OSError as error:
+            logger.warning("%s is removed before it was overwritten: %s", victim.name, error)
         copies = [(x, self._copy(x, content)) for x in kept if (content := self._content(x))]
         if copies and self._active is not None:
             self._active.sync()

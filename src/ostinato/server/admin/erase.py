@@ -30,9 +30,10 @@ async def erase(body: EraseBody, state: StateDep) -> dict[str, Any]:
     """
     caller = state.callers.named(body.tenant)
     salt = caller.narrow(body.cache_salt)
+    num_responses = state.responses.erase(salt)  # a tier may take long
     receipt = await state.llm.erase(salt, body.cancel_running)
     state.held_prefixes.erase(salt)  # their leases have ended
-    num_responses = state.responses.erase(salt)
+    num_responses += state.responses.erase(salt)  # of requests that ended meanwhile
     noted: list[str] = []
     if not body.cache_salt or not caller.salt:
         # Without keys, observers know tenants by a label of the salt that they chose.
