@@ -9,6 +9,9 @@ from ostinato.tiers.record import NO_NAME
 from ostinato.tiers.retention import Rank, ReuseClass
 from ostinato.tiers.segments import Record
 
+MAX_PATH = 32
+"""Records before one that count for its rank; a gap further up comes nearer with each eviction."""
+
 Match = tuple[Record, int, int]
 """A record, the first of its blocks that matches, and how many do."""
 
@@ -114,7 +117,7 @@ class ExtentIndex:
         path = list[Record]()
         with self._lock:
             step: Record | None = record
-            while step is not None and step not in known:
+            while step is not None and step not in known and len(path) < MAX_PATH:
                 path.append(step)
                 step = self._before(step)
             for step in reversed(path):
@@ -122,7 +125,7 @@ class ExtentIndex:
                 before, first_block = self._before(step), step.header.first_block
                 if before is not None and before in known:
                     worth, used_s, _ = min((worth, used_s, 0), known[before])
-                elif first_block and step.digests and step.header.names[2] == NO_NAME:
+                elif before is None and first_block and _is_own(step):
                     worth, used_s = 0.0, -inf  # after a gap
                 known[step] = worth, used_s, -first_block
         return known[record]
@@ -149,3 +152,8 @@ class ExtentIndex:
                 found.append((record, index, count))
                 block += count
         return found
+
+
+def _is_own(record: Record) -> bool:
+    """Whether all tokens before a record are its tenant's, and known."""
+    return bool(record.digests) and record.header.names[2] == NO_NAME
