@@ -1,4 +1,4 @@
-"""Do clients that never say what they want keep others out? Half-sent requests, without a key."""
+"""Half-sent requests do not keep others out, with and without a key."""
 
 import logging
 import socket
@@ -17,6 +17,8 @@ from tests.server.keyed import keyed_server
 from tests.support.servers import serving
 
 MOST = 8
+
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +41,9 @@ def _answer(connection: socket.socket) -> bytes:
     """Read one answer, which is an object of JSON."""
     answer = b""
     while not answer.endswith(b"}"):
-        answer += connection.recv(4096)
+        piece = connection.recv(4096)
+        assert piece, f"the connection was closed after {answer!r}"
+        answer += piece
     return answer
 
 
@@ -66,12 +70,52 @@ def test_a_connection_that_says_nothing_is_closed(state: ServerState):
 
 def test_a_body_that_never_ends_is_refused(state: ServerState):
     with serving(state) as url, _connect(url) as half:
-        half.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n{"
-        )
+        half.sendall(POST + b"Content-Length: 100\r\n\r\n{")
         answer = _answer(half)
         assert answer.startswith(b"HTTP/1.1 408 ")
         assert b"--body-timeout" in answer
+        assert half.recv(100) == b"", "the connection is closed"
+
+
+def test_a_body_that_trickles_is_refused_before_its_time_is_over(state: ServerState):
+    """After the time for a head, it must have come at the minimum rate."""
+    slow = ServerState(
+        state.llm, ServerConfig(header_timeout_s=0.2, body_timeout_s=3600, min_body_rate=10**6)
+    )
+    with serving(slow) as url, _connect(url) as half:
+        half.sendall(POST + b"Content-Length: 100\r\n\r\n{")
+        answer = _answer(half)
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert b"--min-body-rate" in answer
+
+
+def test_a_body_in_tiny_chunks_is_refused(state: ServerState):
+    """Each costs the event loop as much as a large one: 240,000 bytes cost 1,024 chunks."""
+    with serving(state) as url, _connect(url) as sender:
+        sender.sendall(POST + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\n \r\n" * 240_000)
+        answer = _answer(sender)
+        assert answer.startswith(b"HTTP/1.1 413 ")
+        assert b"larger chunks" in answer
+        assert sender.recv(100) == b"", "the connection is closed"
+
+
+def test_what_follows_a_refusal_is_not_parsed(tmp_path: Path):
+    """Without a key the answer comes at once, and the rest of the body is dropped."""
+    with keyed_server(tmp_path) as server, _connect(server.url) as sender:
+        sender.sendall(POST + b"Transfer-Encoding: chunked\r\n\r\n")
+        assert _answer(sender).startswith(b"HTTP/1.1 401 ")
+        sender.sendall(b"no chunk at all\r\n" * 1000)
+        assert sender.recv(100) == b"", "the connection is closed"
+
+
+def test_a_head_in_tiny_pieces_is_closed(state: ServerState):
+    """Each read costs the event loop, and a head has few of them."""
+    with serving(state) as url, _connect(url) as sender:
+        sender.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sender.sendall(b"GET /health HTTP/1.1\r\nX-Slow: ")
+        with pytest.raises(ConnectionError):
+            for _ in range(10**6):
+                sender.sendall(b"x")
 
 
 def test_connections_are_kept_alive_between_requests(state: ServerState):
@@ -84,9 +128,7 @@ def test_connections_are_kept_alive_between_requests(state: ServerState):
 def test_without_a_key_a_body_is_not_even_read(tmp_path: Path):
     """The answer comes while not one byte of the announced eight millions has been sent."""
     with keyed_server(tmp_path) as server, _connect(server.url) as half:
-        half.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 8000000\r\n\r\n"
-        )
+        half.sendall(POST + b"Content-Length: 8000000\r\n\r\n")
         assert half.recv(100).startswith(b"HTTP/1.1 401 ")
 
 

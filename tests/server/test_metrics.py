@@ -17,7 +17,7 @@ from ostinato import AsyncLLM, SamplingParams
 from ostinato.engine.engine import Engine
 from ostinato.engine.tiered_cache import TierCounts
 from ostinato.server.call import GenerateCall
-from ostinato.server.callers import Caller
+from ostinato.server.callers import ANONYMOUS, Caller
 from ostinato.server.config import ServerConfig
 from ostinato.server.engine_metrics import tier_metrics
 from ostinato.server.errors import ApiError
@@ -316,10 +316,10 @@ def test_refusals_and_readers_who_left_are_counted(llm):
 )
 def test_every_api_counts_the_requests_that_a_full_server_refuses(llm, path, prompt):
     state = ServerState(llm, ServerConfig(max_requests=1))
-    state.num_live = 1
+    state.rate_limit.enter(ANONYMOUS, 1)
     with serving(state) as url:
         answer = httpx.post(f"{url}{path}", json={"model": "tiny-shakespeare", **prompt})
-        state.num_live = 0
+        state.rate_limit.leave(ANONYMOUS, 1, None)
         page = scrape(url)
     assert answer.status_code == 429
     assert page.value("ostinato_refused_requests_total", status="429") == 1

@@ -6,6 +6,7 @@
         httpx.get(f"{url}/health")
 """
 
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,11 +31,13 @@ class ServerThread:
         server: For tests that send it signals: ``server.handle_exit(signal.SIGTERM, None)``.
     """
 
-    def __init__(self, state: ServerState) -> None:
+    def __init__(self, state: ServerState, send_buffer_bytes: int | None = None) -> None:
         """Start, and wait until it takes requests."""
         self.url = ""
         self.server = DrainingServer(state, self._note)
         listener = listen(ServerConfig(port=0))
+        if send_buffer_bytes is not None:  # of the connections, which inherit it
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
         self._thread = threading.Thread(target=self.server.run, args=([listener],))
         self._thread.start()
         wait_until(lambda: self.url != "")
@@ -54,9 +57,9 @@ class ServerThread:
 
 
 @contextmanager
-def serving(state: ServerState) -> Iterator[str]:
+def serving(state: ServerState, send_buffer_bytes: int | None = None) -> Iterator[str]:
     """Run a server until the block is left; returns its address. Its engine goes on."""
-    thread = ServerThread(state)
+    thread = ServerThread(state, send_buffer_bytes)
     try:
         yield thread.url
     finally:

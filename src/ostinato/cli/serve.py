@@ -29,6 +29,9 @@ class ServerOptions:
     max_requests: int = _server(
         1024, "Maximum continuations, running and waiting; beyond that, 429."
     )
+    key_share: float = _server(
+        0.5, "Share of --max-requests that one key may have while no other has any."
+    )
     max_n: int = _server(128, "Maximum continuations of one prompt.")
     max_body: str = _server("8MiB", "Maximum length of a request's body.")
     max_tenant_bodies: str = _server(
@@ -41,6 +44,16 @@ class ServerOptions:
     max_per_address: int = _server(2048, "Maximum connections of one address.")
     header_timeout: float = _server(10.0, "Time limit for a request's head, in seconds.")
     body_timeout: float = _server(60.0, "Time limit for a request's body, in seconds.")
+    min_body_rate: str = _server(
+        "1KiB", "Bytes per second that a body must bring, after --header-timeout."
+    )
+    send_timeout: float = _server(
+        30.0, "Seconds in which a client must take 16 KiB of its response, or all that waits."
+    )
+    max_unread: str = _server(
+        "16MiB", "Computed output that a client may leave unread before it is disconnected."
+    )
+    max_tenant_unread: str = _server("128MiB", "Maximum total unread output of one tenant.")
     allowed_origin: list[str] | None = _server(
         None, "Origin of web pages that may send requests (CORS); may be repeated, '*' is all."
     )
@@ -119,6 +132,7 @@ def run(
         port=server.port,
         model_names=tuple(server.name or (model,)),
         max_requests=server.max_requests,
+        key_share=server.key_share,
         max_n=server.max_n,
         max_body_bytes=read_bytes("max_body", server.max_body),
         max_tenant_body_bytes=read_bytes("max_tenant_bodies", server.max_tenant_bodies),
@@ -132,6 +146,10 @@ def run(
         reasoning_parser=server.reasoning_parser,
         header_timeout_s=server.header_timeout,
         body_timeout_s=server.body_timeout,
+        min_body_rate=read_bytes("min_body_rate", server.min_body_rate),
+        send_timeout_s=server.send_timeout,
+        max_unread_bytes=read_bytes("max_unread", server.max_unread),
+        max_tenant_unread_bytes=read_bytes("max_tenant_unread", server.max_tenant_unread),
         drain_timeout_s=server.drain_timeout,
         metrics_tenant_names=server.metrics_tenant_names,
         strict_fields=server.strict_fields,

@@ -37,7 +37,11 @@ class ServerConfig:
         port: Port to listen on; 0 takes any free one.
         model_names: Names of the model; the first one is used in responses.
         keys_file: API keys; None admits all clients, and then ``host`` must be loopback.
-        max_requests: Concurrent continuations, running and waiting; beyond that, requests get 429.
+        max_requests: Concurrent continuations in the engine, running and waiting; beyond that,
+            requests get 429.
+        key_share: Share of ``max_requests`` that one key may have while no other key has any; with
+            several busy keys each gets less, so that a part stays free. An entry's own
+            ``max_requests`` replaces it.
         max_n: Maximum number of continuations of one prompt.
         max_body_bytes: Maximum length of a request's body.
         max_tenant_body_bytes: Maximum total of the bodies of one tenant's unfinished requests.
@@ -48,6 +52,11 @@ class ServerConfig:
         max_connections_per_address: Open connections of one address.
         header_timeout_s: Time limit for a request's head.
         body_timeout_s: Time limit for its body.
+        min_body_rate: Bytes per second that a body must bring, after ``header_timeout_s``.
+        send_timeout_s: Time limit for a client to take 16 KiB of a response, or all that waits.
+        max_unread_bytes: Computed output that a client may leave unread; beyond that, its
+            connection is closed.
+        max_tenant_unread_bytes: Maximum total of one tenant's unread output.
         allowed_origins: Origins of web pages that may send requests (CORS); ``*`` is all.
         tls_key_file: Private key for TLS, with ``tls_certificate_file``; None speaks plain HTTP.
         tls_certificate_file: Certificate chain for TLS.
@@ -68,6 +77,7 @@ class ServerConfig:
     model_names: tuple[str, ...] = ("tiny-shakespeare",)
     keys_file: str | None = None
     max_requests: int = 1024
+    key_share: float = 0.5
     max_n: int = 128
     max_body_bytes: int = 8 * 2**20
     max_tenant_body_bytes: int = 64 * 2**20
@@ -77,6 +87,10 @@ class ServerConfig:
     max_connections_per_address: int = 2048
     header_timeout_s: float = 10.0
     body_timeout_s: float = 60.0
+    min_body_rate: int = 1024
+    send_timeout_s: float = 30.0
+    max_unread_bytes: int = 16 * 2**20
+    max_tenant_unread_bytes: int = 128 * 2**20
     allowed_origins: tuple[str, ...] = ()
     tls_key_file: str | None = None
     tls_certificate_file: str | None = None
@@ -100,9 +114,11 @@ class ServerConfig:
         for name, value in asdict(self).items():
             if name.startswith("max_") and value is not None:
                 at_least(name, value, 1)
-        for name in ("header_timeout_s", "body_timeout_s"):
+        for name in ("header_timeout_s", "body_timeout_s", "send_timeout_s", "min_body_rate"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: must be above 0")
+        if not 0 < self.key_share <= 1:
+            raise ConfigError(f"key_share={self.key_share!r}: must be above 0 and at most 1")
         if self.port > 65535:
             raise ConfigError(f"port={self.port}: must be at most 65535")
         if not self.drain_timeout_s >= 0:

@@ -2,12 +2,17 @@
 
 Opening a connection without completing a request costs a client nothing, and the server a file
 descriptor. So a request's head has to arrive within ``header_timeout_s`` (its body within
-``body_timeout_s``, see ``guards``), and where one address, or all together, have as many
-connections as allowed, the oldest one without a complete request is closed in favour of the new
-one::
+``body_timeout_s``, see ``guards``), both in pieces of a reasonable size, and where one address, or
+all together, have as many connections as allowed, the oldest one without a complete request is
+closed in favour of the new one::
 
     connect ─► waiting ──request head──► serving ──response──► waiting (keep-alive)
+                  │                         │           └── part of the body is left: lingering
+                  │                         └── client takes no output: closed
                   └── too slow, or the oldest of too many: closed
+
+A lingering connection has been answered, and its client is still sending. What it sends is dropped
+without being parsed: closing at once would reset the connection, and with it the response.
 """
 
 import asyncio
@@ -15,16 +20,32 @@ import logging
 import resource
 import time
 from collections import Counter
+from functools import partial
 from typing import Any
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ostinato.server.config import ServerConfig
+from ostinato.server.errors import ApiError, body_in_pieces, response_of
+from ostinato.server.unread_output import add_connection
 
 _RESERVED_FILES = 128
 """File descriptors reserved for everything but connections."""
 
 _MOST_FILES = 65536
+
+_FREE_PIECES, _MIN_PIECE_BYTES = 1024, 256
+"""Pieces of a body that may be of any size, and the average size of further ones."""
+
+_MAX_HEAD_READS = 1024
+"""Reads in which a request's head must arrive; a head has at most 16 KiB."""
+
+_LINGER_S, _LINGER_BYTES = 2.0, 8 * 2**20
+"""How long, and how much, an answered client may go on sending."""
+
+_MIN_SENT_BYTES = 16384
+"""Bytes that a client must take in ``send_timeout_s``, where as many wait."""
 
 
 class Connections:
@@ -34,13 +55,14 @@ class Connections:
         most_per_address: Maximum number of connections of one address.
         most: Maximum number of connections.
         header_timeout_s: Time limit for a request's head, from connecting or its first byte.
+        send_timeout_s: Time limit for a client to take a part of its response.
     """
 
     def __init__(self, config: ServerConfig, most: int) -> None:
         """Start without connections; file descriptors may lower ``most``."""
         self.most_per_address = config.max_connections_per_address
         self.most = min(config.max_connections, most)
-        self.header_timeout_s = config.header_timeout_s
+        self.header_timeout_s, self.send_timeout_s = config.header_timeout_s, config.send_timeout_s
         self._waiting: dict[GuardedProtocol, None] = {}  # in order of waiting time, longest first
         self._open: Counter[str] = Counter()
 
@@ -83,20 +105,67 @@ class Connections:
         return False
 
 
+class BodyInPieces(Exception):
+    """A body came in too many pieces: each costs the event loop as much as a large one."""
+
+
+class CountedParser(h11.Connection):
+    """Parses HTTP/1.1, and counts the pieces of each request's body."""
+
+    num_pieces = num_bytes = 0
+
+    def next_event(self) -> Any:
+        """Return the next event.
+
+        Raises:
+            BodyInPieces: A body came in too many.
+        """
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self.num_pieces = self.num_bytes = 0
+        elif isinstance(event, h11.Data):
+            self.num_pieces += 1
+            self.num_bytes += len(event.data)
+            if self.num_pieces > _FREE_PIECES + self.num_bytes // _MIN_PIECE_BYTES:
+                raise BodyInPieces
+        return event
+
+
+class LingeringTransport:
+    """A transport whose ``close`` asks the protocol how."""
+
+    def __init__(self, transport: asyncio.Transport, close: Any) -> None:
+        """Wrap a transport."""
+        self._transport = transport
+        self.close, self.write = close, transport.write
+        self.is_lingering = False
+
+    def is_closing(self) -> bool:
+        """Whether nothing more is written."""
+        return self.is_lingering or self._transport.is_closing()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
 class GuardedProtocol(H11Protocol):
-    """An HTTP/1.1 connection with a time limit for each request's head."""
+    """An HTTP/1.1 connection with time limits for requests' heads and for taking responses."""
 
     def __init__(self, connections: Connections, **settings: Any) -> None:
         """Create the protocol; the connection is not open yet."""
         super().__init__(**settings)
+        self.conn = self._parser = CountedParser(h11.SERVER)
         self.address = ""
         self._connections = connections
         self._is_registered = False
         self._deadline: asyncio.TimerHandle | None = None
+        self._send_deadline: asyncio.TimerHandle | None = None
+        self._num_reads = 0  # of the current head, or bytes while it lingers
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accept a connection, or close it at once."""
-        super().connection_made(transport)
+        self._lingering = LingeringTransport(transport, partial(self._close, transport))
+        super().connection_made(self._lingering)  # type: ignore[arg-type]
         self.address = self.client[0] if self.client else ""
         self._is_registered = self._connections.enter(self)
         if self._is_registered:
@@ -111,23 +180,112 @@ class GuardedProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Receive bytes, and start or stop the timer of the request's head."""
+        if self._lingering.is_lingering:
+            self._num_reads += len(data)
+            if self._num_reads > _LINGER_BYTES:
+                self.abort()
+            return
         super().data_received(data)
         if self._is_serving:
             self._end_wait()
             self._connections.note_request(self)
+            return
+        self._num_reads += 1
+        if self._num_reads > _MAX_HEAD_READS:
+            self.abort()
         elif self._deadline is None:
             self._await_head()
 
+    def handle_events(self) -> None:
+        """Start the requests that have arrived; refuse a body in too many pieces."""
+        try:
+            super().handle_events()
+        except BodyInPieces:
+            self._refuse(body_in_pieces(self._parser.num_pieces, self._parser.num_bytes))
+        if self._is_serving:
+            add_connection(self.scope, self)
+
     def on_response_complete(self) -> None:
         """Wait for the next request, unless a pipelined one is being served already."""
+        if self.conn.their_state is h11.SEND_BODY:
+            self.transport.close()
         super().on_response_complete()
         if self._is_registered and not self._is_serving:
             self._connections.note_idle(self)
+        self._await_reader()
+
+    def pause_writing(self) -> None:
+        """Start the timer of a client that does not take what was written."""
+        super().pause_writing()
+        self._await_reader()
+
+    def resume_writing(self) -> None:
+        """Stop it, unless the rest is all that is left."""
+        super().resume_writing()
+        self._stop_send_timer()
+        if not self._is_serving:
+            self._await_reader()
+
+    @property
+    def is_congested(self) -> bool:
+        """Whether the client has not taken what was written."""
+        return self.flow.write_paused and not self.cycle.disconnected
 
     def abort(self) -> None:
         """Close the connection without a response."""
         self._leave()
         self.transport.abort()
+
+    def _close(self, transport: asyncio.Transport) -> None:
+        """Close the connection once its client has the response."""
+        if self.transport.is_closing():
+            return
+        if self.conn.their_state is not h11.SEND_BODY:
+            transport.close()
+            self._await_reader()
+            return
+        self._lingering.is_lingering, self._num_reads = True, 0
+        self.flow.resume_reading()
+        if transport.can_write_eof():
+            transport.write_eof()
+        self._end_wait()
+        self._deadline = self.loop.call_later(_LINGER_S, self.abort)
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer a request in place of the application, and close the connection."""
+        self.cycle.disconnected = True
+        self.cycle.message_event.set()
+        if not self.cycle.response_started:
+            response = response_of(self.scope["path"], error)
+            headers = [*response.raw_headers, (b"connection", b"close")]
+            for event in (
+                h11.Response(status_code=error.status, headers=headers),
+                h11.Data(data=bytes(response.body)),
+                h11.EndOfMessage(),
+            ):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+    def _await_reader(self) -> None:
+        """Close the connection unless its client takes a part of what waits in time."""
+        self._stop_send_timer()
+        num_bytes = self.transport.get_write_buffer_size()
+        if not num_bytes:
+            return
+
+        def check() -> None:
+            num_left = self.transport.get_write_buffer_size()
+            if num_left and num_bytes - num_left < _MIN_SENT_BYTES:
+                self.abort()
+                return
+            self._await_reader()
+
+        self._send_deadline = self.loop.call_later(self._connections.send_timeout_s, check)
+
+    def _stop_send_timer(self) -> None:
+        if self._send_deadline is not None:
+            self._send_deadline.cancel()
+            self._send_deadline = None
 
     @property
     def _is_serving(self) -> bool:
@@ -136,6 +294,7 @@ class GuardedProtocol(H11Protocol):
     def _leave(self) -> None:
         """Stop the timer, and count the connection no longer."""
         self._end_wait()
+        self._stop_send_timer()
         if self._is_registered:
             self._is_registered = False
             self._connections.leave(self)
@@ -147,6 +306,7 @@ class GuardedProtocol(H11Protocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+        self._num_reads = 0
 
 
 def raise_file_limit() -> int:

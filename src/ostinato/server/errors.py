@@ -145,12 +145,22 @@ def body_too_long(num_bytes: int, most: int) -> ApiError:
     )
 
 
-def body_too_slow(timeout_s: float) -> ApiError:
+def body_too_slow(timeout_s: float, min_rate: int) -> ApiError:
     """Return the error for a body that took too long."""
     return ApiError(
         408,
-        f"the body did not arrive within {timeout_s:g} s: send it faster, or raise --body-timeout",
+        f"the body did not arrive within {timeout_s:g} s, or at less than {min_rate} bytes per "
+        "second: send it faster, raise --body-timeout, or lower --min-body-rate",
         code="body_timeout",
+    )
+
+
+def body_in_pieces(num_pieces: int, num_bytes: int) -> ApiError:
+    """Return the error for a body that came in too many pieces."""
+    return ApiError(
+        413,
+        f"the first {num_bytes} bytes of the body came in {num_pieces} pieces: send larger chunks",
+        code="too_many_pieces",
     )
 
 

@@ -80,9 +80,9 @@ class BodyGuard:
         if announced.isdigit() and int(announced[:20]) > most:
             raise body_too_long(int(announced[:20]), most)
         pieces: list[bytes] = []
-        more = True
+        more, begun_s = True, asyncio.get_running_loop().time()
         try:
-            async with asyncio.timeout(self._config.body_timeout_s):
+            async with asyncio.timeout_at(begun_s + self._time_for(0)) as deadline:
                 while more:
                     message = await receive()
                     if message["type"] == "http.disconnect":
@@ -93,9 +93,17 @@ class BodyGuard:
                     if body.num_bytes > most:
                         raise body_too_long(body.num_bytes, most)
                     more = message.get("more_body", False)
+                    deadline.reschedule(begun_s + self._time_for(body.num_bytes))
         except TimeoutError:
-            raise body_too_slow(self._config.body_timeout_s) from None
+            config = self._config
+            raise body_too_slow(config.body_timeout_s, config.min_body_rate) from None
         body.data = b"".join(pieces)
+
+    def _time_for(self, num_bytes: int) -> float:
+        """Return after how many seconds a body must have more than so many bytes."""
+        config = self._config
+        time_at_rate_s = config.header_timeout_s + num_bytes / config.min_body_rate
+        return min(config.body_timeout_s, time_at_rate_s)
 
     def _charge(self, body: "_Body", num_bytes: int) -> None:
         """Count the bytes of a tenant's unfinished requests.

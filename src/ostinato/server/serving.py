@@ -37,7 +37,6 @@ async def serve(
     with _refusals_observed(state, caller, call):
         priority = _priority(caller, call)
         state.rate_limit.enter(caller, call.params.n)
-    state.num_live += call.params.n
     record = ServedRequest(call.request_id, call, caller, salt, time.monotonic())
     try:
         for observer in state.observers:
@@ -58,7 +57,6 @@ async def serve(
     finally:
         finished = record.output is not None and record.output.finished
         record.is_gone = record.error is None and not finished
-        state.num_live -= call.params.n
         state.rate_limit.leave(caller, call.params.n, record.output)
         for observer in state.observers:
             observer.finished(record)
@@ -94,13 +92,29 @@ def check_room(state: ServerState, caller: Caller, calls: Sequence[GenerateCall]
         if num_sequences > config.max_requests:
             raise _too_many("prompts times n", num_sequences, config.max_requests, "--max-requests")
         if state.num_live + num_sequences > config.max_requests:
-            raise ApiError(
-                429,
-                "the server is at capacity: retry after 1 s",
-                kind="rate_limit_error",
-                code="queue_full",
-                headers={"Retry-After": "1"},
+            raise _full("the server is at capacity", "queue_full")
+        if not state.rate_limit.has_room(
+            caller, num_sequences, config.max_requests, config.key_share
+        ):
+            if num_sequences > config.max_requests * config.key_share:
+                most = int(config.max_requests * config.key_share)
+                raise _too_many("prompts times n", num_sequences, most, "--key-share")
+            raise _full(
+                f"this key has its share (--key-share {config.key_share:g}) of the "
+                f"{config.max_requests} continuations of this server",
+                "key_share",
             )
+
+
+def _full(reason: str, code: str) -> ApiError:
+    """Return the error for a call that has no room now."""
+    return ApiError(
+        429,
+        f"{reason}: retry after 1 s",
+        kind="rate_limit_error",
+        code=code,
+        headers={"Retry-After": "1"},
+    )
 
 
 def _too_many(name: str, value: int, most: int, option: str) -> ApiError:

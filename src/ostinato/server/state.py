@@ -18,6 +18,7 @@ from ostinato.server.observer import Observer
 from ostinato.server.rate_limit import RateLimit
 from ostinato.server.response_store import ResponseStore
 from ostinato.server.tenant_usage import TenantUsage
+from ostinato.server.unread_output import UnreadOutput
 
 
 @dataclass(eq=False)
@@ -33,10 +34,10 @@ class ServerState:
         held_prefixes: Leases taken for breakpoints.
         rate_limit: Enforces tenants' limits.
         responses: Stored responses.
+        unread: Output that clients have not taken.
         snapshots: The engine's counters, for metrics and the page.
         started_s: Start time, in seconds since 1970.
         formats: Formats of the model's answers.
-        num_live: Unfinished continuations, running and waiting.
         loading_adapter: Lock held while an adapter is loaded, so that numbers are unique.
         is_draining: Whether it refuses new requests, and ends with the last one.
     """
@@ -49,12 +50,17 @@ class ServerState:
     rate_limit: RateLimit = field(default_factory=RateLimit)
     responses: ResponseStore = field(default_factory=ResponseStore)
     started_s: int = field(default_factory=lambda: int(time.time()))
+    unread: UnreadOutput = field(init=False)
     held_prefixes: HeldPrefixes = field(init=False)
     snapshots: EngineWatch[Snapshot] = field(init=False)
     formats: AnswerFormats = field(init=False)
-    num_live: int = 0
     loading_adapter: asyncio.Lock = field(default_factory=asyncio.Lock)
     is_draining: bool = False
+
+    @property
+    def num_live(self) -> int:
+        """Continuations in the engine, running and waiting."""
+        return self.rate_limit.num_live
 
     @property
     def fingerprint(self) -> str:
@@ -69,6 +75,7 @@ class ServerState:
         """
         config, tokenizer = self.config, self.llm.engine.loaded.tokenizer
         self.formats = AnswerFormats.of(tokenizer, config.tool_call_parser, config.reasoning_parser)
+        self.unread = UnreadOutput(config.max_unread_bytes, config.max_tenant_unread_bytes)
         self.held_prefixes = HeldPrefixes(self.llm)
         self.snapshots = EngineWatch(self.llm, take_snapshot)
         self.observers.append(self.usage)

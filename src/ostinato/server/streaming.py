@@ -16,6 +16,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ostinato.engine.outputs import CompletionOutput, Logprob, RequestOutput
 from ostinato.server.errors import ApiError, api_error, body_of
+from ostinato.server.unread_output import Backlog
 
 AnswerT = TypeVar("AnswerT")
 Events = AsyncGenerator[bytes, None]
@@ -66,7 +67,7 @@ async def begin(request: Request, events: Events) -> "EventStream":
     except BaseException:
         await events.aclose()
         raise
-    return EventStream(first, events, request.url.path)
+    return EventStream(first, events, request)
 
 
 class EventStream(Response):
@@ -74,43 +75,52 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, first: bytes, events: Events, path: str) -> None:
-        """Wrap a started stream; the path selects the shape of errors."""
-        self._first, self._events, self._path = first, events, path
+    def __init__(self, first: bytes, events: Events, request: Request) -> None:
+        """Wrap a started stream; the request's path selects the shape of errors."""
+        self._first, self._events, self._request = first, events, request
         self.status_code = 200
         self.background = None
         self.init_headers({"cache-control": "no-store", "x-accel-buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send all events, unless the client disconnects."""
-        writing = asyncio.create_task(self._write(send))
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        backlog = self._backlog(scope, send)
+        writing = asyncio.create_task(self._write(backlog))
         gone = asyncio.create_task(_gone(receive))
         try:
             await asyncio.wait({writing, gone}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await _end(writing, gone)
+            await backlog.close()
             await self._events.aclose()
         if not writing.cancelled():
             writing.result()
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _write(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        await send(_piece(self._first))
+    def _backlog(self, scope: Scope, send: Send) -> Backlog:
+        state, headers = self._request.app.state.server, self._request.headers
+
+        async def send_piece(data: bytes) -> None:
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+
+        return Backlog(
+            scope, send_piece, state.unread, lambda: state.callers.identify(headers).tenant
+        )
+
+    async def _write(self, backlog: Backlog) -> None:
+        await backlog.put(self._first)
         try:
             async for line in self._events:
-                await send(_piece(line))
+                await backlog.put(line)
         except Exception as error:
-            await send(_piece(self._error(api_error(error))))
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await backlog.put(self._error(api_error(error)))
+        await backlog.drain()
 
     def _error(self, error: ApiError) -> bytes:
         """Format an error as an event, named for Anthropic's clients."""
-        body = body_of(self._path, error)
+        body = body_of(self._request.url.path, error)
         return named_event(body["type"], body) if "type" in body else event(body)
-
-
-def _piece(data: bytes) -> Message:
-    return {"type": "http.response.body", "body": data, "more_body": True}
 
 
 async def _next(events: Events) -> bytes:
