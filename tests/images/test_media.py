@@ -20,7 +20,7 @@ from ostinato.engine.config import EngineConfig
 from ostinato.images import media
 from ostinato.images.media import MediaLimits, fetch, is_public
 from ostinato.images.picture import as_picture, decode
-from tests.support.images import picture, png
+from tests.support.images import picture, png, repeated_scans
 
 FILE = png(picture(1))
 BOMB = png(picture(1, 2000, 2000))[:5000]
@@ -38,6 +38,8 @@ def get(url: str, limits: MediaLimits) -> bytes:
         (FILE[: len(FILE) // 2], "cannot be decoded"),
         (BOMB, "2000 x 2000 = 4000000 pixels: at most max_image_pixels=1000000"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "cannot be decoded"),
+        (png(Image.new("1", (1, 50_000))), "1 x 50000 pixels: it may be at most 100 times"),
+        (repeated_scans(picture(1), 101), "has 1.. scans: at most 100 are decoded"),
     ],
 )
 def test_what_is_no_whole_image_of_an_allowed_size_is_refused(content: bytes, said: str):
@@ -106,7 +108,10 @@ def test_files_are_read_below_the_allowed_directory_alone(tmp_path: Path):
 
 
 PRIVATE = """127.0.0.1 10.1.2.3 192.168.0.1 169.254.169.254 100.64.0.1 0.0.0.0 224.0.0.1 ::1
-255.255.255.255 fe80::1%eth0 fd00::1 ::ffff:127.0.0.1 64:ff9b::a00:1 2002:7f00:1:: ff02::1"""
+255.255.255.255 fe80::1%eth0 fd00::1 ::ffff:127.0.0.1 64:ff9b::a00:1 2002:7f00:1:: ff02::1
+fec0::1 192.88.99.1 3fff::1 ::7f00:1 64:ff9b:1::1 100::1 100:0:0:1::1 2001:2::1 2001:20::1
+2001:db8::1 2620:4f:8000::1 5f00::1 192.0.0.8 192.0.2.1 192.31.196.1 192.52.193.1 192.175.48.1
+198.18.0.1 198.51.100.1 203.0.113.1 240.0.0.1"""
 
 
 def test_addresses_inside_a_network_are_not_public_in_any_notation():
@@ -114,7 +119,8 @@ def test_addresses_inside_a_network_are_not_public_in_any_notation():
 
 
 def test_open_addresses_are_public():
-    assert is_public("93.184.216.34") and is_public("2606:2800:220:1:248:1893:25c8:1946")
+    open_ones = "93.184.216.34 2606:2800:220:1:248:1893:25c8:1946 2001:4860:4860::8888 2a00:1450::1"
+    assert all(map(is_public, open_ones.split()))
 
 
 class Answers(AbstractResolver):

@@ -34,6 +34,7 @@ def viewer(checkpoints: Checkpoints) -> Iterator[str]:
         num_blocks=128,
         limit_mm_per_prompt={"image": 2},
         max_image_pixels=9000,
+        max_prompt_pixels=12_000,
     )
     with serving(ServerState(llm, ServerConfig(model_names=("viewer",)))) as url:
         yield url
@@ -166,3 +167,11 @@ def test_the_page_and_tokenize_show_an_image_as_one(viewer: str):
 
     assert any("[image: 16 tokens]" in prefix["head"] + prefix["branch"] for prefix in prefixes)
     assert counted["count"] > 16
+
+
+def test_the_pixels_of_a_conversation_are_bounded_before_any_is_decoded(viewer: str):
+    """Two images of 6,400 pixels, of which the second is broken: neither is decoded."""
+    file = png(picture(1, 80, 80))
+    whole, broken = (base64.b64encode(part).decode() for part in (file, file[: len(file) // 2]))
+    with pytest.raises(openai.BadRequestError, match="max_prompt_pixels=12000"):
+        ask(viewer, *(f"data:image/png;base64,{part}" for part in (whole, broken)))

@@ -148,3 +148,12 @@ class ImageReference:
 
 
 assert set(PROCESSORS) <= {*COMPOSITES, *COMPOSITE_HYBRIDS}
+
+
+def repeated_scans(image: Image.Image, num_repetitions: int) -> bytes:
+    """Return a progressive JPEG whose last scan is written several times."""
+    file = io.BytesIO()
+    image.save(file, "JPEG", progressive=True)
+    content = file.getvalue()
+    head, scan = content[: content.rindex(b"\xff\xda")], content[content.rindex(b"\xff\xda") : -2]
+    return head + scan * num_repetitions + content[-2:]

@@ -224,6 +224,7 @@ class ServedEngineOptions(EngineOptions):
         256 * 2**20, "Memory for cached outputs of the image encoder."
     )
     max_image_pixels: int = _images(2**25, "Maximum pixels of an image.")
+    max_prompt_pixels: int = _images(2**26, "Maximum pixels of a prompt's images together.")
     max_image_bytes: int = _images(20 * 2**20, "Maximum bytes of an image file.")
     media_timeout_s: float = _images(5.0, "Seconds to fetch an image, redirects included.")
     allowed_local_media_path: str = _images(

@@ -11,6 +11,8 @@ Files in reading order:
 * ``tokenized_text``: a text with the tokens that stand for it
 * ``text_boundaries``: where a text can be cut so that its parts have the tokens of the whole
 * ``known_texts``: which texts are known with their tokens, by tenant
+* ``worker_process``, ``tenant_queue``: work that can be killed, and done in turns by tenant
+* ``image_worker``, ``image_decoder``: decode images within limits
 * ``image_prompts``: the images of a prompt, and their places among its tokens
 * ``outputs``: what the caller gets
 * ``token_table``, ``detokenizer``, ``stop_strings``: from token ids to text, and to its end
@@ -40,7 +42,7 @@ Files in reading order:
 * ``adapter_api``: loads and unloads adapters between steps
 * ``batch``, ``llm``: batches, with a progress bar and Ctrl-C
 * ``thread_bridge``, ``engine_thread``: the engine's thread, and how event loops talk to it
-* ``tenant_queue``, ``tokenizer_executor``: tokenizing without blocking the event loop
+* ``tokenizer_executor``: tokenizing without blocking the event loop
 * ``admin_api``: leases, public prefixes, erasure, new weights, recordings
 * ``async_llm``: many callers at once
 

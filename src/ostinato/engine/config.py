@@ -54,6 +54,7 @@ class EngineConfig(EngineSettings):
             tuple(self.allowed_media_domains),
             self.max_image_bytes,
             self.max_image_pixels,
+            self.max_prompt_pixels,
             self.media_timeout_s,
         )
 

@@ -10,16 +10,17 @@ vectors::
 
 import asyncio
 from array import array
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from typing import Any
 
 import numpy as np
 
-from ostinato.core.errors import RequestError
+from ostinato.core.errors import PromptTooLong, RequestError
 from ostinato.core.identity import ImageSpan
 from ostinato.core.tokens import pack_tokens
+from ostinato.engine.image_decoder import ImageReader, LocalImages
 from ostinato.images.media import MediaLimits, fetch
 from ostinato.images.parts import Message, images_in, without_sources
 from ostinato.images.picture import Picture, as_picture
@@ -27,8 +28,8 @@ from ostinato.runner.image_store import ServedImage
 from ostinato.runner.model_loader import LoadedModel
 from ostinato.runner.vision import Vision
 
-RunDecoder = Callable[[Callable[[], Picture]], Awaitable[Picture]]
-"""Decodes an image outside of the event loop."""
+MAX_FILES = 4
+"""Files of the largest size that the images of one conversation may be together."""
 
 
 class ImagePrompts:
@@ -39,36 +40,77 @@ class ImagePrompts:
         self._loaded, self._limits, self._most = loaded, limits, most
 
     async def load(
-        self, messages: Sequence[Message], run: RunDecoder = asyncio.to_thread
+        self, messages: Sequence[Message], reader: ImageReader, max_tokens: int | None = None
     ) -> tuple[Sequence[Any], tuple[Picture, ...]]:
-        """Fetch and decode the images of a conversation.
+        """Fetch the images of a conversation, and decode them one after the other.
 
         Args:
             messages: In order.
-            run: Runs a decoder outside of the event loop.
+            reader: Reads images outside of the event loop.
+            max_tokens: Images with more tokens are refused.
 
         Returns:
             The conversation as chat templates read it, and its images in order.
 
         Raises:
-            RequestError: The model takes none or not as many, or one cannot be loaded.
+            RequestError: The model takes none or not as many, or one cannot be loaded. Sizes are
+                checked before anything is decoded.
         """
         sources = images_in(messages)
         if not sources:
             return messages, ()
-        self._vision_for(len(sources))
-        pictures = []
-        for number, source in enumerate(sources, 1):
-            image = await fetch(source, self._limits) if isinstance(source, str) else source
-            pictures.append(await run(self._decoder(image, number)))
+        vision = self._vision_for(len(sources))
+        images = await self._fetch_all(sources)
+        files = [pair for pair in enumerate(images, 1) if isinstance(pair[1], bytes)]
+        sizes = [await reader.measure(file, number) for number, file in files]
+        self._check_sizes(sizes, vision, max_tokens)
+        files.clear()
+        images.reverse()  # each file is freed when it is decoded
+        pictures = [await reader.decode(images.pop(), n) for n in range(1, len(sources) + 1)]
         return without_sources(messages), tuple(pictures)
+
+    async def _fetch_all(self, sources: Sequence[Any]) -> list[Any]:
+        images, num_bytes, limits = list[Any](), 0, self._limits
+        for source in sources:
+            images.append(await fetch(source, limits) if isinstance(source, str) else source)
+            num_bytes += len(images[-1]) if isinstance(source, str) else 0
+            if num_bytes > MAX_FILES * limits.max_bytes:
+                raise RequestError(
+                    f"the images have {num_bytes} bytes or more: at most {MAX_FILES} times "
+                    f"max_image_bytes={limits.max_bytes} of one conversation are read; send "
+                    "smaller ones"
+                )
+        return images
+
+    def _check_sizes(
+        self, sizes: Sequence[tuple[int, int]], vision: Vision, max_tokens: int | None
+    ) -> None:
+        """Refuse images that together have too many pixels or tokens."""
+        num_pixels = sum(width * height for width, height in sizes)
+        if num_pixels > self._limits.max_total_pixels:
+            raise RequestError(
+                f"the images have {num_pixels} pixels or more: at most max_prompt_pixels="
+                f"{self._limits.max_total_pixels} of one conversation are decoded; send smaller "
+                "ones"
+            )
+        # A file may say that it is turned by a quarter.
+        num_tokens = sum(
+            min(vision.grid(*size).num_tokens, vision.grid(*size[::-1]).num_tokens)
+            for size in sizes
+        )
+        if max_tokens is not None and num_tokens > max_tokens:
+            raise PromptTooLong(
+                f"the images have {num_tokens} tokens or more, and max_model_len={max_tokens}: "
+                "send fewer or smaller ones, or raise max_model_len as far as the model goes"
+            )
 
     def load_now(self, messages: Sequence[Message]) -> tuple[Sequence[Any], tuple[Picture, ...]]:
         """Load images as ``load``, without an event loop."""
         if not images_in(messages):
             return messages, ()
         with ThreadPoolExecutor(1) as thread:  # the caller may have an event loop of its own
-            return thread.submit(asyncio.run, self.load(messages)).result()
+            reader = LocalImages(self._limits.max_pixels)
+            return thread.submit(asyncio.run, self.load(messages, reader)).result()
 
     def spelled(self, text: str, images: Sequence[Any]) -> str:
         """Return a prompt's text with one placeholder token for each image."""
@@ -102,7 +144,8 @@ class ImagePrompts:
                 or fewer places for them.
         """
         vision = self._vision_for(len(images))
-        decoded = [self._decoder(image, number)() for number, image in enumerate(images, 1)]
+        max_pixels = self._limits.max_pixels
+        decoded = [as_picture(image, max_pixels, f"image {n}") for n, image in enumerate(images, 1)]
         served = tuple(ServedImage.of(p.pixels, p.digest, vision, tenant) for p in decoded)
         written = [vision.tokens(image.grid) for image in served]
         ids = np.frombuffer(tokens, dtype=np.uint32)
@@ -123,9 +166,6 @@ class ImagePrompts:
         if len(spans) < len(images) or np.any(places >= end):
             raise self._misplaced(vision, len(images), len(places))
         return pack_tokens(np.concatenate((*pieces, ids[end:]))), served, tuple(spans)
-
-    def _decoder(self, image: Any, number: int) -> Callable[[], Picture]:
-        return lambda: as_picture(image, self._limits.max_pixels, f"image {number}")
 
     def _vision_for(self, num_images: int) -> Vision:
         """Return the model's encoder, if it takes so many images."""

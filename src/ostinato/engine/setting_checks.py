@@ -29,6 +29,7 @@ _LEAST = {
     "max_lora_bytes": 1,
     "mm_encoder_cache_bytes": 0,
     "max_image_pixels": 1,
+    "max_prompt_pixels": 1,
     "max_image_bytes": 1,
     "kv_disk_bytes": 1,
 }

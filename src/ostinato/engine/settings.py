@@ -113,6 +113,7 @@ class EngineSettings:
             and leaves the encoder out of memory.
         mm_encoder_cache_bytes: Memory for cached outputs of the image encoder.
         max_image_pixels: Most pixels of an image; more are refused before they are decoded.
+        max_prompt_pixels: Most pixels of all images of a conversation.
         max_image_bytes: Largest file of an image.
         media_timeout_s: Time to fetch an image's URL, redirects included.
         allowed_local_media_path: Directory below which conversations may name images as
@@ -177,6 +178,7 @@ class EngineSettings:
     limit_mm_per_prompt: Mapping[str, int] = field(default_factory=dict)
     mm_encoder_cache_bytes: int = 256 * 2**20
     max_image_pixels: int = 2**25
+    max_prompt_pixels: int = 2**26
     max_image_bytes: int = 20 * 2**20
     media_timeout_s: float = 5.0
     allowed_local_media_path: str = ""

@@ -20,6 +20,7 @@ from ostinato.core.plan import TokenConstraint
 from ostinato.engine.chat import Message, render_text
 from ostinato.engine.engine import Engine
 from ostinato.engine.grammar_check import NUM_WORKERS
+from ostinato.engine.image_decoder import ImageDecoder
 from ostinato.engine.image_prompts import decode_prompt
 from ostinato.engine.prompts import Prompt, TokenIds, parse_prompt
 from ostinato.engine.request_validation import (
@@ -39,9 +40,6 @@ from ostinato.images.picture import Picture
 SHORT_TOKENS = 8192
 """Most ids that are checked on the event loop, within half a millisecond."""
 
-IMAGE_DECODERS = 2
-"""Images that are decoded at once."""
-
 LONG_CHARACTERS = 32768
 """Texts of this length or more are tokenized apart from others, which take 10 ms at most."""
 
@@ -55,7 +53,7 @@ class TokenizerExecutor:
         self._texts = TenantQueue("tokenizer")
         self._long_texts = TenantQueue("long-tokenizer")
         self._grammars = TenantQueue("grammar", NUM_WORKERS)
-        self._images = TenantQueue("images", IMAGE_DECODERS)
+        self._images = ImageDecoder(engine.config.max_image_pixels)
 
     async def request(
         self, prompt: Prompt, params: SamplingParams, request_id: str | None, priority: int
@@ -102,7 +100,7 @@ class TokenizerExecutor:
         """
         self._engine.owner.check()
         return await self._engine.image_prompts.load(
-            messages, lambda work: self._images.run(cache_salt, work)
+            messages, self._images.of_tenant(cache_salt), self._engine.max_model_len
         )
 
     async def with_images(self, tokens: TokenizedText, images: Sequence[Picture]) -> list[int]:

@@ -26,6 +26,30 @@ MOST_REDIRECTS = 3  # that are followed; each is checked as the first URL is
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
+_SPECIAL = tuple(
+    map(
+        ipaddress.ip_network,
+        (
+            *(
+                "192.0.0.0/24",
+                "192.88.99.0/24",
+                "192.31.196.0/24",
+                "192.52.193.0/24",
+                "192.175.48.0/24",
+            ),
+            *("2001::/23", "2620:4f:8000::/48", "3fff::/20"),
+        ),
+    )
+)
+"""Special-purpose ranges that ``ipaddress`` takes for global, in some version of Python: the relay
+of 6to4, AMT and AS112, protocol assignments of IPv6, and documentation.
+
+Source: IANA, IPv4 and IPv6 Special-Purpose Address Registries (RFC 6890); RFC 7526, RFC 9637.
+"""
+
+_UNICAST = ipaddress.ip_network("2000::/3")
+"""All that IANA has given out of IPv6; site-local addresses and those of SRv6 are outside."""
+
 
 @dataclass(frozen=True, slots=True)
 class MediaLimits:
@@ -35,6 +59,7 @@ class MediaLimits:
     domains: tuple[str, ...] = ()  # hosts, without their subdomains; "*" is every public one
     max_bytes: int = 20 * 2**20  # of a file, as it is encoded
     max_pixels: int = 2**25  # of an image
+    max_total_pixels: int = 2**26  # of all images of a conversation
     timeout_s: float = 5.0  # for one URL, redirects included
 
 
@@ -46,7 +71,7 @@ async def fetch(url: str, limits: MediaLimits) -> bytes:
     """
     scheme = url.partition(":")[0].lower()
     if scheme == "data":
-        return _of_data(url, limits)
+        return await asyncio.to_thread(_of_data, url, limits)
     if scheme == "file":
         return await asyncio.to_thread(_of_file, url, limits)
     if scheme in ("http", "https"):
@@ -77,7 +102,10 @@ def is_public(address: str) -> bool:
             return is_public(str(inner))
         if parsed in _NAT64:
             return is_public(str(ipaddress.IPv4Address(int(parsed) & 0xFFFFFFFF)))
-    return parsed.is_global and not parsed.is_multicast and not parsed.is_reserved
+        if parsed not in _UNICAST:
+            return False
+    is_special = any(parsed in network for network in _SPECIAL if network.version == parsed.version)
+    return not is_special and parsed.is_global and not (parsed.is_multicast or parsed.is_reserved)
 
 
 def _public_socket(address: Any) -> socket.socket:

@@ -2,6 +2,8 @@
 
 import hashlib
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,6 +16,14 @@ from ostinato.core.errors import RequestError
 
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "WEBP")
 """Formats that are decoded; the decoders of others are less tested against malicious files."""
+
+MAX_RATIO = 100
+"""Times that an image may be longer than wide: models scale the shorter side to a fixed length."""
+
+MAX_SCANS = 100
+"""Scans of a JPEG, each of which passes over all pixels; progressive files have about ten."""
+
+_BEGIN_OF_SCAN = b"\xff\xda"
 
 
 @dataclass(frozen=True)
@@ -42,16 +52,38 @@ class Picture:
         return content.digest()
 
 
+def measure(encoded: bytes, max_pixels: int, name: str = "the image") -> tuple[int, int]:
+    """Return the width and height of a file in one of ``FORMATS``, from its head.
+
+    Raises:
+        RequestError: As of ``decode``.
+    """
+    with _opened(encoded, name) as image:
+        _check_size(image.width, image.height, max_pixels, name)
+        return image.width, image.height
+
+
 def decode(encoded: bytes, max_pixels: int, name: str = "the image") -> Picture:
     """Decode a file in one of ``FORMATS``; of an animation, the first frame.
 
     Raises:
-        RequestError: It is not an image, is broken, or has too many pixels, which is checked
-            before anything is decoded; ``name`` is what the error calls it.
+        RequestError: It is not an image, is broken, or has too many pixels or scans, which is
+            checked before anything is decoded; ``name`` is what the error calls it.
     """
+    with _opened(encoded, name) as image:
+        return _converted(image, max_pixels, name)
+
+
+@contextmanager
+def _opened(encoded: bytes, name: str) -> Iterator[Image.Image]:
+    """Read the head of a file, and raise what decoders raise about it as a ``RequestError``."""
     try:
         with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
-            return _converted(image, max_pixels, name)
+            if image.format == "JPEG" and (num_scans := encoded.count(_BEGIN_OF_SCAN)) > MAX_SCANS:
+                raise RequestError(
+                    f"{name} has {num_scans} scans: at most {MAX_SCANS} are decoded; save it again"
+                )
+            yield image
     except RequestError:
         raise
     except Exception as error:  # decoders raise all kinds of errors about broken files
@@ -114,4 +146,9 @@ def _check_size(width: int, height: int, max_pixels: int, name: str) -> None:
         raise RequestError(
             f"{name} has {width} x {height} = {width * height} pixels: at most "
             f"max_image_pixels={max_pixels} are decoded; send a smaller one"
+        )
+    if max(width, height) > MAX_RATIO * min(width, height):
+        raise RequestError(
+            f"{name} has {width} x {height} pixels: it may be at most {MAX_RATIO} times as long as "
+            "wide; cut it into several"
         )
