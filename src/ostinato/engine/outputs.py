@@ -150,6 +150,8 @@ class RequestOutput:
             this one waited.
         num_kept_tokens: Prompt tokens of earlier answers that are kept as they were generated.
         error: Why it failed; None if it did not.
+        has_own_error: Whether the error is the request's own: its parameters, such as a grammar
+            that exceeds its limits, leave no token to sample.
     """
 
     request_id: str
@@ -165,6 +167,7 @@ class RequestOutput:
     num_waited_tokens: int = 0
     num_kept_tokens: int = 0
     error: str | None = None
+    has_own_error: bool = False
 
     @property
     def metrics(self) -> RequestMetrics:

@@ -88,6 +88,7 @@ class RequestState:
     def __init__(self, made: PreparedRequest, tokens: TokenTable | None) -> None:
         self.request, self.params = made.request, made.params
         self.error: str | None = None  # why it failed
+        self._has_own_error = False
         self.known = made.known  # its prompt, if its answers are to be remembered
         self.images: tuple[ServedImage, ...] = ()  # kept for as long as steps may need them
         self.load_note: LoadNote | None = None  # what a tier had of its prompt
@@ -150,6 +151,7 @@ class RequestState:
             self._leader = sequence
         if token is not None and token.error:
             self.error = token.error
+            self._has_own_error = not token.error.startswith(MODEL_FAULT)
         elif token is not None:
             if self._first_token_s is None:
                 self._first_token_s = now_s
@@ -164,7 +166,7 @@ class RequestState:
 
     def fail(self, reason: FinishReason, error: str | None, now_s: float) -> None:
         """End every continuation that has not ended."""
-        self.error = error
+        self.error, self._has_own_error = error, False
         for completion in self._completions:
             if completion.finish_reason is None:
                 self._end(completion, reason, None, now_s)
@@ -196,6 +198,7 @@ class RequestState:
                 last_token=self._last_token_s,
             ),
             error=self.error,
+            has_own_error=self._has_own_error,
         )
 
     def _end(

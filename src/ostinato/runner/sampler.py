@@ -209,13 +209,13 @@ def _explain(logits: Tensor, scores: Tensor, task: SampleTask) -> str:
     """Return why nothing can be sampled from a row; logits before and after edits, (vocab,)."""
     if logits.isnan().any():
         return (
-            "the model gave NaN: its weights are broken, or its activations overflow "
+            f"{MODEL_FAULT} NaN: its weights are broken, or its activations overflow "
             f"{logits.dtype}; try dtype='float32'"
         )
     if logits.isposinf().any():
-        return f"the model gave +inf: its activations overflow {logits.dtype}; try dtype='float32'"
+        return f"{MODEL_FAULT} +inf: its activations overflow {logits.dtype}; try dtype='float32'"
     if logits.isneginf().all():
-        return "the model gave -inf for every token of the vocabulary"
+        return f"{MODEL_FAULT} -inf for every token of the vocabulary"
     if scores.isneginf().all() and task.constraint is not None:
         return _explain_constraint(task, task.constraint)
     params = task.params

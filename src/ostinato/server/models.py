@@ -11,6 +11,7 @@ from typing import Any
 from fastapi import APIRouter
 from pydantic import Field
 
+from ostinato.core.errors import RequestError
 from ostinato.engine.adapters import LoRARequest
 from ostinato.runner.lora_config import CONFIG_FILE, WEIGHTS_FILE
 from ostinato.server.callers import ADMIN_ONLY, CallerDep
@@ -140,12 +141,16 @@ def _allowed(path: str, folders: tuple[str, ...]) -> Path:
 
     Raises:
         ApiError: It is outside the folders that the operator allows (403).
+        RequestError: It is no path.
     """
-    found = Path(path).resolve()
-    real = [(found / name).resolve() for name in (CONFIG_FILE, WEIGHTS_FILE)]
+    try:
+        real_path = Path(path).resolve()
+        files = [(real_path / name).resolve() for name in (CONFIG_FILE, WEIGHTS_FILE)]
+    except (OSError, ValueError) as error:  # too long, a null byte, a loop of links
+        raise RequestError(f"lora_path={path!r:.200}: cannot be a directory ({error})") from error
     for folder in map(Path.resolve, map(Path, folders)):
-        if all(file.is_relative_to(folder) for file in real):
-            return found
+        if all(file.is_relative_to(folder) for file in files):
+            return real_path
     shown = ", ".join(folders) or "none; start the server with --lora-folder"
     raise ApiError(
         403,

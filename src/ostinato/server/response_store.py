@@ -1,11 +1,21 @@
 """Stored responses, for ``previous_response_id``.
 
-In memory, separate for each tenant, and bounded in number and bytes, per tenant and in total; the
-oldest are evicted first. A client that needs a conversation for longer resends it in full.
+In memory, separate for each tenant, and bounded in number per tenant and in bytes of all; beyond
+that, the tenant with the most bytes loses its oldest. So no tenant's share depends on what others
+store, as long as it is not the largest. A client that needs a conversation for longer resends it in
+full.
+
+Responses are kept as JSON, in pieces: large fields of a body, such as a list of tools, messages and
+input items. Equal pieces of one tenant are kept once::
+
+    response ──► digests ──► tools                  one list of tools
+    response ──► digests ──►   ┴  messages ...      the messages of the turns before
 """
 
-from collections import Counter, OrderedDict
-from dataclasses import dataclass
+import json
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any
 
 from ostinato.server.tools import Message
@@ -13,6 +23,9 @@ from ostinato.tenants.terms import is_salt_of
 
 MOST_PER_TENANT = 512
 MOST_BYTES = 64 * 2**20
+
+_MIN_FIELD_BYTES = 256
+"""Fields of a body from this size on are pieces of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +37,94 @@ class StoredResponse:
         body: The response's body.
         messages: The conversation without instructions, which apply to one response only.
         inputs: Its input items.
-        num_bytes: Approximate size beyond that of the responses it continues.
     """
 
     salt: str
     body: dict[str, Any]
     messages: tuple[Message, ...]
     inputs: tuple[dict[str, Any], ...]
-    num_bytes: int
+
+
+@dataclass(slots=True)
+class _Piece:
+    """A JSON value, and the number of times that responses refer to it."""
+
+    content: bytes
+    num_references: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A response as digests of its pieces; ``small`` are the small fields of its body, as JSON."""
+
+    salt: str
+    small: bytes
+    fields: dict[str, bytes]
+    messages: tuple[bytes, ...]
+    inputs: tuple[bytes, ...]
+
+    @property
+    def pieces(self) -> tuple[bytes, ...]:
+        return (*self.fields.values(), *self.messages, *self.inputs)
+
+
+@dataclass(slots=True)
+class _Tenant:
+    """The responses of one tenant, the oldest first, and their pieces by digest."""
+
+    entries: OrderedDict[str, _Entry] = field(default_factory=OrderedDict)
+    pieces: dict[bytes, _Piece] = field(default_factory=dict)
+    num_bytes: int = 0
+
+    def add(self, response: StoredResponse) -> None:
+        small, large = dict[str, Any](), dict[str, bytes]()
+        for name, value in response.body.items():
+            content = _encoded(value)
+            if len(content) < _MIN_FIELD_BYTES:
+                small[name] = value
+            else:
+                large[name] = self._hold(content)
+        entry = _Entry(
+            response.salt,
+            _encoded(small),
+            large,
+            tuple(self._hold(_encoded(message)) for message in response.messages),
+            tuple(self._hold(_encoded(item)) for item in response.inputs),
+        )
+        self.num_bytes += len(entry.small)
+        self.entries[response.body["id"]] = entry
+
+    def read(self, response_id: str) -> StoredResponse:
+        entry = self.entries[response_id]
+        fields = {name: self._value(digest) for name, digest in entry.fields.items()}
+        return StoredResponse(
+            entry.salt,
+            {**_decoded(entry.small), **fields},
+            tuple(map(self._value, entry.messages)),
+            tuple(map(self._value, entry.inputs)),
+        )
+
+    def remove(self, response_id: str) -> None:
+        entry = self.entries.pop(response_id)
+        self.num_bytes -= len(entry.small)
+        for digest in entry.pieces:
+            piece = self.pieces[digest]
+            piece.num_references -= 1
+            if not piece.num_references:
+                self.num_bytes -= len(piece.content)
+                del self.pieces[digest]
+
+    def _hold(self, content: bytes) -> bytes:
+        digest = blake2b(content, digest_size=32).digest()
+        piece = self.pieces.get(digest)
+        if piece is None:
+            piece = self.pieces[digest] = _Piece(content)
+            self.num_bytes += len(content)
+        piece.num_references += 1
+        return digest
+
+    def _value(self, digest: bytes) -> Any:
+        return _decoded(self.pieces[digest].content)
 
 
 class ResponseStore:
@@ -41,44 +134,68 @@ class ResponseStore:
         """Start empty."""
         self._most_per_tenant = most_per_tenant
         self._most_bytes = most_bytes
-        self._stored: OrderedDict[tuple[str, str], StoredResponse] = OrderedDict()
-        self._counts: Counter[str] = Counter()  # by tenant
-        self.num_bytes = 0
+        self._tenants: dict[str, _Tenant] = {}
 
     def __len__(self) -> int:
         """Number of responses of all tenants."""
-        return len(self._stored)
+        return sum(len(tenant.entries) for tenant in self._tenants.values())
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all pieces."""
+        return sum(tenant.num_bytes for tenant in self._tenants.values())
 
     def put(self, owner: str, response: StoredResponse) -> None:
-        """Store a response under its tenant's salt; the oldest ones beyond a limit are evicted."""
-        self._stored[owner, response.body["id"]] = response
-        self._counts[owner] += 1
-        self.num_bytes += response.num_bytes
-        while self._counts[owner] > self._most_per_tenant:
-            self._remove(next(key for key in self._stored if key[0] == owner))
+        """Store a response of a tenant; the oldest ones beyond a limit are evicted.
+
+        Cost: linear in the response, and in the number of tenants.
+        """
+        tenant = self._tenants.setdefault(owner, _Tenant())
+        tenant.add(response)
+        if len(tenant.entries) > self._most_per_tenant:
+            self._remove(owner, next(iter(tenant.entries)))
         while self.num_bytes > self._most_bytes:
-            self._remove(next(iter(self._stored)))
+            largest = max(self._tenants, key=lambda name: self._tenants[name].num_bytes)
+            self._remove(largest, next(iter(self._tenants[largest].entries)))
 
     def get(self, owner: str, response_id: str) -> StoredResponse | None:
         """Return a tenant's response; None if it is unknown or evicted."""
-        return self._stored.get((owner, response_id))
+        tenant = self._tenants.get(owner)
+        if tenant is None or response_id not in tenant.entries:
+            return None
+        return tenant.read(response_id)
 
     def delete(self, owner: str, response_id: str) -> bool:
         """Delete a response; return False if there is none of that id."""
-        if (owner, response_id) not in self._stored:
+        tenant = self._tenants.get(owner)
+        if tenant is None or response_id not in tenant.entries:
             return False
-        self._remove((owner, response_id))
+        self._remove(owner, response_id)
         return True
 
     def erase(self, salt: str) -> int:
         """Delete all responses of an erased salt; return their number."""
-        keys = [key for key, stored in self._stored.items() if is_salt_of(stored.salt, salt)]
+        keys = [
+            (owner, response_id)
+            for owner, tenant in self._tenants.items()
+            for response_id, entry in tenant.entries.items()
+            if is_salt_of(entry.salt, salt)
+        ]
         for key in keys:
-            self._remove(key)
+            self._remove(*key)
         return len(keys)
 
-    def _remove(self, key: tuple[str, str]) -> None:
-        self.num_bytes -= self._stored.pop(key).num_bytes
-        self._counts[key[0]] -= 1
-        if not self._counts[key[0]]:
-            del self._counts[key[0]]
+    def _remove(self, owner: str, response_id: str) -> None:
+        tenant = self._tenants[owner]
+        tenant.remove(response_id)
+        if not tenant.entries:
+            del self._tenants[owner]
+
+
+def _encoded(value: Any) -> bytes:
+    """Return JSON, in which a lone surrogate stays what it is."""
+    return json.dumps(value, ensure_ascii=False).encode(errors="surrogatepass")
+
+
+def _decoded(content: bytes) -> Any:
+    return json.loads(content.decode(errors="surrogatepass"))

@@ -1,6 +1,5 @@
 """``/v1/responses``."""
 
-import json
 import time
 import uuid
 from collections.abc import AsyncGenerator, Iterator
@@ -229,13 +228,11 @@ class ResponseAnswer:
         return response
 
     def _store(self, response: dict[str, Any]) -> None:
-        new, inputs = [*self.new, *self._writer.messages()], self.body.input_items()
         stored = StoredResponse(
             salt=self.caller.narrow(self.body.cache_salt),
             body=response,
-            messages=(*self.old, *new),
-            inputs=tuple(inputs),
-            num_bytes=sum(len(json.dumps(part)) for part in (response, new, inputs)),
+            messages=(*self.old, *self.new, *self._writer.messages()),
+            inputs=tuple(self.body.input_items()),
         )
         self.state.responses.put(self.caller.salt, stored)
 

@@ -13,7 +13,7 @@ from contextlib import aclosing, contextmanager
 
 from ostinato.core.request import FinishReason
 from ostinato.engine.outputs import RequestOutput
-from ostinato.errors import StepFailed
+from ostinato.errors import InvalidSamplingParams, StepFailed
 from ostinato.server.call import GenerateCall
 from ostinato.server.callers import Caller
 from ostinato.server.errors import ApiError, api_error, stopping
@@ -179,11 +179,12 @@ def _raise_if_failed(output: RequestOutput) -> None:
     """Raise the error of a failed request.
 
     Raises:
+        InvalidSamplingParams: Its parameters left no token to sample.
         StepFailed: Its forward pass failed.
         ApiError: It was cancelled, though not by its client.
     """
     if output.error is not None:
-        raise StepFailed(output.error)
+        raise (InvalidSamplingParams if output.has_own_error else StepFailed)(output.error)
     if output.finished and any(p.finish_reason == FinishReason.ABORT for p in output.outputs):
         raise ApiError(
             503,

@@ -240,21 +240,47 @@ def test_erasing_a_salt_erases_its_responses(client: openai.OpenAI, url: str):
         client.responses.retrieve(gone.id)
 
 
+def stored(name: str, salt: str, text: str = "", tools: str = "") -> StoredResponse:
+    return StoredResponse(salt, {"id": name, "tools": tools}, ({"content": text},), ({"id": name},))
+
+
 def test_the_store_is_bounded_and_apart_for_each_tenant():
-    """The oldest of a tenant go first, and the oldest of all when memory is short."""
-    store = ResponseStore(most_per_tenant=2, most_bytes=205)
-
-    def put(owner: str, name: str, salt: str, num_bytes: int = 15) -> None:
-        store.put(owner, StoredResponse(salt, {"id": name}, (), (), num_bytes))
-
+    """The oldest of a tenant go first, and those of the largest tenant when memory is short."""
+    store = ResponseStore(most_per_tenant=2, most_bytes=2000)
     for number in range(3):
-        put("a", f"r{number}", "a")
-    put("b", "r0", "b\x1fnarrow")
+        store.put("a", stored(f"r{number}", "a", "x" * 100))
+    store.put("b", stored("r0", "b\x1fnarrow"))
 
     assert [store.get("a", f"r{number}") is not None for number in range(3)] == [False, True, True]
-    assert store.get("b", "r0") is not None and store.get("b", "r1") is None
+    assert store.get("b", "r0") == stored("r0", "b\x1fnarrow") and store.get("b", "r1") is None
     assert not store.delete("b", "r2") and store.delete("a", "r1")
-    put("b", "long", "b\x1fnarrow", 200)
-    assert store.get("a", "r2") is None and store.get("b", "long") is not None
-    assert (store.erase("b"), store.erase("a")) == (1, 0)
+    store.put("b", stored("long", "b\x1fnarrow", "x" * 1500))
+    assert store.get("a", "r2") is not None and store.get("b", "r0") is None
+    assert (store.erase("b"), store.erase("a")) == (1, 1)
     assert (len(store), store.num_bytes) == (0, 0)
+
+
+def test_a_tenant_that_stores_much_evicts_its_own_responses():
+    """Nine requests with different tools of 7.5 MB; another tenant's conversation stays."""
+    store = ResponseStore()
+    store.put("bob", stored("mine", "bob", "To be"))
+    for number in range(9):
+        store.put("ann", stored(f"r{number}", "ann", tools=f"{number}" * 7_500_000))
+    assert store.get("bob", "mine") is not None
+    assert store.get("ann", "r0") is None and store.get("ann", "r8") is not None
+
+
+def test_tools_and_messages_of_several_responses_are_stored_once():
+    """A tool list of 100 kB in each turn, and the first turn's text in all later ones."""
+    store, tools = ResponseStore(), "t" * 100_000
+    messages: list[dict[str, str]] = []
+    for number in range(10):
+        messages.append({"content": f"{number}" * 10_000})
+        body = {"id": f"r{number}", "tools": tools}
+        store.put("ann", StoredResponse("ann", body, tuple(messages), ()))
+    assert 200_000 < store.num_bytes < 210_000
+    last = store.get("ann", "r9")
+    assert last is not None and last.messages == tuple(messages) and last.body["tools"] == tools
+    for number in range(10):
+        store.delete("ann", f"r{number}")
+    assert store.num_bytes == 0
