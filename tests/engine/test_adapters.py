@@ -359,3 +359,17 @@ def test_limits_are_named(llm: LLM, adapters: Path, monkeypatch: pytest.MonkeyPa
 
 def _limited(llm: LLM, setting: str, value: Any) -> Adapters:
     return Adapters(replace(llm.engine.config, **{setting: value}), llm.engine.runner.adapters)
+
+
+def test_other_weights_of_the_same_size_and_time_are_loaded(
+    llm: LLM, adapters: Path, tmp_path: Path
+):
+    """Written over in place, with the time of modification set back."""
+    folder = rewritten(adapters / "sql", tmp_path / "sql")
+    request, weights = LoRARequest("sql", 1, folder), folder / "adapter_model.safetensors"
+    assert llm.add_lora(request) and not llm.add_lora(request)
+    before = weights.stat()
+    weights.write_bytes((rewritten(folder, tmp_path / "x", weights=2) / weights.name).read_bytes())
+    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert weights.stat().st_size == before.st_size
+    assert llm.add_lora(request)

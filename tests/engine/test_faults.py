@@ -7,6 +7,7 @@ and the others have not: a request that found such a block later would get wrong
 import logging
 import signal
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -145,12 +146,22 @@ def test_an_error_behind_the_forward_pass_leaves_nothing_either(
 # --- Ctrl-C ---
 
 
+class OutOfTime(BaseException):
+    """What a program's own handler raises."""
+
+
+def raise_out_of_time(number: int, frame: FrameType | None) -> None:
+    raise OutOfTime
+
+
 @pytest.fixture
-def pythons_own_handler() -> Iterator[None]:
-    """Let Ctrl-C raise, as in a program of its own; test runners may have changed that."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+def handlers() -> Iterator[None]:
+    """Let Ctrl-C and a program's alarm raise; test runners may have changed that."""
+    own = {signal.SIGINT: signal.default_int_handler, signal.SIGALRM: raise_out_of_time}
+    before = {number: signal.signal(number, handler) for number, handler in own.items()}
     yield
-    signal.signal(signal.SIGINT, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.mark.parametrize("step", [0, 1, 4])
@@ -166,15 +177,17 @@ def test_an_interrupt_in_a_forward_pass_leaves_nothing(
     assert tokens_of(llm.generate(PROMPTS, GREEDY, use_tqdm=False)) == expected
 
 
-def interrupt_within(owner: Any, name: str, call: int, patch: pytest.MonkeyPatch) -> None:
-    """Make Ctrl-C come in the middle of a method, at its n-th call."""
+def interrupt_within(
+    owner: Any, name: str, call: int, patch: pytest.MonkeyPatch, number: int = signal.SIGINT
+) -> None:
+    """Make a signal come in the middle of a method, at its n-th call; by default Ctrl-C."""
     method, num_calls = getattr(owner, name), 0
 
     def interrupted(*arguments: Any, **named: Any) -> Any:
         nonlocal num_calls
         num_calls += 1
         if num_calls == call:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(number)
         return method(*arguments, **named)
 
     patch.setattr(owner, name, interrupted)
@@ -191,12 +204,21 @@ PLACES: dict[str, Callable[[Engine], tuple[Any, str]]] = {
 }
 
 
-@pytest.mark.parametrize("call", [1, 3])
+@pytest.mark.parametrize(
+    ("call", "number", "raised"),
+    [
+        (1, signal.SIGINT, KeyboardInterrupt),
+        (3, signal.SIGINT, KeyboardInterrupt),
+        (2, signal.SIGALRM, OutOfTime),
+    ],
+)
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.usefixtures("pythons_own_handler")
-def test_ctrl_c_tears_nothing(
+@pytest.mark.usefixtures("handlers")
+def test_an_exception_of_a_signal_handler_tears_nothing(
     place: str,
     call: int,
+    number: int,
+    raised: type[BaseException],
     make_llm: MakeLLM,
     monkeypatch: pytest.MonkeyPatch,
     expected: list[list[int]],
@@ -205,16 +227,17 @@ def test_ctrl_c_tears_nothing(
     llm = make_llm("llama", max_num_batched_tokens=17, max_num_seqs=4)
 
     with monkeypatch.context() as patch:
-        interrupt_within(*PLACES[place](llm.engine), call, patch)
-        with pytest.raises(KeyboardInterrupt):
+        interrupt_within(*PLACES[place](llm.engine), call, patch, number)
+        with pytest.raises(raised):
             llm.generate(PROMPTS, GREEDY, use_tqdm=False)
 
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGALRM) is raise_out_of_time
     assert_idle(llm.engine)
     assert tokens_of(llm.generate(PROMPTS, GREEDY, use_tqdm=False)) == expected
 
 
-@pytest.mark.usefixtures("pythons_own_handler")
+@pytest.mark.usefixtures("handlers")
 def test_ctrl_c_does_not_wait_for_the_end_of_a_forward_pass(make_llm: MakeLLM):
     """It comes in the first of two layers; the second is not computed any more."""
     llm = make_llm("llama")
@@ -234,7 +257,7 @@ def test_ctrl_c_does_not_wait_for_the_end_of_a_forward_pass(make_llm: MakeLLM):
     assert_idle(llm.engine)
 
 
-@pytest.mark.usefixtures("pythons_own_handler")
+@pytest.mark.usefixtures("handlers")
 def test_ctrl_c_while_a_batch_is_tidied_up_waits_for_that(
     make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch
 ):
@@ -249,11 +272,11 @@ def test_ctrl_c_while_a_batch_is_tidied_up_waits_for_that(
     assert_idle(llm.engine)
 
 
-@pytest.mark.usefixtures("pythons_own_handler")
-def test_a_programs_own_handler_is_left_alone(
+@pytest.mark.usefixtures("handlers")
+def test_a_programs_own_handler_is_called(
     make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch, expected: list[list[int]]
 ):
-    """The handler of the signal runs at once, and decides what it means."""
+    """The handler of the signal runs between two steps, and decides what it means."""
     llm = make_llm("llama")
     seen: list[int] = []
     signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))

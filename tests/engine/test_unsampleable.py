@@ -19,5 +19,6 @@ def test_a_request_from_which_nothing_can_be_sampled_ends_alone():
     outputs = info.value.outputs
     assert [output.outputs[0].finish_reason for output in outputs] == ["length", "error", "length"]
     assert outputs[1].error and not outputs[1].outputs[0].token_ids
+    assert [output.has_own_error for output in outputs] == [False, True, False]
     llm.engine.cache.manager.check()
     assert llm.engine.cache.manager.num_live_tables == 0

@@ -180,3 +180,7 @@ def test_specialists_over_one_context_compute_it_once(server: Keyed, allowed: Pa
     assert server.num_cached("ann", context) == 999
     for number in range(3):
         server.administer("/v1/unload_lora_adapter", {"lora_name": f"judge-{number}"})
+
+
+def test_what_is_no_path_is_refused(server: Keyed):
+    assert load(server, "sql", Path("\0")) == (400, "invalid_value")

@@ -95,6 +95,8 @@ def test_null_is_the_same_as_leaving_a_field_out(http: httpx.Client):
         ({"prompt_cache_retention": "24h", "cache": {"write": False}}, None),
         ({"priority": 2**40}, "priority"),
         ({"min_tokens": 5}, "min_tokens"),
+        ({"allowed_token_ids": [5], "stop_token_ids": [5], "min_tokens": 2, "max_tokens": 2}, None),
+        ({"structured_outputs": {"regex": "ab"}, "allowed_token_ids": [1]}, None),
     ],
 )
 def test_a_wrong_value_is_a_client_error(http: httpx.Client, wrong, param):

@@ -5,6 +5,8 @@ share blocks; new content under an old name misses. When an adapter is unloaded 
 requests that have it finish and publish nothing more; its weights are freed with the last of them.
 """
 
+import hashlib
+import time
 from array import array
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
@@ -46,13 +48,54 @@ class LoRARequest:
             raise RequestError(f"lora_path={self.lora_path!r:.80}: must be a directory")
 
 
+_TICK_NS = 2 * 10**9
+"""Time in which a file may be written again without a new time: file systems round it."""
+
+
+@dataclass(slots=True)
+class FileStamp:
+    """Whether an adapter's files are those that were read.
+
+    Attributes:
+        status: Inode, size, and times of modification and change of each file.
+        digest: SHA-256 of their contents.
+        checked_ns: When they last had these contents, since 1970.
+    """
+
+    status: tuple[tuple[int, ...], ...]
+    digest: bytes
+    checked_ns: int
+
+    @classmethod
+    def of(cls, request: LoRARequest) -> "FileStamp":
+        """Read the files of an adapter; raises ``RequestError`` if that is impossible."""
+        checked_ns, status = time.time_ns(), _status(request)
+        return cls(status, _digest(request), checked_ns)
+
+    def is_current(self, request: LoRARequest) -> bool:
+        """Whether the files are the same.
+
+        Cost: reads them only if they changed about when they were last read; a program can set a
+        file's time of modification, but not that of its change.
+        """
+        now_ns, status = time.time_ns(), _status(request)
+        if status != self.status:
+            return False
+        if all(change_ns + _TICK_NS < self.checked_ns for *_, change_ns in status):
+            return True
+        if _digest(request) != self.digest:
+            return False
+        self.checked_ns = now_ns
+        return True
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class NamedAdapter:
     """An adapter under its name."""
 
     request: LoRARequest  # its name, number and path
     adapter: LoraAdapter
-    stamp: tuple[tuple[int, int], ...]  # sizes and times of its files when they were read
+    stamp: FileStamp
 
 
 class Adapters(CacheObserver):
@@ -83,7 +126,7 @@ class Adapters(CacheObserver):
     def is_current(self, request: LoRARequest) -> bool:
         """Whether it is loaded as it is on disk now."""
         named = self.by_name.get(request.lora_name)
-        return named is not None and named.request == request and named.stamp == _stamp(request)
+        return named is not None and named.request == request and named.stamp.is_current(request)
 
     def read(self, request: LoRARequest, loaded: LoadedModel) -> NamedAdapter:
         """Read and check an adapter, in any thread; nothing changes yet.
@@ -92,7 +135,7 @@ class Adapters(CacheObserver):
             RequestError: It cannot be served.
         """
         self._check(request)
-        stamp, config = _stamp(request), self._config
+        stamp, config = FileStamp.of(request), self._config
         old = self.by_name.get(request.lora_name)
         num_bytes = self.num_bytes - (0 if old is None else old.adapter.num_bytes)
         left = max(0, config.max_lora_bytes - num_bytes)
@@ -207,21 +250,35 @@ class Adapters(CacheObserver):
                 )
 
 
-def _stamp(request: LoRARequest) -> tuple[tuple[int, int], ...]:
-    """Return what changes when an adapter's files are written again."""
-    found = []
+def _status(request: LoRARequest) -> tuple[tuple[int, ...], ...]:
+    """Return what the file system says of an adapter's files."""
+    files = []
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         path = Path(request.lora_path) / name
         try:
             status = path.stat()
         except (OSError, ValueError) as error:
-            raise RequestError(
-                f"adapter {request.lora_name!r:.200}: {path} cannot be read: {error}"
-            ) from None
+            raise _unreadable(request, path, error) from None
         if not S_ISREG(status.st_mode):  # reading a pipe could block forever
             raise RequestError(f"adapter {request.lora_name!r:.200}: {path} is no file")
-        found.append((status.st_size, status.st_mtime_ns))
-    return tuple(found)
+        files.append((status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+    return tuple(files)
+
+
+def _digest(request: LoRARequest) -> bytes:
+    contents = hashlib.sha256()
+    for name in (CONFIG_FILE, WEIGHTS_FILE):
+        path = Path(request.lora_path) / name
+        try:
+            with path.open("rb") as file:
+                contents.update(hashlib.file_digest(file, "sha256").digest())
+        except OSError as error:
+            raise _unreadable(request, path, error) from None
+    return contents.digest()
+
+
+def _unreadable(request: LoRARequest, path: Path, error: Exception) -> RequestError:
+    return RequestError(f"adapter {request.lora_name!r:.200}: {path} cannot be read: {error}")
 
 
 def _last_occurrence(tokens: "array[int]", run: "array[int]") -> int | None:

@@ -42,7 +42,7 @@ def run_batch(
         for prompt, p, rank in zip(prompts, each_params, each_priority, strict=True)
     ]
     outputs: dict[str, RequestOutput] = {}
-    with DeferredSigint(lambda: engine.is_computing) as gate:
+    with DeferredSignals(lambda: engine.is_computing) as gate:
         try:
             with GenerationProgress(len(made), engine, use_tqdm) as progress:
                 for request in made:
@@ -122,28 +122,35 @@ class GenerationProgress:
         )
 
 
-class DeferredSigint:
-    """Raises Ctrl-C only at moments at which the engine is consistent; a context manager.
+class DeferredSignals:
+    """Runs handlers of signals when the engine is consistent; a context manager.
 
-    Python raises ``KeyboardInterrupt`` between any two instructions; in the middle of a plan or a
-    commit that would leak blocks. So it is raised at once within a forward pass, which may take
-    long (the engine ends that step as failed), and anywhere else at the next ``check``.
+    Python runs a handler between any two instructions. One that raises, such as that of Ctrl-C or
+    of a time limit, would leak blocks in the middle of a plan or a commit. So handlers run at once
+    within a forward pass, which may take long (the engine ends that step as failed), and anywhere
+    else at the next ``check``.
 
-    Acts in the main thread, which is the only one that gets signals, and only where Python's own
-    handler is installed: a program's handler is left alone.
+    Acts in the main thread, which is the only one that gets signals.
     """
 
-    def __init__(self, may_raise: Callable[[], bool]) -> None:
-        """Take a function that says whether an exception may be raised at once."""
-        self._may_raise = may_raise
-        self._is_pending = False
-        self._is_installed = False
+    def __init__(self, may_run: Callable[[], bool]) -> None:
+        """Take a function that says whether a handler may run at once."""
+        self._may_run = may_run
+        self._handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
+        self._pending: list[tuple[int, FrameType | None]] = []
 
-    def __enter__(self) -> "DeferredSigint":
-        in_main_thread = threading.current_thread() is threading.main_thread()
-        if in_main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            signal.signal(signal.SIGINT, self._on_signal)
-            self._is_installed = True
+    def __enter__(self) -> "DeferredSignals":
+        if threading.current_thread() is not threading.main_thread():
+            return self
+        try:
+            for number in signal.valid_signals():
+                handler = signal.getsignal(number)
+                if callable(handler):
+                    self._handlers[number] = handler
+                    signal.signal(number, self._on_signal)
+        except BaseException:  # of a handler that is not deferred yet
+            self._restore()
+            raise
         return self
 
     def __exit__(
@@ -152,19 +159,24 @@ class DeferredSigint:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Restore Python's handler, and raise a pending Ctrl-C unless another error is raised."""
-        if self._is_installed:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-        if error is None:
-            self.check()
+        """Restore the handlers, and run those of pending signals."""
+        self._restore()
+        self.check()
 
     def check(self) -> None:
-        """Raise ``KeyboardInterrupt`` if a Ctrl-C is pending."""
-        if self._is_pending:
-            self._is_pending = False
-            raise KeyboardInterrupt
+        """Run the handlers of pending signals, which may raise."""
+        while self._pending:
+            number, frame = self._pending.pop(0)
+            self._handlers[number](number, frame)
 
-    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        if self._may_raise():
-            raise KeyboardInterrupt
-        self._is_pending = True
+    def _restore(self) -> None:
+        """Restore the handlers that the program has not replaced meanwhile."""
+        for number, handler in self._handlers.items():
+            if signal.getsignal(number) == self._on_signal:
+                signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._may_run():
+            self._handlers[number](number, frame)
+        else:
+            self._pending.append((number, frame))

@@ -13,6 +13,7 @@ from ostinato.engine.sampling_params import RequestOutputKind
 from ostinato.engine.stop_strings import StopChecker
 from ostinato.engine.token_table import TokenTable
 from ostinato.runner.image_store import ServedImage
+from ostinato.runner.sampler import MODEL_FAULT
 from ostinato.sched.sequence import Sequence as SchedSequence
 
 

@@ -34,6 +34,9 @@ from ostinato.runner.native.library import library
 from ostinato.runner.randomness import uniform
 from ostinato.runner.truncation import truncate
 
+MODEL_FAULT = "the model gave"
+"""How errors begin that are not the fault of a request's parameters."""
+
 _NONE = -1
 """The token of a row from which none can be sampled."""
 
