@@ -86,9 +86,20 @@ def test_a_field_costs_no_more_than_reading_it(state: ServerState, path: str, at
     _assert_cheap(state, path, {**ROUTES[path], **FIELDS[attack]()})
 
 
-def test_more_values_than_the_model_could_hold_are_not_even_parsed(state: ServerState):
-    body = {"model": MODEL, "prompt": [1] * 400_000}
-    _assert_cheap(state, "/v1/completions", body, most_ratio=2)
+PART = {"type": "text", "text": ""}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": [1] * 400_000}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [PART] * MANY}]}),
+    ],
+)
+def test_more_values_than_a_prompt_needs_are_not_even_parsed(
+    state: ServerState, path: str, body: dict[str, Any]
+):
+    _assert_cheap(state, path, {"model": MODEL, **body}, most_ratio=2)
 
 
 def _assert_cheap(

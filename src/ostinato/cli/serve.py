@@ -40,6 +40,7 @@ class ServerOptions:
     max_json_items: int | None = _server(
         None, "Maximum JSON values in a body; by default 8 per token of the model."
     )
+    max_json_objects: int = _server(16384, "Maximum JSON objects in a body.")
     max_connections: int = _server(8192, "Most open connections.")
     max_per_address: int = _server(2048, "Maximum connections of one address.")
     header_timeout: float = _server(10.0, "Time limit for a request's head, in seconds.")
@@ -137,6 +138,7 @@ def run(
         max_body_bytes=read_bytes("max_body", server.max_body),
         max_tenant_body_bytes=read_bytes("max_tenant_bodies", server.max_tenant_bodies),
         max_json_items=server.max_json_items,
+        max_json_objects=server.max_json_objects,
         max_connections=server.max_connections,
         max_connections_per_address=server.max_per_address,
         allowed_origins=tuple(server.allowed_origin or ()),

@@ -48,6 +48,8 @@ class ServerConfig:
         max_json_depth: Maximum nesting of brackets in a body.
         max_json_items: Maximum number of values in a body; None is eight per token of the model's
             context, and at least 262,144.
+        max_json_objects: Maximum number of objects in a body, such as messages and their parts;
+            each costs the event loop several microseconds.
         max_connections: Open connections; fewer if the process may open fewer files.
         max_connections_per_address: Open connections of one address.
         header_timeout_s: Time limit for a request's head.
@@ -83,6 +85,7 @@ class ServerConfig:
     max_tenant_body_bytes: int = 64 * 2**20
     max_json_depth: int = 64
     max_json_items: int | None = None
+    max_json_objects: int = 16384
     max_connections: int = 8192
     max_connections_per_address: int = 2048
     header_timeout_s: float = 10.0

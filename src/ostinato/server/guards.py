@@ -133,7 +133,7 @@ class BodyGuard:
         """Refuse a body that no parser should see.
 
         Raises:
-            ApiError: It is not UTF-8, nested too deeply, or has too many values (400).
+            ApiError: It is not UTF-8, nested too deeply, or has too many values or objects (400).
         """
         try:
             body.decode()
@@ -143,7 +143,7 @@ class BodyGuard:
                 f"the body is not UTF-8: {error.reason} at byte {error.start}",
                 code="invalid_utf8",
             ) from error
-        depth, num_items = _shape(body)
+        depth, num_items, num_objects = _shape(body)
         if depth > self._config.max_json_depth:
             raise ApiError(
                 400,
@@ -155,6 +155,14 @@ class BodyGuard:
                 400,
                 f"the body has {num_items} values, and more than {self._most_items} are more than "
                 "this model could hold: send less, or raise --max-json-items",
+                code="too_many_values",
+            )
+        if num_objects > self._config.max_json_objects:
+            raise ApiError(
+                400,
+                f"the body has {num_objects} objects, such as messages and their parts: at most "
+                f"{self._config.max_json_objects} are validated; join texts, or raise "
+                "--max-json-objects",
                 code="too_many_values",
             )
 
@@ -179,8 +187,8 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
     return receive_again
 
 
-def _shape(body: bytes) -> tuple[int, int]:
-    """Return the nesting depth of a body, and its number of values; a string is one.
+def _shape(body: bytes) -> tuple[int, int, int]:
+    """Return the nesting depth of a body, and its numbers of values and objects.
 
     Cost: a few passes over the bytes, none of them in Python.
     """
@@ -189,7 +197,8 @@ def _shape(body: bytes) -> tuple[int, int]:
     marks = marks[~in_string]
     steps = _STEPS[marks]
     depth = int(np.cumsum(steps, dtype=np.int32).max(initial=0))
-    return depth, int(np.count_nonzero(marks == ord(","))) + 1
+    num_commas, num_objects = (int(np.count_nonzero(marks == ord(mark))) for mark in ",{")
+    return depth, num_commas + 1, num_objects
 
 
 class HostGuard:
