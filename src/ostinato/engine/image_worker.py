@@ -41,8 +41,7 @@ def main(max_pixels: int) -> None:
             picture = decode(file, max_pixels, name)
         except RequestError as error:
             return [ANSWER.pack(REFUSED, 0, 0), str(error).encode(errors="replace")]
-        pixels = memoryview(picture.pixels).cast("B")
-        return [ANSWER.pack(OK, picture.height, picture.width), pixels]
+        return [ANSWER.pack(OK, picture.height, picture.width), picture.pixels.data]
 
     answer_questions(answer, CPU_LIMIT_S, BASE_BYTES + BYTES_PER_PIXEL * max_pixels)
 

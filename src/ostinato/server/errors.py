@@ -145,12 +145,14 @@ def body_too_long(num_bytes: int, most: int) -> ApiError:
     )
 
 
-def body_too_slow(timeout_s: float, min_rate: int) -> ApiError:
-    """Return the error for a body that took too long."""
+def body_too_slow(timeout_s: float, min_rate: int | None = None) -> ApiError:
+    """Return the error for a body that took too long, or came below a rate in bytes per second."""
+    rate = "" if min_rate is None else f" at {min_rate} bytes per second or more"
+    option = "" if min_rate is None else ", or lower --min-body-rate"
     return ApiError(
         408,
-        f"the body did not arrive within {timeout_s:g} s, or at less than {min_rate} bytes per "
-        "second: send it faster, raise --body-timeout, or lower --min-body-rate",
+        f"the body did not arrive within {timeout_s:g} s{rate}: send it faster, or raise "
+        f"--body-timeout{option}",
         code="body_timeout",
     )
 
