@@ -16,12 +16,13 @@ Files in reading order:
 * ``state``: the state of a running server
 * ``serving``: runs completions: limits, leases, observers
 * ``guards``: middleware that refuses requests before they are parsed
+* ``unread_output``: output that clients have not taken, bounded
+* ``http_parts``: counts the pieces of bodies, and closes connections in good order
 * ``connections``: limits and closes connections
 * ``health``: ``/health`` and ``/ready``
 * ``fields``: fields of requests that are not obeyed: named in a header, counted, or refused
 * ``models``: ``/v1/models``, and LoRA adapters loaded over HTTP
 * ``protocol``: bodies: of requests as pydantic models, of answers as plain values (a folder)
-* ``unread_output``: output that clients have not taken, bounded
 * ``streaming``: server-sent events, client disconnects, new parts of outputs
 * ``answer_parser``: splits an answer into reasoning, text and tool calls
 * ``tools``: the tools of a request, and how the prompt describes them
