@@ -254,6 +254,18 @@ def test_a_vocabulary_of_one_nan_is_refused_like_any_other():
     assert "NaN" in Sampler().sample(torch.tensor([[math.nan]]), [task(top_p=0.5)])[0][0].error
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_broken_row_that_asks_for_logprobs_fails_alone(dtype: torch.dtype):
+    """Also where a ban hides the NaN from the draw."""
+    logits = torch.tensor([[0.0, 1.0], [0.0, math.nan], [0.0, math.nan]], dtype=dtype)
+    jobs = [task(temperature=0.0, logprobs=1, banned=banned) for banned in ([], [], [1])]
+
+    (good,), *broken = Sampler().sample(logits, jobs)
+
+    assert (good.token_id, good.error, len(good.logprobs)) == (1, "", 2)
+    assert all("NaN" in sampled.error and not sampled.logprobs for (sampled,) in broken)
+
+
 class Operations(TorchDispatchMode):
     """Writes down which tensor operations run."""
 
@@ -290,9 +302,12 @@ def test_greedy_takes_what_argmax_takes_in_every_format(dtype, rows):
     assert [tokens[0].token_id for tokens in sampled] == logits.argmax(-1).tolist()
 
 
-def test_nothing_is_sorted_unless_a_truncation_asks_for_it():
+def test_nothing_is_sorted_by_torch():
     assert not operations([task(), task(min_p=0.1)]).keys() & {"sort", "topk"}
-    assert "topk" in operations([task(top_k=5)])
+    assert not operations([task(top_k=5), task(top_p=0.5), task(logprobs=3)]).keys() & {
+        "sort",
+        "topk",
+    }
 
 
 def test_more_rows_cost_no_more_operations():
