@@ -43,6 +43,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "penalty": {"presence_penalty": 1.0},
     "repetition": {"repetition_penalty": 1.1},
     "logprobs": {"logprobs": 5},
+    "allowed ids": {"allowed_token_ids": range(0, 32_000, 2)},
+    "bad words": {"bad_words_ids": [[number, number + 1] for number in range(64)]},
 }
 VOCABULARIES, BATCHES = (32_000, 151_936, 262_144), (1, 16)
 PROMPT, OUTPUT = 2048, 256

@@ -49,13 +49,15 @@ inline void penalise_output(const ost_sample_row &row, float *scores, int64_t wi
 }
 
 inline void keep_ids(const uint8_t *mask, float *scores, int64_t width) {
-  for (int64_t first = 0; first < width; first += 8) {
-    const unsigned bits = mask[first / 8];
-    if (bits == 0xff) continue;
-    const int64_t number = width - first < 8 ? width - first : 8;
-    for (int64_t i = 0; i < number; ++i)
-      if ((bits >> i & 1) == 0) scores[first + i] = kBanned;
+  const int64_t whole = width / 16 * 16;
+  for (int64_t first = 0; first < whole; first += 16) {
+    const uint32_t bits = mask[first / 8] | static_cast<uint32_t>(mask[first / 8 + 1]) << 8;
+    if (bits == 0xffff) continue;
+    for (uint32_t i = 0; i < 16; ++i)
+      scores[first + i] = (bits >> i & 1) != 0 ? scores[first + i] : kBanned;
   }
+  for (int64_t i = whole; i < width; ++i)
+    if ((mask[i / 8] >> (i % 8) & 1) == 0) scores[i] = kBanned;
 }
 
 inline void edit(const ost_sample_row &row, float *scores, int64_t width, int32_t *counts) {
