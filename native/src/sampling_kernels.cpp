@@ -82,7 +82,8 @@ class Draw {
     int64_t histogram[kBuckets] = {};
     for (int64_t c = 0; c < row_.chunks(); ++c) {
       if (weights_.is_void(row_.best_of(c))) continue;
-      int64_t buckets[kChunk], *masses = masses_of(c);
+      int64_t *masses = masses_of(c);
+      uint16_t *buckets = row_.scratch.buckets + c * kChunk;
       each_distance(weights_, row_.chunk(c), [&](int64_t i, const Doubles &x) {
         put(masses + i, weights_.masses(x));
         put(buckets + i, Weights::buckets(x));
@@ -102,9 +103,8 @@ class Draw {
   int64_t candidates_in(int64_t bucket) {
     int64_t size = 0;
     for (int64_t c = 0; c < row_.chunks(); ++c) {
-      if (weights_.is_void(row_.best_of(c)) || bucket_of_best(c) > bucket) continue;
-      int64_t buckets[kChunk];
-      find_buckets(row_.chunk(c), buckets);
+      const uint16_t *buckets = row_.scratch.buckets + c * kChunk;
+      if (weights_.is_void(row_.best_of(c)) || !holds(buckets, static_cast<uint16_t>(bucket))) continue;
       for (int64_t i = 0; i < kChunk; ++i) {
         if (buckets[i] != bucket) continue;
         row_.scratch.candidates[size++] = {key_of(order_of(row_.chunk(c)[i]), c * kChunk + i),
@@ -114,17 +114,10 @@ class Draw {
     return size;
   }
 
-  static_assert(kChunk % kDoubles == 0, "chunks are whole vectors");
-
-  void find_buckets(const float *scores, int64_t *buckets) const {
-    each_distance(weights_, scores,
-                  [&](int64_t i, const Doubles &x) { put(buckets + i, Weights::buckets(x)); });
-  }
-
-  int64_t bucket_of_best(int64_t c) const {
-    float score[kDoubles];
-    for (float &each : score) each = row_.best_of(c);
-    return Weights::buckets(weights_.distance(score))[0];
+  static bool holds(const uint16_t *buckets, uint16_t bucket) {
+    uint16_t any = 0;
+    for (int64_t i = 0; i < kChunk; ++i) any |= buckets[i] == bucket;
+    return any != 0;
   }
 
   // The last candidate in the order of keys before which there is less mass than the goal.

@@ -60,14 +60,17 @@ struct Scratch {
   Candidate *candidates;  // likewise
   int64_t *masses;   // likewise
   int32_t *counts;   // likewise
+  uint16_t *buckets; // likewise
 
   explicit Scratch(int64_t chunks) {
     const int64_t numbers = chunks * kChunk;
     char *at = static_cast<char *>(ost::thread_scratch(
-        numbers * (sizeof(float) + sizeof(Key) + sizeof(Candidate) + sizeof(int64_t) + sizeof(int32_t)) +
+        numbers * (sizeof(float) + sizeof(Key) + sizeof(Candidate) + sizeof(int64_t) + sizeof(int32_t) +
+                   sizeof(uint16_t)) +
         chunks * (sizeof(int32_t) + sizeof(Order) + sizeof(int64_t))));
     take(at, scores, numbers), take(at, keys, numbers), take(at, candidates, numbers);
     take(at, masses, numbers), take(at, up_to, chunks), take(at, counts, numbers), take(at, best, chunks), take(at, orders, chunks);
+    take(at, buckets, numbers);
   }
 
  private:

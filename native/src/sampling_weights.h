@@ -20,6 +20,7 @@ constexpr int kDoubles = 2;
 typedef double Doubles __attribute__((vector_size(8 * kDoubles)));
 typedef int64_t Longs __attribute__((vector_size(8 * kDoubles)));
 typedef uint64_t Masses __attribute__((vector_size(8 * kDoubles)));
+typedef uint16_t Buckets __attribute__((vector_size(2 * kDoubles)));
 typedef float FewFloats __attribute__((vector_size(4 * kDoubles)));
 
 namespace {
@@ -39,13 +40,14 @@ struct Weights {
   double temperature = 1;
   double min_p = 0;  // weights below are zero
   int64_t scale = 62;  // the weight of the best is 2^scale
-  double lowest;       // distances below have no mass, with a margin for rounding
+  double void_below;   // scores below have no mass; with a margin for rounding
 
   Weights(double best_, double temperature_, double min_p_, int64_t width)
       : best(best_), temperature(temperature_), min_p(min_p_) {
     for (int64_t rest = width; rest > 0; rest >>= 1) --scale;
-    lowest = -0.7 * static_cast<double>(scale + 2);
+    double lowest = -0.7 * static_cast<double>(scale + 2);
     if (min_p > 0 && std::log(min_p) - 1e-6 > lowest) lowest = std::log(min_p) - 1e-6;
+    void_below = best + lowest * temperature;
   }
 
   // Distance of scores from the best, at most 0; -700 stands for all that is below.
@@ -79,7 +81,7 @@ struct Weights {
   }
 
   // Whether all scores up to this one have no mass.
-  bool is_void(float score) const { return (static_cast<double>(score) - best) / temperature < lowest; }
+  bool is_void(float score) const { return static_cast<double>(score) < void_below; }
 
   // e^x for |x| <= 0.35, in few steps that wait for each other (Estrin).
   static Doubles series_at(const Doubles &x) {
@@ -91,15 +93,15 @@ struct Weights {
   }
 
   // The bucket of each distance.
-  static Longs buckets(const Doubles &x) {
+  static Buckets buckets(const Doubles &x) {
     const Doubles place = x * -kBucketsPerUnit, last = Doubles{} + (kBuckets - 1);
-    return reinterpret_cast<Longs>((place > last ? last : place) + kWhole) -
-           reinterpret_cast<Longs>(Doubles{} + kWhole);
+    const Longs bits = reinterpret_cast<Longs>((place > last ? last : place) + kWhole);
+    return __builtin_convertvector(bits - reinterpret_cast<Longs>(Doubles{} + kWhole), Buckets);
   }
 };
 
-template <class Vector>
-inline void put(int64_t *to, const Vector &numbers) {
+template <class Number, class Vector>
+inline void put(Number *to, const Vector &numbers) {
   std::memcpy(to, &numbers, sizeof numbers);
 }
 

@@ -44,9 +44,11 @@ class ParamsPreparer:
         """
         known = self._prepared.get(id(params))
         if known is None:
-            resolved = resolve_params(params, self._loaded, self._max_logprobs)
-            known = None if resolved is params else resolved, StopStrings(resolved.stop)
-            self._prepared[id(params)] = known
+            known = self._prepared[id(params)] = self._resolve(params)
             weakref.finalize(params, self._prepared.pop, id(params), None).atexit = False
         resolved, stops = known
         return PreparedParams(params if resolved is None else resolved, stops)
+
+    def _resolve(self, params: SamplingParams) -> tuple[SamplingParams | None, StopStrings]:
+        resolved = resolve_params(params, self._loaded, self._max_logprobs)
+        return None if resolved is params else resolved, StopStrings(resolved.stop)
