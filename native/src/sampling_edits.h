@@ -3,6 +3,7 @@
 
 #include <limits>
 
+#include "ops_vector.h"
 #include "ostinato_sampling.h"
 
 namespace {
@@ -48,13 +49,23 @@ inline void penalise_output(const ost_sample_row &row, float *scores, int64_t wi
   }
 }
 
+// Bit number i in lane i.
+inline Words lane_bits() {
+  Words bits;
+  for (int lane = 0; lane < kLanes; ++lane) bits[lane] = 1u << lane;
+  return bits;
+}
+
 inline void keep_ids(const uint8_t *mask, float *scores, int64_t width) {
   const int64_t whole = width / 16 * 16;
   for (int64_t first = 0; first < whole; first += 16) {
     const uint32_t bits = mask[first / 8] | static_cast<uint32_t>(mask[first / 8 + 1]) << 8;
     if (bits == 0xffff) continue;
-    for (uint32_t i = 0; i < 16; ++i)
-      scores[first + i] = (bits >> i & 1) != 0 ? scores[first + i] : kBanned;
+    for (int i = 0; i < 16; i += kLanes) {
+      const Ints is_kept = ((Words{} + bits) & (lane_bits() << i)) != 0;
+      const Floats kept = load<Float32>(scores + first + i);
+      store<Float32>(scores + first + i, is_kept ? kept : all(kBanned));
+    }
   }
   for (int64_t i = whole; i < width; ++i)
     if ((mask[i / 8] >> (i % 8) & 1) == 0) scores[i] = kBanned;
