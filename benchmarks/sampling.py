@@ -121,18 +121,18 @@ def main() -> None:
         else {}
     )
     table = Table("vocabulary", "rows", "", "torch", "native", *(["of a step"] if steps else []))
-    found: dict[str, dict[str, dict[str, float]]] = {}
+    figures: dict[str, dict[str, dict[str, float]]] = {}
     for vocab in map(int, options.vocabularies.split(",")):
         for batch in BATCHES:
             kinds = measure(vocab, batch, options.spread, options.rounds)
-            found[f"{vocab}x{batch}"] = kinds
+            figures[f"{vocab}x{batch}"] = kinds
             for kind, times in kinds.items():
                 greedy = {"greedy": kinds["greedy"]["native"]}
                 cells = row_of(times | greedy, steps.get(batch))
                 table.add_row(f"{vocab:,}", str(batch), kind, *cells)
     Console(width=100).print(table)
     if options.json:
-        options.json.write_text(json.dumps(found, indent=1))
+        options.json.write_text(json.dumps(figures, indent=1))
 
 
 if __name__ == "__main__":

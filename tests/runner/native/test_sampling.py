@@ -33,8 +33,8 @@ Floats = NDArray[np.float32]
 def random_task(random: np.random.Generator, vocab: int) -> SampleTask:
     """Draw a row of any parameters; now and then nothing can be sampled from it."""
 
-    def ids(most: int) -> list[int]:
-        return random.integers(vocab + 2, size=random.integers(most + 1)).tolist()
+    def ids(max_ids: int) -> list[int]:
+        return random.integers(vocab + 2, size=random.integers(max_ids + 1)).tolist()
 
     def pick(*values: Any) -> Any:
         return values[random.integers(len(values))]

@@ -131,8 +131,8 @@ def row_logprobs(
         assert 0 <= row < len(logits) and 0 <= ids[index] < vocab, (row, tokens[index])
         entries.add(index, _address(ids, index), 1, min(count, vocab), row)
     _call(native, logits, None, entries.records)
-    found = (entries.of(index, [token]) for index, token in enumerate(ids.tolist()))
-    return [None if lines is None else lines[0] for lines in found]
+    answers = (entries.of(index, [token]) for index, token in enumerate(ids.tolist()))
+    return [None if lines is None else lines[0] for lines in answers]
 
 
 class _Entries:
