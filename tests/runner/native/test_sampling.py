@@ -26,7 +26,7 @@ from tests.support.instruction_sets import threads_in_use
 NATIVE = library()
 pytestmark = pytest.mark.usefixtures("isa")
 
-WIDTHS = (1, 7, 63, 64, 65, 400, 5000)
+WIDTHS = (1, 7, 63, 64, 65, 400, 2000)
 Floats = NDArray[np.float32]
 
 
@@ -162,7 +162,7 @@ def check(logits: torch.Tensor, tasks: Sequence[SampleTask]) -> Draws:
 @pytest.mark.parametrize("vocab", WIDTHS)
 def test_rows_of_all_kinds_get_what_the_definition_says(vocab: int):
     random = np.random.default_rng(vocab)
-    for _ in range(2 if vocab > 1000 else 4):
+    for _ in range(1 if vocab > 1000 else 4):
         logits = random_logits(random, 16, vocab)
         check(logits, [random_task(random, vocab) for _ in logits])
 
