@@ -36,7 +36,7 @@ from ostinato.core.plan import SampleTask, TokenConstraint
 from ostinato.core.sampling_params import SamplingParams
 from ostinato.engine.grammar import GrammarCompiler
 from ostinato.engine.structured_outputs import StructuredOutputs
-from ostinato.runner.logit_edits import edit_logits
+from ostinato.runner.sampler import Sampler
 
 PERSON = {
     "type": "object",
@@ -130,13 +130,13 @@ def write(
 
 def spread(form: TokenConstraint, num_ids: int, rows: int) -> float:
     """Return the microseconds per row beyond masks that a batch of such outputs costs."""
-    params, none = SamplingParams(), array("I")
+    params, none = SamplingParams(temperature=0.0), array("I")
     mask = form.mask()
     still: Any = SimpleNamespace(mask=lambda: mask)
     tasks = [SampleTask(params, (0,), none, none, constraint=still) for _ in range(rows)]
-    logits = torch.zeros(rows, num_ids)
-    edit_logits(logits, tasks)
-    return 1e6 * min(timed(lambda: edit_logits(logits, tasks))[1] for _ in range(5)) / rows
+    logits, sampler = torch.zeros(rows, num_ids), Sampler()
+    sampler.sample(logits, tasks)
+    return 1e6 * min(timed(lambda: sampler.sample(logits, tasks))[1] for _ in range(5)) / rows
 
 
 def timed(work: Callable[[], Any]) -> tuple[Any, float]:

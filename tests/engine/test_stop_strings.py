@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ostinato.engine.stop_strings import StopChecker
+from ostinato.engine.stop_strings import StopChecker, StopStrings
 
 letters = st.text("ab", max_size=5)
 stops = st.lists(st.text("ab", min_size=1, max_size=5), max_size=4)
@@ -40,7 +40,7 @@ def naive(
 @example([("ab", False), ("a", True), ("b", True)], ["bab"], False)
 def test_each_piece_shows_what_the_whole_text_allows(pieces, stops, include):
     """No more, for a stop string may come; no less, for someone is reading along."""
-    checker, shown = StopChecker(stops, include), ""
+    checker, shown = StopChecker(StopStrings(stops), include), ""
 
     for number, (piece, may_stop) in enumerate(pieces, start=1):
         shown += checker.append(piece, may_stop)
@@ -53,7 +53,10 @@ def test_each_piece_shows_what_the_whole_text_allows(pieces, stops, include):
 @given(st.text("ab"), stops, st.booleans())
 def test_the_text_does_not_depend_on_how_it_was_cut(text: str, stops: list[str], include: bool):
     """A model with other tokens ends at the same place."""
-    whole, letter_by_letter = StopChecker(stops, include), StopChecker(stops, include)
+    whole, letter_by_letter = (
+        StopChecker(StopStrings(stops), include),
+        StopChecker(StopStrings(stops), include),
+    )
     at_once = whole.append(text)
 
     shown = ""
@@ -67,21 +70,21 @@ def test_the_text_does_not_depend_on_how_it_was_cut(text: str, stops: list[str],
 
 def test_the_match_that_is_complete_first_counts():
     """Not the one that begins first: when "bc" is there, "d" may still come."""
-    checker = StopChecker(["abcd", "bc"])
+    checker = StopChecker(StopStrings(["abcd", "bc"]))
 
     assert checker.append("xabcd") == "xa"
     assert checker.matched == "bc"
 
 
 def test_of_matches_that_end_together_the_longest_is_cut():
-    checker = StopChecker(["\n\n", "User:\n\n"])
+    checker = StopChecker(StopStrings(["\n\n", "User:\n\n"]))
 
     assert checker.append("Yes.User:\n\n") == "Yes."
     assert checker.matched == "User:\n\n"
 
 
 def test_what_was_held_back_for_nothing_comes_with_the_next_piece():
-    checker = StopChecker(["</answer>"])
+    checker = StopChecker(StopStrings(["</answer>"]))
 
     assert [checker.append(piece) for piece in ("4", "2</", "ans", "wers>")] == [
         "4",
@@ -93,7 +96,7 @@ def test_what_was_held_back_for_nothing_comes_with_the_next_piece():
 
 
 def test_an_included_stop_string_stays_at_the_end_and_nothing_waits_for_it():
-    checker = StopChecker(["END"], include=True)
+    checker = StopChecker(StopStrings(["END"]), include=True)
 
     assert [checker.append(piece) for piece in ("the E", "N", "D of it")] == ["the E", "N", "D"]
     assert checker.matched == "END"
@@ -101,7 +104,7 @@ def test_an_included_stop_string_stays_at_the_end_and_nothing_waits_for_it():
 
 def test_a_stop_string_below_min_tokens_does_not_count_later_either():
     """It ended in text that could not stop; the next one ends in text that can."""
-    checker = StopChecker(["##"])
+    checker = StopChecker(StopStrings(["##"]))
 
     assert checker.append("a##b", may_stop=False) == "a##b"
     assert checker.append("c", may_stop=True) == "c"
@@ -110,7 +113,7 @@ def test_a_stop_string_below_min_tokens_does_not_count_later_either():
 
 
 def test_a_stop_string_that_begins_below_min_tokens_and_ends_above_counts():
-    checker = StopChecker(["##"])
+    checker = StopChecker(StopStrings(["##"]))
 
     assert checker.append("a#", may_stop=False) == "a"
     assert checker.append("#b", may_stop=True) == ""
@@ -118,7 +121,7 @@ def test_a_stop_string_that_begins_below_min_tokens_and_ends_above_counts():
 
 
 def test_without_stop_strings_everything_passes():
-    checker = StopChecker([])
+    checker = StopChecker(StopStrings([]))
 
     assert checker.append("any text") + checker.finish() == "any text"
     assert checker.matched is None
@@ -126,14 +129,14 @@ def test_without_stop_strings_everything_passes():
 
 def test_characters_of_several_code_points_are_matched_like_any_text():
     """A family of four in pieces: the stop string is its third member."""
-    checker = StopChecker(["👧"])
+    checker = StopChecker(StopStrings(["👧"]))
 
     assert checker.append("👩\u200d👩") == "👩\u200d👩"
     assert checker.append("\u200d👧\u200d👦") == "\u200d"
 
 
 def test_text_after_the_end_is_our_own_mistake():
-    checker = StopChecker(["."])
+    checker = StopChecker(StopStrings(["."]))
     checker.append("Done.")
 
     with pytest.raises(AssertionError, match="ended"):
@@ -143,7 +146,7 @@ def test_text_after_the_end_is_our_own_mistake():
 def test_an_empty_stop_string_is_our_own_mistake():
     """Sampling parameters refuse it; here it would end every text at once."""
     with pytest.raises(AssertionError, match="empty"):
-        StopChecker(["a", ""])
+        StopChecker(StopStrings(["a", ""]))
 
 
 class CountedText(str):
@@ -158,7 +161,7 @@ class CountedText(str):
 
 def test_the_worst_text_costs_three_looks_per_character():
     """Half a stop string again and again, which a naive search would read from its start."""
-    checker = StopChecker([CountedText("a" * 500 + "b")])
+    checker = StopChecker(StopStrings([CountedText("a" * 500 + "b")]))
     CountedText.reads = 0
 
     for _ in range(100):

@@ -23,8 +23,7 @@ def answer_alone(
     """
     params, output = request.params, array("I")
     while True:
-        stops = {*params.stop_token_ids, *request.eos_token_ids}
-        banned = tuple(stops) if len(output) < params.min_tokens else ()
+        banned = request.eos_token_ids if len(output) < params.min_tokens else ()
         task = SampleTask(params, (seed,), request.prompt_token_ids, output[:], banned)
         output.append(token := sample(task, seed))
         ends = not params.ignore_eos and token in request.eos_token_ids

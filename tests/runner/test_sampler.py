@@ -1,6 +1,7 @@
 """Does the sampler choose what it was asked to choose?
 
-The oracle is ``sampling_reference``: one row at a time, in plain Python.
+The oracle is ``sampling_reference``: one row at a time, in plain Python. Rows in float64 are
+sampled in torch; ``native/test_sampling`` compares the library with its own definition.
 """
 
 import math
@@ -20,6 +21,7 @@ from ostinato.core.plan import SampleTask
 from ostinato.runner.randomness import uniform
 from ostinato.runner.sampler import Sampler
 from tests.runner.sampling_reference import TooClose, distribution, inverse_cdf, task
+from tests.support.instruction_sets import needs_library
 
 VOCAB = 7
 MORE_SEEDS = tuple(range(30))
@@ -254,6 +256,18 @@ def test_a_vocabulary_of_one_nan_is_refused_like_any_other():
     assert "NaN" in Sampler().sample(torch.tensor([[math.nan]]), [task(top_p=0.5)])[0][0].error
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_broken_row_that_asks_for_logprobs_fails_alone(dtype: torch.dtype):
+    """Also where a ban hides the NaN from the draw."""
+    logits = torch.tensor([[0.0, 1.0], [0.0, math.nan], [0.0, math.nan]], dtype=dtype)
+    jobs = [task(temperature=0.0, logprobs=1, banned=banned) for banned in ([], [], [1])]
+
+    (good,), *broken = Sampler().sample(logits, jobs)
+
+    assert (good.token_id, good.error, len(good.logprobs)) == (1, "", 2)
+    assert all("NaN" in sampled.error and not sampled.logprobs for (sampled,) in broken)
+
+
 class Operations(TorchDispatchMode):
     """Writes down which tensor operations run."""
 
@@ -266,10 +280,11 @@ class Operations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def operations(jobs: Sequence[SampleTask]) -> Counter[str]:
-    """How often each tensor operation runs for a batch."""
+def operations(jobs: Sequence[SampleTask], dtype: torch.dtype = torch.float32) -> Counter[str]:
+    """How often each tensor operation runs for a batch; the library does not take float64."""
+    logits = torch.randn(len(jobs), 4000, dtype=dtype)
     with Operations() as seen:
-        Sampler().sample(torch.randn(len(jobs), 4000), jobs)
+        Sampler().sample(logits, jobs)
     return Counter(seen.names)
 
 
@@ -291,8 +306,14 @@ def test_greedy_takes_what_argmax_takes_in_every_format(dtype, rows):
 
 
 def test_nothing_is_sorted_unless_a_truncation_asks_for_it():
-    assert not operations([task(), task(min_p=0.1)]).keys() & {"sort", "topk"}
-    assert "topk" in operations([task(top_k=5)])
+    assert not operations([task(), task(min_p=0.1)], torch.float64).keys() & {"sort", "topk"}
+    assert "topk" in operations([task(top_k=5)], torch.float64)
+
+
+@needs_library
+def test_with_the_library_no_row_costs_an_operation_of_torch():
+    kinds = [task(), task(top_p=0.5), task(logprobs=3), task(logit_bias={1: 2.0}, banned=[4])]
+    assert not operations(kinds)
 
 
 def test_more_rows_cost_no_more_operations():
@@ -304,7 +325,7 @@ def test_more_rows_cost_no_more_operations():
         task(top_k=3, logit_bias={1: 2.0}, banned=[4]),
     ]
 
-    assert operations(kinds * 8) == operations(kinds * 2)
+    assert operations(kinds * 8, torch.float64) == operations(kinds * 2, torch.float64)
 
 
 @pytest.mark.gpu

@@ -55,14 +55,14 @@ def test_letters_of_the_prompt_stop_nothing():
 
 
 def test_below_min_tokens_the_sampler_is_told_what_may_not_come():
-    """End of sequence and stop ids are banned for the first two tokens, and then no more."""
+    """Ends of sequence are banned for the first two tokens; stop ids it knows by ``min_tokens``."""
     tiny = tiny_scheduler()
     tiny.add("one", "ABC", max_tokens=4, min_tokens=2, eos="x", stop="yz")
     banned = []
     while tiny.scheduler.has_work:
         tiny.step()
         banned.append("".join(map(chr, tiny.plan.sequences[0].sample.banned)))
-    assert banned == ["xyz", "xyz", "", ""]
+    assert banned == ["x", "x", "", ""]
 
 
 def test_an_answer_ends_where_the_model_does():

@@ -40,7 +40,9 @@ def toss_a_coin(task: SampleTask, seed: int) -> int:
     """Answer A or B, unless one of them is banned; the whole prefix and the seed decide."""
     digest = hashlib.blake2b(task.prompt.tobytes() + task.output.tobytes() + str(seed).encode())
     choice = digest.digest()[0] % 2
-    return next(t for t in (ord("AB"[choice]), ord("BA"[choice])) if t not in task.banned)
+    is_short = len(task.output) < task.params.min_tokens
+    banned = {*task.banned, *(task.params.stop_token_ids if is_short else ())}
+    return next(t for t in (ord("AB"[choice]), ord("BA"[choice])) if t not in banned)
 
 
 class ForwardPassFailed(Exception):

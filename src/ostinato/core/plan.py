@@ -75,8 +75,8 @@ class SampleTask:
     """One per sample wanted; more than one where a prompt is forked (``n > 1``)."""
     prompt: "array[int]"  # prompt ids, shape (num_prompt_tokens,), for the repetition penalty
     output: "array[int]"  # ids generated so far, shape (num_output_tokens,)
-    banned: tuple[int, ...] = ()
-    """Ids that may not be sampled now: what would end the text below ``min_tokens``."""
+    banned: tuple[int, ...] | frozenset[int] = ()
+    """Ids that may not be sampled now, besides the stop ids of ``params`` below ``min_tokens``."""
     constraint: TokenConstraint | None = None
     """Which ids may be sampled now; only read here. None allows all."""
 

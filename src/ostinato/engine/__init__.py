@@ -17,6 +17,7 @@ Files in reading order:
 * ``outputs``: what the caller gets
 * ``token_table``, ``detokenizer``, ``stop_strings``: from token ids to text, and to its end
 * ``request_validation``: tokenizes a prompt and checks a request, before it is added
+* ``prepared_params``: prepares sampling parameters, once for all prompts that share them
 * ``text_tokenizer``: tokenizes only the part of a text that is not known
 * ``request_state``: the tokens, texts and times of one request
 * ``prompt_tokenizer``: turns the texts and images of prompts into token ids

@@ -58,6 +58,7 @@ class Engine:
         make_request: Makes a request, checked in full: ``RequestFactory.make``.
         audit: Recomputes hits in idle moments, and compares.
         grammars: Compiles structured outputs; safe in any thread.
+        params: Prepares sampling parameters; safe in any thread.
         is_computing: Whether a forward pass is running: an exception now only ends the step.
         recorder: Records traces, where one was started.
         tiers: Where prefixes outlive the pool; None unless one is set.
@@ -107,6 +108,7 @@ class Engine:
             self.loaded, config, self.scheduler, self.prompts, self.identities, clock
         )
         self.make_request, self.grammars = requests.make, requests.grammars
+        self.params = requests.params
         self._clean_up_with(self.recorder.stop)
         self.kv_events = publish_kv_events(config, self.cache, self.loaded.device.type, clock)
         if self.kv_events is not None:

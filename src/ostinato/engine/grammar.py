@@ -23,6 +23,7 @@ import json
 import re
 import threading
 from collections import OrderedDict
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -189,8 +190,11 @@ class GrammarCompiler:
             raise InvalidSamplingParams(constraint)
         if wanted.after is None:
             return constraint.copy()
-        table = TokenTable(self._loaded.require_tokenizer())
-        return DelayedConstraint(constraint.copy(), wanted, table)
+        return DelayedConstraint(constraint.copy(), wanted, self._tokens)
+
+    @cached_property
+    def _tokens(self) -> TokenTable:
+        return TokenTable(self._loaded.require_tokenizer())
 
     def erase(self, tenant: str) -> None:
         """Remove what was compiled for a tenant, including under narrower salts."""

@@ -20,6 +20,7 @@ from ostinato.core.request import Request
 from ostinato.engine.adapters import Adapters
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.grammar import GrammarCompiler
+from ostinato.engine.prepared_params import ParamsPreparer
 from ostinato.engine.prompt_tokenizer import PromptTokenizer
 from ostinato.engine.prompts import Prompt
 from ostinato.engine.public_prefixes import PublicPrefixes, salt_of_public
@@ -29,7 +30,6 @@ from ostinato.engine.request_validation import (
     check_request_id,
     draw_seeds,
     kept_prompt_tokens,
-    resolve_params,
     tokenize,
 )
 from ostinato.engine.sampling_params import SamplingParams
@@ -104,8 +104,8 @@ class RequestFactory:
         clock: Callable[[], float],
     ) -> None:
         self.grammars = GrammarCompiler(loaded)  # safe in any thread
+        self.params = ParamsPreparer(loaded, config.max_logprobs)  # likewise
         self._loaded = loaded
-        self._config = config
         self._scheduler = scheduler
         self._prompts = prompts
         self._identities = identities
@@ -135,7 +135,8 @@ class RequestFactory:
             MissingTokenizer: Text is involved and the checkpoint has no tokenizer.
         """
         arrival_s = self._clock()
-        params = resolve_params(params, self._loaded, self._config.max_logprobs)
+        prepared = self.params.prepare(params)
+        params = prepared.params
         if params.detokenize or prompt.text is not None:
             self._loaded.require_tokenizer()
         name = self._new_id() if request_id is None else check_request_id(request_id)
@@ -165,7 +166,9 @@ class RequestFactory:
         is_noted = prompt.cache_write and prompt.keep_tokens and prompt.publishes is None
         if known is not None and not (is_noted and known.boundaries.ends):
             known = None
-        return PreparedRequest(request, params, prompt.text, seeds, arrival_s, known, images)
+        return PreparedRequest(
+            request, params, prompt.text, seeds, arrival_s, prepared.stops, known, images
+        )
 
     def _new_id(self) -> str:
         """Return a name that no live request has."""

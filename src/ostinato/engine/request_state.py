@@ -31,14 +31,14 @@ class CompletionState:
         self.stop_reason: int | str | None = None
         self.num_streamed = 0  # tokens sent to its stream
         self._params = made.params
-        self._end_ids = {*made.params.stop_token_ids, *request.eos_token_ids}
+        self._eos_token_ids = request.eos_token_ids
         self._tokens = tokens
         self._detokenizer: Detokenizer | None = None
         if tokens is not None and self._params.detokenize:
             skip = self._params.skip_special_tokens
             self._detokenizer = Detokenizer(tokens, skip, request.prompt_token_ids)
         include = self._params.include_stop_str_in_output
-        self._stops = StopChecker(self._params.stop, include=include)
+        self._stops = StopChecker(made.stops, include=include)
 
     @property
     def stop_string(self) -> str | None:
@@ -66,11 +66,14 @@ class CompletionState:
         if self._detokenizer is None:
             return
         new_text = ""
-        ends = reason is FinishReason.STOP and token.token_id in self._end_ids
+        ends = reason is FinishReason.STOP and self._ends_text(token.token_id)
         if not ends or self._params.include_stop_str_in_output:
             new_text = self._detokenizer.append([token.token_id])
         may_stop = len(self.token_ids) > self._params.min_tokens
         self.text += self._stops.append(new_text, may_stop)
+
+    def _ends_text(self, token_id: int) -> bool:
+        return token_id in self._params.stop_token_ids or token_id in self._eos_token_ids
 
     def end(self, reason: FinishReason, stop_reason: int | str | None) -> None:
         """Set why it ended, and release text that was held back."""

@@ -17,6 +17,7 @@ from ostinato.core.request import Request
 from ostinato.core.tokens import pack_tokens
 from ostinato.engine.prompts import Prompt
 from ostinato.engine.sampling_params import SamplingParams
+from ostinato.engine.stop_strings import StopStrings
 from ostinato.engine.tokenized_text import TokenizedText
 from ostinato.errors import InvalidSamplingParams, PromptTooLong, RequestError, TokenOutOfRange
 from ostinato.runner.image_store import ServedImage
@@ -39,6 +40,7 @@ class PreparedRequest:
     prompt: str | None  # the text, if it was given as one
     seeds: tuple[int, ...]  # one per continuation
     arrival_s: float  # by the engine's clock
+    stops: StopStrings  # the stop strings of its parameters
     known: TokenizedText | None = None  # the prompt, if it is to be remembered
     images: tuple[ServedImage, ...] = ()  # among its tokens
 
@@ -134,8 +136,11 @@ def resolve_params(params: Any, loaded: LoadedModel, max_logprobs: int) -> Sampl
     changes: dict[str, Any] = {}
     for name in ("logprobs", "prompt_logprobs"):
         wanted = getattr(params, name)
-        if wanted is not None:
-            changes[name] = _num_logprobs(name, wanted, loaded.vocab_size, max_logprobs)
+        if wanted is None:
+            continue
+        number = _num_logprobs(name, wanted, loaded.vocab_size, max_logprobs)
+        if number != wanted:
+            changes[name] = number
     return spell_bad_words(replace(params, **changes) if changes else params, loaded)
 
 
@@ -217,12 +222,11 @@ def _check_ids(params: SamplingParams, vocab_size: int) -> None:
         ("allowed_token_ids", params.allowed_token_ids or ()),
         ("bad_words_ids", [token for row in params.bad_words_ids for token in row]),
     ):
-        for token in ids:
-            if token >= vocab_size:
-                raise InvalidSamplingParams(
-                    f"{name} names token id {token}: ids of this model run from 0 to "
-                    f"{vocab_size - 1}"
-                )
+        if max(ids, default=-1) >= vocab_size:
+            token = next(token for token in ids if token >= vocab_size)
+            raise InvalidSamplingParams(
+                f"{name} names token id {token}: ids of this model run from 0 to {vocab_size - 1}"
+            )
 
 
 def _num_logprobs(name: str, wanted: int, vocab_size: int, most: int) -> int:

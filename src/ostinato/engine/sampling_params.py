@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from typing import Any
 
 from ostinato.core import sampling_params as core
@@ -199,9 +200,27 @@ def _strings(name: str, given: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _ids(name: str, ids: Sequence[int] | None) -> tuple[int, ...]:
-    for token in ids or ():
+    checked = _TokenIds(ids or ())
+    if (
+        set(map(type, checked)) <= {int}
+        and -1 < min(checked, default=0) <= max(checked, default=0) < 2**32
+    ):
+        return checked
+    for token in checked:
         _check_integer(name, token, 0, 2**32 - 1)
-    return tuple(ids or ())
+    return checked
+
+
+class _TokenIds(tuple[int, ...]):
+    """Ids in their order; whether there is one among them takes no walk through all."""
+
+    @cached_property
+    def _members(self) -> frozenset[int]:
+        return frozenset(self)
+
+    def __contains__(self, token: object) -> bool:
+        """Whether there is an id; called for each new token, with ``stop_token_ids``."""
+        return token in self._members
 
 
 def _bias(bias: Mapping[int, float] | None) -> dict[int, float]:

@@ -10,50 +10,73 @@ held back::
 character comes first; of several that end together, the longest.
 
 For each stop string we know how much of its beginning the text now ends with (Knuth, Morris,
-Pratt 1977), so that no character is looked at twice. One automaton for all strings together (Aho,
-Corasick 1975) would pay off from dozens on; requests have a handful.
+Pratt 1977), so that no character is looked at twice. What depends on the strings alone is shared
+by all outputs of a request; an output only notes which strings have begun, mostly none.
 """
 
+from array import array
 from collections.abc import Sequence
 
 
-class _Needle:
-    """One stop string, and how much of its beginning the text ends with."""
+class StopStrings:
+    """Some stop strings, prepared for any number of outputs.
 
-    __slots__ = ("_borders", "num_reached", "text")
+    Attributes:
+        texts: The strings, the longest first: it wins if several end with the same character.
+    """
 
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.num_reached = 0
-        self._borders = _borders(text)
+    def __init__(self, stop: Sequence[str] = ()) -> None:
+        """Prepare strings, none of them empty; there may be none at all."""
+        assert all(stop), "an empty stop string would match everywhere"
+        self.texts = sorted(set(stop), key=len, reverse=True)
+        self._borders = [array("I", _borders(text)) for text in self.texts]
+        self._by_first: dict[str, list[int]] = {}
+        for index, text in enumerate(self.texts):
+            self._by_first.setdefault(text[0], []).append(index)
 
-    def step(self, character: str) -> bool:
-        """Add the text's next character; True if the text now ends with the whole string."""
-        reached = self.num_reached
-        while reached and self.text[reached] != character:
-            reached = self._borders[reached]
-        reached += self.text[reached] == character
-        whole = reached == len(self.text)
-        self.num_reached = self._borders[reached] if whole else reached
-        return whole
+    def step(self, begun: dict[int, int], character: str) -> tuple[dict[int, int], int | None]:
+        """Add the text's next character.
+
+        Args:
+            begun: By string, how much of its beginning the text ends with, if anything.
+            character: What comes next.
+
+        Returns:
+            The same with the character, and the first string that the text now ends with.
+        """
+        candidates = self._by_first.get(character, ())
+        if not begun and not candidates:
+            return begun, None
+        reached, match = dict[int, int](), None
+        for index in {*begun, *candidates}:
+            text, borders = self.texts[index], self._borders[index]
+            size = begun.get(index, 0)
+            while size and text[size] != character:
+                size = borders[size]
+            size += text[size] == character
+            if size == len(text):
+                match = index if match is None else min(match, index)
+                size = borders[size]
+            if size:
+                reached[index] = size
+        return reached, match
 
 
 class StopChecker:
     """One output's text on its way to the caller, up to the first stop string."""
 
-    def __init__(self, stop: Sequence[str], include: bool = False) -> None:
+    def __init__(self, stops: StopStrings, include: bool = False) -> None:
         """Start with no text.
 
         Args:
-            stop: Strings that end the text, none of them empty; there may be none at all.
+            stops: Strings that end the text.
             include: Keep the stop string at the end of the text. Nothing is held back then.
         """
-        assert all(stop), "an empty stop string would match everywhere"
         self.matched: str | None = None  # the stop string that the text has reached
+        self._stops = stops
         self._include = include
         self._held = ""
-        # The longest first: it wins if several end with the same character.
-        self._needles = [_Needle(text) for text in sorted(set(stop), key=len, reverse=True)]
+        self._begun: dict[int, int] = {}
 
     def append(self, text: str, may_stop: bool = True) -> str:
         """Add text and return what may be shown now.
@@ -68,18 +91,18 @@ class StopChecker:
             Text that is certain to be part of the output. With the one that completes a match, up
             to the match, or to its end if that is included.
 
-        Cost: O(len(text)) for each stop string, amortised; none without stop strings.
+        Cost: O(len(text)) for each stop string that has begun, amortised.
         """
         assert self.matched is None, "the text has ended"
-        if not self._needles:
+        if not self._stops.texts:
             return text
         waiting = self._held + text
         for place, character in enumerate(text, start=len(self._held) + 1):
-            found = [needle.text for needle in self._needles if needle.step(character)]
-            if found and may_stop:
-                self.matched, self._held = found[0], ""
-                return waiting[: place if self._include else place - len(found[0])]
-        longest = 0 if self._include else max(needle.num_reached for needle in self._needles)
+            self._begun, match = self._stops.step(self._begun, character)
+            if match is not None and may_stop:
+                self.matched, self._held = self._stops.texts[match], ""
+                return waiting[: place if self._include else place - len(self.matched)]
+        longest = 0 if self._include else max(self._begun.values(), default=0)
         split = len(waiting) - longest
         self._held = waiting[split:]
         return waiting[:split]

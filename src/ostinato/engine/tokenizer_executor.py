@@ -26,7 +26,6 @@ from ostinato.engine.prompts import Prompt, TokenIds, parse_prompt
 from ostinato.engine.request_validation import (
     PreparedRequest,
     kept_prompt_tokens,
-    spell_bad_words,
     tokenize,
 )
 from ostinato.engine.sampling_params import SamplingParams
@@ -64,8 +63,7 @@ class TokenizerExecutor:
             RequestError: It can never be served.
         """
         if getattr(params, "bad_words", ()):  # uses the tokenizer
-            loaded, words = self._engine.loaded, params
-            params = await self.run(lambda: spell_bad_words(words, loaded), prompt.cache_salt)
+            await self.run(lambda: self._engine.params.prepare(params), prompt.cache_salt)
         wanted = getattr(params, "structured_outputs", None)
         constraint: TokenConstraint | None = None
         if wanted is not None:

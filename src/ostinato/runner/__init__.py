@@ -23,8 +23,10 @@ Files in reading order:
 * ``forward/``: makes a model fast on a CPU without changing what it computes
 * ``model_runner``: executes one step
 * ``compute_path``: describes how steps are computed here, and why not faster
-* ``logit_edits``, ``truncation``, ``randomness``, ``sampler``: choose the next token
-* ``logprobs``: log-probabilities of tokens
+* ``token_lists``: the lists of sampling parameters, prepared once
+* ``logit_edits``, ``truncation``, ``logprobs``, ``torch_draws``: sampling in torch
+* ``randomness``: the random number of each token
+* ``sampler``: chooses the next token
 * ``fetched_models``: models from the package index, and their folder
 * ``gguf_file``: opens a GGUF file and checks that it can be loaded
 * ``gguf_codes``: the codes of a GGUF file for a model's linear layers

@@ -7,12 +7,13 @@ In this order, which is that of vLLM and of Hugging Face's logits processors:
    the prompt or the output (Keskar et al., CTRL, arXiv 1909.05858, section 4.1);
 3. ``frequency_penalty`` is subtracted for each occurrence of a token in the output, and
    ``presence_penalty`` once (as OpenAI's API defines them);
-4. ids outside ``allowed_token_ids``, and those that would complete one of ``bad_words``, become
-   -inf;
-5. so do banned ids, and those that the constraint of a structured output does not allow.
+4. ids outside ``allowed_token_ids``, those that would complete one of ``bad_words``, banned ids,
+   stop ids below ``min_tokens``, and those that the constraint of a structured output does not
+   allow become -inf.
 
-An edit changes few of the logits, so each kind is one indexed operation on (row, id, value) of the
-whole batch; the logits are copied once.
+The native library does this row by row (``native/src/sampling_edits.h``); what is here serves
+where it cannot run. Each kind of edit is one indexed operation on (row, id, value) of the whole
+batch; the logits are copied once.
 """
 
 from array import array
@@ -25,6 +26,7 @@ import torch
 from torch import Tensor
 
 from ostinato.core.plan import SampleTask
+from ostinato.runner.token_lists import TokenLists, banned_ids, masks_of
 
 Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
 
@@ -44,12 +46,13 @@ class _Cells:
     counts: Ints
 
 
-def edit_logits(logits: Tensor, tasks: Sequence[SampleTask]) -> Tensor:
+def edit_logits(logits: Tensor, tasks: Sequence[SampleTask], lists: Sequence[TokenLists]) -> Tensor:
     """Apply bias, penalties and bans.
 
     Args:
         logits: Raw logits, shape (num_rows, vocab).
         tasks: One per row.
+        lists: The prepared lists of each task's parameters.
 
     Returns:
         Edited logits in float32 or wider, shape (num_rows, vocab); ``logits`` itself where no
@@ -61,12 +64,11 @@ def edit_logits(logits: Tensor, tasks: Sequence[SampleTask]) -> Tensor:
     if not any(asks_for_edits(task) for task in tasks):
         return logits
     edited = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
-    _add_bias(edited, tasks)
+    _add_bias(edited, lists)
     _penalise_repetition(edited, tasks)
     _penalise_output(edited, tasks)
-    _keep_allowed(edited, tasks)
-    _ban(edited, tasks)
-    _keep_constraint(edited, tasks)
+    _keep_masks(edited, tasks, lists)
+    _ban(edited, tasks, lists)
     return edited
 
 
@@ -82,22 +84,19 @@ def asks_for_edits(task: SampleTask) -> bool:
         or params.repetition_penalty != 1.0
         or params.bad_words_ids
         or params.allowed_token_ids is not None
+        or (params.stop_token_ids and len(task.output) < params.min_tokens)
     )
 
 
-def _add_bias(logits: Tensor, tasks: Sequence[SampleTask]) -> None:
+def _add_bias(logits: Tensor, lists: Sequence[TokenLists]) -> None:
     """Add each row's ``logit_bias``."""
-    triples = [
-        (row, token, bias)
-        for row, task in enumerate(tasks)
-        for token, bias in task.params.logit_bias.items()
-    ]
-    if not triples:
-        return
-    rows, ids, biases = zip(*triples, strict=True)
-    assert max(ids) < logits.shape[1], "admission refuses biased ids outside the vocabulary"
-    where = _index(logits, rows, ids)
-    logits[where] += _values(logits, biases)
+    rows = np.repeat(np.arange(len(lists)), [len(each.bias_ids) for each in lists])
+    if len(rows):
+        ids, biases = (
+            np.concatenate(arrays)
+            for arrays in zip(*((each.bias_ids, each.biases) for each in lists), strict=True)
+        )
+        logits[_index(logits, rows, ids)] += _values(logits, biases)
 
 
 def _penalise_repetition(logits: Tensor, tasks: Sequence[SampleTask]) -> None:
@@ -129,53 +128,23 @@ def _penalise_output(logits: Tensor, tasks: Sequence[SampleTask]) -> None:
     logits[where] -= frequency * _values(logits, cells.counts) + presence
 
 
-def _keep_allowed(logits: Tensor, tasks: Sequence[SampleTask]) -> None:
-    """Mask all ids but a row's ``allowed_token_ids``."""
-    for row, task in zip(logits, tasks, strict=True):
-        if task.params.allowed_token_ids is not None:
-            ids = torch.tensor(task.params.allowed_token_ids, device=logits.device)
-            allowed = row[ids]
-            row.fill_(float("-inf"))
-            row[ids] = allowed
+def _keep_masks(logits: Tensor, tasks: Sequence[SampleTask], lists: Sequence[TokenLists]) -> None:
+    """Mask the ids that a row's masks do not allow, in place."""
+    vocab = logits.shape[1]
+    for row, task, prepared in zip(logits, tasks, lists, strict=True):
+        for mask in masks_of(task, prepared):
+            bits = np.unpackbits(~mask[: -(-vocab // 8)], count=vocab, bitorder="little")
+            row.masked_fill_(torch.from_numpy(bits.view(np.bool_)).to(row.device), -torch.inf)
 
 
-def completed_words(task: SampleTask) -> list[int]:
-    """Return the ids that would complete one of a row's ``bad_words``."""
-    output = task.output
-    return [
-        last
-        for *first, last in task.params.bad_words_ids
-        if len(first) <= len(output) and output[len(output) - len(first) :].tolist() == first
-    ]
-
-
-def _ban(logits: Tensor, tasks: Sequence[SampleTask]) -> None:
+def _ban(logits: Tensor, tasks: Sequence[SampleTask], lists: Sequence[TokenLists]) -> None:
     """Mask banned ids; ids outside the vocabulary are ignored."""
-    vocab = logits.shape[1]
-    pairs = [
-        (row, token)
-        for row, task in enumerate(tasks)
-        for token in (*task.banned, *completed_words(task))
-        if token < vocab
-    ]
-    if pairs:
-        rows, ids = zip(*pairs, strict=True)
-        logits[_index(logits, rows, ids)] = float("-inf")
-
-
-def _keep_constraint(logits: Tensor, tasks: Sequence[SampleTask]) -> None:
-    """Mask the ids that constraints do not allow, in place; each row is read and written once."""
-    rows = [row for row, task in enumerate(tasks) if task.constraint is not None]
-    if not rows:
-        return
-    vocab = logits.shape[1]
-    masks = np.stack(
-        [t.constraint.mask()[: -(-vocab // 8)] for t in tasks if t.constraint is not None]
-    )
-    bits = np.unpackbits(~masks, axis=1, count=vocab, bitorder="little")
-    forbidden = torch.from_numpy(bits.view(np.bool_)).to(logits.device)  # (num_forms, vocab)
-    for row, ids in zip(rows, forbidden, strict=True):
-        logits[row].masked_fill_(ids, float("-inf"))
+    banned = [banned_ids(task, prepared) for task, prepared in zip(tasks, lists, strict=True)]
+    rows = np.repeat(np.arange(len(tasks)), [len(ids) for ids in banned])
+    if len(rows):
+        ids = np.concatenate(banned)
+        inside = ids < logits.shape[1]
+        logits[_index(logits, rows[inside], ids[inside])] = -torch.inf
 
 
 def _count_tokens(texts: Iterable[tuple[int, "array[int]"]], vocab: int) -> _Cells:
@@ -188,9 +157,7 @@ def _count_tokens(texts: Iterable[tuple[int, "array[int]"]], vocab: int) -> _Cel
     return _Cells(distinct // vocab, distinct % vocab, counts)
 
 
-def _index(
-    logits: Tensor, rows: Sequence[int] | Ints, ids: Sequence[int] | Ints
-) -> tuple[Tensor, Tensor]:
+def _index(logits: Tensor, rows: Ints, ids: Ints) -> tuple[Tensor, Tensor]:
     """Return (row, id) pairs as tensors on the device of the logits."""
     return (
         torch.as_tensor(rows, dtype=torch.int64, device=logits.device),

@@ -1,7 +1,8 @@
 """Log-probabilities of tokens.
 
 They are those of the raw logits, before bias, penalties, temperature and truncation: the model's
-distribution, not the sampler's.
+distribution, not the sampler's. The native library computes them row by row; without it, torch
+computes as many rows at once as fit.
 """
 
 from collections.abc import Sequence
@@ -12,6 +13,9 @@ from torch import Tensor
 
 from ostinato.core.plan import TokenLogprob
 from ostinato.errors import EngineError
+from ostinato.runner.native.argmax import takes
+from ostinato.runner.native.library import library
+from ostinato.runner.native.sampling import row_logprobs
 from ostinato.runner.truncation import top_ids
 
 MAX_CELLS = 2**23
@@ -44,29 +48,35 @@ def token_logprobs(
     Cost: O(num_tokens * vocab); nothing is sorted but the alternatives.
     """
     assert len(rows) == len(tokens) == len(num_alternatives)
+    native = library()
+    if native is not None and takes(logits):
+        return _checked(row_logprobs(native, logits, rows, tokens, num_alternatives), rows)
     step = rows_at_once(logits.shape[1])
     chunks = [slice(start, start + step) for start in range(0, len(tokens), step)]
-    return tuple(
+    entries = [
         entry
         for chunk in chunks
         for entry in _chunk_logprobs(logits, rows[chunk], tokens[chunk], num_alternatives[chunk])
-    )
+    ]
+    return _checked(entries, rows)
 
 
 def _chunk_logprobs(
     logits: Tensor, rows: Sequence[int], tokens: Sequence[int], num_alternatives: Sequence[int]
-) -> list[tuple[TokenLogprob, ...]]:
+) -> list[tuple[TokenLogprob, ...] | None]:
     """Do the work of ``token_logprobs`` for as many rows as fit at once."""
     vocab = logits.shape[1]
     chosen = logits[torch.tensor(rows, device=logits.device)]  # (num_tokens, vocab)
     chosen = chosen.to(torch.promote_types(chosen.dtype, torch.float32))
-    _check_distributions(chosen, rows)
+    sound = are_distributions(chosen)
+    if not all(sound):
+        return [() if is_sound else None for is_sound in sound]  # the caller refuses all of them
     own = torch.tensor(list(tokens), device=logits.device)[:, None]  # (num_tokens, 1)
     others = top_ids(chosen, min(max(num_alternatives), vocab))
     ids = torch.cat((own, others), dim=1)  # (num_tokens, 1 + num_others)
     logprobs = torch.log_softmax(chosen, dim=-1).gather(1, ids).tolist()
     ranks = _ranks(chosen, own).tolist()
-    found = []
+    found: list[tuple[TokenLogprob, ...] | None] = []
     for line, values, rank, count in zip(
         ids.tolist(), logprobs, ranks, num_alternatives, strict=True
     ):
@@ -84,12 +94,20 @@ def _ranks(logits: Tensor, tokens: Tensor) -> Tensor:
     return 1 + ((logits > own) | ((logits == own) & before)).sum(-1, dtype=torch.int32)
 
 
-def _check_distributions(logits: Tensor, rows: Sequence[int]) -> None:
-    """Refuse rows whose softmax would be NaN throughout."""
-    fine = logits.amax(-1).isfinite().tolist()
-    if not all(fine):
-        row = rows[fine.index(False)]
-        raise EngineError(
-            f"row {row} of the logits is no distribution: it contains NaN or +inf, or is -inf "
-            "throughout, so no log-probability can be given; a wider dtype may help"
-        )
+def are_distributions(logits: Tensor) -> list[bool]:
+    """Return for each row whether its softmax is one; else it is NaN throughout."""
+    fine: list[bool] = logits.amax(-1).isfinite().tolist()
+    return fine
+
+
+def _checked(
+    entries: Sequence[tuple[TokenLogprob, ...] | None], rows: Sequence[int]
+) -> tuple[tuple[TokenLogprob, ...], ...]:
+    """Refuse rows that are no distribution."""
+    for row, entry in zip(rows, entries, strict=True):
+        if entry is None:
+            raise EngineError(
+                f"row {row} of the logits is no distribution: it contains NaN or +inf, or is -inf "
+                "throughout, so no log-probability can be given; a wider dtype may help"
+            )
+    return tuple(entry for entry in entries if entry is not None)

@@ -34,6 +34,7 @@ CASES = {
     "program": (30, "30 cases"),
     "plan": (60, "60 cases"),
     "product": (15, "15 cases"),
+    "sampling": (200, "200 cases"),
 }
 """How many random cases each test draws, and what it says if all are right."""
 

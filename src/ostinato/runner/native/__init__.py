@@ -9,6 +9,7 @@ it, everything runs in plain torch. Files in reading order:
 * ``pages``: allocates memory pages for keys and values
 * ``packed``: a weight in tiles, and products with it
 * ``argmax``: the largest number of each row
+* ``sampling``: sampling, and log-probabilities
 * ``delta``: the step of a gated delta rule
 * ``store``: a KV store that the library reads
 
