@@ -1,5 +1,6 @@
 """What loads what, seen from a fresh interpreter."""
 
+import os
 import re
 import subprocess
 import sys
@@ -13,8 +14,8 @@ TENSOR_LIBRARIES = ("torch", "transformers")
 
 
 def loaded_after(statement: str) -> set[str]:
-    """Top-level names in `sys.modules` after a statement in a new interpreter."""
-    program = f"import sys\n{statement}\nprint(*{{name.partition('.')[0] for name in sys.modules}})"
+    """Names in `sys.modules` after a statement in a new interpreter."""
+    program = f"import sys\n{statement}\nprint(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
@@ -47,6 +48,46 @@ def test_public_names_are_listed_before_they_are_loaded():
         "assert set(ostinato.__all__) <= set(dir(ostinato))"
     )
     assert loaded.isdisjoint(TENSOR_LIBRARIES)
+
+
+def test_the_public_classes_load_nothing_that_only_a_model_needs():
+    """What loads models in transformers takes as long as torch; a script may end before that."""
+    statement = "from ostinato import LLM, AsyncLLM, SamplingParams"
+    assert loaded_after(statement).isdisjoint(
+        {
+            "transformers.modeling_utils",
+            "transformers.models",
+            "torch._dynamo",
+            "torch.distributed.tensor",
+            "torch.distributed.fsdp",
+            "torch.distributed.checkpoint",
+            "accelerate",
+            "sympy",
+            "matplotlib",
+            "scipy",
+            "ray",
+        }
+    )
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_first_start_says_in_a_terminal_that_python_compiles(tmp_path: Path, is_terminal: bool):
+    """Twelve seconds in silence look like a hang; a log needs no such line."""
+    (tmp_path / "torch.py").write_text("")
+    program = (
+        "import io, sys, ostinato\n"
+        "class Terminal(io.StringIO):\n"
+        f"    def isatty(self): return {is_terminal}\n"
+        "stderr = Terminal()\n"
+        "ostinato.announce_compilation(stderr)\n"
+        "import torch\n"
+        "ostinato.announce_compilation(stderr)\n"
+        "print(len(stderr.getvalue().splitlines()))"
+    )
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    command = [sys.executable, "-c", program]
+    printed = subprocess.check_output(command, env={**os.environ, "PYTHONPATH": path}, text=True)
+    assert int(printed) == is_terminal
 
 
 def test_every_module_of_the_heart_loads_no_tensor_library():

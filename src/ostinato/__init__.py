@@ -5,10 +5,12 @@ The packages that need torch are imported on first use, so that ``ostinato.core`
 """
 
 import os
+import sys
 from collections.abc import MutableMapping
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from ostinato.engine.adapters import LoRARequest
@@ -94,11 +96,22 @@ def limit_spinning(environment: MutableMapping[str, str]) -> None:
         environment.setdefault("GOMP_SPINCOUNT", SPINS)
 
 
+def announce_compilation(stderr: TextIO) -> None:
+    """Say in a terminal that Python has yet to compile torch, which takes many seconds."""
+    if "torch" in sys.modules or not stderr.isatty():
+        return
+    spec = find_spec("torch")
+    if spec is not None and spec.cached is not None and not Path(spec.cached).exists():
+        line = "ostinato: first start: Python compiles torch and transformers, for some 10 seconds"
+        print(line, file=stderr, flush=True)
+
+
 def __getattr__(name: str) -> Any:
     """Import a public name on first use; torch's threads then sleep soon when they have no work."""
     if name not in _HOMES:
         raise AttributeError(f"module 'ostinato' has no attribute {name!r}")
     limit_spinning(os.environ)
+    announce_compilation(sys.stderr)
     try:
         home = import_module(_HOMES[name])
     except ModuleNotFoundError as error:

@@ -1,5 +1,6 @@
 """``ostinato serve``: serves a model over HTTP."""
 
+import sys
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
@@ -8,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+import ostinato
 from ostinato.cli import _engine_options as options
 from ostinato.cli._option_groups import option
 from ostinato.cli.keys import note_on_callers
@@ -126,6 +128,7 @@ def run(
 
     Try: ostinato serve tiny-shakespeare
     """
+    ostinato.announce_compilation(sys.stderr)
     from ostinato.server.config import ServerConfig
 
     config = ServerConfig(

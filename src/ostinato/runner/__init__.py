@@ -52,4 +52,6 @@ Rules:
    loaded before the first layer and saved after the last one.
 4. Attention refuses what it does not support; nothing is silently ignored.
 5. A step that fails leaves the runner able to run the next one.
+6. Importing the room does not import what loads models, ``transformers.modeling_utils``, which
+   takes as long as torch itself: its names are imported for type checkers, and read at use.
 """

@@ -8,19 +8,21 @@ with static scales, groups in another order), none is replaced, and compressed-t
 them.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
 from ostinato.runner.forward.codes import CodeFormat, Codes, codes_of
 from ostinato.runner.forward.plain_layers import plain_linear
 from ostinato.runner.forward.quantized import Quantization
 from ostinato.runner.settings import GROUP_STEP
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
-def codes_of_layers(model: PreTrainedModel) -> Quantization | None:
+
+def codes_of_layers(model: "PreTrainedModel") -> Quantization | None:
     """Return how to pack linear layers with their own codes; None if they have none that fit.
 
     Effects: replaces the layers by plain ones, and removes the model's decompression hook.

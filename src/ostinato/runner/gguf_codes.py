@@ -14,18 +14,20 @@ used only if they give exactly the numbers that were loaded.
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gguf
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from ostinato.runner.forward.codes import CodeFormat, Codes, codes_of, encode
 from ostinato.runner.forward.plain_layers import is_plain_linear
 from ostinato.runner.forward.quantized import Quantization
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _PLAIN = {"F32", "F16", "BF16", "F64"}
 _GROUP = 32
@@ -37,7 +39,7 @@ Numbers = NDArray[Any]
 """Of groups, shape (num_blocks, groups of a block), float16 or float32."""
 
 
-def codes_of_file(path: Path, model: PreTrainedModel) -> Quantization | None:
+def codes_of_file(path: Path, model: "PreTrainedModel") -> Quantization | None:
     """Return how to pack a model's linear layers with the codes of its file; None without any.
 
     Args:
@@ -62,7 +64,7 @@ def codes_of_file(path: Path, model: PreTrainedModel) -> Quantization | None:
     return Quantization(f"GGUF {', '.join(sorted(kinds))}", stored) if stored else None
 
 
-def _weights(model: PreTrainedModel, architecture: str) -> Iterator[tuple[Tensor, str]]:
+def _weights(model: "PreTrainedModel", architecture: str) -> Iterator[tuple[Tensor, str]]:
     """Yield the weights of linear layers and their names in a file."""
     architectures = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
     layers = model.config.get_text_config().num_hidden_layers

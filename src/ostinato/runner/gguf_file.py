@@ -13,7 +13,6 @@ from typing import Any
 
 import gguf
 import numpy as np
-from transformers import modeling_gguf_pytorch_utils
 
 from ostinato.errors import BrokenCheckpoint, ModelNotFound, UnsupportedModel
 
@@ -51,6 +50,8 @@ def open_gguf(path: Path) -> Iterator[None]:
 
     Effects: within the context, readers of the ``gguf`` package for the same path are shared.
     """
+    from transformers import modeling_gguf_pytorch_utils
+
     _check_name(path)
     with ExitStack() as replaced:
         for module, name, value in (

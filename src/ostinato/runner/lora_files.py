@@ -10,18 +10,21 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
-from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from ostinato.core.errors import RequestError
 from ostinato.runner.lora import LoraAdapter, LoraLayer, PackedLoraLayer, pack_layers
 from ostinato.runner.lora_config import WEIGHTS_FILE, LoraConfig, read_config
 from ostinato.runner.lora_updates import can_pack
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _HEAD_BYTES = 2**23
 """Maximum bytes of the header of a weight file, in which each tensor takes some 150."""
@@ -45,7 +48,7 @@ class LoraLimits:
     max_bytes: int
 
 
-def read_adapter(path: str | Path, model: PreTrainedModel, limits: LoraLimits) -> LoraAdapter:
+def read_adapter(path: str | Path, model: "PreTrainedModel", limits: LoraLimits) -> LoraAdapter:
     """Read an adapter; nothing changes yet.
 
     Args:
@@ -121,7 +124,7 @@ def _read_tensors(folder: Path, path: Path, limits: LoraLimits) -> dict[str, Ten
 class _BaseModel:
     """The layers of a model that adapters may change."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: "PreTrainedModel") -> None:
         """Collect them by name."""
         self._model = model
         self._modules = dict(model.named_modules())

@@ -2,17 +2,19 @@
 
 import inspect
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from ostinato.runner.attention.registration import STEP_KEYWORD, LayerAttention
 from ostinato.runner.inputs import Ints
 from ostinato.runner.lora import LoraAdapter, StepAdapters
 from ostinato.runner.lora_updates import add_updates
 from ostinato.runner.states.mixers import bind_mixers
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class ModelCall:
@@ -23,7 +25,7 @@ class ModelCall:
         vocab_size: Number of ids with an embedding.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: "PreTrainedModel") -> None:
         """Wrap a model.
 
         Effects: binds the model's layers with a state to the steps of these calls.

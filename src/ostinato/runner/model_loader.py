@@ -3,11 +3,12 @@
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
+import transformers
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from ostinato.core.config import one_of
 from ostinato.errors import ConfigError, MissingTokenizer, UnsupportedModel
@@ -44,6 +45,9 @@ from ostinato.runner.states.store import StateSpec
 from ostinato.runner.vision import Vision, load_vision, take_encoder
 from ostinato.runner.word_codes import WordCheckpoint, is_in_words, read_words
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedModel:
@@ -72,7 +76,7 @@ class LoadedModel:
 
     name: str
     path: Path
-    model: PreTrainedModel
+    model: "PreTrainedModel"
     call: ModelCall
     config: PreTrainedConfig
     tokenizer: PreTrainedTokenizerBase | None
@@ -221,7 +225,7 @@ def _no_device(name: object, reason: str) -> str:
 def _load_vision(
     path: Path,
     encoder: nn.Module | None,
-    model: PreTrainedModel,
+    model: "PreTrainedModel",
     tokenizer: PreTrainedTokenizerBase | None,
 ) -> tuple[Vision | None, str]:
     """Return the image encoder, or why there is none."""
@@ -244,7 +248,7 @@ def _read_words(
 
 
 def _codes_of_checkpoint(
-    path: Path, model: PreTrainedModel, words: WordCheckpoint | None
+    path: Path, model: "PreTrainedModel", words: WordCheckpoint | None
 ) -> Quantization | None:
     """Return the checkpoint's own codes; None if there are none, or they are not supported here."""
     if why_unpacked(model.dtype, model.device) is not None:
@@ -254,15 +258,15 @@ def _codes_of_checkpoint(
     return codes_of_file(path, model) if path.is_file() else codes_of_layers(model)
 
 
-def _drop_encoders(model: PreTrainedModel) -> None:
+def _drop_encoders(model: "PreTrainedModel") -> None:
     """Remove encoders of images and sound from a model: text never calls them."""
     decoder = model.get_decoder()
     for name, child in list(model.base_model.named_children()):
-        if isinstance(child, PreTrainedModel) and child is not decoder:
+        if isinstance(child, transformers.PreTrainedModel) and child is not decoder:
             setattr(model.base_model, name, None)
 
 
-def _eos_token_ids(model: PreTrainedModel) -> frozenset[int]:
+def _eos_token_ids(model: "PreTrainedModel") -> frozenset[int]:
     """Return the ids at which ``generate`` stops."""
     ids: Any = model.generation_config.eos_token_id if model.generation_config else None
     if ids is None:

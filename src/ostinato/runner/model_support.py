@@ -26,7 +26,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedConfig
+import transformers
+from transformers import PreTrainedConfig
 
 from ostinato.errors import UnsupportedModel
 from ostinato.runner.attention.registration import ATTENTION_NAME
@@ -95,7 +96,10 @@ def auto_class(config: PreTrainedConfig) -> Any:
     Raises:
         UnsupportedModel: There is none.
     """
-    classes: list[Any] = [AutoModelForCausalLM, AutoModelForImageTextToText]
+    classes: list[Any] = [
+        transformers.AutoModelForCausalLM,
+        transformers.AutoModelForImageTextToText,
+    ]
     if config.model_type in FAMILIES:
         classes.reverse()  # the first would leave out the image encoder
     for auto in classes:

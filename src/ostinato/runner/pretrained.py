@@ -9,19 +9,11 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from transformers import (
-    CONFIG_MAPPING,
-    AutoConfig,
-    AutoTokenizer,
-    GenerationConfig,
-    GgufConfig,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+import transformers
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from ostinato.errors import BrokenCheckpoint, UnsupportedModel
@@ -30,6 +22,9 @@ from ostinato.runner.checkpoint import read_config
 from ostinato.runner.model_support import auto_class
 from ostinato.runner.settings import DtypeName
 from ostinato.runner.word_codes import WordCheckpoint
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
 
@@ -53,13 +48,14 @@ def quiet() -> Iterator[None]:
 
 def load_config(path: Path) -> PreTrainedConfig:
     """Read the config of a directory or of a GGUF file."""
-    if not path.is_file() and (kind := read_config(path)["model_type"]) not in CONFIG_MAPPING:
+    known = transformers.CONFIG_MAPPING
+    if not path.is_file() and (kind := read_config(path)["model_type"]) not in known:
         raise UnsupportedModel(
             f"model type {kind!r} is not in the installed transformers, and code that comes with "
             "checkpoints is not run"
         )
     try:
-        config: PreTrainedConfig = AutoConfig.from_pretrained(**_origin(path))
+        config: PreTrainedConfig = transformers.AutoConfig.from_pretrained(**_origin(path))
     except Exception as error:  # a model's checks of its config may raise anything
         if path.is_file():
             raise UnsupportedModel(f"{path} is not understood by transformers: {error}") from error
@@ -81,7 +77,7 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device,
     words: WordCheckpoint | None = None,
-) -> PreTrainedModel:
+) -> "PreTrainedModel":
     """Build the model and read its weights, each exactly once."""
     architecture: Any = auto_class(config)
     if words is not None:
@@ -111,8 +107,8 @@ def load_weights(
                 f"{', '.join(names[:3])}: they do not belong to this config"
             )
     if words is not None and (path / "generation_config.json").exists():
-        model.generation_config = GenerationConfig.from_pretrained(path)
-    return cast(PreTrainedModel, model.eval().to(device))
+        model.generation_config = transformers.GenerationConfig.from_pretrained(path)
+    return cast("PreTrainedModel", model.eval().to(device))
 
 
 def _weights_of(path: Path, words: WordCheckpoint | None) -> dict[str, Any]:
@@ -120,7 +116,7 @@ def _weights_of(path: Path, words: WordCheckpoint | None) -> dict[str, Any]:
     if words is not None:
         return {"pretrained_model_name_or_path": None, "state_dict": words.state}
     if path.is_file():
-        return {**_origin(path), "quantization_config": GgufConfig(dequantize=True)}
+        return {**_origin(path), "quantization_config": transformers.GgufConfig(dequantize=True)}
     return {**_origin(path), "use_safetensors": True}
 
 
@@ -141,7 +137,9 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerBase | None:
     if path.is_dir() and not any((path / name).exists() for name in TOKENIZER_FILES):
         return None
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(**_origin(path))
+        tokenizer: PreTrainedTokenizerBase = transformers.AutoTokenizer.from_pretrained(
+            **_origin(path)
+        )
     except Exception as error:  # the tokenizer library raises plain Exception for bad JSON
         raise BrokenCheckpoint(f"{path}: the tokenizer does not load: {error}") from error
     return tokenizer

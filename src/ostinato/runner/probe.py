@@ -17,13 +17,12 @@ from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import PreTrainedModel
 
 from ostinato.core.ids import SequenceId
 from ostinato.core.plan import ScheduledSequence, StepPlan
@@ -47,6 +46,9 @@ from ostinato.runner.rounding import in_roundings, rounding_noise
 from ostinato.runner.settings import AttentionName
 from ostinato.runner.states.step import StateRecorder, StateStep
 from ostinato.runner.states.store import StateSpec, StateStore
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _CHUNKS = (9, 12, 1, 1, 1)
 _NUM_TOKENS = sum(_CHUNKS)
@@ -97,7 +99,7 @@ class Probed:
 
 
 def probe_model(
-    model: PreTrainedModel, call: ModelCall, attention: AttentionName = "auto"
+    model: "PreTrainedModel", call: ModelCall, attention: AttentionName = "auto"
 ) -> Probed:
     """Check that a model gives the same logits through our attention as through its own.
 
@@ -137,7 +139,9 @@ def probe_model(
     return Probed(spec, states, recorder.styles(), attention, ours.double(), noise)
 
 
-def _observe_reached(model: PreTrainedModel, call: ModelCall, prompt: "array[int]") -> "_Recorder":
+def _observe_reached(
+    model: "PreTrainedModel", call: ModelCall, prompt: "array[int]"
+) -> "_Recorder":
     """Observe a model; if its layers drop the step, pass it to their attention directly."""
     try:
         return _observe(model, call, prompt)
@@ -146,7 +150,7 @@ def _observe_reached(model: PreTrainedModel, call: ModelCall, prompt: "array[int
         return _observe(model, call, prompt)
 
 
-def _observe(model: PreTrainedModel, call: ModelCall, prompt: "array[int]") -> "_Recorder":
+def _observe(model: "PreTrainedModel", call: ModelCall, prompt: "array[int]") -> "_Recorder":
     """Call the model once to see how its layers attend."""
     register_probe()
     recorder = _Recorder()
@@ -155,7 +159,7 @@ def _observe(model: PreTrainedModel, call: ModelCall, prompt: "array[int]") -> "
     return recorder
 
 
-def _own(model: PreTrainedModel, call: ModelCall, prompt: "array[int]") -> Tensor:
+def _own(model: "PreTrainedModel", call: ModelCall, prompt: "array[int]") -> Tensor:
     """Return the prompt's logits as the model computes them itself, positions included."""
     with _attention(model, "eager"):
         return call(np.array(prompt, dtype=np.int64), None, None)
@@ -183,7 +187,7 @@ class _Recorder:
         )
         return attended[0].transpose(0, 1)
 
-    def spec(self, model: PreTrainedModel) -> KVSpec:
+    def spec(self, model: "PreTrainedModel") -> KVSpec:
         """Return the KV of all layers, if each one that mixes tokens used our attention."""
         config = model.config.get_text_config()
         num_layers = config.num_hidden_layers
@@ -214,7 +218,7 @@ def through_blocks(
     spec: KVSpec,
     states: StateSpec,
     call: StepCall,
-    model: PreTrainedModel,
+    model: "PreTrainedModel",
     attention: AttentionName,
 ) -> Tensor:
     """Return the logits of the probe's prompt, computed chunk by chunk in scattered blocks.
@@ -262,7 +266,7 @@ def through_blocks(
 
 
 @contextmanager
-def _attention(model: PreTrainedModel, name: str) -> Iterator[None]:
+def _attention(model: "PreTrainedModel", name: str) -> Iterator[None]:
     """Use another attention of the model."""
     model.set_attn_implementation(name)
     try:

@@ -21,14 +21,17 @@ called twice, the second time with other rows beside the first.
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 
 from ostinato.errors import UnsupportedModel
 from ostinato.runner.settings import GROUP_STEP
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 INSTEAD = "load the unquantized checkpoint with quantization='int4' or 'int8'"
 
@@ -139,7 +142,7 @@ def change_by_neighbours(module: nn.Module, rows: Tensor, output: Tensor) -> flo
 
 
 @contextmanager
-def check_rows(model: PreTrainedModel) -> Iterator[None]:
+def check_rows(model: "PreTrainedModel") -> Iterator[None]:
     """Check the layers of a quantized model while it is called; others are not checked.
 
     Each layer without layers inside that maps rows to rows is called once more, with the same input

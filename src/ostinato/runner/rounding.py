@@ -8,11 +8,13 @@ difference of two computations of a model is then expressed row by row, as a mul
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _NUM_RUNS = 2
 
@@ -24,7 +26,9 @@ _CODE_STEP = 2.0**-7
 """Rounding of a row to 8 bits, relative to its largest number."""
 
 
-def rounding_noise(model: PreTrainedModel, answer: Callable[[], Tensor], logits: Tensor) -> Tensor:
+def rounding_noise(
+    model: "PreTrainedModel", answer: Callable[[], Tensor], logits: Tensor
+) -> Tensor:
     """Measure how much each row of logits changes by rounding.
 
     Args:
@@ -69,7 +73,7 @@ def _size_of_rounding(dtype: torch.dtype) -> float:
 
 
 @contextmanager
-def _rounded_otherwise(model: PreTrainedModel, size: float, seed: int) -> Iterator[None]:
+def _rounded_otherwise(model: "PreTrainedModel", size: float, seed: int) -> Iterator[None]:
     """Add a random relative error of at most ``size`` to the output of every module."""
     generator = torch.Generator().manual_seed(seed)
 

@@ -18,16 +18,20 @@ import copy
 import hashlib
 import threading
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
+import transformers
 from torch import Tensor, nn
-from transformers import AutoImageProcessor, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from ostinato.errors import RequestError, UnsupportedModel
 from ostinato.runner.vision_families import FAMILIES, ImageGrid
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -144,7 +148,7 @@ class Vision:
             self._encoder.load_state_dict(other._encoder.state_dict())
 
 
-def take_encoder(model: PreTrainedModel) -> nn.Module | None:
+def take_encoder(model: "PreTrainedModel") -> nn.Module | None:
     """Take the encoder out of a model for images and text.
 
     Returns:
@@ -166,7 +170,7 @@ def take_encoder(model: PreTrainedModel) -> nn.Module | None:
 def load_vision(
     path: Path,
     encoder: nn.Module,
-    model: PreTrainedModel,
+    model: "PreTrainedModel",
     tokenizer: PreTrainedTokenizerBase | None,
 ) -> Vision:
     """Set up an encoder, and test it.
@@ -177,10 +181,10 @@ def load_vision(
     if not any((path / name).exists() for name in _PROCESSOR_FILES):
         raise UnsupportedModel(f"the checkpoint has no {' or '.join(_PROCESSOR_FILES)}")
     for part in encoder.children():
-        if isinstance(part, PreTrainedModel):
+        if isinstance(part, transformers.PreTrainedModel):
             part.set_attn_implementation("sdpa")
     try:
-        processor: Any = AutoImageProcessor.from_pretrained(
+        processor: Any = transformers.AutoImageProcessor.from_pretrained(
             path, backend="pil", trust_remote_code=False
         )
         vision = Vision(encoder, model.get_input_embeddings(), processor, tokenizer)

@@ -18,9 +18,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
-from transformers.models.gemma4.image_processing_pil_gemma4 import get_aspect_ratio_preserving_size
-from transformers.models.pixtral.image_processing_pil_pixtral import get_resize_output_image_size
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 from ostinato.errors import UnsupportedModel
 
@@ -82,6 +79,10 @@ def _mistral_grid(config: Any, processor: Any, height: int, width: int) -> Image
     patch, longest = _mistral_patch(config), processor.size["longest_edge"]
     # The function only uses the shape of the image.
     shape = _Shape((3, height, width))
+    from transformers.models.pixtral.image_processing_pil_pixtral import (
+        get_resize_output_image_size,
+    )
+
     height, width = get_resize_output_image_size(shape, longest, patch, "channels_first")
     return ImageGrid(height // patch, width // patch + 1)
 
@@ -89,6 +90,8 @@ def _mistral_grid(config: Any, processor: Any, height: int, width: int) -> Image
 def _qwen_grid(_config: Any, processor: Any, height: int, width: int) -> ImageGrid:
     factor = processor.patch_size * processor.merge_size
     size = processor.size
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+
     height, width = smart_resize(height, width, factor, size["shortest_edge"], size["longest_edge"])
     return ImageGrid(height // factor, width // factor)
 
@@ -104,6 +107,10 @@ def _gemma4_grid(config: Any, processor: Any, height: int, width: int) -> ImageG
         raise UnsupportedModel("its layers have embeddings of their own (Gemma 4 E2B and E4B)")
     pooled, patch = processor.pooling_kernel_size, processor.patch_size
     most = processor.max_soft_tokens * pooled**2
+    from transformers.models.gemma4.image_processing_pil_gemma4 import (
+        get_aspect_ratio_preserving_size,
+    )
+
     height, width = get_aspect_ratio_preserving_size(height, width, patch, most, pooled)
     return ImageGrid(1, height * width // (patch * pooled) ** 2)
 

@@ -28,12 +28,11 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from ostinato.errors import BrokenCheckpoint, UnsupportedModel
 from ostinato.runner.forward.codes import CodeFormat, Codes
@@ -41,6 +40,9 @@ from ostinato.runner.forward.plain_layers import is_plain_linear
 from ostinato.runner.forward.quantized import Quantization
 from ostinato.runner.quantization import INSTEAD
 from ostinato.runner.settings import GROUP_STEP
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _METHODS = {"gptq": "GPTQ", "awq": "AWQ", "compressed-tensors": "compressed-tensors"}
 _PARTS = ("qweight", "qzeros", "scales")
@@ -63,7 +65,7 @@ class WordCheckpoint:
     codes: Mapping[str, Codes]
     state: dict[str, Tensor]
 
-    def quantization_of(self, model: PreTrainedModel) -> Quantization:
+    def quantization_of(self, model: "PreTrainedModel") -> Quantization:
         """Return how to pack the model of this state.
 
         Raises:

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
-from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface
 
 from ostinato.errors import UnsupportedModel
 from ostinato.runner.attention.registration import paged_attention
@@ -48,8 +47,8 @@ class MaskRequest:
 
 def register_probe() -> None:
     """Register the probe's attention with ``transformers``; idempotent."""
-    AttentionInterface.register(PROBE_NAME, probed_attention)
-    AttentionMaskInterface.register(PROBE_NAME, describe_mask)
+    transformers.AttentionInterface.register(PROBE_NAME, probed_attention)
+    transformers.AttentionMaskInterface.register(PROBE_NAME, describe_mask)
 
 
 def describe_mask(

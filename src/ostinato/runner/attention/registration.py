@@ -7,9 +7,8 @@ that is silently ignored gives fluent, wrong text.
 
 from typing import Any, Protocol
 
+import transformers
 from torch import Tensor, nn
-from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface
 
 from ostinato.errors import UnsupportedModel
 from ostinato.runner.attention.backend import AttentionStyle
@@ -124,8 +123,8 @@ def register() -> None:
 
     The mask function returns None, so that models build no mask.
     """
-    AttentionInterface.register(ATTENTION_NAME, paged_attention)
-    AttentionMaskInterface.register(ATTENTION_NAME, _no_mask)
+    transformers.AttentionInterface.register(ATTENTION_NAME, paged_attention)
+    transformers.AttentionMaskInterface.register(ATTENTION_NAME, _no_mask)
 
 
 def _no_mask(*_: object, **__: object) -> None:

@@ -15,12 +15,11 @@ Modules do not reveal the operations between them, such as a scale. So this only
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
+import transformers
 from torch import Tensor, nn
-from transformers import PreTrainedModel
-from transformers.activations import SiLUActivation
 
 from ostinato.runner.attention.backend import AttentionStyle
 from ostinato.runner.forward.ops import HeadShape, Norm
@@ -28,6 +27,9 @@ from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.forward.packing import Pack, pack_plain, stack
 from ostinato.runner.forward.plain_layers import is_plain_linear, is_unaltered
 from ostinato.runner.native.packed import PackedWeight
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _NORMS = frozenset({"q_norm", "k_norm"})
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
@@ -120,7 +122,7 @@ class Decoder:
         return self.norm if last else self.layers[index + 1].input_norm
 
 
-def unsupported_reason(model: PreTrainedModel) -> str | None:
+def unsupported_reason(model: "PreTrainedModel") -> str | None:
     """Return why a model is not such a decoder; None if it is."""
     inner = _inner(model)
     if inner is None or _children(model) != {model.base_model_prefix, "lm_head"}:
@@ -143,7 +145,7 @@ def unsupported_reason(model: PreTrainedModel) -> str | None:
 
 
 def parse_decoder(
-    model: PreTrainedModel, styles: Sequence[AttentionStyle], pack: Pack = pack_plain
+    model: "PreTrainedModel", styles: Sequence[AttentionStyle], pack: Pack = pack_plain
 ) -> Decoder:
     """Pack a model's weights as the fused forward reads them.
 
@@ -174,7 +176,7 @@ def parse_decoder(
     )
 
 
-def _inner(model: PreTrainedModel) -> nn.Module | None:
+def _inner(model: "PreTrainedModel") -> nn.Module | None:
     """Return the decoder in a model; one for images has it beside their encoder."""
     inner = getattr(model, model.base_model_prefix, None)
     inner = getattr(inner, "language_model", inner)
@@ -232,7 +234,7 @@ def _unlike_layer(layer: nn.Module) -> str | None:
         return f"{type(attention).__name__} has other parts"
     if _children(mlp) != {*_GATE_UP, "down_proj", "act_fn"}:
         return f"{type(mlp).__name__} has other parts"
-    if type(mlp.act_fn) not in (nn.SiLU, SiLUActivation):
+    if type(mlp.act_fn) not in (nn.SiLU, transformers.activations.SiLUActivation):
         return f"its activation is {type(mlp.act_fn).__name__}, not SiLU"
     inner = [attention.get_submodule(name) for name in norms]
     if not all(map(_is_norm, (layer.input_layernorm, layer.post_attention_layernorm, *inner))):

@@ -7,17 +7,20 @@ weights that modules share in any other way are not packed.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
+import transformers
 from torch import nn
-from transformers import PreTrainedModel
 
 from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.forward.plain_layers import is_plain_linear
 from ostinato.runner.native.ctypes_api import DTYPES
 from ostinato.runner.native.library import library
 from ostinato.runner.native.packed import PackedWeight
+
+if TYPE_CHECKING:
+    pass
 
 
 def why_unpacked(dtype: torch.dtype, device: torch.device) -> str | None:
@@ -45,7 +48,9 @@ def pack_linears(model: nn.Module, pack: Pack = pack_plain) -> int:
     """
     shared = _shared_parameters(model)
     embeddings = _embeddings(model)
-    head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
+    head = (
+        model.get_output_embeddings() if isinstance(model, transformers.PreTrainedModel) else None
+    )
     found = [
         (parent, name, child)
         for parent in list(model.modules())

@@ -12,9 +12,9 @@ modules of the same weights.
 """
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
-from transformers import PreTrainedModel
 
 from ostinato.errors import ConfigError, UnsupportedModel
 from ostinato.runner.forward.decoder import parse_decoder, unsupported_reason
@@ -33,6 +33,9 @@ from ostinato.runner.native.packed import required_library
 from ostinato.runner.probe import Probed, StepCall, through_blocks
 from ostinato.runner.rounding import in_roundings, with_codes
 from ostinato.runner.settings import ForwardName
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _LEAST_SHARE = 0.5
 """Minimum share of linear layers in a quantized model's weights, embeddings left out; with less,
@@ -58,7 +61,7 @@ class ChosenForward:
 
 
 def choose_forward(
-    model: PreTrainedModel,
+    model: "PreTrainedModel",
     call: ModelCall,
     probed: Probed,
     wanted: ForwardName,
@@ -108,7 +111,7 @@ def choose_forward(
 
 
 def _probed_again(
-    model: PreTrainedModel, call: ModelCall, probed: Probed, quantization: Quantization
+    model: "PreTrainedModel", call: ModelCall, probed: Probed, quantization: Quantization
 ) -> Probed:
     """Return what the modules give with quantized weights."""
     with torch.inference_mode():
@@ -117,7 +120,7 @@ def _probed_again(
     return replace(probed, logits=logits.double(), noise=noise)
 
 
-def _check_quantizable(model: PreTrainedModel, quantization: Quantization) -> None:
+def _check_quantizable(model: "PreTrainedModel", quantization: Quantization) -> None:
     setting = f"quantization={quantization.name!r}"
     if (unpacked := why_unpacked(model.dtype, model.device)) is not None:
         raise ConfigError(f"{setting} needs packed weights, but {unpacked}: set quantization=None")
@@ -130,7 +133,7 @@ def _check_quantizable(model: PreTrainedModel, quantization: Quantization) -> No
         )
 
 
-def _why_unfused(model: PreTrainedModel) -> str | None:
+def _why_unfused(model: "PreTrainedModel") -> str | None:
     """Return why a model cannot be fused; None if it may be tried."""
     if model.dtype not in DTYPES:
         return f"there are no fused operations in {str(model.dtype).removeprefix('torch.')}"
@@ -139,7 +142,7 @@ def _why_unfused(model: PreTrainedModel) -> str | None:
     return None
 
 
-def _difference(model: PreTrainedModel, probed: Probed, call: StepCall) -> str | None:
+def _difference(model: "PreTrainedModel", probed: Probed, call: StepCall) -> str | None:
     """Return how much logits differ from the plain modules'; None if rounding explains it."""
     with torch.inference_mode():
         found = through_blocks(probed.spec, probed.states, call, model, probed.attention)

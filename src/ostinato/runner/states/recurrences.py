@@ -20,9 +20,9 @@ from dataclasses import replace
 from typing import ClassVar
 
 import torch
+import transformers
 from torch import Tensor
 from torch.nn import functional
-from transformers.activations import ACT2FN
 
 from ostinato.runner.native import delta
 from ostinato.runner.native.library import library
@@ -58,7 +58,7 @@ class ShortConvolution(Recurrence):
         output = torch.einsum("nck,ck->nc", seen.to(wide), weight.to(wide))
         output = (output if bias is None else output + bias).to(inputs.dtype)
         if call["activation"] is not None:
-            output = ACT2FN[call["activation"]](output)
+            output = transformers.activations.ACT2FN[call["activation"]](output)
         return output[..., None], seen[..., 1:]
 
 
