@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any, TextIO
 if TYPE_CHECKING:
     from ostinato.engine.adapters import LoRARequest
     from ostinato.engine.async_llm import AsyncLLM
+    from ostinato.engine.config import AsyncEngineArgs, EngineArgs
     from ostinato.engine.llm import LLM
     from ostinato.engine.outputs import CompletionOutput, RequestOutput
+    from ostinato.engine.prompts import PromptType, TextPrompt, TokensPrompt
     from ostinato.engine.sampling_params import RequestOutputKind, SamplingParams
-    from ostinato.engine.structured_outputs import StructuredOutputs
+    from ostinato.engine.structured_outputs import StructuredOutputs, StructuredOutputsParams
     from ostinato.observe.explanation import Explanation, MissReason, SpanOutcome
     from ostinato.settings import TenantShare
     from ostinato.tenants.terms import (
@@ -38,11 +40,17 @@ _HOMES = {
     "LLM": "ostinato.engine.llm",
     "LoRARequest": "ostinato.engine.adapters",
     "AsyncLLM": "ostinato.engine.async_llm",
+    "AsyncEngineArgs": "ostinato.engine.config",
+    "EngineArgs": "ostinato.engine.config",
+    "PromptType": "ostinato.engine.prompts",
+    "TextPrompt": "ostinato.engine.prompts",
+    "TokensPrompt": "ostinato.engine.prompts",
     "CompletionOutput": "ostinato.engine.outputs",
     "RequestOutput": "ostinato.engine.outputs",
     "RequestOutputKind": "ostinato.engine.sampling_params",
     "SamplingParams": "ostinato.engine.sampling_params",
     "StructuredOutputs": "ostinato.engine.structured_outputs",
+    "StructuredOutputsParams": "ostinato.engine.structured_outputs",
     "TenantShare": "ostinato.settings",
     "MissReason": "ostinato.observe.explanation",
     "Explanation": "ostinato.observe.explanation",
@@ -63,8 +71,10 @@ __all__ = [
     "LLM",
     "OPENAI_24H",
     "PINNED",
+    "AsyncEngineArgs",
     "AsyncLLM",
     "CompletionOutput",
+    "EngineArgs",
     "EraseReceipt",
     "Explanation",
     "LeaseReceipt",
@@ -72,12 +82,16 @@ __all__ = [
     "LeaseTerms",
     "LoRARequest",
     "MissReason",
+    "PromptType",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
     "SpanOutcome",
     "StructuredOutputs",
+    "StructuredOutputsParams",
     "TenantShare",
+    "TextPrompt",
+    "TokensPrompt",
     "__version__",
 ]
 

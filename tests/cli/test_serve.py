@@ -90,3 +90,16 @@ def test_an_address_in_use_is_refused_before_a_model_is_loaded(terminal: Termina
 
 def test_a_wrong_setting_of_the_engine_is_refused_by_name(terminal: Terminal):
     assert "order='best'" in terminal.refuse("serve", "--order", "best", "--port", "0")
+
+
+def test_vllms_options_name_the_model_and_its_one_key(terminal: Terminal):
+    """``--gpu-memory-utilization`` means nothing on a CPU."""
+    options = ["--served-model-name", "bard", "--api-key", "sesame", "--num-blocks", "16"]
+    options += ["--gpu-memory-utilization", "0.9", "--port", "0"]
+    with served(MODEL, *options) as server, httpx.Client(base_url=server.url) as http:
+        assert http.get("/v1/models").status_code == 401
+        answer = http.get("/v1/models", headers={"authorization": "Bearer sesame"})
+        assert [card["id"] for card in answer.json()["data"]] == ["bard"]
+    assert "--api-key" in terminal.refuse("serve", "--api-key", "a", "--keys", "keys.json")
+    refused = terminal.refuse("serve", "--gpu-memory-utilization", "90", "--port", "0")
+    assert "set kv_cache_memory (bytes) or num_blocks" in refused

@@ -81,6 +81,45 @@ def test_parameters_that_cannot_be_had_are_refused_with_a_way_out(given, message
         SamplingParams(**given)
 
 
+def test_parameters_can_be_changed_and_are_checked_at_once(llm: LLM):
+    """A copy stays as it is, and so does what a refused value would have replaced."""
+    mutable: Any = llm.get_default_sampling_params()
+    copied = mutable.clone()
+    mutable.max_tokens, mutable.stop = 3, "end"
+
+    assert (mutable.max_tokens, mutable.stop) == (3, ("end",))
+    assert copied == SamplingParams()
+    for name, value in (("max_tokens", 0), ("max_token", 5)):
+        with pytest.raises(InvalidSamplingParams, match="max_tokens"):
+            setattr(mutable, name, value)
+    assert mutable.max_tokens == 3
+
+
+def test_a_request_keeps_the_parameters_that_it_came_with(llm: LLM):
+    """The heart reads them in every step."""
+    mutable: Any = params()
+    request = llm.engine.make_request(Prompt(token_ids=PROMPT), mutable)
+    mutable.max_tokens = 99
+    assert request.params.max_tokens == 6
+
+
+def test_a_conversation_is_returned_as_the_text_that_the_template_made(bard: LLM):
+    messages = [{"role": "user", "content": "Who art thou?"}]
+    [output] = bard.chat(messages, params(), use_tqdm=False)
+    assert bard.get_tokenizer()(output.prompt)["input_ids"] == output.prompt_token_ids
+
+
+def test_a_reset_says_whether_it_did(llm: LLM):
+    ids_of(llm)
+    assert llm.reset_prefix_cache() is True
+
+    llm.engine.add(llm.engine.make_request(Prompt(token_ids=PROMPT), params()))
+    llm.engine.step()
+    assert llm.reset_prefix_cache() is False
+    while llm.engine.step():
+        pass
+
+
 def test_only_allowed_tokens_are_generated(llm: LLM):
     free = ids_of(llm, max_tokens=12)
     allowed = [7, 11, 200]

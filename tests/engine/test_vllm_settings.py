@@ -1,16 +1,17 @@
 """Settings of an engine under vLLM's names."""
 
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ostinato import LLM, AsyncLLM, SamplingParams
+import ostinato
+from ostinato import LLM, AsyncEngineArgs, AsyncLLM, EngineArgs, SamplingParams
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.sampling_params import UNSUPPORTED_SAMPLING
 from ostinato.engine.vllm_keywords import ALIASES, UNSUPPORTED_CALLS, UNSUPPORTED_SETTINGS
-from ostinato.errors import ConfigError
+from ostinato.errors import ConfigError, InvalidSamplingParams
 from tests.support.checkpoints import Checkpoints
 
 
@@ -33,6 +34,12 @@ from tests.support.checkpoints import Checkpoints
         ({"long_prefill_token_threshold": 0}, {}),
         ({"prefix_caching_hash_algo": "sha256"}, {}),
         ({"max_logprobs": -1}, {"max_logprobs": -1}),
+        ({"gpu_memory_utilization": 0.9}, {}),
+        ({"swap_space": 4}, {}),
+        ({"generation_config": "vllm", "enable_log_requests": False}, {}),
+        ({"max_cpu_loras": 4}, {"max_loras": 4}),
+        ({"max_loras": 1, "max_cpu_loras": 4}, {"max_loras": 4}),
+        ({"max_loras": 2, "max_cpu_loras": None}, {"max_loras": 2}),
     ],
 )
 def test_settings_of_vllm_that_mean_the_same_are_taken(given, changed):
@@ -46,12 +53,16 @@ def test_settings_of_vllm_that_mean_the_same_are_taken(given, changed):
             {"tensor_parallel_size": 2},
             "tensor_parallel_size=2 is not supported: a model runs in one",
         ),
-        ({"gpu_memory_utilization": 0.9}, r"set kv_cache_memory \(bytes\) or num_blocks"),
+        (
+            {"gpu_memory_utilization": 0.9, "device": "cuda"},
+            r"gpu_memory_utilization=0.9 .* set kv_cache_memory \(bytes\) or num_blocks",
+        ),
+        ({"gpu_memory_utilization": 90}, "gpu_memory_utilization=90 is not supported"),
+        ({"generation_config": "auto"}, "set generation_config='vllm'"),
         ({"trust_remote_code": True}, "code that comes with a checkpoint is never run"),
         ({"enable_chunked_prefill": False}, "set max_num_batched_tokens to max_model_len"),
-        ({"max_cpu_loras": 4}, "max_loras counts all"),
         ({"quantization": "awq_marlin"}, "quantization='awq_marlin'"),
-        ({"swap_space": 4}, "blocks of preempted requests stay cached"),
+        ({"swap_space": -4}, "blocks of preempted requests stay cached"),
         ({"tensor_paralel_size": 1}, "there is no keyword .* did you mean 'tensor_parallel_size'"),
         ({"num_gpu_blocks_override": 7, "num_blocks": 8}, "another name of num_blocks"),
         ({"revision": 5}, "revision=5: must be a branch, tag or commit"),
@@ -63,6 +74,33 @@ def test_settings_of_vllm_that_mean_the_same_are_taken(given, changed):
 def test_settings_that_cannot_be_had_are_refused_before_loading(face, given, message):
     with pytest.raises(ConfigError, match=message):
         face("/no/such/model", **given)
+
+
+def test_vllms_class_of_settings_is_taken_by_both_faces(checkpoints: Checkpoints):
+    args = EngineArgs(checkpoints.path("llama"), num_gpu_blocks_override=16, swap_space=4)
+    assert asdict(args) == EngineConfig(model=args.model, num_blocks=16).keywords
+
+    with LLM(**asdict(args)) as llm:
+        assert llm.engine.config.num_blocks == 16
+    llm = AsyncLLM.from_engine_args(AsyncEngineArgs(model=args.model, num_blocks=8))
+    assert llm.engine.config.num_blocks == 8
+    llm.shutdown()
+    with pytest.raises(ConfigError, match="did you mean 'max_num_seqs'"):
+        EngineArgs(max_num_seq=3)
+
+
+def test_programs_of_vllm_find_its_modules_here():
+    """With ``vllm`` replaced by ``ostinato`` in each import."""
+    from ostinato.inputs import TextPrompt, TokensPrompt
+    from ostinato.lora.request import LoRARequest
+    from ostinato.sampling_params import StructuredOutputsParams
+
+    assert LoRARequest is ostinato.LoRARequest
+    assert StructuredOutputsParams(choice=["a"], disable_any_whitespace=False).kind == "choice"
+    with pytest.raises(InvalidSamplingParams, match="additionalProperties"):
+        StructuredOutputsParams(json={}, disable_additional_properties=True)
+    assert TextPrompt(prompt="a") == {"prompt": "a"}
+    assert TokensPrompt(prompt_token_ids=[1]) == {"prompt_token_ids": [1]}
 
 
 def test_no_keyword_is_both_known_and_unsupported():

@@ -120,8 +120,12 @@ class EngineOptions:
         "--keep-tokens/--no-keep-tokens",
     )
 
-    def settings(self, model: str) -> dict[str, Any]:
+    def settings(self, model: str, **vllm: Any) -> dict[str, Any]:
         """Return the keywords of ``AsyncLLM``, checked as far as possible without the model.
+
+        Args:
+            model: As given.
+            **vllm: Settings of vLLM's that have no option of their own here.
 
         Raises:
             ConfigError: A setting is out of range, or two contradict each other.
@@ -135,7 +139,7 @@ class EngineOptions:
                 settings[name] = read_bytes(name, text)
         if self.kv_cache_memory is None:
             del settings["kv_cache_memory"]
-        EngineConfig.of(model, settings)
+        EngineConfig.of(model, settings | vllm)
         return settings
 
 

@@ -1,6 +1,9 @@
 """``ostinato keys``: API keys of a server's tenants."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
@@ -9,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ostinato.cli._option_groups import GroupedTyper, option
+from ostinato.core.errors import ConfigError
 
 _FILE = Annotated[str, typer.Option("--file", "-f", help="The keys file.")]
 
@@ -79,8 +83,34 @@ def list_tenants(file: _FILE = "keys.json") -> None:
     Console().print(table)
 
 
-def note_on_callers(keys_file: str | None) -> str:
-    """Return who may call a server with this file of keys."""
+@contextmanager
+def keys_file_of(path: str | None, api_key: str | None) -> Iterator[str | None]:
+    """Yield a file of keys: the one given, or one of a single key for as long as it is served.
+
+    Raises:
+        ConfigError: Both are given, or the key is empty.
+    """
+    if api_key is None:
+        yield path
+        return
+    if path is not None or not api_key:
+        raise ConfigError(
+            "--api-key: give one key that is not empty, or --keys with a file of them"
+        )
+    from ostinato.server.keys import KeysFile, TenantEntry, hash_key, write_keys
+
+    entry = TenantEntry(keys=[hash_key(api_key)], administers=True)
+    secret = hash_key(f"secret of {api_key}")  # the same after a restart: so are salts on disk
+    with TemporaryDirectory(prefix="ostinato-keys-") as folder:
+        file = f"{folder}/api-key"
+        write_keys(file, KeysFile(secret=secret, tenants={"api-key": entry}))
+        yield file
+
+
+def note_on_callers(keys_file: str | None, api_key: str | None = None) -> str:
+    """Return who may call a server with this file of keys, or with one key."""
+    if api_key is not None:
+        return "Callers need the key that --api-key gave."
     if keys_file is None:
         return "There are no keys: only this machine can reach it."
     return f"Callers need a key of {keys_file}."

@@ -12,7 +12,7 @@ from rich.text import Text
 import ostinato
 from ostinato.cli import _engine_options as options
 from ostinato.cli._option_groups import option
-from ostinato.cli.keys import note_on_callers
+from ostinato.cli.keys import keys_file_of, note_on_callers
 from ostinato.engine.settings import DEFAULT_MODEL
 from ostinato.lab.quantities import read_bytes
 
@@ -26,7 +26,10 @@ class ServerOptions:
     host: str = _server("127.0.0.1", "Where to listen.")
     port: int = _server(8000, "Port to listen on; 0 takes any free one.")
     name: list[str] | None = _server(
-        None, "Name of the model for clients; may be repeated; by default the model argument."
+        None,
+        "Name of the model for clients; may be repeated; by default the model argument.",
+        "--name",
+        "--served-model-name",
     )
     max_requests: int = _server(
         1024, "Maximum continuations, running and waiting; beyond that, 429."
@@ -100,6 +103,14 @@ class ServerOptions:
     keys: str | None = _server(
         None, "File of keys, see 'ostinato keys'; without it only this machine can call."
     )
+    api_key: str | None = _server(
+        None,
+        "One key that every caller sends, in place of --keys.",
+        envvar="OSTINATO_API_KEY",
+    )
+    gpu_memory_utilization: float | None = _server(
+        None, "As in vLLM: nothing on a CPU; on a GPU give --kv-cache-memory."
+    )
     prewarm: str | None = _server(
         None, "File of prompts to compute before the first request, one JSON object per line."
     )
@@ -129,6 +140,17 @@ def run(
     Try: ostinato serve tiny-shakespeare
     """
     ostinato.announce_compilation(sys.stderr)
+    with keys_file_of(server.keys, server.api_key) as keys_file:
+        _serve(model, server, engine, keys_file)
+
+
+def _serve(
+    model: str,
+    server: ServerOptions,
+    engine: options.ServedEngineOptions,
+    keys_file: str | None,
+) -> None:
+    """Serve a model until a signal."""
     from ostinato.server.config import ServerConfig
 
     config = ServerConfig(
@@ -160,14 +182,14 @@ def run(
         strict_fields=server.strict_fields,
         keep_checksums=server.keep_checksums,
         otel_traces=server.otel_traces,
-        keys_file=server.keys,
+        keys_file=keys_file,
         traces_folder=server.traces,
         lora_folders=tuple(server.lora_folder or ()),
     )
     adapters = options.named_paths("--lora-modules", server.lora_modules or [])
-    settings = engine.settings(model)
+    settings = engine.settings(model, gpu_memory_utilization=server.gpu_memory_utilization)
     settings["enable_lora"] |= bool(adapters)
-    if server.keys is not None and settings["kv_sealed"] is None:
+    if keys_file is not None and settings["kv_sealed"] is None:
         settings["kv_sealed"] = True
     from ostinato.server.admin.prewarming import read_prewarm_file
     from ostinato.server.lifecycle import (
@@ -185,13 +207,14 @@ def run(
             load_adapters(state, adapters)
             warm_up(state, prompts)
         path = str(state.llm.engine.compute_path)
-        run_server(state, listener, lambda address: _announce(model, address, server.keys, path))
+        callers = note_on_callers(server.keys, server.api_key)
+        run_server(state, listener, lambda address: _announce(model, address, callers, path))
 
 
-def _announce(model: str, address: str, keys_file: str | None, compute_path: str) -> None:
-    """Print the address, the keys file, and the compute path."""
+def _announce(model: str, address: str, callers: str, compute_path: str) -> None:
+    """Print the address, the compute path, and who may call."""
     console = Console(stderr=True, soft_wrap=True)
     line = Text("Serving ").append(model, style="bold").append(" on ")
     console.print(line.append(f"{address}/v1", style="bold"))
     console.print(f"Computing in {compute_path}.", style="dim", markup=False, highlight=False)
-    console.print(note_on_callers(keys_file), style="dim")
+    console.print(callers, style="dim")

@@ -66,6 +66,11 @@ class AsyncLLM:
         self._thread = EngineThread(self._engine)
         self._waiting_admin = AsyncAdminApi(self._admin, self._thread, self.tokenizing)
 
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineConfig) -> "AsyncLLM":
+        """Load a model by settings such as ``AsyncEngineArgs``; raises as the constructor."""
+        return cls(**engine_args.keywords)
+
     if not TYPE_CHECKING:  # hidden from type checkers, which report missing methods
 
         def __getattr__(self, name: str) -> NoReturn:
@@ -188,7 +193,7 @@ class AsyncLLM:
             ids = await self.tokenizing.render(
                 whose, loaded, chat_template, add_generation_prompt=add_generation_prompt
             )
-            return replace(whose, token_ids=ids, known=ids)
+            return replace(whose, text=ids.text.decode(), token_ids=ids, known=ids)
 
         return self._stream(prompt, sampling_params, request_id, priority, lora_request)
 
@@ -214,13 +219,17 @@ class AsyncLLM:
         """
         self._thread.run_later(lambda: self._thread.cancel(request_id))
 
-    async def reset_prefix_cache(self, preempt_running: bool = False) -> None:
+    async def reset_prefix_cache(self, preempt_running: bool = False) -> bool:
         """Remove every cached prefix; running requests start again, if they are preempted.
+
+        Returns:
+            True, as in vLLM.
 
         Raises:
             CacheInUse: Requests run, and ``preempt_running`` is off.
         """
         await self._thread.call(lambda: self._engine.reset_cache(preempt_running))
+        return True
 
     async def update_weights(self, source: WeightSource) -> int:
         """Replace the model's weights between two steps; as ``LLM.update_weights``.

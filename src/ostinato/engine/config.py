@@ -8,7 +8,7 @@ from typing import Any
 from ostinato.core.config import SchedulerConfig
 from ostinato.core.errors import ConfigError
 from ostinato.engine.setting_checks import check_settings
-from ostinato.engine.settings import EngineSettings
+from ostinato.engine.settings import DEFAULT_MODEL, EngineSettings
 from ostinato.engine.vllm_keywords import translate_settings
 from ostinato.images.media import MediaLimits
 from ostinato.settings import PrefixCacheConfig, StateConfig, WindowConfig
@@ -45,6 +45,11 @@ class EngineConfig(EngineSettings):
             raise ConfigError(f"model={model!r}: must be a name or a directory")
         known = [setting.name for setting in fields(cls)]
         return cls(model=str(model), **translate_settings(settings, known))
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """The settings as keywords of ``LLM`` and ``AsyncLLM``."""
+        return {setting.name: getattr(self, setting.name) for setting in fields(self)}
 
     @property
     def media(self) -> MediaLimits:
@@ -104,3 +109,22 @@ class EngineConfig(EngineSettings):
             order=self.order,
             max_overtakes=self.max_overtakes,
         )
+
+
+class EngineArgs(EngineConfig):
+    """The settings of an engine under vLLM's name of the class.
+
+    ``LLM(**dataclasses.asdict(args))`` and ``AsyncLLM.from_engine_args(args)`` take them.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, model: str | Path = DEFAULT_MODEL, **settings: Any) -> None:
+        """Check settings by their names here or in vLLM; raises as ``EngineConfig.of``."""
+        EngineConfig.__init__(self, **EngineConfig.of(model, settings).keywords)
+
+
+class AsyncEngineArgs(EngineArgs):
+    """vLLM's name of the settings of ``AsyncLLM``."""
+
+    __slots__ = ()

@@ -16,6 +16,20 @@ ClassT = TypeVar("ClassT")
 
 
 @dataclass(frozen=True, slots=True)
+class NumberFrom:
+    """Any number from a least one on, among the values that change nothing."""
+
+    least: float
+
+    def __contains__(self, value: object) -> bool:
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return is_number and value >= self.least  # type: ignore[operator]
+
+    def __repr__(self) -> str:
+        return f"{self.least} or more"
+
+
+@dataclass(frozen=True, slots=True)
 class Unsupported:
     """A keyword that vLLM has and Ostinato does not."""
 
@@ -24,7 +38,12 @@ class Unsupported:
 
     def accepts(self, value: object) -> bool:
         """Whether a value changes nothing."""
-        return any(type(value) is type(one) and value == one for one in self.harmless)
+        return any(
+            value in one
+            if isinstance(one, NumberFrom)
+            else type(value) is type(one) and value == one
+            for one in self.harmless
+        )
 
 
 UnsupportedTable = Mapping[str, Unsupported]

@@ -28,7 +28,7 @@ from ostinato.engine.sampling_params import SamplingParams
 from ostinato.engine.settings import DEFAULT_MODEL
 from ostinato.engine.vllm_keywords import refuse_arguments, refuse_call
 from ostinato.engine.weights import WeightSource, read_weights
-from ostinato.errors import EngineStopped
+from ostinato.errors import CacheInUse, EngineStopped
 from ostinato.observe.counters import CacheStats
 from ostinato.observe.explanation import Explanation
 from ostinato.tenants.terms import PINNED, EraseReceipt, LeaseId, LeaseReceipt, LeaseTerms
@@ -70,6 +70,11 @@ class LLM:
         self._engine: Engine | None = engine
         self._gate = CallGate(engine.owner)
         AdminApi(engine).start_recording_if_set()
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineConfig) -> "LLM":
+        """Load a model by settings such as ``EngineArgs``; raises as the constructor."""
+        return cls(**engine_args.keywords)
 
     @property
     def engine(self) -> Engine:
@@ -194,6 +199,10 @@ class LLM:
         """
         return self.engine.loaded.require_tokenizer()
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return what ``generate`` samples with by default; the caller's own, to be changed."""
+        return SamplingParams()
+
     @property
     def cache_stats(self) -> CacheStats:
         """Counters of the prefix cache since the start."""
@@ -216,9 +225,17 @@ class LLM:
         return explain_request(self.engine, request, administrator)
 
     @_one_at_a_time
-    def reset_prefix_cache(self) -> None:
-        """Remove every cached prefix."""
-        self.engine.reset_cache()
+    def reset_prefix_cache(self) -> bool:
+        """Remove every cached prefix.
+
+        Returns:
+            Whether it did; False while requests of ``engine`` run.
+        """
+        try:
+            self.engine.reset_cache()
+        except CacheInUse:
+            return False
+        return True
 
     @_one_at_a_time
     def update_weights(self, source: WeightSource) -> int:

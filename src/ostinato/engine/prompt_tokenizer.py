@@ -68,7 +68,7 @@ class PromptTokenizer:
         assert self.texts is not None, "conversations need a tokenizer"
         text = self.images.spelled(text, prompt.images)
         known = self.texts.finish(self.begin_text(text, prompt))
-        return replace(prompt, token_ids=known, known=known)
+        return replace(prompt, text=text, token_ids=known, known=known)
 
     def begin_text(self, text: str, prompt: Prompt) -> PartlyTokenized:
         """Find what is known of a text for the sender of a prompt; safe in any thread."""

@@ -47,6 +47,10 @@ class PromptDict(TypedDict, total=False):
 
 PromptInput = str | TokenIds | PromptDict
 
+TextPrompt = TokensPrompt = PromptDict
+PromptType = PromptInput
+"""Names of vLLM's."""
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:

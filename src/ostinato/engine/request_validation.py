@@ -133,6 +133,7 @@ def resolve_params(params: Any, loaded: LoadedModel, max_logprobs: int) -> Sampl
             f"n={params.n}: must be at most {MAX_SAMPLES}; send the prompt again for more"
         )
     _check_ids(params, loaded.vocab_size)
+    params = params.clone()  # the caller may change theirs
     changes: dict[str, Any] = {}
     for name in ("logprobs", "prompt_logprobs"):
         wanted = getattr(params, name)

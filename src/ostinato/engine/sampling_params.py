@@ -1,8 +1,9 @@
 """The sampling parameters that a user sets, including those that concern text."""
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 from functools import cached_property
 from typing import Any
@@ -37,7 +38,7 @@ UNSUPPORTED_SAMPLING = {
         "set prompt_logprobs and cut the list; every position is computed",
         (None, 0),
     ),
-    "skip_clone": Unsupported("parameters are immutable and never copied", (False, True)),
+    "skip_clone": Unsupported("a request samples with a copy of its own", (False, True)),
     "thinking_token_budget": Unsupported("limit the whole answer with max_tokens", (None, -1)),
     "repetition_detection": Unsupported("use repetition_penalty or frequency_penalty"),
     "routed_experts_prompt_start": Unsupported("routed experts are not returned", (0,)),
@@ -107,6 +108,12 @@ class SamplingParams(core.SamplingParams):
         self._check_ranges()
         self._check_combinations()
 
+    def clone(self) -> "SamplingParams":
+        """Return a copy; changes of the one are none of the other."""
+        copied = copy.copy(self)
+        object.__setattr__(copied, "logit_bias", dict(self.logit_bias))
+        return copied
+
     def _check_ranges(self) -> None:
         _check_integer("n", self.n, 1)
         _check_integer("top_k", self.top_k, 0)
@@ -170,6 +177,21 @@ class SamplingParams(core.SamplingParams):
             object.__setattr__(self, "top_k", 0)
         if self.seed == -1:
             object.__setattr__(self, "seed", None)
+
+
+def _assign(params: SamplingParams, name: str, value: Any) -> None:
+    """Change a parameter, as programs for vLLM do; a request keeps those that it came with.
+
+    Raises:
+        InvalidSamplingParams: There is no such parameter, or the value is invalid beside the
+            others; nothing has changed.
+    """
+    changed = replace(params, **{name: value})
+    for field in fields(params):
+        object.__setattr__(params, field.name, getattr(changed, field.name))
+
+
+SamplingParams.__setattr__ = _assign  # type: ignore[method-assign, assignment]
 
 
 def _check_integer(name: str, value: object, least: int, most: int | None = None) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ostinato.engine.keywords import Unsupported, accepts_vllm_keywords
 from ostinato.errors import InvalidSamplingParams
 
 _KINDS = ("json", "json_object", "regex", "choice", "grammar")
@@ -14,6 +15,19 @@ MAX_SOURCE_CHARACTERS = 200_000
 """Longest schema, regex or grammar: it is compiled before the request is admitted."""
 
 
+UNSUPPORTED_STRUCTURED: Mapping[str, Unsupported] = {
+    "disable_fallback": Unsupported("there is one backend", (False, True)),
+    "disable_any_whitespace": Unsupported("write the schema as a grammar", (False,)),
+    "disable_additional_properties": Unsupported(
+        "set additionalProperties to false in the schema", (False,)
+    ),
+    "whitespace_pattern": Unsupported("write the schema as a grammar"),
+    "structural_tag": Unsupported("set after, or write a grammar"),
+}
+"""Keywords of vLLM's ``StructuredOutputsParams`` that have no counterpart here."""
+
+
+@accepts_vllm_keywords(UNSUPPORTED_STRUCTURED, InvalidSamplingParams)
 @dataclass(frozen=True, slots=True)
 class StructuredOutputs:
     """A constraint on the output: exactly one of these, with vLLM's names.
@@ -85,6 +99,10 @@ class StructuredOutputs:
         if self.choice is not None:
             return json.dumps(list(self.choice), ensure_ascii=False)
         return str(self.json or self.regex or self.grammar or "")
+
+
+StructuredOutputsParams = StructuredOutputs
+"""vLLM's name of it."""
 
 
 def _schema(schema: Any) -> str:

@@ -75,7 +75,7 @@ class TokenizerExecutor:
                 return self._engine.make_request(known, params, request_id, priority, constraint)
 
         prompt = self._engine.prompts.with_placeholders(prompt)
-        if prompt.text is None:
+        if prompt.token_ids is not None:
             if _num_ids(prompt) <= SHORT_TOKENS and not prompt.images:
                 return make(prompt)
             return await self._texts.run(prompt.cache_salt, lambda: make(prompt))

@@ -8,7 +8,7 @@ that is not supported is refused with the reason, unless its value changes nothi
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from ostinato.engine.keywords import Unsupported, known_keywords
+from ostinato.engine.keywords import NumberFrom, Unsupported, known_keywords
 from ostinato.errors import ConfigError, RequestError, UnsupportedCall
 
 ALIASES = {
@@ -16,6 +16,7 @@ ALIASES = {
     "kv_cache_memory_bytes": "kv_cache_memory",
     "long_prefill_token_threshold": "max_chunk_tokens",
     "prefix_caching_hash_algo": "digest",
+    "max_cpu_loras": "max_loras",
 }
 """vLLM's names of settings that have another name here."""
 
@@ -74,11 +75,13 @@ _BY_REASON: Mapping[str, Mapping[str, tuple[object, ...]]] = {
         "override_attention_dtype": (),
         "kv_sharing_fast_prefill": (False,),
     },
-    "set kv_cache_memory (bytes) or num_blocks; unset, half of the free memory is used": {
+    "on a GPU, set kv_cache_memory (bytes) or num_blocks; unset, half of the free memory is used": {
         "gpu_memory_utilization": ()
     },
+    "there is no swap space: blocks of preempted requests stay cached": {
+        "swap_space": (NumberFrom(0),)
+    },
     "nothing is moved between memories; blocks of preempted requests stay cached": {
-        "swap_space": (0, 0.0),
         "cpu_offload_gb": (0, 0.0),
         "cpu_offload_params": (),
         "offload_backend": ("auto",),
@@ -120,7 +123,8 @@ _BY_REASON: Mapping[str, Mapping[str, tuple[object, ...]]] = {
         "logits_processors": ([],),
         "logits_processor_pattern": (),
     },
-    "sampling defaults are those of SamplingParams(), never the checkpoint's": {
+    "sampling defaults are those of SamplingParams(), never the checkpoint's: set "
+    "generation_config='vllm'": {
         "generation_config": ("vllm",),
         "override_generation_config": ({},),
     },
@@ -176,7 +180,6 @@ _BY_REASON: Mapping[str, Mapping[str, tuple[object, ...]]] = {
         "language_model_only": (False,),
     },
     "LoRA adapters are kept whole, in the model's dtype; max_loras counts all loaded ones": {
-        "max_cpu_loras": (),
         "lora_dtype": ("auto",),
         "lora_extra_vocab_size": (),
         "default_mm_loras": (),
@@ -197,6 +200,8 @@ _BY_REASON: Mapping[str, Mapping[str, tuple[object, ...]]] = {
     "nothing is logged per step; RequestOutput.metrics is always there": {
         "disable_log_stats": (False, True),
         "aggregate_engine_logging": (False,),
+        "enable_log_requests": (False,),
+        "disable_log_requests": (False, True),
     },
     "the server has metrics and traces of its own: `ostinato serve --help`": {
         "otlp_traces_endpoint": (),
@@ -268,12 +273,10 @@ UNSUPPORTED_CALLS: Mapping[str, str] = {
     "start_profile": "use py-spy or torch.profiler around the call",
     "stop_profile": "use py-spy or torch.profiler around the call",
     "get_metrics": "read cache_stats, or RequestOutput.metrics",
-    "get_default_sampling_params": "SamplingParams() has the defaults",
     "set_tokenizer": "give tokenizer= to LLM()",
     "reset_mm_cache": _NO_IMAGES,
     "get_world_size": _ONE_PROCESS,
     "llm_engine": "the loop is llm.engine",
-    "from_engine_args": "give the settings to the constructor as keywords",
     "enqueue": "generate() takes all prompts at once; AsyncLLM takes them one by one",
     "wait_for_completion": "generate() waits; AsyncLLM streams",
     "init_weight_transfer_engine": "give new weights to update_weights()",
@@ -292,6 +295,8 @@ def translate_settings(given: Mapping[str, Any], known: list[str]) -> dict[str, 
         ConfigError: One is unknown, not supported, or given under two names.
     """
     settings = dict(given)
+    _take_memory_share(settings)
+    _take_cpu_loras(settings)
     for alias, name in ALIASES.items():
         if alias in settings:
             value = settings.pop(alias)
@@ -302,6 +307,20 @@ def translate_settings(given: Mapping[str, Any], known: list[str]) -> dict[str, 
             if value is not None or name == "max_chunk_tokens":
                 settings[name] = value
     return known_keywords(settings, known, UNSUPPORTED_SETTINGS, ConfigError)
+
+
+def _take_memory_share(settings: dict[str, Any]) -> None:
+    """Drop a share of a GPU's memory where the engine computes on a CPU."""
+    share = settings.get("gpu_memory_utilization")
+    is_share = isinstance(share, (int, float)) and not isinstance(share, bool) and 0 < share <= 1
+    if is_share and settings.get("device", "cpu") == "cpu":
+        del settings["gpu_memory_utilization"]
+
+
+def _take_cpu_loras(settings: dict[str, Any]) -> None:
+    """Count all loaded adapters, as ``max_loras`` does here; vLLM's counts those of one step."""
+    other = "max_cpu_loras" if settings.get("max_cpu_loras") is None else "max_loras"
+    settings.pop(other, None)
 
 
 def refuse_arguments(given: Mapping[str, Any]) -> None:
