@@ -43,6 +43,14 @@ def test_a_time_above_a_document_is_found_in_its_message(terminal: Terminal, tmp
     assert "in messages[0] (user): '9:00', '9:01', '9:02'" in page
 
 
+def test_requests_that_share_nothing_are_not_called_clean(terminal: Terminal, tmp_path: Path):
+    """Where next to nothing hits, something breaks the prefixes, known to lint or not."""
+    heads = [f"{name} {name[::-1]} " * 9 for name in ("ann", "bobby", "cleopatra", "danny")]
+    printed = terminal.show("lint", write(tmp_path / "log.jsonl", heads))
+    assert "few tokens hit, and no fix was found" in printed
+    assert "nothing" not in printed and "ostinato explain" in printed
+
+
 def test_clean_requests_are_clean(terminal: Terminal, tmp_path: Path):
     log = write(tmp_path / "log.jsonl", [SYSTEM] * 20)
     assert "nothing breaks their prefixes early" in terminal.show("lint", "--strict", log)

@@ -10,7 +10,8 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from ostinato.lab.explain_log import Tokenizer, explain_log
 from ostinato.lab.lint import LintReport, lint
-from ostinato.lab.lint_templates import canonical, group_requests, sort_json
+from ostinato.lab.lint_keys import KeyOrders, reorder_json
+from ostinato.lab.lint_templates import canonical, group_requests
 from ostinato.lab.request_log import parse_request, render_plainly
 from ostinato.lab.word_tokens import word_tokenizer
 from ostinato.settings import PrefixCacheConfig
@@ -119,6 +120,49 @@ def test_keys_in_varying_order_are_found_in_tools_as_well():
         bodies.append(chat(app, app.head, tools=tools))
     [finding] = lint(requests_of(bodies), tokenizer()).findings
     assert finding.kind == "json_keys" and finding.after > 0.8
+
+
+def about_users(app: Application, shuffled: bool) -> list:
+    """Requests whose system prompt begins with an object, its keys not in the alphabet's order."""
+    bodies = []
+    for number in range(24):
+        items = [("name", f"{app.random.choice(WORDS)}{number}"), ("age", 20 + number % 9)]
+        items.append(("city", app.random.choice(["Rome", "Oslo", "Bonn"])))
+        if shuffled:
+            app.random.shuffle(items)
+        bodies.append(chat(app, f"The user: {json.dumps(dict(items))}\n{app.head}"))
+    return requests_of(bodies)
+
+
+def test_what_changes_inside_json_is_found_whatever_the_order_of_its_keys():
+    """The text is cut as it was sent, not as it is compared."""
+    [finding] = lint(about_users(Application("typed"), shuffled=False), tokenizer()).findings
+    assert finding.kind == "user" and finding.before < 0.3 and finding.after > 0.7
+
+    kinds = [f.kind for f in lint(about_users(Application("typed"), True), tokenizer()).findings]
+    assert sorted(kinds) == ["json_keys", "user"]
+
+
+def test_keys_that_are_always_in_one_order_are_no_finding():
+    """Sorting would put what changes behind what stays, and hit; the order is not at fault."""
+    app = Application("set up")
+    heads = [json.dumps({"zeta": f"v{n}", "alpha": app.head, "mid": 1}) for n in range(16)]
+    report = lint(requests_of([chat(app, head) for head in heads]), tokenizer())
+    assert "json_keys" not in [finding.kind for finding in report.findings]
+
+
+def test_keys_are_put_in_the_order_that_was_first_with_all_else_as_written():
+    orders = KeyOrders()
+    texts = [
+        'a {"c":1, "b": [{"y":2,"x":3}]} {',
+        '{"b": [{"x": "{", "y":2}],\n"c": 1}',
+        '{"d":1,"d":2}',
+    ]
+    assert [reorder_json(text, orders) for text in texts] == [
+        texts[0],
+        '{"c": 1,\n"b": [{"y":2, "x": "{"}]}',
+        texts[2],
+    ]
 
 
 def test_tools_that_come_and_go_in_one_order_are_not_told_to_keep_it():
@@ -271,7 +315,7 @@ def test_requests_are_grouped_by_template():
 
 def test_white_space_and_keys_are_no_template():
     assert canonical(' a\n {"b": 1,\n "a": 2} ') == 'a {"a": 2, "b": 1}'
-    assert sort_json("a { b } c {") == "a { b } c {"
+    assert reorder_json("a { b } c {", sorted) == "a { b } c {"
 
 
 def test_every_request_of_the_planted_log_is_explained():

@@ -17,6 +17,9 @@ from ostinato.lab.lint_slots import SlotKind, shortened
 from ostinato.lab.quantities import count, read_bytes
 from ostinato.lab.request_log import LogOptions, read_request_log
 
+_FEW_HITS = 0.1
+"""Hit ratio below which prompts share next to nothing."""
+
 
 def run(
     requests: Annotated[
@@ -74,6 +77,8 @@ def _print(report: LintReport, model: str | None) -> None:
 
 def _title(report: LintReport) -> str:
     requests = f"{count(report.num_requests, 'request')}, {count(report.num_groups, 'template')}"
+    if not report.findings and report.hit_ratio < _FEW_HITS:
+        return f"{requests}: few tokens hit, and no fix was found."
     if not report.findings:
         return f"{requests}: nothing breaks their prefixes early."
     return f"{requests}: {count(len(report.findings), 'finding')}."
@@ -113,7 +118,9 @@ def _end(report: LintReport) -> str:
     """Summarize the replays."""
     prompts, computed = report.prompt_tokens, report.computed_tokens
     if not report.findings:
-        return f"{1 - computed / max(1, prompts):.1%} of {prompts:,} prompt tokens hit in a replay."
+        line = f"{report.hit_ratio:.1%} of {prompts:,} prompt tokens hit in a replay."
+        hint = " 'ostinato explain' says where each of them differs from the nearest one."
+        return line if report.hit_ratio >= _FEW_HITS else line + hint
     return (
         f"In a replay, {computed:,} of {prompts:,} prompt tokens are computed; with all findings "
         f"fixed, {report.fixed_tokens:,}."

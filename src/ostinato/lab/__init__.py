@@ -43,6 +43,7 @@ Files in reading order:
 * ``explain_log``: explains the misses of each request of a log or of a recorded run
 * ``word_tokens``: a tokenizer for logs without a model
 * ``lint_slots``: classifies what varies in a template: a time, an id, a counter, a name
+* ``lint_keys``: writes JSON with its keys in one order
 * ``lint_templates``: groups requests by template, and finds what varies in it
 * ``lint_rewrites``: rewrites of requests that a sender could make
 * ``lint_order``: finds shuffled tools, examples, documents and call ids

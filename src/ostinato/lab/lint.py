@@ -25,6 +25,9 @@ from ostinato.lab.lint_slots import shortened
 from ostinato.lab.lint_templates import Group, group_requests
 from ostinato.lab.request_log import LoggedRequest
 
+WAYS_OF_WRITING = ("white_space", "json_keys")
+"""Kinds of findings after which the texts of a template can be aligned."""
+
 LEAST_SAVING = 0.01
 """Minimum share of a group's prompt tokens that a fix must save; a few are saved by chance."""
 
@@ -84,6 +87,11 @@ class LintReport:
     prompt_tokens: int
     computed_tokens: int
     fixed_tokens: int
+
+    @property
+    def hit_ratio(self) -> float:
+        """Share of the prompt tokens that hit as sent."""
+        return 1 - self.computed_tokens / max(1, self.prompt_tokens)
 
     def as_dict(self) -> dict[str, Any]:
         """Return it in plain values, for JSON."""
@@ -158,10 +166,30 @@ def _fix(group: Group, tokenizer: Tokenizer, block_size: int) -> list[_Trial]:
             key=lambda trial: trial.result.computed_tokens,
         )
         if trials[-1].result.computed_tokens - best.result.computed_tokens <= least:
-            break
+            best = _best_pair(attempt, trials[-1], left)
+            if trials[-1].result.computed_tokens - best.result.computed_tokens <= least:
+                break
+            trials.append(attempt(best.remedies[:-1]))
         trials.append(best)
-        left.remove(best.remedies[-1])
+        left = [remedy for remedy in left if remedy not in best.remedies]
     return trials
+
+
+def _best_pair(
+    attempt: Callable[[tuple[Remedy, ...]], _Trial], trial: _Trial, left: Sequence[Remedy]
+) -> _Trial:
+    """Return the best trial with two more remedies; the trial itself if there is none.
+
+    What changes in a template may be out of reach until its texts are written in one way.
+    """
+    pairs = [
+        (*trial.remedies, first, second)
+        for first in left
+        for second in left
+        if first.kind in WAYS_OF_WRITING and second.kind != first.kind
+    ]
+    trials = map(attempt, pairs)
+    return min(trials, key=lambda each: each.result.computed_tokens, default=trial)
 
 
 def _that_change(known: Sequence[Remedy], requests: list[LoggedRequest]) -> list[Remedy]:

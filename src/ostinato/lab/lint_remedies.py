@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ostinato.lab.lint_history import keep_reasoning, keep_window
+from ostinato.lab.lint_keys import Order, reorder_json
 from ostinato.lab.lint_order import (
     keep_call_ids,
     settle_tools,
@@ -26,7 +27,7 @@ from ostinato.lab.lint_rewrites import (
     without_spans,
 )
 from ostinato.lab.lint_slots import SlotKind, shortened
-from ostinato.lab.lint_templates import Group, slot_spans, sort_json
+from ostinato.lab.lint_templates import Group, slot_spans
 from ostinato.lab.request_log import LoggedRequest
 
 _BLANKS, _LINE_ENDS, _GAPS = (
@@ -50,6 +51,9 @@ _SLOT_ADVICE: dict[SlotKind, str] = {
 def remedies_for(group: Group) -> list[Remedy]:
     """List the fixes for a group, in the order of application."""
     fixed = [Remedy(kind, advice, rewrite, where) for kind, where, advice, rewrite in _REMEDIES]
+    keys = Remedy("json_keys", _KEYS_ADVICE, lambda requests: keep_keys(requests, group.orders))
+    place = [remedy.kind for remedy in fixed].index("white_space") + 1
+    fixed.insert(place, keys)
     seam = Remedy("seam", _SEAM_ADVICE, None)
     return [*fixed, *_parameter_remedies(group), *_slot_remedies(group), seam]
 
@@ -64,13 +68,13 @@ def normalise_white_space(requests: Sequence[LoggedRequest]) -> list[LoggedReque
     return map_texts(requests, normalised)
 
 
-def sort_keys(requests: Sequence[LoggedRequest]) -> list[LoggedRequest]:
-    """Write JSON with sorted keys, in texts, in calls of tools and in tools."""
+def keep_keys(requests: Sequence[LoggedRequest], order: Order) -> list[LoggedRequest]:
+    """Write JSON with its keys in one order, in texts, in calls of tools and in tools."""
     fixed = []
-    for request in map_texts(requests, sort_json, ("text", "call")):
+    for request in map_texts(requests, lambda text: reorder_json(text, order), ("text", "call")):
         prompt = request.prompt
-        tools = tuple(replace(tool, text=sort_json(tool.text)) for tool in prompt.tools)
-        prompt = replace(prompt, tools=tools, settings=sort_json(prompt.settings))
+        tools = tuple(replace(tool, text=reorder_json(tool.text, order)) for tool in prompt.tools)
+        prompt = replace(prompt, tools=tools, settings=reorder_json(prompt.settings, order))
         fixed.append(with_prompt(request, prompt))
     return fixed
 
@@ -169,7 +173,6 @@ _REMEDIES: tuple[tuple[str, str, str, Rewrite], ...] = (
         keep_call_ids,
     ),
     ("white_space", "", "Write line ends and blanks in one way.", normalise_white_space),
-    ("json_keys", "", "Write JSON with its keys in one order (sort_keys=True).", sort_keys),
     ("tools_order", "tools", "List the tools in one order.", sort_tools),
     (
         "tools_list",
@@ -194,6 +197,8 @@ _REMEDIES: tuple[tuple[str, str, str, Rewrite], ...] = (
     ),
 )
 """Kind, place, advice and rewriting, in the order in which they are applied."""
+
+_KEYS_ADVICE = "Write JSON with its keys in one order (sort_keys=True)."
 
 _SEAM_ADVICE = (
     "End prompts before a blank, not after it: it merges with the next word, so that tokens change "

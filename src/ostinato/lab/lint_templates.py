@@ -14,12 +14,12 @@ user, or wording.
 Source: log parsing by alignment, as in Drain (He et al., ICWS 2017).
 """
 
-import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
+from ostinato.lab.lint_keys import KeyOrders, Order, reorder_json
 from ostinato.lab.lint_slots import Slot, kind_of_slot, shortened
 from ostinato.lab.request_log import LoggedRequest
 
@@ -46,10 +46,12 @@ class Group:
     Attributes:
         words: Words of the text that they begin with, with slots where they differ.
         requests: In the order of the log.
+        orders: Orders of keys that its texts are aligned in: those that it had first.
     """
 
     words: list[str]
     requests: list[LoggedRequest] = field(default_factory=list)
+    orders: KeyOrders = field(default_factory=KeyOrders)
     _runs: tuple[list[str], set[tuple[str, ...]]] | None = None
 
     @property
@@ -76,7 +78,7 @@ class Group:
             for place in places
         ]
         for number, request in enumerate(self.requests):
-            text = canonical(request.prompt.head)
+            text = canonical(request.prompt.head, self.orders)
             for slot, (start, stop) in zip(slots, slot_spans(self.words, text), strict=False):
                 slot.values[number] = text[start:stop]
         for slot in slots:
@@ -137,7 +139,24 @@ def group_requests(
             group.words = _generalised(group.words, words)
         group.requests.append(request)
         progress(1)
+    for group in groups:
+        _align_as_sent(group)
     return groups
+
+
+def _align_as_sent(group: Group) -> None:
+    """Align the texts of a group again, in the order of keys that it had first.
+
+    Requests are compared with sorted keys, but a slot is cut out of a text as it was sent.
+    """
+    heads = [request.prompt.head for request in group.requests]
+    if all(canonical(head) == canonical(head, group.orders) for head in dict.fromkeys(heads)):
+        return
+    words: list[str] = []
+    for head in dict.fromkeys(heads):
+        other = _WORDS.findall(canonical(head, group.orders))[:MOST_WORDS]
+        words = _generalised(words, other) if words else other
+    group.words = words
 
 
 def _find(groups: list[Group], words: list[str]) -> Group:
@@ -192,33 +211,6 @@ def _words_in_runs(words: Sequence[str], length: int) -> list[tuple[str, ...]]:
     return [tuple(words[i : i + length]) for i in range(len(words) - length + 1)]
 
 
-def canonical(text: str) -> str:
-    """Return a text with single spaces and sorted keys."""
-    return " ".join(sort_json(text).split())
-
-
-def sort_json(text: str) -> str:
-    """Write every JSON object in a text with its keys sorted; other text stays."""
-    decoder, parts, done = json.JSONDecoder(), [], 0
-    start = text.find("{")
-    while start >= 0:
-        try:
-            value, end = decoder.raw_decode(text, start)
-        except ValueError:
-            start = text.find("{", start + 1)
-            continue
-        except RecursionError:
-            break
-        if _has_order(value):
-            written = json.dumps(value, sort_keys=True, ensure_ascii=False)
-            parts += [text[done:start], written]
-            done = end
-        start = text.find("{", end)
-    return "".join([*parts, text[done:]])
-
-
-def _has_order(value: object) -> bool:
-    """Whether a JSON value has an object of several keys in it."""
-    if isinstance(value, dict):
-        return len(value) > 1 or any(map(_has_order, value.values()))
-    return isinstance(value, list) and any(map(_has_order, value))
+def canonical(text: str, order: Order = sorted) -> str:
+    """Return a text with single spaces, and the keys of its JSON in order."""
+    return " ".join(reorder_json(text, order).split())
