@@ -39,6 +39,7 @@ Files in reading order:
 * ``request_parts``: the parts of a message: texts, tool calls and results, reasoning, files
 * ``request_formats``: turns the body of a request into a prompt
 * ``request_envelope``: finds request, time, tenant and response in a log record
+* ``request_spans``: requests in what tracing tools export
 * ``request_log``: a log of requests
 * ``explain_log``: explains the misses of each request of a log or of a recorded run
 * ``word_tokens``: a tokenizer for logs without a model

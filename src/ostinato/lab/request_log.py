@@ -32,6 +32,7 @@ from ostinato.lab.request_envelope import (
     seconds_of,
 )
 from ostinato.lab.request_formats import read_prompts, read_reply
+from ostinato.lab.request_spans import records_of
 
 Render = Callable[["LoggedRequest"], str]
 """From a request to the text of its prompt."""
@@ -166,6 +167,8 @@ def parse_request(record: bytes | str, number: int) -> LoggedRequest:
         BrokenTrace: See ``parse_requests``; or it holds several prompts.
     """
     requests = parse_requests(record, number)
+    if not requests:
+        raise BrokenTrace("it is a span that calls no model")
     if len(requests) > 1:
         raise BrokenTrace(f"prompt holds {len(requests)} prompts: log each on a line of its own")
     return Conversations().complete(requests[0])
@@ -180,7 +183,17 @@ def parse_requests(
         BrokenTrace: It is no JSON object, there is no request in it, or a field of the request is
             not understood; the field is named.
     """
-    whole = _object(record)
+    return [
+        request
+        for whole in records_of(_object(record))
+        for request in _requests_of(whole, number, ignored)
+    ]
+
+
+def _requests_of(
+    whole: dict[str, Any], number: int, ignored: Collection[str]
+) -> list[LoggedRequest]:
+    """Read the requests of an object around a body."""
     around = find_body(whole)
     body = around[-1]
     response = find_response(whole, ignored)
