@@ -16,6 +16,10 @@ class AdministrationFailed(OstinatoError):
     """The server refused, or could not be reached."""
 
 
+class NoServer(AdministrationFailed):
+    """Nothing answers at the address."""
+
+
 @dataclass(frozen=True, slots=True)
 class AdminClient:
     """Calls the routes of a server.
@@ -24,16 +28,19 @@ class AdminClient:
         url: URL of the server, such as ``http://127.0.0.1:8000``.
         key: An administrator's key, or that of the tenant whose request is explained; None for a
             server without keys.
+        start: The command that starts one.
     """
 
     url: str
     key: str | None = None
+    start: str = "ostinato serve"
 
     def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """Call a route, and return its JSON.
 
         Raises:
-            AdministrationFailed: The server refused, or could not be reached.
+            NoServer: It could not be reached.
+            AdministrationFailed: The server refused.
         """
         import httpx  # imported here: other commands start faster without it
 
@@ -47,9 +54,9 @@ class AdminClient:
                 raise AdministrationFailed(_reason(answer))
             found: dict[str, Any] = answer.json()
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-            raise AdministrationFailed(
+            raise NoServer(
                 f"url={self.url!r}: no server answers ({error}); give another --url, or "
-                "start one with 'ostinato serve'"
+                f"start one with {self.start!r}"
             ) from error
         return found
 

@@ -1,6 +1,7 @@
 """``ostinato route``: one address for many engines, with prefix-aware routing."""
 
 import json
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,12 +11,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ostinato.cli._admin_client import AdminClient
+from ostinato.cli._admin_client import AdminClient, NoServer
 from ostinato.cli._option_groups import GroupedTyper, grouped, option
 from ostinato.cli.cache import AsJson
 from ostinato.cli.keys import note_on_callers
 from ostinato.core.errors import ConfigError
 from ostinato.lab.quantities import read_bytes
+
+_POLL_S = 0.2
+"""Seconds between two looks at workers that do not answer yet."""
 
 app = GroupedTyper(help="Route requests to many engines, each to where its prefix is cached.")
 
@@ -78,7 +82,7 @@ class RouterAddress:
     @property
     def client(self) -> AdminClient:
         """The client."""
-        return AdminClient(self.url, self.key)
+        return AdminClient(self.url, self.key, "ostinato route")
 
 
 def run(context: typer.Context, *, options: RouteOptions) -> None:
@@ -120,11 +124,12 @@ app.callback(invoke_without_command=True)(grouped(run))
 @app.command()
 def status(
     as_json: AsJson = False,
+    wait: float = option(0.0, "Seconds to wait for the router, and for all workers to answer."),
     *,
     router: RouterAddress,
 ) -> None:
     """Show the workers of a running router: load, hits, and how their caches are known."""
-    answer = router.client.call("GET", "admin/workers")
+    answer = _workers(router.client, time.monotonic() + wait)
     if as_json:
         typer.echo(json.dumps(answer, indent=2))
         return
@@ -141,6 +146,24 @@ def status(
             row["name"], health, known, *(f"{n:,}" for n in counts), f"{row['computed_tokens']:,}"
         )
     Console().print(table)
+
+
+def _workers(client: AdminClient, deadline_s: float) -> dict[str, Any]:
+    """Return the state of the workers, when all of them answer or time is up.
+
+    Raises:
+        AdministrationFailed: No router has answered by then, or it refuses.
+    """
+    while True:
+        is_late = time.monotonic() >= deadline_s
+        try:
+            answer = client.call("GET", "admin/workers")
+            if is_late or all(row["is_well"] for row in answer["workers"]):
+                return answer
+        except NoServer:
+            if is_late:
+                raise
+        time.sleep(_POLL_S)
 
 
 @app.command()
