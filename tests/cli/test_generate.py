@@ -78,6 +78,15 @@ def test_a_pipe_gives_the_prompt_without_its_last_line_break(terminal: Terminal,
     assert json.loads(result.stdout)["prompt"] == "ROMEO:\n\nWhat"
 
 
+def test_the_name_of_a_model_is_no_prompt(terminal: Terminal, tmp_path: Path, monkeypatch):
+    """``ostinato generate smollm2`` says it as ``chat`` and ``serve`` do."""
+    monkeypatch.setenv("OSTINATO_MODELS", str(tmp_path))
+    refused = terminal.refuse("generate", "smollm2", stdin="To be")
+    assert "fetch it once with `ostinato models get smollm2`" in refused
+    done = terminal.run("generate", "tiny-shakespeare", "--max-tokens", "1", stdin="To be")
+    assert done.exit_code == 0 and done.stdout.startswith("To be")
+
+
 def test_several_continuations_share_one_prompt(terminal: Terminal, watch: EngineWatch, llm: LLM):
     """Three texts below each other; the prompt goes through the model once."""
     result = terminal.run("generate", PROMPT, "-n", "3", "--seed", "5", *FEW)

@@ -75,6 +75,10 @@ def test_a_model_is_fetched_checked_and_listed(index: Index, terminal: Terminal)
     assert resolve_model("smollm2").read_bytes() == CONTENT
 
 
+def test_the_list_is_printed_with_its_name_and_without(index: Index, terminal: Terminal):
+    assert terminal.show("models", "list") == terminal.show("models")
+
+
 def test_what_is_there_is_not_fetched_again_and_needs_no_index(index: Index, terminal: Terminal):
     terminal.show("models", "get", "smollm2")
     index.wheel.unlink()

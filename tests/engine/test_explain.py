@@ -80,6 +80,11 @@ def test_the_same_text_in_other_tokens(make_llm: MakeLLM):
     explanation = explained(llm, merged[:4] + letters)
     assert explanation.reasons == ("same text, other tokens",)
 
+    ask(llm, merged + merged)
+    explanation = explained(llm, letters + merged)
+    assert explanation.reasons == ("same text, other tokens",)
+    assert "Move" not in str(explanation), "nothing changes that could be moved"
+
 
 def test_another_tenant_is_mentioned_to_administrators_alone(bard):
     ask(bard, {"prompt": PROMPT, "cache_salt": "ann-salt"})

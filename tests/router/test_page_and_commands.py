@@ -52,6 +52,17 @@ def test_status_and_explain_ask_a_running_router(
     assert "can be reached from other machines" in terminal.refuse("route", "--host", "0.0.0.0")
 
 
+def test_status_waits_for_workers_and_says_how_a_router_is_started(
+    router: RouterThread,
+    terminal: Terminal,  # noqa: F811
+):
+    """A worker that never answers is shown when the time is up."""
+    waited = terminal.show("route", "status", "--wait", "0.3", "--url", router.url)
+    assert "nowhere" in waited
+    gone = terminal.refuse("route", "status", "--wait", "0.1", "--url", "http://127.0.0.1:9")
+    assert "start one with 'ostinato route'" in gone
+
+
 def test_a_router_process_says_whether_it_is_ready_and_ends_on_sigterm():
     with served("--worker", "http://127.0.0.1:9,name=gone", command="route") as process:
         assert httpx.get(f"{process.url}/health").status_code == 200

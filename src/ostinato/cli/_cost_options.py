@@ -67,8 +67,8 @@ class MachineOptions:
     )
     compute_share: float | None = _machine(
         None,
-        f"Share of the GPU's peak that prefill reaches; by default {DENSE_SHARE} for dense models "
-        f"and {MOE_SHARE} for mixtures of experts.",
+        f"Share of the GPU's peak that prefill reaches; by default {DENSE_SHARE}, and {MOE_SHARE} "
+        "in routed experts.",
     )
     memory_share: float | None = _machine(
         None,

@@ -19,6 +19,7 @@ from ostinato.cli._streaming import (
     write,
     write_prompt,
 )
+from ostinato.cli.models import KNOWN_MODELS
 from ostinato.core.errors import ConfigError, EmptyPrompt, RequestError
 from ostinato.engine.sampling_params import SamplingParams
 from ostinato.engine.settings import DEFAULT_MODEL
@@ -33,7 +34,11 @@ _REQUEST_ID = "generate"
 
 def run(
     prompt: Annotated[
-        str | None, typer.Argument(help="Text to continue; - or nothing reads standard input.")
+        str | None,
+        typer.Argument(
+            help="Text to continue; - or nothing reads standard input, and so does the name of a "
+            "model of 'ostinato models', which then is used."
+        ),
     ] = None,
     model: options.Model = DEFAULT_MODEL,
     ignore_eos: bool = option(
@@ -67,6 +72,11 @@ def run(
 
     Try: ostinato generate "ROMEO:" --seed 1
     """
+    if prompt in KNOWN_MODELS and model == DEFAULT_MODEL:
+        from ostinato.runner.model_resolver import resolve_model
+
+        prompt, model = None, prompt
+        resolve_model(model)
     text = _read(prompt)
     params = sampling.params(
         n=n, ignore_eos=ignore_eos, logprobs=logprobs, prompt_logprobs=prompt_logprobs

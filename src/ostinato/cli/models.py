@@ -10,6 +10,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from rich.table import Table
 
 from ostinato.cli._config_source import embedded_folder, load_config
+from ostinato.engine.settings import DEFAULT_MODEL
 from ostinato.lab.kv_bytes import kv_bytes
 from ostinato.lab.quantities import write_bytes
 from ostinato.runner.fetched_models import (
@@ -19,6 +20,9 @@ from ostinato.runner.fetched_models import (
     remove,
 )
 
+KNOWN_MODELS = (DEFAULT_MODEL, *FETCHED_MODELS)
+"""Names that the list has."""
+
 _Name = Annotated[str, typer.Argument(help=f"One of: {', '.join(FETCHED_MODELS)}.")]
 
 app = typer.Typer(
@@ -27,16 +31,20 @@ app = typer.Typer(
 
 
 @app.callback()
-def list_models(context: typer.Context) -> None:
-    """List the models that are known by name."""
-    if context.invoked_subcommand is not None:
-        return
+def _list_by_default(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        list_models()
+
+
+@app.command("list")
+def list_models() -> None:
+    """List the models that are known by name, as without a command."""
     table = Table(box=box.SIMPLE, pad_edge=False, header_style="bold")
     table.add_column("Model")
     table.add_column("On disk", justify="right")
     table.add_column("KV per token", justify="right")
     table.add_column("What it is", overflow="fold")
-    table.add_row(*_row("tiny-shakespeare", embedded_folder("tiny-shakespeare")), _EMBEDDED)
+    table.add_row(*_row(DEFAULT_MODEL, embedded_folder(DEFAULT_MODEL)), _EMBEDDED)
     for name, model in FETCHED_MODELS.items():
         path = models_folder() / f"{name}.gguf"
         note = "" if path.exists() else f"; not fetched yet: ostinato models get {name}"

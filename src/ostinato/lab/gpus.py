@@ -13,8 +13,8 @@ from ostinato.core.errors import ConfigError
 GIB = 2**30
 
 DENSE_SHARE = 0.5
-MOE_SHARE = 0.22
-"""Share of peak arithmetic that prefill reaches in dense models and in mixtures of experts.
+MOE_SHARE = 0.18
+"""Share of peak arithmetic that prefill reaches: the second in routed experts, the first elsewhere.
 
 Fitted to the throughput that NVIDIA publishes for TensorRT-LLM 1.0 with Llama 3.1 8B and
 Qwen3-235B-A22B ("Overview" of its performance pages; docs/simulate.md has the errors). Experts

@@ -37,7 +37,7 @@ class Machine:
     Attributes:
         gpu: Kind of GPU.
         num_gpus: GPUs of a replica, by tensor parallelism.
-        compute_share: Share of peak arithmetic; None is that of dense models or of experts.
+        compute_share: Share of peak arithmetic; None is a share for experts and one for all else.
         memory_share: Share of the bandwidth of memory and links.
     """
 
@@ -106,17 +106,14 @@ class RooflineCost:
         """The source of the costs, in a few words."""
         weights, machine = self.model.weights, self.machine
         active = f", {weights.active / 1e9:.3g}B active," if weights.experts is not None else ""
+        share = f"{machine.compute_share or DENSE_SHARE:.0%}"
+        if weights.experts is not None and machine.compute_share is None:
+            share += f" ({MOE_SHARE:.0%} in experts)"
         return (
             f"derived from the config: {weights.total / 1e9:.3g}B parameters{active} in "
-            f"{self.model.format.name} on {machine.num_gpus} x {machine.gpu.name}, at "
-            f"{self.compute_share:.0%} of its peak and {machine.memory_share:.0%} of its bandwidth"
+            f"{self.model.format.name} on {machine.num_gpus} x {machine.gpu.name}, at {share} of "
+            f"its peak and {machine.memory_share:.0%} of its bandwidth"
         )
-
-    @property
-    def compute_share(self) -> float:
-        """Share of peak arithmetic that is reached."""
-        usual = DENSE_SHARE if self.model.weights.experts is None else MOE_SHARE
-        return usual if self.machine.compute_share is None else self.machine.compute_share
 
     @property
     def kv_memory_bytes(self) -> int:
@@ -143,12 +140,12 @@ class RooflineCost:
 
     def prefill_s(self, num_tokens: PerRequest, num_cached: PerRequest) -> PerRequest:
         """Return the time of prompts after their hits, in compute-bound steps."""
-        weights = self.model.weights
         computed = num_tokens - num_cached
-        flops = 2.0 * weights.per_token * computed + 2.0 * weights.head
+        seconds = self._products_s(computed, 1.0)
         for group in self.model.groups:
-            flops = flops + group.pair_flops * group.pairs(num_tokens, num_cached)
-        return flops / self._flops + computed * self._exchange_s
+            pairs = group.pairs(num_tokens, num_cached)
+            seconds = seconds + group.pair_flops * pairs / self._flops
+        return seconds + computed * self._exchange_s
 
     def decode_s(self, num_tokens: PerRequest, num_new: PerRequest) -> PerRequest:
         """Return the time of answers after prompts, in batches as large as memory allows."""
@@ -167,10 +164,17 @@ class RooflineCost:
         return max(1, min(MOST_RUNNING, self.kv_memory_bytes // max(1, each)))
 
     def _matrices_s(self, num_tokens: float, num_sampled: float) -> float:
+        read_s = self.model.read_bytes(num_tokens) / self._bandwidth
+        products_s = float(self._products_s(num_tokens, num_sampled))
+        return max(products_s, read_s) + num_tokens * self._exchange_s
+
+    def _products_s(self, num_tokens: PerRequest | float, num_sampled: float) -> PerRequest:
+        """Return the time of the arithmetic of all matrices; experts reach a share of their own."""
         weights = self.model.weights
-        flops = 2.0 * (weights.per_token * num_tokens + weights.head * num_sampled)
-        seconds = max(flops / self._flops, self.model.read_bytes(num_tokens) / self._bandwidth)
-        return seconds + num_tokens * self._exchange_s
+        routed = weights.per_token - weights.dense
+        slower = 1.0 if self.machine.compute_share is not None else DENSE_SHARE / MOE_SHARE
+        per_token = 2.0 * (weights.dense + routed * slower)
+        return (per_token * num_tokens + 2.0 * weights.head * num_sampled) / self._flops
 
     def _kv_read_s(self, group: AttentionGroup, num_keys: PerRequest) -> PerRequest:
         return num_keys * (group.token_bytes * self.kv_copies / self._bandwidth)
@@ -179,7 +183,7 @@ class RooflineCost:
     def _flops(self) -> float:
         gpu = self.machine.gpu
         peak = gpu.flops_fp8 if self.model.format.is_fp8 else gpu.flops
-        return peak * self.machine.num_gpus * self.compute_share
+        return peak * self.machine.num_gpus * (self.machine.compute_share or DENSE_SHARE)
 
     @property
     def _exchange_s(self) -> float:

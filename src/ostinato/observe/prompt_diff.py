@@ -109,7 +109,7 @@ def show_difference(nearest: RequestRecord, record: RequestRecord, prompt: bytes
     first = 0 if is_same else common
     before = decode(mine[max(0, start - TOKENS_BEFORE) : start]) + texts[0][:first]
     shown_before = _cut_left(before)
-    matching = num_matching_after(prompt, nearest.prompt, start)
+    matching = 0 if is_same else num_matching_after(prompt, nearest.prompt, start)
     difference = Difference(
         token=start,
         request=nearest.name,
