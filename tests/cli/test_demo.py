@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from ostinato.cli._demo_examples import run_examples
 from ostinato.cli._demo_waves import MOST_CALLS, calls, calls_in_words
 from ostinato.lab.quantities import write_seconds
+from ostinato.runner.attention.choice import log_once
 
 from .engine_watch import EngineWatch, watching
 from .terminal import Terminal, row, unwrapped
@@ -44,6 +46,13 @@ def demo(request: pytest.FixtureRequest) -> Iterator[Demo]:
 def story() -> str:
     """What the demo shows in a terminal of 80 columns that gives up at once without a cache."""
     return Terminal().show("demo", "--calls", str(CALLS), "--patience", "0")
+
+
+def test_the_demo_begins_without_a_warning_about_its_own_choice(caplog: pytest.LogCaptureFixture):
+    """Its small tests have blocks of four letters, which plain torch computes on purpose."""
+    log_once.cache_clear()
+    run_examples("radix")
+    assert caplog.messages == []
 
 
 def test_the_four_tests_have_the_articles_numbers_corrected(demo: Demo):

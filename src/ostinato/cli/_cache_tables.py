@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ostinato.cli._tables import FigureTable
 from ostinato.lab.quantities import count, write_bytes, write_seconds
 
 
@@ -196,7 +196,7 @@ def draw_receipt(console: Console, answer: dict[str, Any]) -> None:
 
 
 def _table(first: str, others: tuple[str, ...]) -> Table:
-    table = Table(box=box.SIMPLE, pad_edge=False, header_style="bold")
+    table = FigureTable()
     table.add_column(first, overflow="fold")
     for name in others:
         table.add_column(name, justify="right")

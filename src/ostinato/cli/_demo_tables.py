@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from ostinato.cli._demo_examples import EXAMPLES, Outcome
 from ostinato.cli._demo_waves import Calls, FirstToken, Wave
+from ostinato.cli._tables import FigureTable
 from ostinato.lab.quantities import count, write_seconds
 from ostinato.lab.savings import Reuse, Workload, by_token
 
@@ -187,7 +187,7 @@ def _wave_as_json(wave: Wave) -> dict[str, object]:
 
 def _table(*columns: str) -> Table:
     """Create a table: a column of words, then columns of numbers."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    table = FigureTable(has_rule=True)
     table.add_column(columns[0], min_width=17)
     for column in columns[1:]:
         table.add_column(column, justify="right", min_width=10, overflow="fold")

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from ostinato.cli._report_folder import list_written, unwritable
+from ostinato.cli._tables import FigureTable
 from ostinato.cli._trace_source import describe
 from ostinato.lab.quantities import count, write_bytes, write_count, write_seconds
 from ostinato.lab.replay import ReplayedRequest
@@ -39,7 +39,7 @@ def show(found: Simulation) -> None:
 
 def _hits_table(found: Simulation) -> Table:
     """Print one row per policy and bound, one column per size; the best policy is bold."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    table = FigureTable(has_rule=True)
     table.add_column("", no_wrap=True)
     for heading in _sizes(found):
         table.add_column(heading.replace(" = ", "\n"), justify="right")
@@ -126,7 +126,7 @@ _TIMES_HEADINGS = ("", "hits", "first token, half", "9 of 10", "99 of 100", "pre
 
 def _times_table(found: Simulation) -> Table:
     """Print one row per timed run."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    table = FigureTable(has_rule=True)
     table.add_column("")
     for heading in _TIMES_HEADINGS[1:]:
         table.add_column(heading, justify="right")

@@ -7,11 +7,10 @@ from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from ostinato.cli._option_groups import GroupedTyper, option
+from ostinato.cli._tables import FigureTable
 from ostinato.core.errors import ConfigError
 
 _FILE = Annotated[str, typer.Option("--file", "-f", help="The keys file.")]
@@ -62,7 +61,7 @@ def list_tenants(file: _FILE = "keys.json") -> None:
     """List tenants with their limits and numbers of keys."""
     from ostinato.server.keys import read_keys
 
-    table = Table(box=box.SIMPLE, pad_edge=False, header_style="bold")
+    table = FigureTable()
     table.add_column("Tenant", overflow="fold")
     for name in ("Keys", "Quota", "Guaranteed", "Priority", "At once", "Per minute"):
         table.add_column(name, justify="right")

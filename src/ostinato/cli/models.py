@@ -4,12 +4,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
-from rich.table import Table
 
 from ostinato.cli._config_source import embedded_folder, load_config
+from ostinato.cli._tables import FigureTable
 from ostinato.engine.settings import DEFAULT_MODEL
 from ostinato.lab.kv_bytes import kv_bytes
 from ostinato.lab.quantities import write_bytes
@@ -39,7 +38,7 @@ def _list_by_default(context: typer.Context) -> None:
 @app.command("list")
 def list_models() -> None:
     """List the models that are known by name, as without a command."""
-    table = Table(box=box.SIMPLE, pad_edge=False, header_style="bold")
+    table = FigureTable()
     table.add_column("Model")
     table.add_column("On disk", justify="right")
     table.add_column("KV per token", justify="right")

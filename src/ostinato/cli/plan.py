@@ -8,9 +8,7 @@ from typing import cast
 
 import numpy as np
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from ostinato.cli import _trace_source as source
@@ -18,6 +16,7 @@ from ostinato.cli._config_source import load_config
 from ostinato.cli._cost_options import CostOptions, MachineOptions
 from ostinato.cli._option_groups import option
 from ostinato.cli._report_folder import list_written, open_folder, unwritable
+from ostinato.cli._tables import FigureTable
 from ostinato.core.config import one_of
 from ostinato.core.errors import ConfigError
 from ostinato.hybrid.pool_sizes import TOKENS_PER_CHECKPOINT
@@ -167,9 +166,10 @@ def _print(report: PlanReport) -> None:
     console = Console()
     title = Text("\n").append(report.trace.name, style="bold")
     console.print(title.append(f": {source.describe(report.trace)}."))
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    table = FigureTable(has_rule=True)
     for heading in _headings(report):
-        table.add_column(heading, justify="right", no_wrap=bool(heading))
+        is_figure = bool(heading)
+        table.add_column(heading, justify="right" if is_figure else "left", no_wrap=is_figure)
     plan = report.plan
     for choice, row in zip((None, *plan.options), _rows(report), strict=True):
         style = "bold" if choice is not None and choice in (plan.knee, plan.best) else ""

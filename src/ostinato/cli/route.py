@@ -8,11 +8,11 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from ostinato.cli._admin_client import AdminClient, NoServer
 from ostinato.cli._option_groups import GroupedTyper, grouped, option
+from ostinato.cli._tables import FigureTable
 from ostinato.cli.cache import AsJson
 from ostinato.cli.keys import note_on_callers
 from ostinato.core.errors import ConfigError
@@ -133,10 +133,12 @@ def status(
     if as_json:
         typer.echo(json.dumps(answer, indent=2))
         return
-    table = Table(title=f"Workers, policy {answer['policy']}", title_justify="left")
+    table = FigureTable()
     table.add_column("worker", no_wrap=True)
-    for heading in ("health", "cache known", "running", "cached", "hits", "computed"):
+    for heading in ("health", "cache known"):
         table.add_column(heading)
+    for heading in ("running", "cached", "hits", "computed"):
+        table.add_column(heading, justify="right")
     for row in answer["workers"]:
         health = "draining" if row["is_draining"] else row["trouble"] or "well"
         heard = row["state"] if row["is_well"] else f"{row['state']} when last heard"
@@ -145,7 +147,7 @@ def status(
         table.add_row(
             row["name"], health, known, *(f"{n:,}" for n in counts), f"{row['computed_tokens']:,}"
         )
-    Console().print(table)
+    Console().print(f"Workers, policy {answer['policy']}:", table, sep="\n", highlight=False)
 
 
 def _workers(client: AdminClient, deadline_s: float) -> dict[str, Any]:

@@ -4,12 +4,12 @@ import json
 from collections.abc import Iterator
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from ostinato.cli._option_groups import option
+from ostinato.cli._tables import FigureTable
 from ostinato.lab.quantities import count
 from ostinato.lab.savings import (
     Reuse,
@@ -53,7 +53,7 @@ def _title(workload: Workload) -> Text:
 
 def _table(workload: Workload) -> Table:
     """Print one row per kind of cache."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, header_style="bold")
+    table = FigureTable(has_rule=True, is_tight=True)
     table.add_column("", no_wrap=True)
     for column in (
         "each\nfinds",

@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from ostinato.cli._config_source import load_config
 from ostinato.cli._option_groups import option
+from ostinato.cli._tables import FigureTable
 from ostinato.core.config import SchedulerConfig, at_least
 from ostinato.hybrid.pool_sizes import split_states
 from ostinato.lab.image_tokens import encoder_weights, image_tokens, output_values, read_size
@@ -128,7 +128,7 @@ def _layers_table(size: KVBytes) -> Table:
         total = write_bytes(size.state_bytes)
         columns["State"] = (lambda group: _or_dash(group.state_bytes, write_bytes), total)
     several = len(size.groups) > 1
-    table = Table(box=box.SIMPLE, pad_edge=False, header_style="bold", show_footer=several)
+    table = FigureTable(show_footer=several)
     for name, (_, total) in columns.items():
         table.add_column(
             name, total, justify="left" if name == "Kind" else "right", overflow="fold"
@@ -162,7 +162,7 @@ def _or_dash(number: int | None, write: Callable[[int], str]) -> str:
 def _sum_table(question: Question, size: KVBytes) -> Table:
     """Print one column per way of keeping KV."""
     ways = list(_ways(size))
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    table = FigureTable(has_rule=True)
     table.add_column("")
     for title, _ in ways:
         table.add_column(title, justify="right", overflow="fold")
