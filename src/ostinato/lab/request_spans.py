@@ -137,7 +137,7 @@ def _of_observation(observation: Record) -> list[Record]:
     if isinstance(body.get("messages"), list):
         body["messages"] = [_of_langchain(message) for message in body["messages"]]
     names = ("modelParameters", "model_parameters")
-    parameters = next((_json(observation[n]) for n in names if observation.get(n)), {})
+    parameters: Any = next((_json(observation[n]) for n in names if observation.get(n)), {})
     model = observation.get("model") or observation.get("provided_model_name")
     body = {**_of_parameters(parameters), **({"model": model} if model else {}), **body}
     user = observation.get("userId") or observation.get("user_id")
@@ -211,7 +211,7 @@ def _attributes(span: Record) -> Record:
 
 def _otlp_value(value: Mapping[str, Any]) -> Any:
     """Return a value of OTLP's JSON."""
-    [(kind, inner)] = value.items() if len(value) == 1 else [("", None)]
+    kind, inner = next(iter(value.items()), ("", {}))
     if kind == "arrayValue":
         return [_otlp_value(each) for each in inner.get("values") or ()]
     if kind == "kvlistValue":
