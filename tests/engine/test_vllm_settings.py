@@ -82,9 +82,9 @@ def test_vllms_class_of_settings_is_taken_by_both_faces(checkpoints: Checkpoints
 
     with LLM(**asdict(args)) as llm:
         assert llm.engine.config.num_blocks == 16
-    llm = AsyncLLM.from_engine_args(AsyncEngineArgs(model=args.model, num_blocks=8))
-    assert llm.engine.config.num_blocks == 8
-    llm.shutdown()
+    served = AsyncLLM.from_engine_args(AsyncEngineArgs(model=args.model, num_blocks=8))
+    assert served.engine.config.num_blocks == 8
+    served.shutdown()
     with pytest.raises(ConfigError, match="did you mean 'max_num_seqs'"):
         EngineArgs(max_num_seq=3)
 
@@ -96,9 +96,11 @@ def test_programs_of_vllm_find_its_modules_here():
     from ostinato.sampling_params import StructuredOutputsParams
 
     assert LoRARequest is ostinato.LoRARequest
-    assert StructuredOutputsParams(choice=["a"], disable_any_whitespace=False).kind == "choice"
+    harmless: dict[str, Any] = {"choice": ["a"], "disable_any_whitespace": False}
+    assert StructuredOutputsParams(**harmless).kind == "choice"
+    other: dict[str, Any] = {"json": {}, "disable_additional_properties": True}
     with pytest.raises(InvalidSamplingParams, match="additionalProperties"):
-        StructuredOutputsParams(json={}, disable_additional_properties=True)
+        StructuredOutputsParams(**other)
     assert TextPrompt(prompt="a") == {"prompt": "a"}
     assert TokensPrompt(prompt_token_ids=[1]) == {"prompt_token_ids": [1]}
 

@@ -9,7 +9,7 @@ in full, and its fourth test evicts the root, which makes all other blocks unrea
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -100,7 +100,12 @@ def run_examples(index: str) -> list[list[Outcome]]:
     from ostinato import LLM
 
     # Blocks of a few letters are for the eye; the native library takes multiples of 16.
-    small = {"dtype": "float32", "block_size": BLOCK_SIZE, "attention": "torch", "index": index}
+    small: dict[str, Any] = {
+        "dtype": "float32",
+        "block_size": BLOCK_SIZE,
+        "attention": "torch",
+        "index": index,
+    }
     pools = {
         num_blocks: LLM(num_blocks=num_blocks, **small)
         for num_blocks in {example.num_blocks for example in EXAMPLES}

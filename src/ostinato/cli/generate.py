@@ -75,7 +75,8 @@ def run(
     if prompt in KNOWN_MODELS and model == DEFAULT_MODEL:
         from ostinato.runner.model_resolver import resolve_model
 
-        prompt, model = None, prompt
+        model = prompt
+        prompt = None
         resolve_model(model)
     text = _read(prompt)
     params = sampling.params(

@@ -211,7 +211,8 @@ def _attributes(span: Record) -> Record:
 
 def _otlp_value(value: Mapping[str, Any]) -> Any:
     """Return a value of OTLP's JSON."""
-    kind, inner = next(iter(value.items()), ("", {}))
+    pairs: list[tuple[str, Any]] = [*value.items(), ("", None)]
+    kind, inner = pairs[0]
     if kind == "arrayValue":
         return [_otlp_value(each) for each in inner.get("values") or ()]
     if kind == "kvlistValue":

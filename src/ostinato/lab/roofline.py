@@ -141,11 +141,11 @@ class RooflineCost:
     def prefill_s(self, num_tokens: PerRequest, num_cached: PerRequest) -> PerRequest:
         """Return the time of prompts after their hits, in compute-bound steps."""
         computed = num_tokens - num_cached
-        seconds = self._products_s(computed, 1.0)
+        seconds = computed * (self._token_s + self._exchange_s) + self._sample_s
         for group in self.model.groups:
             pairs = group.pairs(num_tokens, num_cached)
             seconds = seconds + group.pair_flops * pairs / self._flops
-        return seconds + computed * self._exchange_s
+        return seconds
 
     def decode_s(self, num_tokens: PerRequest, num_new: PerRequest) -> PerRequest:
         """Return the time of answers after prompts, in batches as large as memory allows."""
@@ -165,16 +165,21 @@ class RooflineCost:
 
     def _matrices_s(self, num_tokens: float, num_sampled: float) -> float:
         read_s = self.model.read_bytes(num_tokens) / self._bandwidth
-        products_s = float(self._products_s(num_tokens, num_sampled))
+        products_s = num_tokens * self._token_s + num_sampled * self._sample_s
         return max(products_s, read_s) + num_tokens * self._exchange_s
 
-    def _products_s(self, num_tokens: PerRequest | float, num_sampled: float) -> PerRequest:
-        """Return the time of the arithmetic of all matrices; experts reach a share of their own."""
+    @property
+    def _token_s(self) -> float:
+        """Arithmetic of a token in the layers' matrices; experts reach a share of their own."""
         weights = self.model.weights
         routed = weights.per_token - weights.dense
         slower = 1.0 if self.machine.compute_share is not None else DENSE_SHARE / MOE_SHARE
-        per_token = 2.0 * (weights.dense + routed * slower)
-        return (per_token * num_tokens + 2.0 * weights.head * num_sampled) / self._flops
+        return 2.0 * (weights.dense + routed * slower) / self._flops
+
+    @property
+    def _sample_s(self) -> float:
+        """Arithmetic of a token in the head."""
+        return 2.0 * self.model.weights.head / self._flops
 
     def _kv_read_s(self, group: AttentionGroup, num_keys: PerRequest) -> PerRequest:
         return num_keys * (group.token_bytes * self.kv_copies / self._bandwidth)
