@@ -4,14 +4,16 @@ import json
 import signal
 import socket
 from pathlib import Path
+from unittest import mock
 
 import httpx
 import openai
 
 from ostinato.runner.model_resolver import resolve_model
+from ostinato.server.state import ServerState
 from tests.support.adapters import save_adapter
 from tests.support.served_process import served
-from tests.support.servers import events_of
+from tests.support.servers import events_of, serving
 from tests.support.waiting import wait_until
 
 from .terminal import Terminal
@@ -92,14 +94,22 @@ def test_a_wrong_setting_of_the_engine_is_refused_by_name(terminal: Terminal):
     assert "order='best'" in terminal.refuse("serve", "--order", "best", "--port", "0")
 
 
+def answer_bard(state: ServerState, *_: object) -> None:
+    """Ask a server for its models, without its key and with it."""
+    with serving(state) as url, httpx.Client(base_url=url) as http:
+        assert http.get("/v1/models").status_code == 401
+        answer = http.get("/v1/models", headers={"authorization": "Bearer sesame"})
+        assert [card["id"] for card in answer.json()["data"]] == ["bard"]
+    state.llm.shutdown()
+
+
 def test_vllms_options_name_the_model_and_its_one_key(terminal: Terminal):
     """``--gpu-memory-utilization`` means nothing on a CPU."""
     options = ["--served-model-name", "bard", "--api-key", "sesame", "--num-blocks", "16"]
     options += ["--gpu-memory-utilization", "0.9", "--port", "0"]
-    with served(MODEL, *options) as server, httpx.Client(base_url=server.url) as http:
-        assert http.get("/v1/models").status_code == 401
-        answer = http.get("/v1/models", headers={"authorization": "Bearer sesame"})
-        assert [card["id"] for card in answer.json()["data"]] == ["bard"]
+    with mock.patch("ostinato.server.lifecycle.run_server", side_effect=answer_bard):
+        done = terminal.run("serve", MODEL, *options)
+    assert done.exit_code == 0, done.output
     assert "--api-key" in terminal.refuse("serve", "--api-key", "a", "--keys", "keys.json")
     refused = terminal.refuse("serve", "--gpu-memory-utilization", "90", "--port", "0")
     assert "set kv_cache_memory (bytes) or num_blocks" in refused
