@@ -56,6 +56,16 @@ def test_prompts_and_forks_share_what_is_prepared_of_their_lists(
     assert preparations == {"resolve_params": 1, "StopStrings": 1, "prepare": 1}
 
 
+def test_parameters_that_were_changed_between_calls_are_prepared_again(llm: LLM):
+    """They are mutable, as in vLLM: the second call has what they say then."""
+    params = SamplingParams(max_tokens=2, allowed_token_ids=[20])
+    [first] = llm.generate(PROMPTS[:1], params, use_tqdm=False)
+    params.max_tokens, params.allowed_token_ids = 3, [22]
+    [second] = llm.generate(PROMPTS[:1], params, use_tqdm=False)
+    assert list(first.outputs[0].token_ids) == [20, 20]
+    assert list(second.outputs[0].token_ids) == [22, 22, 22]
+
+
 async def test_requests_of_a_server_share_it_too(
     checkpoints: Checkpoints, preparations: Counter[str]
 ):

@@ -2,7 +2,7 @@
 
 A call with a thousand prompts passes one object of parameters. Checking its lists, spelling its bad
 words and preparing its stop strings depends on that object alone, so it is done for the first
-prompt. What was prepared is kept for as long as the object is alive.
+prompt. What was prepared is kept for as long as the object is alive, and until it is changed.
 """
 
 import weakref
@@ -32,8 +32,8 @@ class ParamsPreparer:
 
     def __init__(self, loaded: LoadedModel, max_logprobs: int) -> None:
         self._loaded, self._max_logprobs = loaded, max_logprobs
-        # None for parameters that stay as they are: a reference would keep them alive.
-        self._prepared: dict[int, tuple[SamplingParams | None, StopStrings]] = {}
+        # With a copy of the parameters as they were: callers may change theirs.
+        self._prepared: dict[int, tuple[SamplingParams, PreparedParams]] = {}
 
     def prepare(self, params: SamplingParams) -> PreparedParams:
         """Return prepared parameters; those of an object that was prepared before, at no cost.
@@ -43,12 +43,11 @@ class ParamsPreparer:
             MissingTokenizer: As ``resolve_params``.
         """
         known = self._prepared.get(id(params))
-        if known is None:
-            known = self._prepared[id(params)] = self._resolve(params)
-            weakref.finalize(params, self._prepared.pop, id(params), None).atexit = False
-        resolved, stops = known
-        return PreparedParams(params if resolved is None else resolved, stops)
-
-    def _resolve(self, params: SamplingParams) -> tuple[SamplingParams | None, StopStrings]:
+        if known is not None and known[0] == params:
+            return known[1]
         resolved = resolve_params(params, self._loaded, self._max_logprobs)
-        return None if resolved is params else resolved, StopStrings(resolved.stop)
+        prepared = PreparedParams(resolved, StopStrings(resolved.stop))
+        if known is None:
+            weakref.finalize(params, self._prepared.pop, id(params), None).atexit = False
+        self._prepared[id(params)] = (params.clone(), prepared)
+        return prepared
