@@ -2,9 +2,13 @@
 
 History, counters, events, leases and the ghost are observers, in rooms of their own. Each keeps
 what it needs of a request itself, by ``BlockTable.table_id``.
+
+An observer may fail, the cache may not: the cache finishes its change, logs the error once and
+detaches the observer, which has missed what it was called for and would be wrong from then on.
 """
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,6 +16,8 @@ from ostinato.cache.block import CacheEntry
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.prefix_index import PublishResult, Removal
 from ostinato.core.request import RequestContext
+
+_log = logging.getLogger(__name__)
 
 EvictionCause = Literal["space", "quota", "removed"]
 """For other content, because the owner is above its quota, or by an administrator."""
@@ -71,3 +77,25 @@ class CacheObserver:
 
     def on_clear(self, everything: bool) -> None:
         """The weights have changed, or everything was removed by an administrator."""
+
+
+class Observers:
+    """The observers of one cache, its pools included.
+
+    Attributes:
+        active: Those that are called, in order. It is replaced and never changed.
+    """
+
+    __slots__ = ("active",)
+
+    def __init__(self, observers: Iterable[CacheObserver] = ()) -> None:
+        """Observe with these."""
+        self.active = tuple(observers)
+
+    def detach(self, observer: CacheObserver) -> None:
+        """Log the error that an observer raises right now, and call it no more."""
+        _log.exception(
+            "cache observer %s raised and is detached; the cache goes on without it",
+            type(observer).__name__,
+        )
+        self.active = tuple(other for other in self.active if other is not observer)
