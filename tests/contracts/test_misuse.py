@@ -308,7 +308,7 @@ def test_events_of_a_step_wait_until_it_is_computed(cache):
     settled = []
     observer = CacheObserver()
     observer.on_settle = lambda: settled.append(True)
-    cache.manager.observers.active += (observer,)
+    cache.manager.observers.attach(observer)
     cache.plan("one", "ABCDEFGH")
     cache.manager.release(other, 4)
     assert not settled
@@ -782,7 +782,7 @@ def test_an_observer_that_raises_is_detached_and_the_change_is_finished(
         setattr(later, hook, lambda *_, calls=calls: calls.append(hook))
         if is_broken:
             setattr(observer, hook, fail_to_observe)
-        cache.manager.observers.active += (observer, later)
+        cache.manager.observers.attach(observer, later)
         serve_with_every_event(cache)
         cache.prefix_cache.check()
         assert calls, "those after it are called all the same"

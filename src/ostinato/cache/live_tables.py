@@ -89,7 +89,8 @@ class LiveTables:
                 "the table is not live in this cache: it was released, its step failed (which "
                 "releases its tables), or another cache admitted it; admit the sequence again"
             )
-        self.check_thread()
+        if self.owner != get_ident():
+            self.check_thread()
 
     def check_pinned(self, table: BlockTable) -> None:
         """Raise ReleasedTable if a table is not pinned, or not here."""

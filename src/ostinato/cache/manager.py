@@ -150,7 +150,31 @@ class CacheManager:
             if self.tables.owner != get_ident():
                 self.tables.check_thread()
             self._check_match(key, match)
-            return self._admit(key, match, writes, most_new, context)
+            num_tokens, hit = len(key.tokens), match.num_tokens
+            wanted = num_tokens if most_new is None else min(num_tokens, hit + most_new)
+            room = self._room_to_admit(key, match, wanted)
+            if room <= hit and match.tail is not None:
+                match = replace(match, tail=None)
+                hit = match.num_tokens
+                room = self._room_to_admit(key, match, wanted)
+            if room <= hit:
+                self.check_fits(num_tokens)
+                self._check_wait(key, match)
+                return None
+            may_publish = key.identity.base is None or self._may_publish(key, hit)
+            table = self._hold(key, match)
+            table.writes = writes and may_publish and self.config.enable_prefix_caching
+            table.num_computed = table.num_planned = hit
+            self.tables.add(table)
+            if match.tail is not None or self.tables.step:  # it may hold what the step computes
+                self.tables.step[table] = False
+            for observer in self.observers.on_admit:
+                try:
+                    observer.on_admit(table, context)
+                except Exception:
+                    self.observers.detach(observer)
+            self._allocate_slots(table, num_tokens, room)
+            return table, self._copies_of_tail(table, match) if match.tail is not None else ()
 
     def _check_match(self, key: PrefixKey, match: PrefixMatch) -> None:
         """Raise StaleMatch if a match is not of this key, or not of this cache as it is now."""
@@ -164,40 +188,6 @@ class CacheManager:
             raise StaleMatch(
                 f"the key is of epoch {key.identity.epoch}, the weights of {self.epoch}: rekey it"
             )
-
-    def _admit(
-        self,
-        key: PrefixKey,
-        match: PrefixMatch,
-        writes: bool,
-        most_new: int | None,
-        context: RequestContext,
-    ) -> tuple[BlockTable, tuple[CopyRun, ...]] | None:
-        num_tokens, hit = len(key.tokens), match.num_tokens
-        wanted = num_tokens if most_new is None else min(num_tokens, hit + most_new)
-        room = self._room_to_admit(key, match, wanted)
-        if room <= hit and match.tail is not None:
-            match = replace(match, tail=None)
-            hit = match.num_tokens
-            room = self._room_to_admit(key, match, wanted)
-        if room <= hit:
-            self.check_fits(num_tokens)
-            self._check_wait(key, match)
-            return None
-        may_publish = key.identity.base is None or self._may_publish(key, hit)
-        table = self._hold(key, match)
-        table.writes = writes and may_publish and self.config.enable_prefix_caching
-        table.num_computed = table.num_planned = hit
-        self.tables.add(table)
-        if match.tail is not None or self.tables.step:  # it may hold what the step computes
-            self.tables.step[table] = False
-        for observer in self.observers.active:
-            try:
-                observer.on_admit(table, context)
-            except Exception:
-                self.observers.detach(observer)
-        self._allocate_slots(table, num_tokens, room)
-        return table, self._copies_of_tail(table, match) if match.tail is not None else ()
 
     def _check_wait(self, key: PrefixKey, match: PrefixMatch) -> None:
         """Raise PromptTooLong if no running sequence will free what a prompt lacks."""
@@ -229,13 +219,13 @@ class CacheManager:
 
     def publish(self, table: BlockTable, num_tokens: int) -> None:
         """Make the full blocks among the tokens that this step will have computed findable."""
+        tables = table.live_in
         if (  # a decode that fills no block needs no more than these comparisons
             num_tokens - table.num_planned != 1
-            or not num_tokens % self.block_size
-            or num_tokens > table.num_slots
+            or num_tokens >= table.next_full
             or num_tokens > len(table.key.tokens)
-            or table.live_in is not self.tables
-            or self.tables.owner != get_ident()
+            or tables is not self.tables
+            or tables.owner != get_ident()
         ):
             if num_tokens // self.block_size > table.num_published and table.writes:
                 self.tables.check_publish(table, num_tokens)
@@ -243,6 +233,8 @@ class CacheManager:
                     self._publish(table, num_tokens)
             else:
                 self.tables.check_range(table, num_tokens, "publish", table.num_planned)
+            next_full = num_tokens - num_tokens % self.block_size + self.block_size
+            table.next_full = min(next_full, table.num_slots)
         table.num_planned = num_tokens
 
     def end_of_chunk(
@@ -260,7 +252,8 @@ class CacheManager:
     def commit(self) -> None:
         """Note that the step has run: what its tables have published is computed."""
         with self._lock:
-            self.tables.check_thread()
+            if self.tables.owner != get_ident():
+                self.tables.check_thread()
             for table in self.tables.live.values():
                 table.num_computed = table.num_planned
             for table in self._end_step():
@@ -324,7 +317,7 @@ class CacheManager:
                 self.tables.step[each] = (
                     True  # the parent keeps its place: others may have found it
                 )
-            for observer in self.observers.active:
+            for observer in self.observers.on_fork:
                 try:
                     observer.on_fork(table, child)
                 except Exception:
@@ -339,7 +332,7 @@ class CacheManager:
         with self._lock:
             if self.tables.owner != get_ident():
                 self.tables.check_thread()
-            for observer in self.observers.active:
+            for observer in self.observers.on_step:
                 try:
                     observer.on_step(self.unpin)
                 except Exception:
@@ -347,7 +340,7 @@ class CacheManager:
 
     def settle(self) -> None:
         """Tell observers that a step or an operation between steps is complete."""
-        for observer in () if self.tables.is_publishing else self.observers.active:
+        for observer in () if self.tables.is_publishing else self.observers.on_settle:
             try:
                 observer.on_settle()
             except Exception:
@@ -407,7 +400,7 @@ class CacheManager:
 
     def cleared(self, everything: bool) -> None:
         """Tell observers that the weights have changed, or that everything was removed."""
-        for observer in self.observers.active:
+        for observer in self.observers.on_clear:
             try:
                 observer.on_clear(everything)
             except Exception:
@@ -543,7 +536,7 @@ class CacheManager:
         fresh = first + len(result.duplicates)  # they come before new content
         if fresh < last and table.first_published is None:
             table.first_published = fresh
-        for observer in self.observers.active:
+        for observer in self.observers.on_publish:
             try:
                 observer.on_publish(table, first, last, result)
             except Exception:
@@ -569,7 +562,7 @@ class CacheManager:
         if table.first_published is not None:
             table.num_published, table.first_published = table.first_published, None
             table.path, removal = self.index.retract(table.path, table.num_published)
-            for observer in self.observers.active:
+            for observer in self.observers.on_retract:
                 try:
                     observer.on_retract(table, removal)
                 except Exception:
@@ -606,7 +599,7 @@ class CacheManager:
         if table.duplicates or len(table.blocks) > table.num_published:
             self.pool.free(table.private_blocks, table.tenant)
         findable = num_tokens if sealed else table.num_published * self.block_size
-        for observer in self.observers.active:
+        for observer in self.observers.on_release:
             try:
                 observer.on_release(table, num_tokens, findable, sealed)
             except Exception:

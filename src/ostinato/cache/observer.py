@@ -80,17 +80,30 @@ class CacheObserver:
 
 
 class Observers:
-    """The observers of one cache, its pools included.
+    """The observers of one cache, its pools included; those of a hook are the ones that have it.
 
     Attributes:
-        active: Those that are called, in order. It is replaced and never changed.
+        active: All that are not detached, in order.
     """
 
-    __slots__ = ("active",)
+    on_step: tuple[CacheObserver, ...]
+    on_admit: tuple[CacheObserver, ...]
+    on_fork: tuple[CacheObserver, ...]
+    on_publish: tuple[CacheObserver, ...]
+    on_retract: tuple[CacheObserver, ...]
+    on_evict: tuple[CacheObserver, ...]
+    on_reuse: tuple[CacheObserver, ...]
+    on_release: tuple[CacheObserver, ...]
+    on_settle: tuple[CacheObserver, ...]
+    on_clear: tuple[CacheObserver, ...]
 
     def __init__(self, observers: Iterable[CacheObserver] = ()) -> None:
         """Observe with these."""
-        self.active = tuple(observers)
+        self._set(tuple(observers))
+
+    def attach(self, *observers: CacheObserver) -> None:
+        """Call these after the others."""
+        self._set((*self.active, *observers))
 
     def detach(self, observer: CacheObserver) -> None:
         """Log the error that an observer raises right now, and call it no more."""
@@ -98,4 +111,12 @@ class Observers:
             "cache observer %s raised and is detached; the cache goes on without it",
             type(observer).__name__,
         )
-        self.active = tuple(other for other in self.active if other is not observer)
+        self._set(tuple(other for other in self.active if other is not observer))
+
+    def _set(self, observers: tuple[CacheObserver, ...]) -> None:
+        """Sort observers by hook: each has few of the hooks."""
+        self.active = observers
+        for hook in (name for name in vars(CacheObserver) if name.startswith("on_")):
+            default = getattr(CacheObserver, hook)
+            own = [o for o in observers if getattr(getattr(o, hook), "__func__", None) != default]
+            setattr(self, hook, tuple(own))

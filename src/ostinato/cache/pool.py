@@ -152,7 +152,7 @@ class BlockPool:
         """Evict the last blocks of an evictable leaf; they are still charged to its owner."""
         self.shares.policy_of(entry.identity.owner).evict(entry, num_blocks)
         removal = contents.evict(entry, num_blocks)
-        if observers := self._observers.active:
+        if observers := self._observers.on_evict:
             eviction = Eviction(cause, entry, removal, table, self._group)
             for observer in observers:
                 try:
@@ -174,7 +174,7 @@ class BlockPool:
             policy.remove(some)
         for entry in idle:
             entry.uses += 1
-        for observer in () if self._group else self._observers.active:
+        for observer in () if self._group else self._observers.on_reuse:
             try:
                 observer.on_reuse(idle, self.num_allocated)
             except Exception:

@@ -9,6 +9,7 @@ from dataclasses import fields
 from itertools import zip_longest
 from typing import Any
 
+from ostinato.cache.block import CacheEntry
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.manager import CacheManager
 from ostinato.cache.observer import Observers
@@ -107,6 +108,14 @@ class HybridCacheManager(CacheManager):
             return super().deepest_hit(table, key, num_tokens)
         return self._cuts.deepest_state(table, num_tokens)
 
+    def remove(self, belongs: Callable[[CacheEntry], bool]) -> int:
+        """Free every evictable block whose entry matches; return how many."""
+        with self._lock:
+            num_blocks = super().remove(belongs)
+            for group in self.layer_groups:
+                group.blocks_removed()
+            return num_blocks
+
     def _pairs(self, table: BlockTable) -> "zip[tuple[LayerGroup, Any]]":
         """Return each group beside full attention with what a table holds in it."""
         return zip(self.layer_groups, table.held, strict=True)
@@ -172,7 +181,7 @@ class HybridCacheManager(CacheManager):
         super()._publish(table, num_tokens)
         for number, (group, held) in enumerate(self._pairs(table), 1):
             for place, is_new in group.publish(table, held, num_tokens):
-                for observer in self.observers.active:
+                for observer in self.observers.on_publish:
                     try:
                         observer.on_publish(
                             table, place, place + 1, _NEW if is_new else _KNOWN, number
@@ -194,7 +203,7 @@ class HybridCacheManager(CacheManager):
         super()._retract(table)
         for number, (group, held) in enumerate(self._pairs(table), 1):
             if (removed := group.retract(held)) is not None:
-                for observer in self.observers.active:
+                for observer in self.observers.on_retract:
                     try:
                         observer.on_retract(table, removed, number)
                     except Exception:
