@@ -395,7 +395,7 @@ class CacheManager:
             self.cleared(everything=False)
             self._num_stale_tables = len(self.tables.live) + len(self.tables.pinned)
             for pool in self.pools:
-                pool.watches_released = bool(self._num_stale_tables)
+                pool.stale_before = self.epoch if self._num_stale_tables else 0
             self.remove(lambda entry: entry.identity.epoch < self.epoch)
 
     def cleared(self, everything: bool) -> None:
@@ -611,11 +611,11 @@ class CacheManager:
         self._release_path(table)
         self.tables.remove(table)
         if table.key.identity.epoch < self.epoch:
-            self._remove_released()
+            self._remove_stale()
 
-    def _remove_released(self) -> None:
-        """Remove what tables of old weights have released; the last of them ends the watch."""
+    def _remove_stale(self) -> None:
+        """Remove what tables of old weights have released; with the last of them, all is gone."""
         self._num_stale_tables -= 1
         for pool, contents in zip(self.pools, self.contents, strict=True):
-            pool.remove_released(lambda entry: entry.identity.epoch < self.epoch, contents)
-            pool.watches_released = bool(self._num_stale_tables)
+            pool.remove_stale(contents)
+            pool.stale_before = self.epoch if self._num_stale_tables else 0

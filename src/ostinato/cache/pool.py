@@ -40,8 +40,8 @@ class BlockPool:
         self.num_blocks, self.shares, self.now = num_blocks, shares, clock
         self.num_allocated = 0
         self._observers, self._group = observers, group
-        self.watches_released = False  # whether to note what is released, for remove_released
-        self._released: list[CacheEntry] = []
+        self.stale_before = 0  # entries of older epochs are noted when they are released; 0: none
+        self._stale: list[CacheEntry] = []
         self._tick = 0
         self._unused = array("i", range(num_blocks - 1, -1, -1))  # allocated from the end on
 
@@ -110,15 +110,13 @@ class BlockPool:
             policy.erase(belongs)
         return count
 
-    def remove_released(self, belongs: Callable[[CacheEntry], bool], contents: Contents) -> None:
-        """Free what was released since the last call, is idle and matches; no others are visited.
+    def remove_stale(self, contents: Contents) -> None:
+        """Free what was released since the last call, is idle and of stale weights.
 
         Policies may remember it until they need the room: no key of its identity is admitted.
         """
-        released, self._released = self._released, []
-        self._remove(
-            [e for e in released if e.num_blocks and not e.ref_count and belongs(e)], contents
-        )
+        released, self._stale = self._stale, []
+        self._remove([e for e in released if e.num_blocks and not e.ref_count], contents)
 
     def _remove(self, waiting: list[CacheEntry], contents: Contents) -> int:
         """Evict idle entries, leaves first; return how many blocks became free."""
@@ -197,8 +195,8 @@ class BlockPool:
                 tick += 1
                 entry.idle_tick, entry.idle_since_s, entry.idle_allocated = tick, now_s, moment
             self._tick = tick
-            if self.watches_released:
-                self._released += idle
+            if self.stale_before:
+                self._stale += [e for e in idle if e.identity.epoch < self.stale_before]
             for policy, some in self.shares.by_policy(idle):
                 policy.add(some, summary)
 
