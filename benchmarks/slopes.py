@@ -74,7 +74,7 @@ def release_of_old_weights(num_blocks: int) -> int:
     """Release a sequence of old weights beside blocks that the new ones have computed."""
     cache = make_cache(num_blocks + 2, BlockShares(LeastRecentlyUsed()))
     key = PrefixKey(Identity(), [7] * BLOCK_SIZE)
-    table, _ = cache.admit(key, cache.match(key))  # type: ignore[misc]
+    table, _ = cache.admit(key, cache.match(key))
     cache.publish(table, BLOCK_SIZE)
     cache.commit()
     cache.new_epoch()
@@ -121,7 +121,7 @@ def make_cache(num_blocks: int, shares: BlockShares) -> CacheManager:
 def serve(cache: CacheManager, prompt: list[int], tenant: bytes, epoch: int = 0) -> None:
     """Take one prompt through the cache."""
     key = PrefixKey(Identity(tenant=tenant, epoch=epoch), prompt)
-    table, _ = cache.admit(key, cache.match(key))  # type: ignore[misc]
+    table, _ = cache.admit(key, cache.match(key))
     cache.publish(table, len(prompt))
     cache.commit()
     cache.release(table, len(prompt))

@@ -1,6 +1,7 @@
 """What is promised to stay, for how long, and what a promise may cost others."""
 
 from array import array
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,6 +17,7 @@ from ostinato.tenants.terms import (
     ANTHROPIC_5M,
     OPENAI_24H,
     PINNED,
+    LeaseId,
     LeaseReceipt,
     LeaseStatus,
     LeaseTerms,
@@ -275,7 +277,8 @@ def block_table(blocks: list[int]) -> BlockTable:
 @given(st.lists(st.tuples(st.sampled_from("olhhrc"), st.integers(1, 6)), max_size=60))
 def test_leases_live_exactly_as_long_as_a_list_of_times_says(steps):
     """Open with and without refresh, hit, close and wait, in any order."""
-    now, book, model = [0], LeaseBook(lambda: float(now[0])), {}
+    now, model = [0], dict[LeaseId, Any]()
+    book = LeaseBook(lambda: float(now[0]))
     for what, number in steps:
         blocks = LEASED[number - 1]
         if what in "ol":

@@ -109,6 +109,7 @@ class LayerGroup(Contents, Protocol):
 
     def blocks_removed(self) -> None:
         """Evict what cannot hit any more, now that blocks of full attention were removed."""
+        return None
 
     def check(self, every: list[Any]) -> None:
         """Assert the group's invariants, given all that is held in it."""

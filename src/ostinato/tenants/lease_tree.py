@@ -90,7 +90,10 @@ class LeaseTree:
             insort(self._lengths, len(blocks))
         self._counts[len(blocks)] = self._counts.get(len(blocks), 0) + 1
         siblings = self._siblings(prefix)
-        longer = [p for p in siblings if p.blocks[len(blocks) - 1 : len(blocks)] == blocks[-1:]]
+        may_be_longer = siblings if len(blocks) < self._lengths[-1] else ()
+        longer = [
+            p for p in may_be_longer if p.blocks[len(blocks) - 1 : len(blocks)] == blocks[-1:]
+        ]
         if longer and above is not None:
             above.last_used_s()  # what is new of them is no longer its news
         for other in longer:
