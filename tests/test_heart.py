@@ -1,4 +1,4 @@
-"""The heart stays a heart: small rooms, and few files on the way of one admission."""
+"""Budgets of the heart: code lines by room; files and calls of one warm admission."""
 
 import sys
 from array import array
@@ -16,15 +16,67 @@ from ostinato.core.request import Request
 from ostinato.core.sampling_params import SamplingParams
 from ostinato.sched.scheduler import Scheduler
 
-SOURCE = Path(__file__).parents[1] / "src/ostinato"
-BUDGETS = {"core": 836, "cache": 1_963, "sched": 803}
-"""Lines, docstrings included; a room that needs more gives something to a satellite first."""
+ROOT = Path(__file__).parents[1]
+BUDGETS = {"core": 430, "cache": 1_320, "sched": 515}
+"""Code lines: without blank lines, comments and docstrings, so that explaining costs nothing."""
+
+
+def code_lines(folder: Path) -> int:
+    """Count the lines of code of all Python files below a folder."""
+    return sum(map(num_code_lines, (path.read_text() for path in folder.rglob("*.py"))))
+
+
+def num_code_lines(source: str) -> int:
+    """Count the lines that are neither blank nor a comment nor of a docstring.
+
+    A docstring is a text in three quotes that begins its line; a tokenizer would take 200 times as
+    long.
+    """
+    count, is_in_text, is_docstring = 0, False, False
+    for line in map(str.strip, source.splitlines()):
+        if not is_in_text:
+            is_docstring = line.startswith('"""')
+        if line and not is_docstring and (is_in_text or not line.startswith("#")):
+            count += 1
+        is_in_text ^= line.count('"""') % 2 == 1
+    return count
+
+
+def test_code_lines_are_those_without_blanks_comments_and_docstrings():
+    source = '''
+"""What it is.
+
+In two paragraphs."""
+
+import os  # needed
+
+LIMIT = 3
+"""Of what."""
+
+
+def text() -> str:
+    """Return it."""
+    # nothing else
+    return """two
+lines"""
+'''
+    assert num_code_lines(source) == 5
 
 
 @pytest.mark.parametrize("room", BUDGETS)
-def test_a_room_of_the_heart_stays_within_its_lines(room: str):
-    lines = sum(len(path.read_text().splitlines()) for path in (SOURCE / room).glob("*.py"))
-    assert lines <= BUDGETS[room], f"{room} has {lines} lines"
+def test_a_room_of_the_heart_stays_within_its_code_lines(room: str):
+    lines = code_lines(ROOT / "src/ostinato" / room)
+    assert lines <= BUDGETS[room], f"{room} has {lines} code lines"
+
+
+def test_the_size_of_the_whole_is_printed(capsys: pytest.CaptureFixture[str]):
+    """Without a bound: the rooms of the heart have one, and the others' sizes are for review."""
+    rooms = [path for path in (ROOT / "src/ostinato").iterdir() if any(path.glob("*.py"))]
+    sizes = {f"src/ostinato/{room.name}": code_lines(room) for room in sorted(rooms)}
+    sizes |= {f"all of {name}": code_lines(ROOT / name) for name in ("src", "tests", "benchmarks")}
+    with capsys.disabled():
+        print("\ncode lines:", ", ".join(f"{name} {size:,}" for name, size in sizes.items()))
+    assert sizes["all of src"] > sum(BUDGETS.values())
 
 
 def serve(scheduler: Scheduler, name: str, prompt: str) -> None:
@@ -65,6 +117,7 @@ def test_a_warm_admission_goes_through_few_files_and_calls():
     assert plan.num_tokens == 3, "six of nine tokens hit"
     scheduler.commit(answer(plan))
     names = sorted(file.rpartition("/")[2] for file in files)
+    print(f"{len(names)} files, {sum(calls.values())} calls between them")
     assert len(names) <= MOST_FILES, names
     assert sum(calls.values()) <= MOST_CALLS, calls
 

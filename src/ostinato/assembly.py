@@ -7,7 +7,7 @@ from functools import partial
 
 from ostinato.cache.eviction import BlockShares, EvictionPolicy, PolicyFactory
 from ostinato.cache.manager import CacheManager
-from ostinato.cache.observer import CacheObserver
+from ostinato.cache.observer import CacheObserver, Observers
 from ostinato.cache.pool import BlockPool
 from ostinato.cache.radix_index import RadixIndex
 from ostinato.core.config import SchedulerConfig
@@ -179,7 +179,7 @@ def make_manager(
     def make_hash_index(pool: BlockPool, block_size: int) -> HashIndex:
         return HashIndex(pool, BlockHasher(block_size, function), keeps_copies=not has_states)
 
-    def make_groups(observers: Sequence[CacheObserver], copies: StateCopies) -> list[LayerGroup]:
+    def make_groups(observers: Observers, copies: StateCopies) -> list[LayerGroup]:
         hasher, groups = BlockHasher(config.block_size, sha256), list[LayerGroup]()
         for group, window in enumerate(config.windows, 1):
             least = window_blocks(window.window, config.block_size)
@@ -202,7 +202,7 @@ def make_manager(
 def make_states(
     config: PrefixCacheConfig,
     clock: Clock,
-    observers: Sequence[CacheObserver],
+    observers: Observers,
     copies: StateCopies,
     hasher: BlockHasher,
     orphans: OrphanObserver,
@@ -230,7 +230,7 @@ def make_group_pool(
     num_blocks: int,
     least: int,
     clock: Clock,
-    observers: Sequence[CacheObserver],
+    observers: Observers,
     group: int,
 ) -> BlockPool:
     """Make the pool of a window or of states; tenants have the same share of it as of group 0's.

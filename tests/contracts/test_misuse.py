@@ -1,6 +1,11 @@
 """Calls in a wrong order are refused with a typed error, and change nothing."""
 
+import contextlib
+import sys
 import threading
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,7 +25,7 @@ from ostinato.core.errors import (
 )
 from ostinato.core.identity import Identity
 from ostinato.errors import CacheInUse
-from ostinato.settings import StateConfig, WindowConfig
+from ostinato.settings import StateConfig, TenantShare, WindowConfig
 from ostinato.tenants.terms import PINNED
 from tests.support.cache_views import prefix_key, windows_of
 from tests.support.tiny_cache import TinyCache, tiny_cache
@@ -245,6 +250,28 @@ def test_a_publisher_that_computes_more_without_a_full_block_keeps_its_place(cac
     assert cache.match("ABCDEFGHI").num_tokens == 0
 
 
+@pytest.mark.parametrize("first", ["admitted first", "published first"])
+def test_a_failed_step_releases_what_was_admitted_in_it_and_not_published(cache, first):
+    """Nothing will compute it: an embedder's ``except`` calls ``fail``, and has no other table."""
+    if first == "published first":
+        cache.plan("other", "abcdefgh")
+    key = prefix_key("ABCDEFGH")
+    table, _ = cache.manager.admit(key, cache.manager.match(key))
+    if first == "admitted first":
+        cache.plan("other", "abcdefgh")
+    cache.manager.fail()
+    refused(cache, ReleasedTable, lambda: cache.manager.release(table, 0))
+    assert cache.manager.pool.num_free == 8, "law 9"
+
+
+def test_a_failed_step_releases_what_was_only_admitted(cache):
+    key = prefix_key("ABCDEFGH")
+    table, _ = cache.manager.admit(key, cache.manager.match(key))
+    cache.manager.fail()
+    refused(cache, ReleasedTable, lambda: cache.manager.release(table, 0))
+    assert not cache.manager.num_live_tables
+
+
 def test_a_failed_step_leaves_those_that_are_not_in_it(cache):
     other = cache.admit("other", "QRST").table
     cache.plan("one", "ABCDEFGH")
@@ -281,7 +308,7 @@ def test_events_of_a_step_wait_until_it_is_computed(cache):
     settled = []
     observer = CacheObserver()
     observer.on_settle = lambda: settled.append(True)
-    cache.manager.observers += (observer,)
+    cache.manager.observers.attach(observer)
     cache.plan("one", "ABCDEFGH")
     cache.manager.release(other, 4)
     assert not settled
@@ -349,6 +376,13 @@ def test_a_key_of_old_weights_is_not_admitted(cache):
     key = cache.manager.rekey(key)
     table, _ = cache.manager.admit(key, cache.manager.match(key))
     assert table.num_cached_tokens == 0
+
+
+def test_a_key_of_later_weights_is_not_admitted(cache):
+    """What it computes under these weights would be hit under those."""
+    key = prefix_key("ABCDEFGHI", epoch=1)
+    match = cache.manager.match(key)
+    refused(cache, StaleMatch, lambda: cache.manager.admit(key, match), "epoch 1, the weights of 0")
 
 
 def test_what_is_pinned_under_old_weights_is_removed_once_it_is_unpinned(cache):
@@ -469,6 +503,28 @@ def test_a_prompt_that_can_never_fit_is_not_the_same_as_not_now(index):
         lambda: cache.manager.admit(long, cache.manager.match(long)),
         "9 tokens and needs 3 blocks of 4, but the pool has 2",
     )
+
+
+@pytest.mark.parametrize("layers", ["full attention", "windows"], indirect=True)
+def test_a_prompt_that_waits_for_pinned_blocks_alone_is_refused(cache):
+    """All blocks but its last are cached and pinned: nothing runs that would ever free another."""
+    prompt = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdef"
+    cache.serve(prompt)
+    table = cache.manager.pin(prefix_key(prompt), 32)
+    key = prefix_key(prompt)
+    match = cache.manager.match(key)
+    refused(cache, PromptTooLong, lambda: cache.manager.admit(key, match), "1 prefixes are pinned")
+    cache.manager.unpin(table)
+    assert cache.manager.admit(key, cache.manager.match(key)) is not None
+
+
+def test_a_prompt_that_lacks_what_is_guaranteed_to_others_is_refused(index):
+    cache = tiny_cache(4, index=index, tenant_shares={b"a": TenantShare(guaranteed=2)})
+    cache.serve("ABCDEFGH", tenant=b"a")
+    key = prefix_key("QRSTUVWXY")
+    refused(cache, PromptTooLong, lambda: cache.manager.admit(key, cache.manager.match(key)))
+    assert cache.admit("own", "QRSTUVWXY", tenant=b"a") is not None
+    assert cache.manager.admit(key, cache.manager.match(key)) is None, "a running sequence may end"
 
 
 def test_a_prompt_without_tokens_is_not_the_same_as_not_now(cache):
@@ -617,23 +673,142 @@ def test_nothing_is_leased_while_a_window_is_computed_again(layers):
 
 
 def test_another_thread_is_refused_while_tables_are_live(cache):
-    cache.admit("one", "ABCDEFGH")
+    """At every call that would change the cache; with no table live it may go on."""
+    cache.serve("QRSTUVWX")
+    pinned = cache.manager.pin(prefix_key("QRSTUVWX"), 8)
+    table = cache.admit("one", "ABCDEFGHIJKL", upto=5).table
+    manager, key = cache.manager, prefix_key("QRST")
+    calls = {
+        "admit": lambda: manager.admit(key, manager.match(key)),
+        "grow": lambda: manager.grow(table, 13),
+        "publish": lambda: manager.publish(table, 12),
+        "publish a token": lambda: manager.publish(table, 6),
+        "commit": manager.commit,
+        "fail": manager.fail,
+        "release": lambda: manager.release(table, 5),
+        "fork": lambda: manager.fork(table),
+        "begin_step": manager.begin_step,
+        "pin": lambda: manager.pin(key, 4),
+        "unpin": lambda: manager.unpin(pinned),
+        "remove": lambda: manager.remove(lambda entry: True),
+        "new_epoch": manager.new_epoch,
+    }
+    for name, call in calls.items():
+        before = whole_state(manager)
+        assert type(error_in_another_thread(call)) is WrongThread, name
+        assert whole_state(manager) == before, name
+    cache.finish("one")
+    assert error_in_another_thread(calls["admit"]) is None
+
+
+def test_tables_of_a_thread_that_has_ended_may_be_released_by_another(cache):
+    """Else what an embedder's thread held when it died would be held for ever."""
+    tables = []
+    key = prefix_key("ABCDE")
+
+    def admit() -> None:
+        tables.extend(cache.manager.admit(key, cache.manager.match(key))[:1])
+
+    assert error_in_another_thread(admit) is None
+    cache.manager.commit()
+    cache.manager.release(tables[0], 0)
+    cache.prefix_cache.check()
+
+
+def test_threads_that_call_without_a_lock_leave_the_cache_whole(cache):
+    """Each serves prompts as an embedder would; the interpreter switches as often as it can."""
+    served, barrier = Counter[int](), threading.Barrier(4)
+
+    def embed(number: int) -> None:
+        barrier.wait()
+        for turn in range(60):
+            key = prefix_key("ABCD" + chr(97 + turn % 3) * 6 + str(number))
+            with contextlib.suppress(CacheMisuse):
+                admitted = cache.manager.admit(key, cache.manager.match(key))
+                if admitted is not None:
+                    cache.manager.publish(admitted[0], len(key))
+                    cache.manager.commit()
+                    cache.manager.release(admitted[0], len(key))
+                    served[number] += 1
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        errors = errors_in_threads([partial(embed, number) for number in range(4)])
+    finally:
+        sys.setswitchinterval(interval)
+    assert errors == [] and sum(served.values())
+    assert not cache.manager.num_live_tables
+    cache.prefix_cache.check()
+
+
+def errors_in_threads(calls: list[Callable[[], object]]) -> list[Exception]:
+    """Make each call in a thread of its own, all at once; return what they raise."""
     raised: list[Exception] = []
 
-    def intrude() -> None:
-        key = prefix_key("QRST")
+    def run(call: Callable[[], object]) -> None:
         try:
-            cache.manager.admit(key, cache.manager.match(key))
-        except CacheMisuse as error:
+            call()
+        except Exception as error:
             raised.append(error)
 
-    def call_from_another_thread() -> None:
-        thread = threading.Thread(target=intrude)
+    threads = [threading.Thread(target=run, args=(call,)) for call in calls]
+    for thread in threads:
         thread.start()
+    for thread in threads:
         thread.join()
+    return raised
 
-    call_from_another_thread()
-    assert [type(error) for error in raised] == [WrongThread]
-    cache.finish("one")
-    call_from_another_thread()
-    assert len(raised) == 1, "with no table live another thread may go on"
+
+def error_in_another_thread(call: Callable[[], object]) -> Exception | None:
+    """Make a call in another thread; return what it raises."""
+    return next(iter(errors_in_threads([call])), None)
+
+
+# --- observers ------------------------------------------------------------------------------
+
+OBSERVED = [name for name in vars(CacheObserver) if name.startswith("on_")]
+
+
+@pytest.mark.parametrize("hook", OBSERVED)
+def test_an_observer_that_raises_is_detached_and_the_change_is_finished(
+    index, layers, hook, caplog
+):
+    """Two of one cache see the same traffic; the one with a broken observer does the same."""
+    pictures = []
+    for is_broken in (False, True):
+        cache = tiny_cache(8, index=index, **layers)
+        observer, later, calls = CacheObserver(), CacheObserver(), []
+        setattr(later, hook, lambda *_, calls=calls: calls.append(hook))
+        if is_broken:
+            setattr(observer, hook, fail_to_observe)
+        cache.manager.observers.attach(observer, later)
+        serve_with_every_event(cache)
+        cache.prefix_cache.check()
+        assert calls, "those after it are called all the same"
+        assert (observer in cache.manager.observers.active) == (not is_broken)
+        pictures.append((cache.picture(), len(calls)))
+    assert pictures[0] == pictures[1]
+    assert [record.levelname for record in caplog.records] == ["ERROR"], "reported once"
+
+
+def fail_to_observe(*_: object, **__: object) -> None:
+    """Raise, as a broken observer does."""
+    raise RuntimeError("the observer is broken")
+
+
+def serve_with_every_event(cache: TinyCache) -> None:
+    """Admit, fork, publish, reuse, evict, fail and clear."""
+    cache.manager.begin_step()
+    cache.serve("ABCDEFGH")
+    cache.serve("ABCDEFGHI")
+    cache.admit("parent", "ABCDEFGHIJ")
+    cache.fork("parent", "child")
+    cache.commit()
+    for name in ("parent", "child"):
+        cache.finish(name)
+    cache.serve("abcdefghijklmnopqrstuvwxyz")
+    cache.plan("failing", "ABCDEFGH")
+    cache.fail()
+    cache.serve("ABCDEFGH")
+    cache.manager.new_epoch()

@@ -119,7 +119,6 @@ OTHER_IDENTITIES = {
     "tenant": {"tenant": b"somebody"},
     "adapter": {"adapter": b"an adapter's digest"},
     "weights": {"weights": b"other weights"},
-    "epoch": {"epoch": 1},
     "KV format": {"kv_dtype": "float16"},
 }
 

@@ -90,6 +90,18 @@ def test_images_that_overlap_or_leave_the_prompt_are_refused(images):
         PrefixKey(Identity(), [1, 2, 3, 4], images)
 
 
+@pytest.mark.parametrize("fields", [{"tenant": b"ann"}, {"adapter": b"judge"}], ids=str)
+@pytest.mark.parametrize(("start", "is_inside"), [(2, False), (3, True), (5, True), (6, False)])
+def test_an_identity_does_not_begin_inside_an_image(fields, start, is_inside):
+    """Half of the cat would be another tenant's, or computed by another adapter."""
+    identity, cat = Identity(base=Identity(), start=start, **fields), ImageSpan(b"cat", 2, 4)
+    if is_inside:
+        with pytest.raises(RequestError, match=f"begins at token {start}, inside the image at"):
+            PrefixKey(identity, range(10), [cat])
+    else:
+        assert len(PrefixKey(identity, range(10), [cat])) == 10
+
+
 def test_an_extra_tells_an_image_to_each_block_that_it_reaches_into():
     key = PrefixKey(Identity(), range(12), [CAT])
     assert key.block_key(0, 2).extra == key.block_key(5, 8).extra == b""

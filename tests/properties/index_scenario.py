@@ -105,7 +105,7 @@ _ARGUMENTS: Mapping[str, Mapping[str, Choices]] = {
             *[Identity()] * 16,
             Identity(tenant=b"a tenant"),
             Identity(adapter=b"a tenant"),
-            Identity(epoch=1),
+            Identity(weights=b"others"),
         ],
         "reads": [not no for no in rarely(0.07)],
         "writes": [not no for no in rarely(0.07)],

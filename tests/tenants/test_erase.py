@@ -1,11 +1,14 @@
 """Erasing a tenant leaves nothing of it: all that can be reached from the manager is searched."""
 
+from typing import Any, get_args
+
 import pytest
 
+from ostinato.cache.block_table import BlockTable
 from ostinato.core.identity import Identity
 from ostinato.errors import CacheInUse
 from ostinato.observe.events import AllCleared, EventBatch
-from ostinato.settings import TenantShare, WindowConfig
+from ostinato.settings import PolicyName, StateConfig, TenantShare, WindowConfig
 from ostinato.tenants.terms import ANTHROPIC_1H, PINNED, EraseReceipt
 from tests.support.cache_views import prefix_key, windows_of
 from tests.support.memory_search import Traces, search
@@ -24,29 +27,65 @@ def secret(length: int, first: int = 0) -> str:
     return "".join(chr(FIRST_TOKEN + first + i) for i in range(length))
 
 
-def busy_cache(index: str, digest: str = "sha256", windows: tuple[WindowConfig, ...] = ()):
+def busy_cache(index: str, **settings: Any):
     """Return a cache that has the tenant everywhere, and all digests of its prefixes."""
-    cache = tiny_cache(
-        32, index=index, digest=digest, windows=windows, reserved_blocks=8, keep_event_batches=64
-    )
+    settings = {"reserved_blocks": 8, "keep_event_batches": 64, **settings}
+    cache = tiny_cache(32, index=index, **settings)
     digests: set[bytes] = set()
-    for prompt in (secret(10), secret(6) + secret(7, 40), secret(9, 20)):
-        served = cache.serve(prompt, tenant=SALT)
-        digests |= {bytes(d) for memo in served.table.key.digests.values() for d in memo}
-        cache.serve("ABCDEFGHIJ", tenant=b"somebody else")
+    for prompt in (
+        secret(10),
+        secret(6) + secret(7, 40),
+        secret(9, 20),
+        secret(10) + secret(7, 50),
+    ):
+        table = serve_in_two_steps(cache, prompt, tenant=SALT)
+        digests |= {bytes(d) for memo in table.key.digests.values() for d in memo}
+        serve_in_two_steps(cache, "ABCDEFGHIJ", tenant=b"somebody else")
+    for number in range(3):  # evicts some of it, which policies remember
+        serve_in_two_steps(cache, chr(1000 + number) * 60, tenant=b"somebody else")
+    serve_in_two_steps(cache, secret(10), tenant=SALT)
     for terms in (PINNED, ANTHROPIC_1H):
         key = prefix_key(secret(8), tenant=SALT)
         assert cache.prefix_cache.admin.lease(key, terms).num_tokens == 8
     return cache, digests
 
 
-VARIANTS = [("sha256", ()), ("xxh3_128", ()), ("sha256", (WindowConfig(6, 24),))]
+def serve_in_two_steps(cache: TinyCache, prompt: str, **identity: Any) -> BlockTable:
+    """Compute the last tokens in a step of their own, so that a state is kept before them."""
+    end = (len(prompt) - 1) // 4 * 4
+    if cache.match(prompt, **identity).num_tokens >= end:
+        return cache.serve(prompt, **identity).table
+    table = cache.admit("served", prompt, upto=end, **identity).table
+    cache.advance("served", len(prompt))
+    cache.commit()
+    cache.finish("served")
+    return table
 
 
-@pytest.mark.parametrize(("digest", "windows"), VARIANTS, ids=["plain", "xxh3", "windows"])
-def test_nothing_of_a_tenant_can_be_reached_after_it_was_erased(index, digest, windows):
+VARIANTS: dict[str, dict[str, Any]] = {
+    **{policy: {"policy": policy} for policy in get_args(PolicyName)},
+    "xxh3": {"digest": "xxh3_128"},
+    "windows": {"windows": (WindowConfig(6, 24),)},
+    "states": {"states": StateConfig(8, unit=4)},
+    "every state": {"states": StateConfig(8, unit=4, placement="every_unit"), "policy": "lru"},
+    "windows and states": {
+        "windows": (WindowConfig(6, 24),),
+        "states": StateConfig(8, unit=4),
+        "policy": "arc",
+    },
+    "shares": {
+        "tenant_shares": {b"somebody else": TenantShare(guaranteed=2, quota=6)},
+        "policy": "s3fifo",
+    },
+    "classic": {"free_order": "classic"},
+    "ghost": {"ghost_blocks": 64},
+}
+
+
+@pytest.mark.parametrize("settings", VARIANTS.values(), ids=VARIANTS)
+def test_nothing_of_a_tenant_can_be_reached_after_it_was_erased(index, settings):
     """Salt, token ids, digests: found before, and nowhere afterwards."""
-    cache, digests = busy_cache(index, digest, windows)
+    cache, digests = busy_cache(index, **settings)
     before = search(cache.prefix_cache, SALT, TOKENS, digests)
     assert before.salts and before.tokens and before.digests
     cache.prefix_cache.admin.erase(SALT)

@@ -1,6 +1,7 @@
 """What is promised to stay, for how long, and what a promise may cost others."""
 
 from array import array
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from ostinato.cache.block_table import BlockTable
 from ostinato.core.errors import ConfigError
+from ostinato.core.request import RequestContext
 from ostinato.settings import TenantShare, WindowConfig
 from ostinato.tenants.lease_book import LeaseBook
 from ostinato.tenants.terms import (
@@ -15,6 +17,7 @@ from ostinato.tenants.terms import (
     ANTHROPIC_5M,
     OPENAI_24H,
     PINNED,
+    LeaseId,
     LeaseReceipt,
     LeaseStatus,
     LeaseTerms,
@@ -262,20 +265,32 @@ def test_who_does_not_read_the_cache_refreshes_nothing(cache):
     assert wait(cache, 1) == 0
 
 
-@given(st.lists(st.tuples(st.sampled_from("olhrc"), st.integers(1, 6)), max_size=40))
+LEASED = [[0], [0, 1], [0, 1, 2], [0, 1, 3], [0, 4, 5], [6, 7]]
+"""Blocks of prefixes: nested, and branching off at each place."""
+
+
+def block_table(blocks: list[int]) -> BlockTable:
+    """Return a table of blocks of four tokens."""
+    return BlockTable(prefix_key("ABCD" * len(blocks)), array("i", blocks))
+
+
+@given(st.lists(st.tuples(st.sampled_from("olhhrc"), st.integers(1, 6)), max_size=60))
 def test_leases_live_exactly_as_long_as_a_list_of_times_says(steps):
     """Open with and without refresh, hit, close and wait, in any order."""
-    now, book, model = [0], LeaseBook(lambda: float(now[0])), {}
-    key = prefix_key("ABCDE")
+    now, model = [0], dict[LeaseId, Any]()
+    book = LeaseBook(lambda: float(now[0]))
     for what, number in steps:
+        blocks = LEASED[number - 1]
         if what in "ol":
-            terms = LeaseTerms(float(number), refresh_on_hit=what == "l")
-            opened = book.open(BlockTable(prefix_key("ABCD"), array("i", [0])), terms)
-            model[opened.lease_id] = [now[0] + number, number if what == "l" else None]
+            terms = LeaseTerms(float(number % 4 + 1), refresh_on_hit=what == "l")
+            opened = book.open(block_table(blocks), terms)
+            renewal = terms.ttl_s if what == "l" else None
+            model[opened.lease_id] = [now[0] + terms.ttl_s, renewal, blocks]
         elif what == "h":
-            book.refresh(key, 4)
+            book.on_admit(block_table([*blocks, 8, 9]), RequestContext())
             for entry in model.values():
-                entry[0] = entry[0] if entry[1] is None else now[0] + entry[1]
+                if entry[1] is not None and blocks[: len(entry[2])] == entry[2]:
+                    entry[0] = now[0] + entry[1]
         elif what == "c" and model:
             lease_id = sorted(model)[number % len(model)]
             assert book.close(lease_id) is not None
@@ -329,7 +344,7 @@ def test_hits_and_closed_leases_leave_nothing_behind():
     table = BlockTable(prefix_key("ABCD"), array("i", [0]))
     book.open(table, ANTHROPIC_1H)
     for _ in range(10_000):
-        book.refresh(prefix_key("ABCDE"), 4)
+        book.on_admit(table, RequestContext())
         book.close(book.open(table, OPENAI_24H).lease_id)
     assert sum(1 for _ in reachable(book)) < 1_000
     assert len(book) == 1

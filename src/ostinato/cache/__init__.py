@@ -26,5 +26,6 @@ Rules:
 4. Look-ups change nothing; references are taken at admission. ``admit``, ``grow`` and ``fork`` do
    all or nothing (law 6).
 5. Both indexes give the same answers on the same content.
-6. Calls in a wrong order are refused before anything changes; one thread at a time.
+6. Calls in a wrong order, or from a second thread, are refused before anything changes.
+7. An observer that raises is detached; the change that it was called for is finished.
 """

@@ -33,6 +33,7 @@ class BlockTable:
     num_slots: int = 0  # leading tokens that have slots; -1 once it is released
     num_computed: int = 0  # tokens that have hit, or that a committed step has computed
     num_planned: int = 0  # tokens that are computed when the running step has run
+    next_full: int = 0  # number of published tokens that fills the next block; low if not known
     num_shared_tokens: int = 0  # tokens that hit in whole blocks at admission
     num_copied_tokens: int = 0  # tokens that were copied at admission
     num_seen_tokens: int = 0  # tokens whose blocks were cached at admission, if more than hit

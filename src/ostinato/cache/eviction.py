@@ -7,7 +7,7 @@ removes what is held again, and asks for a victim when no unused blocks are left
                  │  ▲
               evict └─ split, became_leaf
                  ▼
-             evicted ──recall──► published again: it was wanted after all
+             evicted ──recall──► published again
 
 Source: the free block queue of vLLM's automatic prefix caching design.
 """
@@ -174,7 +174,7 @@ class BlockShares:
         return self.policies[0].num_blocks
 
     def quota_victim(self, tenant: bytes, num_more: int) -> Victim | None:
-        """Return what a tenant's quota has it evict to have so many more blocks; None if nothing.
+        """Return the tenant's own victim if ``num_more`` blocks would exceed its quota, else None.
 
         None as well if nothing of its own is evictable.
         """

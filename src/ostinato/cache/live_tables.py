@@ -1,9 +1,10 @@
-"""Which tables are live, which are in the running step, and which calls are refused for it.
+"""Which tables are live, which are in the running step, and which calls they rule out.
 
 A table is numbered when it becomes live or is pinned, and loses its number when it is released.
-What is refused has changed nothing.
+A refused call leaves everything unchanged.
 """
 
+import sys
 from operator import index
 from sys import maxsize
 from threading import get_ident
@@ -20,6 +21,7 @@ class LiveTables:
         pinned: Those that are held for no sequence.
         step: Those that ``commit`` settles, and whether they were forked. One that has found
             another's new blocks comes after it.
+        owner: The thread whose tables are live, or that changed the cache last.
     """
 
     def __init__(self) -> None:
@@ -27,8 +29,8 @@ class LiveTables:
         self.live: dict[int, BlockTable] = {}
         self.pinned: dict[int, BlockTable] = {}
         self.step: dict[BlockTable, bool] = {}
-        self._last_number = 0
-        self._thread = get_ident()
+        self.owner = get_ident()
+        self._last_number = self._last_of_step = 0
 
     def add(self, table: BlockTable, is_pinned: bool = False) -> None:
         """Number a table that holds its blocks."""
@@ -50,28 +52,45 @@ class LiveTables:
         return [table for table in tables if table not in self.step]
 
     @property
+    def unplanned(self) -> list[BlockTable]:
+        """Live tables that were admitted since the last step ended and are not in this one."""
+        tables: list[BlockTable] = []
+        for number in reversed(self.live):
+            if number <= self._last_of_step:
+                break
+            tables.append(self.live[number])
+        return [table for table in tables if table not in self.step and table not in self.decodes]
+
+    def end_step(self) -> dict[BlockTable, bool]:
+        """Begin another step; return the tables of this one."""
+        step, self.step = self.step, {}
+        self._last_of_step = self._last_number
+        return step
+
+    @property
     def is_publishing(self) -> bool:
         """Whether blocks are findable that are not computed; windows publish known ones anew."""
         return any(t.first_published is not None or t.duplicates for t in self.step)
 
     def check_thread(self) -> None:
-        """Raise WrongThread while another thread's tables are live."""
-        thread = get_ident()
-        if thread != self._thread:
-            if self.live:
+        """Raise WrongThread while tables of another thread that has not ended are live."""
+        if (thread := get_ident()) != self.owner:
+            if self.live and self.owner in sys._current_frames():
                 raise WrongThread(
                     f"the cache belongs to the thread that its {len(self.live)} live tables "
                     "were admitted by: release them, or give each thread a cache of its own"
                 )
-            self._thread = thread
+            self.owner = thread
 
     def check_live(self, table: BlockTable) -> None:
-        """Raise ReleasedTable if a table is not live, or not here."""
+        """Raise ReleasedTable if a table is not live here, WrongThread if another thread calls."""
         if table.live_in is not self:
             raise ReleasedTable(
                 "the table is not live in this cache: it was released, its step failed (which "
                 "releases its tables), or another cache admitted it; admit the sequence again"
             )
+        if self.owner != get_ident():
+            self.check_thread()
 
     def check_pinned(self, table: BlockTable) -> None:
         """Raise ReleasedTable if a table is not pinned, or not here."""

@@ -17,13 +17,14 @@ from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from operator import index
+from threading import RLock, get_ident
 from typing import Any
 
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.eviction import BlockShares, LeastRecentlyUsed
 from ostinato.cache.live_tables import LiveTables
-from ostinato.cache.observer import CacheObserver
+from ostinato.cache.observer import CacheObserver, Observers
 from ostinato.cache.pool import BlockPool
 from ostinato.cache.prefix_index import Contents, PrefixIndex, PrefixMatch
 from ostinato.cache.radix_index import RadixIndex
@@ -76,17 +77,19 @@ class CacheManager:
         """
         self.config, self.block_size = config, config.block_size
         self.epoch = epoch  # of the weights; part of every new identity
-        self.observers = tuple(observers)
+        self.observers = Observers(observers)
         shares = BlockShares(LeastRecentlyUsed()) if shares is None else shares
         self.pool = make_pool(config.num_blocks, shares, clock, self.observers)
         self.index = make_index(self.pool, config.block_size)
         self.pools = [self.pool]  # one per group of layers: full attention alone has one
         self.contents: list[Contents] = [self.index]  # what knows the content of each
         self.tables = LiveTables()
+        self._lock = RLock()  # a call that raises WrongThread may come in the middle of another
         self._copies: dict[tuple[int, int], tuple[CopyRun, ...]] = {}
         """Of the running step, by group and target block."""
         self._may_publish = may_publish
         self._weights: bytes | None = None
+        self._num_stale_tables = 0  # that were admitted under older weights
 
     @property
     def num_live_tables(self) -> int:
@@ -111,7 +114,8 @@ class CacheManager:
         By default these are all but the last token, which has to be computed (law 4).
         """
         most = len(key.tokens) - 1 if num_tokens is None else min(num_tokens, len(key.tokens))
-        return self.index.match(key, max(0, most))
+        with self._lock:
+            return self.index.match(key, max(0, most))
 
     def admit(
         self,
@@ -137,42 +141,65 @@ class CacheManager:
 
         Raises:
             RequestError: It has no tokens, or would not fit an empty cache.
+            PromptTooLong: Leases and guarantees leave too few blocks, and no sequence is running.
             StaleMatch: The match is of another key or cache, or older than the last change; or
-                the key is of old weights.
+                the key is not of the present weights.
             WrongThread: Another thread's tables are live.
         """
-        self.tables.check_thread()
+        with self._lock:
+            if self.tables.owner != get_ident():
+                self.tables.check_thread()
+            self._check_match(key, match)
+            num_tokens, hit = len(key.tokens), match.num_tokens
+            wanted = num_tokens if most_new is None else min(num_tokens, hit + most_new)
+            room = self._room_to_admit(key, match, wanted)
+            if room <= hit and match.tail is not None:
+                match = replace(match, tail=None)
+                hit = match.num_tokens
+                room = self._room_to_admit(key, match, wanted)
+            if room <= hit:
+                self.check_fits(num_tokens)
+                self._check_wait(key, match)
+                return None
+            may_publish = key.identity.base is None or self._may_publish(key, hit)
+            table = self._hold(key, match)
+            table.writes = writes and may_publish and self.config.enable_prefix_caching
+            table.num_computed = table.num_planned = hit
+            self.tables.add(table)
+            if match.tail is not None or self.tables.step:  # it may hold what the step computes
+                self.tables.step[table] = False
+            for observer in self.observers.on_admit:
+                try:
+                    observer.on_admit(table, context)
+                except Exception:
+                    self.observers.detach(observer)
+            self._allocate_slots(table, num_tokens, room)
+            return table, self._copies_of_tail(table, match) if match.tail is not None else ()
+
+    def _check_match(self, key: PrefixKey, match: PrefixMatch) -> None:
+        """Raise StaleMatch if a match is not of this key, or not of this cache as it is now."""
         is_of_key = match.key is key and match.index is self.index
         if not is_of_key or match.version != self.version:
             raise StaleMatch(
                 "the match is of another key or another cache, or the cache has changed since: "
                 "match the key again right before admitting it"
             )
-        if key.identity.epoch < self.epoch:
+        if key.identity.epoch != self.epoch:
             raise StaleMatch(
                 f"the key is of epoch {key.identity.epoch}, the weights of {self.epoch}: rekey it"
             )
-        num_tokens, hit = len(key.tokens), match.num_tokens
-        wanted = num_tokens if most_new is None else min(num_tokens, hit + most_new)
-        room = self._room_to_admit(key, match, wanted)
-        if room <= hit and match.tail is not None:
-            match = replace(match, tail=None)
-            hit = match.num_tokens
-            room = self._room_to_admit(key, match, wanted)
-        if room <= hit:
-            self.check_fits(num_tokens)
-            return None
-        may_publish = key.identity.base is None or self._may_publish(key, hit)
-        table = self._hold(key, match)
-        table.writes = writes and may_publish and self.config.enable_prefix_caching
-        table.num_computed = table.num_planned = hit
-        self.tables.add(table)
-        if match.tail is not None or self.tables.step:  # it may hold what the step computes
-            self.tables.step[table] = False
-        for observer in self.observers:
-            observer.on_admit(table, context)
-        self._allocate_slots(table, num_tokens, room)
-        return table, self._copies_of_tail(table, match) if match.tail is not None else ()
+
+    def _check_wait(self, key: PrefixKey, match: PrefixMatch) -> None:
+        """Raise PromptTooLong if no running sequence will free what a prompt lacks."""
+        if not self.tables.live:
+            free = [pool.num_free_for(key.identity.owner) for pool in self.pools]
+            raise PromptTooLong(
+                f"the prompt needs {self.blocks_for(len(key.tokens))} blocks, {len(match.blocks)} "
+                f"of them are cached, and no sequence is running that would free more: its tenant "
+                f"may have {free} (per group of layers, the cached ones included), and "
+                f"{len(self.tables.pinned)} prefixes are pinned; release a lease or a guarantee, "
+                "or raise num_blocks"
+            )
 
     def growable(self, table: BlockTable, num_tokens: int) -> int:
         """Return how many tokens ``grow`` could give slots to, at most ``num_tokens``."""
@@ -186,23 +213,28 @@ class CacheManager:
         if num_tokens > table.num_slots:
             if self.growable(table, num_tokens) < num_tokens:
                 return False
-            self._allocate_slots(table, num_tokens, num_tokens)
+            with self._lock:
+                self._allocate_slots(table, num_tokens, num_tokens)
         return True
 
     def publish(self, table: BlockTable, num_tokens: int) -> None:
         """Make the full blocks among the tokens that this step will have computed findable."""
+        tables = table.live_in
         if (  # a decode that fills no block needs no more than these comparisons
             num_tokens - table.num_planned != 1
-            or not num_tokens % self.block_size
-            or num_tokens > table.num_slots
+            or num_tokens >= table.next_full
             or num_tokens > len(table.key.tokens)
-            or table.live_in is not self.tables
+            or tables is not self.tables
+            or tables.owner != get_ident()
         ):
             if num_tokens // self.block_size > table.num_published and table.writes:
                 self.tables.check_publish(table, num_tokens)
-                self._publish(table, num_tokens)
+                with self._lock:
+                    self._publish(table, num_tokens)
             else:
                 self.tables.check_range(table, num_tokens, "publish", table.num_planned)
+            next_full = num_tokens - num_tokens % self.block_size + self.block_size
+            table.next_full = min(next_full, table.num_slots)
         table.num_planned = num_tokens
 
     def end_of_chunk(
@@ -219,25 +251,30 @@ class CacheManager:
 
     def commit(self) -> None:
         """Note that the step has run: what its tables have published is computed."""
-        for table in self.tables.live.values():
-            table.num_computed = table.num_planned
-        for table in self._end_step():
-            self._settle(table)
-        self.settle()
+        with self._lock:
+            if self.tables.owner != get_ident():
+                self.tables.check_thread()
+            for table in self.tables.live.values():
+                table.num_computed = table.num_planned
+            for table in self._end_step():
+                self._settle(table)
+            self.settle()
 
     def fail(self) -> None:
         """Roll a failed step back: take back what it published, and release all its tables.
 
-        These are the tables that have published, were forked or are to be copied to since the last
-        commit, and those that were admitted after the first of them.
+        These are the tables that have published or were forked since the last commit, and those
+        that were admitted since, whether they have published or not.
         """
-        failed = [*self.tables.decodes, *self._end_step()]
-        for table in failed:
-            self._release_tail(table)
-        for table in reversed(failed):  # what has found a block comes after its publisher
-            self._retract(table)
-            self._release_all(table, table.num_published * self.block_size, False)
-        self.settle()
+        with self._lock:
+            self.tables.check_thread()
+            failed = [*self.tables.unplanned, *self.tables.decodes, *self._end_step()]
+            for table in failed:
+                self._release_tail(table)
+            for table in reversed(failed):  # what has found a block comes after its publisher
+                self._retract(table)
+                self._release_all(table, table.num_published * self.block_size, False)
+            self.settle()
 
     def release(self, table: BlockTable, num_tokens: int, num_output_tokens: int = 0) -> None:
         """Release a table: published blocks stay findable, the others become free.
@@ -251,10 +288,11 @@ class CacheManager:
             StepInProgress: It is in the running step: ``commit`` or ``fail`` comes first.
         """
         self.tables.check_release(table, num_tokens)
-        table.summary.num_output_tokens = num_output_tokens
-        self._release_tail(table)
-        self._release_all(table, num_tokens, self._publish_partial(table, num_tokens))
-        self.settle()
+        with self._lock:
+            table.summary.num_output_tokens = num_output_tokens
+            self._release_tail(table)
+            self._release_all(table, num_tokens, self._publish_partial(table, num_tokens))
+            self.settle()
 
     def fork(self, table: BlockTable) -> tuple[BlockTable, tuple[CopyRun, ...]] | None:
         """Make a table for a second continuation of all that is planned of a sequence (``n > 1``).
@@ -270,27 +308,43 @@ class CacheManager:
         pairs = zip(self.pools, firsts, strict=True)
         if any(needed - first > pool.num_free_for(table.tenant) for pool, first in pairs):
             return None
-        child = self._fork(table, firsts[0])
-        self.tables.add(child)
-        child.num_planned = num_tokens
-        for each in (table, child):
-            self.tables.step[each] = True  # the parent keeps its place: others may have found it
-        for observer in self.observers:
-            observer.on_fork(table, child)
-        self._allocate_slots(child, num_tokens, num_tokens)
-        return child, self._copies_of_fork(table, child, firsts)
+        with self._lock:
+            child = self._fork(table, firsts[0])
+            self.tables.add(child)
+            self._num_stale_tables += table.key.identity.epoch < self.epoch
+            child.num_planned = num_tokens
+            for each in (table, child):
+                self.tables.step[each] = (
+                    True  # the parent keeps its place: others may have found it
+                )
+            for observer in self.observers.on_fork:
+                try:
+                    observer.on_fork(table, child)
+                except Exception:
+                    self.observers.detach(observer)
+            self._allocate_slots(child, num_tokens, num_tokens)
+            return child, self._copies_of_fork(table, child, firsts)
 
     # --- between steps ---
 
     def begin_step(self) -> None:
         """Note that a step is about to be planned."""
-        for observer in self.observers:
-            observer.on_step(self.unpin)
+        with self._lock:
+            if self.tables.owner != get_ident():
+                self.tables.check_thread()
+            for observer in self.observers.on_step:
+                try:
+                    observer.on_step(self.unpin)
+                except Exception:
+                    self.observers.detach(observer)
 
     def settle(self) -> None:
         """Tell observers that a step or an operation between steps is complete."""
-        for observer in () if self.tables.is_publishing else self.observers:
-            observer.on_settle()
+        for observer in () if self.tables.is_publishing else self.observers.on_settle:
+            try:
+                observer.on_settle()
+            except Exception:
+                self.observers.detach(observer)
 
     def pin(self, key: PrefixKey, num_tokens: int) -> BlockTable:
         """Hold the cached whole blocks among a sequence's first tokens for no sequence.
@@ -298,22 +352,30 @@ class CacheManager:
         Raises:
             StepInProgress: A step is under way.
         """
-        self.tables.check_between_steps()
-        num_tokens -= num_tokens % self.block_size
-        table = self._hold(key, replace(self.match(key, num_tokens), tail=None))
-        table.writes = False
-        table.num_computed = table.num_planned = table.num_shared_tokens
-        self.tables.add(table, is_pinned=True)
-        return table
+        with self._lock:
+            self.tables.check_thread()
+            self.tables.check_between_steps()
+            num_tokens -= num_tokens % self.block_size
+            table = self._hold(key, replace(self.match(key, num_tokens), tail=None))
+            table.writes = False
+            table.num_computed = table.num_planned = table.num_shared_tokens
+            self.tables.add(table, is_pinned=True)
+            self._num_stale_tables += key.identity.epoch < self.epoch
+            return table
 
     def unpin(self, table: BlockTable) -> None:
         """Release what ``pin`` returned."""
-        self.tables.check_pinned(table)
-        self._release_held(table)
+        with self._lock:
+            self.tables.check_thread()
+            self.tables.check_pinned(table)
+            self._release_held(table)
 
     def remove(self, belongs: Callable[[CacheEntry], bool]) -> int:
         """Free every evictable block whose entry matches; return how many."""
-        return self.pool.remove(belongs, self.index)
+        with self._lock:
+            self.tables.check_thread()
+            pairs = zip(self.pools, self.contents, strict=True)
+            return sum(pool.remove(belongs, contents) for pool, contents in pairs)
 
     def new_epoch(self, weights: bytes | None = None) -> None:
         """Note that the weights have changed: nothing computed before may hit.
@@ -324,13 +386,25 @@ class CacheManager:
         hold is removed when they are released.
         """
         Identity(b"" if weights is None else weights)  # raises InvalidIdentity
-        self.epoch += 1
-        self._weights = weights
-        for table in self.tables.live.values():
-            table.writes = False
-        for observer in self.observers:
-            observer.on_clear(everything=False)
-        self._remove_stale()
+        with self._lock:
+            self.tables.check_thread()
+            self.epoch += 1
+            self._weights = weights
+            for table in self.tables.live.values():
+                table.writes = False
+            self.cleared(everything=False)
+            self._num_stale_tables = len(self.tables.live) + len(self.tables.pinned)
+            for pool in self.pools:
+                pool.stale_before = self.epoch if self._num_stale_tables else 0
+            self.remove(lambda entry: entry.identity.epoch < self.epoch)
+
+    def cleared(self, everything: bool) -> None:
+        """Tell observers that the weights have changed, or that everything was removed."""
+        for observer in self.observers.on_clear:
+            try:
+                observer.on_clear(everything)
+            except Exception:
+                self.observers.detach(observer)
 
     def rekey(self, key: PrefixKey) -> PrefixKey:
         """Return a waiting sequence's key under the present weights."""
@@ -462,14 +536,16 @@ class CacheManager:
         fresh = first + len(result.duplicates)  # they come before new content
         if fresh < last and table.first_published is None:
             table.first_published = fresh
-        for observer in self.observers:
-            observer.on_publish(table, first, last, result)
+        for observer in self.observers.on_publish:
+            try:
+                observer.on_publish(table, first, last, result)
+            except Exception:
+                self.observers.detach(observer)
 
     def _end_step(self) -> Iterable[BlockTable]:
         """Begin another step; return what there is to settle of this one."""
         self._copies.clear()
-        step, self.tables.step = self.tables.step, {}
-        return step
+        return self.tables.end_step()
 
     def _settle(self, table: BlockTable) -> None:
         """Release the sources of copies, and exchange duplicates for canonical blocks."""
@@ -486,8 +562,11 @@ class CacheManager:
         if table.first_published is not None:
             table.num_published, table.first_published = table.first_published, None
             table.path, removal = self.index.retract(table.path, table.num_published)
-            for observer in self.observers:
-                observer.on_retract(table, removal)
+            for observer in self.observers.on_retract:
+                try:
+                    observer.on_retract(table, removal)
+                except Exception:
+                    self.observers.detach(observer)
 
     def _publish_partial(self, table: BlockTable, num_tokens: int) -> bool:
         """Make the partial last block of an ended sequence findable, if there is one."""
@@ -520,8 +599,11 @@ class CacheManager:
         if table.duplicates or len(table.blocks) > table.num_published:
             self.pool.free(table.private_blocks, table.tenant)
         findable = num_tokens if sealed else table.num_published * self.block_size
-        for observer in self.observers:
-            observer.on_release(table, num_tokens, findable, sealed)
+        for observer in self.observers.on_release:
+            try:
+                observer.on_release(table, num_tokens, findable, sealed)
+            except Exception:
+                self.observers.detach(observer)
         self._release_held(table)
 
     def _release_held(self, table: BlockTable) -> None:
@@ -532,5 +614,8 @@ class CacheManager:
             self._remove_stale()
 
     def _remove_stale(self) -> None:
-        """Remove what was computed under old weights and is not held."""
-        self.remove(lambda entry: entry.identity.epoch < self.epoch)
+        """Remove what tables of old weights have released; with the last of them, all is gone."""
+        self._num_stale_tables -= 1
+        for pool, contents in zip(self.pools, self.contents, strict=True):
+            pool.remove_stale(contents)
+            pool.stale_before = self.epoch if self._num_stale_tables else 0

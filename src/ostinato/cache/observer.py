@@ -2,9 +2,13 @@
 
 History, counters, events, leases and the ghost are observers, in rooms of their own. Each keeps
 what it needs of a request itself, by ``BlockTable.table_id``.
+
+An observer may fail, the cache may not: the cache finishes its change, logs the error once and
+detaches the observer, which has missed what it was called for and would be wrong from then on.
 """
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,6 +16,8 @@ from ostinato.cache.block import CacheEntry
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.prefix_index import PublishResult, Removal
 from ostinato.core.request import RequestContext
+
+_log = logging.getLogger(__name__)
 
 EvictionCause = Literal["space", "quota", "removed"]
 """For other content, because the owner is above its quota, or by an administrator."""
@@ -71,3 +77,46 @@ class CacheObserver:
 
     def on_clear(self, everything: bool) -> None:
         """The weights have changed, or everything was removed by an administrator."""
+
+
+class Observers:
+    """The observers of one cache, its pools included; those of a hook are the ones that have it.
+
+    Attributes:
+        active: All that are not detached, in order.
+    """
+
+    on_step: tuple[CacheObserver, ...]
+    on_admit: tuple[CacheObserver, ...]
+    on_fork: tuple[CacheObserver, ...]
+    on_publish: tuple[CacheObserver, ...]
+    on_retract: tuple[CacheObserver, ...]
+    on_evict: tuple[CacheObserver, ...]
+    on_reuse: tuple[CacheObserver, ...]
+    on_release: tuple[CacheObserver, ...]
+    on_settle: tuple[CacheObserver, ...]
+    on_clear: tuple[CacheObserver, ...]
+
+    def __init__(self, observers: Iterable[CacheObserver] = ()) -> None:
+        """Observe with these."""
+        self._set(tuple(observers))
+
+    def attach(self, *observers: CacheObserver) -> None:
+        """Call these after the others."""
+        self._set((*self.active, *observers))
+
+    def detach(self, observer: CacheObserver) -> None:
+        """Log the error that an observer raises right now, and call it no more."""
+        _log.exception(
+            "cache observer %s raised and is detached; the cache goes on without it",
+            type(observer).__name__,
+        )
+        self._set(tuple(other for other in self.active if other is not observer))
+
+    def _set(self, observers: tuple[CacheObserver, ...]) -> None:
+        """Sort observers by hook: each has few of the hooks."""
+        self.active = observers
+        for hook in (name for name in vars(CacheObserver) if name.startswith("on_")):
+            default = getattr(CacheObserver, hook)
+            own = [o for o in observers if getattr(getattr(o, hook), "__func__", None) != default]
+            setattr(self, hook, tuple(own))

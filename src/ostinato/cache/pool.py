@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.eviction import BlockShares, RequestSummary, Victim
-from ostinato.cache.observer import CacheObserver, Eviction, EvictionCause
+from ostinato.cache.observer import Eviction, EvictionCause, Observers
 from ostinato.cache.prefix_index import Contents
 from ostinato.core.ids import BlockId
 
@@ -30,7 +30,7 @@ class BlockPool:
         num_blocks: int,
         shares: BlockShares,
         clock: Callable[[], float],
-        observers: Sequence[CacheObserver],
+        observers: Observers,
         group: int = 0,
     ) -> None:
         """Make a pool in which every block is unused.
@@ -40,6 +40,8 @@ class BlockPool:
         self.num_blocks, self.shares, self.now = num_blocks, shares, clock
         self.num_allocated = 0
         self._observers, self._group = observers, group
+        self.stale_before = 0  # entries of older epochs are noted when they are released; 0: none
+        self._stale: list[CacheEntry] = []
         self._tick = 0
         self._unused = array("i", range(num_blocks - 1, -1, -1))  # allocated from the end on
 
@@ -103,7 +105,22 @@ class BlockPool:
 
         An entry stays that one which does not match builds on (law 8).
         """
-        count, waiting = 0, [entry for entry in self.entries() if belongs(entry)]
+        count = self._remove([entry for entry in self.entries() if belongs(entry)], contents)
+        for policy in self.shares.policies:
+            policy.erase(belongs)
+        return count
+
+    def remove_stale(self, contents: Contents) -> None:
+        """Free what was released since the last call, is idle and of stale weights.
+
+        Policies may remember it until they need the room: no key of its identity is admitted.
+        """
+        released, self._stale = self._stale, []
+        self._remove([e for e in released if e.num_blocks and not e.ref_count], contents)
+
+    def _remove(self, waiting: list[CacheEntry], contents: Contents) -> int:
+        """Evict idle entries, leaves first; return how many blocks became free."""
+        count = 0
         while waiting:  # usually once: what was released longest ago is a leaf
             inner: list[CacheEntry] = []
             for entry in waiting:
@@ -113,8 +130,6 @@ class BlockPool:
                     inner.append(entry)
             # A chain that came root first goes in the second round.
             waiting = inner[::-1] if len(inner) < len(waiting) else []
-        for policy in self.shares.policies:
-            policy.erase(belongs)
         return count
 
     def _next_victim(self, tenant: bytes, num_wanted: int) -> tuple[Victim | None, EvictionCause]:
@@ -135,10 +150,13 @@ class BlockPool:
         """Evict the last blocks of an evictable leaf; they are still charged to its owner."""
         self.shares.policy_of(entry.identity.owner).evict(entry, num_blocks)
         removal = contents.evict(entry, num_blocks)
-        if self._observers:
+        if observers := self._observers.on_evict:
             eviction = Eviction(cause, entry, removal, table, self._group)
-            for observer in self._observers:
-                observer.on_evict(eviction)
+            for observer in observers:
+                try:
+                    observer.on_evict(eviction)
+                except Exception:
+                    self._observers.detach(observer)
         return removal.blocks
 
     # --- entries of indexes ---
@@ -154,11 +172,14 @@ class BlockPool:
             policy.remove(some)
         for entry in idle:
             entry.uses += 1
-        for observer in () if self._group else self._observers:
-            observer.on_reuse(idle, self.num_allocated)
+        for observer in () if self._group else self._observers.on_reuse:
+            try:
+                observer.on_reuse(idle, self.num_allocated)
+            except Exception:
+                self._observers.detach(observer)
 
     def release(self, entries: Sequence[CacheEntry], summary: RequestSummary | None = None) -> None:
-        """Count one holder less of entries of one sequence, tail first; without any they are idle.
+        """Decrement the reference count of each entry, last block first; at zero it becomes idle.
 
         The summary is of the request that held them; None if it was no request.
         """
@@ -174,6 +195,8 @@ class BlockPool:
                 tick += 1
                 entry.idle_tick, entry.idle_since_s, entry.idle_allocated = tick, now_s, moment
             self._tick = tick
+            if self.stale_before:
+                self._stale += [e for e in idle if e.identity.epoch < self.stale_before]
             for policy, some in self.shares.by_policy(idle):
                 policy.add(some, summary)
 

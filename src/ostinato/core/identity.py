@@ -220,7 +220,7 @@ class PrefixKey:
 
         Raises:
             TokenOutOfRange: An id does not fit four bytes.
-            RequestError: Images overlap or leave the prompt.
+            RequestError: Images overlap or leave the prompt, or an identity begins inside one.
         """
         self.identity = identity
         self._is_shared = isinstance(tokens, array) and tokens.typecode == "I"
@@ -231,7 +231,7 @@ class PrefixKey:
         self.spans: Spans = later + self.images
         self.digests: dict[object, list[BlockDigest]] = {}  # of the full blocks, by block hasher
         if self.images:
-            _check_images(self.images, len(self.tokens))
+            _check_images(self.images, len(self.tokens), later)
 
     def __len__(self) -> int:
         """Number of tokens so far."""
@@ -274,10 +274,18 @@ class PrefixKey:
         return min([num_common_tokens(mine, theirs), *(span.start for span in parted)])
 
 
-def _check_images(images: tuple[ImageSpan, ...], num_tokens: int) -> None:
-    """Refuse spans that overlap or leave the prompt."""
+def _check_images(
+    images: tuple[ImageSpan, ...], num_tokens: int, identities: tuple[Identity, ...]
+) -> None:
+    """Refuse images that overlap, leave the prompt or are split between two identities."""
     end = 0
     for image in images:
+        for identity in identities:
+            if image.start < identity.start < image.end:
+                raise RequestError(
+                    f"an identity begins at token {identity.start}, inside the image at tokens "
+                    f"{image.start}..{image.end}: begin it at {image.start} or {image.end}"
+                )
         if image.length < 1 or image.start < end or image.end > num_tokens:
             raise RequestError(
                 f"image at tokens {image.start}..{image.end} overlaps another or leaves the "

@@ -51,6 +51,7 @@ class AdaptiveReplacement(LeafHeap[LeafState]):
 
     def erase(self, belongs: Callable[[CacheEntry], bool]) -> None:
         """Erase what is remembered of entries that match."""
+        super().erase(belongs)
         for memory in self._memories:
             memory.erase(belongs)
 

@@ -126,9 +126,12 @@ class LeafHeap(LeastRecentlyUsed, Generic[State]):
         heap = self._heaps[state.segment]
         heapq.heappush(heap, (self.rank(entry), place, entry))
         if len(heap) > 64 and len(heap) > 4 * len(self._queue):
-            heap = [held for held in heap if held[1] == self.state(held[2]).place]
-            heapq.heapify(heap)
-            self._heaps[state.segment] = heap
+            self._drop_stale(heap)
+
+    def erase(self, belongs: Callable[[CacheEntry], bool]) -> None:
+        """Drop the stale places, which hold entries that are not cached any more."""
+        for heap in self._heaps:
+            self._drop_stale(heap)
 
     def victim(self, num_wanted: int = 0) -> Victim | None:
         """Return the leaf of the least rank in the first segment that has one."""
@@ -147,6 +150,10 @@ class LeafHeap(LeastRecentlyUsed, Generic[State]):
             counted[state.segment] += entry.num_blocks
             assert not entry.is_leaf or state.place in places[state.segment], "a leaf is not ranked"
         assert counted == self.segment_blocks, "the blocks of segments are miscounted"
+
+    def _drop_stale(self, heap: list[tuple[Rank, int, CacheEntry]]) -> None:
+        heap[:] = [held for held in heap if held[1] == self.state(held[2]).place]
+        heapq.heapify(heap)
 
     def _least(self, segment: int) -> CacheEntry | None:
         """Return the leaf of the least rank in a segment, in O(log n) amortised."""

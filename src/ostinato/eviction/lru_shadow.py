@@ -20,14 +20,13 @@ divergence`` three things are true:
 
 So a policy that evicts what LRU holds only while this is positive is never behind LRU by more
 than that share of what was looked up, on any traffic. There is always something else to evict:
-of two caches of one size, for each block of the divergence there is one that LRU does not hold,
-and what builds on such a block LRU does not hold either, so one of them is a leaf. The bound is
-tight: a policy that diverges further can lose all of it on the next requests.
+both caches have the same size, so for each block that only LRU holds, the policy holds one that LRU
+does not. LRU holds no descendant of it, so at least one such block is a leaf. The bound is tight: a
+policy that diverges further can lose all of it on the next requests.
 
-That is what holds while nothing is proven, with a share of 0.2 %. How much of the divergence was
-lost so far tells what more of it risks: where that is little, the budget is a multiple, and 0.2 %
-is then an expectation; the bound for any traffic whatsoever, by the same reasoning, is 2 %. While
-the policy is behind, what it is behind counts twice against such a budget.
+The share is 0.2 % at first. The part of the divergence that was lost so far estimates the risk of
+diverging further: where it is small, the budget is a multiple. Then 0.2 % is the expected loss, and
+the worst case for any traffic is 2 %. A deficit against LRU is subtracted twice from such a budget.
 """
 
 from collections.abc import Callable

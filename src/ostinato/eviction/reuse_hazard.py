@@ -220,6 +220,9 @@ class ReuseHazard(LeastRecentlyUsed):
     def erase(self, belongs: Callable[[CacheEntry], bool]) -> None:
         """Erase what is remembered of entries that match."""
         self._memory.erase(belongs)
+        if self._turn is not None:
+            recalled = features_of(self._turn).recalled
+            recalled[:] = [run for run in recalled if not belongs(run.entry)]
 
     # --- victims ---
 

@@ -92,7 +92,10 @@ class S3Fifo(LeafHeap[QueueState]):
 
     def erase(self, belongs: Callable[[CacheEntry], bool]) -> None:
         """Erase what is remembered of entries that match."""
+        super().erase(belongs)
         self._memory.erase(belongs)
+        for waiting in self._waiting:
+            self._drop_left(waiting)
 
     def segments(self) -> tuple[int, int]:
         """Return the small queue first while it is too long."""
@@ -136,8 +139,12 @@ class S3Fifo(LeafHeap[QueueState]):
         waiting = self._waiting[state.segment]
         heapq.heappush(waiting, (state.turn, place, entry))
         if len(waiting) > 64 and len(waiting) > 4 * len(self._queue):
-            waiting[:] = [held for held in waiting if held[1] == self.state(held[2]).queue_place]
-            heapq.heapify(waiting)
+            self._drop_left(waiting)
+
+    def _drop_left(self, waiting: list[_Waiting]) -> None:
+        """Drop the places of entries that have left their queue."""
+        waiting[:] = [held for held in waiting if held[1] == self.state(held[2]).queue_place]
+        heapq.heapify(waiting)
 
     def _move_to_main(self, entry: CacheEntry) -> None:
         """Move an entry to the end of the main queue; once there, that takes one use off."""

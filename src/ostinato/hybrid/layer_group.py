@@ -107,5 +107,9 @@ class LayerGroup(Contents, Protocol):
     def release(self, table: BlockTable, held: Any) -> None:
         """Release all that a sequence holds."""
 
+    def blocks_removed(self) -> None:
+        """Evict what cannot hit any more, now that blocks of full attention were removed."""
+        return None
+
     def check(self, every: list[Any]) -> None:
         """Assert the group's invariants, given all that is held in it."""

@@ -12,14 +12,14 @@ from typing import Any
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.manager import CacheManager
-from ostinato.cache.observer import CacheObserver
+from ostinato.cache.observer import Observers
 from ostinato.cache.prefix_index import PrefixMatch, PublishResult
 from ostinato.core.errors import StepInProgress
 from ostinato.core.identity import PrefixKey
 from ostinato.core.plan import CopyRun, StateCopy
 from ostinato.hybrid.layer_group import HybridMatch, LayerGroup, StateCopies
 
-MakeLayerGroups = Callable[[Sequence[CacheObserver], StateCopies], Sequence[LayerGroup]]
+MakeLayerGroups = Callable[[Observers, StateCopies], Sequence[LayerGroup]]
 """Makes the groups of layers beside full attention; one with states notes their copies."""
 
 _NEW, _KNOWN = PublishResult(), PublishResult(1)
@@ -61,6 +61,10 @@ class HybridCacheManager(CacheManager):
             window of 6               IJKL          12: MNOP is gone; IJKL, which is needed, is not
             window of 12    ABCD EFGH IJKL          12 again: that is the hit
         """
+        with self._lock:
+            return self._longest_match(key, num_tokens)
+
+    def _longest_match(self, key: PrefixKey, num_tokens: int | None) -> HybridMatch:
         match = super().match(key, num_tokens)
         end, before = len(match.blocks), -1
         while end != before:
@@ -106,8 +110,11 @@ class HybridCacheManager(CacheManager):
 
     def remove(self, belongs: Callable[[CacheEntry], bool]) -> int:
         """Free every evictable block whose entry matches; return how many."""
-        pairs = zip(self.pools, self.contents, strict=True)
-        return sum(pool.remove(belongs, contents) for pool, contents in pairs)
+        with self._lock:
+            num_blocks = super().remove(belongs)
+            for group in self.layer_groups:
+                group.blocks_removed()
+            return num_blocks
 
     def _pairs(self, table: BlockTable) -> "zip[tuple[LayerGroup, Any]]":
         """Return each group beside full attention with what a table holds in it."""
@@ -174,8 +181,13 @@ class HybridCacheManager(CacheManager):
         super()._publish(table, num_tokens)
         for number, (group, held) in enumerate(self._pairs(table), 1):
             for place, is_new in group.publish(table, held, num_tokens):
-                for observer in self.observers:
-                    observer.on_publish(table, place, place + 1, _NEW if is_new else _KNOWN, number)
+                for observer in self.observers.on_publish:
+                    try:
+                        observer.on_publish(
+                            table, place, place + 1, _NEW if is_new else _KNOWN, number
+                        )
+                    except Exception:
+                        self.observers.detach(observer)
 
     def _end_step(self) -> Iterable[BlockTable]:
         self._state_copies.loads.clear()
@@ -191,8 +203,11 @@ class HybridCacheManager(CacheManager):
         super()._retract(table)
         for number, (group, held) in enumerate(self._pairs(table), 1):
             if (removed := group.retract(held)) is not None:
-                for observer in self.observers:
-                    observer.on_retract(table, removed, number)
+                for observer in self.observers.on_retract:
+                    try:
+                        observer.on_retract(table, removed, number)
+                    except Exception:
+                        self.observers.detach(observer)
 
     def _publish_partial(self, table: BlockTable, num_tokens: int) -> bool:
         is_published = super()._publish_partial(table, num_tokens)

@@ -264,6 +264,10 @@ class StateGroup(LayerGroup):
         self.stats.num_evicted += 1
         return Removal(array("i", [entry.block]))
 
+    def blocks_removed(self) -> None:
+        """Evict the checkpoints whose blocks are gone, and keep no reference to them."""
+        self._evict_orphans()
+
     def runs(self) -> Iterator[CachedRun]:
         """Walk all checkpoints."""
         return (CachedRun(None, (checkpoint,)) for checkpoint in self._contents.values())

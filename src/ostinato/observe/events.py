@@ -15,6 +15,7 @@ The log is written by the engine's thread; batches may be replayed from any othe
 """
 
 import hashlib
+import logging
 import threading
 from array import array
 from collections import deque
@@ -23,6 +24,8 @@ from dataclasses import dataclass, replace
 
 from ostinato.core.identity import BOUNDARY, IMAGE_PLACE, Identity, ImageSpan
 from ostinato.core.ids import BlockDigest
+
+_log = logging.getLogger(__name__)
 
 _SALT_NAME = b"salt-sha256:"
 
@@ -159,7 +162,7 @@ class EventLog:
         """Subscribe to all batches from now on.
 
         Args:
-            sink: Is called with each batch; it must be quick and must not raise.
+            sink: Is called with each batch; it must be quick. One that raises is unsubscribed.
             on_erase: Is called after a tenant was erased; when it returns, the subscriber holds
                 no event that it was given before.
         """
@@ -180,8 +183,12 @@ class EventLog:
         with self._lock:
             self._next += 1
             self._kept.append(batch)
-        for sink in self._sinks:
-            sink(batch)
+        for sink in self._sinks[:]:
+            try:
+                sink(batch)
+            except Exception:
+                _log.exception("a subscriber to cache events raised and is unsubscribed")
+                self._sinks.remove(sink)
 
     def retract(self, identity: Identity, digests: Iterable[BlockDigest], group: int) -> None:
         """Retract what a failed step stored.

@@ -21,10 +21,10 @@ from ostinato.sched.waiting_queue import RequestTable
 class SingleFlight:
     """Prefills that will go on after this step: others wait for them to compute a prefix (law 1).
 
-    Nothing about the wait is stored: the question is asked anew in every step, of the sequences
-    that run in it. If a leader is cancelled, fails or is preempted, its followers go on by
-    themselves; so no sequence waits for one that makes no progress. A prompt that is finished in
-    this step needs no waiting: its blocks are findable once they are planned; its states, after it.
+    Nothing about the wait is stored: each step derives it again from the running sequences. If a
+    leader is cancelled, fails or is preempted, its followers are admitted without it, so no
+    sequence waits for one that makes no progress. A prompt that is finished in this step needs no
+    wait: its blocks can be found once they are planned; its states, after the step.
     """
 
     def __init__(self, cache: CacheManager) -> None:
@@ -136,7 +136,7 @@ class StepPlanner:
         return self._cache.end_of_chunk(sequence.table, sequence.num_computed, end, waiting)
 
     def _publish_running(self) -> None:
-        """Make findable what the running will have computed, and note who goes on."""
+        """Publish the blocks that this step computes; record which prefills continue."""
         planned = {chunk.sequence.sequence_id: chunk.end for chunk in self.chunks}
         for sequence in self._requests.running:
             self._in_flight.add(sequence, planned.get(sequence.sequence_id, sequence.num_computed))
@@ -144,7 +144,7 @@ class StepPlanner:
             self._publish(chunk)
 
     def _publish(self, chunk: ScheduledChunk) -> None:
-        """Make findable what a chunk computes; a prompt that is complete brings its forks."""
+        """Publish what a chunk computes, and fork a prompt that is complete."""
         assert chunk.sequence.table is not None
         self._requests.order.planned(chunk.sequence, chunk.num_tokens)
         self._cache.publish(chunk.sequence.table, chunk.end)
@@ -154,7 +154,7 @@ class StepPlanner:
     def _admit_waiting(self) -> None:
         """Admit in order while there is a seat, budget and room."""
         candidates = self._requests.order.candidates(self._requests.waiting)
-        while self._has_seat():  # asked first: to rank the waiting may cost a look at all
+        while self._has_seat():  # checked first: ranking may scan the whole queue
             sequence = next(candidates, None)
             if sequence is None or not self._try_admit(sequence):
                 break

@@ -4,6 +4,7 @@ Files in reading order:
 
 * ``terms``: terms of leases, receipts, and the salts of tenants
 * ``shares``: ``TenantShares``, the port ``BlockShares`` with an account per tenant
+* ``lease_tree``: leased prefixes that are renewed by use, and when each was used last
 * ``lease_book``: leases, by number and by time of expiry
 * ``lease_limits``: how much leases may hold, and why no more
 * ``cache_admin``: ``CacheAdmin``: leases, public prefixes, erasure, epochs, reset

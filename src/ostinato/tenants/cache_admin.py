@@ -259,8 +259,7 @@ class CacheAdmin:
         self._check_pins(lambda table: True)
         self._end_all()
         self._manager.remove(lambda entry: True)
-        for observer in self._manager.observers:
-            observer.on_clear(everything=True)
+        self._manager.cleared(everything=True)
 
     def _check_pins(self, belongs: Callable[[BlockTable], bool]) -> None:
         """Raise CacheInUse if tables that no lease holds are pinned."""

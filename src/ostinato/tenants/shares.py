@@ -8,8 +8,12 @@ held and evictable ones) and keeps its evictable entries in a policy of its own:
     2. unused blocks
     3. evictable blocks of tenants above their quota
     4. the least valuable evictable block of T and of all who are above their guarantee
+
+Accounts that others may take from are in a heap by what they would lose first. An account is
+counted and ranked again after it was used, so no operation visits all accounts.
 """
 
+import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -17,6 +21,9 @@ from itertools import groupby
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.eviction import BlockShares, EvictionPolicy, Victim
 from ostinato.settings import TenantShare
+
+_FEW = 64
+"""Stale entries that the heap may have, besides one per account."""
 
 
 @dataclass(slots=True, eq=False)
@@ -26,6 +33,8 @@ class Account:
     share: TenantShare
     policy: EvictionPolicy  # its evictable entries
     num_charged: int = 0  # its blocks that are not free, evictable ones included
+    num_counted: int = 0  # what others may take of it, as in their sum
+    place: int = 0  # of its entry in the heap; others of it are stale
 
     @property
     def num_over_quota(self) -> int:
@@ -54,14 +63,20 @@ class TenantShares(BlockShares):
         }
         self._all = [self._common, *self._own.values()]
         super().__init__(*(account.policy for account in self._all))
+        self._used, self._unranked = set[Account](), set[Account]()  # since counted; since ranked
+        self._num_takeable = 0  # of all accounts as counted
+        self._heap: list[tuple[bool, int, int, Account]] = []  # within quota, tick, place
+        self._num_places = 0
 
     def __iter__(self) -> Iterator[Account]:
         """Iterate over all accounts, the common one first."""
         return iter(self._all)
 
     def of(self, tenant: bytes) -> Account:
-        """Return a tenant's account."""
-        return self._own.get(tenant, self._common)
+        """Return a tenant's account, to be counted and ranked again."""
+        account = self._own.get(tenant, self._common)
+        self._used.add(account)
+        return account
 
     def policy_of(self, tenant: bytes) -> EvictionPolicy:
         """Return the policy of a tenant's account."""
@@ -81,10 +96,11 @@ class TenantShares(BlockShares):
     def num_takeable(self, tenant: bytes) -> int:
         """Return all evictable blocks of its own, and others' above their guarantees."""
         own = self.of(tenant)
-        return own.policy.num_blocks + sum(a.num_takeable for a in self._all if a is not own)
+        self._count()
+        return own.policy.num_blocks + self._num_takeable - own.num_counted
 
     def quota_victim(self, tenant: bytes, num_more: int) -> Victim | None:
-        """Return what a tenant's quota has it evict to have so many more blocks; None if nothing.
+        """Return the tenant's own victim if ``num_more`` blocks would exceed its quota, else None.
 
         None as well if nothing of its own is evictable.
         """
@@ -95,15 +111,14 @@ class TenantShares(BlockShares):
 
     def victim(self, tenant: bytes, num_wanted: int) -> Victim | None:
         """Return what to evict: from those above quota, else what was released first."""
-        own = self.of(tenant)
-        takeable = [a for a in self._all if a is own or a.num_takeable]
-        over_quota = [a for a in takeable if a.num_over_quota]
-        victims = self._victims(over_quota) or self._victims(takeable)
-        if not victims:
-            return None
-        entry, most = min(victims, key=lambda victim: victim[0].idle_tick)
-        owner = self.of(entry.identity.owner)
-        return entry, most if owner is own else min(most, owner.num_takeable)
+        own, account = self.of(tenant), self._first()
+        victim = None if account is None else account.policy.victim()
+        own_victim = own.policy.victim()
+        if account is None or victim is None:
+            return own_victim
+        if own_victim is not None and self._order(own, own_victim) <= self._order(account, victim):
+            return own_victim
+        return victim[0], min(victim[1], account.num_takeable)
 
     def check(self, num_in_use: int) -> None:
         """Assert that so many blocks, all that are not free, are charged."""
@@ -112,6 +127,32 @@ class TenantShares(BlockShares):
         charged = sum(account.num_charged for account in self._all)
         assert charged == num_in_use, "charged blocks are miscounted"
 
-    def _victims(self, accounts: Iterable[Account]) -> list[Victim]:
-        """Return the victim of each account that has one."""
-        return [v for account in accounts if (v := account.policy.victim()) is not None]
+    def _count(self) -> None:
+        """Count again what others may take of the accounts that were used."""
+        for account in self._used:
+            self._num_takeable += account.num_takeable - account.num_counted
+            account.num_counted = account.num_takeable
+        self._unranked |= self._used
+        self._used.clear()
+
+    def _first(self) -> Account | None:
+        """Return the account to take from first; O(log n) for each that was used meanwhile."""
+        self._count()
+        for account in self._unranked:
+            self._num_places += 1
+            account.place = self._num_places
+            if account.num_counted and (victim := account.policy.victim()) is not None:
+                entry = (*self._order(account, victim), account.place, account)
+                heapq.heappush(self._heap, entry)
+        self._unranked.clear()
+        if len(self._heap) > 2 * len(self._all) + _FEW:
+            self._heap = [entry for entry in self._heap if entry[2] == entry[3].place]
+            heapq.heapify(self._heap)
+        while self._heap and self._heap[0][2] != self._heap[0][3].place:
+            heapq.heappop(self._heap)
+        return self._heap[0][3] if self._heap else None
+
+    @staticmethod
+    def _order(account: Account, victim: Victim) -> tuple[bool, int]:
+        """Rank what is above a quota first, then what was released first."""
+        return not account.num_over_quota, victim[0].idle_tick
