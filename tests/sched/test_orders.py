@@ -22,7 +22,7 @@ ORDERS = get_args(WaitingOrder)
 
 
 def test_an_unknown_order_is_refused_with_those_there_are():
-    with pytest.raises(ConfigError, match=r"'lifo'.*fcfs, longest_prefix, depth_first, fair_share"):
+    with pytest.raises(ConfigError, match=r"'lifo'.*fcfs, shortest_first, longest_prefix"):
         SchedulerConfig(order="lifo")
 
 

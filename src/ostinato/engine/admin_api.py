@@ -206,6 +206,7 @@ class AdminApi:
                 f"a recording to {str(recorder.path)!r} runs: stop it before you begin another one"
             )
         cache = engine.cache
+        engine.prices.reset()  # a replay begins unmeasured
         is_cold = not engine.has_work and cache.manager.pool.num_unused == cache.config.num_blocks
         recorder.start(
             Path(path),

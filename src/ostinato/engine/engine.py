@@ -42,6 +42,7 @@ from ostinato.runner.model_loader import LoadedModel
 from ostinato.sched.sequence import Sequence, SequenceUpdate
 from ostinato.sched.stats import SchedulerStats
 from ostinato.scheduling.held_requests import HeldRequests
+from ostinato.scheduling.step_prices import LearnedPrices
 
 logger = logging.getLogger("ostinato")
 
@@ -62,6 +63,7 @@ class Engine:
         is_computing: Whether a forward pass is running: an exception now only ends the step.
         recorder: Records traces, where one was started.
         tiers: Where prefixes outlive the pool; None unless one is set.
+        prices: What steps cost on this machine.
         kv_events: Publishes KV events; None unless ``kv_events_endpoint`` is set.
         prompts: Turns the texts and images of prompts into token ids.
         texts: Tokenizes texts, and remembers them; None if the checkpoint has no tokenizer.
@@ -92,7 +94,11 @@ class Engine:
         if self.runner.images is not None:
             self.image_encoder = ImageEncoder(self.runner.images)
             holding.append(self.image_encoder.held)
-        self.scheduler = build_scheduler(setup.scheduling, self.cache, clock, holding)
+        # Steps are measured by the recorder's clock, so that a replay learns the same prices.
+        self.prices, steps_clock = LearnedPrices(), self.recorder.clock
+        self.scheduler = build_scheduler(
+            setup.scheduling, self.cache, steps_clock, holding, self.prices
+        )
         self.audit = HitAudit(config.audit_share, config.audit_quarantine, self.runner, self.cache)
         self.is_computing = False
         self._clock = clock

@@ -1,0 +1,144 @@
+"""Shortest first: the prompt with the least left to compute, so that hits go before misses.
+
+What is left of a prompt after its hit has a price, its time by the price list. Within a priority
+the lowest is next, among the waiting and the running alike, and several prompts advance in a step
+(shortest remaining processing time first, Schrage, Operations Research 16, 1968)::
+
+    step of 64 tokens    hit:32 left    hit:20 left    long:5,000 left, the elder
+                         32             16             16 = a quarter
+
+Long prompts age by two bounds:
+
+* *The elder's share.* Of the prompts of the best priority, the one that came first may compute
+  ``ELDER_SHARE`` of every step, whatever is shorter. So once it is admitted, a prompt before which
+  others came that have ``n`` tokens left, with its own, is computed in ``n / (share * step)``
+  steps.
+* *Overtakes.* A waiting one is overtaken by ``max_overtakes`` later ones at most, and then tried
+  first: that bounds how long it waits for blocks or a seat.
+"""
+
+from collections.abc import Iterator
+
+from ostinato.core.ids import SequenceId
+from ostinato.sched.sequence import Sequence
+from ostinato.sched.waiting_queue import NumCachedTokens, StepRoom
+from ostinato.scheduling.longest_prefix import MAX_RANKED, RankedOrder
+from ostinato.scheduling.step_timer import StepMeter, StepTimer
+
+ELDER_SHARE = 0.25
+"""Share of a step that the elder may compute, whatever is shorter."""
+
+
+class ShortestFirst(RankedOrder):
+    """Serve by priority, then by what is left to compute, within the bounds on waiting.
+
+    Cost: in each step in which prompts compete, one look-up for each that waits (``MAX_RANKED`` at
+    most), and one comparison of packed tokens with each that runs.
+    """
+
+    def __init__(
+        self,
+        max_overtakes: int,
+        num_cached_tokens: NumCachedTokens,
+        timer: StepTimer | None = None,
+        max_chunk_tokens: int | None = None,
+        unit: int = 1,
+    ) -> None:
+        """Rank by a look-up that has no effects.
+
+        Args:
+            max_overtakes: Bound on overtakes.
+            num_cached_tokens: The look-up.
+            timer: Knows prices and the time of a step; without one, tokens cost the same.
+            max_chunk_tokens: Most tokens of a prompt in a step.
+            unit: Tokens of which chunks are multiples, but for a prompt's last one.
+        """
+        super().__init__(max_overtakes)
+        self._num_cached_tokens, self._timer = num_cached_tokens, timer
+        self._max_chunk, self._unit = max_chunk_tokens, unit
+        self._limits: dict[SequenceId, int] = {}
+        self._places: dict[SequenceId, int] = {}
+        self._tried: set[SequenceId] = set()
+
+    def divide(
+        self, prefilling: list[Sequence], waiting: list[Sequence], room: StepRoom
+    ) -> dict[SequenceId, int]:
+        """Divide a step: the elder's share first, then prompt by prompt, the shortest first."""
+        self._limits, self._places = {}, {}
+        refused, self._tried = self._tried, set()
+        if not waiting and len(prefilling) < 2:
+            return self._limits
+        meter = self._meter(room.num_tokens)
+        starts = {s.sequence_id: s.num_computed for s in prefilling}
+        starts |= {s.sequence_id: self._num_cached_tokens(s) for s in waiting[:MAX_RANKED]}
+
+        def place(sequence: Sequence) -> tuple[int, bool, float, int]:
+            start, number = starts[sequence.sequence_id], sequence.sequence_id
+            is_late = sequence.table is None and sequence.num_overtakes >= self._max_overtakes
+            left = self._price(meter, start, len(sequence.key) - start)
+            return sequence.request.priority, not is_late, 0.0 if is_late else left, number
+
+        ranked = sorted([*prefilling, *waiting[:MAX_RANKED]], key=place)
+        self._places = {s.sequence_id: place for place, s in enumerate(ranked)}
+        guests = [s for s in ranked if s.table is None and self._can_start(s, prefilling, starts)]
+        guests = [s for s in guests[: room.num_seats] if s.sequence_id not in refused]
+        sharers = [s for s in ranked if s.table is not None or s in guests]
+        self._limits = self._divide(sharers, starts, meter)
+        return self._limits
+
+    def rank(self, waiting: list[Sequence]) -> dict[SequenceId, int]:
+        """Rank as the step was divided."""
+        last = len(self._places)  # for those that were preempted since
+        return {s.sequence_id: self._places.get(s.sequence_id, last) for s in waiting}
+
+    def candidates(self, waiting: list[Sequence]) -> Iterator[Sequence]:
+        """Walk the overdue, then the others by what is left of them, if there is time for them."""
+        for sequence in super().candidates(waiting):
+            if self._limits.get(sequence.sequence_id, 1):
+                self._tried.add(sequence.sequence_id)
+                yield sequence
+
+    def admitted(self, sequence: Sequence, waiting: list[Sequence]) -> None:
+        """Count overtakes."""
+        super().admitted(sequence, waiting)
+        self._tried.discard(sequence.sequence_id)
+
+    def _meter(self, num_tokens: int) -> StepMeter:
+        return StepMeter(num_tokens) if self._timer is None else self._timer.meter(num_tokens)
+
+    def _price(self, meter: StepMeter, start: int, num_tokens: int) -> float:
+        prices = meter.prices
+        return num_tokens if prices is None else prices.prompt_s(start, num_tokens)
+
+    def _can_start(
+        self, sequence: Sequence, prefilling: list[Sequence], starts: dict[SequenceId, int]
+    ) -> bool:
+        """Whether no running prompt is about to compute more of a waiting one than is cached."""
+        known = starts[sequence.sequence_id]
+        return sequence.reading_is_off != "" or all(
+            leader.key.num_common_tokens(sequence.key) <= max(known, leader.num_computed)
+            for leader in prefilling
+        )
+
+    def _divide(
+        self, sharers: list[Sequence], starts: dict[SequenceId, int], meter: StepMeter
+    ) -> dict[SequenceId, int]:
+        """Return the limits of those who share a step, given in their order."""
+        limits: dict[SequenceId, int] = {}
+        elder = min(sharers, key=lambda s: s.rank, default=None)
+        shares = [(elder, ELDER_SHARE)] if elder is not None else []
+        for sequence, share in [*shares, *((s, 1.0) for s in sharers)]:
+            name = sequence.sequence_id
+            given = limits.get(name, 0)
+            start = starts[name] + given
+            left = len(sequence.key) - start
+            most = min(left, meter.most_tokens(start, share))
+            if self._max_chunk is not None:
+                most = min(most, self._max_chunk - given)
+            if most < left:
+                most -= most % self._unit
+            if share < 1:
+                most = max(most, min(left, self._unit))
+            meter.take(start, most)
+            limits[name] = given + most
+        return limits

@@ -1,0 +1,263 @@
+"""The price list of a step: what tokens, keys and pairs cost here, learned from measured steps.
+
+::
+
+    seconds = fixed                               the weights are read, the kernels started
+            + token * tokens above free_tokens    the matrices are multiplied
+            + key   per key read, by sequence     the cache is read
+            + pair  per query and key             attention
+
+While the weights are read, a few tokens are computed for nothing: ``free_tokens`` is the bend of
+the roofline (Williams, Waterman and Patterson, Communications of the ACM 52, 2009).
+
+A busy minute must not spoil the list. Steps of about the same work share a cell, which keeps the
+newest; its median counts, by the ratio of measured to predicted time, and each cell counts once. So
+an outlier changes nothing, and after a slow hour the list is back when half of a cell is new.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ostinato.core.errors import ConfigError
+from ostinato.core.plan import StepPlan
+
+KEPT_STEPS = 15
+"""Measured steps of a cell."""
+
+WELL_MEASURED = 3
+"""Steps from which on a cell counts in full."""
+
+MOST_STEPS_PER_FIT = 64
+"""Steps after which prices are fitted again; sooner while few are measured."""
+
+NUM_REFINEMENTS = 3
+"""Passes in which cells that do not fit lose weight: about the least absolute errors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The work of one step, or of several.
+
+    Attributes:
+        steps: Forward passes.
+        tokens: Tokens that go through the model.
+        pairs: Pairs of a query and a key that it sees.
+        keys: Keys that are read, once for each sequence of a step.
+    """
+
+    steps: int
+    tokens: int
+    pairs: int
+    keys: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepPrices:
+    """The price list of a step.
+
+    Attributes:
+        fixed_s: Fixed seconds per step.
+        token_s: Seconds per token.
+        pair_s: Seconds per pair of query and key.
+        origin: Source of the prices, in a few words.
+        key_s: Seconds per key that a sequence of a step reads.
+        free_tokens: Tokens of a step that cost nothing beside ``fixed_s``.
+    """
+
+    fixed_s: float
+    token_s: float
+    pair_s: float
+    origin: str = "given"
+    key_s: float = 0.0
+    free_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the prices.
+
+        Raises:
+            ConfigError: One is negative, or all are zero.
+        """
+        prices = (self.fixed_s, self.token_s, self.pair_s, self.key_s)
+        if not all(0 <= price < float("inf") for price in prices) or not any(prices):
+            raise ConfigError(
+                f"fixed_s={self.fixed_s}, token_s={self.token_s}, pair_s={self.pair_s}, "
+                f"key_s={self.key_s}: must be at least 0, and not all 0"
+            )
+
+    def seconds(self, work: Work) -> float:
+        """Return how long work takes."""
+        return (
+            work.steps * self.fixed_s
+            + max(0, work.tokens - work.steps * self.free_tokens) * self.token_s
+            + work.pairs * self.pair_s
+            + work.keys * self.key_s
+        )
+
+    def prompt_s(self, start: int, num_tokens: int, num_free: int = 0) -> float:
+        """Return the time of a prompt's tokens after ``start`` others, beside other work.
+
+        Of the tokens, ``num_free`` cost nothing but their attention.
+        """
+        return (
+            max(0, num_tokens - num_free) * self.token_s
+            + prompt_pairs(start, num_tokens) * self.pair_s
+            + (start + num_tokens) * self.key_s
+        )
+
+    def tokens_for_rate(self, share: float, most: int) -> int:
+        """Return the fewest tokens of a step that keep a share of the highest prompt rate."""
+        overhead_s = self.fixed_s - self.token_s * self.free_tokens
+        if overhead_s * share >= most * self.token_s * (1 - share):
+            return most
+        fewest = overhead_s * share / (self.token_s * (1 - share)) if self.token_s else 0.0
+        return min(most, max(1, self.free_tokens, round(fewest)))
+
+
+Measured = Sequence[tuple[Work, float]]
+"""Work and seconds of each step."""
+
+
+def prompt_pairs(start: int, num_tokens: int) -> int:
+    """Return the pairs of a query and a key of tokens after ``start`` others."""
+    return num_tokens * start + num_tokens * (num_tokens + 1) // 2
+
+
+def plan_work(plan: StepPlan) -> Work:
+    """Return the work of one planned step."""
+    pairs = sum(prompt_pairs(s.start, len(s.tokens)) for s in plan.sequences)
+    return Work(1, plan.num_tokens, pairs, sum(s.end for s in plan.sequences))
+
+
+def fit(measured: Measured, origin: str, weights: Sequence[float] = ()) -> StepPrices:
+    """Fit the price list to measured runs.
+
+    Args:
+        measured: Work and seconds of each run; at least three that differ in kind.
+        origin: What was measured, in a few words.
+        weights: How much each run counts; all alike if empty.
+
+    Raises:
+        ConfigError: There are too few runs, or they took no time.
+
+    Source: non-negative least squares by dropping negative unknowns (after Lawson and Hanson, 1974;
+    with four unknowns that is enough), once for each power of two of free tokens. Runs are weighted
+    by their time, so that short ones count.
+    """
+    seconds = np.array([s for _, s in measured], np.float64)
+    if len(measured) < 3 or not (seconds > 0).all():
+        raise ConfigError(f"{len(measured)} measured runs: at least 3 are needed, of above 0 s")
+    given = np.array(weights or [1.0] * len(measured), np.float64)
+    per_step = max(work.tokens // work.steps for work, _ in measured)
+    choices = [0, *(1 << bit for bit in range(1, per_step.bit_length() - 1))]
+    fits = [_fit_bend(measured, seconds, given, free) for free in choices]
+    best = min(fits, key=lambda fitted: fitted.error)
+    fixed_s, token_s, key_s, pair_s = best.prices
+    return StepPrices(fixed_s, token_s, pair_s, origin, key_s, best.free_tokens if token_s else 0)
+
+
+class _Fit(NamedTuple):
+    """Prices for one number of free tokens, and their weighted relative error."""
+
+    error: float
+    free_tokens: int
+    prices: list[float]
+
+
+def _fit_bend(
+    measured: Measured,
+    seconds: npt.NDArray[np.float64],
+    given: npt.NDArray[np.float64],
+    free: int,
+) -> _Fit:
+    rows = [[w.steps, max(0, w.tokens - w.steps * free), w.keys, w.pairs] for w, _ in measured]
+    relative = np.array(rows, np.float64) / seconds[:, None]  # (num_runs, 4)
+    weights = given
+    for _ in range(NUM_REFINEMENTS):
+        prices = _non_negative(relative * weights[:, None], weights)
+        errors = np.abs(relative @ prices - 1)
+        weights = given / np.sqrt(np.maximum(errors, 0.02))
+    # The fraction prefers fewer free tokens where the figures do not tell.
+    error = float((errors * given).sum() / given.sum())
+    return _Fit(round(error, 4) + free * 1e-9, free, prices.tolist())
+
+
+def _non_negative(
+    rows: npt.NDArray[np.float64], target: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    kept = [column for column in range(rows.shape[1]) if rows[:, column].any()]
+    while True:
+        scale = rows[:, kept].max(axis=0)
+        solution, *_ = np.linalg.lstsq(rows[:, kept] / scale, target, rcond=None)
+        if (solution >= 0).all() or len(kept) == 1:
+            break
+        del kept[int(np.argmin(solution))]
+    prices = np.zeros(rows.shape[1])
+    prices[kept] = np.abs(solution / scale)
+    return prices
+
+
+class LearnedPrices:
+    """The price list of one engine, kept current by the steps that it runs.
+
+    Attributes:
+        now: The prices; None until three kinds of steps are measured.
+        most_tokens: Tokens of the largest measured step.
+        num_steps: Steps that were predicted before they ran.
+        measured_s: Seconds that those took.
+        predicted_s: Seconds that they were predicted to take.
+    """
+
+    def __init__(self, now: StepPrices | None = None) -> None:
+        """Begin unmeasured, or with given prices."""
+        self._given = now
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all that was measured."""
+        self.now = self._given
+        self.most_tokens = 0 if self.now is None else 2**31
+        self.num_steps, self.measured_s, self.predicted_s = 0, 0.0, 0.0
+        self._cells: dict[tuple[int, int], deque[tuple[Work, float]]] = {}
+        self._num_noted = self._num_unfitted = 0
+
+    def note(self, work: Work, seconds: float) -> None:
+        """Learn from a step; the first is not typical, since memory is touched for the first time.
+
+        Cost: a fit of about 2 ms every ``MOST_STEPS_PER_FIT`` steps.
+        """
+        if seconds <= 0 or not work.tokens:
+            return
+        self._num_noted += 1
+        self.most_tokens = max(self.most_tokens, work.tokens)
+        if self.now is not None:
+            self.num_steps += 1
+            self.measured_s += seconds
+            self.predicted_s += self.now.seconds(work)
+        if self._num_noted > 1:
+            cell = work.tokens.bit_length(), work.pairs.bit_length()
+            self._cells.setdefault(cell, deque(maxlen=KEPT_STEPS)).append((work, seconds))
+            self._num_unfitted += 1
+        if self._num_unfitted >= min(MOST_STEPS_PER_FIT, 1 + self._num_noted // 4):
+            self._fit()
+
+    def _fit(self) -> None:
+        if len(self._cells) < 3:
+            return
+        self._num_unfitted = 0
+        cells = self._cells.values()
+        weights = [min(1.0, len(cell) / WELL_MEASURED) for cell in cells]
+        self.now = fit([self._median(cell) for cell in cells], "measured", weights)
+
+    def _median(self, cell: deque[tuple[Work, float]]) -> tuple[Work, float]:
+        """Return the step of a cell whose measured time is in the middle; of two the faster."""
+
+        def ratio(step: tuple[Work, float]) -> float:
+            work, seconds = step
+            return seconds / (work.tokens if self.now is None else self.now.seconds(work))
+
+        return sorted(cell, key=ratio)[(len(cell) - 1) // 2]
