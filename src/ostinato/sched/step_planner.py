@@ -23,8 +23,14 @@ from ostinato.sched.waiting_queue import RequestTable, StepRoom
 class StepCosts:
     """The port of step times: bounds what prompts compute in a step; by default nothing does."""
 
-    def begin(self, decoding: list[int], is_alone: bool) -> None:
-        """Begin a step with sequences of these lengths that decode; alone if nothing else lives."""
+    def begin(self, decoding: list[int], starts: list[int], is_alone: bool) -> None:
+        """Begin to divide a step among prompts.
+
+        Args:
+            decoding: Lengths of the sequences that decode in it.
+            starts: Tokens that are computed of each prompt that has begun.
+            is_alone: Whether only one sequence lives.
+        """
 
     def most_tokens(self, start: int) -> int:
         """Return how many tokens after ``start`` others still fit into the step; 0 if none."""
@@ -150,7 +156,8 @@ class StepPlanner:
         num_running, waiting = len(requests.running), requests.waiting
         decoding = [chunk.end for chunk in self.chunks]
         self._is_decoding = False
-        self._costs.begin(decoding, num_running + len(waiting) == 1)
+        starts = [sequence.num_computed for sequence in prefilling]
+        self._costs.begin(decoding, starts, num_running + len(waiting) == 1)
         room = StepRoom(self._budget, self._config.max_num_seqs - num_running)
         self._limits = requests.order.divide(prefilling, waiting, room)
 

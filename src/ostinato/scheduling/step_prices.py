@@ -35,6 +35,9 @@ WELL_MEASURED = 3
 MOST_STEPS_PER_FIT = 64
 """Steps after which prices are fitted again; sooner while few are measured."""
 
+MOST_KEY_SHARE = 8
+"""A key costs at most this part of a token."""
+
 NUM_REFINEMENTS = 3
 """Passes in which cells that do not fit lose weight: about the least absolute errors."""
 
@@ -109,13 +112,16 @@ class StepPrices:
             + (start + num_tokens) * self.key_s
         )
 
-    def tokens_for_rate(self, share: float, most: int) -> int:
-        """Return the fewest tokens of a step that keep a share of the highest prompt rate."""
-        overhead_s = self.fixed_s - self.token_s * self.free_tokens
-        if overhead_s * share >= most * self.token_s * (1 - share):
+    def tokens_for_rate(self, share: float, start: int, most: int) -> int:
+        """Return the fewest tokens of a step that keep a share of the highest rate of a prompt.
+
+        These are tokens after ``start`` others, whose keys each step reads.
+        """
+        overhead_s = self.fixed_s - self.token_s * self.free_tokens + start * self.key_s
+        each_s = self.token_s + start * self.pair_s
+        if overhead_s * share >= most * each_s * (1 - share):
             return most
-        fewest = overhead_s * share / (self.token_s * (1 - share)) if self.token_s else 0.0
-        return min(most, max(1, self.free_tokens, round(fewest)))
+        return min(most, max(1, self.free_tokens, round(overhead_s * share / each_s / (1 - share))))
 
 
 Measured = Sequence[tuple[Work, float]]
@@ -154,10 +160,16 @@ def fit(measured: Measured, origin: str, weights: Sequence[float] = ()) -> StepP
     given = np.array(weights or [1.0] * len(measured), np.float64)
     per_step = max(work.tokens // work.steps for work, _ in measured)
     choices = [0, *(1 << bit for bit in range(1, per_step.bit_length() - 1))]
-    fits = [_fit_bend(measured, seconds, given, free) for free in choices]
-    best = min(fits, key=lambda fitted: fitted.error)
-    fixed_s, token_s, key_s, pair_s = best.prices
-    return StepPrices(fixed_s, token_s, pair_s, origin, key_s, best.free_tokens if token_s else 0)
+    fits = [
+        _fit_bend(measured, seconds, given, free, has_keys)
+        for has_keys in (False, True)
+        for free in choices
+    ]
+    best = min((one for one in fits if one.is_plausible), key=lambda one: one.error)
+    overhead_s, token_s, key_s, pair_s = best.prices
+    free_tokens = best.free_tokens if token_s else 0
+    fixed_s = overhead_s + free_tokens * token_s
+    return StepPrices(fixed_s, token_s, pair_s, origin, key_s, free_tokens)
 
 
 class _Fit(NamedTuple):
@@ -167,23 +179,33 @@ class _Fit(NamedTuple):
     free_tokens: int
     prices: list[float]
 
+    @property
+    def is_plausible(self) -> bool:
+        """Whether to read a key costs far less than to compute a token; in short prompts both are
+        alike in number, so that figures do not tell."""
+        _, token_s, key_s, _ = self.prices
+        return key_s * MOST_KEY_SHARE <= token_s
+
 
 def _fit_bend(
     measured: Measured,
     seconds: npt.NDArray[np.float64],
     given: npt.NDArray[np.float64],
     free: int,
+    has_keys: bool,
 ) -> _Fit:
-    rows = [[w.steps, max(0, w.tokens - w.steps * free), w.keys, w.pairs] for w, _ in measured]
+    rows = [
+        [w.steps, max(w.tokens, w.steps * free), w.keys * has_keys, w.pairs] for w, _ in measured
+    ]
     relative = np.array(rows, np.float64) / seconds[:, None]  # (num_runs, 4)
     weights = given
     for _ in range(NUM_REFINEMENTS):
         prices = _non_negative(relative * weights[:, None], weights)
         errors = np.abs(relative @ prices - 1)
         weights = given / np.sqrt(np.maximum(errors, 0.02))
-    # The fraction prefers fewer free tokens where the figures do not tell.
-    error = float((errors * given).sum() / given.sum())
-    return _Fit(round(error, 4) + free * 1e-9, free, prices.tolist())
+    # The fractions prefer a plain list where the figures hardly tell.
+    error = round(float((errors * given).sum() / given.sum()), 4)
+    return _Fit(error + has_keys * 0.003 + free * 1e-9, free, prices.tolist())
 
 
 def _non_negative(

@@ -85,8 +85,8 @@ class StepTimer(StepCosts):
         self._max_step_s, self._max_tokens = max_step_ms / 1000, max_tokens
         self._meter = StepMeter(max_tokens)
 
-    def begin(self, decoding: list[int], is_alone: bool) -> None:
-        """Begin a step with sequences of these lengths that decode."""
+    def begin(self, decoding: list[int], starts: list[int], is_alone: bool) -> None:
+        """Begin a step with sequences that decode, and with prompts that have begun."""
         num_decoding, measured = len(decoding), self.prices.most_tokens
         prices = self.prices.now if measured >= FIRST_TOKENS else None
         most = FIRST_TOKENS if prices is None and not is_alone else 2 * measured - num_decoding
@@ -97,7 +97,7 @@ class StepTimer(StepCosts):
             return
         keys = sum(decoding)
         decodes_s = prices.seconds(Work(1, num_decoding, keys, keys))
-        self.limit_s = self._limit_s(prices, decodes_s, is_alone)
+        self.limit_s = self._limit_s(prices, decodes_s, max(starts, default=0), is_alone)
         self._meter.seconds = self.limit_s - decodes_s
         self._meter.num_free = max(0, prices.free_tokens - num_decoding)
 
@@ -122,11 +122,13 @@ class StepTimer(StepCosts):
         prices = self.prices.now
         return None if prices is None else prices.fixed_s + prices.prompt_s(start, num_tokens)
 
-    def _limit_s(self, prices: StepPrices, decodes_s: float, is_alone: bool) -> float:
+    def _limit_s(
+        self, prices: StepPrices, decodes_s: float, start: int, is_alone: bool
+    ) -> float:
         def extra_s(lost: float) -> float:
-            """Return what the smallest step that loses no more takes, beside its fixed time."""
-            num_tokens = prices.tokens_for_rate(1 - lost, self._max_tokens)
-            return prices.seconds(Work(1, num_tokens, 0)) - prices.fixed_s
+            """Return what the smallest chunk that loses no more takes, beside its fixed time."""
+            num_tokens = prices.tokens_for_rate(1 - lost, start, self._max_tokens)
+            return prices.prompt_s(start, num_tokens, prices.free_tokens)
 
         patient_s = min(decodes_s + extra_s(LOST_RATE), MOST_DECODES * decodes_s)
         limit_s = max(self._max_step_s, patient_s)
