@@ -86,7 +86,7 @@ class Scene:
     def kv_tokens(self) -> int:
         """Tokens that the pool holds: all of it at once."""
         streams = self.num_streams * (self.stream_prompt + self.stream_answer)
-        return streams + 4 * self.long + 40 * (self.prefix + self.tail)
+        return streams + 3 * self.long + self.prefix + 64 * (self.tail + self.answer + BLOCK)
 
 
 @dataclass

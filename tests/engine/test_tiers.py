@@ -2,8 +2,9 @@
 
 import pytest
 
+from ostinato.scheduling.step_prices import LearnedPrices, StepPrices
 from ostinato.tiers.port import LoadFault
-from tests.engine.tiered import GREEDY, TEXT, NewLLM, ask, engine_prompt
+from tests.engine.tiered import GREEDY, TEXT, NewLLM, ask, engine_prompt, slow_computing
 from tests.support.memory_tier import MemoryTier
 
 
@@ -100,6 +101,7 @@ def test_other_tenants_and_other_weights_find_nothing(new_llm: NewLLM):
     ask(new_llm(), salt="one")
     llm = new_llm()
     assert ask(llm, salt="two").num_cached_tokens == 0
+    llm.engine.tiers.loads.prices = slow_computing()  # no load is too slow
     assert ask(llm, salt="one").cached_tokens_from == {"disk": 128}
     assert ask(new_llm(dtype="float16"), salt="one").num_cached_tokens == 0
 
@@ -109,7 +111,7 @@ def test_what_is_cheaper_to_compute_is_not_loaded(new_llm: NewLLM):
     llm = new_llm()
     loads = llm.engine.tiers.loads
     loads.reading.add(1, 1.0)  # a byte a second
-    loads.computing.add(1_000_000, 1.0)
+    loads.prices = LearnedPrices(StepPrices(0.0, 1e-6, 0.0))
     output = ask(llm)
     assert output.num_cached_tokens == 0 and loads.num_cheaper == 1
     assert "was on the disk, cheaper to compute" in str(llm.explain(output))
@@ -135,7 +137,7 @@ def test_a_preempted_request_loads_again_what_the_pool_has_lost(new_llm: NewLLM)
         engine.step()
     engine.tiers.stores.queue_everything()
     engine.tiers.stores.flush(10)
-    engine.tiers.loads.computing.per_s = 1.0  # no load is too slow
+    engine.tiers.loads.prices = slow_computing()  # no load is too slow
     engine.reset_cache(preempt_running=True)
     outputs = [
         s.output() for _ in range(99) if engine.has_work for s in engine.step() if s.finished

@@ -122,7 +122,7 @@ class Engine:
         self.tiers: TieredCache | None = None
         if config.has_tiers:
             opened = open_tiers(config, self.runner, stores.events)
-            parts = self.cache, self.scheduler, self.runner, self.compute_path
+            parts = self.cache, self.scheduler, self.runner, self.compute_path, self.prices
             self.tiers = TieredCache(opened, stores, held, *parts)
             self._clean_up_with(self.tiers.stop)
 

@@ -11,8 +11,9 @@ While the weights are read, a few tokens are computed for nothing: ``free_tokens
 the roofline (Williams, Waterman and Patterson, Communications of the ACM 52, 2009).
 
 A busy minute must not spoil the list. Steps of about the same work share a cell, which keeps the
-newest; its median counts, by the ratio of measured to predicted time, and each cell counts once. So
-an outlier changes nothing, and after a slow hour the list is back when half of a cell is new.
+newest; its median counts, by the ratio of measured to predicted time, and each cell counts once,
+and for half after each ``HALF_LIFE_STEPS`` without a step of it. So an outlier changes nothing, and
+after a slow hour the list is back when half of a cell is new.
 """
 
 from collections import deque
@@ -32,8 +33,18 @@ KEPT_STEPS = 15
 WELL_MEASURED = 3
 """Steps from which on a cell counts in full."""
 
-MOST_STEPS_PER_FIT = 64
-"""Steps after which prices are fitted again; sooner while few are measured."""
+HALF_LIFE_STEPS, LEAST_WEIGHT = 16, 0.02
+"""How soon a cell without new steps counts for half, and for how much it counts in the end."""
+
+LEAST_MEASURED = 64
+"""Tokens of the largest step from which on the time of a prompt can be told."""
+
+FIT_EVERY_S = 0.5
+"""Measured seconds after which prices are fitted again, and at step 4, 8, 16 and so on; a fit takes
+about 3 ms."""
+
+ALIKE = 1.15
+"""Ratio of mean errors up to which two lists fit alike."""
 
 MOST_KEY_SHARE = 8
 """A key costs at most this part of a token."""
@@ -165,7 +176,11 @@ def fit(measured: Measured, origin: str, weights: Sequence[float] = ()) -> StepP
         for has_keys in (False, True)
         for free in choices
     ]
-    best = min((one for one in fits if one.is_plausible), key=lambda one: one.error)
+    plausible = [one for one in fits if one.is_plausible]
+    lowest = min(one.error for one in plausible)
+    # Of lists that fit alike, the one of more free tokens makes steps small, and so is tested.
+    alike = [one for one in plausible if one.error <= lowest * ALIKE + 1e-9]
+    best = max(alike, key=lambda one: one.free_tokens)
     overhead_s, token_s, key_s, pair_s = best.prices
     free_tokens = best.free_tokens if token_s else 0
     fixed_s = overhead_s + free_tokens * token_s
@@ -203,9 +218,8 @@ def _fit_bend(
         prices = _non_negative(relative * weights[:, None], weights)
         errors = np.abs(relative @ prices - 1)
         weights = given / np.sqrt(np.maximum(errors, 0.02))
-    # The fractions prefer a plain list where the figures hardly tell.
-    error = round(float((errors * given).sum() / given.sum()), 4)
-    return _Fit(error + has_keys * 0.003 + free * 1e-9, free, prices.tolist())
+    error = float((errors * given).sum() / given.sum())
+    return _Fit(error * ALIKE if has_keys else error, free, prices.tolist())
 
 
 def _non_negative(
@@ -244,13 +258,19 @@ class LearnedPrices:
         self.now = self._given
         self.most_tokens = 0 if self.now is None else 2**31
         self.num_steps, self.measured_s, self.predicted_s = 0, 0.0, 0.0
-        self._cells: dict[tuple[int, int], deque[tuple[Work, float]]] = {}
-        self._num_noted = self._num_unfitted = 0
+        self._cells: dict[tuple[int, int], _Cell] = {}
+        self._num_noted, self._unfitted_s = 0, 0.0
+
+    def prompt_s(self, start: int, num_tokens: int) -> float | None:
+        """Return how long a prompt's tokens take after ``start`` others; None if unknown."""
+        if self.now is None or self.most_tokens < LEAST_MEASURED:
+            return None
+        return self.now.fixed_s + self.now.prompt_s(start, num_tokens)
 
     def note(self, work: Work, seconds: float) -> None:
         """Learn from a step; the first is not typical, since memory is touched for the first time.
 
-        Cost: a fit of about 2 ms every ``MOST_STEPS_PER_FIT`` steps.
+        Cost: a fit every ``FIT_EVERY_S``.
         """
         if seconds <= 0 or not work.tokens:
             return
@@ -262,24 +282,43 @@ class LearnedPrices:
             self.predicted_s += self.now.seconds(work)
         if self._num_noted > 1:
             cell = work.tokens.bit_length(), work.pairs.bit_length()
-            self._cells.setdefault(cell, deque(maxlen=KEPT_STEPS)).append((work, seconds))
-            self._num_unfitted += 1
-        if self._num_unfitted >= min(MOST_STEPS_PER_FIT, 1 + self._num_noted // 4):
+            self._cells.setdefault(cell, _Cell()).add(work, seconds, self._num_noted)
+            self._unfitted_s += seconds
+        number = self._num_noted
+        if self._unfitted_s >= FIT_EVERY_S or (number > 2 and not number & (number - 1)):
             self._fit()
 
     def _fit(self) -> None:
         if len(self._cells) < 3:
             return
-        self._num_unfitted = 0
+        self._unfitted_s = 0.0
         cells = self._cells.values()
-        weights = [min(1.0, len(cell) / WELL_MEASURED) for cell in cells]
-        self.now = fit([self._median(cell) for cell in cells], "measured", weights)
+        weights = [cell.weight(self._num_noted) for cell in cells]
+        self.now = fit([cell.median(self.now) for cell in cells], "measured", weights)
 
-    def _median(self, cell: deque[tuple[Work, float]]) -> tuple[Work, float]:
-        """Return the step of a cell whose measured time is in the middle; of two the faster."""
+
+class _Cell:
+    """The newest steps of about the same work."""
+
+    def __init__(self) -> None:
+        self._steps: deque[tuple[Work, float]] = deque(maxlen=KEPT_STEPS)
+        self._newest = 0
+
+    def add(self, work: Work, seconds: float, number: int) -> None:
+        """Keep a step, by its number among all."""
+        self._steps.append((work, seconds))
+        self._newest = number
+
+    def weight(self, number: int) -> float:
+        """Return how much it counts after so many steps of any work."""
+        age = (number - self._newest) / HALF_LIFE_STEPS
+        return min(1.0, len(self._steps) / WELL_MEASURED) * max(LEAST_WEIGHT, 0.5**age)
+
+    def median(self, prices: StepPrices | None) -> tuple[Work, float]:
+        """Return the step whose time is in the middle, next to its prediction; of two the faster."""
 
         def ratio(step: tuple[Work, float]) -> float:
             work, seconds = step
-            return seconds / (work.tokens if self.now is None else self.now.seconds(work))
+            return seconds / (work.tokens if prices is None else prices.seconds(work))
 
-        return sorted(cell, key=ratio)[(len(cell) - 1) // 2]
+        return sorted(self._steps, key=ratio)[(len(self._steps) - 1) // 2]

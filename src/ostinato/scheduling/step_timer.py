@@ -22,7 +22,7 @@ FIRST_TOKENS = 32
 LOST_RATE = 0.1
 """Share of the prompt rate that steps may lose to stay within ``max_step_ms``."""
 
-LOST_ALONE = 0.02
+LOST_ALONE = 0.03
 """Share of the prompt rate that is lost where nothing else lives."""
 
 MOST_DECODES = 8
@@ -116,11 +116,6 @@ class StepTimer(StepCosts):
     def meter(self, num_tokens: int) -> StepMeter:
         """Return what is left of the current step, at most so many tokens."""
         return replace(self._meter, num_tokens=min(num_tokens, self._meter.num_tokens))
-
-    def prompt_s(self, start: int, num_tokens: int) -> float | None:
-        """Return how long a prompt's tokens take after ``start`` others; None if unknown."""
-        prices = self.prices.now
-        return None if prices is None else prices.fixed_s + prices.prompt_s(start, num_tokens)
 
     def _limit_s(
         self, prices: StepPrices, decodes_s: float, start: int, is_alone: bool
