@@ -1,7 +1,11 @@
 """KV that outlives the pool: what an engine loads from a tier, and what it explains."""
 
+from typing import Any
+
 import pytest
 
+from ostinato import SamplingParams
+from ostinato.engine.tier_reader import TierReader
 from ostinato.scheduling.step_prices import LearnedPrices, StepPrices
 from ostinato.tiers.port import LoadFault
 from tests.engine.tiered import GREEDY, TEXT, NewLLM, ask, engine_prompt, slow_computing
@@ -146,3 +150,45 @@ def test_a_preempted_request_loads_again_what_the_pool_has_lost(new_llm: NewLLM)
     assert outputs[0].cached_tokens_from == {}
     assert engine.tiers.counts.loaded_tokens == {"disk": 128}
     assert engine.scheduler_stats.num_preemptions == 1
+
+
+def test_a_request_that_is_ready_waits_for_no_tier(
+    new_llm: NewLLM, tier: MemoryTier, monkeypatch: pytest.MonkeyPatch
+):
+    """One seat, and answers of one token: after each step nothing runs, and yet one is ready."""
+    ask(new_llm())
+    engine = new_llm(max_num_seqs=1).engine
+    tier.gate.clear()
+    one = SamplingParams(max_tokens=1, detokenize=False)
+    engine.add(engine.make_request(engine_prompt(TEXT), one, "loads"))
+    engine.step()
+    for name in ("ready", "next"):
+        engine.add(engine.make_request(engine_prompt([5, 6, 7]), one, name))
+    waits: list[int] = []
+    monkeypatch.setattr(engine.tiers.loads, "wait", lambda _: waits.append(len(engine.request_ids)))
+    while len(engine.request_ids) > 1:
+        engine.step()
+    tier.gate.set()
+    assert waits in ([], [1]), "only once the last one waits alone"
+
+
+def test_steps_wait_for_a_slow_look_up_but_once(
+    new_llm: NewLLM, tier: MemoryTier, monkeypatch: pytest.MonkeyPatch
+):
+    """A server that does not answer costs the others two milliseconds, and not two in each step."""
+    engine = new_llm().engine
+    waits: list[int] = []
+    wait_for = TierReader.wait_for
+
+    def counted(reader: TierReader, *arguments: Any) -> None:
+        waits.append(len(engine.request_ids))
+        wait_for(reader, *arguments)
+
+    monkeypatch.setattr(TierReader, "wait_for", counted)
+    tier.look_up_gate.clear()
+    for name, tokens in (("slow", TEXT), ("other", [5, 6, 7])):
+        engine.add(engine.make_request(engine_prompt(tokens), GREEDY, name))
+    while len(engine.request_ids) > 1:
+        engine.step()
+    tier.look_up_gate.set()
+    assert waits.count(2) <= 1

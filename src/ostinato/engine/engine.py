@@ -90,7 +90,7 @@ class Engine:
         self.cache = self._build_cache(setup, stores)
         self.public_prefixes = PublicPrefixes(self.cache.admin, config.block_size)
         self.image_encoder: ImageEncoder | None = None
-        holding = [held] if config.has_tiers else []
+        self._holding = holding = [held] if config.has_tiers else []
         if self.runner.images is not None:
             self.image_encoder = ImageEncoder(self.runner.images)
             holding.append(self.image_encoder.held)
@@ -211,8 +211,16 @@ class Engine:
         finally:
             if self.tiers is not None:
                 self.tiers.end_step()
-            if self.image_encoder is not None and not self.scheduler.num_running:
+            if self.image_encoder is not None and not self._has_ready:
                 self.image_encoder.wait(WAIT_S)
+
+    @property
+    def _has_ready(self) -> bool:
+        """Whether a request runs, or waits for neither a tier nor an image."""
+        waiting = (s.request.request_id for s in self.scheduler.requests.waiting)
+        return self.scheduler.num_running > 0 or any(
+            all(request_id not in held for held in self._holding) for request_id in waiting
+        )
 
     def _step(self) -> list[RequestState]:
         """Plan, run and commit a step."""

@@ -36,7 +36,7 @@ from ostinato.scheduling.step_prices import LearnedPrices
 from ostinato.tiers.port import LoadFault, Namespace, TierListener
 
 LOOK_UP_PATIENCE_S = 0.002
-"""How long a step waits for look-ups; those of a disk take place in memory."""
+"""How long steps wait for a look-up; those of a disk take place in memory."""
 
 LOOK_UP_DEADLINE_S = 1.0
 """After it a request no longer waits for the answer of a server."""
@@ -193,12 +193,14 @@ class TierLoads:
         return None
 
     def _await_look_ups(self) -> None:
-        """Wait a moment for look-ups: a disk answers faster than a step could run."""
-        asked = [one.look_up for one in self._loads.values() if one.after is None]
-        fresh = [look_up for look_up in asked if look_up.refs is None]
+        """Wait a moment for new look-ups: a disk answers faster than a step could run."""
+        since_s = time.monotonic() - LOOK_UP_PATIENCE_S
+        loads = [one for one in self._loads.values() if one.after is None]
+        fresh = [x for x in loads if x.look_up.refs is None and x.asked_s > since_s]
         if fresh:
+            patience_s = max(load.asked_s for load in fresh) - since_s
             self._reader.wait_for(
-                lambda: all(look_up.refs is not None for look_up in fresh), LOOK_UP_PATIENCE_S
+                lambda: all(load.look_up.refs is not None for load in fresh), patience_s
             )
 
     def _advance(self, load: Load, num_seats: int) -> bool:

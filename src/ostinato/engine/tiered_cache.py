@@ -203,19 +203,22 @@ class TieredCache:
 
         Planning a step without requests would only slow down the threads that load.
         """
-        if not self.loads or self._scheduler.num_running:
-            return False
-        if len(self._held) < self._scheduler.num_waiting:
+        if not self.loads or self._has_ready:
             return False
         self.loads.wait(WAIT_S)
         return True
+
+    @property
+    def _has_ready(self) -> bool:
+        """Whether a request runs, or waits for no load."""
+        return self._scheduler.num_running > 0 or len(self._held) < self._scheduler.num_waiting
 
     def end_step(self) -> None:
         """Let stores copy as long as a step took; if nothing can run, wait a moment for a tier."""
         self.loads.release_loaded()
         took_s = time.perf_counter() - self._begun_s
         self.stores.add_credit(took_s, torch.get_num_threads())
-        if not self._scheduler.num_running:
+        if not self._has_ready:
             self.loads.wait(WAIT_S)
 
     def run_idle_work(self) -> bool:
