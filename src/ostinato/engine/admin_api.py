@@ -163,6 +163,7 @@ class AdminApi:
         self._engine.grammars.erase(salt.decode(errors="replace"))
         num_texts = self._engine.prompts.remove_texts(salt)
         self._engine.audit.erase(salt)
+        self._engine.waits.erase(salt)
         if self._engine.image_encoder is not None:
             self._engine.image_encoder.remove_outputs(salt)
         self._engine.recorder.on_erased(salt)

@@ -36,6 +36,7 @@ from ostinato.engine.request_validation import PreparedRequest
 from ostinato.engine.setup import Setup, set_up
 from ostinato.engine.tier_stores import TierStores
 from ostinato.engine.tiered_cache import WAIT_S, TieredCache
+from ostinato.engine.waits import WaitBook
 from ostinato.errors import RequestError
 from ostinato.observe.counters import CacheStats
 from ostinato.runner.model_loader import LoadedModel
@@ -64,6 +65,7 @@ class Engine:
         recorder: Records traces, where one was started.
         tiers: Where prefixes outlive the pool; None unless one is set.
         prices: What steps cost on this machine.
+        waits: For whose work requests wait.
         kv_events: Publishes KV events; None unless ``kv_events_endpoint`` is set.
         prompts: Turns the texts and images of prompts into token ids.
         texts: Tokenizes texts, and remembers them; None if the checkpoint has no tokenizer.
@@ -99,6 +101,7 @@ class Engine:
         self.scheduler = build_scheduler(
             setup.scheduling, self.cache, steps_clock, holding, self.prices
         )
+        self.waits = WaitBook(self.prices, config.keep_explanations)
         self.audit = HitAudit(config.audit_share, config.audit_quarantine, self.runner, self.cache)
         self.is_computing = False
         self._clock = clock
@@ -181,6 +184,7 @@ class Engine:
         self.recorder.on_added(made.request, made.arrival_s)
         state = RequestState(made, None if self.texts is None else self.texts.table)
         self._states[made.request.request_id] = state
+        self.waits.begin(*self.scheduler.requests.live[made.request.request_id], self._clock())
         if self.image_encoder is not None and made.images:
             [sequence] = self.scheduler.requests.live[made.request.request_id]
             num_cached = partial(self.scheduler.num_cached_tokens, sequence)
@@ -225,6 +229,7 @@ class Engine:
     def _step(self) -> list[RequestState]:
         """Plan, run and commit a step."""
         self.recorder.tick()
+        begun_s = self._clock()
         plan = self.scheduler.plan()
         if not plan.sequences:
             return []
@@ -240,6 +245,7 @@ class Engine:
         self.recorder.tick()
         updates = self.scheduler.commit(result)
         self.recorder.on_committed()
+        self.waits.add_step(plan, self._clock() - begun_s)
         return self.process_outputs(updates)
 
     def _execute(self, plan: StepPlan) -> StepResult:
@@ -349,6 +355,7 @@ class Engine:
         for update in updates:
             sequence, request_id = update.sequence, update.sequence.request.request_id
             state = touched[request_id] = self._states[request_id]
+            self.waits.end(sequence, now_s)
             if state.images and self.image_encoder is not None:
                 self.image_encoder.end(request_id)  # its prompt is computed
             stop = state.take(sequence, update.token, now_s)
@@ -365,6 +372,7 @@ class Engine:
         ended = self.scheduler.fail()
         self.recorder.on_failed()
         for update in ended:
+            self.waits.end(update.sequence, now_s)
             self.recorder.record_output(update.sequence)
             request_id = update.sequence.request.request_id
             touched[request_id] = self._states[request_id]
@@ -394,6 +402,8 @@ class Engine:
         if self.image_encoder is not None:
             self.image_encoder.end(request_id)
         ended = self.scheduler.cancel(request_id)
+        for sequence in ended:
+            self.waits.end(sequence, self._clock())
         self.recorder.on_cancelled(request_id, ended)
         return ended
 

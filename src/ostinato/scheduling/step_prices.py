@@ -237,15 +237,29 @@ def _non_negative(
     return prices
 
 
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Predicted and measured times of steps.
+
+    Attributes:
+        num_steps: Steps that were predicted before they ran.
+        measured_s: Seconds that those took.
+        predicted_s: Seconds that they were predicted to take.
+        prices: The price list; None until three kinds of steps are measured.
+    """
+
+    num_steps: int = 0
+    measured_s: float = 0.0
+    predicted_s: float = 0.0
+    prices: StepPrices | None = None
+
+
 class LearnedPrices:
     """The price list of one engine, kept current by the steps that it runs.
 
     Attributes:
         now: The prices; None until three kinds of steps are measured.
         most_tokens: Tokens of the largest measured step.
-        num_steps: Steps that were predicted before they ran.
-        measured_s: Seconds that those took.
-        predicted_s: Seconds that they were predicted to take.
     """
 
     def __init__(self, now: StepPrices | None = None) -> None:
@@ -257,9 +271,14 @@ class LearnedPrices:
         """Forget all that was measured."""
         self.now = self._given
         self.most_tokens = 0 if self.now is None else 2**31
-        self.num_steps, self.measured_s, self.predicted_s = 0, 0.0, 0.0
+        self._num_predicted, self._measured_s, self._predicted_s = 0, 0.0, 0.0
         self._cells: dict[tuple[int, int], _Cell] = {}
         self._num_noted, self._unfitted_s = 0, 0.0
+
+    @property
+    def times(self) -> StepTimes:
+        """Predictions and measurements so far."""
+        return StepTimes(self._num_predicted, self._measured_s, self._predicted_s, self.now)
 
     def prompt_s(self, start: int, num_tokens: int) -> float | None:
         """Return how long a prompt's tokens take after ``start`` others; None if unknown."""
@@ -277,9 +296,9 @@ class LearnedPrices:
         self._num_noted += 1
         self.most_tokens = max(self.most_tokens, work.tokens)
         if self.now is not None:
-            self.num_steps += 1
-            self.measured_s += seconds
-            self.predicted_s += self.now.seconds(work)
+            self._num_predicted += 1
+            self._measured_s += seconds
+            self._predicted_s += self.now.seconds(work)
         if self._num_noted > 1:
             cell = work.tokens.bit_length(), work.pairs.bit_length()
             self._cells.setdefault(cell, _Cell()).add(work, seconds, self._num_noted)
