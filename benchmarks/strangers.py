@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
@@ -130,7 +130,9 @@ async def measure(scene: Scene, stream: Stream) -> Figures:
     alone = [await first_token_s(stream, prompts.of("hit"), 1) for _ in range(scene.num_alone)]
     figures.alone["hit"] = sorted(alone)[len(alone) // 2]
     figures.alone["long"] = await first_token_s(stream, prompts.of("long"), 1)
-    streams = [asyncio.create_task(_decode(stream, prompts, figures)) for _ in range(scene.num_streams)]
+    streams = [
+        asyncio.create_task(_decode(stream, prompts, figures)) for _ in range(scene.num_streams)
+    ]
     await asyncio.sleep(2.0)
     figures.gaps.clear()
     figures.num_tokens, begin_s, tasks = 0, time.monotonic(), []
@@ -260,12 +262,16 @@ def simulated_run(
 ) -> dict[str, list[float]]:
     """Return times to first tokens by kind, gaps of streams, tokens and seconds."""
     config = SchedulerConfig(**scheduling)
-    requests = [BlockRequest(at_s, *_lengths(scene, kind), _blocks(scene, kind, number))
-                for number, (at_s, kind) in enumerate(arrivals)]
+    requests = [
+        BlockRequest(at_s, *_lengths(scene, kind), _blocks(scene, kind, number))
+        for number, (at_s, kind) in enumerate(arrivals)
+    ]
     trace = TraceBuilder(requests).build("strangers", BLOCK)
     cache = PrefixCacheConfig(scene.kv_tokens // BLOCK, BLOCK)
     replica = TimedReplica(trace, cache, config, CostModel(*prices))
-    found: dict[str, list[float]] = {name: [] for name in ("prefix", "stream", "hit", "long", "gaps")}
+    found: dict[str, list[float]] = {
+        name: [] for name in ("prefix", "stream", "hit", "long", "gaps")
+    }
     last_s: dict[int, float] = {}
     tokens, added, left = 0, 0, sum(kind != "stream" for _, kind in arrivals)
     while left:
@@ -286,7 +292,10 @@ def simulated_run(
                 found["gaps"].append(replica.now_s - last_s[number])
             last_s[number] = replica.now_s
             left -= update.sequence.finish_reason is not None and kind != "stream"
-    return found | {"tokens": [tokens], "seconds": [replica.now_s - arrivals[-1][0] + scene.seconds]}
+    return found | {
+        "tokens": [tokens],
+        "seconds": [replica.now_s - arrivals[-1][0] + scene.seconds],
+    }
 
 
 def _lengths(scene: Scene, kind: str) -> tuple[int, int]:

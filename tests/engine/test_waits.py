@@ -38,7 +38,9 @@ def test_the_time_of_steps_is_split_by_their_work():
     waits.end(mine, 1008.0)
     wait = waits.wait_of("request 7")
     assert wait == Wait(8.0, own_s=2.0, tenant_s=1.0, others_s=4.0)
-    assert wait.sentence.endswith("2 s its own work, 1 s other work of its tenant, 4 s the work of others.")
+    assert wait.sentence.endswith(
+        "2 s its own work, 1 s other work of its tenant, 4 s the work of others."
+    )
 
 
 def test_only_the_last_waits_are_remembered():

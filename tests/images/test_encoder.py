@@ -58,9 +58,7 @@ def llm(gate: Gate, make_image_llm: MakeImageLLM) -> LLM:
     return llm
 
 
-def add(
-    llm: LLM, text: str, *images: object, salt: str = "", params: SamplingParams = TWO
-) -> str:
+def add(llm: LLM, text: str, *images: object, salt: str = "", params: SamplingParams = TWO) -> str:
     """Add a request and return its name."""
     prompt = {"prompt": text, "multi_modal_data": {"image": list(images)}, "cache_salt": salt}
     made = llm.engine.make_request(parse_prompt(prompt), params)

@@ -41,9 +41,7 @@ class TimedScheduler:
         """Run a step; return how many tokens of each request it computed."""
         self.plan = self.scheduler.plan()
         names = {
-            s.sequence_id: name
-            for name, live in self.scheduler.requests.live.items()
-            for s in live
+            s.sequence_id: name for name, live in self.scheduler.requests.live.items() for s in live
         }
         self.took_s = PRICES.seconds(plan_work(self.plan)) * slowdown
         self.now_s += self.took_s
@@ -154,7 +152,9 @@ def test_followers_of_a_prompt_take_nothing_from_it_while_they_wait():
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(
-        st.tuples(st.integers(0, 12), st.integers(1, 90), st.integers(1, 6)), min_size=2, max_size=24
+        st.tuples(st.integers(0, 12), st.integers(1, 90), st.integers(1, 6)),
+        min_size=2,
+        max_size=24,
     ),
     st.integers(4, 24),
     st.sampled_from([None, 200]),

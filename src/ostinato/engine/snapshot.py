@@ -27,7 +27,7 @@ class Snapshot:
     num_leased_blocks: int  # blocks that leases hold, each counted once
     compute_path: ComputePath  # how steps are computed, and why not faster
     audit: AuditCounts  # what audits of hits have found
-    steps: StepTimes = StepTimes()  # predicted and measured times of steps
+    steps: StepTimes  # predicted and measured times of steps
     tiers: TierCounts | None = None  # what tiers did; None without any
 
 

@@ -18,12 +18,16 @@ Long prompts age by two bounds:
 """
 
 from collections.abc import Iterator
+from itertools import islice
 
 from ostinato.core.ids import SequenceId
 from ostinato.sched.sequence import Sequence
 from ostinato.sched.waiting_queue import NumCachedTokens, StepRoom
 from ostinato.scheduling.longest_prefix import MAX_RANKED, RankedOrder
 from ostinato.scheduling.step_timer import StepMeter, StepTimer
+
+MAX_REFRESHED = 32
+"""Waiting sequences that a step looks up again; of the others, what an earlier one found ranks."""
 
 ELDER_SHARE = 0.25
 """Share of a step that the elder may compute, whatever is shorter."""
@@ -32,8 +36,8 @@ ELDER_SHARE = 0.25
 class ShortestFirst(RankedOrder):
     """Serve by priority, then by what is left to compute, within the bounds on waiting.
 
-    Cost: in each step in which prompts compete, one look-up for each that waits (``MAX_RANKED`` at
-    most), and one comparison of packed tokens with each that runs.
+    Cost: in each step in which prompts compete and a seat is free, a look-up of each new one and of
+    ``MAX_REFRESHED`` others, and a comparison of packed tokens with each running prompt.
     """
 
     def __init__(
@@ -59,6 +63,7 @@ class ShortestFirst(RankedOrder):
         self._limits: dict[SequenceId, int] = {}
         self._places: dict[SequenceId, int] = {}
         self._tried: set[SequenceId] = set()
+        self._starts: dict[SequenceId, int] = {}  # of the waiting, the oldest look-up first
 
     def divide(
         self, prefilling: list[Sequence], waiting: list[Sequence], room: StepRoom
@@ -66,11 +71,12 @@ class ShortestFirst(RankedOrder):
         """Divide a step: the elder's share first, then prompt by prompt, the shortest first."""
         self._limits, self._places = {}, {}
         refused, self._tried = self._tried, set()
+        waiting = waiting[:MAX_RANKED] if room.num_seats > 0 else []
         if not waiting and len(prefilling) < 2:
             return self._limits
         meter = self._meter(room.num_tokens)
-        starts = {s.sequence_id: s.num_computed for s in prefilling}
-        starts |= {s.sequence_id: self._num_cached_tokens(s) for s in waiting[:MAX_RANKED]}
+        starts = self._look_up(waiting)
+        starts |= {s.sequence_id: s.num_computed for s in prefilling}
 
         def place(sequence: Sequence) -> tuple[int, bool, float, int]:
             start, number = starts[sequence.sequence_id], sequence.sequence_id
@@ -78,7 +84,7 @@ class ShortestFirst(RankedOrder):
             left = self._price(meter, start, len(sequence.key) - start)
             return sequence.request.priority, not is_late, 0.0 if is_late else left, number
 
-        ranked = sorted([*prefilling, *waiting[:MAX_RANKED]], key=place)
+        ranked = sorted([*prefilling, *waiting], key=place)
         self._places = {s.sequence_id: place for place, s in enumerate(ranked)}
         guests = [s for s in ranked if s.table is None and self._can_start(s, prefilling, starts)]
         guests = [s for s in guests[: room.num_seats] if s.sequence_id not in refused]
@@ -102,6 +108,15 @@ class ShortestFirst(RankedOrder):
         """Count overtakes."""
         super().admitted(sequence, waiting)
         self._tried.discard(sequence.sequence_id)
+
+    def _look_up(self, waiting: list[Sequence]) -> dict[SequenceId, int]:
+        """Return how many tokens of each would hit: of some as of an earlier step."""
+        live, known = {s.sequence_id: s for s in waiting}, self._starts
+        oldest = dict.fromkeys(islice((name for name in known if name in live), MAX_REFRESHED))
+        kept = {n: start for n, start in known.items() if n in live and n not in oldest}
+        again = [*oldest, *(name for name in live if name not in known)]
+        self._starts = kept | {name: self._num_cached_tokens(live[name]) for name in again}
+        return dict(self._starts)
 
     def _meter(self, num_tokens: int) -> StepMeter:
         return StepMeter(num_tokens) if self._timer is None else self._timer.meter(num_tokens)

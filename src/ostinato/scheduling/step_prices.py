@@ -196,8 +196,10 @@ class _Fit(NamedTuple):
 
     @property
     def is_plausible(self) -> bool:
-        """Whether to read a key costs far less than to compute a token; in short prompts both are
-        alike in number, so that figures do not tell."""
+        """Whether a key costs far less than a token.
+
+        In short prompts both are alike in number, so that figures do not tell.
+        """
         _, token_s, key_s, _ = self.prices
         return key_s * MOST_KEY_SHARE <= token_s
 
@@ -334,7 +336,7 @@ class _Cell:
         return min(1.0, len(self._steps) / WELL_MEASURED) * max(LEAST_WEIGHT, 0.5**age)
 
     def median(self, prices: StepPrices | None) -> tuple[Work, float]:
-        """Return the step whose time is in the middle, next to its prediction; of two the faster."""
+        """Return the step in the middle by measured to predicted time; of two the faster."""
 
         def ratio(step: tuple[Work, float]) -> float:
             work, seconds = step

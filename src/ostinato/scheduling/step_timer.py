@@ -117,9 +117,7 @@ class StepTimer(StepCosts):
         """Return what is left of the current step, at most so many tokens."""
         return replace(self._meter, num_tokens=min(num_tokens, self._meter.num_tokens))
 
-    def _limit_s(
-        self, prices: StepPrices, decodes_s: float, start: int, is_alone: bool
-    ) -> float:
+    def _limit_s(self, prices: StepPrices, decodes_s: float, start: int, is_alone: bool) -> float:
         def extra_s(lost: float) -> float:
             """Return what the smallest chunk that loses no more takes, beside its fixed time."""
             num_tokens = prices.tokens_for_rate(1 - lost, start, self._max_tokens)
