@@ -108,7 +108,7 @@ class StepPlanner:
         self._in_flight = SingleFlight(self._cache)
         self._least = self._cache.chunk_unit or 1
         self._copies: list[CopyRun] = []
-        self._is_short_of_blocks = False  # a sequence found too few
+        self._is_short = False  # a sequence found too few blocks, or no time
         self._is_decoding, self._has_prompt = True, False  # whose chunks there are so far
         self._limits: dict[SequenceId, int] = {}  # most tokens of some prompts
 
@@ -167,13 +167,15 @@ class StepPlanner:
         That may be the sequence itself.
         """
         wanted = self._end_of_chunk(sequence)
+        if wanted == sequence.num_computed and sequence.sequence_id not in self._limits:
+            self._is_short = True
         while sequence.table is not None and wanted > sequence.num_computed:
             room = self._cache.growable(sequence.table, wanted)
             if room > sequence.num_computed:
                 self._cache.grow(sequence.table, room)
                 self._add_chunk(sequence, room)
                 return
-            self._is_short_of_blocks = True
+            self._is_short = True
             victim = max(self._requests.running, key=lambda s: s.rank)
             for chunk in [chunk for chunk in self.chunks if chunk.sequence is victim]:
                 self._budget += chunk.num_tokens
@@ -220,7 +222,7 @@ class StepPlanner:
     def _has_seat(self) -> bool:
         """Whether another sequence may run in this step, if there are blocks for it."""
         is_free = len(self._requests.running) < self._config.max_num_seqs
-        return is_free and self._budget >= self._least and not self._is_short_of_blocks
+        return is_free and self._budget >= self._least and not self._is_short
 
     def _try_admit(self, sequence: Sequence) -> bool:
         """Admit a waiting sequence, unless it waits for a prefill; False if it does not fit."""
@@ -280,7 +282,7 @@ class StepPlanner:
                 break
             forked = self._cache.fork(table)
             if forked is None:
-                self._is_short_of_blocks = True
+                self._is_short = True
                 break
             child.key = forked[0].key
             self._requests.run(child, forked[0])

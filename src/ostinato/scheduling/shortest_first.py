@@ -98,11 +98,21 @@ class ShortestFirst(RankedOrder):
         return {s.sequence_id: self._places.get(s.sequence_id, last) for s in waiting}
 
     def candidates(self, waiting: list[Sequence]) -> Iterator[Sequence]:
-        """Walk the overdue, then the others by what is left of them, if there is time for them."""
+        """Walk the overdue, then the others by what is left of them, if there is time for them.
+
+        One for which there is no time is passed over by others of its priority, unless overdue.
+        """
+        passed: int | None = None  # the priority of one without time
         for sequence in super().candidates(waiting):
+            if passed not in (None, sequence.request.priority):
+                return
             if self._limits.get(sequence.sequence_id, 1):
                 self._tried.add(sequence.sequence_id)
                 yield sequence
+            elif sequence.num_overtakes >= self._max_overtakes:
+                return
+            else:
+                passed = sequence.request.priority
 
     def admitted(self, sequence: Sequence, waiting: list[Sequence]) -> None:
         """Count overtakes."""
