@@ -26,7 +26,9 @@ def small_traffic(monkeypatch):
     monkeypatch.setattr(orders, "NUM_BLOCKS", 100)
 
 
-@pytest.mark.parametrize("order", ["fcfs", "shortest_first", "longest_prefix", "depth_first", "fair_share"])
+@pytest.mark.parametrize(
+    "order", ["fcfs", "shortest_first", "longest_prefix", "depth_first", "fair_share"]
+)
 def test_the_same_seed_gives_the_same_figures(order, small_traffic):
     first, second = (orders.measure(order, "mixed", seed=1) for _ in range(2))
     for figures in (first, second):

@@ -75,20 +75,13 @@ class ShortestFirst(RankedOrder):
         if not waiting and len(prefilling) < 2:
             return self._limits
         meter = self._meter(room.num_tokens)
-        starts = self._look_up(waiting)
+        starts = self._look_up(waiting) if waiting else {}
         starts |= {s.sequence_id: s.num_computed for s in prefilling}
-
-        def place(sequence: Sequence) -> tuple[int, bool, float, int]:
-            start, number = starts[sequence.sequence_id], sequence.sequence_id
-            is_late = sequence.table is None and sequence.num_overtakes >= self._max_overtakes
-            left = self._price(meter, start, len(sequence.key) - start)
-            return sequence.request.priority, not is_late, 0.0 if is_late else left, number
-
-        ranked = sorted([*prefilling, *waiting], key=place)
+        ranked = self._sorted([*prefilling, *waiting], starts, meter)
         self._places = {s.sequence_id: place for place, s in enumerate(ranked)}
         guests = [s for s in ranked if s.table is None and self._can_start(s, prefilling, starts)]
-        guests = [s for s in guests[: room.num_seats] if s.sequence_id not in refused]
-        sharers = [s for s in ranked if s.table is not None or s in guests]
+        names = {s.sequence_id for s in guests[: room.num_seats]} - refused
+        sharers = [s for s in ranked if s.table is not None or s.sequence_id in names]
         self._limits = self._divide(sharers, starts, meter)
         return self._limits
 
@@ -131,9 +124,20 @@ class ShortestFirst(RankedOrder):
     def _meter(self, num_tokens: int) -> StepMeter:
         return StepMeter(num_tokens) if self._timer is None else self._timer.meter(num_tokens)
 
-    def _price(self, meter: StepMeter, start: int, num_tokens: int) -> float:
-        prices = meter.prices
-        return num_tokens if prices is None else prices.prompt_s(start, num_tokens)
+    def _sorted(
+        self, prompts: list[Sequence], starts: dict[SequenceId, int], meter: StepMeter
+    ) -> list[Sequence]:
+        """Sort prompts by priority, the overdue first, then by the price of what is left."""
+
+        def place(sequence: Sequence) -> tuple[int, bool, float, int]:
+            start, number = starts[sequence.sequence_id], sequence.sequence_id
+            is_late = sequence.table is None and sequence.num_overtakes >= self._max_overtakes
+            left: float = len(sequence.key) - start
+            if meter.prices is not None:
+                left = meter.prices.prompt_s(start, len(sequence.key) - start)
+            return sequence.request.priority, not is_late, 0.0 if is_late else left, number
+
+        return sorted(prompts, key=place)
 
     def _can_start(
         self, sequence: Sequence, prefilling: list[Sequence], starts: dict[SequenceId, int]

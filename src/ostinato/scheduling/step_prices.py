@@ -340,6 +340,7 @@ class _Cell:
 
         def ratio(step: tuple[Work, float]) -> float:
             work, seconds = step
-            return seconds / (work.tokens if prices is None else prices.seconds(work))
+            expected = float(work.tokens) if prices is None else prices.seconds(work)
+            return seconds / expected
 
         return sorted(self._steps, key=ratio)[(len(self._steps) - 1) // 2]

@@ -16,8 +16,8 @@ from ostinato.core.plan import StepPlan
 from ostinato.sched.step_planner import StepCosts
 from ostinato.scheduling.step_prices import LearnedPrices, StepPrices, Work, plan_work
 
-FIRST_TOKENS = 32
-"""Prompt tokens of the first step: half a second where a large model computes 64 a second."""
+FIRST_TOKENS = 64
+"""Prompt tokens of the first step: a second where a large model computes 64 a second."""
 
 LOST_RATE = 0.1
 """Share of the prompt rate that steps may lose to stay within ``max_step_ms``."""
@@ -47,7 +47,7 @@ class StepMeter:
 
     def most_tokens(self, start: int, share: float = 1.0) -> int:
         """Return how many tokens after ``start`` others fit into a share of what is left."""
-        prices, most = self.prices, int(self.num_tokens * share)
+        prices, most = self.prices, max(0, int(self.num_tokens * share))
         if prices is None or self.seconds == float("inf"):
             return most
         tokens, free = range(1, most + 1), self.num_free
@@ -62,10 +62,6 @@ class StepMeter:
             sign, number = (1, num_tokens) if num_tokens > 0 else (-1, -num_tokens)
             self.seconds -= sign * self.prices.prompt_s(start, number, self.num_free)
         self.num_free = max(0, self.num_free - num_tokens)
-
-    def copy(self) -> "StepMeter":
-        """Return a meter of its own."""
-        return replace(self)
 
 
 class StepTimer(StepCosts):
