@@ -98,7 +98,7 @@ def test_hybrids_are_measured_beside_transformers(tmp_path):
 
 
 def test_the_simulated_scene_bounds_the_waits_of_hits_and_streams():
-    """A small scene on the real scheduler: steps of 250 ms, and a price list in place of a model."""
+    """A small scene on the real scheduler, with a price list in place of a model."""
     scene = strangers.Scene(seconds=8, long=1_500, prefix=512, stream_answer=200, hit_gap_s=1)
     prices = [0.04, 0.004, 1e-7, "given", 0.0, 8]
     before = strangers.simulate(scene, prices)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from ostinato.assembly import build_cache, build_scheduler
 from ostinato.core.config import SchedulerConfig
+from ostinato.core.ids import RequestId
 from ostinato.core.plan import SampledToken, SequenceResult, StepPlan, StepResult
 from ostinato.sched.scheduler import Scheduler
 from ostinato.scheduling.shortest_first import ELDER_SHARE
@@ -41,7 +42,7 @@ class TimedScheduler:
         """Run a step; return how many tokens of each request it computed."""
         self.plan = self.scheduler.plan()
         names = {
-            s.sequence_id: name for name, live in self.scheduler.requests.live.items() for s in live
+            s.sequence_id: str(name) for name, live in self.scheduler.requests.live.items() for s in live
         }
         self.took_s = PRICES.seconds(plan_work(self.plan)) * slowdown
         self.now_s += self.took_s
@@ -61,7 +62,7 @@ def test_beside_a_stream_a_step_takes_the_limit_and_alone_what_is_fastest():
     timed.add("long", 4_000)
     assert timed.step() == {"stream": 1, "long": 55}
     assert 0.240 < timed.took_s <= 0.250
-    timed.scheduler.cancel("stream")  # type: ignore[arg-type]
+    timed.scheduler.cancel(RequestId("stream"))
     assert timed.step() == {"long": PRICES.tokens_for_rate(0.97, 55, 2048)}
 
 

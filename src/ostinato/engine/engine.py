@@ -184,9 +184,9 @@ class Engine:
         self.recorder.on_added(made.request, made.arrival_s)
         state = RequestState(made, None if self.texts is None else self.texts.table)
         self._states[made.request.request_id] = state
-        self.waits.begin(*self.scheduler.requests.live[made.request.request_id], self._clock())
+        [sequence] = self.scheduler.requests.live[made.request.request_id]
+        self.waits.begin(sequence, self._clock())
         if self.image_encoder is not None and made.images:
-            [sequence] = self.scheduler.requests.live[made.request.request_id]
             num_cached = partial(self.scheduler.num_cached_tokens, sequence)
             state.images = self.image_encoder.begin(made.request, made.images, num_cached)
         if self.tiers is not None:
