@@ -210,7 +210,7 @@ class Scheduler:
     def _end_step(self) -> list[ScheduledChunk]:
         """Close the step; return its chunks, in the order of the plan."""
         self.stats.num_steps += bool(self._chunks)
-        chunks, self._chunks = self._chunks, []
+        chunks, self._chunks, self._plan = self._chunks, [], StepPlan(())
         return chunks
 
 

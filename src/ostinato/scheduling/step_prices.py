@@ -19,6 +19,7 @@ after a slow hour the list is back when half of a cell is new.
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import log2
 from typing import NamedTuple
 
 import numpy as np
@@ -45,6 +46,10 @@ about 3 ms."""
 
 ALIKE = 1.15
 """Ratio of mean errors up to which two lists fit alike."""
+
+LIKELY_FREE = 8
+"""Free tokens where lists fit alike: on the processors measured so far, eight rows cost what one
+does."""
 
 MOST_KEY_SHARE = 8
 """A key costs at most this part of a token."""
@@ -178,9 +183,8 @@ def fit(measured: Measured, origin: str, weights: Sequence[float] = ()) -> StepP
     ]
     plausible = [one for one in fits if one.is_plausible]
     lowest = min(one.error for one in plausible)
-    # Of lists that fit alike, the one of more free tokens makes steps small, and so is tested.
     alike = [one for one in plausible if one.error <= lowest * ALIKE + 1e-9]
-    best = max(alike, key=lambda one: one.free_tokens)
+    best = min(alike, key=lambda one: abs(log2(max(1, one.free_tokens) / LIKELY_FREE)))
     overhead_s, token_s, key_s, pair_s = best.prices
     free_tokens = best.free_tokens if token_s else 0
     fixed_s = overhead_s + free_tokens * token_s
@@ -341,6 +345,6 @@ class _Cell:
         def ratio(step: tuple[Work, float]) -> float:
             work, seconds = step
             expected = float(work.tokens) if prices is None else prices.seconds(work)
-            return seconds / expected
+            return float(seconds / expected)
 
         return sorted(self._steps, key=ratio)[(len(self._steps) - 1) // 2]
