@@ -36,6 +36,9 @@ from ostinato.scheduling.depth_first import DepthFirst
 from ostinato.scheduling.fair_share import FairShare
 from ostinato.scheduling.held_requests import HeldRequests, SkipHeld
 from ostinato.scheduling.longest_prefix import LongestPrefixFirst
+from ostinato.scheduling.shortest_first import ShortestFirst
+from ostinato.scheduling.step_prices import LearnedPrices
+from ostinato.scheduling.step_timer import StepTimer
 from ostinato.settings import FreeOrder, PrefixCacheConfig, TenantShare, window_blocks
 from ostinato.tenants.cache_admin import CacheAdmin, Erasable, PublicPrefixes
 from ostinato.tenants.lease_book import LeaseBook
@@ -265,8 +268,16 @@ def build_scheduler(
     cache: PrefixCache,
     clock: Clock = time.monotonic,
     held: Sequence[HeldRequests] = (),
+    prices: LearnedPrices | None = None,
 ) -> Scheduler:
-    """Make a scheduler without requests over a cache; it passes over requests in ``held``.
+    """Make a scheduler without requests over a cache.
+
+    Args:
+        config: Its settings.
+        cache: Whose blocks it gives to sequences.
+        clock: Seconds that never fall; with ``max_step_ms``, steps are measured by it.
+        held: Requests that it passes over.
+        prices: The price list of steps; by default it is learned.
 
     Raises:
         ConfigError: A step has no room for a chunk of a model with states.
@@ -274,8 +285,17 @@ def build_scheduler(
     if cache.config.states is not None:
         _check_chunks(config, cache.config.states.unit)
 
+    timer = None
+    if config.max_step_ms is not None:
+        timer = StepTimer(config.max_step_ms, config.max_num_batched_tokens, prices)
+    unit = 1 if cache.config.states is None else cache.config.states.unit
+
     def make_order(num_cached_tokens: NumCachedTokens) -> WaitingOrder:
         match config.order:
+            case "shortest_first":
+                return ShortestFirst(
+                    config.max_overtakes, num_cached_tokens, timer, config.max_chunk_tokens, unit
+                )
             case "longest_prefix":
                 return LongestPrefixFirst(config.max_overtakes, num_cached_tokens)
             case "depth_first":
@@ -289,7 +309,7 @@ def build_scheduler(
         order = make_order(num_cached_tokens)
         return SkipHeld(order, held) if held else order
 
-    return Scheduler(config, cache.manager, clock, make_skipping)
+    return Scheduler(config, cache.manager, clock, make_skipping, timer)
 
 
 def _check_chunks(config: SchedulerConfig, unit: int) -> None:

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks import eviction, explain, heart, hybrids, orders
+from benchmarks import eviction, explain, heart, hybrids, orders, strangers
 
 
 @pytest.fixture
@@ -26,7 +26,9 @@ def small_traffic(monkeypatch):
     monkeypatch.setattr(orders, "NUM_BLOCKS", 100)
 
 
-@pytest.mark.parametrize("order", ["fcfs", "longest_prefix", "depth_first", "fair_share"])
+@pytest.mark.parametrize(
+    "order", ["fcfs", "shortest_first", "longest_prefix", "depth_first", "fair_share"]
+)
 def test_the_same_seed_gives_the_same_figures(order, small_traffic):
     first, second = (orders.measure(order, "mixed", seed=1) for _ in range(2))
     for figures in (first, second):
@@ -93,3 +95,16 @@ def test_hybrids_are_measured_beside_transformers(tmp_path):
     figures = json.loads((tmp_path / "figures.json").read_text())
     assert set(figures) == {"first cold", "first warm", "16 shared", "decode 1", "decode 16"}
     assert all(milliseconds > 0 for row in figures.values() for milliseconds in row.values())
+
+
+def test_the_simulated_scene_bounds_the_waits_of_hits_and_streams():
+    """A small scene on the real scheduler, with a price list in place of a model."""
+    scene = strangers.Scene(seconds=8, long=1_500, prefix=512, stream_answer=200, hit_gap_s=1)
+    prices = [0.04, 0.004, 1e-7, "given", 0.0, 8]
+    before = strangers.simulate(scene, prices)
+    now = strangers.simulate(scene, prices, order="shortest_first", max_step_ms=250)
+    assert max(before.hits) > 3 and max(before.gaps) > 3
+    assert max(now.hits) < 3 * now.alone["hit"] + 0.25
+    assert max(now.gaps) <= 0.3, "the first steps are unmeasured"
+    assert now.num_tokens / now.seconds > 0.9 * before.num_tokens / before.seconds
+    assert "| hits, first token p99 |" in strangers.table({"now": now, "before": before})

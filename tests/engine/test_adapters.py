@@ -22,6 +22,7 @@ from ostinato.engine.adapters import Adapters
 from ostinato.engine.kv_events_wire import BatchEncoder, BlockStored, decode
 from ostinato.engine.prompts import parse_prompt
 from ostinato.runner.model_resolver import resolve_model
+from tests.engine.tiered import slow_computing
 from tests.support.adapters import INVOCATION, adapters, save_adapter
 from tests.support.checkpoints import Checkpoints, checkpoints
 from tests.support.engines import assert_idle
@@ -226,7 +227,7 @@ def test_a_disk_keeps_adapters_apart_over_a_restart(tmp_path: Path):
     after = []
     with LLM(enable_lora=True, **settings) as llm:
         for request in (fr, sql, None):
-            llm.engine.tiers.loads.computing.per_s = 1.0  # no load is too slow
+            llm.engine.tiers.loads.prices = slow_computing()  # no load is too slow
             after += llm.generate(tokens, ONE, lora_request=request, use_tqdm=False)
     assert [it.cached_tokens_from for it in after] == [{}, {"disk": 64}, {"disk": 64}]
     assert [it.outputs[0].token_ids for it in after[1:]] == [

@@ -48,7 +48,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
         ({"attention": "fast"}, "attention='fast': must be one of auto, native, torch"),
         ({"index": "tree"}, "index='tree': must be one of radix, hash"),
         ({"index": ["radix"]}, r"index=\['radix'\]: must be one of radix, hash"),
-        ({"order": "lifo"}, "order='lifo': must be one of fcfs, longest_prefix"),
+        ({"order": "lifo"}, "order='lifo': must be one of fcfs, shortest_first"),
         ({"free_order": "random"}, "free_order='random': must be one of unused_first"),
         ({"eviction_policy": "mru"}, "policy='mru': must be one of lru"),
         ({"digest": "md5"}, "digest='md5': must be one of sha256"),

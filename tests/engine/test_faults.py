@@ -69,7 +69,7 @@ def test_only_requests_of_the_failed_step_end(
     make_llm: MakeLLM, expected: list[list[int]], caplog: pytest.LogCaptureFixture
 ):
     """One seat: the first runs and fails in its third step, the others come after it."""
-    llm = make_llm("llama", max_num_seqs=1)
+    llm = make_llm("llama", max_num_seqs=1, order="fcfs")
 
     with sabotage(llm, step=2), pytest.raises(StepFailed) as caught:
         llm.generate(PROMPTS, GREEDY, use_tqdm=False)

@@ -4,8 +4,9 @@ import pytest
 
 from ostinato import LLM, SamplingParams
 from ostinato.core.errors import ConfigError
-from ostinato.lab.cost_model import Work, cost_of, error_of, fit, measured_steps, of_repeats
+from ostinato.lab.cost_model import cost_of, error_of, measured_steps, of_repeats
 from ostinato.lab.recording import read_recording
+from ostinato.scheduling.step_prices import Work, fit
 
 
 def test_each_step_has_its_work_and_its_time(tmp_path):

@@ -19,7 +19,7 @@ from ostinato.engine.open_tiers import OpenTiers, open_tiers
 from ostinato.observe.events import BlockStored
 from ostinato.runner.block_copies import DeviceCopies
 from ostinato.tiers.port import TierListener
-from tests.engine.tiered import TEXT, ask
+from tests.engine.tiered import TEXT, ask, slow_computing
 from tests.support.redis_server import redis_server
 
 
@@ -78,7 +78,7 @@ def test_host_memory_behind_a_device_has_what_the_pool_evicts(monkeypatch: pytes
         outputs.append(ask(llm, text, salt="acme"))
         llm.engine.tiers.stores.flush(10)
     llm.engine.tiers.run_idle_work()
-    llm.engine.tiers.loads.computing.per_s = 1.0  # no load is too slow
+    llm.engine.tiers.loads.prices = slow_computing()  # no load is too slow
     again = ask(llm, texts[0], salt="acme")
     assert again.cached_tokens_from == {"host": 128}
     assert again.outputs[0].token_ids == outputs[0].outputs[0].token_ids
@@ -187,7 +187,7 @@ def test_closing_keeps_the_most_valuable_part_that_a_small_disk_takes(tmp_path: 
         for text in texts:
             ask(llm, text)
     with LLM(**settings) as llm:
-        llm.engine.tiers.loads.computing.per_s = 1.0  # no load is too slow
+        llm.engine.tiers.loads.prices = slow_computing()  # no load is too slow
         found = [ask(llm, text).cached_tokens_from.get("disk", 0) for text in texts]
     assert found[-5:] == [128] * 5 and sum(found) > 0.7 * 64 * 16
     assert found == sorted(found), "the most valuable ones are whole"
@@ -204,5 +204,5 @@ def test_a_sequence_longer_than_a_small_disk_is_found_from_its_beginning(tmp_pat
             ask(llm, text)
             llm.engine.tiers.stores.flush(10)
     with LLM(max_model_len=2048, **settings) as llm:
-        llm.engine.tiers.loads.computing.per_s = 1.0
+        llm.engine.tiers.loads.prices = slow_computing()
         assert ask(llm, text).cached_tokens_from["disk"] >= 0.7 * 64 * 16

@@ -1,9 +1,14 @@
 """KV that outlives the pool: what an engine loads from a tier, and what it explains."""
 
+from typing import Any
+
 import pytest
 
+from ostinato import SamplingParams
+from ostinato.engine.tier_reader import TierReader
+from ostinato.scheduling.step_prices import LearnedPrices, StepPrices
 from ostinato.tiers.port import LoadFault
-from tests.engine.tiered import GREEDY, TEXT, NewLLM, ask, engine_prompt
+from tests.engine.tiered import GREEDY, TEXT, NewLLM, ask, engine_prompt, slow_computing
 from tests.support.memory_tier import MemoryTier
 
 
@@ -100,6 +105,7 @@ def test_other_tenants_and_other_weights_find_nothing(new_llm: NewLLM):
     ask(new_llm(), salt="one")
     llm = new_llm()
     assert ask(llm, salt="two").num_cached_tokens == 0
+    llm.engine.tiers.loads.prices = slow_computing()  # no load is too slow
     assert ask(llm, salt="one").cached_tokens_from == {"disk": 128}
     assert ask(new_llm(dtype="float16"), salt="one").num_cached_tokens == 0
 
@@ -109,7 +115,7 @@ def test_what_is_cheaper_to_compute_is_not_loaded(new_llm: NewLLM):
     llm = new_llm()
     loads = llm.engine.tiers.loads
     loads.reading.add(1, 1.0)  # a byte a second
-    loads.computing.add(1_000_000, 1.0)
+    loads.prices = LearnedPrices(StepPrices(0.0, 1e-6, 0.0))
     output = ask(llm)
     assert output.num_cached_tokens == 0 and loads.num_cheaper == 1
     assert "was on the disk, cheaper to compute" in str(llm.explain(output))
@@ -135,7 +141,7 @@ def test_a_preempted_request_loads_again_what_the_pool_has_lost(new_llm: NewLLM)
         engine.step()
     engine.tiers.stores.queue_everything()
     engine.tiers.stores.flush(10)
-    engine.tiers.loads.computing.per_s = 1.0  # no load is too slow
+    engine.tiers.loads.prices = slow_computing()  # no load is too slow
     engine.reset_cache(preempt_running=True)
     outputs = [
         s.output() for _ in range(99) if engine.has_work for s in engine.step() if s.finished
@@ -144,3 +150,45 @@ def test_a_preempted_request_loads_again_what_the_pool_has_lost(new_llm: NewLLM)
     assert outputs[0].cached_tokens_from == {}
     assert engine.tiers.counts.loaded_tokens == {"disk": 128}
     assert engine.scheduler_stats.num_preemptions == 1
+
+
+def test_a_request_that_is_ready_waits_for_no_tier(
+    new_llm: NewLLM, tier: MemoryTier, monkeypatch: pytest.MonkeyPatch
+):
+    """One seat, and answers of one token: after each step nothing runs, and yet one is ready."""
+    ask(new_llm())
+    engine = new_llm(max_num_seqs=1).engine
+    tier.gate.clear()
+    one = SamplingParams(max_tokens=1, detokenize=False)
+    engine.add(engine.make_request(engine_prompt(TEXT), one, "loads"))
+    engine.step()
+    for name in ("ready", "next"):
+        engine.add(engine.make_request(engine_prompt([5, 6, 7]), one, name))
+    waits: list[int] = []
+    monkeypatch.setattr(engine.tiers.loads, "wait", lambda _: waits.append(len(engine.request_ids)))
+    while len(engine.request_ids) > 1:
+        engine.step()
+    tier.gate.set()
+    assert waits in ([], [1]), "only once the last one waits alone"
+
+
+def test_steps_wait_for_a_slow_look_up_but_once(
+    new_llm: NewLLM, tier: MemoryTier, monkeypatch: pytest.MonkeyPatch
+):
+    """A server that does not answer costs the others two milliseconds, and not two in each step."""
+    engine = new_llm().engine
+    waits: list[int] = []
+    wait_for = TierReader.wait_for
+
+    def counted(reader: TierReader, *arguments: Any) -> None:
+        waits.append(len(engine.request_ids))
+        wait_for(reader, *arguments)
+
+    monkeypatch.setattr(TierReader, "wait_for", counted)
+    tier.look_up_gate.clear()
+    for name, tokens in (("slow", TEXT), ("other", [5, 6, 7])):
+        engine.add(engine.make_request(engine_prompt(tokens), GREEDY, name))
+    while len(engine.request_ids) > 1:
+        engine.step()
+    tier.look_up_gate.set()
+    assert waits.count(2) <= 1

@@ -9,6 +9,7 @@ from ostinato import LLM, RequestOutput, SamplingParams
 from ostinato.engine import engine as engine_module
 from ostinato.engine import tier_loads
 from ostinato.engine.prompts import parse_prompt
+from ostinato.scheduling.step_prices import LearnedPrices, StepPrices
 from tests.support.memory_tier import MemoryTier
 
 TEXT = [1 + (i * 37) % 61 for i in range(130)]
@@ -44,6 +45,11 @@ def new_llm(tier: MemoryTier, monkeypatch: pytest.MonkeyPatch) -> Iterator[NewLL
 def ask(llm: LLM, tokens: list[int] = TEXT, salt: str = "") -> RequestOutput:
     prompt = {"prompt_token_ids": tokens, "cache_salt": salt}
     return llm.generate(prompt, GREEDY, use_tqdm=False)[0]
+
+
+def slow_computing() -> LearnedPrices:
+    """Return prices at which a tier may take any time."""
+    return LearnedPrices(StepPrices(0.0, 1.0, 0.0))
 
 
 def engine_prompt(tokens: list[int], salt: str = "") -> Any:

@@ -102,7 +102,7 @@ def test_among_strangers_and_relatives(
 
     Ways part at tokens 33, 19 and 6: one token is copied, three, and two.
     """
-    llm = make_llm(family, index=index)
+    llm = make_llm(family, index=index, order="fcfs")
     stranger = random_ids(5, 29)
     prompts = [stranger, *PROMPTS, PROMPTS[0][:19]]
 

@@ -13,7 +13,7 @@ from ostinato.runner.vision import Pixels, Vision
 from tests.images.conftest import MakeImageLLM
 from tests.support.images import IMAGE, picture
 
-TWO = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
+ONE, TWO = (SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (1, 2))
 CATS, DOGS = picture(1), picture(2)
 PATIENCE_S = 60
 
@@ -58,10 +58,10 @@ def llm(gate: Gate, make_image_llm: MakeImageLLM) -> LLM:
     return llm
 
 
-def add(llm: LLM, text: str, *images: object, salt: str = "") -> str:
+def add(llm: LLM, text: str, *images: object, salt: str = "", params: SamplingParams = TWO) -> str:
     """Add a request and return its name."""
     prompt = {"prompt": text, "multi_modal_data": {"image": list(images)}, "cache_salt": salt}
-    made = llm.engine.make_request(parse_prompt(prompt), TWO)
+    made = llm.engine.make_request(parse_prompt(prompt), params)
     llm.engine.add(made)
     return made.request.request_id
 
@@ -86,6 +86,25 @@ def test_other_requests_do_not_wait_for_an_image(llm: LLM, gate: Gate):
     gate.await_begun()
 
     until(llm, add(llm, "Text alone is served meanwhile"))
+
+    gate.open()
+    assert until(llm, seen)[0].error is None
+
+
+def test_a_request_that_is_ready_waits_for_no_image(
+    llm: LLM, gate: Gate, monkeypatch: pytest.MonkeyPatch
+):
+    """Four seats, and answers of one token: after the first step nothing runs, and one is ready."""
+    seen = add(llm, f"Look: {IMAGE}", CATS)
+    llm.engine.step()
+    gate.await_begun()
+    waits: list[int] = []
+    encoder = llm.engine.image_encoder
+    assert encoder is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(encoder, "wait", lambda _: waits.append(len(llm.engine.request_ids)))
+        until(llm, *(add(llm, f"Text {number}", params=ONE) for number in range(5)))
+    assert all(number == 1 for number in waits), "only once the image's request waits alone"
 
     gate.open()
     assert until(llm, seen)[0].error is None

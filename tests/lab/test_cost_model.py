@@ -7,7 +7,8 @@ import pytest
 from ostinato.core.errors import ConfigError
 from ostinato.core.ids import SequenceId
 from ostinato.core.plan import ScheduledSequence, StepPlan
-from ostinato.lab.cost_model import CostModel, Work, error_of, fit, plan_work
+from ostinato.lab.cost_model import CostModel, error_of
+from ostinato.scheduling.step_prices import Work, fit, plan_work
 
 
 def prefill_work(num_tokens):
@@ -15,12 +16,12 @@ def prefill_work(num_tokens):
     return Work(1, num_tokens, num_tokens * (num_tokens + 1) // 2)
 
 
-def test_pairs_are_counted_one_by_one():
-    """Three tokens behind five: they see 6, 7 and 8 keys."""
+def test_pairs_are_counted_one_by_one_and_keys_by_sequence():
+    """Three tokens behind five: they see 6, 7 and 8 keys, which are read once."""
     tokens = array("I", [1, 2, 3])
     prefill = ScheduledSequence(SequenceId(0), tokens, 5, ())
     decode = ScheduledSequence(SequenceId(1), tokens[:1], 9, ())
-    assert plan_work(StepPlan((prefill, decode))) == Work(1, 4, 6 + 7 + 8 + 10)
+    assert plan_work(StepPlan((prefill, decode))) == Work(1, 4, 6 + 7 + 8 + 10, 8 + 10)
 
 
 def test_what_is_cached_need_not_be_paid_for():

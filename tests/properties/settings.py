@@ -50,6 +50,7 @@ class Settings:
     max_num_seqs: int = 4
     spare_budget: int = 4
     max_chunk_tokens: int | None = None
+    max_step_ms: int | None = None  # the scenario's clock shows seconds
     max_model_len: int | None = None
     order: WaitingOrder = "fcfs"
     max_overtakes: int = 2
@@ -92,6 +93,7 @@ class Settings:
             max_chunk_tokens=None
             if self.max_chunk_tokens is None
             else max(self.unit, self.max_chunk_tokens),
+            max_step_ms=self.max_step_ms,
             max_model_len=self.max_model_len or self.reserved * self.block_size + 1,
             order=self.order,
             max_overtakes=self.max_overtakes,
@@ -126,6 +128,7 @@ def draw_settings(draw: Draw) -> Settings:
         max_num_seqs=draw((1, 2, 3, 4, 6, 8)),
         spare_budget=draw((0, 0, 1, 3, 20)),
         max_chunk_tokens=draw((None, None, 1, 2, 2, 3, 5)),
+        max_step_ms=draw((None, None, 1, 3_000)),
         max_model_len=None if administered else draw((2**31, 2**31, 12, 20)),
         order=draw(get_args(WaitingOrder)),
         max_overtakes=draw((2, 0, 1, 3, 64)),

@@ -22,7 +22,7 @@ ORDERS = get_args(WaitingOrder)
 
 
 def test_an_unknown_order_is_refused_with_those_there_are():
-    with pytest.raises(ConfigError, match=r"'lifo'.*fcfs, longest_prefix, depth_first, fair_share"):
+    with pytest.raises(ConfigError, match=r"'lifo'.*fcfs, shortest_first, longest_prefix"):
         SchedulerConfig(order="lifo")
 
 
@@ -67,7 +67,7 @@ def test_a_pool_of_one_document_computes_it_once_or_for_every_question(order):
     tiny.run()
     in_all = 9 * 9
     saved = 3 * 2 * 8  # two of three questions find their document
-    grouped = order in ("longest_prefix", "depth_first")
+    grouped = order in ("shortest_first", "longest_prefix", "depth_first")
     expected = in_all - saved if grouped else in_all
     assert tiny.scheduler.stats.computed_prompt_tokens == expected
 

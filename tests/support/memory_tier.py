@@ -33,6 +33,7 @@ class MemoryTier:
         faults: Digests whose load ends with a fault.
         refusal: What stores are answered, if they are refused.
         gate: Loads wait for it.
+        look_up_gate: Look-ups wait for it.
         num_looked_up: Look-ups so far.
         uses: What requests released, with their class.
     """
@@ -48,6 +49,8 @@ class MemoryTier:
         self.refusal: StoreResult | None = None
         self.gate = threading.Event()
         self.gate.set()
+        self.look_up_gate = threading.Event()
+        self.look_up_gate.set()
         self.num_looked_up = 0
         self.uses: list[tuple[Prefix, ReuseClass]] = []
         self.num_loads = 0
@@ -60,6 +63,7 @@ class MemoryTier:
 
     def look_up(self, prefix: Prefix, start: int) -> list[ExtentRef]:
         self.num_looked_up += 1
+        self.look_up_gate.wait(10)
         size, found = prefix.namespace.block_size, list[bytes]()
         for digest in prefix.digests[start // size :]:
             if digest not in self.blocks:

@@ -43,7 +43,7 @@ def tiny_scheduler(
     **settings: Any,
 ) -> "TinyScheduler":
     """Return a scheduler without requests; ``settings`` are those of either config."""
-    for_scheduler = ("max_chunk_tokens", "max_model_len", "order", "max_overtakes")
+    for_scheduler = ("max_chunk_tokens", "max_step_ms", "max_model_len", "order", "max_overtakes")
     chosen = {name: settings.pop(name) for name in for_scheduler if name in settings}
     cache = PrefixCacheConfig(num_blocks=num_blocks, block_size=block_size, index=index, **settings)
     seats = min(8, budget) if max_num_seqs is None else max_num_seqs

@@ -20,11 +20,10 @@ from ostinato.core.errors import ConfigError
 from ostinato.lab.cost_model import (
     ASSUMED,
     CostModel,
-    Measured,
     StepCost,
     cost_of,
     error_of,
-    fit,
+    fit_cost,
     measured_steps,
 )
 from ostinato.lab.gpus import DENSE_SHARE, GPUS, MEMORY_SHARE, MOE_SHARE, find_gpu
@@ -34,6 +33,7 @@ from ostinato.lab.model_work import WEIGHT_FORMATS, model_work
 from ostinato.lab.quantities import read_bytes
 from ostinato.lab.recording import Recording, read_recording
 from ostinato.lab.roofline import Machine, RooflineCost, choose_machine
+from ostinato.scheduling.step_prices import Measured
 
 if TYPE_CHECKING:
     from ostinato import LLM
@@ -196,7 +196,7 @@ def measure_cost(model: str, **settings: int) -> CostModel:
         _serve(llm, waves)  # warm-up
         paths = [Path(folder) / f"{number}.jsonl" for number in range(_REPEATS)]
         measured = of_repeats([_recorded(llm, waves, path) for path in paths])
-    cost = fit(measured, f"measured: {model} on this machine")
+    cost = fit_cost(measured, f"measured: {model} on this machine")
     console.print(
         f"{model}: {cost.fixed_s * 1000:.2f} ms per step, {cost.token_s * 1e6:.1f} us per token, "
         f"{cost.pair_s * 1e9:.2f} ns per pair; half of the {len(measured):,} steps within "

@@ -151,7 +151,10 @@ class ServedEngineOptions(EngineOptions):
         2048, "Maximum tokens computed per step; longer prompts are chunked."
     )
     max_chunk_tokens: int | None = _scheduling(
-        None, "Maximum tokens of one prompt per step; else all of them."
+        None, "Maximum tokens of one prompt per step; else as many as max_step_ms allows."
+    )
+    max_step_ms: int = _scheduling(
+        250, "Milliseconds per step while others wait, unless that wastes a tenth of the speed."
     )
     max_num_seqs: int = _scheduling(256, "Maximum number of running sequences.")
     max_logprobs: int = _scheduling(
@@ -161,7 +164,8 @@ class ServedEngineOptions(EngineOptions):
         1, "Tokens per chunk of a stream; more cost less time around the model."
     )
     order: str = _scheduling(
-        "fcfs", "Waiting order: fcfs, longest_prefix, depth_first or fair_share."
+        "shortest_first",
+        "Waiting order: shortest_first, fcfs, longest_prefix, depth_first or fair_share.",
     )
     max_overtakes: int = _scheduling(64, "How often a request may be overtaken, except with fcfs.")
     free_order: str = _caching(

@@ -5,7 +5,7 @@ from typing import Literal, get_args
 
 from ostinato.core.errors import ConfigError
 
-WaitingOrder = Literal["fcfs", "longest_prefix", "depth_first", "fair_share"]
+WaitingOrder = Literal["fcfs", "shortest_first", "longest_prefix", "depth_first", "fair_share"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,9 @@ class SchedulerConfig:
     Attributes:
         max_num_batched_tokens: Token budget of one step; longer prompts are computed in chunks.
         max_chunk_tokens: Most tokens of one prompt in a step; with None, a prompt may take all
-            that decodes leave of the budget, and no request is admitted until it is computed.
+            that decodes leave of the budget.
+        max_step_ms: Milliseconds that a step may take while others wait for it, as far as that
+            wastes little of the prompt rate; with None, steps are bounded by tokens alone.
         max_num_seqs: Most sequences that run at once.
         max_model_len: Most tokens of a sequence, prompt and output together.
         order: Within a priority, first come, first served, or an order of ``ostinato.scheduling``.
@@ -53,6 +55,7 @@ class SchedulerConfig:
 
     max_num_batched_tokens: int = 2048
     max_chunk_tokens: int | None = None
+    max_step_ms: int | None = None
     max_num_seqs: int = 256
     max_model_len: int = 2**31
     order: WaitingOrder = "fcfs"
@@ -63,6 +66,8 @@ class SchedulerConfig:
         at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1)
         if self.max_chunk_tokens is not None:
             at_least("max_chunk_tokens", self.max_chunk_tokens, 1)
+        if self.max_step_ms is not None:
+            at_least("max_step_ms", self.max_step_ms, 1)
         at_least("max_num_seqs", self.max_num_seqs, 1)
         at_least("max_model_len", self.max_model_len, 1)
         at_least("max_overtakes", self.max_overtakes, 0)

@@ -38,6 +38,7 @@ Files in reading order:
 * ``tier_erasures``: erase tenants from tiers in the background
 * ``tiered_cache``, ``open_tiers``: the tiers of one engine, and how they are opened
 * ``image_encoder``: runs the encoder of images beside the steps
+* ``waits``: for whose work requests wait
 * ``engine``: the loop
 * ``snapshot``, ``explain_api``: copies of its counters, explanations of its requests
 * ``adapter_api``: loads and unloads adapters between steps

@@ -163,6 +163,7 @@ class AdminApi:
         self._engine.grammars.erase(salt.decode(errors="replace"))
         num_texts = self._engine.prompts.remove_texts(salt)
         self._engine.audit.erase(salt)
+        self._engine.waits.erase(salt)
         if self._engine.image_encoder is not None:
             self._engine.image_encoder.remove_outputs(salt)
         self._engine.recorder.on_erased(salt)
@@ -206,6 +207,7 @@ class AdminApi:
                 f"a recording to {str(recorder.path)!r} runs: stop it before you begin another one"
             )
         cache = engine.cache
+        engine.prices.reset()  # a replay begins unmeasured
         is_cold = not engine.has_work and cache.manager.pool.num_unused == cache.config.num_blocks
         recorder.start(
             Path(path),

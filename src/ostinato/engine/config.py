@@ -104,6 +104,7 @@ class EngineConfig(EngineSettings):
         return SchedulerConfig(
             max_num_batched_tokens=self.max_num_batched_tokens,
             max_chunk_tokens=self.max_chunk_tokens,
+            max_step_ms=self.max_step_ms,
             max_num_seqs=self.max_num_seqs,
             max_model_len=max_model_len,
             order=self.order,

@@ -36,12 +36,14 @@ from ostinato.engine.request_validation import PreparedRequest
 from ostinato.engine.setup import Setup, set_up
 from ostinato.engine.tier_stores import TierStores
 from ostinato.engine.tiered_cache import WAIT_S, TieredCache
+from ostinato.engine.waits import WaitBook
 from ostinato.errors import RequestError
 from ostinato.observe.counters import CacheStats
 from ostinato.runner.model_loader import LoadedModel
 from ostinato.sched.sequence import Sequence, SequenceUpdate
 from ostinato.sched.stats import SchedulerStats
 from ostinato.scheduling.held_requests import HeldRequests
+from ostinato.scheduling.step_prices import LearnedPrices
 
 logger = logging.getLogger("ostinato")
 
@@ -62,6 +64,8 @@ class Engine:
         is_computing: Whether a forward pass is running: an exception now only ends the step.
         recorder: Records traces, where one was started.
         tiers: Where prefixes outlive the pool; None unless one is set.
+        prices: What steps cost on this machine.
+        waits: For whose work requests wait.
         kv_events: Publishes KV events; None unless ``kv_events_endpoint`` is set.
         prompts: Turns the texts and images of prompts into token ids.
         texts: Tokenizes texts, and remembers them; None if the checkpoint has no tokenizer.
@@ -88,11 +92,16 @@ class Engine:
         self.cache = self._build_cache(setup, stores)
         self.public_prefixes = PublicPrefixes(self.cache.admin, config.block_size)
         self.image_encoder: ImageEncoder | None = None
-        holding = [held] if config.has_tiers else []
+        self._holding = holding = [held] if config.has_tiers else []
         if self.runner.images is not None:
             self.image_encoder = ImageEncoder(self.runner.images)
             holding.append(self.image_encoder.held)
-        self.scheduler = build_scheduler(setup.scheduling, self.cache, clock, holding)
+        # Steps are measured by the recorder's clock, so that a replay learns the same prices.
+        self.prices, steps_clock = LearnedPrices(), self.recorder.clock
+        self.scheduler = build_scheduler(
+            setup.scheduling, self.cache, steps_clock, holding, self.prices
+        )
+        self.waits = WaitBook(self.prices, config.keep_explanations)
         self.audit = HitAudit(config.audit_share, config.audit_quarantine, self.runner, self.cache)
         self.is_computing = False
         self._clock = clock
@@ -116,7 +125,7 @@ class Engine:
         self.tiers: TieredCache | None = None
         if config.has_tiers:
             opened = open_tiers(config, self.runner, stores.events)
-            parts = self.cache, self.scheduler, self.runner, self.compute_path
+            parts = self.cache, self.scheduler, self.runner, self.compute_path, self.prices
             self.tiers = TieredCache(opened, stores, held, *parts)
             self._clean_up_with(self.tiers.stop)
 
@@ -175,8 +184,9 @@ class Engine:
         self.recorder.on_added(made.request, made.arrival_s)
         state = RequestState(made, None if self.texts is None else self.texts.table)
         self._states[made.request.request_id] = state
+        [sequence] = self.scheduler.requests.live[made.request.request_id]
+        self.waits.begin(sequence, self._clock())
         if self.image_encoder is not None and made.images:
-            [sequence] = self.scheduler.requests.live[made.request.request_id]
             num_cached = partial(self.scheduler.num_cached_tokens, sequence)
             state.images = self.image_encoder.begin(made.request, made.images, num_cached)
         if self.tiers is not None:
@@ -205,12 +215,21 @@ class Engine:
         finally:
             if self.tiers is not None:
                 self.tiers.end_step()
-            if self.image_encoder is not None and not self.scheduler.num_running:
+            if self.image_encoder is not None and not self._has_ready:
                 self.image_encoder.wait(WAIT_S)
+
+    @property
+    def _has_ready(self) -> bool:
+        """Whether a request runs, or waits for neither a tier nor an image."""
+        waiting = (s.request.request_id for s in self.scheduler.requests.waiting)
+        return self.scheduler.num_running > 0 or any(
+            all(request_id not in held for held in self._holding) for request_id in waiting
+        )
 
     def _step(self) -> list[RequestState]:
         """Plan, run and commit a step."""
         self.recorder.tick()
+        begun_s = self._clock()
         plan = self.scheduler.plan()
         if not plan.sequences:
             return []
@@ -226,6 +245,7 @@ class Engine:
         self.recorder.tick()
         updates = self.scheduler.commit(result)
         self.recorder.on_committed()
+        self.waits.add_step(plan, self._clock() - begun_s)
         return self.process_outputs(updates)
 
     def _execute(self, plan: StepPlan) -> StepResult:
@@ -335,6 +355,7 @@ class Engine:
         for update in updates:
             sequence, request_id = update.sequence, update.sequence.request.request_id
             state = touched[request_id] = self._states[request_id]
+            self.waits.end(sequence, now_s)
             if state.images and self.image_encoder is not None:
                 self.image_encoder.end(request_id)  # its prompt is computed
             stop = state.take(sequence, update.token, now_s)
@@ -351,6 +372,7 @@ class Engine:
         ended = self.scheduler.fail()
         self.recorder.on_failed()
         for update in ended:
+            self.waits.end(update.sequence, now_s)
             self.recorder.record_output(update.sequence)
             request_id = update.sequence.request.request_id
             touched[request_id] = self._states[request_id]
@@ -380,6 +402,8 @@ class Engine:
         if self.image_encoder is not None:
             self.image_encoder.end(request_id)
         ended = self.scheduler.cancel(request_id)
+        for sequence in ended:
+            self.waits.end(sequence, self._clock())
         self.recorder.on_cancelled(request_id, ended)
         return ended
 

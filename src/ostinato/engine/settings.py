@@ -53,9 +53,11 @@ class EngineSettings:
             with layers that carry one; None takes them from ``kv_cache_memory``.
         kv_cache_memory: Bytes for keys and values, and for states; None takes a share of the free
             memory.
-        max_num_batched_tokens: Token budget of one step.
-        max_chunk_tokens: Most tokens of one prompt in a step; None lets it take all that is
-            left, and no request is admitted while a long prompt is computed.
+        max_num_batched_tokens: Most tokens of one step.
+        max_chunk_tokens: Most tokens of one prompt in a step; None leaves it to ``max_step_ms``.
+        max_step_ms: Milliseconds that a step may take while others decode or wait. Where smaller
+            steps would lose more than a tenth of the prompt rate, they are longer. Steps are
+            measured, and those of a prompt that is alone are as long as is fastest.
         max_num_seqs: Most sequences that run at once.
         max_model_len: Most tokens of a sequence; None is the model's own limit.
         max_logprobs: The highest ``SamplingParams.logprobs``; -1
@@ -63,7 +65,7 @@ class EngineSettings:
         stream_interval: New tokens that make an output of a stream; more cost less time around the
             model.
         enable_prefix_caching: Off, every prompt is computed in full.
-        order: ``fcfs``, ``longest_prefix``, ``depth_first`` or ``fair_share``.
+        order: ``shortest_first``, ``fcfs``, ``longest_prefix``, ``depth_first`` or ``fair_share``.
         max_overtakes: How often a waiting request may be overtaken, except with ``fcfs``.
         free_order: ``unused_first`` or ``classic``.
         eviction_policy: Which cached block is evicted first.
@@ -143,12 +145,13 @@ class EngineSettings:
     kv_cache_memory: int | None = None
     max_num_batched_tokens: int = 2048
     max_chunk_tokens: int | None = None
+    max_step_ms: int = 250
     max_num_seqs: int = 256
     max_model_len: int | None = None
     max_logprobs: int = 20
     stream_interval: int = 1
     enable_prefix_caching: bool = True
-    order: WaitingOrder = "fcfs"
+    order: WaitingOrder = "shortest_first"
     max_overtakes: int = 64
     free_order: FreeOrder = "unused_first"
     eviction_policy: PolicyName = "reuse_hazard"

@@ -12,6 +12,7 @@ from ostinato.observe.counters import CacheStats
 from ostinato.observe.introspection import BlockState, count_states
 from ostinato.runner.compute_path import ComputePath
 from ostinato.sched.stats import SchedulerStats
+from ostinato.scheduling.step_prices import StepTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class Snapshot:
     num_leased_blocks: int  # blocks that leases hold, each counted once
     compute_path: ComputePath  # how steps are computed, and why not faster
     audit: AuditCounts  # what audits of hits have found
+    steps: StepTimes  # predicted and measured times of steps
     tiers: TierCounts | None = None  # what tiers did; None without any
 
 
@@ -40,5 +42,6 @@ def take_snapshot(engine: Engine) -> Snapshot:
         engine.cache.admin.num_leased_blocks,
         engine.compute_path,
         engine.audit.counts,
+        engine.prices.times,
         None if engine.tiers is None else engine.tiers.counts,
     )

@@ -32,10 +32,11 @@ from ostinato.engine.tier_prefixes import first_tokens, prefix_of
 from ostinato.engine.tier_reader import Load, LookUp, Read, TierReader, pieces_of
 from ostinato.sched.sequence import Sequence
 from ostinato.scheduling.held_requests import HeldRequests
+from ostinato.scheduling.step_prices import LearnedPrices
 from ostinato.tiers.port import LoadFault, Namespace, TierListener
 
 LOOK_UP_PATIENCE_S = 0.002
-"""How long a step waits for look-ups; those of a disk take place in memory."""
+"""How long steps wait for a look-up; those of a disk take place in memory."""
 
 LOOK_UP_DEADLINE_S = 1.0
 """After it a request no longer waits for the answer of a server."""
@@ -61,11 +62,12 @@ class TierLoads:
         namespace_of: Callable[[Identity], Namespace],
         listener: TierListener,
         estimated_tokens_per_s: float,
+        prices: LearnedPrices,
     ) -> None:
         self._listener, self._estimated_tokens_per_s = listener, estimated_tokens_per_s
         self.held = held  # requests that wait for one
         self.reading = Rate()  # of tiers, in bytes
-        self.computing = Rate()  # of the model on prompts, in tokens
+        self.prices = prices  # of computing
         self.num_cheaper = 0  # loads that were not begun because computing is faster
         self.loaded_tokens: dict[str, int] = {}  # by tier
         self.load_seconds = 0.0  # in total
@@ -191,12 +193,14 @@ class TierLoads:
         return None
 
     def _await_look_ups(self) -> None:
-        """Wait a moment for look-ups: a disk answers faster than a step could run."""
-        asked = [one.look_up for one in self._loads.values() if one.after is None]
-        fresh = [look_up for look_up in asked if look_up.refs is None]
+        """Wait a moment for new look-ups: a disk answers faster than a step could run."""
+        since_s = time.monotonic() - LOOK_UP_PATIENCE_S
+        loads = [one for one in self._loads.values() if one.after is None]
+        fresh = [x for x in loads if x.look_up.refs is None and x.asked_s > since_s]
         if fresh:
+            patience_s = max(load.asked_s for load in fresh) - since_s
             self._reader.wait_for(
-                lambda: all(look_up.refs is not None for look_up in fresh), LOOK_UP_PATIENCE_S
+                lambda: all(load.look_up.refs is not None for load in fresh), patience_s
             )
 
     def _advance(self, load: Load, num_seats: int) -> bool:
@@ -239,14 +243,15 @@ class TierLoads:
         num_blocks, refs = load.look_up.num_blocks, load.look_up.refs
         ahead = sum(len(piece.blocks) for x in self._loads.values() for piece in x.pieces)
         load_s = self.reading.seconds_for((num_blocks + ahead) * self._block_bytes)
-        compute_s = self.computing.seconds_for(num_blocks * self._size)
+        start = load.look_up.first_block * self._size
+        compute_s = self.prices.prompt_s(start, num_blocks * self._size)
         if load_s is None or compute_s is None or load_s <= compute_s:
             return True
         self.num_cheaper += 1
         if self.num_cheaper % TRY_AGAIN == 0:
             return True
         assert refs
-        start, end = load.look_up.first_block * self._size, load.look_up.end_block * self._size
+        end = load.look_up.end_block * self._size
         load.note = LoadNote(refs[0].tier, start, end, is_cheaper_to_compute=True)
         return False
 
@@ -267,16 +272,16 @@ class TierLoads:
         if admitted is None:
             return False
         load.table, load.began_s = admitted[0], time.monotonic()
-        patience_s = self._compute_s((end - first) * self._size)
+        patience_s = self._compute_s(first * self._size, (end - first) * self._size)
         pieces = list(pieces_of(load.look_up, load.table.blocks, len(match.blocks)))
         load.read = Read(pieces, load.began_s + patience_s)
         self.held.add(load.name)
         self._reader.read(load.read)
         return True
 
-    def _compute_s(self, num_tokens: int) -> float:
+    def _compute_s(self, start: int, num_tokens: int) -> float:
         """Return how long computing takes; estimated before it was measured, or the patience."""
-        if (measured := self.computing.seconds_for(num_tokens)) is not None:
+        if (measured := self.prices.prompt_s(start, num_tokens)) is not None:
             return measured
         return max(FIRST_PATIENCE_S, num_tokens / self._estimated_tokens_per_s)
 

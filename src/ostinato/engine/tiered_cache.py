@@ -36,6 +36,7 @@ from ostinato.runner.compute_path import ComputePath
 from ostinato.runner.model_runner import ModelRunner
 from ostinato.sched.scheduler import Scheduler
 from ostinato.scheduling.held_requests import HeldRequests
+from ostinato.scheduling.step_prices import LearnedPrices
 from ostinato.tenants.terms import EraseReceipt, LeaseId, LeaseTerms
 from ostinato.tiers.port import Namespace, TierStats
 
@@ -59,9 +60,6 @@ MOST_RETURNING = 8
 CPU_FLOPS, DEVICE_FLOPS = 2.5e11, 1e14
 """Operations per second of a thread and of a device, to estimate the time of a prompt."""
 
-LEAST_MEASURED = 64
-"""Fewest prompt tokens of a step that measures the speed of computing."""
-
 
 @dataclass(frozen=True, slots=True)
 class TierCounts:
@@ -77,7 +75,6 @@ class TierCounts:
     num_waiting: int = 0  # prefixes that wait to be written
     num_left_out: int = 0  # prefixes that were not written because too many waited
     load_bytes_per_s: float | None = None  # speed of loads; None before the first
-    compute_tokens_per_s: float | None = None  # speed of computing prompts; None before the first
 
     def as_dict(self) -> dict[str, object]:
         """Return it in plain values, for JSON."""
@@ -96,6 +93,7 @@ class TieredCache:
         scheduler: Scheduler,
         runner: ModelRunner,
         compute_path: ComputePath,
+        prices: LearnedPrices,
     ) -> None:
         """Put opened tiers behind a cache that ``stores`` observes.
 
@@ -107,13 +105,13 @@ class TieredCache:
         self._namespaces: dict[tuple[bytes, str, bytes, int], Namespace] = {}
         estimate = _estimated_tokens_per_s(runner)
         parts = cache.manager, held, self.namespace_of
-        self.loads = TierLoads(opened, *parts, stores.events, estimate)
+        self.loads = TierLoads(opened, *parts, stores.events, estimate, prices)
         self.stores = stores
         self._erasures = TierErasures(opened.tier)
         stores.events.open(cache.events, cache.manager, self._erasures.covers)
         stores.open(opened, cache.manager, self.namespace_of, self._erasures.covers)
         self._notes: OrderedDict[RequestId, LoadNote] = OrderedDict()
-        self._begun_s, self._begun_tokens = 0.0, 0
+        self._begun_s = 0.0
         # As they are on the tiers, by the cache's clock.
         self._lease_ends: dict[LeaseId, float] = {}
         self._leases_due_s = 0.0
@@ -135,7 +133,6 @@ class TieredCache:
             stores.num_waiting,
             stores.num_left_out,
             loads.reading.per_s,
-            loads.computing.per_s,
         )
 
     def read_stats(self) -> tuple[TierStats, ...]:
@@ -199,7 +196,6 @@ class TieredCache:
         self._settle_erasures()
         self._write_lease_ends()
         self._begun_s = time.perf_counter()
-        self._begun_tokens = self._scheduler.stats.computed_prompt_tokens
         return ended
 
     def wait_for_loads(self) -> bool:
@@ -207,22 +203,22 @@ class TieredCache:
 
         Planning a step without requests would only slow down the threads that load.
         """
-        if not self.loads or self._scheduler.num_running:
-            return False
-        if len(self._held) < self._scheduler.num_waiting:
+        if not self.loads or self._has_ready:
             return False
         self.loads.wait(WAIT_S)
         return True
 
+    @property
+    def _has_ready(self) -> bool:
+        """Whether a request runs, or waits for no load."""
+        return self._scheduler.num_running > 0 or len(self._held) < self._scheduler.num_waiting
+
     def end_step(self) -> None:
-        """Measure a step; if nothing could run, wait a moment for a tier."""
+        """Let stores copy as long as a step took; if nothing can run, wait a moment for a tier."""
         self.loads.release_loaded()
         took_s = time.perf_counter() - self._begun_s
         self.stores.add_credit(took_s, torch.get_num_threads())
-        num_tokens = self._scheduler.stats.computed_prompt_tokens - self._begun_tokens
-        if num_tokens >= LEAST_MEASURED:
-            self.loads.computing.add(num_tokens, took_s)
-        if not self._scheduler.num_running:
+        if not self._has_ready:
             self.loads.wait(WAIT_S)
 
     def run_idle_work(self) -> bool:

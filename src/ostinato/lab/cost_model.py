@@ -1,15 +1,8 @@
 """The time of a step, from given or measured costs.
 
-Three costs, each with a cause::
-
-    seconds = step    once per step        the weights are read, the kernels started
-            + token   per token computed   the matrices are multiplied
-            + pair    per query and key    attention
-
-A prompt of ``n`` tokens after ``s`` cached ones has ``n * s + n * (n + 1) / 2`` pairs; a decoded
-token has as many as its sequence has tokens. The prices are given, or fitted to the steps of a
-recorded run: the recording has the times of each step, its replay on the real scheduler what each
-step computed::
+The prices are those that bound the engine's steps, ``scheduling.step_prices``: given, or fitted to
+the steps of a recorded run. The recording has the times of each step, its replay on the real
+scheduler what each step computed::
 
     recorded      begun 0.0 ms, ended 9.1 ms     begun 9.3 ms, ended 10.8 ms
     replayed      155 tokens after 512           1 token after 667
@@ -20,7 +13,7 @@ What a model on a GPU takes is derived from its config instead: see ``roofline``
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from statistics import median
 from typing import Protocol
 
@@ -31,6 +24,7 @@ from ostinato.core.errors import ConfigError
 from ostinato.core.plan import StepPlan
 from ostinato.lab.recording import Recording
 from ostinato.lab.replay import Replay
+from ostinato.scheduling.step_prices import Measured, StepPrices, Work, fit, plan_work
 from ostinato.traces.format import Steps
 
 PerRequest = npt.NDArray[np.float64]
@@ -61,52 +55,8 @@ class StepCost(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """The work of one step, or of several.
-
-    Attributes:
-        steps: Forward passes.
-        tokens: Tokens that go through the model.
-        pairs: Pairs of a query and a key that it sees.
-    """
-
-    steps: int
-    tokens: int
-    pairs: int
-
-
-@dataclass(frozen=True, slots=True)
-class CostModel:
-    """Costs of a step.
-
-    Attributes:
-        fixed_s: Fixed seconds per step.
-        token_s: Seconds per token.
-        pair_s: Seconds per pair of query and key.
-        origin: Source of the costs, in a few words.
-    """
-
-    fixed_s: float
-    token_s: float
-    pair_s: float
-    origin: str = "given"
-
-    def __post_init__(self) -> None:
-        """Check the costs.
-
-        Raises:
-            ConfigError: One is negative, or all are zero.
-        """
-        prices = (self.fixed_s, self.token_s, self.pair_s)
-        if not all(0 <= price < float("inf") for price in prices) or not any(prices):
-            raise ConfigError(
-                f"fixed_s={self.fixed_s}, token_s={self.token_s}, pair_s={self.pair_s}: must be "
-                "at least 0, and not all 0"
-            )
-
-    def seconds(self, work: Work) -> float:
-        """Return how long work takes."""
-        return work.steps * self.fixed_s + work.tokens * self.token_s + work.pairs * self.pair_s
+class CostModel(StepPrices):
+    """The engine's price list of a step, and what whole requests cost by it."""
 
     def step_s(self, plan: StepPlan) -> float:
         """Return how long a planned step takes."""
@@ -116,12 +66,13 @@ class CostModel:
         """Return the cost of prompts after their hits, without the fixed part of steps."""
         computed = num_tokens - num_cached
         pairs = computed * num_cached + computed * (computed + 1) / 2
-        return computed * self.token_s + pairs * self.pair_s
+        return computed * self.token_s + pairs * self.pair_s + num_tokens * self.key_s
 
     def decode_s(self, num_tokens: PerRequest, num_new: PerRequest) -> PerRequest:
         """Return the cost of answers, ``DECODES_PER_STEP`` at a time."""
         pairs = num_new * num_tokens + num_new * num_new / 2
-        return num_new * (self.fixed_s / DECODES_PER_STEP + self.token_s) + pairs * self.pair_s
+        step_s = self.seconds(Work(1, DECODES_PER_STEP, 0))
+        return num_new * step_s / DECODES_PER_STEP + pairs * (self.pair_s + self.key_s)
 
 
 ASSUMED = CostModel(0.008, 1 / 25_000, 1 / 25_000 / 30_000, "assumed: 8B parameters, one H100")
@@ -129,47 +80,7 @@ ASSUMED = CostModel(0.008, 1 / 25_000, 1 / 25_000 / 30_000, "assumed: 8B paramet
 0.5 MFLOP a pair, so that attention takes as long as the rest at 30,000 tokens."""
 
 
-Measured = Sequence[tuple[Work, float]]
-"""Work and seconds of each step."""
-
-
-def plan_work(plan: StepPlan) -> Work:
-    """Return the work of one planned step."""
-    computed = ((len(sequence.tokens), sequence.start) for sequence in plan.sequences)
-    return Work(1, plan.num_tokens, sum(n * start + n * (n + 1) // 2 for n, start in computed))
-
-
-def fit(measured: Measured, origin: str) -> CostModel:
-    """Fit the prices to measured runs.
-
-    Args:
-        measured: Work and seconds of each run; at least three that differ in kind.
-        origin: What was measured, in a few words.
-
-    Raises:
-        ConfigError: There are too few runs, or they took no time.
-
-    Source: non-negative least squares by dropping negative unknowns (after Lawson and Hanson, 1974;
-    with three unknowns that is enough). Runs are weighted by their time, so that short ones count.
-    """
-    rows = np.array([[w.steps, w.tokens, w.pairs] for w, _ in measured], np.float64)
-    seconds = np.array([s for _, s in measured], np.float64)
-    if len(measured) < 3 or not (seconds > 0).all():
-        raise ConfigError(f"{len(measured)} measured runs: at least 3 are needed, of above 0 s")
-    weighed = rows / seconds[:, None]
-    kept = [0, 1, 2]
-    while True:
-        scale = weighed[:, kept].max(axis=0)
-        solution, *_ = np.linalg.lstsq(weighed[:, kept] / scale, np.ones(len(rows)), rcond=None)
-        prices = solution / scale
-        if (prices >= 0).all() or len(kept) == 1:
-            break
-        del kept[int(np.argmin(solution))]
-    named = dict.fromkeys(range(3), 0.0) | dict(zip(kept, np.abs(prices).tolist(), strict=True))
-    return CostModel(named[0], named[1], named[2], origin)
-
-
-def error_of(model: CostModel, measured: Measured) -> float:
+def error_of(model: StepPrices, measured: Measured) -> float:
     """Return the median relative error."""
     return median(abs(model.seconds(work) - s) / s for work, s in measured)
 
@@ -204,7 +115,12 @@ def cost_of(recording: Recording) -> CostModel:
     Raises:
         ConfigError: The recording is incomplete, or has too few steps.
     """
-    return fit(measured_steps(recording), "as measured when it was recorded")
+    return fit_cost(measured_steps(recording), "as measured when it was recorded")
+
+
+def fit_cost(measured: Measured, origin: str) -> CostModel:
+    """Fit prices to measured runs, as ``step_prices.fit``."""
+    return CostModel(*astuple(fit(measured, origin)))
 
 
 def of_repeats(repeats: Sequence[Measured]) -> Measured:

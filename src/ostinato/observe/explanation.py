@@ -15,6 +15,9 @@ from enum import StrEnum
 from html import escape
 from typing import Any
 
+LONG_WAIT_S = 0.1
+"""Time for other requests from which on a text tells of it."""
+
 _WIDEST_LABEL = 16
 """Longest name of a request that is shown as a label; the server's ids are longer."""
 
@@ -205,6 +208,32 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
+class Wait:
+    """What passed from a request's arrival to its first token, or to its end without one.
+
+    Attributes:
+        seconds: In all; what is in none of the others passed without a step.
+        own_s: Steps' time for its own tokens.
+        tenant_s: Steps' time for other requests of its tenant.
+        others_s: Steps' time for other tenants.
+    """
+
+    seconds: float
+    own_s: float
+    tenant_s: float
+    others_s: float
+
+    @property
+    def sentence(self) -> str:
+        """Description of the wait."""
+        return (
+            f"Its first token took {seconds(self.seconds)}: {seconds(self.own_s)} its own work, "
+            f"{seconds(self.tenant_s)} other work of its tenant, {seconds(self.others_s)} the work "
+            "of others."
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
     """Which tokens of a prompt hit, and why the others missed.
 
@@ -216,6 +245,7 @@ class Explanation:
         num_remembered: Sequences that it was compared with.
         num_forgotten: Earlier ones that were no longer remembered.
         num_kept: Prompt tokens of earlier answers that stand as they were generated.
+        wait: For whose work it waited; None if that is not remembered.
     """
 
     request_id: str
@@ -224,6 +254,7 @@ class Explanation:
     num_remembered: int = 0
     num_forgotten: int = 0
     num_kept: int = 0
+    wait: Wait | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -262,6 +293,7 @@ class Explanation:
             "num_remembered": self.num_remembered,
             "num_forgotten": self.num_forgotten,
             "num_kept_tokens": self.num_kept,
+            "wait": None if self.wait is None else asdict(self.wait),
         }
 
     @classmethod
@@ -279,6 +311,7 @@ class Explanation:
             int(plain["num_remembered"]),
             int(plain["num_forgotten"]),
             int(plain.get("num_kept_tokens", 0)),
+            None if (wait := plain.get("wait")) is None else Wait(**_known(Wait, wait)),
         )
 
     @property
@@ -300,6 +333,8 @@ class Explanation:
                 f"The {what} but cannot hit, because the prefix differs.",
                 f"Move the changing part after {'it' if num == 1 else 'them'}.",
             ]
+        if self.wait is not None and self.wait.tenant_s + self.wait.others_s >= LONG_WAIT_S:
+            notes.append(self.wait.sentence)
         if self.num_kept:
             what = "1 token was" if self.num_kept == 1 else f"{self.num_kept:,} tokens were"
             notes.append(f"{what} kept as generated, in the answers of earlier turns.")
@@ -348,7 +383,9 @@ def _span(plain: Mapping[str, Any]) -> PromptSpan:
     return PromptSpan(**known | {"reason": None if reason is None else MissReason(reason)})
 
 
-def _known(kind: type[PromptSpan] | type[Difference], plain: Mapping[str, Any]) -> dict[str, Any]:
+def _known(
+    kind: type[PromptSpan] | type[Difference] | type[Wait], plain: Mapping[str, Any]
+) -> dict[str, Any]:
     names = {field.name for field in fields(kind)}
     return {name: value for name, value in plain.items() if name in names}
 

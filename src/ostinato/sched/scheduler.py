@@ -19,7 +19,7 @@ from ostinato.core.plan import SampledToken, SequenceResult, StepPlan, StepResul
 from ostinato.core.request import FinishReason, Request
 from ostinato.sched.sequence import ScheduledChunk, Sequence, SequenceUpdate
 from ostinato.sched.stats import SchedulerStats
-from ostinato.sched.step_planner import StepPlanner
+from ostinato.sched.step_planner import StepCosts, StepPlanner
 from ostinato.sched.waiting_queue import FirstComeFirstServed, MakeOrder, RequestTable
 
 
@@ -29,6 +29,7 @@ class Scheduler:
     Attributes:
         stats: Counters since the start.
         requests: Every live sequence.
+        costs: Of steps; they are told how long each one took.
     """
 
     def __init__(
@@ -37,16 +38,19 @@ class Scheduler:
         cache: CacheManager,
         clock: Callable[[], float] = time.monotonic,
         make_order: MakeOrder = lambda num_cached: FirstComeFirstServed(),
+        costs: StepCosts | None = None,
     ) -> None:
         """Make a scheduler without requests; a clock's seconds never fall."""
         self.config = config
         self.cache = cache
         self.stats = SchedulerStats()
+        self.costs = StepCosts() if costs is None else costs
         self._clock = clock
         self.requests = RequestTable(cache, self.stats, make_order(self.num_cached_tokens))
         self._longest = max_sequence_tokens(config, cache.config)
         self._next_id = 0
         self._chunks: list[ScheduledChunk] = []
+        self._plan, self._planned_s = StepPlan(()), 0.0
 
     @property
     def num_waiting(self) -> int:
@@ -106,9 +110,11 @@ class Scheduler:
         """
         assert not self._chunks, "the last step was neither committed nor failed"
         self.cache.begin_step()
-        step = StepPlanner(self.config, self.requests, self._clock)
+        self._planned_s = self._clock()
+        step = StepPlanner(self.config, self.requests, self._clock, self.costs)
         self._chunks = step.chunks
-        return step.plan()
+        self._plan = step.plan()
+        return self._plan
 
     def commit(self, result: StepResult) -> list[SequenceUpdate]:
         """Take the result of the planned step; return what it brought, in the order of the plan."""
@@ -116,6 +122,7 @@ class Scheduler:
         for chunk, outcome in zip(self._chunks, result.sequences, strict=True):
             is_full = not chunk.samples or len(outcome.samples) == len(chunk.members)
             assert is_full, "a sample per continuation of each sequence whose tokens are computed"
+        self.costs.note(self._plan, self._clock() - self._planned_s)
         chunks = self._end_step()
         self.cache.commit()
         updates: list[SequenceUpdate] = []
@@ -203,7 +210,7 @@ class Scheduler:
     def _end_step(self) -> list[ScheduledChunk]:
         """Close the step; return its chunks, in the order of the plan."""
         self.stats.num_steps += bool(self._chunks)
-        chunks, self._chunks = self._chunks, []
+        chunks, self._chunks, self._plan = self._chunks, [], StepPlan(())
         return chunks
 
 

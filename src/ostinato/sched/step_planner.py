@@ -2,8 +2,9 @@
 
 Decodes take a token of the budget each; they number at most ``max_num_seqs``, which is no more
 than the budget, and so they never starve. Running prefills take chunks of what is left (chunked
-prefill, Sarathi, arXiv 2308.16369). A sequence that is short of blocks preempts the last of the
-running. Then waiting ones are admitted, unless a running prefill computes their prefix.
+prefill, Sarathi, arXiv 2308.16369), as far as the time of a step and the waiting order allow. A
+sequence that is short of blocks preempts the last of the running. Then waiting ones are admitted,
+unless a running prefill computes their prefix.
 """
 
 from collections.abc import Callable
@@ -12,10 +13,34 @@ from ostinato.cache.block_table import BlockTable
 from ostinato.cache.manager import CacheManager
 from ostinato.cache.prefix_index import PrefixMatch
 from ostinato.core.config import SchedulerConfig
+from ostinato.core.ids import SequenceId
 from ostinato.core.plan import CopyRun, StepPlan
 from ostinato.core.request import RequestContext
 from ostinato.sched.sequence import ScheduledChunk, Sequence
-from ostinato.sched.waiting_queue import RequestTable
+from ostinato.sched.waiting_queue import RequestTable, StepRoom
+
+
+class StepCosts:
+    """The port of step times: bounds what prompts compute in a step; by default nothing does."""
+
+    def begin(self, decoding: list[int], starts: list[int], is_alone: bool) -> None:
+        """Begin to divide a step among prompts.
+
+        Args:
+            decoding: Lengths of the sequences that decode in it.
+            starts: Tokens that are computed of each prompt that has begun.
+            is_alone: Whether only one sequence lives.
+        """
+
+    def most_tokens(self, start: int) -> int:
+        """Return how many tokens after ``start`` others still fit into the step; 0 if none."""
+        return 2**31
+
+    def take(self, start: int, num_tokens: int) -> None:
+        """Note that a prompt computes so many tokens after ``start`` others in this step."""
+
+    def note(self, plan: StepPlan, seconds: float) -> None:
+        """Note how long a step took, from its plan to its commit."""
 
 
 class SingleFlight:
@@ -65,11 +90,16 @@ class StepPlanner:
     """
 
     def __init__(
-        self, config: SchedulerConfig, requests: RequestTable, clock: Callable[[], float]
+        self,
+        config: SchedulerConfig,
+        requests: RequestTable,
+        clock: Callable[[], float],
+        costs: StepCosts,
     ) -> None:
         """Begin with an empty plan."""
         self.chunks: list[ScheduledChunk] = []
         self._config = config
+        self._costs = costs
         self._cache = requests.cache
         self._requests = requests
         self._clock = clock
@@ -78,7 +108,9 @@ class StepPlanner:
         self._in_flight = SingleFlight(self._cache)
         self._least = self._cache.chunk_unit or 1
         self._copies: list[CopyRun] = []
-        self._is_short_of_blocks = False  # a sequence found too few
+        self._is_short = False  # a sequence found too few blocks, or no time
+        self._is_decoding, self._has_prompt = True, False  # whose chunks there are so far
+        self._limits: dict[SequenceId, int] = {}  # most tokens of some prompts
 
     def plan(self) -> StepPlan:
         """Decide; blocks are allocated and published on the way."""
@@ -88,24 +120,46 @@ class StepPlanner:
         sequences = tuple(chunk.schedule() for chunk in self.chunks)
         return StepPlan(sequences, tuple(self._copies), *self._cache.state_copies)
 
-    @property
-    def _most(self) -> int:
-        """Most tokens that the next sequence could get."""
-        return min(self._budget, self._max_chunk)
+    def _most_tokens(self, sequence: Sequence, start: int) -> int:
+        """Return how many tokens a prompt may compute; the step's first gets some in any case."""
+        room = min(self._budget, self._max_chunk)
+        limit = self._costs.most_tokens(start)
+        limit = min(limit, self._limits.get(sequence.sequence_id, limit))
+        return min(room, limit if self._has_prompt else max(limit, self._least))
 
     def _add_chunk(self, sequence: Sequence, end: int) -> ScheduledChunk:
         """Give a sequence what it needs of the budget to be computed up to ``end``."""
         chunk = ScheduledChunk(sequence, end - sequence.num_computed)
         self._budget -= chunk.num_tokens
         self.chunks.append(chunk)
+        if self._is_decoding:
+            return chunk
+        self._has_prompt = True
+        self._costs.take(sequence.num_computed, chunk.num_tokens)
         return chunk
 
     def _plan_running(self) -> None:
         """Give decodes a token each, and running prefills the rest."""
-        running = self._requests.running
-        for sequence in sorted(running, key=lambda s: (s.num_uncomputed > 1, s.rank)):
+        running = sorted(self._requests.running, key=lambda s: s.rank)
+        for sequence in running:
+            if sequence.num_uncomputed == 1 and sequence.table is not None:
+                self._plan_next(sequence)
+        prefilling = [s for s in running if s.num_uncomputed > 1 and s.table is not None]
+        self._begin_prompts(prefilling)
+        for sequence in prefilling:
             if sequence.table is not None and self._budget:
                 self._plan_next(sequence)
+
+    def _begin_prompts(self, prefilling: list[Sequence]) -> None:
+        """Let step costs and waiting order divide what decodes leave of the step."""
+        requests = self._requests
+        num_running, waiting = len(requests.running), requests.waiting
+        decoding = [chunk.end for chunk in self.chunks]
+        self._is_decoding = False
+        starts = [sequence.num_computed for sequence in prefilling]
+        self._costs.begin(decoding, starts, num_running + len(waiting) == 1)
+        room = StepRoom(self._budget, self._config.max_num_seqs - num_running)
+        self._limits = requests.order.divide(prefilling, waiting, room)
 
     def _plan_next(self, sequence: Sequence) -> None:
         """Plan a running sequence's next tokens; while none has a slot, preempt the last in rank.
@@ -113,27 +167,33 @@ class StepPlanner:
         That may be the sequence itself.
         """
         wanted = self._end_of_chunk(sequence)
+        if wanted == sequence.num_computed and sequence.sequence_id not in self._limits:
+            self._is_short = True
         while sequence.table is not None and wanted > sequence.num_computed:
             room = self._cache.growable(sequence.table, wanted)
             if room > sequence.num_computed:
                 self._cache.grow(sequence.table, room)
                 self._add_chunk(sequence, room)
                 return
-            self._is_short_of_blocks = True
+            self._is_short = True
             victim = max(self._requests.running, key=lambda s: s.rank)
             for chunk in [chunk for chunk in self.chunks if chunk.sequence is victim]:
                 self._budget += chunk.num_tokens
+                self._costs.take(victim.num_computed, -chunk.num_tokens)
                 self.chunks.remove(chunk)
             self._requests.preempt(victim)
 
     def _end_of_chunk(self, sequence: Sequence) -> int:
         """Return where a sequence's next chunk may end: where its state can be kept, if it has."""
-        end = sequence.num_computed + min(sequence.num_uncomputed, self._most)
-        if self._cache.chunk_unit is None or sequence.num_uncomputed == 1:
+        start, left = sequence.num_computed, sequence.num_uncomputed
+        if left == 1:
+            return start + 1
+        end = start + min(left, self._most_tokens(sequence, start))
+        if self._cache.chunk_unit is None:
             return end
         assert sequence.table is not None
         waiting = (s.key for s in self._requests.waiting if not s.reading_is_off)
-        return self._cache.end_of_chunk(sequence.table, sequence.num_computed, end, waiting)
+        return self._cache.end_of_chunk(sequence.table, start, end, waiting)
 
     def _publish_running(self) -> None:
         """Publish the blocks that this step computes; record which prefills continue."""
@@ -162,7 +222,7 @@ class StepPlanner:
     def _has_seat(self) -> bool:
         """Whether another sequence may run in this step, if there are blocks for it."""
         is_free = len(self._requests.running) < self._config.max_num_seqs
-        return is_free and self._budget >= self._least and not self._is_short_of_blocks
+        return is_free and self._budget >= self._least and not self._is_short
 
     def _try_admit(self, sequence: Sequence) -> bool:
         """Admit a waiting sequence, unless it waits for a prefill; False if it does not fit."""
@@ -176,13 +236,17 @@ class StepPlanner:
             is_mine = leader.key.identity.tenant == sequence.key.identity.tenant
             sequence.waits_for = leader.request.request_id if is_mine else ""
             return True
+        hit = match.num_tokens
+        most = self._most_tokens(sequence, hit)
+        if most < min(self._least, len(sequence.key) - hit):
+            return False
         is_sibling = sequence.index > 0 and not sequence.num_preemptions
         context = RequestContext(
             request.request_id, reading_is_off, request.prompt_sections, request.num_kept_tokens,
             sequence.num_known_tokens, sequence.waits_for, is_sibling,
             is_readmission=is_sibling or sequence.num_preemptions > 0,
         )  # fmt: skip
-        admitted = cache.admit(sequence.key, match, request.cache_write, self._most, context)
+        admitted = cache.admit(sequence.key, match, request.cache_write, most, context)
         if admitted is None:
             return False
         table, copies = admitted
@@ -218,7 +282,7 @@ class StepPlanner:
                 break
             forked = self._cache.fork(table)
             if forked is None:
-                self._is_short_of_blocks = True
+                self._is_short = True
                 break
             child.key = forked[0].key
             self._requests.run(child, forked[0])

@@ -8,11 +8,11 @@ default is by arrival; orders that look at cached prefixes or at tenants are in
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from operator import attrgetter
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.manager import CacheManager
-from ostinato.core.ids import RequestId
+from ostinato.core.ids import RequestId, SequenceId
 from ostinato.core.request import FinishReason
 from ostinato.sched.sequence import Sequence
 from ostinato.sched.stats import SchedulerStats
@@ -21,8 +21,24 @@ NumCachedTokens = Callable[[Sequence], int]
 """Returns how many tokens of a sequence would hit now; without effects."""
 
 
+class StepRoom(NamedTuple):
+    """What decodes leave of a step."""
+
+    num_tokens: int  # that may be computed
+    num_seats: int  # sequences that may be admitted
+
+
 class WaitingOrder(Protocol):
-    """In which order are waiting sequences tried?"""
+    """In which order are waiting sequences tried, and how much of a step may each prompt take?"""
+
+    def divide(
+        self, prefilling: list[Sequence], waiting: list[Sequence], room: StepRoom
+    ) -> dict[SequenceId, int]:
+        """Return the most tokens that prompts may take of a step, of those that are limited.
+
+        Called once per step; both lists are by priority and arrival.
+        """
+        return {}
 
     def candidates(self, waiting: list[Sequence]) -> Iterator[Sequence]:
         """Walk the sequences to try now, best first; the caller admits some of them on the way.

@@ -1,8 +1,11 @@
-"""Waiting orders beyond first come, first served; they plug into ``sched.waiting_queue``.
+"""Waiting orders and step times; they plug into the ports of ``sched``.
 
 Files in reading order:
 
 * ``longest_prefix``: longest cached prefix first, and what all ranked orders share
+* ``step_prices``: what the work of a step costs, learned from measured steps
+* ``step_timer``: bounds steps by time
+* ``shortest_first``: the prompt with the least left to compute
 * ``depth_first``: requests that share a prefix, one after another
 * ``fair_share``: the tenant that was served least
 * ``held_requests``: passes over requests that wait for a load
@@ -10,4 +13,6 @@ Files in reading order:
 Rules:
 
 1. A later request overtakes an earlier one at most ``max_overtakes`` times.
+2. There is one price list of a step: orders, step times, the choice between loading and computing,
+   metrics and the simulator read it.
 """

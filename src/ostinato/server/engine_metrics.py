@@ -15,6 +15,7 @@ from ostinato.engine.snapshot import Snapshot
 from ostinato.engine.tiered_cache import TierCounts
 from ostinato.observe.counters import GhostEstimate, StateCounts
 from ostinato.observe.histogram import Histogram
+from ostinato.scheduling.step_prices import StepTimes
 
 Samples = Mapping[Any, float]
 """Numbers by the value of the label; of several labels, by the tuple of their values."""
@@ -31,6 +32,7 @@ def engine_metrics(seen: Snapshot) -> Iterator[Metric]:
     yield from _audits(seen)
     yield from tier_metrics(seen.tiers)
     yield from _scheduling(seen)
+    yield from _step_times(seen.steps)
 
 
 def _family(
@@ -252,6 +254,33 @@ def tier_metrics(seen: TierCounts | None) -> Iterator[Metric]:
     ):
         samples = {tier.tier: getattr(tier, field) for tier in seen.tiers}
         yield _family(CounterMetricFamily, f"ostinato_tier_{name}", text, ["tier"], samples)
+
+
+def _step_times(seen: StepTimes) -> Iterator[Metric]:
+    text = "Steps whose time was predicted before they ran."
+    yield CounterMetricFamily("ostinato_predicted_steps", text, seen.num_steps)
+    yield _family(
+        CounterMetricFamily,
+        "ostinato_step_seconds",
+        "Time of those steps, as measured and as predicted.",
+        ["time"],
+        {"measured": seen.measured_s, "predicted": seen.predicted_s},
+    )
+    prices = seen.prices
+    yield _family(
+        GaugeMetricFamily,
+        "ostinato_step_price_seconds",
+        "Learned price of a step, and of each token, key and pair of a query and a key in it.",
+        ["unit"],
+        {}
+        if prices is None
+        else {
+            "step": prices.fixed_s,
+            "token": prices.token_s,
+            "key": prices.key_s,
+            "pair": prices.pair_s,
+        },
+    )
 
 
 def _scheduling(seen: Snapshot) -> Iterator[Metric]:

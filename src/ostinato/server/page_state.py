@@ -162,6 +162,7 @@ def _load(state: ServerState, snapshot: Snapshot) -> dict[str, Any]:
         "waiting": snapshot.num_waiting,
         "live": state.num_live,
         "steps": snapshot.scheduler.num_steps,
+        "step_times": asdict(snapshot.steps),
         "preemptions": snapshot.scheduler.num_preemptions,
         "evicted_blocks": snapshot.cache.evicted_blocks,
         "states": None if (states := snapshot.cache.states) is None else asdict(states),

@@ -1,0 +1,407 @@
+"""What a stranger's long prompt costs the others: streams, hits and long misses at once.
+
+::
+
+    python -m benchmarks.peers.checkpoint FOLDER
+    python -m benchmarks.strangers FOLDER                             # ours, before, simulated
+    python -m benchmarks.strangers FOLDER --http --columns ours vllm --peers PEERS
+    python -m benchmarks.strangers FOLDER --long 13000 --seconds 120 --json FILE
+
+Four streams decode all the time. Hits arrive at random: 2,048 cached tokens, 32 new ones. A prompt
+of 6,000 tokens that nothing has seen arrives every minute. First each kind runs alone.
+
+Columns: ``ours`` has the defaults, ``before`` serves by arrival in steps of 2,048 tokens;
+``vllm`` and ``llamacpp`` are servers, installed as for ``benchmarks.peers``. ``simulated`` is the
+lab's simulator with the price list that ``ours`` has learned. Each runs in a process of its own.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import asdict, astuple, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.peers.engines import SERVERS, http_worker_of, python_of
+from benchmarks.peers.workers.http_client import COMMANDS, MODEL, free_port
+from ostinato.core.config import SchedulerConfig
+from ostinato.lab.block_trace import BlockRequest
+from ostinato.lab.cost_model import CostModel
+from ostinato.lab.timed_replay import TimedReplica
+from ostinato.lab.trace_builder import TraceBuilder
+from ostinato.settings import PrefixCacheConfig
+
+VOCABULARY = range(100, 30_000)
+BLOCK = 16
+SETTINGS: dict[str, dict[str, Any]] = {
+    "ours": {},
+    "before": {"order": "fcfs", "max_step_ms": 10**6},
+}
+"""Settings of our columns."""
+
+Stream = Callable[[list[int], int], AsyncIterator[int]]
+"""Serves a prompt, and yields how many tokens came at once."""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What arrives; times in seconds, lengths in tokens."""
+
+    seconds: float = 60.0
+    long: int = 6_000
+    long_every_s: float = 60.0
+    long_at_s: float = 5.0
+    hit_gap_s: float = 4.0
+    num_streams: int = 4
+    prefix: int = 2_048
+    tail: int = 32
+    answer: int = 8
+    stream_prompt: int = 64
+    stream_answer: int = 4_000
+    num_alone: int = 5
+    seed: int = 0
+
+    def arrivals(self) -> list[tuple[float, str]]:
+        """Return when what arrives, after the streams."""
+        rng, now_s = random.Random(self.seed), 1.0
+        found: list[tuple[float, str]] = []
+        while (now_s := now_s + rng.expovariate(1 / self.hit_gap_s)) < self.seconds:
+            found.append((now_s, "hit"))
+        due_s = self.long_at_s
+        while due_s < self.seconds:
+            found.append((due_s, "long"))
+            due_s += self.long_every_s
+        return sorted(found)
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that the pool holds: all of it at once."""
+        streams = self.num_streams * (self.stream_prompt + self.stream_answer)
+        return streams + 3 * self.long + self.prefix + 64 * (self.tail + self.answer + BLOCK)
+
+
+@dataclass
+class Figures:
+    """What was measured, in seconds; ``alone`` is each kind's first token, alone."""
+
+    hits: list[float] = field(default_factory=list)
+    longs: list[float] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)
+    num_tokens: int = 0
+    seconds: float = 0.0
+    alone: dict[str, float] = field(default_factory=dict)
+    prices: list[Any] = field(default_factory=list)
+
+
+class Prompts:
+    """Draws the prompts of a scene."""
+
+    def __init__(self, scene: Scene) -> None:
+        self.scene, self._rng = scene, random.Random(scene.seed + 1)
+        self.prefix = self.draw(scene.prefix)
+
+    def draw(self, num_tokens: int) -> list[int]:
+        """Return tokens that no other prompt has."""
+        return self._rng.choices(VOCABULARY, k=num_tokens)
+
+    def of(self, kind: str) -> list[int]:
+        """Return a prompt of a kind."""
+        if kind == "hit":
+            return self.prefix + self.draw(self.scene.tail)
+        return self.draw(self.scene.long if kind == "long" else self.scene.stream_prompt)
+
+
+# --- measure ---
+
+
+async def measure(scene: Scene, stream: Stream) -> Figures:
+    """Run each kind alone, then the scene."""
+    figures, prompts = Figures(), Prompts(scene)
+    await first_token_s(stream, prompts.prefix, 1)
+    alone = [await first_token_s(stream, prompts.of("hit"), 1) for _ in range(scene.num_alone)]
+    figures.alone["hit"] = sorted(alone)[len(alone) // 2]
+    figures.alone["long"] = await first_token_s(stream, prompts.of("long"), 1)
+    streams = [
+        asyncio.create_task(_decode(stream, prompts, figures)) for _ in range(scene.num_streams)
+    ]
+    await asyncio.sleep(2.0)
+    figures.gaps.clear()
+    figures.num_tokens, begin_s, tasks = 0, time.monotonic(), []
+    for at_s, kind in scene.arrivals():
+        await asyncio.sleep(max(0.0, begin_s + at_s - time.monotonic()))
+        tasks.append(asyncio.create_task(_arrive(stream, prompts, kind, figures)))
+    await asyncio.wait(tasks, timeout=5 * scene.seconds)
+    figures.seconds = time.monotonic() - begin_s
+    for task in [*streams, *tasks]:
+        task.cancel()
+    await asyncio.gather(*streams, *tasks, return_exceptions=True)
+    return figures
+
+
+async def first_token_s(stream: Stream, prompt: list[int], num_tokens: int) -> float:
+    """Serve a prompt, and return how long its first token took."""
+    begin_s, first_s = time.monotonic(), 0.0
+    async for _ in stream(prompt, num_tokens):
+        first_s = first_s or time.monotonic() - begin_s
+    return first_s
+
+
+async def _decode(stream: Stream, prompts: Prompts, figures: Figures) -> None:
+    while True:
+        last_s = None
+        async for number in stream(prompts.of("stream"), prompts.scene.stream_answer):
+            now_s = time.monotonic()
+            if last_s is not None:
+                figures.gaps.append(now_s - last_s)
+            last_s = now_s
+            figures.num_tokens += number
+
+
+async def _arrive(stream: Stream, prompts: Prompts, kind: str, figures: Figures) -> None:
+    scene = prompts.scene
+    first_s = await first_token_s(stream, prompts.of(kind), scene.answer)
+    (figures.hits if kind == "hit" else figures.longs).append(first_s)
+    figures.num_tokens += scene.answer + (scene.tail if kind == "hit" else scene.long)
+
+
+@asynccontextmanager
+async def offline(model: str, settings: dict[str, Any], scene: Scene) -> AsyncIterator[Any]:
+    """Serve by ``AsyncLLM``; yields a ``Stream``, and its price list when called without prompt."""
+    from ostinato import AsyncLLM, SamplingParams
+
+    async with AsyncLLM(model, num_blocks=-(-scene.kv_tokens // BLOCK), **settings) as llm:
+
+        async def stream(prompt: list[int], num_tokens: int) -> AsyncIterator[int]:
+            params = SamplingParams(
+                max_tokens=num_tokens, temperature=0, ignore_eos=True, detokenize=False
+            )
+            known = 0
+            async for output in llm.generate({"prompt_token_ids": prompt}, params):
+                num = len(output.outputs[0].token_ids)
+                yield num - known
+                known = num
+
+        yield stream, lambda: list(astuple(llm.engine.prices.now))
+
+
+@asynccontextmanager
+async def over_http(server: str, model: str, options: argparse.Namespace) -> AsyncIterator[Any]:
+    """Start a server, and serve by its completions; yields a ``Stream``."""
+    import aiohttp
+
+    [engine] = [one for one in SERVERS if one.settings["server"] == server]
+    python = python_of(engine, options.peers, {})
+    assert python is not None, f"{server} is not installed in {options.peers}"
+    scene, port = options.scene, free_port()
+    _, _, settings = http_worker_of(engine, python, options.threads)
+    settings |= {"kv_tokens": scene.kv_tokens, "max_num_seqs": 64}
+    settings["max_model_len"] = scene.long + scene.stream_answer + 64
+    command = COMMANDS[server](model, settings, port) + options.flags
+    environment = settings["environment"]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        async with aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(None)) as session:
+            await _until_ready(session, process)
+
+            async def stream(prompt: list[int], num_tokens: int) -> AsyncIterator[int]:
+                body = {"model": MODEL, "prompt": prompt, "max_tokens": num_tokens, "stream": True}
+                body |= {"temperature": 0, "ignore_eos": True}
+                async with session.post("/v1/completions", json=body) as answer:
+                    answer.raise_for_status()
+                    async for line in answer.content:
+                        if line.startswith(b"data: {"):
+                            yield 1
+
+            yield stream, list
+    finally:
+        process.terminate()
+        process.wait()
+
+
+async def _until_ready(session: Any, process: "subprocess.Popen[bytes]") -> None:
+    for _ in range(3000):
+        assert process.poll() is None, f"the server ended with status {process.returncode}"
+        with suppress(OSError):
+            async with session.get("/health") as answer:
+                if answer.status == 200:
+                    return
+        await asyncio.sleep(0.2)
+    raise TimeoutError("the server did not start")
+
+
+# --- simulate ---
+
+
+def simulate(scene: Scene, prices: list[Any], **scheduling: Any) -> Figures:
+    """Run the scene on the real scheduler and cache, with a price list in place of a model."""
+    figures = Figures(prices=prices)
+    alone = {"hit": [(0.0, "prefix"), (100.0, "hit")], "long": [(0.0, "long")]}
+    for kind, arrivals in alone.items():
+        run = simulated_run(scene, prices, arrivals, scheduling)
+        figures.alone[kind] = run[kind][-1]
+    streams = [(1e3, "stream")] * scene.num_streams
+    scene_arrivals = [(1e3 + 2.0 + at_s, kind) for at_s, kind in scene.arrivals()]
+    run = simulated_run(scene, prices, [(0.0, "prefix"), *streams, *scene_arrivals], scheduling)
+    figures.hits, figures.longs, figures.gaps = run["hit"], run["long"], run["gaps"]
+    figures.num_tokens, figures.seconds = int(run["tokens"][0]), run["seconds"][0]
+    return figures
+
+
+def simulated_run(
+    scene: Scene, prices: list[Any], arrivals: list[tuple[float, str]], scheduling: dict[str, Any]
+) -> dict[str, list[float]]:
+    """Return times to first tokens by kind, gaps of streams, tokens and seconds."""
+    config = SchedulerConfig(**scheduling)
+    requests = [
+        BlockRequest(at_s, *_lengths(scene, kind), _blocks(scene, kind, number))
+        for number, (at_s, kind) in enumerate(arrivals)
+    ]
+    trace = TraceBuilder(requests).build("strangers", BLOCK)
+    cache = PrefixCacheConfig(scene.kv_tokens // BLOCK, BLOCK)
+    replica = TimedReplica(trace, cache, config, CostModel(*prices))
+    found: dict[str, list[float]] = {
+        name: [] for name in ("prefix", "stream", "hit", "long", "gaps")
+    }
+    last_s: dict[int, float] = {}
+    tokens, added, left = 0, 0, sum(kind != "stream" for _, kind in arrivals)
+    while left:
+        while added < len(arrivals) and arrivals[added][0] <= replica.now_s:
+            replica.add(added)
+            added += 1
+        if not replica.begin(replica.now_s):
+            replica.now_s = max(replica.now_s, arrivals[added][0])
+            continue
+        for update in replica.end():
+            number = int(update.sequence.request.request_id)
+            at_s, kind = arrivals[number]
+            tokens += 1
+            if number not in last_s:
+                found[kind].append(replica.now_s - at_s)
+                tokens += {"hit": scene.tail, "long": scene.long}.get(kind, 0)
+            elif kind == "stream":
+                found["gaps"].append(replica.now_s - last_s[number])
+            last_s[number] = replica.now_s
+            left -= update.sequence.finish_reason is not None and kind != "stream"
+    return found | {
+        "tokens": [tokens],
+        "seconds": [replica.now_s - arrivals[-1][0] + scene.seconds],
+    }
+
+
+def _lengths(scene: Scene, kind: str) -> tuple[int, int]:
+    return {
+        "prefix": (scene.prefix, 1),
+        "hit": (scene.prefix + scene.tail, scene.answer),
+        "long": (scene.long, scene.answer),
+        "stream": (scene.stream_prompt, scene.stream_answer),
+    }[kind]
+
+
+def _blocks(scene: Scene, kind: str, number: int) -> list[int]:
+    shared = scene.prefix // BLOCK if kind in ("prefix", "hit") else 0
+    own = _lengths(scene, kind)[0] // BLOCK - shared
+    return [*range(shared), *range((number + 1) * 10**6, (number + 1) * 10**6 + own)]
+
+
+# --- report ---
+
+
+def rows(figures: Figures) -> Iterator[tuple[str, str]]:
+    """Yield the lines of a column."""
+    hits, gaps = np.array(figures.hits or [np.nan]), np.array(figures.gaps or [np.nan])
+    alone, long = figures.alone, float(np.mean(figures.longs or [np.nan]))
+    yield "hit alone, first token", f"{alone['hit']:.3f} s"
+    yield "hits, first token p50", f"{np.percentile(hits, 50):.3f} s"
+    yield "hits, first token p99", f"{np.percentile(hits, 99):.3f} s"
+    yield "p99 / alone", f"{np.percentile(hits, 99) / alone['hit']:.1f} x"
+    yield "streams, gap p50", f"{np.percentile(gaps, 50) * 1000:.0f} ms"
+    yield "streams, gap p99", f"{np.percentile(gaps, 99) * 1000:.0f} ms"
+    yield "streams, longest gap", f"{gaps.max() * 1000:.0f} ms"
+    yield "long alone, first token", f"{alone['long']:.1f} s"
+    yield "long, first token", f"{long:.1f} s"
+    yield "tokens per second of all", f"{figures.num_tokens / figures.seconds:.1f}"
+
+
+def table(columns: dict[str, Figures]) -> str:
+    """Return the table in Markdown."""
+    by_name = {name: dict(rows(figures)) for name, figures in columns.items()}
+    lines = ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    for label in next(iter(by_name.values())):
+        lines.append(f"| {label} | " + " | ".join(by_name[n][label] for n in columns) + " |")
+    return "\n".join(lines)
+
+
+def run_column(name: str, options: argparse.Namespace) -> Figures:
+    """Measure one column, in this process."""
+
+    async def run() -> Figures:
+        async with AsyncExitStack() as stack:
+            is_ours = name in SETTINGS
+            if is_ours and not options.http:
+                context = offline(options.model, SETTINGS[name], options.scene)
+            else:
+                settings = SETTINGS.get(name, {}).items()
+                options.flags = [
+                    word for k, v in settings for word in (f"--{k.replace('_', '-')}", str(v))
+                ]
+                context = over_http("ours" if is_ours else name, options.model, options)
+            stream, prices = await stack.enter_async_context(context)
+            figures = await measure(options.scene, stream)
+            figures.prices = prices()
+            return figures
+
+    return asyncio.run(run())
+
+
+def main() -> None:
+    """Measure the columns one after the other, each in a process, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("model", help="a checkpoint")
+    parser.add_argument("--columns", nargs="+", default=["ours", "before"])
+    parser.add_argument("--http", action="store_true", help="ours over HTTP, too")
+    parser.add_argument("--peers", type=Path, help="folder of the peers' environments")
+    parser.add_argument("--threads", type=int, default=2, help="of peers")
+    parser.add_argument("--long", type=int, default=Scene.long)
+    parser.add_argument("--seconds", type=float, default=Scene.seconds)
+    parser.add_argument("--streams", type=int, default=Scene.num_streams)
+    parser.add_argument("--prefix", type=int, default=Scene.prefix)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--column", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    options.scene = Scene(
+        seconds=options.seconds, long=options.long, num_streams=options.streams,
+        prefix=options.prefix,
+    )  # fmt: skip
+    if options.column:
+        options.json.write_text(json.dumps(asdict(run_column(options.column, options))))
+        return
+    columns = {name: _in_process(name) for name in options.columns}
+    for name, title in (("ours", "simulated"), ("before", "before, simulated")):
+        if (priced := columns.get("ours")) and priced.prices and name in columns:
+            settings = {"order": "shortest_first", "max_step_ms": 250} | SETTINGS[name]
+            columns[title] = simulate(options.scene, priced.prices, **settings)
+    print(table(columns))
+    if options.json:
+        options.json.write_text(json.dumps({n: asdict(f) for n, f in columns.items()}))
+
+
+def _in_process(name: str) -> Figures:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "figures.json"
+        arguments = [*sys.argv[1:], "--column", name, "--json", str(file)]
+        subprocess.run([sys.executable, "-m", "benchmarks.strangers", *arguments], check=True)
+        return Figures(**json.loads(file.read_text()))
+
+
+if __name__ == "__main__":
+    main()

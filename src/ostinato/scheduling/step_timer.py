@@ -1,0 +1,124 @@
+"""Bounds steps by time, with the price list of this machine.
+
+While anything else decodes or waits, a step takes ``max_step_ms``, or longer where less would cost
+more than a tenth of the prompt rate, since each step reads all weights; at most ``MOST_DECODES``
+times as long as without prompts. Alone, a prompt takes the smallest step that is as fast as any
+within ``LOST_ALONE``: whoever comes meanwhile waits for that step.
+
+An engine that has measured nothing takes a small step; the next one may be twice the largest that
+was measured, so that no step is far from what is known.
+"""
+
+from bisect import bisect_right
+from dataclasses import dataclass, replace
+
+from ostinato.core.plan import StepPlan
+from ostinato.sched.step_planner import StepCosts
+from ostinato.scheduling.step_prices import LearnedPrices, StepPrices, Work, plan_work
+
+FIRST_TOKENS = 64
+"""Prompt tokens of the first step: a second where a large model computes 64 a second."""
+
+LOST_RATE = 0.1
+"""Share of the prompt rate that steps may lose to stay within ``max_step_ms``."""
+
+LOST_ALONE = 0.03
+"""Share of the prompt rate that is lost where nothing else lives."""
+
+MOST_DECODES = 8
+"""A step takes at most so many times what its decodes alone would take, unless within the limit."""
+
+
+@dataclass(slots=True)
+class StepMeter:
+    """What is left of a step for prompts.
+
+    Attributes:
+        num_tokens: Tokens left.
+        prices: The price list; None if nothing is measured.
+        seconds: Time left.
+        num_free: Tokens left that cost nothing but their attention.
+    """
+
+    num_tokens: int
+    prices: StepPrices | None = None
+    seconds: float = float("inf")
+    num_free: int = 0
+
+    def most_tokens(self, start: int, share: float = 1.0) -> int:
+        """Return how many tokens after ``start`` others fit into a share of what is left."""
+        prices, most = self.prices, max(0, int(self.num_tokens * share))
+        if prices is None or self.seconds == float("inf"):
+            return most
+        tokens, free = range(1, most + 1), self.num_free
+        return bisect_right(
+            tokens, self.seconds * share, key=lambda n: prices.prompt_s(start, n, free)
+        )
+
+    def take(self, start: int, num_tokens: int) -> None:
+        """Take tokens of a prompt out of what is left; a negative number gives them back."""
+        self.num_tokens -= num_tokens
+        if self.prices is not None:
+            sign, number = (1, num_tokens) if num_tokens > 0 else (-1, -num_tokens)
+            self.seconds -= sign * self.prices.prompt_s(start, number, self.num_free)
+        self.num_free = max(0, self.num_free - num_tokens)
+
+
+class StepTimer(StepCosts):
+    """Learns what steps cost, and bounds them.
+
+    Attributes:
+        prices: The price list.
+        limit_s: Predicted time that the current step may take; infinite if unknown.
+    """
+
+    def __init__(
+        self, max_step_ms: int, max_tokens: int, prices: LearnedPrices | None = None
+    ) -> None:
+        """Bound steps of at most ``max_tokens``; without prices, they are learned."""
+        self.prices = LearnedPrices() if prices is None else prices
+        self.limit_s = float("inf")
+        self._max_step_s, self._max_tokens = max_step_ms / 1000, max_tokens
+        self._meter = StepMeter(max_tokens)
+
+    def begin(self, decoding: list[int], starts: list[int], is_alone: bool) -> None:
+        """Begin a step with sequences that decode, and with prompts that have begun."""
+        num_decoding, measured = len(decoding), self.prices.most_tokens
+        prices = self.prices.now if measured >= FIRST_TOKENS else None
+        most = FIRST_TOKENS if prices is None and not is_alone else 2 * measured - num_decoding
+        most = min(self._max_tokens - num_decoding, max(FIRST_TOKENS, most))
+        self.limit_s = float("inf")
+        self._meter = StepMeter(most, prices)
+        if prices is None:
+            return
+        keys = sum(decoding)
+        decodes_s = prices.seconds(Work(1, num_decoding, keys, keys))
+        self.limit_s = self._limit_s(prices, decodes_s, max(starts, default=0), is_alone)
+        self._meter.seconds = self.limit_s - decodes_s
+        self._meter.num_free = max(0, prices.free_tokens - num_decoding)
+
+    def most_tokens(self, start: int) -> int:
+        """Return how many tokens after ``start`` others still fit into the step."""
+        return self._meter.most_tokens(start)
+
+    def take(self, start: int, num_tokens: int) -> None:
+        """Note that a prompt computes so many tokens in this step."""
+        self._meter.take(start, num_tokens)
+
+    def note(self, plan: StepPlan, seconds: float) -> None:
+        """Learn from a step that has run."""
+        self.prices.note(plan_work(plan), seconds)
+
+    def meter(self, num_tokens: int) -> StepMeter:
+        """Return what is left of the current step, at most so many tokens."""
+        return replace(self._meter, num_tokens=min(num_tokens, self._meter.num_tokens))
+
+    def _limit_s(self, prices: StepPrices, decodes_s: float, start: int, is_alone: bool) -> float:
+        def extra_s(lost: float) -> float:
+            """Return what the smallest chunk that loses no more takes, beside its fixed time."""
+            num_tokens = prices.tokens_for_rate(1 - lost, start, self._max_tokens)
+            return prices.prompt_s(start, num_tokens, prices.free_tokens)
+
+        patient_s = min(decodes_s + extra_s(LOST_RATE), MOST_DECODES * decodes_s)
+        limit_s = max(self._max_step_s, patient_s)
+        return max(limit_s, decodes_s + extra_s(LOST_ALONE)) if is_alone else limit_s
