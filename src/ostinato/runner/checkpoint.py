@@ -8,6 +8,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from ostinato.errors import BrokenCheckpoint
+from ostinato.runner.gguf_file import parts
 
 CONFIG_FILE = "config.json"
 _SINGLE_FILE = "model.safetensors"
@@ -36,7 +37,7 @@ def weight_files(checkpoint: Path) -> tuple[Path, ...]:
     Cost: reads headers only.
     """
     if checkpoint.is_file():
-        return (checkpoint,)
+        return parts(checkpoint)
     # If there are both, transformers reads the single file.
     if (checkpoint / _SINGLE_FILE).exists():
         paths: tuple[Path, ...] = (checkpoint / _SINGLE_FILE,)

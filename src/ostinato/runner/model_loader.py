@@ -18,8 +18,8 @@ from ostinato.runner.forward.fused import FusedForward
 from ostinato.runner.forward.packing import why_unpacked
 from ostinato.runner.forward.quantized import Quantization
 from ostinato.runner.forward.select_forward import ChosenForward, choose_forward
-from ostinato.runner.gguf_codes import codes_of_file
 from ostinato.runner.gguf_file import open_gguf
+from ostinato.runner.gguf_source import codes_of_file
 from ostinato.runner.kv_store import KVSpec
 from ostinato.runner.model_call import ModelCall
 from ostinato.runner.model_resolver import resolve_model
@@ -41,6 +41,7 @@ from ostinato.runner.probe import probe_model
 from ostinato.runner.quantization import check_quantization, quantization_settings
 from ostinato.runner.settings import AttentionName, DtypeName, ForwardName, QuantizationName
 from ostinato.runner.states.store import StateSpec
+from ostinato.runner.streamed import Assembled, LoadSettings, stream_model
 from ostinato.runner.vision import Vision, load_vision, take_encoder
 from ostinato.runner.word_codes import WordCheckpoint, is_in_words, read_words
 
@@ -160,39 +161,59 @@ def load_model(
         files = weight_files(path)
         check_config(config)
         check_quantization(config)
-        check_attention_interface(config)
-        own_dtype = torch_dtype(dtype, config)
-        words = _read_words(path, files, config, own_dtype)
-        model = load_weights(path, config, own_dtype, device, words)
-        encoder = take_encoder(model)
-        _drop_encoders(model)
-        if quantized is None and forward != "plain":
-            quantized = _codes_of_checkpoint(path, model, words)
-        call = ModelCall(model)
-        probed = probe_model(model, call, attention)
-        chosen = choose_forward(model, call, probed, forward, quantized)
+        on_meta = check_attention_interface(config)
+        settings = LoadSettings(
+            path, files, config, torch_dtype(dtype, config), attention, forward, quantized
+        )
+        built = stream_model(settings, on_meta) if device.type == "cpu" else None
+        encoder = None
+        if built is None:
+            built, encoder = read_whole(settings, device)
+        model = built.model
         tokenizer = load_tokenizer(path)
         vision, why_no_images = _load_vision(path, encoder if images else None, model, tokenizer)
     return LoadedModel(
         name=str(name),
         path=path,
         model=model,
-        call=call,
+        call=built.call,
         config=config,
         tokenizer=tokenizer,
         eos_token_ids=_eos_token_ids(model),
         length_limit=length_limit(config),
-        vocab_size=call.vocab_size,
+        vocab_size=built.call.vocab_size,
         dtype=model.dtype,
         device=device,
-        fingerprint=quantized_fingerprint(fingerprint(path, files), str(quantized or "")),
-        kv_spec=probed.spec,
-        state_spec=probed.states,
-        forward=chosen,
-        quantization=quantized,
+        fingerprint=quantized_fingerprint(fingerprint(path, files), str(built.quantization or "")),
+        kv_spec=built.probed.spec,
+        state_spec=built.probed.states,
+        forward=built.forward,
+        quantization=built.quantization,
         vision=vision,
         why_no_images=why_no_images if images else "images are switched off (limit_mm_per_prompt)",
     )
+
+
+def read_whole(settings: LoadSettings, device: torch.device) -> tuple[Assembled, nn.Module | None]:
+    """Load a model with ``transformers``, then compare and pack it.
+
+    Returns:
+        The model, and its image encoder, if it has one.
+
+    Raises:
+        ModelError: It cannot be read, or cannot be served correctly.
+    """
+    path, quantized = settings.path, settings.quantization
+    words = _read_words(path, settings.files, settings.config, settings.dtype)
+    model = load_weights(path, settings.config, settings.dtype, device, words)
+    encoder = take_encoder(model)
+    _drop_encoders(model)
+    if quantized is None and settings.forward != "plain":
+        quantized = _codes_of_checkpoint(path, model, words)
+    call = ModelCall(model)
+    probed = probe_model(model, call, settings.attention)
+    chosen = choose_forward(model, call, probed, settings.forward, quantized)
+    return Assembled(model, call, probed, chosen, quantized), encoder
 
 
 def _resolve_device(name: torch.device | str) -> torch.device:

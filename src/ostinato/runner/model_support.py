@@ -26,7 +26,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedConfig
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from ostinato.errors import UnsupportedModel
 from ostinato.runner.attention.registration import ATTENTION_NAME
@@ -104,10 +109,11 @@ def auto_class(config: PreTrainedConfig) -> Any:
     raise UnsupportedModel(f"transformers has no causal language model of type {config.model_type}")
 
 
-def check_attention_interface(config: PreTrainedConfig) -> None:
+def check_attention_interface(config: PreTrainedConfig) -> PreTrainedModel:
     """Refuse models whose class cannot be built with our attention.
 
-    Builds the model without memory for its weights.
+    Returns:
+        The model without memory for its weights.
 
     Raises:
         UnsupportedModel: There is no causal language model of that type, or its attention cannot
@@ -115,7 +121,10 @@ def check_attention_interface(config: PreTrainedConfig) -> None:
     """
     try:
         with torch.device("meta"):
-            auto_class(config).from_config(config, attn_implementation=ATTENTION_NAME)
+            model: PreTrainedModel = auto_class(config).from_config(
+                config, attn_implementation=ATTENTION_NAME
+            )
+            return model.eval()
     except KeyError as error:
         raise UnsupportedModel(
             f"{config.model_type} does not call its attention through the interface of "
