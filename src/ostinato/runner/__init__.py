@@ -37,6 +37,7 @@ Files in reading order:
 * ``word_codes``: the codes of GPTQ, AWQ, or compressed-tensors with zero points
 * ``model_resolver``: resolves a model's name to a directory
 * ``checkpoint``: checks that a checkpoint is complete, and fingerprints its weights
+* ``fingerprints``: computes fingerprints beside the load, and remembers them
 * ``pretrained``: reads config, weights and tokenizer with ``transformers``
 * ``skeleton``: models without weights
 * ``streamed``: loads a model weight by weight

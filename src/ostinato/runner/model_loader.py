@@ -12,8 +12,9 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from ostinato.core.config import one_of
 from ostinato.errors import ConfigError, MissingTokenizer, UnsupportedModel
 from ostinato.runner.attention.registration import register
-from ostinato.runner.checkpoint import fingerprint, quantized_fingerprint, weight_files
+from ostinato.runner.checkpoint import quantized_fingerprint, weight_files
 from ostinato.runner.compressed_codes import codes_of_layers
+from ostinato.runner.fingerprints import fingerprinting
 from ostinato.runner.forward.fused import FusedForward
 from ostinato.runner.forward.packing import why_unpacked
 from ostinato.runner.forward.quantized import Quantization
@@ -148,7 +149,7 @@ def load_model(
         BrokenCheckpoint: Files are missing or damaged, or weights do not fit the config.
         UnsupportedModel: It would load, but could not be served correctly.
 
-    Effects: may download; reads all weights twice, once for the fingerprint.
+    Effects: may download; remembers the fingerprint in the user's cache folder.
     """
     one_of("dtype", dtype, get_args(DtypeName))
     one_of("forward", forward, get_args(ForwardName))
@@ -165,13 +166,17 @@ def load_model(
         settings = LoadSettings(
             path, files, config, torch_dtype(dtype, config), attention, forward, quantized
         )
-        built = stream_model(settings, on_meta) if device.type == "cpu" else None
-        encoder = None
-        if built is None:
-            built, encoder = read_whole(settings, device)
-        model = built.model
-        tokenizer = load_tokenizer(path)
-        vision, why_no_images = _load_vision(path, encoder if images else None, model, tokenizer)
+        with fingerprinting(path, files) as weights_digest:
+            built = stream_model(settings, on_meta) if device.type == "cpu" else None
+            encoder = None
+            if built is None:
+                built, encoder = read_whole(settings, device)
+            model = built.model
+            tokenizer = load_tokenizer(path)
+            vision, why_no_images = _load_vision(
+                path, encoder if images else None, model, tokenizer
+            )
+            digest = quantized_fingerprint(weights_digest(), str(built.quantization or ""))
     return LoadedModel(
         name=str(name),
         path=path,
@@ -184,7 +189,7 @@ def load_model(
         vocab_size=built.call.vocab_size,
         dtype=model.dtype,
         device=device,
-        fingerprint=quantized_fingerprint(fingerprint(path, files), str(built.quantization or "")),
+        fingerprint=digest,
         kv_spec=built.probed.spec,
         state_spec=built.probed.states,
         forward=built.forward,
