@@ -39,6 +39,8 @@ Files in reading order:
 * ``checkpoint``: checks that a checkpoint is complete, and fingerprints its weights
 * ``fingerprints``: computes fingerprints beside the load, and remembers them
 * ``pretrained``: reads config, weights and tokenizer with ``transformers``
+* ``load_memory``: checks that a model fits in free memory before its weights are read
+* ``load_progress``: shows how far the reading of weights is
 * ``skeleton``: models without weights
 * ``streamed``: loads a model weight by weight
 * ``model_loader``: loads a model, and checks that it can be served correctly

@@ -5,7 +5,7 @@ ways: llama.cpp's RoPE pairs neighbours, so that rows of queries and keys are in
 norms have one added; and the RoPE of Llama 3.1 and later is scaled by a tensor of factors.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ class GgufSource:
         self, tensors: Mapping[str, Any], model: PreTrainedModel, architecture: str
     ) -> None:
         """Name tensors as a model does, which may be without storage."""
+        self.on_read: Callable[[int], object] = lambda _: None
         self._architecture = architecture
         config = model.config.get_text_config()
         self._heads = {
@@ -61,6 +62,11 @@ class GgufSource:
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Shapes of all weights by name."""
         return {name: _shape(tensor) for name, tensor in self._tensors.items()}
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all weights in the files."""
+        return sum(tensor.data.nbytes for tensor in self._tensors.values())
 
     @property
     def kinds(self) -> Mapping[str, str]:
@@ -102,6 +108,7 @@ class GgufSource:
         order = self._order(tensor)
         whole = num_rows is None or order is not None or data.ndim == 1
         rows = where.read(0, None if whole else min(num_rows or 0, len(data)) * row_bytes)
+        self.on_read(rows.nbytes)
         rows = rows.reshape(-1, row_bytes)
         if order is not None:
             rows = (

@@ -22,6 +22,7 @@ from ostinato.runner.forward.select_forward import ChosenForward, choose_forward
 from ostinato.runner.gguf_file import open_gguf
 from ostinato.runner.gguf_source import codes_of_file
 from ostinato.runner.kv_store import KVSpec
+from ostinato.runner.load_memory import KVBytes, check_whole
 from ostinato.runner.model_call import ModelCall
 from ostinato.runner.model_resolver import resolve_model
 from ostinato.runner.model_support import (
@@ -129,6 +130,7 @@ def load_model(
     revision: str | None = None,
     quantization: QuantizationName | None = None,
     images: bool = True,
+    kv_bytes: KVBytes = lambda spec: 0,
 ) -> LoadedModel:
     """Load a model and check that it can be served correctly.
 
@@ -141,10 +143,11 @@ def load_model(
         revision: Branch, tag or commit of a hub repository.
         quantization: Quantization of the linear layers; None leaves their weights as they are.
         images: Whether to keep the image encoder, if the model has one.
+        kv_bytes: Bytes that settings ask for keys and values, which have to fit as well.
 
     Raises:
         ConfigError: An unknown dtype or forward, a device that does not exist, or one without
-            support for quantized weights.
+            support for quantized weights; or the model does not fit in free memory.
         ModelNotFound: No such model.
         BrokenCheckpoint: Files are missing or damaged, or weights do not fit the config.
         UnsupportedModel: It would load, but could not be served correctly.
@@ -164,12 +167,22 @@ def load_model(
         check_quantization(config)
         on_meta = check_attention_interface(config)
         settings = LoadSettings(
-            path, files, config, torch_dtype(dtype, config), attention, forward, quantized
+            path=path,
+            files=files,
+            config=config,
+            dtype=torch_dtype(dtype, config),
+            attention=attention,
+            forward=forward,
+            quantization=quantized,
+            kv_bytes=kv_bytes,
+            name=str(name),
         )
         with fingerprinting(path, files) as weights_digest:
             built = stream_model(settings, on_meta) if device.type == "cpu" else None
             encoder = None
             if built is None:
+                if device.type == "cpu" and not any(True for _ in quantization_settings(config)):
+                    check_whole(on_meta, settings.dtype, path.is_file())
                 built, encoder = read_whole(settings, device)
             model = built.model
             tokenizer = load_tokenizer(path)

@@ -31,6 +31,9 @@ from ostinato.runner.forward.plain_layers import is_plain_linear
 from ostinato.runner.forward.quantized import Quantization, QuantizedWeight
 from ostinato.runner.forward.select_forward import ChosenForward, choose_forward
 from ostinato.runner.gguf_source import GgufSource
+from ostinato.runner.kv_store import KVSpec
+from ostinato.runner.load_memory import KVBytes, check_memory
+from ostinato.runner.load_progress import LoadProgress
 from ostinato.runner.model_call import ModelCall
 from ostinato.runner.native.packed import PackedWeight, required_library
 from ostinato.runner.probe import Probed, check_finite, observe_without_weights, probe_model
@@ -79,6 +82,8 @@ class LoadSettings:
         attention: The requested attention.
         forward: The requested forward.
         quantization: The requested quantization.
+        kv_bytes: Bytes that settings ask for keys and values.
+        name: The model's name, for progress.
     """
 
     path: Path
@@ -88,6 +93,8 @@ class LoadSettings:
     attention: AttentionName
     forward: ForwardName
     quantization: Quantization | None
+    kv_bytes: KVBytes
+    name: str
 
 
 def stream_model(settings: LoadSettings, on_meta: PreTrainedModel) -> Assembled | None:
@@ -99,7 +106,8 @@ def stream_model(settings: LoadSettings, on_meta: PreTrainedModel) -> Assembled 
 
     Raises:
         BrokenCheckpoint: A file changed meanwhile.
-        ConfigError: Quantized weights are requested, and not supported here.
+        ConfigError: The model does not fit in free memory, or quantized weights are requested, and
+            not supported here.
         UnsupportedModel: The probe does not pass.
     """
     config = settings.config
@@ -119,6 +127,7 @@ def stream_model(settings: LoadSettings, on_meta: PreTrainedModel) -> Assembled 
     num_layers = min(len(styles), max(2, trial_layers(skeleton, spec, styles)))
     if num_layers > max(2, len(styles) // 2):
         return None
+    _check_memory(settings, skeleton, source, spec)
     kinds = {source.kinds.get(name, "") for _, name in linear_names(skeleton, source)} - {""}
     trial = _Trial(settings, source, num_layers).run(f"GGUF {', '.join(sorted(kinds))}")
     # What was seen without weights holds for the layers that were tried.
@@ -128,7 +137,12 @@ def stream_model(settings: LoadSettings, on_meta: PreTrainedModel) -> Assembled 
     ):
         return None
     probed = replace(trial.probed, spec=spec, styles=styles)
-    forward = _complete(skeleton, source, replace(trial, probed=probed))
+    progress = LoadProgress(settings.name, source.num_bytes)
+    source.on_read = progress.add
+    try:
+        forward = _complete(skeleton, source, replace(trial, probed=probed))
+    finally:
+        progress.close()
     call = ModelCall(skeleton)
     if trial.call.hands_step:
         call.hand_step_to_attention()
@@ -136,6 +150,16 @@ def stream_model(settings: LoadSettings, on_meta: PreTrainedModel) -> Assembled 
     if not settings.path.is_file() and (settings.path / "generation_config.json").exists():
         skeleton.generation_config = GenerationConfig.from_pretrained(settings.path)
     return Assembled(skeleton, call, probed, forward, trial.quantization)
+
+
+def _check_memory(
+    settings: LoadSettings, skeleton: PreTrainedModel, source: WeightSource, spec: KVSpec
+) -> None:
+    names = {id(linear.weight): name for linear, name in linear_names(skeleton, source)}
+    quantization = settings.quantization
+    if quantization is None and settings.forward != "plain" and source.kinds:
+        quantization = Quantization("GGUF", {})
+    check_memory(skeleton, source, names, quantization, settings.kv_bytes(spec))
 
 
 def _has_more_than_a_decoder(model: PreTrainedModel) -> bool:

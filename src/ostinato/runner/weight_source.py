@@ -5,7 +5,7 @@ What it returns is memory of its own: files may change afterwards.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -48,7 +48,18 @@ class FileRange:
 
 
 class WeightSource(Protocol):
-    """All weights of a checkpoint."""
+    """All weights of a checkpoint.
+
+    Attributes:
+        on_read: Called with the number of bytes after each read.
+    """
+
+    on_read: Callable[[int], object]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all weights in the files."""
+        ...
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -80,6 +91,7 @@ class SafetensorsSource:
 
     def __init__(self, files: Iterable[Path]) -> None:
         """Read the files' headers."""
+        self.on_read: Callable[[int], object] = lambda _: None
         self._ranges: dict[str, tuple[FileRange, str, tuple[int, ...]]] = {}
         for path in files:
             self._ranges |= _weights_of(path)
@@ -88,6 +100,11 @@ class SafetensorsSource:
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Shapes of all weights by name."""
         return {name: shape for name, (_, _, shape) in self._ranges.items()}
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all weights in the files."""
+        return sum(where.num_bytes for where, _, _ in self._ranges.values())
 
     @property
     def are_numbers(self) -> bool:
@@ -102,6 +119,7 @@ class SafetensorsSource:
             num_bytes = num_bytes // shape[0] * num_rows
             shape = (num_rows, *shape[1:])
         content = torch.from_numpy(where.read(0, num_bytes))
+        self.on_read(num_bytes)
         return content.view(_DTYPES[kind]).view(shape).to(dtype)
 
     def codes(self, name: str, dtype: torch.dtype, num_rows: int | None = None) -> Codes:
