@@ -1,6 +1,7 @@
 """Loads a model, and checks that it can be served correctly."""
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -10,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ostinato.core.config import one_of
-from ostinato.errors import ConfigError, MissingTokenizer, UnsupportedModel
+from ostinato.errors import ConfigError, MissingTokenizer, OstinatoError, UnsupportedModel
 from ostinato.runner.attention.registration import register
 from ostinato.runner.checkpoint import quantized_fingerprint, weight_files
 from ostinato.runner.compressed_codes import codes_of_layers
@@ -160,7 +161,7 @@ def load_model(
     quantized = None if quantization is None else Quantization.named(quantization)
     register()
     path = resolve_model(name, revision)
-    with quiet(), open_gguf(path) if path.is_file() else nullcontext():
+    with quiet(), _named_refusals(path), open_gguf(path) if path.is_file() else nullcontext():
         config = load_config(path)
         files = weight_files(path)
         check_config(config)
@@ -210,6 +211,18 @@ def load_model(
         vision=vision,
         why_no_images=why_no_images if images else "images are switched off (limit_mm_per_prompt)",
     )
+
+
+@contextmanager
+def _named_refusals(path: Path) -> Iterator[None]:
+    """Refuse a checkpoint on which code of another library fails."""
+    try:
+        yield
+    except (OstinatoError, OSError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # code of any model may raise anything
+        reason = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+        raise UnsupportedModel(f"{path} cannot be loaded here: {reason}") from error
 
 
 def read_whole(settings: LoadSettings, device: torch.device) -> tuple[Assembled, nn.Module | None]:
@@ -295,9 +308,10 @@ def _codes_of_checkpoint(
 
 def _drop_encoders(model: PreTrainedModel) -> None:
     """Remove encoders of images and sound from a model: text never calls them."""
-    decoder = model.get_decoder()
+    decoder, embedding = model.get_decoder(), model.get_input_embeddings()
     for name, child in list(model.base_model.named_children()):
-        if isinstance(child, PreTrainedModel) and child is not decoder:
+        has_text = child is decoder or embedding in child.modules()
+        if isinstance(child, PreTrainedModel) and not has_text:
             setattr(model.base_model, name, None)
 
 

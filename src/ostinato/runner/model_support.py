@@ -17,8 +17,8 @@ unknown kinds of RoPE           frequencies might depend on the length of the ca
 
 Models for images and text serve text with their language model; for images, see ``vision``.
 
-Dynamic and long RoPE change every frequency once a call exceeds a certain length; up to it they are
-plain RoPE. Such models are served up to that length.
+Long RoPE changes every frequency once a call exceeds a certain length, so that earlier keys would
+have to be computed again; up to it, it is plain RoPE. Such models are served up to that length.
 """
 
 from collections.abc import Iterator, Mapping
