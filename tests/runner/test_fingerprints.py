@@ -28,7 +28,7 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
     def count(path: Path, *arguments: object) -> bytes:
         paths.append(path)
-        return fingerprint(path, *arguments)  # type: ignore[arg-type]
+        return fingerprint(path, *arguments)
 
     monkeypatch.setattr(fingerprints, "fingerprint", count)
     return paths
