@@ -86,8 +86,8 @@ def _codes(kind: str, blocks: Blocks) -> NDArray[Any]:
     codes = _nibbles(blocks[:, -16:], 16)
     if kind in ("Q4_0", "Q4_1"):
         return codes
-    bits = np.unpackbits(blocks[:, -20:-16], axis=1, bitorder="little")
-    signed = np.bitwise_or(codes, bits << 4).view(np.int8)
+    high = np.unpackbits(blocks[:, -20:-16], axis=1, bitorder="little")
+    signed: NDArray[np.int8] = np.bitwise_or(codes, high << 4).view(np.int8)
     return signed if kind == "Q5_1" else signed - np.int8(16)
 
 
