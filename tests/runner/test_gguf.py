@@ -11,8 +11,10 @@ from transformers import AutoModelForCausalLM, GgufConfig
 
 from ostinato import LLM, SamplingParams
 from ostinato.errors import BrokenCheckpoint, ModelNotFound, UnsupportedModel
+from ostinato.runner.block_embedding import BlockEmbedding
+from ostinato.runner.checkpoint import weight_files
 from ostinato.runner.model_loader import load_model
-from tests.runner.bench import random_prompt
+from tests.runner.bench import own_logits, random_prompt
 from tests.support.checkpoints import Checkpoints
 from tests.support.gguf_files import TEMPLATE, save_gguf
 from tests.support.model_families import EOS_ID, MAX_LENGTH, VOCAB_SIZE
@@ -114,15 +116,85 @@ def test_reading_leaves_the_reader_of_others_as_it_was(plain_file: Path):
     assert own == (gguf.GGUFReader, gguf.get_tensor_name_map)
 
 
-@pytest.mark.parametrize("part", ["model-00001-of-00003.gguf", "model-00002-of-00003.gguf"])
-def test_a_part_of_a_split_model_is_refused_with_the_way_to_join_them(
-    part: str, plain_file: Path, tmp_path: Path
-):
-    path = Path(shutil.copy(plain_file, tmp_path / part))
+def test_a_split_model_is_read_from_any_of_its_parts(checkpoint: Path, tmp_path: Path):
+    """The head is in another part than the config."""
+    first = save_gguf(tmp_path / "split.gguf", checkpoint, "Q4_0", tensors_per_part=11)
+    whole = load_model(save_gguf(tmp_path / "whole.gguf", checkpoint, "Q4_0"))
+    files = weight_files(first)
 
-    for source in (path, tmp_path):
-        with pytest.raises(UnsupportedModel, match=r"of 3 of a split model.*--merge"):
+    assert len(files) > 1
+    for source in (first, files[-1]):
+        loaded = load_model(source)
+        assert loaded.path == first and loaded.forward.name == whole.forward.name
+        theirs = whole.model.state_dict()
+        assert all(torch.equal(w, theirs[n]) for n, w in loaded.model.state_dict().items())
+
+
+def test_a_split_model_without_one_of_its_parts_is_refused(checkpoint: Path, tmp_path: Path):
+    first = save_gguf(tmp_path / "split.gguf", checkpoint, tensors_per_part=11)
+    weight_files(first)[1].unlink()
+
+    for source in (first, weight_files_of(tmp_path)[-1]):
+        with pytest.raises(BrokenCheckpoint, match=r"1 of the \d parts .* missing: split-00002-of"):
             load_model(source)
+
+
+def test_a_part_under_another_name_is_refused(checkpoint: Path, tmp_path: Path):
+    first = save_gguf(tmp_path / "split.gguf", checkpoint, tensors_per_part=11)
+    renamed = first.rename(tmp_path / "model.gguf")
+
+    with pytest.raises(UnsupportedModel, match=r"one of \d parts .* MODEL-00001-of-0000\d.gguf"):
+        load_model(renamed)
+
+
+LLAMA_3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+def test_llama_with_scaled_rope_is_the_model_that_the_file_was_made_of(
+    kind: str, checkpoints: Checkpoints, tmp_path: Path
+):
+    """Rows of queries and keys are in llama.cpp's order, and frequencies have factors."""
+    path = checkpoints.path("llama", hidden_size=64, rope_parameters=LLAMA_3)
+    loaded = load_model(save_gguf(tmp_path / "llama.gguf", path, kind, "llama"))
+    original = load_model(path, "float32", forward="plain")
+
+    ours, theirs = (m.model.model.rotary_emb.inv_freq for m in (loaded, original))
+    assert torch.allclose(ours, theirs, rtol=1e-6)
+    weights = loaded.model.state_dict()
+    for name, weight in original.model.state_dict().items():
+        step = 0.0 if kind == "F32" else float(weight.abs().max()) / 127
+        assert (weights[name] - weight).abs().max() <= step, name
+    prompt = random_prompt(1, 12)
+    away = (own_logits(loaded, prompt) - own_logits(original, prompt)).abs().max()
+    assert away < (1e-4 if kind == "F32" else 1.0)
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "F32"])
+def test_a_tied_embedding_is_kept_in_the_blocks_of_the_file(
+    kind: str, checkpoints: Checkpoints, tmp_path: Path
+):
+    path = checkpoints.path("qwen3", hidden_size=64, head_dim=128, tie_word_embeddings=True)
+    file = save_gguf(tmp_path / "tied.gguf", path, kind)
+    loaded, plain = load_model(file), load_model(file, forward="plain")
+
+    embedding = loaded.model.get_input_embeddings()
+    assert isinstance(embedding, BlockEmbedding) == (kind == "Q4_0")
+    weights = plain.model.state_dict()
+    assert all(torch.equal(w, weights[n]) for n, w in loaded.model.state_dict().items())
+    prompt = random_prompt(1, 12)
+    assert torch.allclose(own_logits(loaded, prompt), own_logits(plain, prompt), atol=1e-4)
+
+
+def weight_files_of(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.gguf"))
 
 
 def test_a_model_type_that_transformers_does_not_read_is_refused(checkpoint: Path, tmp_path: Path):

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from ostinato.runner.block_embedding import BlockEmbedding
 from ostinato.runner.forward.codes import CodeFormat, Codes, encode, joined
 from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.forward.quantized import QuantizedWeight
-from ostinato.runner.gguf_codes import exact_codes
+from ostinato.runner.gguf_codes import codes_of_rows, dequantized
+from ostinato.runner.gguf_source import equal_codes
 from ostinato.runner.model_loader import LoadedModel, load_model
 from tests.runner.bench import own_logits, random_prompt
 from tests.support.checkpoints import Checkpoints
@@ -54,32 +56,79 @@ def test_a_file_with_plain_weights_has_no_codes(checkpoints: Checkpoints, tmp_pa
     assert loaded.quantization is None and not quantized_layers(loaded)
 
 
-@pytest.mark.parametrize("kind", ["Q4_K", "Q5_K", "Q6_K"])
-@pytest.mark.parametrize("turned", [False, True])
-def test_blocks_of_256_become_codes_where_their_groups_are_of_32(kind: str, turned: bool):
-    """Rows may be turned as llama.cpp turns those of queries and keys."""
+EXACT = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K"]
+SCALES = {"Q2_K": slice(-4, None), "Q3_K": slice(-2, None), "Q6_K": slice(-2, None)}
+
+
+def random_blocks(kind: str, num_rows: int) -> tuple[Any, gguf.GGMLQuantizationType]:
+    """Return rows of 512 random numbers: every bit of their codes, and finite scales."""
     type_ = gguf.GGMLQuantizationType[kind]
-    size = gguf.GGML_QUANT_SIZES[type_][1]
+    numbers, size = gguf.GGML_QUANT_SIZES[type_]
     random = np.random.default_rng(0)
-    blocks = random.integers(0, 256, (16 * 2, size), dtype=np.uint8)
-    scale = slice(-2, None) if kind == "Q6_K" else slice(0, 2)
-    blocks[:, scale] = random.random((32, 1)).astype(np.float16).view(np.uint8)
-    if kind != "Q6_K":
-        blocks[:, 2:4] = random.random((32, 1)).astype(np.float16).view(np.uint8)
-    data = blocks.reshape(16, -1)
+    blocks = random.integers(0, 256, (num_rows * 512 // numbers, size), dtype=np.uint8)
+    two = kind in ("Q4_1", "Q5_1", "Q4_K", "Q5_K", "Q2_K")
+    where = SCALES.get(kind, slice(0, 4 if two else 2))
+    count = len(range(*where.indices(size))) // 2
+    scales = random.standard_normal((len(blocks), count)).astype(np.float16)
+    blocks[:, where] = scales.view(np.uint8)
+    return blocks.reshape(num_rows, -1), type_
+
+
+@pytest.mark.parametrize("kind", EXACT)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_codes_of_blocks_are_the_numbers_of_the_reference(kind: str, dtype: torch.dtype):
+    data, type_ = random_blocks(kind, 9)
+    reference = torch.from_numpy(gguf.dequantize(data, type_)).to(dtype)
+
+    found = codes_of_rows(data, type_, dtype)
+
+    assert found.format.bits == (4 if kind.startswith("Q4") else 8)
+    assert torch.equal(found.plain(dtype), reference)
+    assert torch.equal(QuantizedWeight(found, dtype).plain(), reference)
+    assert torch.equal(dequantized(data, type_, dtype), reference)
+
+
+@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q6_K"])
+def test_blocks_with_other_groups_become_the_nearest_codes(kind: str):
+    data, type_ = random_blocks(kind, 9)
+    reference = torch.from_numpy(gguf.dequantize(data, type_))
+
+    found = codes_of_rows(data, type_, torch.float32)
+
+    expected = encode(reference, CodeFormat(8, 32))
+    assert torch.equal(found.codes, expected.codes) and torch.equal(found.scales, expected.scales)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_embedding_of_blocks_looks_up_the_numbers_of_the_reference(dtype: torch.dtype):
+    data, type_ = random_blocks("Q6_K", 9)
+    reference = torch.from_numpy(gguf.dequantize(data, type_)).to(dtype)
+    embedding = BlockEmbedding(data, type_, dtype)
+
+    ids = torch.tensor([[8, 0, 3, 3]])
+    assert torch.equal(embedding(ids), reference[ids])
+    assert torch.equal(embedding.weight, reference) and embedding.nbytes == data.nbytes
+    for wrong in (9, -1):
+        with pytest.raises(IndexError, match="of 9"):
+            embedding(torch.tensor([wrong]))
+    embedding.load(reference + 1)
+    assert torch.equal(embedding(ids), reference[ids] + 1) and embedding.is_replaced
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_codes_are_taken_in_the_order_of_rows_that_was_read(turned: bool):
+    """Of a model that ``transformers`` has read, the order of queries and keys is not known."""
+    data, type_ = random_blocks("Q4_K", 16)
     weight = torch.from_numpy(gguf.dequantize(data, type_))
     if turned:
         weight = weight.view(4, 2, 2, -1).transpose(1, 2).reshape(weight.shape)
     tensor = SimpleNamespace(tensor_type=type_, data=data, shape=np.array([512, 16]))
 
-    found = exact_codes(tensor, weight, [2, 4])
+    found = equal_codes(tensor, weight, [2, 4])
 
-    if kind == "Q6_K":
-        assert found is None
-    else:
-        assert found is not None and torch.equal(found.plain(), weight)
-        assert exact_codes(tensor, weight.bfloat16(), [4]) is not None, "as it was rounded"
-        assert exact_codes(tensor, weight + 1, [4]) is None, "other numbers"
+    assert found is not None and torch.equal(found.plain(), weight)
+    assert equal_codes(tensor, weight.bfloat16(), [4]) is not None, "as it was rounded"
+    assert equal_codes(tensor, weight + 1, [4]) is None, "other numbers"
 
 
 def test_codes_of_several_formats_are_joined_without_loss():

@@ -71,11 +71,30 @@ def test_a_device_that_does_not_tell_asks_for_a_setting(monkeypatch: pytest.Monk
     [
         ({"memory.max": "5000\n", "memory.current": "2000\n"}, 3000),
         ({"memory.max": "5000\n", "memory.current": "6000\n"}, 0),
+        (
+            {
+                "memory.max": "5000",
+                "memory.current": "4900",
+                "memory.stat": "anon 900\ninactive_file 3000\nactive_file 1000\nshmem 400\n",
+            },
+            4100,
+        ),
+        (
+            {
+                "memory.max": "max",
+                "memory.current": "4900",
+                "box/memory.max": "700",
+                "box/memory.current": "300",
+            },
+            400,
+        ),
         ({"memory/memory.limit_in_bytes": "70", "memory/memory.usage_in_bytes": "20"}, 50),
     ],
 )
 def test_a_containers_limit_counts(files, left, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Both versions of control groups."""
+    """Both versions of control groups, and files in memory that the kernel can drop."""
+    (tmp_path / "of_process").write_text("0::/box\n")
+    monkeypatch.setattr(memory, "PROCESS_GROUPS", tmp_path / "of_process")
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(content)

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -10,18 +11,28 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 TEMPLATE = "{% for m in messages %}<bos>{{ m['content'] }}<eos>{% endfor %}"
 
 
-def save_gguf(path: Path, checkpoint: Path, kind: str = "F32", architecture: str = "qwen3") -> Path:
-    """Write a Qwen3 checkpoint as one file.
+def save_gguf(
+    path: Path,
+    checkpoint: Path,
+    kind: str = "F32",
+    architecture: str = "qwen3",
+    tensors_per_part: int = 0,
+) -> Path:
+    """Write a Qwen3 or Llama checkpoint as one file, or in parts.
 
     Args:
         path: The file.
         checkpoint: In Hugging Face's format, with a byte-level BPE tokenizer.
         kind: Of matrices: F32, Q8_0, Q4_1, ...; vectors stay in float32.
-        architecture: What the file says it is.
+        architecture: What the file says it is; ``llama`` turns rows and has factors of RoPE.
+        tensors_per_part: Splits the file; 0 does not.
+
+    Returns:
+        The file, or its first part.
     """
     model = AutoModelForCausalLM.from_pretrained(checkpoint)
     config = model.config
-    writer = gguf.GGUFWriter(path, architecture)
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=tensors_per_part)
     writer.add_name("tiny")
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
@@ -35,10 +46,17 @@ def save_gguf(path: Path, checkpoint: Path, kind: str = "F32", architecture: str
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
     _add_tokenizer(writer, checkpoint)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, config.num_hidden_layers)
+    arch = gguf.MODEL_ARCH.LLAMA if architecture == "llama" else gguf.MODEL_ARCH.QWEN3
+    names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
+    if architecture == "llama":
+        _add_rope(writer, model)
     quantization = gguf.GGMLQuantizationType[kind]
     for name, tensor in model.state_dict().items():
+        if config.tie_word_embeddings and name.startswith("lm_head"):
+            continue
         plain = tensor.float().numpy()
+        if architecture == "llama":
+            plain = _turned(name, plain, config)
         base, _, suffix = name.rpartition(".")
         kept = gguf.GGMLQuantizationType.F32 if plain.ndim == 1 else quantization
         data = plain if kept == gguf.GGMLQuantizationType.F32 else gguf.quantize(plain, kept)
@@ -49,7 +67,25 @@ def save_gguf(path: Path, checkpoint: Path, kind: str = "F32", architecture: str
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
+    return min(path.parent.glob(f"{path.stem}*.gguf"))
+
+
+def _turned(name: str, plain: np.ndarray, config: Any) -> np.ndarray:
+    """Pair neighbouring rows of a head, as llama.cpp's RoPE does."""
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    for part, count in heads.items():
+        if part in name:
+            return plain.reshape(count, 2, -1, *plain.shape[1:]).swapaxes(1, 2).reshape(plain.shape)
+    return plain
+
+
+def _add_rope(writer: gguf.GGUFWriter, model: Any) -> None:
+    """Write the factors by which Llama 3.1 divides the frequencies of its RoPE."""
+    config, frequencies = model.config, model.model.rotary_emb.inv_freq.numpy()
+    writer.add_rope_dimension_count(config.head_dim)
+    theta = config.rope_parameters["rope_theta"]
+    plain = theta ** -(np.arange(0, config.head_dim, 2) / config.head_dim)
+    writer.add_tensor("rope_freqs.weight", (plain / frequencies).astype(np.float32))
 
 
 def _add_tokenizer(writer: gguf.GGUFWriter, checkpoint: Path) -> None:

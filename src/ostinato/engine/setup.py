@@ -6,6 +6,7 @@ the free memory, is split by ``hybrid.pool_sizes``, between states and blocks fi
 
 import logging
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -18,6 +19,7 @@ from ostinato.runner.attention.choice import AttentionCase, check_asked_for, cho
 from ostinato.runner.compute_path import ComputePath
 from ostinato.runner.forward.weight_refs import weight_bytes
 from ostinato.runner.image_store import ImageStore
+from ostinato.runner.kv_store import KVSpec
 from ostinato.runner.layer_groups import LayerGroups, group_layers
 from ostinato.runner.malloc_tuning import keep_large_blocks
 from ostinato.runner.memory import memory_for, num_blocks_for
@@ -71,6 +73,7 @@ def set_up(config: EngineConfig) -> Setup:
         config.revision,
         config.quantization,
         config.max_images > 0,
+        partial(_asked_kv_bytes, config),
     )
     if other_tokenizer is not None:
         loaded = replace(loaded, tokenizer=other_tokenizer)
@@ -93,6 +96,15 @@ def set_up(config: EngineConfig) -> Setup:
     gib = weight_bytes(loaded.model) / 2**30
     logger.info("%s computes in %s; weights take %.2f GiB", loaded.name, compute_path, gib)
     return Setup(loaded, runner, compute_path, sizes, scheduling)
+
+
+def _asked_kv_bytes(config: EngineConfig, spec: KVSpec) -> int:
+    """Return the bytes that settings ask for keys and values; 0 if they take what is left."""
+    if config.num_blocks is None:
+        return config.kv_cache_memory or 0
+    auto = config.kv_cache_dtype == "auto"
+    dtype = torch.bfloat16 if auto else getattr(torch, config.kv_cache_dtype)
+    return config.num_blocks * config.block_size * spec.bytes_per_token(dtype)
 
 
 def size_pools(

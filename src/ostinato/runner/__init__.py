@@ -28,13 +28,21 @@ Files in reading order:
 * ``randomness``: the random number of each token
 * ``sampler``: chooses the next token
 * ``fetched_models``: models from the package index, and their folder
+* ``weight_source``: weights of a checkpoint, read from its files one by one
 * ``gguf_file``: opens a GGUF file and checks that it can be loaded
-* ``gguf_codes``: the codes of a GGUF file for a model's linear layers
+* ``gguf_codes``: blocks of a GGUF file as codes of ours
+* ``gguf_source``: the weights of a GGUF file, read one by one under the names of the model
+* ``block_embedding``: an embedding whose rows stay in the blocks of a GGUF file
 * ``compressed_codes``: the codes of a compressed-tensors checkpoint for a model's linear layers
 * ``word_codes``: the codes of GPTQ, AWQ, or compressed-tensors with zero points
 * ``model_resolver``: resolves a model's name to a directory
 * ``checkpoint``: checks that a checkpoint is complete, and fingerprints its weights
+* ``fingerprints``: computes fingerprints beside the load, and remembers them
 * ``pretrained``: reads config, weights and tokenizer with ``transformers``
+* ``load_memory``: checks that a model fits in free memory before its weights are read
+* ``load_progress``: shows how far the reading of weights is
+* ``skeleton``: models without weights
+* ``streamed``: loads a model weight by weight
 * ``model_loader``: loads a model, and checks that it can be served correctly
 * ``model_support``: checks that a model can be served correctly
 * ``quantization``: checks that a quantized checkpoint computes each token independently

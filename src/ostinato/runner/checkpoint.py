@@ -2,12 +2,14 @@
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
 from ostinato.errors import BrokenCheckpoint
+from ostinato.runner.gguf_file import parts
 
 CONFIG_FILE = "config.json"
 _SINGLE_FILE = "model.safetensors"
@@ -36,7 +38,7 @@ def weight_files(checkpoint: Path) -> tuple[Path, ...]:
     Cost: reads headers only.
     """
     if checkpoint.is_file():
-        return (checkpoint,)
+        return parts(checkpoint)
     # If there are both, transformers reads the single file.
     if (checkpoint / _SINGLE_FILE).exists():
         paths: tuple[Path, ...] = (checkpoint / _SINGLE_FILE,)
@@ -52,19 +54,33 @@ def weight_files(checkpoint: Path) -> tuple[Path, ...]:
     return paths
 
 
-def fingerprint(checkpoint: Path, weights: tuple[Path, ...]) -> bytes:
+def fingerprinted_files(checkpoint: Path, weights: tuple[Path, ...]) -> tuple[Path, ...]:
+    """Return a checkpoint's config and weights in the order of the fingerprint."""
+    config = () if checkpoint.is_file() else (checkpoint / CONFIG_FILE,)
+    return (*config, *sorted(weights))
+
+
+def fingerprint(
+    checkpoint: Path, weights: tuple[Path, ...], piece_read: Callable[[], None] = lambda: None
+) -> bytes:
     """Return a SHA-256 over the content of the config and all weights; GGUF has both in one file.
 
     Two checkpoints with the same fingerprint compute the same KV; names and times do not matter.
+
+    Args:
+        checkpoint: Directory, or GGUF file.
+        weights: Its weight files.
+        piece_read: Called after each piece; may raise to stop.
+
     Cost: reads every byte, about a second per gigabyte.
     """
     digest = hashlib.sha256()
-    config = () if checkpoint.is_file() else (checkpoint / CONFIG_FILE,)
-    for path in (*config, *sorted(weights)):
+    for path in fingerprinted_files(checkpoint, weights):
         digest.update(path.stat().st_size.to_bytes(8, "little"))
         with path.open("rb") as file:
             while piece := file.read(_PIECE_BYTES):
                 digest.update(piece)
+                piece_read()
     return digest.digest()
 
 

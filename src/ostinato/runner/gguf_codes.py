@@ -1,20 +1,17 @@
-"""The codes of a GGUF file for a model's linear layers.
+"""Blocks of a GGUF file as codes of ours.
 
-A block of a GGUF file has codes of some bits with a scale, and often a minimum, for 32 inputs. So
-most formats become codes of ours without any loss::
+A block has codes of some bits with a scale, and often a minimum, for 32 inputs. So most formats
+become codes without any loss, and without a dequantized weight::
 
     Q4_0, Q4_1, Q4_K                4 bits; with minima but for Q4_0
     Q5_0, Q5_1, Q5_K, Q8_0          8 bits; with minima where the file has them
     Q2_K, Q3_K, Q6_K and others     8 bits in groups of 32 inputs, the nearest: their groups have
                                     16 inputs, or their codes are entries of a table
 
-``transformers`` has read the weights and named them; each is found by its name, and its codes are
-used only if they give exactly the numbers that were loaded.
+Source: the layouts are those of ``ggml-common.h`` in llama.cpp.
 """
 
-from collections.abc import Iterable, Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gguf
 import numpy as np
@@ -22,16 +19,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ostinato.runner.forward.codes import CodeFormat, Codes, codes_of, encode
-from ostinato.runner.forward.plain_layers import is_plain_linear
-from ostinato.runner.forward.quantized import Quantization
+from ostinato.runner.forward.codes import CodeFormat, Codes, encode
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-_PLAIN = {"F32", "F16", "BF16", "F64"}
+PLAIN_KINDS = {"F32", "F16", "BF16", "F64"}
 _GROUP = 32
 _NEAREST = CodeFormat(bits=8, group_size=_GROUP)
+_SLICE_NUMBERS = 2**22
 
 Blocks = NDArray[np.uint8]
 """Shape (num_blocks, bytes of a block)."""
@@ -39,59 +32,72 @@ Numbers = NDArray[Any]
 """Of groups, shape (num_blocks, groups of a block), float16 or float32."""
 
 
-def codes_of_file(path: Path, model: "PreTrainedModel") -> Quantization | None:
-    """Return how to pack a model's linear layers with the codes of its file; None without any.
+def codes_of_rows(data: Blocks, kind: gguf.GGMLQuantizationType, dtype: torch.dtype) -> Codes:
+    """Return the codes of a weight.
 
     Args:
-        path: The file, opened by ``open_gguf``.
-        model: Its model, loaded by ``transformers``.
+        data: Its rows, shape (num_outputs, bytes of a row).
+        kind: Format of the blocks, none of ``PLAIN_KINDS``.
+        dtype: Compute dtype; the nearest codes are those of the numbers in it.
     """
-    reader = gguf.GGUFReader(str(path))
-    tensors = {tensor.name: tensor for tensor in reader.tensors}
-    config = model.config.get_text_config()
-    heads = {config.num_attention_heads, config.num_key_value_heads}
-    stored: dict[int, Codes] = {}
-    kinds: set[str] = set()
-    field = reader.get_field("general.architecture")
-    assert field is not None, "transformers has read it"
-    for weight, name in _weights(model, field.contents()):
-        tensor = tensors.get(f"{name}.weight", tensors.get("token_embd.weight"))
-        if tensor is None or tensor.tensor_type.name in _PLAIN:
-            continue
-        kinds.add(tensor.tensor_type.name)
-        exact = exact_codes(tensor, weight, heads)
-        stored[id(weight)] = encode(weight, _NEAREST) if exact is None else exact
-    return Quantization(f"GGUF {', '.join(sorted(kinds))}", stored) if stored else None
+    num_numbers, num_bytes = gguf.GGML_QUANT_SIZES[kind]
+    step = max(1, _SLICE_NUMBERS * num_bytes // (data.shape[1] * num_numbers))
+    parts = [_slice_codes(data[i : i + step], kind, dtype) for i in range(0, len(data), step)]
+    if len(parts) == 1:
+        return parts[0]
+    codes = (torch.cat([part.codes for part in parts]), torch.cat([p.scales for p in parts]))
+    minima = [part.minima for part in parts if part.minima is not None]
+    return Codes(parts[0].format, *codes, torch.cat(minima) if minima else None)
 
 
-def _weights(model: "PreTrainedModel", architecture: str) -> Iterator[tuple[Tensor, str]]:
-    """Yield the weights of linear layers and their names in a file."""
-    architectures = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
-    layers = model.config.get_text_config().num_hidden_layers
-    names: Any = gguf.get_tensor_name_map(architectures[architecture], layers)
-    for name, module in model.named_modules():
-        if is_plain_linear(module) and (found := names.get_name(name)) is not None:
-            yield module.weight, found
+def dequantized(data: Blocks, kind: gguf.GGMLQuantizationType, dtype: torch.dtype) -> Tensor:
+    """Return the numbers of rows, converted slice by slice."""
+    num_numbers, num_bytes = gguf.GGML_QUANT_SIZES[kind]
+    width = data.shape[1] // num_bytes * num_numbers
+    numbers = torch.empty(len(data), width, dtype=dtype)
+    step = max(1, _SLICE_NUMBERS // width)
+    for first in range(0, len(data), step):
+        part = gguf.dequantize(data[first : first + step], kind)
+        numbers[first : first + step] = torch.from_numpy(np.ascontiguousarray(part))
+    return numbers
 
 
-def exact_codes(tensor: Any, weight: Tensor, heads: Iterable[int]) -> Codes | None:
-    """Return the codes of a tensor if they give a weight exactly, in any order of its rows."""
-    kind, data = tensor.tensor_type, np.asarray(tensor.data)
-    block_bytes = gguf.GGML_QUANT_SIZES[kind][1]
-    scaled = _scales(kind.name, data.reshape(-1, block_bytes)) if data.ndim == 2 else None
-    if scaled is None or tuple(reversed(tensor.shape.tolist())) != tuple(weight.shape):
-        return None
+def _slice_codes(data: Blocks, kind: gguf.GGMLQuantizationType, dtype: torch.dtype) -> Codes:
+    blocks = data.reshape(-1, gguf.GGML_QUANT_SIZES[kind][1])
+    scaled = _scales(kind.name, blocks)
+    if scaled is None:
+        return encode(dequantized(data, kind, dtype), _NEAREST)
     scales, minima = (None if part is None else _by_rows(part, len(data)) for part in scaled)
     assert scales is not None
     format = CodeFormat(4 if kind.name.startswith("Q4") else 8, _GROUP, minima is not None)
-    numbers = torch.from_numpy(gguf.dequantize(data, kind))
-    exact = codes_of(numbers, format, scales, minima)
-    for order in (torch.arange(len(data)), *_orders(len(data), heads)):
-        part = None if minima is None else minima[order]
-        found = Codes(format, exact[order], scales[order], part)
-        if torch.equal(found.plain(weight.dtype), weight):
-            return found
-    return None
+    return Codes(format, _by_rows(_codes(kind.name, blocks), len(data)), scales, minima)
+
+
+def _codes(kind: str, blocks: Blocks) -> NDArray[Any]:
+    """Return the codes of blocks whose groups have 32 inputs."""
+    if kind == "Q8_0":
+        return blocks[:, 2:].view(np.int8)
+    if kind in ("Q4_K", "Q5_K"):
+        codes = _nibbles(blocks[:, -128:], 32)
+        if kind == "Q5_K":
+            bits = blocks[:, 16:48, None] >> np.arange(8, dtype=np.uint8) & 1
+            codes |= (bits.transpose(0, 2, 1) << 4).reshape(codes.shape)
+        return codes if kind == "Q4_K" else codes.view(np.int8)
+    codes = _nibbles(blocks[:, -16:], 16)
+    if kind in ("Q4_0", "Q4_1"):
+        return codes
+    high = np.unpackbits(blocks[:, -20:-16], axis=1, bitorder="little")
+    signed: NDArray[np.int8] = np.bitwise_or(codes, high << 4).view(np.int8)
+    return signed if kind == "Q5_1" else signed - np.int8(16)
+
+
+def _nibbles(packed: Blocks, width: int) -> Blocks:
+    """Return the low halves of each ``width`` bytes, then their high halves."""
+    both = np.empty((len(packed), packed.shape[1] // width, 2, width), np.uint8)
+    halves = packed.reshape(len(packed), -1, width)
+    np.bitwise_and(halves, 15, out=both[:, :, 0])
+    np.right_shift(halves, 4, out=both[:, :, 1])
+    return both.reshape(len(packed), -1)
 
 
 def _scales(kind: str, blocks: Blocks) -> tuple[Numbers, Numbers | None] | None:
@@ -109,12 +115,5 @@ def _scales(kind: str, blocks: Blocks) -> tuple[Numbers, Numbers | None] | None:
     return None
 
 
-def _by_rows(of_blocks: Numbers, num_rows: int) -> Tensor:
-    return torch.from_numpy(of_blocks.reshape(num_rows, -1))
-
-
-def _orders(num_rows: int, heads: Iterable[int]) -> Iterator[Tensor]:
-    """Yield possible orders of the rows of queries and keys: llama.cpp's RoPE pairs neighbours."""
-    for count in heads:
-        if num_rows % (2 * count) == 0:
-            yield torch.arange(num_rows).view(count, -1, 2).transpose(1, 2).reshape(-1)
+def _by_rows(of_blocks: NDArray[Any], num_rows: int) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(of_blocks).reshape(num_rows, -1))

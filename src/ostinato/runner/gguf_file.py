@@ -37,6 +37,36 @@ def find_gguf(directory: Path) -> Path:
     return files[0]
 
 
+def first_part(path: Path) -> Path:
+    """Return the first file of a split model, which has its config; any other path as it is."""
+    part = _PART.search(path.name)
+    return (
+        path if part is None else path.with_name(_PART.sub(rf"-00001-of-{part[2]}.gguf", path.name))
+    )
+
+
+def parts(path: Path) -> tuple[Path, ...]:
+    """Return the files of a model, of which the first is given.
+
+    Raises:
+        BrokenCheckpoint: One of them is missing.
+    """
+    part = _PART.search(path.name)
+    if part is None:
+        return (path,)
+    files = tuple(
+        path.with_name(_PART.sub(f"-{index:05}-of-{part[2]}.gguf", path.name))
+        for index in range(1, int(part[2]) + 1)
+    )
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        raise BrokenCheckpoint(
+            f"{path.parent}: {len(missing)} of the {len(files)} parts of a split model are "
+            f"missing: {', '.join(missing[:3])}"
+        )
+    return files
+
+
 @contextmanager
 def open_gguf(path: Path) -> Iterator[None]:
     """Check a GGUF file, and make ``transformers`` parse it once instead of three times.
@@ -46,13 +76,12 @@ def open_gguf(path: Path) -> Iterator[None]:
 
     Raises:
         BrokenCheckpoint: It is not a GGUF file, or is truncated.
-        UnsupportedModel: It is one part of several, or ``transformers`` would ignore some of it.
+        UnsupportedModel: Its RoPE is scaled by a method that is not supported.
 
     Effects: within the context, readers of the ``gguf`` package for the same path are shared.
     """
     from transformers import modeling_gguf_pytorch_utils
 
-    _check_name(path)
     with ExitStack() as replaced:
         for module, name, value in (
             (gguf, "GGUFReader", functools.cache(_Reader)),
@@ -66,7 +95,17 @@ def open_gguf(path: Path) -> Iterator[None]:
 
 
 class _Reader(gguf.GGUFReader):
-    """Reads a file twice as fast: a slice of a plain array costs half of that of a ``memmap``."""
+    """Reads a model of one or several files.
+
+    Twice as fast as its base: a slice of a plain array costs half of that of a ``memmap``.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.tensors: Any = [_Located(tensor, Path(path)) for tensor in self.tensors]
+        files = parts(Path(path)) if Path(path) == first_part(Path(path)) else ()
+        for file in files[1:]:
+            self.tensors += _Reader(str(file)).tensors
 
     @property
     def data(self) -> Any:
@@ -75,6 +114,15 @@ class _Reader(gguf.GGUFReader):
     @data.setter
     def data(self, mapped: Any) -> None:
         self._data = mapped.view(np.ndarray)
+
+
+class _Located:
+    """A tensor of a reader, and its file."""
+
+    def __init__(self, tensor: Any, path: Path) -> None:
+        self.path = path
+        for name, value in tensor._asdict().items():
+            setattr(self, name, value)
 
 
 def _read(path: Path) -> Any:
@@ -91,33 +139,31 @@ def _read(path: Path) -> Any:
         ) from error
 
 
-def _check_name(path: Path) -> None:
-    part = _PART.search(path.name)
-    if part is not None and int(part[2]) > 1:
-        raise UnsupportedModel(
-            f"{path} is part {int(part[1])} of {int(part[2])} of a split model: join the parts "
-            "with `llama-gguf-split --merge` and give the joined file"
-        )
-
-
 def _check_content(path: Path, reader: Any) -> None:
-    """Refuse what the reader of ``transformers`` would silently ignore."""
+    """Refuse what would be ignored, and a part without the others."""
     count = reader.get_field("split.count")
-    if count is not None and count.contents() > 1:
+    num_files = len(parts(path))
+    if count is not None and count.contents() > 1 and count.contents() != num_files:
         raise UnsupportedModel(
-            f"{path} is one of {count.contents()} parts of a split model: join them with "
-            "`llama-gguf-split --merge` and give the joined file"
+            f"{path} is one of {count.contents()} parts of a split model: name them "
+            f"MODEL-00001-of-{count.contents():05}.gguf and so on, side by side"
         )
-    if reader.get_field("general.architecture").contents() != "gpt-oss" and _scales_rope(reader):
+    if architecture_of(reader) != "gpt-oss" and (method := _rope_scaling(reader)) is not None:
         raise UnsupportedModel(
-            f"{path} scales its RoPE for long contexts, which transformers does not read from GGUF "
-            "files: use the checkpoint in safetensors"
+            f"{path} scales its RoPE by {method!r}, which is not read from GGUF files: use the "
+            "checkpoint in safetensors"
         )
 
 
-def _scales_rope(reader: Any) -> bool:
-    """Return whether frequencies are scaled, by a tensor of factors or by a named method."""
-    methods = [field for name, field in reader.fields.items() if name.endswith("rope.scaling.type")]
-    return any(tensor.name.startswith("rope_f") for tensor in reader.tensors) or any(
-        method.contents() != "none" for method in methods
-    )
+def architecture_of(reader: Any) -> str:
+    """Return the architecture that a file names."""
+    return str(reader.get_field("general.architecture").contents())
+
+
+def _rope_scaling(reader: Any) -> str | None:
+    """Return how frequencies are scaled, other than by a tensor of factors; None if not at all."""
+    for name, field in reader.fields.items():
+        if name.endswith("rope.scaling.type") and field.contents() != "none":
+            return str(field.contents())
+    names = (tensor.name for tensor in reader.tensors)
+    return next((name for name in names if name.startswith("rope_factors")), None)

@@ -60,7 +60,7 @@ def read_adapter(path: str | Path, model: "PreTrainedModel", limits: LoraLimits)
         RequestError: It cannot be read or served, is for another model, or exceeds a limit.
     """
     folder = Path(path)
-    config = read_config(folder, model.get_input_embeddings().weight.shape[0])
+    config = read_config(folder, model.get_input_embeddings().num_embeddings)
     pairs = _read_pairs(folder, limits)
     base = _BaseModel(model)
     layers = {name: base.layer(folder, name, pairs[name], config) for name in sorted(pairs)}

@@ -16,6 +16,8 @@ DEFAULT_SHARE = 0.5
 
 CGROUP = Path("/sys/fs/cgroup")
 
+PROCESS_GROUPS = Path("/proc/self/cgroup")
+
 
 def num_blocks_for(
     *,
@@ -113,14 +115,35 @@ def _machine_bytes() -> int | None:
 
 
 def _container_bytes() -> int | None:
-    """Return what is left of the control group's limit, version 2 or 1."""
-    for limit, usage in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        try:
-            left = int((CGROUP / limit).read_text()) - int((CGROUP / usage).read_text())
-        except (OSError, ValueError):  # absent, or "max": no limit
-            continue
-        return max(left, 0)
-    return None
+    """Return what is left of the control groups' limits, version 2 or 1.
+
+    The page cache of files counts as free: the kernel drops it before a limit is exceeded.
+    """
+    names = ("memory.max", "memory.current", "memory.stat")
+    old_names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat")
+    places = [(group, names) for group in _groups()] + [(CGROUP / "memory", old_names)]
+    left = [_left(group, *of_group) for group, of_group in places]
+    return min((n for n in left if n is not None), default=None)
+
+
+def _groups() -> list[Path]:
+    """Return the control group of this process and all that it is in, version 2."""
+    try:
+        own = PROCESS_GROUPS.read_text().partition("0::/")[2].splitlines()
+    except OSError:
+        own = []
+    inner = CGROUP / own[0].strip("/") if own else CGROUP
+    return [group for group in (inner, *inner.parents) if group.is_relative_to(CGROUP)]
+
+
+def _left(group: Path, limit: str, usage: str, statistics: str) -> int | None:
+    try:
+        left = int((group / limit).read_text()) - int((group / usage).read_text())
+    except (OSError, ValueError):  # absent, or "max": no limit
+        return None
+    try:
+        lines = dict(line.split() for line in (group / statistics).read_text().splitlines())
+    except (OSError, ValueError):
+        lines = {}
+    cached = sum(int(lines.get(name, 0)) for name in ("inactive_file", "active_file"))
+    return max(left + cached, 0)

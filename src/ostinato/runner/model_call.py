@@ -23,6 +23,7 @@ class ModelCall:
     Attributes:
         model: In evaluation mode.
         vocab_size: Number of ids with an embedding.
+        hands_step: Whether attention modules get the step directly.
     """
 
     def __init__(self, model: "PreTrainedModel") -> None:
@@ -31,12 +32,13 @@ class ModelCall:
         Effects: binds the model's layers with a state to the steps of these calls.
         """
         self.model = model
-        self.vocab_size = cast(Tensor, model.get_input_embeddings().weight).shape[0]
+        self.vocab_size = int(cast(Any, model.get_input_embeddings()).num_embeddings)
         self._keeps_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._step: LayerAttention | None = None
         self._adapters: StepAdapters | None = None
         self._adapted: set[str] = set()
         self._later: Tensor | None = None
+        self.hands_step = False
         self._num_hooked = 0
         bind_mixers(model, lambda: None if self._step is None else self._step.states)
 
@@ -95,6 +97,7 @@ class ModelCall:
 
         Effects: adds hooks to the model's attention modules, active during calls of this object.
         """
+        self.hands_step = True
         for module in self.model.modules():
             if isinstance(getattr(module, "layer_idx", None), int) and _takes_keywords(module):
                 module.register_forward_pre_hook(self._with_step, with_kwargs=True)

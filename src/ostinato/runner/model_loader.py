@@ -1,6 +1,7 @@
 """Loads a model, and checks that it can be served correctly."""
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -11,17 +12,19 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from ostinato.core.config import one_of
-from ostinato.errors import ConfigError, MissingTokenizer, UnsupportedModel
+from ostinato.errors import ConfigError, MissingTokenizer, OstinatoError, UnsupportedModel
 from ostinato.runner.attention.registration import register
-from ostinato.runner.checkpoint import fingerprint, quantized_fingerprint, weight_files
+from ostinato.runner.checkpoint import quantized_fingerprint, weight_files
 from ostinato.runner.compressed_codes import codes_of_layers
+from ostinato.runner.fingerprints import fingerprinting
 from ostinato.runner.forward.fused import FusedForward
 from ostinato.runner.forward.packing import why_unpacked
 from ostinato.runner.forward.quantized import Quantization
 from ostinato.runner.forward.select_forward import ChosenForward, choose_forward
-from ostinato.runner.gguf_codes import codes_of_file
 from ostinato.runner.gguf_file import open_gguf
+from ostinato.runner.gguf_source import codes_of_file
 from ostinato.runner.kv_store import KVSpec
+from ostinato.runner.load_memory import KVBytes, check_whole
 from ostinato.runner.model_call import ModelCall
 from ostinato.runner.model_resolver import resolve_model
 from ostinato.runner.model_support import (
@@ -42,6 +45,7 @@ from ostinato.runner.probe import probe_model
 from ostinato.runner.quantization import check_quantization, quantization_settings
 from ostinato.runner.settings import AttentionName, DtypeName, ForwardName, QuantizationName
 from ostinato.runner.states.store import StateSpec
+from ostinato.runner.streamed import Assembled, LoadSettings, stream_model
 from ostinato.runner.vision import Vision, load_vision, take_encoder
 from ostinato.runner.word_codes import WordCheckpoint, is_in_words, read_words
 
@@ -131,6 +135,7 @@ def load_model(
     revision: str | None = None,
     quantization: QuantizationName | None = None,
     images: bool = True,
+    kv_bytes: KVBytes = lambda spec: 0,
 ) -> LoadedModel:
     """Load a model and check that it can be served correctly.
 
@@ -143,15 +148,16 @@ def load_model(
         revision: Branch, tag or commit of a hub repository.
         quantization: Quantization of the linear layers; None leaves their weights as they are.
         images: Whether to keep the image encoder, if the model has one.
+        kv_bytes: Bytes that settings ask for keys and values, which have to fit as well.
 
     Raises:
         ConfigError: An unknown dtype or forward, a device that does not exist, or one without
-            support for quantized weights.
+            support for quantized weights; or the model does not fit in free memory.
         ModelNotFound: No such model.
         BrokenCheckpoint: Files are missing or damaged, or weights do not fit the config.
         UnsupportedModel: It would load, but could not be served correctly.
 
-    Effects: may download; reads all weights twice, once for the fingerprint.
+    Effects: may download; remembers the fingerprint in the user's cache folder.
     """
     one_of("dtype", dtype, get_args(DtypeName))
     one_of("forward", forward, get_args(ForwardName))
@@ -159,44 +165,90 @@ def load_model(
     quantized = None if quantization is None else Quantization.named(quantization)
     register()
     path = resolve_model(name, revision)
-    with quiet(), open_gguf(path) if path.is_file() else nullcontext():
+    with quiet(), _named_refusals(path), open_gguf(path) if path.is_file() else nullcontext():
         config = load_config(path)
         files = weight_files(path)
         check_config(config)
         check_quantization(config)
-        check_attention_interface(config)
-        own_dtype = torch_dtype(dtype, config)
-        words = _read_words(path, files, config, own_dtype)
-        model = load_weights(path, config, own_dtype, device, words)
-        encoder = take_encoder(model)
-        _drop_encoders(model)
-        if quantized is None and forward != "plain":
-            quantized = _codes_of_checkpoint(path, model, words)
-        call = ModelCall(model)
-        probed = probe_model(model, call, attention)
-        chosen = choose_forward(model, call, probed, forward, quantized)
-        tokenizer = load_tokenizer(path)
-        vision, why_no_images = _load_vision(path, encoder if images else None, model, tokenizer)
+        on_meta = check_attention_interface(config)
+        settings = LoadSettings(
+            path=path,
+            files=files,
+            config=config,
+            dtype=torch_dtype(dtype, config),
+            attention=attention,
+            forward=forward,
+            quantization=quantized,
+            kv_bytes=kv_bytes,
+            name=str(name),
+        )
+        with fingerprinting(path, files) as weights_digest:
+            built = stream_model(settings, on_meta) if device.type == "cpu" else None
+            encoder = None
+            if built is None:
+                if device.type == "cpu" and not any(True for _ in quantization_settings(config)):
+                    check_whole(on_meta, settings.dtype, path.is_file())
+                built, encoder = read_whole(settings, device)
+            model = built.model
+            tokenizer = load_tokenizer(path)
+            vision, why_no_images = _load_vision(
+                path, encoder if images else None, model, tokenizer
+            )
+            digest = quantized_fingerprint(weights_digest(), str(built.quantization or ""))
     return LoadedModel(
         name=str(name),
         path=path,
         model=model,
-        call=call,
+        call=built.call,
         config=config,
         tokenizer=tokenizer,
         eos_token_ids=_eos_token_ids(model),
         length_limit=length_limit(config),
-        vocab_size=call.vocab_size,
+        vocab_size=built.call.vocab_size,
         dtype=model.dtype,
         device=device,
-        fingerprint=quantized_fingerprint(fingerprint(path, files), str(quantized or "")),
-        kv_spec=probed.spec,
-        state_spec=probed.states,
-        forward=chosen,
-        quantization=quantized,
+        fingerprint=digest,
+        kv_spec=built.probed.spec,
+        state_spec=built.probed.states,
+        forward=built.forward,
+        quantization=built.quantization,
         vision=vision,
         why_no_images=why_no_images if images else "images are switched off (limit_mm_per_prompt)",
     )
+
+
+@contextmanager
+def _named_refusals(path: Path) -> Iterator[None]:
+    """Refuse a checkpoint on which code of another library fails."""
+    try:
+        yield
+    except (OstinatoError, OSError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # code of any model may raise anything
+        reason = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+        raise UnsupportedModel(f"{path} cannot be loaded here: {reason}") from error
+
+
+def read_whole(settings: LoadSettings, device: torch.device) -> tuple[Assembled, nn.Module | None]:
+    """Load a model with ``transformers``, then compare and pack it.
+
+    Returns:
+        The model, and its image encoder, if it has one.
+
+    Raises:
+        ModelError: It cannot be read, or cannot be served correctly.
+    """
+    path, quantized = settings.path, settings.quantization
+    words = _read_words(path, settings.files, settings.config, settings.dtype)
+    model = load_weights(path, settings.config, settings.dtype, device, words)
+    encoder = take_encoder(model)
+    _drop_encoders(model)
+    if quantized is None and settings.forward != "plain":
+        quantized = _codes_of_checkpoint(path, model, words)
+    call = ModelCall(model)
+    probed = probe_model(model, call, settings.attention)
+    chosen = choose_forward(model, call, probed, settings.forward, quantized)
+    return Assembled(model, call, probed, chosen, quantized), encoder
 
 
 def _resolve_device(name: torch.device | str) -> torch.device:
@@ -260,9 +312,10 @@ def _codes_of_checkpoint(
 
 def _drop_encoders(model: "PreTrainedModel") -> None:
     """Remove encoders of images and sound from a model: text never calls them."""
-    decoder = model.get_decoder()
+    decoder, embedding = model.get_decoder(), model.get_input_embeddings()
     for name, child in list(model.base_model.named_children()):
-        if isinstance(child, transformers.PreTrainedModel) and child is not decoder:
+        has_text = child is decoder or embedding in child.modules()
+        if isinstance(child, transformers.PreTrainedModel) and not has_text:
             setattr(model.base_model, name, None)
 
 

@@ -11,7 +11,7 @@ import huggingface_hub
 
 from ostinato.errors import ConfigError, ModelNotFound
 from ostinato.runner.fetched_models import FETCHED_MODELS, fetched_file
-from ostinato.runner.gguf_file import find_gguf
+from ostinato.runner.gguf_file import find_gguf, first_part, parts
 
 EMBEDDED_MODELS = ("tiny-shakespeare",)
 """Models that come inside the package."""
@@ -67,6 +67,7 @@ def _local(name: str) -> Path | None:
 
     Raises:
         ModelNotFound: It is known by name, and was not fetched.
+        BrokenCheckpoint: It is one part of several, and others are missing.
     """
     if name in EMBEDDED_MODELS:
         return Path(str(files("ostinato.models").joinpath(name)))
@@ -74,8 +75,10 @@ def _local(name: str) -> Path | None:
         return fetched_file(name)
     path = Path(name).expanduser()
     if name and path.is_dir():
-        return find_gguf(path)
-    return path if path.suffix == ".gguf" and path.is_file() else None
+        path = find_gguf(path)
+    if path.suffix == ".gguf" and path.is_file():
+        return parts(first_part(path))[0]
+    return path if name and path.is_dir() else None
 
 
 def _looks_like_a_path(name: str) -> bool:

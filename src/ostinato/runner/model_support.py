@@ -17,13 +17,13 @@ unknown kinds of RoPE           frequencies might depend on the length of the ca
 
 Models for images and text serve text with their language model; for images, see ``vision``.
 
-Dynamic and long RoPE change every frequency once a call exceeds a certain length; up to it they are
-plain RoPE. Such models are served up to that length.
+Long RoPE changes every frequency once a call exceeds a certain length, so that earlier keys would
+have to be computed again; up to it, it is plain RoPE. Such models are served up to that length.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
@@ -32,6 +32,9 @@ from transformers import PreTrainedConfig
 from ostinato.errors import UnsupportedModel
 from ostinato.runner.attention.registration import ATTENTION_NAME
 from ostinato.runner.vision_families import FAMILIES
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 UNLIMITED_TOKENS = 2**31
 """The limit if a config has none."""
@@ -108,10 +111,11 @@ def auto_class(config: PreTrainedConfig) -> Any:
     raise UnsupportedModel(f"transformers has no causal language model of type {config.model_type}")
 
 
-def check_attention_interface(config: PreTrainedConfig) -> None:
+def check_attention_interface(config: PreTrainedConfig) -> "PreTrainedModel":
     """Refuse models whose class cannot be built with our attention.
 
-    Builds the model without memory for its weights.
+    Returns:
+        The model without memory for its weights.
 
     Raises:
         UnsupportedModel: There is no causal language model of that type, or its attention cannot
@@ -119,7 +123,10 @@ def check_attention_interface(config: PreTrainedConfig) -> None:
     """
     try:
         with torch.device("meta"):
-            auto_class(config).from_config(config, attn_implementation=ATTENTION_NAME)
+            model: PreTrainedModel = auto_class(config).from_config(
+                config, attn_implementation=ATTENTION_NAME
+            )
+            return model.eval()
     except KeyError as error:
         raise UnsupportedModel(
             f"{config.model_type} does not call its attention through the interface of "

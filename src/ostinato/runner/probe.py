@@ -17,7 +17,7 @@ from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -139,6 +139,49 @@ def probe_model(
     return Probed(spec, states, recorder.styles(), attention, ours.double(), noise)
 
 
+def observe_without_weights(
+    model: "PreTrainedModel",
+) -> tuple[KVSpec, tuple[AttentionStyle, ...]] | None:
+    """Return the KV and the attention of each layer of a model on ``meta``.
+
+    None for a model with states, and for one that cannot be called without numbers.
+    """
+    call = ModelCall(model)
+    try:
+        with torch.inference_mode(), _one_sequence():
+            recorder = _observe_reached(model, call, _prompts(call.vocab_size)[0])
+            spec = recorder.spec(model)
+    except Exception:  # code of any model, where values of tensors are not defined
+        return None
+    return None if recorder.states.spec.layers else (spec, recorder.styles())
+
+
+def check_finite(model: "PreTrainedModel", call: ModelCall) -> None:
+    """Check that all layers together give finite logits; the probe may have seen few of them.
+
+    Raises:
+        UnsupportedModel: They are not finite.
+
+    Cost: one call of the model.
+    """
+    prompt, _ = _prompts(call.vocab_size)
+    with torch.inference_mode():
+        _check_finite(_own(model, call, prompt), model.dtype)
+
+
+@contextmanager
+def _one_sequence() -> Iterator[None]:
+    """Do not look for several sequences among positions, which need numbers for that."""
+    from transformers import masking_utils
+
+    look = masking_utils.find_packed_sequence_indices
+    masking_utils.find_packed_sequence_indices = lambda position_ids: None
+    try:
+        yield
+    finally:
+        masking_utils.find_packed_sequence_indices = look
+
+
 def _observe_reached(
     model: "PreTrainedModel", call: ModelCall, prompt: "array[int]"
 ) -> "_Recorder":
@@ -233,7 +276,7 @@ def through_blocks(
     Returns:
         Shape (num_tokens, vocab_size).
     """
-    prompt, other = _prompts(cast(Tensor, model.get_input_embeddings().weight).shape[0])
+    prompt, other = _prompts(model.get_input_embeddings().num_embeddings)
     case = AttentionCase(spec, model.dtype, model.dtype, TOKEN_GROUP, model.device)
     backend = choose_attention("torch" if attention == "torch" else "auto", case)
     size = TOKEN_GROUP if isinstance(backend, NativeAttention) else _BLOCK_SIZE
@@ -277,10 +320,7 @@ def _attention(model: "PreTrainedModel", name: str) -> Iterator[None]:
 
 def _compare(own: Tensor, ours: Tensor, noise: Tensor, dtype: torch.dtype) -> None:
     """Raise UnsupportedModel if logits differ by more than rounding explains."""
-    if not own.isfinite().all():
-        raise UnsupportedModel(
-            f"the model's own logits are not finite in {dtype}: choose another dtype"
-        )
+    _check_finite(own, dtype)
     for name, rows in _SEGMENTS.items():
         found = in_roundings(ours[rows], own[rows], noise[rows])
         if not found <= _MOST_ROUNDINGS:
@@ -290,3 +330,10 @@ def _compare(own: Tensor, ours: Tensor, noise: Tensor, dtype: torch.dtype) -> No
                 f"{_MOST_ROUNDINGS:g} is taken): the model does something in its attention, its "
                 "positions or its state that Ostinato does not know"
             )
+
+
+def _check_finite(logits: Tensor, dtype: torch.dtype) -> None:
+    if not logits.isfinite().all():
+        raise UnsupportedModel(
+            f"the model's own logits are not finite in {dtype}: choose another dtype"
+        )

@@ -25,6 +25,9 @@ from ostinato.errors import UnsupportedModel
 _ZERO = {4: 8, 8: 0}
 """The code of zero, for a group without minimum."""
 
+_SLICE_NUMBERS = 2**20
+"""Weights that are quantized at once: what is computed on the way fits the processor's caches."""
+
 
 @dataclass(frozen=True, slots=True)
 class CodeFormat:
@@ -106,7 +109,13 @@ class Codes:
 
 
 def encode(weight: Tensor, format: CodeFormat) -> Codes:
-    """Quantize a weight of shape (num_outputs, num_inputs), finite."""
+    """Quantize a weight of shape (num_outputs, num_inputs), finite; some rows at a time."""
+    step = max(1, _SLICE_NUMBERS // weight.shape[1])
+    parts = [_encode_rows(rows, format) for rows in weight.split(step)]
+    return parts[0] if len(parts) == 1 else joined(parts)
+
+
+def _encode_rows(weight: Tensor, format: CodeFormat) -> Codes:
     size = format.group_size
     padded = functional.pad(weight.float(), (0, -weight.shape[1] % size))
     numbers = padded.view(len(weight), -1, size)

@@ -22,6 +22,8 @@ import transformers
 from torch import Tensor, nn
 
 from ostinato.runner.attention.backend import AttentionStyle
+from ostinato.runner.block_embedding import BlockEmbedding
+from ostinato.runner.forward.embedding_and_rope import Embedding
 from ostinato.runner.forward.ops import HeadShape, Norm
 from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.forward.packing import Pack, pack_plain, stack
@@ -110,7 +112,7 @@ class Decoder:
         head: The residual stream to logits.
     """
 
-    embedding: nn.Embedding
+    embedding: Embedding
     rotary: nn.Module
     layers: tuple[DecoderLayer, ...]
     norm: Norm
@@ -131,7 +133,9 @@ def unsupported_reason(model: "PreTrainedModel") -> str | None:
         return "its RoPE has several positions per token"
     if _children(inner) != {"embed_tokens", "layers", "norm", "rotary_emb"}:
         return f"{type(inner).__name__} has other parts"
-    if type(inner.embed_tokens) is not nn.Embedding or not is_plain_linear(model.lm_head):
+    if type(inner.embed_tokens) not in (nn.Embedding, BlockEmbedding) or not is_plain_linear(
+        model.lm_head
+    ):
         return "another kind of embedding or head"
     altered = (name for name, module in model.named_modules() if not is_unaltered(module))
     if (name := next(altered, None)) is not None:
@@ -157,14 +161,14 @@ def parse_decoder(
     Effects: replaces its linear layers by packed ones; the model itself keeps working.
     """
     inner = cast(nn.Module, _inner(model))
-    head, embedding = cast(nn.Linear, model.lm_head), cast(nn.Embedding, inner.embed_tokens)
+    head, embedding = cast(nn.Linear, model.lm_head), cast(Embedding, inner.embed_tokens)
     names = {id(module): name for name, module in model.named_modules()}
     layers = tuple(
         _layer(layer, style, pack, names[id(layer)])
         for layer, style in zip(cast(nn.ModuleList, inner.layers), styles, strict=True)
     )
     weight = cast(nn.Parameter, head.weight)
-    tied = weight if weight is embedding.weight else None
+    tied = weight if isinstance(embedding, nn.Embedding) and weight is embedding.weight else None
     packed = pack([head], True)
     model.lm_head = PackedLinear(head, packed, 0, tied)
     return Decoder(

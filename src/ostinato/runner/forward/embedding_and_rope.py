@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ostinato.runner.block_embedding import BlockEmbedding
 from ostinato.runner.inputs import Ints
 from ostinato.runner.native.checks import within
 
@@ -65,17 +66,24 @@ class Lookup:
         return self.table.index_select(0, torch.from_numpy(self.places))
 
 
-def look_up_embeddings(embedding: nn.Embedding, ids: Ints) -> Lookup:
+Embedding = nn.Embedding | BlockEmbedding
+
+
+def look_up_embeddings(embedding: Embedding, ids: Ints) -> Lookup:
     """Return the embeddings of some ids, shape (num_tokens,).
 
     Raises:
         IndexError: An id is not in the vocabulary.
     """
     has_hooks = embedding._forward_hooks or embedding._forward_pre_hooks
-    weight: Tensor = embedding.weight
-    if has_hooks or embedding.max_norm is not None or not weight.is_contiguous():
+    if (
+        has_hooks
+        or isinstance(embedding, BlockEmbedding)
+        or embedding.max_norm is not None
+        or not embedding.weight.is_contiguous()
+    ):
         return Lookup.whole(embedding(torch.from_numpy(ids)[None])[0])
-    return Lookup.of(weight, ids)
+    return Lookup.of(embedding.weight, ids)
 
 
 class Angles:

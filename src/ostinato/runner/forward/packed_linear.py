@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ostinato.runner.block_embedding import BlockEmbedding
 from ostinato.runner.forward.plain_layers import plain_linear
 from ostinato.runner.native.packed import PackedWeight
 
@@ -33,7 +34,7 @@ class PackedLinear(nn.Module):
         linear: nn.Linear,
         packed: PackedWeight,
         first_row: int = 0,
-        tied: nn.Parameter | None = None,
+        tied: nn.Parameter | BlockEmbedding | None = None,
     ) -> None:
         """Replace a linear layer whose weight was packed."""
         super().__init__()
@@ -48,6 +49,8 @@ class PackedLinear(nn.Module):
     def weight(self) -> Tensor:
         """The weight as in ``nn.Linear``; an unpacked copy, unless it is tied."""
         (tied,) = self.tied
+        if isinstance(tied, BlockEmbedding):
+            return tied.weight
         if tied is not None:
             return tied
         return self.packed.plain(self.first_row, self.first_row + self.out_features)
@@ -70,14 +73,19 @@ class PackedLinear(nn.Module):
     def load(self, weight: Tensor) -> None:
         """Replace the weight by one of the same shape and dtype."""
         (tied,) = self.tied
-        if tied is not None:
+        if isinstance(tied, BlockEmbedding):
+            tied.load(weight)
+        elif tied is not None:
             tied.copy_(weight)
         self.packed.replace(self.first_row, weight)
 
     def sync_tied(self) -> None:
         """Pack the embedding again, if the weight is tied to it."""
         (tied,) = self.tied
-        if tied is not None:
+        if isinstance(tied, BlockEmbedding):
+            if tied.is_replaced:
+                self.packed.replace(self.first_row, tied.weight)
+        elif tied is not None:
             self.packed.replace(self.first_row, tied)
 
     def extra_repr(self) -> str:

@@ -105,7 +105,11 @@ class Take(ctypes.Structure):
     def from_table(self, table: Tensor) -> None:
         """Set the table, which the caller keeps alive."""
         size = table.element_size()
-        assert table.shape[1] * size == self.width and table.stride(1) == 1, table.shape
+        assert table.stride(1) == 1, "contiguous rows"
+        if table.shape[1] * size != self.width:
+            raise ValueError(
+                f"a table has rows of {table.shape[1]} numbers, not of {self.width // size}"
+            )
         self.table, self.table_stride = table.data_ptr(), table.stride(0) * size
 
     def look_up(self, lookup: Lookup) -> None:

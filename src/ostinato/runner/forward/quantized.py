@@ -13,12 +13,18 @@ from torch.nn import functional
 
 from ostinato.runner.forward.codes import CodeFormat, Codes, encode, joined
 from ostinato.runner.forward.packed_linear import PackedLinear
-from ostinato.runner.huge_pages import into_huge_pages
 from ostinato.runner.native.ctypes_api import DTYPES
-from ostinato.runner.native.packed import PackedWeight, Product, padded_width, required_library
+from ostinato.runner.native.packed import (
+    PackedWeight,
+    Product,
+    allocate_tiles,
+    padded_width,
+    required_library,
+)
 from ostinato.runner.settings import QuantizationName
 
 _TILE_OUTPUTS = 32
+_SLICE_CODES = 2**22
 _FORMATS = {8: 1, 4: 2}
 """Numbers of ``ost_weight_format`` by bits."""
 
@@ -39,8 +45,7 @@ class QuantizedWeight(PackedWeight):
         self._native = required_library()
         self.num_rows, self.num_columns = codes.codes.shape
         self.dtype, self.format, self.activation_bits = dtype, codes.format, activation_bits
-        self._tiles = _into_tiles(self._codes_in_full_tiles(codes.codes), self.format.bits)
-        into_huge_pages(self._tiles.data_ptr(), self._tiles.nbytes)
+        self._tiles = self._packed(codes.codes)
         self._scales = self._by_tiles(codes.scales)
         self._minima = None if codes.minima is None else self._by_tiles(codes.minima)
         self._zeros = None if codes.zeros is None else self._by_tiles(codes.zeros)
@@ -112,9 +117,23 @@ class QuantizedWeight(PackedWeight):
                 numbers[within] = given.to(kept.dtype)
                 kept[begin:end] = _tiled(numbers)
 
+    def _packed(self, codes: Tensor) -> Tensor:
+        """Return codes in tiles, packed some tiles at a time."""
+        width = padded_width(self.num_columns)
+        num_tiles = -(-self.num_rows // _TILE_OUTPUTS)
+        tile_bytes = _TILE_OUTPUTS * width * self.format.bits // 8
+        tiles = allocate_tiles(num_tiles * tile_bytes, torch.uint8).view(num_tiles, tile_bytes)
+        step = max(1, _SLICE_CODES // (_TILE_OUTPUTS * width))
+        for first in range(0, num_tiles, step):
+            rows = codes[first * _TILE_OUTPUTS : (first + step) * _TILE_OUTPUTS]
+            tiles[first : first + step] = _into_tiles(
+                self._codes_in_full_tiles(rows), self.format.bits
+            )
+        return tiles
+
     def _codes_in_full_tiles(self, codes: Tensor) -> Tensor:
         """Return codes as bytes, padded to whole tiles."""
-        more = (-self.num_rows) % _TILE_OUTPUTS
+        more = (-len(codes)) % _TILE_OUTPUTS
         width = padded_width(self.num_columns) - self.num_columns
         return functional.pad(codes.view(torch.uint8), (0, width, 0, more), value=self.format.zero)
 

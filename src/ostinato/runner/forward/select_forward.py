@@ -143,9 +143,14 @@ def _why_unfused(model: "PreTrainedModel") -> str | None:
 
 
 def _difference(model: "PreTrainedModel", probed: Probed, call: StepCall) -> str | None:
-    """Return how much logits differ from the plain modules'; None if rounding explains it."""
-    with torch.inference_mode():
-        found = through_blocks(probed.spec, probed.states, call, model, probed.attention)
+    """Return how logits differ from the plain modules'; None if rounding explains it."""
+    try:
+        with torch.inference_mode():
+            found = through_blocks(probed.spec, probed.states, call, model, probed.attention)
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # a model that only looks like one that is supported
+        return f"it fails on this model ({type(error).__name__}: {error})"
     away = in_roundings(found, probed.logits, probed.noise)
     if away <= _MOST_ROUNDINGS:
         return None

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ostinato.runner.block_embedding import BlockEmbedding
 from ostinato.runner.forward.packed_linear import PackedLinear
 
 
@@ -20,17 +21,17 @@ class WeightRef:
         shape: As in ``state_dict``.
         dtype: Likewise.
         home: Equal for names that are one tensor.
-        owner: The packed layer or the plain tensor that holds it.
+        owner: The packed layer, the embedding of blocks, or the plain tensor that holds it.
     """
 
     shape: torch.Size
     dtype: torch.dtype
     home: Hashable
-    owner: PackedLinear | Tensor
+    owner: PackedLinear | BlockEmbedding | Tensor
 
     def write(self, tensor: Tensor) -> None:
         """Replace the weight by one of the same shape and dtype."""
-        if isinstance(self.owner, PackedLinear):
+        if isinstance(self.owner, (PackedLinear, BlockEmbedding)):
             self.owner.load(tensor)
         else:
             self.owner.copy_(tensor)
@@ -49,7 +50,8 @@ def weight_places(model: nn.Module) -> dict[str, WeightRef]:
 def weight_bytes(model: nn.Module) -> int:
     """Return the bytes of memory that a model's weights take, packed and plain."""
     packed = {id(m.packed): m.packed.nbytes for m in model.modules() if isinstance(m, PackedLinear)}
-    return sum(packed.values()) + sum(tensor.nbytes for tensor in model.parameters())
+    blocks = sum(m.nbytes for m in model.modules() if isinstance(m, BlockEmbedding))
+    return blocks + sum(packed.values()) + sum(tensor.nbytes for tensor in model.parameters())
 
 
 @torch.no_grad()
@@ -75,8 +77,13 @@ def _own_places(module: nn.Module) -> Iterator[tuple[str, WeightRef]]:
     if isinstance(module, PackedLinear):
         (tied,) = module.tied
         shape = torch.Size((module.out_features, module.in_features))
-        home = id(module) if tied is None else (tied.device, tied.data_ptr())
+        home: Hashable = id(module if tied is None else tied)
+        if isinstance(tied, Tensor):
+            home = (tied.device, tied.data_ptr())
         yield "weight", WeightRef(shape, module.packed.dtype, home, module)
+    if isinstance(module, BlockEmbedding):
+        shape = torch.Size((module.num_embeddings, module.embedding_dim))
+        yield "weight", WeightRef(shape, module.dtype, id(module), module)
     for name, tensor in (*module._parameters.items(), *module._buffers.items()):
         if tensor is not None and name not in module._non_persistent_buffers_set:
             home = (tensor.device, tensor.data_ptr())

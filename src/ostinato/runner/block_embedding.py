@@ -1,0 +1,96 @@
+"""An embedding whose rows stay in the blocks of a GGUF file; looked-up rows are dequantized."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+
+class BlockEmbedding(nn.Module):
+    """An embedding of quantized rows.
+
+    Attributes:
+        num_embeddings: As in ``nn.Embedding``.
+        embedding_dim: As in ``nn.Embedding``.
+        dtype: Dtype of the rows that are looked up.
+        is_replaced: Whether other numbers were loaded; they are kept plain.
+    """
+
+    def __init__(
+        self, blocks: NDArray[np.uint8], kind: gguf.GGMLQuantizationType, dtype: torch.dtype
+    ) -> None:
+        """Take blocks of shape (num_embeddings, bytes of a row)."""
+        super().__init__()
+        num_numbers, num_bytes = gguf.GGML_QUANT_SIZES[kind]
+        self.num_embeddings = len(blocks)
+        self.embedding_dim = blocks.shape[1] // num_bytes * num_numbers
+        self.dtype = dtype
+        self._blocks, self._kind = blocks, kind
+        self._table: Tensor | None = None
+        self.eval()
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether other numbers were loaded."""
+        return self._table is not None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory."""
+        return self._blocks.nbytes if self._table is None else self._table.nbytes
+
+    @property
+    def weight(self) -> Tensor:
+        """All rows as in ``nn.Embedding``; a dequantized copy."""
+        return self.rows(torch.arange(self.num_embeddings))
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Return some rows, shape (num_ids, embedding_dim); ``ids`` are within the table."""
+        if self._table is not None:
+            return self._table.index_select(0, ids)
+        numbers = gguf.dequantize(self._blocks[ids.numpy()], self._kind)
+        return torch.from_numpy(numbers).to(self.dtype)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return the rows of ids, shape (..., embedding_dim).
+
+        Raises:
+            IndexError: An id is not in the table.
+        """
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.num_embeddings:
+            raise IndexError(f"rows {ids.min()} to {ids.max()} of {self.num_embeddings}")
+        return self.rows(ids.reshape(-1)).view(*ids.shape, self.embedding_dim)
+
+    def load(self, weight: Tensor) -> None:
+        """Replace all rows by others, which are kept as they are."""
+        self._table = weight.detach().to(self.dtype).clone()
+        self._blocks = self._blocks[:0]
+
+    def extra_repr(self) -> str:
+        """Describe it like ``nn.Embedding``."""
+        return f"{self.num_embeddings}, {self.embedding_dim}, blocks of {self._kind.name}"
+
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        destination[prefix + "weight"] = self.weight
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        weight = state_dict.get(prefix + "weight")
+        if weight is None:
+            missing_keys.append(prefix + "weight")
+        else:
+            self.load(weight)

@@ -1,0 +1,198 @@
+"""The weights of a GGUF file, read one by one under the names of the model.
+
+Names come from ``transformers``, which reads no weights. Files differ from its models in three
+ways: llama.cpp's RoPE pairs neighbours, so that rows of queries and keys are in another order; some
+norms have one added; and the RoPE of Llama 3.1 and later is scaled by a tensor of factors.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gguf
+import numpy as np
+import torch
+from torch import Tensor
+
+from ostinato.runner.block_embedding import BlockEmbedding
+from ostinato.runner.forward.codes import Codes
+from ostinato.runner.forward.plain_layers import is_plain_linear
+from ostinato.runner.forward.quantized import Quantization
+from ostinato.runner.gguf_codes import PLAIN_KINDS, codes_of_rows, dequantized
+from ostinato.runner.gguf_file import architecture_of
+from ostinato.runner.weight_source import FileRange
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_WITH_TURNED_HEADS = "llama"
+_WITH_ADDED_ONE = frozenset({"gemma2", "gemma3", "nemotron"})
+_ROPE_FACTORS = "rope_freqs.weight"
+
+
+class GgufSource:
+    """Weights in a GGUF file and its further parts."""
+
+    def __init__(
+        self, tensors: Mapping[str, Any], model: "PreTrainedModel", architecture: str
+    ) -> None:
+        """Name tensors as a model does, which may be without storage."""
+        self.on_read: Callable[[int], object] = lambda _: None
+        self._architecture = architecture
+        config = model.config.get_text_config()
+        self._heads = {
+            "attn_q": config.num_attention_heads,
+            "attn_k": config.num_key_value_heads or config.num_attention_heads,
+        }
+        factors = tensors.get(_ROPE_FACTORS)
+        self.rope_factors = None if factors is None else torch.tensor(np.array(factors.data))
+        names = _model_names(model, architecture)
+        self._tensors = {names[name]: each for name, each in tensors.items() if name in names}
+
+    @classmethod
+    def of_file(cls, path: Path, model: "PreTrainedModel") -> "GgufSource | None":
+        """Return the weights of a file opened by ``open_gguf``; None if they need other changes."""
+        reader = gguf.GGUFReader(str(path))
+        from transformers import modeling_gguf_pytorch_utils
+
+        architecture = architecture_of(reader)
+        is_simple = architecture == _WITH_TURNED_HEADS or architecture in _WITH_ADDED_ONE
+        if architecture in modeling_gguf_pytorch_utils.TENSOR_PROCESSORS and not is_simple:
+            return None
+        return cls({tensor.name: tensor for tensor in reader.tensors}, model, architecture)
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Shapes of all weights by name."""
+        return {name: _shape(tensor) for name, tensor in self._tensors.items()}
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all weights in the files."""
+        return sum(tensor.data.nbytes for tensor in self._tensors.values())
+
+    @property
+    def kinds(self) -> Mapping[str, str]:
+        """Formats of the quantized matrices by name."""
+        kinds = {name: tensor.tensor_type.name for name, tensor in self._tensors.items()}
+        return {
+            name: kind
+            for name, kind in kinds.items()
+            if kind not in PLAIN_KINDS and len(self._tensors[name].shape) == 2
+        }
+
+    def plain(self, name: str, dtype: torch.dtype, num_rows: int | None = None) -> Tensor:
+        """Return a weight, or its first rows."""
+        tensor = self._tensors[name]
+        numbers = dequantized(self._rows(tensor, num_rows), tensor.tensor_type, torch.float32)
+        if len(tensor.shape) == 1:
+            numbers = numbers[0]
+        if self._architecture in _WITH_ADDED_ONE and tensor.name.endswith("norm.weight"):
+            numbers = numbers - 1
+        return numbers.to(dtype)
+
+    def codes(self, name: str, dtype: torch.dtype, num_rows: int | None = None) -> Codes:
+        """Return the codes of a weight of ``kinds``, or those of its first rows."""
+        tensor = self._tensors[name]
+        return codes_of_rows(self._rows(tensor, num_rows), tensor.tensor_type, dtype)
+
+    def embedding(self, name: str, dtype: torch.dtype) -> BlockEmbedding | None:
+        """Return an embedding of the file's blocks; None if they are plain numbers."""
+        if name not in self.kinds:
+            return None
+        tensor = self._tensors[name]
+        return BlockEmbedding(self._rows(tensor, None), tensor.tensor_type, dtype)
+
+    def _rows(self, tensor: Any, num_rows: int | None) -> Any:
+        """Read rows as bytes, in the order of the model; a vector is one row."""
+        data = tensor.data
+        row_bytes = data.nbytes // (len(data) if data.ndim > 1 else 1)
+        where = FileRange(tensor.path, tensor.data_offset, data.nbytes)
+        order = self._order(tensor)
+        whole = num_rows is None or order is not None or data.ndim == 1
+        rows = where.read(0, None if whole else min(num_rows or 0, len(data)) * row_bytes)
+        self.on_read(rows.nbytes)
+        rows = rows.reshape(-1, row_bytes)
+        if order is not None:
+            rows = (
+                rows[order] if data.ndim > 1 else rows.reshape(len(order), -1)[order].reshape(1, -1)
+            )
+        return rows if num_rows is None else rows[:num_rows]
+
+    def _order(self, tensor: Any) -> Any:
+        """Return the order of a tensor's rows in the model; None if it is the file's."""
+        if self._architecture != _WITH_TURNED_HEADS:
+            return None
+        heads = next(
+            (self._heads[part] for part in self._heads if f".{part}." in tensor.name), None
+        )
+        if heads is None:
+            return None
+        return np.arange(_shape(tensor)[0]).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
+
+
+def _model_names(model: "PreTrainedModel", architecture: str) -> dict[str, str]:
+    """Return the names of a model's weights by their names in a file."""
+    from transformers import modeling_gguf_pytorch_utils
+
+    processor = modeling_gguf_pytorch_utils.TENSOR_PROCESSORS.get(
+        architecture, modeling_gguf_pytorch_utils.TensorProcessor
+    )
+    names: dict[str, str] = modeling_gguf_pytorch_utils.get_gguf_hf_weights_map(
+        model, processor(config={})
+    )
+    return names
+
+
+def _shape(tensor: Any) -> tuple[int, ...]:
+    return tuple(reversed(tensor.shape.tolist()))
+
+
+def codes_of_file(path: Path, model: "PreTrainedModel") -> Quantization | None:
+    """Return how to pack the linear layers of a model that ``transformers`` has read from a file.
+
+    Codes are used only if they give exactly the numbers that were read.
+
+    Args:
+        path: The file, opened by ``open_gguf``.
+        model: Its model.
+    """
+    reader = gguf.GGUFReader(str(path))
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    names = {
+        model_name: name
+        for name, model_name in _model_names(model, architecture_of(reader)).items()
+    }
+    config = model.config.get_text_config()
+    heads = {config.num_attention_heads, config.num_key_value_heads}
+    stored: dict[int, Codes] = {}
+    kinds: set[str] = set()
+    for name, module in model.named_modules():
+        tensor = tensors.get(names.get(f"{name}.weight", ""), tensors.get("token_embd.weight"))
+        if not is_plain_linear(module) or tensor is None or tensor.tensor_type.name in PLAIN_KINDS:
+            continue
+        if (codes := equal_codes(tensor, module.weight, heads)) is not None:
+            kinds.add(tensor.tensor_type.name)
+            stored[id(module.weight)] = codes
+    return Quantization(f"GGUF {', '.join(sorted(kinds))}", stored) if stored else None
+
+
+def equal_codes(tensor: Any, weight: Tensor, heads: Iterable[int]) -> Codes | None:
+    """Return the codes of a tensor if they give a weight exactly, in any order of its rows."""
+    data, kind = np.asarray(tensor.data), tensor.tensor_type
+    if data.ndim != 2 or _shape(tensor) != tuple(weight.shape):
+        return None
+    codes = codes_of_rows(data, kind, weight.dtype)
+    for order in (torch.arange(len(data)), *_orders(len(data), heads)):
+        minima = None if codes.minima is None else codes.minima[order]
+        turned = Codes(codes.format, codes.codes[order], codes.scales[order], minima)
+        if torch.equal(turned.plain(weight.dtype), weight):
+            return turned
+    return None
+
+
+def _orders(num_rows: int, heads: Iterable[int]) -> Iterator[Tensor]:
+    """Yield possible orders of the rows of queries and keys."""
+    for count in heads:
+        if num_rows % (2 * count) == 0:
+            yield torch.arange(num_rows).view(count, -1, 2).transpose(1, 2).reshape(-1)

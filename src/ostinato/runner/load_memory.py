@@ -1,0 +1,140 @@
+"""Checks that a model fits in free memory before its weights are read."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from ostinato.core.errors import ConfigError
+from ostinato.runner.forward.quantized import Quantization
+from ostinato.runner.kv_store import KVSpec
+from ostinato.runner.memory import available_bytes
+from ostinato.runner.weight_source import WeightSource
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+KVBytes = Callable[[KVSpec], int]
+"""Bytes that settings ask for keys and values."""
+
+_STEP_BYTES = 2**28
+"""Buffers of a step, and what packing a weight needs beside its numbers."""
+
+_FILE_BITS = {"Q4_0": 4.5, "Q4_1": 5.0, "Q4_K": 6.0, "Q5_1": 9.0, "Q5_K": 10.0}
+"""Bits of a weight that keeps the codes of a GGUF file; others take 8.5."""
+
+_BITS = {"int8": 8.125, "int4": 5.0, "w8a8": 8.125, "w4a8": 5.0}
+"""Bits of a weight that is quantized at load; of the head, those of ``int8``."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadMemory:
+    """Bytes that a model needs.
+
+    Attributes:
+        weights: What stays.
+        packing: What the largest product needs while it is packed.
+        kv: Keys and values that settings ask for.
+    """
+
+    weights: int
+    packing: int
+    kv: int
+
+    @property
+    def total(self) -> int:
+        """All of it, at the peak."""
+        return self.weights + max(self.packing, self.kv) + _STEP_BYTES
+
+    def __str__(self) -> str:
+        """Name the parts."""
+        return (
+            f"{_gib(self.total)}: {_gib(self.weights)} of weights, {_gib(self.packing)} while they "
+            f"are packed, {_gib(self.kv)} of keys and values, {_gib(_STEP_BYTES)} for a step"
+        )
+
+
+def check_memory(
+    model: "PreTrainedModel",
+    source: WeightSource,
+    names: Mapping[int, str],
+    quantization: Quantization | None,
+    kv: int,
+) -> None:
+    """Refuse a model that does not fit.
+
+    Args:
+        model: Its skeleton.
+        source: Its weights.
+        names: Names of the linear layers' weights, by their ids.
+        quantization: How they are packed.
+        kv: Bytes that settings ask for keys and values.
+
+    Raises:
+        ConfigError: With the numbers, and what would fit.
+    """
+    free = available_bytes()
+    name = None if quantization is None else quantization.name
+    needed = _needed(model, source, names, name, kv)
+    if free is None or needed.total <= free:
+        return
+    others = {other: _needed(model, source, names, other, kv).total for other in ("int8", "int4")}
+    advice = [f"quantization={other!r} ({_gib(n)})" for other, n in others.items() if n <= free]
+    if needed.weights + needed.packing + _STEP_BYTES <= free:
+        advice.append("fewer blocks (num_blocks or kv_cache_memory) or a smaller max_model_len")
+    raise ConfigError(
+        f"the model needs {needed}; {_gib(free)} are free (MemAvailable, or what the container's "
+        f"limit leaves): {' or '.join(advice) or 'a smaller model, or more memory'} would fit"
+    )
+
+
+def _needed(
+    model: "PreTrainedModel",
+    source: WeightSource,
+    names: Mapping[int, str],
+    quantization: str | None,
+    kv: int,
+) -> LoadMemory:
+    head, item_bytes = model.get_output_embeddings(), model.dtype.itemsize
+    stays, largest = 0.0, 0
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            kind = source.kinds.get(names.get(id(parameter), ""))
+            bits = 8.0 * item_bytes
+            unpacked = item_bytes
+            if isinstance(module, nn.Linear) and quantization in _BITS:
+                bits = _BITS["int8" if module is head else quantization]
+            elif kind is not None and quantization is not None:
+                bits = _FILE_BITS.get(kind, 8.5)
+                unpacked = 1
+            stays += parameter.numel() * bits / 8
+            largest = max(largest, parameter.numel() * unpacked)
+    return LoadMemory(int(stays), 2 * largest, kv)
+
+
+def check_whole(model: "PreTrainedModel", dtype: torch.dtype, is_gguf: bool) -> None:
+    """Refuse a model that ``transformers`` cannot read in free memory.
+
+    Args:
+        model: On ``meta``.
+        dtype: Compute dtype.
+        is_gguf: Whether all weights are first converted to float32.
+
+    Raises:
+        ConfigError: With the numbers.
+    """
+    free = available_bytes()
+    item_bytes = dtype.itemsize + (4 if is_gguf else 0)
+    needed = sum(parameter.numel() for parameter in model.parameters()) * item_bytes + _STEP_BYTES
+    if free is not None and needed > free:
+        raise ConfigError(
+            f"{type(model).__name__} is read as a whole, which needs {_gib(needed)} in "
+            f"{str(dtype).removeprefix('torch.')}; {_gib(free)} are free (MemAvailable, or what "
+            "the container's limit leaves): a smaller model, or dtype='bfloat16', may fit"
+        )
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB"

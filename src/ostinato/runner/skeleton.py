@@ -1,0 +1,185 @@
+"""Models without weights: what a model is, before gigabytes are read.
+
+A skeleton has all modules and buffers of its model, and no storage for weights. ``cut_to_trial``
+keeps the first layers of a skeleton, so many that each kind of layer is among them, and the first
+ids: as little as the probe has to see.
+"""
+
+import copy
+import inspect
+from collections.abc import Hashable, Iterator
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig
+
+from ostinato.runner.attention.backend import AttentionStyle
+from ostinato.runner.attention.registration import ATTENTION_NAME
+from ostinato.runner.kv_store import KVSpec
+from ostinato.runner.model_support import auto_class
+from ostinato.runner.weight_source import WeightSource
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+TRIAL_IDS = 4096
+"""Ids that the probe draws its prompts from."""
+
+_VALUES = (bool, int, float, str, tuple, type(None))
+
+
+def build_skeleton(config: PreTrainedConfig, dtype: torch.dtype) -> "PreTrainedModel":
+    """Return a model whose buffers are computed, and whose weights have no storage."""
+    from accelerate import init_empty_weights
+
+    with init_empty_weights(include_buffers=False):
+        model: PreTrainedModel = auto_class(config).from_config(
+            copy.deepcopy(config), attn_implementation=ATTENTION_NAME, dtype=dtype
+        )
+    model.tie_weights()
+    return model.eval()
+
+
+def trial_layers(model: "PreTrainedModel", spec: KVSpec, styles: tuple[AttentionStyle, ...]) -> int:
+    """Return how many of the first layers have one of each kind.
+
+    Layers are of one kind if their modules have the same types, shapes and settings, keep keys and
+    values of the same shape, and attend with the same parameters.
+    """
+    layers = cast(nn.ModuleList, cast(Any, model.get_decoder()).layers)
+    settings = list(_settings_by_layer(model.config.get_text_config(), len(layers)))
+    seen: set[Hashable] = set()
+    num_layers = 0
+    for index, layer in enumerate(layers):
+        kind = (_kind(layer), spec.layers[index], styles[index], settings[index])
+        if kind not in seen:
+            seen.add(kind)
+            num_layers = index + 1
+    return num_layers
+
+
+def cut_to_trial(model: "PreTrainedModel", num_layers: int) -> None:
+    """Keep the first layers of a skeleton, and the first ids."""
+    decoder, config = cast(Any, model.get_decoder()), model.config.get_text_config()
+    all_layers = len(decoder.layers)
+    decoder.layers = decoder.layers[:num_layers]
+    for part in {id(part): part for part in (config, decoder.config)}.values():
+        for name, value in list(vars(part).items()):
+            if isinstance(value, list) and len(value) == all_layers:
+                setattr(part, name, value[:num_layers])
+        part.num_hidden_layers = num_layers
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    is_tied = embedding.weight is head.weight
+    _keep_rows(embedding, "num_embeddings")
+    _keep_rows(head, "out_features")
+    if is_tied:
+        head.weight = embedding.weight
+
+
+def fill(
+    model: "PreTrainedModel", source: WeightSource, dtype: torch.dtype, skipped: frozenset[int]
+) -> None:
+    """Read the weights of a skeleton, but for those in ``skipped``, by their ids."""
+    for parameter, holders in list(_holders(model, skipped)):
+        name = next(name for name, _, _ in holders if name in source.shapes)
+        numbers = source.plain(name, dtype, parameter.shape[0])
+        filled = nn.Parameter(numbers, requires_grad=False)
+        for _, module, own_name in holders:
+            module._parameters[own_name] = filled
+
+
+def keep_blocks(model: "PreTrainedModel", source: WeightSource, dtype: torch.dtype) -> None:
+    """Use the file's own blocks for the embedding, if it has any and the module is a plain one."""
+    embedding = model.get_input_embeddings()
+    name = next(name for name, module in model.named_modules() if module is embedding)
+    if type(embedding) is nn.Embedding:
+        smaller = source.embedding(f"{name}.weight", dtype)
+        if smaller is not None:
+            model.set_input_embeddings(smaller)
+
+
+def reads_all(model: "PreTrainedModel", source: WeightSource) -> bool:
+    """Return whether a source has exactly the weights of a skeleton, under its names."""
+    if any(True for _ in _meta_buffers(model)):
+        return False
+    unread = set(source.shapes)
+    for parameter, holders in _holders(model, frozenset()):
+        names = [name for name, _, _ in holders if name in source.shapes]
+        if len(names) != 1 or source.shapes[names[0]] != tuple(parameter.shape):
+            return False
+        unread -= set(names)
+    return not unread
+
+
+def _holders(
+    model: nn.Module, skipped: frozenset[int]
+) -> Iterator[tuple[nn.Parameter, list[tuple[str, nn.Module, str]]]]:
+    """Yield the weights without storage, and the names and modules that hold them."""
+    by_id: dict[int, tuple[nn.Parameter, list[tuple[str, nn.Module, str]]]] = {}
+    for path, module in model.named_modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and parameter.is_meta and id(parameter) not in skipped:
+                full = f"{path}.{name}" if path else name
+                by_id.setdefault(id(parameter), (parameter, []))[1].append((full, module, name))
+    yield from by_id.values()
+
+
+def _meta_buffers(model: nn.Module) -> Iterator[str]:
+    """Yield buffers that are weights of a checkpoint, or have no numbers."""
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            is_kept = name not in module._non_persistent_buffers_set
+            if buffer is not None and (buffer.is_meta or is_kept):
+                yield name
+
+
+def _keep_rows(module: nn.Module, name: str) -> None:
+    """Keep the first rows of an embedding or a head, if it has more."""
+    if getattr(module, name) > TRIAL_IDS:
+        setattr(module, name, TRIAL_IDS)
+        weight = cast(Tensor, module.weight)
+        module.weight = nn.Parameter(weight[:TRIAL_IDS], requires_grad=False)
+        bias = getattr(module, "bias", None)
+        if isinstance(bias, Tensor):
+            module.bias = nn.Parameter(bias[:TRIAL_IDS], requires_grad=False)
+
+
+def _kind(layer: nn.Module) -> Hashable:
+    """Describe the modules of a layer."""
+    return tuple((name, *_own_kind(module)) for name, module in layer.named_modules())
+
+
+def _own_kind(module: nn.Module) -> Iterator[Hashable]:
+    uses_index = _computes_with_index(type(module))
+    yield cast(Hashable, type(module))
+    for name, value in sorted(vars(module).items()):
+        is_index = name == "layer_idx" and not uses_index
+        if isinstance(value, _VALUES) and not name.startswith("_") and not is_index:
+            yield name, _hashable(value)
+    for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+        yield name, None if tensor is None else (tensor.shape, tensor.dtype)
+
+
+def _computes_with_index(kind: type[nn.Module]) -> bool:
+    """Return whether a module's code reads the index of its layer for more than its cache."""
+    try:
+        lines = inspect.getsource(kind.forward).splitlines()
+    except (OSError, TypeError):
+        return True
+    return any("layer_idx" in line and ".update(" not in line for line in lines)
+
+
+def _settings_by_layer(config: PreTrainedConfig, num_layers: int) -> Iterator[Hashable]:
+    """Yield each layer's entries of the lists in a config."""
+    lists = [
+        value
+        for value in vars(config).values()
+        if isinstance(value, (list, tuple)) and len(value) == num_layers
+    ]
+    for index in range(num_layers):
+        yield tuple(_hashable(each[index]) for each in lists)
+
+
+def _hashable(value: Any) -> Hashable:
+    return value if isinstance(value, Hashable) and not isinstance(value, tuple) else repr(value)

@@ -1,0 +1,302 @@
+"""Loads a model weight by weight.
+
+::
+
+    skeleton on meta ─► how each layer attends, what it keeps         (no weight is read)
+    trial            ─► probe, choice of the forward                  (one layer of each kind)
+    skeleton         ─► read a product's weights, pack them, forget   (all layers)
+
+So the peak of memory is what stays, and the largest product once more. Models that this cannot
+load as ``transformers`` would, are loaded by it: experts, states, encoders, weights that came
+quantized, and checkpoints whose names differ from the model's.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+import transformers
+from torch import nn
+from transformers import PreTrainedConfig
+
+from ostinato.runner.block_embedding import BlockEmbedding
+from ostinato.runner.forward.codes import joined
+from ostinato.runner.forward.decoder import parse_decoder
+from ostinato.runner.forward.fused import FusedForward
+from ostinato.runner.forward.ops import NativeOps
+from ostinato.runner.forward.packed_linear import PackedLinear
+from ostinato.runner.forward.packing import pack_linears, pack_plain, why_unpacked
+from ostinato.runner.forward.plain_layers import is_plain_linear
+from ostinato.runner.forward.quantized import Quantization, QuantizedWeight
+from ostinato.runner.forward.select_forward import ChosenForward, choose_forward
+from ostinato.runner.gguf_source import GgufSource
+from ostinato.runner.kv_store import KVSpec
+from ostinato.runner.load_memory import KVBytes, check_memory
+from ostinato.runner.load_progress import LoadProgress
+from ostinato.runner.model_call import ModelCall
+from ostinato.runner.native.packed import PackedWeight, required_library
+from ostinato.runner.probe import Probed, check_finite, observe_without_weights, probe_model
+from ostinato.runner.quantization import quantization_settings
+from ostinato.runner.settings import AttentionName, ForwardName
+from ostinato.runner.skeleton import (
+    build_skeleton,
+    cut_to_trial,
+    fill,
+    keep_blocks,
+    reads_all,
+    trial_layers,
+)
+from ostinato.runner.vision_families import FAMILIES
+from ostinato.runner.weight_source import SafetensorsSource, WeightSource
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Assembled:
+    """A model with all its weights, that passed the probe.
+
+    Attributes:
+        model: In evaluation mode, with our attention.
+        call: Calls it.
+        probed: The probe's result.
+        forward: How steps are computed.
+        quantization: Quantization of the linear layers; None if they are not quantized.
+    """
+
+    model: "PreTrainedModel"
+    call: ModelCall
+    probed: Probed
+    forward: ChosenForward
+    quantization: Quantization | None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSettings:
+    """What is loaded, and how it is to compute.
+
+    Attributes:
+        path: Directory, or GGUF file.
+        files: Its weight files.
+        config: Its config.
+        dtype: Compute dtype.
+        attention: The requested attention.
+        forward: The requested forward.
+        quantization: The requested quantization.
+        kv_bytes: Bytes that settings ask for keys and values.
+        name: The model's name, for progress.
+    """
+
+    path: Path
+    files: tuple[Path, ...]
+    config: PreTrainedConfig
+    dtype: torch.dtype
+    attention: AttentionName
+    forward: ForwardName
+    quantization: Quantization | None
+    kv_bytes: KVBytes
+    name: str
+
+
+def stream_model(settings: LoadSettings, on_meta: "PreTrainedModel") -> Assembled | None:
+    """Load a model weight by weight; None if ``transformers`` has to.
+
+    Args:
+        settings: What to load.
+        on_meta: The model without storage, as ``check_attention_interface`` builds it.
+
+    Raises:
+        BrokenCheckpoint: A file changed meanwhile.
+        ConfigError: The model does not fit in free memory, or quantized weights are requested, and
+            not supported here.
+        UnsupportedModel: The probe does not pass.
+    """
+    config = settings.config
+    if config.model_type in FAMILIES or any(True for _ in quantization_settings(config)):
+        return None
+    if _has_more_than_a_decoder(on_meta):
+        return None
+    source = _source(settings, on_meta)
+    observed = observe_without_weights(on_meta)
+    if source is None or observed is None:
+        return None
+    skeleton = build_skeleton(config, settings.dtype)
+    if not reads_all(skeleton, source):
+        return None
+    spec, styles = observed
+    # Two at least, so that one follows another.
+    num_layers = min(len(styles), max(2, trial_layers(skeleton, spec, styles)))
+    if num_layers > max(2, len(styles) // 2):
+        return None
+    _check_memory(settings, skeleton, source, spec)
+    kinds = {source.kinds.get(name, "") for _, name in linear_names(skeleton, source)} - {""}
+    trial = _Trial(settings, source, num_layers).run(f"GGUF {', '.join(sorted(kinds))}")
+    # What was seen without weights holds for the layers that were tried.
+    if (
+        trial.probed.spec.layers != spec.layers[:num_layers]
+        or trial.probed.styles != styles[:num_layers]
+    ):
+        return None
+    probed = replace(trial.probed, spec=spec, styles=styles)
+    progress = LoadProgress(settings.name, source.num_bytes)
+    source.on_read = progress.add
+    try:
+        forward = _complete(skeleton, source, replace(trial, probed=probed))
+    finally:
+        progress.close()
+    call = ModelCall(skeleton)
+    if trial.call.hands_step:
+        call.hand_step_to_attention()
+    check_finite(skeleton, call)
+    if not settings.path.is_file() and (settings.path / "generation_config.json").exists():
+        skeleton.generation_config = transformers.GenerationConfig.from_pretrained(settings.path)
+    return Assembled(skeleton, call, probed, forward, trial.quantization)
+
+
+def _check_memory(
+    settings: LoadSettings, skeleton: "PreTrainedModel", source: WeightSource, spec: KVSpec
+) -> None:
+    names = {id(linear.weight): name for linear, name in linear_names(skeleton, source)}
+    quantization = settings.quantization
+    if quantization is None and settings.forward != "plain" and source.kinds:
+        quantization = Quantization("GGUF", {})
+    check_memory(skeleton, source, names, quantization, settings.kv_bytes(spec))
+
+
+def _has_more_than_a_decoder(model: "PreTrainedModel") -> bool:
+    decoder = model.get_decoder()
+    return (
+        decoder is None
+        or not isinstance(getattr(decoder, "layers", None), nn.ModuleList)
+        or type(model.get_input_embeddings()).forward is None
+        or model.get_output_embeddings() is None
+        or bool(getattr(model, "_keep_in_fp32_modules", None))
+        or bool(getattr(model, "_keep_in_fp32_modules_strict", None))
+        or any(
+            isinstance(child, transformers.PreTrainedModel) and child is not decoder
+            for child in model.base_model.children()
+        )
+    )
+
+
+def _source(settings: LoadSettings, model: "PreTrainedModel") -> WeightSource | None:
+    if settings.path.is_file():
+        return GgufSource.of_file(settings.path, model)
+    source = SafetensorsSource(settings.files)
+    return source if source.are_numbers else None
+
+
+class _Trial:
+    """The probe of a model of few layers."""
+
+    def __init__(self, settings: LoadSettings, source: WeightSource, num_layers: int) -> None:
+        self._settings, self._source = settings, source
+        self._model = build_skeleton(settings.config, settings.dtype)
+        cut_to_trial(self._model, num_layers)
+
+    def run(self, codes_name: str) -> Assembled:
+        """Compare the model with itself in every way that a step may be computed."""
+        settings, model = self._settings, self._model
+        fill(model, self._source, settings.dtype, frozenset())
+        scale_rope(model, self._source)
+        call = ModelCall(model)
+        probed = probe_model(model, call, settings.attention)
+        quantization = settings.quantization or self._codes(codes_name)
+        chosen = choose_forward(model, call, probed, settings.forward, quantization)
+        if quantization is not None and settings.quantization is None:
+            quantization = Quantization(quantization.name, {})
+        return Assembled(model, call, probed, chosen, quantization)
+
+    def _codes(self, name: str) -> Quantization | None:
+        """Return the file's own codes for the layers of the trial; None if it has none."""
+        settings, model = self._settings, self._model
+        is_unpacked = why_unpacked(settings.dtype, torch.device("cpu")) is not None
+        if settings.forward == "plain" or is_unpacked:
+            return None
+        stored = {
+            id(module.weight): self._source.codes(own, settings.dtype, module.out_features)
+            for module, own in linear_names(model, self._source)
+            if own in self._source.kinds
+        }
+        return Quantization(name, stored) if stored else None
+
+
+def linear_names(model: nn.Module, source: WeightSource) -> list[tuple[nn.Linear, str]]:
+    """Return a model's plain linear layers, and the names of their weights in a source."""
+    first: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if name in source.shapes:
+            first.setdefault(id(parameter), name)
+    linears = [module for module in model.modules() if is_plain_linear(module)]
+    return [(linear, first[id(linear.weight)]) for linear in linears]
+
+
+def scale_rope(model: "PreTrainedModel", source: WeightSource) -> None:
+    """Divide the frequencies of RoPE by the factors of a GGUF file, if it has any."""
+    factors = getattr(source, "rope_factors", None)
+    if factors is not None:
+        rotary = cast(Any, model.get_decoder()).rotary_emb
+        rotary.inv_freq = rotary.inv_freq / factors.to(rotary.inv_freq)
+
+
+def _complete(model: "PreTrainedModel", source: WeightSource, trial: Assembled) -> ChosenForward:
+    """Give a skeleton all its weights, packed as the trial was."""
+    dtype, chosen = model.dtype, trial.forward
+    scale_rope(model, source)
+    if chosen.name == "plain":
+        fill(model, source, dtype, frozenset())
+        return chosen
+    names = {id(linear): name for linear, name in linear_names(model, source)}
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    is_tied = embedding.weight is head.weight
+    skipped = {id(linear.weight) for linear, _ in linear_names(model, source)} - {
+        id(embedding.weight)
+    }
+    keep_blocks(model, source, dtype)
+    if isinstance(model.get_input_embeddings(), BlockEmbedding):
+        skipped.add(id(head.weight))
+    fill(model, source, dtype, frozenset(skipped))
+    pack = _Packing(source, names, trial.quantization, dtype)
+    with torch.no_grad():
+        if chosen.name == "fused":
+            decoder = parse_decoder(model, trial.probed.styles, pack)
+            chosen = replace(chosen, fused=FusedForward(decoder, NativeOps(required_library())))
+        else:
+            pack_linears(model, pack)
+    kept, packed = model.get_input_embeddings(), model.get_output_embeddings()
+    if is_tied and isinstance(kept, BlockEmbedding) and isinstance(packed, PackedLinear):
+        packed.tied = (kept,)
+    fill(model, source, dtype, frozenset())
+    return chosen
+
+
+class _Packing:
+    """Reads and packs weights; see ``packing.Pack``."""
+
+    def __init__(
+        self,
+        source: WeightSource,
+        names: Mapping[int, str],
+        quantization: Quantization | None,
+        dtype: torch.dtype,
+    ) -> None:
+        self._source, self._names = source, names
+        self._quantization, self._dtype = quantization, dtype
+
+    def __call__(self, linears: Sequence[nn.Linear], is_head: bool) -> PackedWeight:
+        names = [self._names[id(linear)] for linear in linears]
+        quantization, kinds = self._quantization, self._source.kinds
+        has_own = quantization is not None and quantization.stored is not None
+        if has_own and all(name in kinds for name in names):
+            codes = [self._source.codes(name, self._dtype) for name in names]
+            return QuantizedWeight(joined(codes), self._dtype)
+        for linear, name in zip(linears, names, strict=True):
+            if linear.weight.is_meta:
+                numbers = self._source.plain(name, self._dtype)
+                linear.weight = nn.Parameter(numbers, requires_grad=False)
+        if quantization is None or has_own:
+            return pack_plain(linears, is_head)
+        return quantization.pack(linears, is_head)

@@ -1,0 +1,152 @@
+"""Weights of a checkpoint, read from its files one by one.
+
+A source names all weights as the model's ``state_dict`` does, and reads nothing until it is asked.
+What it returns is memory of its own: files may change afterwards.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ostinato.errors import BrokenCheckpoint
+from ostinato.runner.forward.codes import Codes
+
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FileRange:
+    """Bytes of a file."""
+
+    path: Path
+    start: int
+    num_bytes: int
+
+    def read(self, first: int = 0, num_bytes: int | None = None) -> NDArray[np.uint8]:
+        """Return a copy of the bytes, or of some of them.
+
+        Raises:
+            BrokenCheckpoint: The file is shorter than it was.
+        """
+        count = self.num_bytes - first if num_bytes is None else num_bytes
+        content = np.fromfile(self.path, np.uint8, count, offset=self.start + first)
+        if len(content) != count:
+            raise BrokenCheckpoint(f"{self.path} became shorter while it was read")
+        return content
+
+
+class WeightSource(Protocol):
+    """All weights of a checkpoint.
+
+    Attributes:
+        on_read: Called with the number of bytes after each read.
+    """
+
+    on_read: Callable[[int], object]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all weights in the files."""
+        ...
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Shapes of all weights by name."""
+        ...
+
+    @property
+    def kinds(self) -> Mapping[str, str]:
+        """Formats of the weights by name, those that ``codes`` returns codes for."""
+        ...
+
+    def plain(self, name: str, dtype: torch.dtype, num_rows: int | None = None) -> Tensor:
+        """Return a weight, or its first rows."""
+        ...
+
+    def codes(self, name: str, dtype: torch.dtype, num_rows: int | None = None) -> Codes:
+        """Return the codes of a weight of ``kinds``, or those of its first rows."""
+        ...
+
+    def embedding(self, name: str, dtype: torch.dtype) -> nn.Module | None:
+        """Return an embedding that is smaller than the plain one; None if there is none."""
+        ...
+
+
+class SafetensorsSource:
+    """Weights in safetensors files."""
+
+    kinds: Mapping[str, str] = {}
+
+    def __init__(self, files: Iterable[Path]) -> None:
+        """Read the files' headers."""
+        self.on_read: Callable[[int], object] = lambda _: None
+        self._ranges: dict[str, tuple[FileRange, str, tuple[int, ...]]] = {}
+        for path in files:
+            self._ranges |= _weights_of(path)
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Shapes of all weights by name."""
+        return {name: shape for name, (_, _, shape) in self._ranges.items()}
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all weights in the files."""
+        return sum(where.num_bytes for where, _, _ in self._ranges.values())
+
+    @property
+    def are_numbers(self) -> bool:
+        """Whether all weights are floating-point numbers of common formats."""
+        return all(kind in _DTYPES for _, kind, _ in self._ranges.values())
+
+    def plain(self, name: str, dtype: torch.dtype, num_rows: int | None = None) -> Tensor:
+        """Return a weight, or its first rows."""
+        where, kind, shape = self._ranges[name]
+        num_bytes = where.num_bytes
+        if num_rows is not None and shape[0] > num_rows:
+            num_bytes = num_bytes // shape[0] * num_rows
+            shape = (num_rows, *shape[1:])
+        content = torch.from_numpy(where.read(0, num_bytes))
+        self.on_read(num_bytes)
+        return content.view(_DTYPES[kind]).view(shape).to(dtype)
+
+    def codes(self, name: str, dtype: torch.dtype, num_rows: int | None = None) -> Codes:
+        """Raise KeyError: all weights are plain."""
+        raise KeyError(name)
+
+    def embedding(self, name: str, dtype: torch.dtype) -> nn.Module | None:
+        """Return None: all weights are plain."""
+        return None
+
+
+def _weights_of(path: Path) -> dict[str, tuple[FileRange, str, tuple[int, ...]]]:
+    """Return where the weights of a file are, their formats and their shapes."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header: dict[str, Any] = json.loads(file.read(size))
+    return {
+        name: (
+            FileRange(path, 8 + size + entry["data_offsets"][0], _length(entry)),
+            entry["dtype"],
+            tuple(entry["shape"]),
+        )
+        for name, entry in header.items()
+        if name != "__metadata__"
+    }
+
+
+def _length(entry: Mapping[str, Any]) -> int:
+    first, last = entry["data_offsets"]
+    return int(last) - int(first)

@@ -1,0 +1,102 @@
+"""A model that is read weight by weight is the model that ``transformers`` reads as a whole."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ostinato.runner import model_loader
+from ostinato.runner.attention.registration import register
+from ostinato.runner.model_loader import LoadedModel, load_model
+from ostinato.runner.model_support import check_attention_interface
+from ostinato.runner.probe import observe_without_weights
+from ostinato.runner.skeleton import build_skeleton, cut_to_trial, trial_layers
+from tests.runner.bench import Bench, random_prompt
+from tests.support.checkpoints import Checkpoints, make_config
+
+STREAMED: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen2": {},
+    "mistral": {},
+    "gemma2": {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2},
+    "gemma3_text": {"num_hidden_layers": 3, "layer_types": ["sliding_attention"] * 3},
+    "phi3": {},
+    "granite": {},
+    "glm": {},
+}
+
+
+def load_whole(path: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> LoadedModel:
+    with monkeypatch.context() as patch:
+        patch.setattr(model_loader, "stream_model", lambda *_: None)
+        return load_model(path, **settings)
+
+
+def logits_of(loaded: LoadedModel) -> torch.Tensor:
+    """Return the logits of a prompt in two steps, through blocks."""
+    bench = Bench(loaded)
+    sequence = bench.sequence(random_prompt(1, 21))
+    return torch.cat([bench.logits(sequence.next(13)), bench.logits(sequence.rest())])
+
+
+def same(one: LoadedModel, other: LoadedModel) -> None:
+    assert one.forward.name == other.forward.name and one.forward.reason == other.forward.reason
+    assert one.kv_spec == other.kv_spec and one.fingerprint == other.fingerprint
+    assert one.eos_token_ids == other.eos_token_ids and one.weight_format == other.weight_format
+    ours, theirs = one.model.state_dict(), other.model.state_dict()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    buffers = dict(other.model.named_buffers())
+    assert all(torch.equal(buffer, buffers[name]) for name, buffer in one.model.named_buffers())
+    assert torch.equal(logits_of(one), logits_of(other))
+
+
+@pytest.mark.parametrize("family", STREAMED)
+def test_every_dense_family_is_read_as_a_whole_one_is(
+    family: str, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+):
+    path = checkpoints.path(family, **STREAMED[family])
+    whole = load_whole(path, monkeypatch, dtype="bfloat16")
+
+    monkeypatch.setattr(model_loader, "read_whole", None)
+    same(load_model(path, "bfloat16"), whole)
+
+
+@pytest.mark.parametrize(("quantization", "tied"), [("int8", True), ("int4", False)])
+def test_weights_that_are_quantized_while_they_are_read_are_the_same(
+    quantization: Any, tied: bool, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+):
+    path = checkpoints.path("qwen3", tie_word_embeddings=tied)
+    settings: dict[str, Any] = {"dtype": "bfloat16", "quantization": quantization}
+    whole = load_whole(path, monkeypatch, **settings)
+
+    monkeypatch.setattr(model_loader, "read_whole", None)
+    same(load_model(path, **settings), whole)
+
+
+@pytest.mark.parametrize(("forward", "dtype"), [("plain", "float64"), ("packed", "float16")])
+def test_so_are_models_that_are_not_fused(
+    forward: Any, dtype: Any, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+):
+    path = checkpoints.path("llama")
+    whole = load_whole(path, monkeypatch, dtype=dtype, forward=forward)
+
+    monkeypatch.setattr(model_loader, "read_whole", None)
+    same(load_model(path, dtype, forward=forward), whole)
+
+
+def test_a_trial_has_the_first_layer_of_each_kind():
+    kinds_of_layers = ["sliding_attention"] * 2 + ["full_attention"] + ["sliding_attention"] * 3
+    config = make_config("gemma3_text", num_hidden_layers=6, layer_types=kinds_of_layers)
+    register()
+    observed = observe_without_weights(check_attention_interface(config))
+    assert observed is not None
+
+    model = build_skeleton(config, torch.bfloat16)
+
+    assert trial_layers(model, *observed) == 3
+    cut_to_trial(model, 3)
+    assert len(model.get_decoder().layers) == 3 == model.config.num_hidden_layers
+    assert config.num_hidden_layers == 6, "the config of the model stays"
+    assert all(parameter.is_meta for parameter in model.parameters())
