@@ -17,6 +17,7 @@ from ostinato.core.errors import OstinatoError
 from ostinato.fleet.admin import FleetAdmin
 from ostinato.fleet.admission import Admission
 from ostinato.fleet.config import FleetConfig
+from ostinato.fleet.connections import note_requests
 from ostinato.fleet.decisions import DecisionLog
 from ostinato.fleet.fleet import Fleet
 from ostinato.fleet.metrics import FleetMetrics
@@ -92,7 +93,9 @@ class FleetApp:
             self.fleet, self.admission, self._tokens, decisions, self._metrics, prefixes
         )
         self._admin = FleetAdmin(self.fleet, self.proxy, self.admission, decisions, prefixes)
-        before = [_answer_errors] if config.keys_file else [_answer_errors, _guard_host]
+        before = [note_requests, _answer_errors]
+        if config.keys_file is None:
+            before.append(_guard_host)
         self.web = web.Application(middlewares=before, client_max_size=config.max_body_bytes)
         self.web.cleanup_ctx.append(self._run)
         self._add_routes()
