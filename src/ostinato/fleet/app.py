@@ -81,11 +81,13 @@ class FleetApp:
         """
         self.config = config
         self._callers = KeyedCallers(config.keys_file) if config.keys_file else AnyCaller()
-        tokenizer = LocalTokenizer(config.tokenizer) if config.tokenizer else None
+        tokenizer, limit = None, config.max_prompt_characters
+        if config.tokenizer:
+            tokenizer = LocalTokenizer(config.tokenizer, limit)
         self._session = _make_session(config)
         self.fleet = Fleet(config, self._session)
         self._metrics = FleetMetrics(self.fleet)
-        self._tokens = PromptTokens(self.fleet.workers, tokenizer, self._metrics.tokenized)
+        self._tokens = PromptTokens(self.fleet.workers, tokenizer, limit, self._metrics.tokenized)
         decisions = DecisionLog()
         self.admission = Admission(config, self._callers)
         prefixes = FleetPrefixes(self.fleet, self._tokens)
@@ -105,7 +107,6 @@ class FleetApp:
         await self.fleet.start()
         yield
         await self.fleet.stop()
-        self._tokens.close()
         await self._session.close()
 
     def _add_routes(self) -> None:

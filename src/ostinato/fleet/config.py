@@ -9,6 +9,7 @@ from msgspec.structs import force_setattr
 
 from ostinato.core.config import at_least
 from ostinato.core.errors import ConfigError
+from ostinato.fleet.prompts import MAX_PROMPT_CHARACTERS
 from ostinato.router import POLICIES
 from ostinato.server.config import is_loopback
 
@@ -92,6 +93,7 @@ class FleetConfig:
         max_connections_per_address: Open connections of one address.
         header_timeout_s: Time limit for a request's head.
         max_body_bytes: Maximum length of a request's body.
+        max_prompt_characters: Maximum characters, or token ids, of a prompt.
         max_tenant_body_bytes: Maximum total bodies of one tenant's unfinished requests.
         body_timeout_s: Time limit for a request's body.
         connect_timeout_s: Time limit to connect to a worker.
@@ -116,6 +118,7 @@ class FleetConfig:
     max_connections_per_address: int = 2048
     header_timeout_s: float = 10.0
     max_body_bytes: int = 8 * 2**20
+    max_prompt_characters: int = MAX_PROMPT_CHARACTERS
     max_tenant_body_bytes: int = 256 * 2**20
     body_timeout_s: float = 60.0
     connect_timeout_s: float = 10.0
@@ -130,7 +133,8 @@ class FleetConfig:
         at_least("retries", self.retries, 0)
         for name in ("max_requests", "max_connections", "max_connections_per_address"):
             at_least(name, getattr(self, name), 1)
-        for name in ("max_body_bytes", "max_tenant_body_bytes", "max_tracked_tokens"):
+        lengths = ("max_body_bytes", "max_prompt_characters", "max_tenant_body_bytes")
+        for name in (*lengths, "max_tracked_tokens"):
             at_least(name, getattr(self, name), 1)
         timeouts = ("header_timeout_s", "body_timeout_s", "connect_timeout_s", "silence_timeout_s")
         for name in (*timeouts, "health_interval_s"):

@@ -25,7 +25,7 @@ from ostinato.fleet.fleet import Fleet, Owner
 from ostinato.fleet.headers import end_to_end, headers_to_worker, keys_for_worker, routing_headers
 from ostinato.fleet.metrics import FleetMetrics
 from ostinato.fleet.peek import Peek
-from ostinato.fleet.prompts import Prompt, read_prompt
+from ostinato.fleet.prompts import Prompt
 from ostinato.fleet.public_prefixes import FleetPrefixes
 from ostinato.fleet.tokens import PromptTokens
 from ostinato.fleet.worker import Worker
@@ -36,8 +36,6 @@ from ostinato.server.errors import ApiError
 _RETRIED_STATUSES = frozenset({502, 503, 504})
 _MAX_ERROR_BYTES = 65_536
 _PAUSE_S = 0.05
-_THREAD_BYTES = 65_536
-"""Size from which a body is parsed in another thread."""
 
 
 class NoAnswer(Exception):
@@ -105,37 +103,43 @@ class Proxy:
     async def generate(self, request: web.Request) -> web.StreamResponse:
         """Handle a route that is routed by its prompt."""
         async with self._admission.admit(request) as job:
-            job.prompt = await self._prompt(job)
-            asked, job.shows_hits = await self.ask(job.prompt, job.caller, request.headers)
-            job.route_request = asked
-            self._admission.rate_limit.charge(job.caller, asked.num_tokens)
+            job.prompt, job.route_request = await self.read(
+                request.path, job.body, job.caller, request.headers
+            )
+            job.shows_hits = self._is_separate or job.caller.may_administer
             return await self._serve(job)
 
     async def forward(self, request: web.Request) -> web.StreamResponse:
         """Handle a route for any worker, or for the one that stored a response."""
         async with self._admission.admit(request) as job:
             if job.body and "number" not in request.match_info:
-                job.prompt = await self._prompt(job)
+                job.prompt = await self._tokens.read(request.path, job.body, job.caller.tenant)
             return await self._serve(job)
 
-    async def ask(
-        self, prompt: Prompt, caller: Caller, headers: Mapping[str, str]
-    ) -> tuple[RouteRequest, bool]:
-        """Return the router's view of a prompt, and whether the caller may learn the expected hits.
+    async def read(
+        self, path: str, body: bytes, caller: Caller, headers: Mapping[str, str]
+    ) -> tuple[Prompt, RouteRequest]:
+        """Return the prompt of a request's body, and the router's view of it.
 
-        Where workers share their caches between callers, hits reveal what others sent.
+        Raises:
+            PromptTooLong: It has too many characters.
         """
-        is_separate = not self._config.replace_keys and any(
-            worker.is_ours for worker in self._fleet.workers.values()
-        )
+        prompt = await self._tokens.read(path, body, caller.tenant)
+        is_separate = self._is_separate
         salt = caller.narrow(prompt.salt) if is_separate else prompt.salt
         session = headers.get("x-session-id", "")[:200] or prompt.session
         session = f"{caller.tenant}\0{session}" if session and caller.tenant else session
         keys = keys_for_worker(headers, self._config)
-        asked = await self._tokens.request(prompt, salt, caller.tenant, session, keys)
+        view = await self._tokens.request(prompt, salt, caller.tenant, session, keys)
         if is_separate and caller.public_prefixes:
-            asked = replace(asked, held=self._prefixes.cached_tokens(asked, caller.public_prefixes))
-        return asked, is_separate or caller.may_administer
+            view = replace(view, held=self._prefixes.cached_tokens(view, caller.public_prefixes))
+        return prompt, view
+
+    @property
+    def _is_separate(self) -> bool:
+        """Whether workers keep their callers' caches apart; else hits reveal what others sent."""
+        workers = self._fleet.workers.values()
+        return not self._config.replace_keys and any(worker.is_ours for worker in workers)
 
     async def send_copy(
         self, record: DecisionRecord, path: str, body: bytes, headers: Mapping[str, str]
@@ -159,12 +163,6 @@ class Proxy:
         finally:
             worker.num_live -= 1
             self._ended(record, status, peek)
-
-    async def _prompt(self, job: Job) -> Prompt:
-        path, body = job.request.path, job.body
-        if len(body) < _THREAD_BYTES:
-            return read_prompt(path, body)
-        return await asyncio.to_thread(read_prompt, path, body)
 
     # --- to a worker, and back ---
 
@@ -298,6 +296,7 @@ class Proxy:
         attempt.peek.status = upstream.status
         if record is not None and upstream.status < 400:
             self._fleet.router.first_token(record.decision)
+            self._admission.rate_limit.charge(job.caller, record.decision.num_tokens)
         response = web.StreamResponse(status=upstream.status, headers=headers)
         if (length := upstream.headers.get("content-length")) is not None:
             response.content_length = int(length)

@@ -13,7 +13,6 @@ from aiohttp import web
 
 from ostinato.engine.public_prefixes import ALL_PUBLIC
 from ostinato.fleet.fleet import Fleet
-from ostinato.fleet.prompts import read_prompt
 from ostinato.fleet.tokens import PromptTokens
 from ostinato.fleet.worker import Worker
 from ostinato.router import RouteRequest
@@ -83,7 +82,7 @@ class FleetPrefixes:
 
     async def _read(self, body: bytes) -> tuple[int, ...]:
         path = "/v1/chat/completions" if b'"messages"' in body else "/v1/completions"
-        prompt = read_prompt(path, body)
+        prompt = await self._tokens.read(path, body, "")
         if prompt.messages is not None:
             prompt.template.setdefault("add_generation_prompt", False)
         request = await self._tokens.request(prompt, "", "", "", {})

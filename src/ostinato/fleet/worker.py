@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import time
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -162,13 +163,13 @@ class Worker:
         """Whether it can be asked for tokens."""
         return self.is_well and self.tokenizes and time.monotonic() >= self._tokenizes_at_s
 
-    async def tokenize(self, body: dict[str, Any], headers: dict[str, str]) -> list[int] | None:
+    async def tokenize(self, body: dict[str, Any], headers: dict[str, str]) -> "array[int] | None":
         """Return the worker's own tokens of a prompt; None if it has no answer."""
         try:
             status, _, answer = await self._request(
                 "POST",
                 "/tokenize",
-                msgspec.json.encode(body),
+                await asyncio.to_thread(msgspec.json.encode, body),
                 headers=headers,
                 timeout_s=TOKENIZE_TIMEOUT_S,
                 max_bytes=_MAX_TOKENS_BYTES,
@@ -177,12 +178,10 @@ class Worker:
                 self.tokenizes = False
             if status != 200:
                 return None
-            content = msgspec.json.decode(answer)
+            return await asyncio.to_thread(_tokens_in, answer)
         except (aiohttp.ClientError, OSError, ValueError):
             self._tokenizes_at_s = time.monotonic() + _TOKENIZE_PAUSE_S
             raise
-        tokens = content.get("tokens") if isinstance(content, dict) else None
-        return tokens if isinstance(tokens, list) else None
 
     async def administer(self, method: str, path: str, body: bytes) -> dict[str, Any]:
         """Return the response of an administration route, errors included."""
@@ -256,6 +255,12 @@ class Worker:
 
     def _key_header(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.key}"} if self.key else {}
+
+
+def _tokens_in(answer: bytes) -> "array[int] | None":
+    content = msgspec.json.decode(answer)
+    tokens = content.get("tokens") if isinstance(content, dict) else None
+    return array("I", tokens) if isinstance(tokens, list) else None
 
 
 def _short(error: Exception) -> str:

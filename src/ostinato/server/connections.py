@@ -49,11 +49,17 @@ class ConnectionLimits(Protocol):
     """The settings of a server or a router that limit connections."""
 
     @property
-    def max_connections(self) -> int: ...
+    def max_connections(self) -> int:
+        """Maximum number of connections."""
+
     @property
-    def max_connections_per_address(self) -> int: ...
+    def max_connections_per_address(self) -> int:
+        """Maximum number of connections of one address."""
+
     @property
-    def header_timeout_s(self) -> float: ...
+    def header_timeout_s(self) -> float:
+        """Time limit for a request's head."""
+
     @property
     def send_timeout_s(self) -> float:
         """Time limit for a client to take a part of its response."""
