@@ -87,7 +87,14 @@ class Fleet:
             return known
         if len(self.workers) >= _MAX_WORKERS:
             raise ConfigError(f"there are {_MAX_WORKERS} workers: remove one first")
-        worker = Worker(spec, self.session, self.config.worker_key)
+        config = self.config
+        worker = Worker(
+            spec,
+            self.session,
+            config.worker_key,
+            has_tenants=config.keys_file is not None,
+            replaces_keys=config.replace_keys,
+        )
         self.workers[spec.name] = worker
         self.router.add_worker(spec.name, sends_events=spec.events is not None)
         first = asyncio.create_task(self._meet(worker))
@@ -112,7 +119,7 @@ class Fleet:
 
     def choose_owner(self, request: RouteRequest, name: str, tried: Set[str]) -> Decision | None:
         """Choose a worker by name, if it can serve the request."""
-        if name in tried or name not in self.workers:
+        if name in tried or name not in self.workers or self.workers[name].refusal:
             return None
         others = [other for other in self.workers if other != name]
         return self.router.route(request, self.clock(), [*others, *self._unfit("", tried)])
@@ -140,9 +147,10 @@ class Fleet:
 
     def _unfit(self, model: str, tried: Set[str]) -> set[str]:
         """Return the workers that cannot serve a request for a model."""
-        serving = {name for name, worker in self.workers.items() if worker.serves(model)}
+        allowed = {name for name, worker in self.workers.items() if not worker.refusal}
+        serving = {name for name in allowed if self.workers[name].serves(model)}
         if not serving:  # a worker returns the error
-            serving = set(self.workers)
+            serving = allowed
         well = {name for name in serving if self.workers[name].is_well} - tried
         return self.workers.keys() - (well or serving - tried)  # if none is well, try any
 

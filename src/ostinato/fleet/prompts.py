@@ -37,6 +37,7 @@ class Prompt:
         salt: The client's ``cache_salt``.
         session: The conversation, if the client names it.
         max_tokens: Maximum tokens of all answers together.
+        priority: As the client asks for; lower is scheduled first.
         previous: The stored response that it continues; empty without one.
         is_one_of_several: Whether the request has more prompts.
         num_characters: Characters or token ids of everything that the prompt is made of.
@@ -51,6 +52,7 @@ class Prompt:
     salt: str = ""
     session: str = ""
     max_tokens: int = _DEFAULT_ANSWER_TOKENS
+    priority: int = 0
     previous: str = ""
     is_one_of_several: bool = False
     num_characters: int = 0
@@ -133,6 +135,7 @@ def _common(fields: dict[str, Any]) -> dict[str, Any]:
         "salt": _string(fields.get("cache_salt")),
         "session": _string(fields.get("prompt_cache_key")) or _string(fields.get("session_id")),
         "max_tokens": min(answer * samples, _MAX_ANSWER_TOKENS),
+        "priority": _integer(fields.get("priority")),
         "template": template if isinstance(template, dict) else {},
     }
 
@@ -269,6 +272,16 @@ def _dicts(value: Any) -> list[dict[str, Any]]:
 
 def _string(value: Any) -> str:
     return value if isinstance(value, str) else ""
+
+
+def _integer(value: Any) -> int:
+    """Read an integer as lenient servers do, which take "-1" and -1.0; 0 if it is none."""
+    try:
+        return int(float(value))
+    except OverflowError:
+        return -1
+    except (TypeError, ValueError):
+        return 0
 
 
 def _is_count(value: Any) -> bool:

@@ -123,8 +123,10 @@ class Proxy:
 
         Raises:
             PromptTooLong: It has too many characters.
+            ApiError: It asks for a priority that its caller may not have (400).
         """
         prompt = await self._tokens.read(path, body, caller.tenant)
+        caller.priority_of(prompt.priority)  # refused here for workers that know no keys
         is_separate = self._is_separate
         salt = caller.narrow(prompt.salt) if is_separate else prompt.salt
         session = headers.get("x-session-id", "")[:200] or prompt.session
@@ -139,7 +141,7 @@ class Proxy:
     def _is_separate(self) -> bool:
         """Whether workers keep their callers' caches apart; else hits reveal what others sent."""
         workers = self._fleet.workers.values()
-        return not self._config.replace_keys and any(worker.is_ours for worker in workers)
+        return not self._config.replace_keys and all(worker.is_ours for worker in workers)
 
     async def send_copy(
         self, record: DecisionRecord, path: str, body: bytes, headers: Mapping[str, str]
@@ -204,7 +206,7 @@ class Proxy:
         if job.route_request is None:
             owner = fleet.workers.get(self._owner(job, job.request.match_info.get("number", "")))
             model = job.prompt.model if job.prompt else ""
-            if owner is None or owner.name in job.tried:
+            if owner is None or owner.name in job.tried or owner.refusal:
                 owner = fleet.least_busy(model, job.tried)
             return None if owner is None else (owner, None)
         assert job.prompt is not None, "only prompts are routed"

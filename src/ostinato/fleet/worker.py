@@ -31,6 +31,17 @@ _MAX_MODELS = 1000
 _MAX_LATE = 2
 """Consecutive health-check timeouts after which a worker is unhealthy."""
 
+_NO_ROUTE = (404, 405)
+_NOT_CHECKED = "not checked yet whether it keeps tenants apart"
+_ONE_KEY = (
+    "it is an Ostinato server, and with --replace-keys all tenants would share the rights and the "
+    "cache of one key: start it with the router's keys file, and leave out --replace-keys"
+)
+_NO_KEYS = (
+    "it is an Ostinato server without keys, where all tenants may administer and share one cache: "
+    "start it with the router's keys file"
+)
+
 
 @dataclass(eq=False)
 class Worker:
@@ -40,6 +51,9 @@ class Worker:
         spec: Its address and name.
         session: HTTP client.
         key: Key of the router's own requests.
+        has_tenants: Whether the router's callers have keys, and must be kept apart.
+        replaces_keys: Whether ``key`` is sent in place of the callers' keys.
+        refusal: Why no tenant's request may go there; empty if they may.
         is_well: Whether it is healthy; False until it was reached.
         is_draining: Whether it leaves when its last request has ended.
         trouble: Why it is unhealthy; empty if it is healthy.
@@ -58,6 +72,9 @@ class Worker:
     spec: WorkerSpec
     session: aiohttp.ClientSession
     key: str | None = None
+    has_tenants: bool = False
+    replaces_keys: bool = False
+    refusal: str = ""
     is_well: bool = False
     is_draining: bool = False
     trouble: str = "not reached yet"
@@ -74,6 +91,11 @@ class Worker:
     _num_late: int = 0
     _tokenizes_at_s: float = 0.0
 
+    def __post_init__(self) -> None:
+        """Refuse tenants' requests until it was checked."""
+        if self.has_tenants:
+            self.refusal = _NOT_CHECKED
+
     @property
     def name(self) -> str:
         """Name in headers, metrics and logs."""
@@ -87,18 +109,21 @@ class Worker:
         """Check its health; return whether it accepts requests."""
         try:
             status, _ = await self._get("/ready")
-            if status in (404, 405):
+            if status in _NO_ROUTE:
                 status, _ = await self._get("/health")
+            if status == 200 and self.refusal:
+                await self._check_tenancy()
             if status == 200 and not self.models:
                 await self._learn()
-            self.trouble = "" if status == 200 else f"its health is {status}"
+            self.trouble = self.refusal if status == 200 else f"its health is {status}"
             self._num_late = 0
         except TimeoutError:
             self._num_late += 1
             if self._num_late >= _MAX_LATE:
                 self.trouble = f"it did not answer {self._num_late} times"
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            self.was_gone |= isinstance(error, aiohttp.ClientConnectorError)
+            if isinstance(error, aiohttp.ClientConnectorError):
+                self._note_gone()
             self.trouble = _short(error)
         was_well, self.is_well = self.is_well, not self.trouble
         if was_well != self.is_well:
@@ -116,7 +141,8 @@ class Worker:
         if not isinstance(error, aiohttp.ClientConnectorError):
             self.broke_off |= isinstance(error, aiohttp.ClientPayloadError | ConnectionError)
             return
-        self.was_gone, self.trouble = True, _short(error)
+        self._note_gone()
+        self.trouble = _short(error)
         if self.is_well:
             logger.warning("worker %s did not answer: %s", self.name, self.trouble)
         self.is_well = False
@@ -193,6 +219,30 @@ class Worker:
         """Stop monitoring it."""
         for task in self.tasks:
             task.cancel()
+
+    def _note_gone(self) -> None:
+        """Note that nothing listens there: another server may come back."""
+        self.was_gone = True
+        if self.has_tenants:
+            self.refusal = _NOT_CHECKED
+
+    async def _check_tenancy(self) -> None:
+        """Refuse an engine that would take the router's tenants for one caller.
+
+        An Ostinato server keeps tenants apart by their own keys alone. Other engines know no
+        tenants, with or without this router.
+        """
+        before, headers = self.refusal, self._key_header() if self.replaces_keys else {}
+        status, _, _ = await self._request(
+            "GET", "/admin/kv/events", headers=headers, timeout_s=_PROBE_TIMEOUT_S
+        )
+        self.refusal = ""
+        if self.replaces_keys and status not in _NO_ROUTE:
+            self.refusal = _ONE_KEY
+        elif status not in (*_NO_ROUTE, 401, 403):
+            self.refusal = _NO_KEYS
+        if self.refusal and self.refusal != before:
+            logger.warning("worker %s gets no requests: %s", self.name, self.refusal)
 
     async def _learn(self) -> None:
         """Fetch its models."""
