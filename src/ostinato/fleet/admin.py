@@ -169,7 +169,6 @@ class FleetAdmin:
         rows = []
         for status in self._fleet.router.workers():
             worker, fields = self._fleet.workers[status.name], msgspec.to_builtins(status)
-            fields["computed_tokens"] = fields.pop("assigned_tokens")
             rows.append(
                 {
                     **fields,

@@ -185,9 +185,19 @@ class Fleet:
             await asyncio.sleep(interval_s if worker.is_well else min(interval_s, _MIN_PROBE_S))
             await worker.probe()
             if not worker.is_well:
+                self._move_waiting(worker)
                 continue
             await self._resync(worker)
             await self._listen(worker)
+
+    def _move_waiting(self, worker: Worker) -> None:
+        """End the wait of requests for an unhealthy worker's first byte, if another is well."""
+        now = asyncio.get_running_loop().time()
+        for limit, (model, tried) in list(worker.waiting.items()):
+            other = self.least_busy(model, {*tried, worker.name})
+            if other is not None and other.is_well:
+                del worker.waiting[limit]
+                limit.reschedule(now)
 
     async def _resync(self, worker: Worker) -> None:
         """Resynchronize with a worker that may have restarted."""

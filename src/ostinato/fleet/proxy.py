@@ -6,13 +6,15 @@
                                            ▲           │ no answer, 502, 503, 504:
                                            └───────────┘ another worker, while no byte was sent
 
-Bodies and responses are forwarded byte for byte. There is no retry after the first byte: if a
-response breaks off, the client's connection is closed mid-response, so that the client notices.
+Bodies and responses are forwarded byte for byte. A request that waits for a first byte is moved if
+its worker turns unhealthy. There is no retry after the first byte: if a response breaks off, the
+client's connection is closed mid-response, so that the client notices.
 """
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 import aiohttp
@@ -260,7 +262,7 @@ class Proxy:
     async def _exchange(self, attempt: Attempt) -> web.StreamResponse:
         job, worker = attempt.job, attempt.worker
         try:
-            async with self._silence_limit():
+            async with self._first_byte_limit(attempt):
                 upstream = await self._fleet.session.request(
                     job.request.method,
                     URL(worker.spec.url + job.request.rel_url.raw_path_qs, encoded=True),
@@ -281,7 +283,7 @@ class Proxy:
         """Forward a response; its head is sent with its first bytes."""
         job, worker, record = attempt.job, attempt.worker, attempt.record
         try:
-            async with self._silence_limit():
+            async with self._first_byte_limit(attempt):
                 piece = await upstream.content.readany()
                 if upstream.status in _RETRIED_STATUSES:
                     piece += await upstream.content.read(_MAX_ERROR_BYTES)
@@ -298,7 +300,8 @@ class Proxy:
         attempt.peek.status = upstream.status
         if record is not None and upstream.status < 400:
             self._fleet.router.first_token(record.decision)
-            self._admission.rate_limit.charge(job.caller, record.decision.num_tokens)
+            assert job.route_request is not None, "a decision is about a prompt"
+            self._admission.rate_limit.charge(job.caller, job.route_request.num_tokens)
         response = web.StreamResponse(status=upstream.status, headers=headers)
         if (length := upstream.headers.get("content-length")) is not None:
             response.content_length = int(length)
@@ -326,6 +329,19 @@ class Proxy:
                 job.request.transport.abort()  # the client would never read what is buffered
             raise
 
+    @asynccontextmanager
+    async def _first_byte_limit(self, attempt: Attempt) -> AsyncIterator[None]:
+        """Limit the silence before a response; it ends early if the request should be moved."""
+        job, waiting = attempt.job, attempt.worker.waiting
+        async with self._silence_limit() as limit:
+            is_bound = "number" in job.request.match_info or (job.prompt and job.prompt.previous)
+            if not is_bound:  # any worker will do
+                waiting[limit] = job.prompt.model if job.prompt else "", job.tried
+            try:
+                yield
+            finally:
+                waiting.pop(limit, None)
+
     def _silence_limit(self) -> asyncio.Timeout:
         """Limit a silence; aiohttp's own limit ends at a malformed chunk."""
         return asyncio.timeout(self._config.silence_timeout_s)
@@ -342,8 +358,9 @@ class Proxy:
             return
         router = self._fleet.router
         record.status, record.cached_tokens = status, peek.cached_tokens
-        if 0 < peek.status < 400:  # it began to answer, so its prompt was computed
+        was_computed = 0 < peek.status < 400  # it began to answer
+        if was_computed:
             router.finished(record.decision, self._fleet.clock(), record.cached_tokens)
         else:
             router.failed(record.decision)
-        self._metrics.ended(record)
+        self._metrics.ended(record, was_computed)

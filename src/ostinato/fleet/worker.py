@@ -5,7 +5,7 @@ import logging
 import os
 import time
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -63,6 +63,8 @@ class Worker:
         num_live: Unfinished requests.
         num_failed: Requests that failed.
         was_gone: Whether it was unreachable since it was healthy, so it may have restarted.
+        waiting: Limits of the requests that wait for a first byte, and may be moved: their model,
+            and the workers that failed them.
         broke_off: Whether a response broke off since the last health check.
         public_prefixes: Tokens of each public prefix published there, by name.
         feed: Its events; None without.
@@ -84,6 +86,7 @@ class Worker:
     num_live: int = 0
     num_failed: int = 0
     was_gone: bool = False
+    waiting: dict[asyncio.Timeout, tuple[str, Set[str]]] = field(default_factory=dict)
     broke_off: bool = False
     public_prefixes: dict[str, int] = field(default_factory=dict)
     feed: KVFeed | None = None

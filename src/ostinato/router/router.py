@@ -208,6 +208,8 @@ class Router:
         if work.session:
             self._returns.ended(work.session, now)
         worker = self._by_bit[work.worker]
+        worker.computed_tokens += work.assigned_tokens
+        worker.hit_tokens += decision.expected_cached_tokens
         if work.nodes and worker.feed.sends_events and worker.events_due_since is None:
             worker.events_due_since = now
         if cached_tokens is not None and cached_tokens < decision.expected_cached_tokens:
@@ -217,6 +219,7 @@ class Router:
         """Record that a request failed, so that its prefix is not assumed to be cached."""
         work = self._end(decision)
         if work is not None:
+            self._by_bit[work.worker].load.withdraw(work, self._returns.mean_s)
             for node in reversed(work.nodes):
                 self._tree.unexpect(node, work.worker, work.number)
 
@@ -283,13 +286,12 @@ class Router:
         chosen = options[choice.place].candidate
         others = [option.candidate for option in options if option.candidate is not chosen]
         self._number += 1
-        work = Assigned(self._number, worker.bit, request.session, chosen.tokens_to_compute, now)
+        cost = chosen.tokens_to_compute
+        work = Assigned(self._number, worker.bit, request.session, cost, cost, now)
         follows = self._leader(found.sent_by)
         self._running[work.number] = work
         worker.load.assign(work)
         worker.assigned += 1
-        worker.assigned_tokens += chosen.tokens_to_compute
-        worker.hit_tokens += chosen.cached_tokens + chosen.expected_tokens
         self._returns.returned(request.session, now)
         expect(self._tree, request, found, work, self.config.guess_ttl_s)
         return Decision(

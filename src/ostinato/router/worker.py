@@ -28,8 +28,8 @@ class Worker:
         load: What it has to do.
         events_due_since: When a request that must have stored blocks ended, if no event came since.
         assigned: Requests assigned so far.
-        assigned_tokens: Tokens to compute of all assigned prompts.
-        hit_tokens: Expected hits of all assigned prompts.
+        computed_tokens: Tokens to compute of all finished prompts.
+        hit_tokens: Expected hits of all finished prompts.
         overestimated_tokens: Expected hits that it did not report.
     """
 
@@ -41,7 +41,7 @@ class Worker:
     load: Load = field(default_factory=Load)
     events_due_since: float | None = None
     assigned: int = 0
-    assigned_tokens: int = 0
+    computed_tokens: int = 0
     hit_tokens: int = 0
     overestimated_tokens: int = 0
 
@@ -89,7 +89,7 @@ class Worker:
             self.load.prefill_tokens,
             self.feed.cached_tokens,
             self.assigned,
-            self.assigned_tokens,
+            self.computed_tokens,
             self.hit_tokens,
             self.overestimated_tokens,
             self.feed.next,
