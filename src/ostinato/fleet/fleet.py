@@ -21,6 +21,7 @@ _MAX_OWNERS = 100_000
 _MAX_WORKERS = 1024
 _OVERDUE_INTERVAL_S = 2.0
 _MIN_PROBE_S = 0.2
+_RESUBSCRIBE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,11 +172,13 @@ class Fleet:
         worker.tasks.append(asyncio.create_task(self._feed(worker, worker.feed)))
 
     async def _feed(self, worker: Worker, feed: KVFeed) -> None:
-        try:
-            await feed.run()
-        except Exception:
-            logger.exception("worker %s: its events ended", worker.name)
-            self.router.broken(worker.name, "its subscription to events failed")
+        while True:
+            try:
+                await feed.run()
+            except Exception:
+                logger.exception("worker %s: its events ended", worker.name)
+                self.router.broken(worker.name, "its subscription to events failed")
+            await asyncio.sleep(_RESUBSCRIBE_S)
 
     async def _watch(self, worker: Worker, first: "asyncio.Task[None]") -> None:
         """Check a worker's health periodically; soon after a failure."""

@@ -58,6 +58,11 @@ class Prompt:
     num_characters: int = 0
 
     @property
+    def is_whole(self) -> bool:
+        """Whether the request's hits are those of this prompt alone, and all of it is here."""
+        return not (self.is_one_of_several or self.previous)
+
+    @property
     def characters(self) -> str:
         """The prompt as one text, for routing by characters."""
         if self.messages is None:

@@ -257,7 +257,9 @@ class Proxy:
         finally:
             worker.num_live -= 1
             self._admission.rate_limit.charge(job.caller, peek.generated_tokens)
-            self._ended(attempt.record, status, peek)
+            prompt = job.prompt
+            is_comparable = prompt is not None and prompt.is_whole
+            self._ended(attempt.record, status, peek, is_comparable)
 
     async def _exchange(self, attempt: Attempt) -> web.StreamResponse:
         job, worker = attempt.job, attempt.worker
@@ -352,15 +354,18 @@ class Proxy:
         if job.request.transport is not None:
             job.request.transport.close()
 
-    def _ended(self, record: DecisionRecord | None, status: str, peek: Peek) -> None:
-        """Report to the router how a request ended."""
+    def _ended(
+        self, record: DecisionRecord | None, status: str, peek: Peek, is_comparable: bool = True
+    ) -> None:
+        """Report to the router how a request ended, and its hits if they are of the prompt."""
         if record is None:
             return
         router = self._fleet.router
         record.status, record.cached_tokens = status, peek.cached_tokens
         was_computed = 0 < peek.status < 400  # it began to answer
         if was_computed:
-            router.finished(record.decision, self._fleet.clock(), record.cached_tokens)
+            cached_tokens = record.cached_tokens if is_comparable else None
+            router.finished(record.decision, self._fleet.clock(), cached_tokens)
         else:
             router.failed(record.decision)
         self._metrics.ended(record, was_computed)

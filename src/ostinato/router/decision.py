@@ -146,11 +146,15 @@ class Resync:
         worker: Name.
         replay_from: First batch to request from the replay socket (``replayed``).
         snapshot: The replay is too short: request a snapshot (``restore``), or ``forget``.
+        begins: Nothing is known: request a snapshot (``restore``), or a replay (``begin``).
+        reason: Why the worker's events were not believed, to be logged; empty if known already.
     """
 
     worker: str
     replay_from: int
     snapshot: bool = False
+    begins: bool = False
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ class Assigned:
         assigned_tokens: Prompt tokens to compute when it was assigned.
         at: Time of its assignment.
         nodes: Blocks that are expected because of it.
+        num_removals: Removals by its worker's events before it, if those were complete; else None.
     """
 
     number: int
@@ -38,6 +39,7 @@ class Assigned:
     assigned_tokens: int
     at: float
     nodes: list[Node] = field(default_factory=list)
+    num_removals: int | None = None
 
 
 class ReturnTimes:

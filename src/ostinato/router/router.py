@@ -19,6 +19,7 @@ from ostinato.router.decision import (
 )
 from ostinato.router.event_feed import EventFeed
 from ostinato.router.events import EventBatch
+from ostinato.router.evidence import Hits
 from ostinato.router.load import Assigned, ReturnTimes
 from ostinato.router.lookup import Found, expect, look_up
 from ostinato.router.policies import (
@@ -127,6 +128,8 @@ class Router:
         """Clear the blocks of a worker that has restarted."""
         worker = self._workers[name]
         worker.feed.start_over("restarted")
+        worker.evidence.clear()
+        worker.trial = ""
         return Resync(name, 0)
 
     def interrupted(self, name: str) -> Resync | None:
@@ -210,6 +213,7 @@ class Router:
         worker = self._by_bit[work.worker]
         worker.computed_tokens += work.assigned_tokens
         worker.hit_tokens += decision.expected_cached_tokens
+        worker.check(work, _hits(decision, cached_tokens), now)
         if work.nodes and worker.feed.sends_events and worker.events_due_since is None:
             worker.events_due_since = now
         if cached_tokens is not None and cached_tokens < decision.expected_cached_tokens:
@@ -231,7 +235,12 @@ class Router:
 
     def apply(self, name: str, batch: EventBatch) -> Resync | None:
         """Apply a batch of a worker's events; returns what is missing, if anything."""
+        self._workers[name].evidence.num_silences = 0
         return self._resync(name, self._workers[name].feed.apply(batch))
+
+    def begin(self, name: str, batches: Iterable[EventBatch]) -> Resync | None:
+        """Start over with all batches that a worker replays; returns what is still missing."""
+        return self._resync(name, self._workers[name].feed.begin(batches))
 
     def replayed(self, name: str, batches: Iterable[EventBatch]) -> Resync | None:
         """Apply replayed batches; returns what is still missing."""
@@ -246,11 +255,14 @@ class Router:
         self._workers[name].feed.skip_missing()
 
     def broken(self, name: str, reason: str) -> None:
-        """Stop using a worker's events, which could not be decoded: it becomes GUESSED."""
+        """Stop using a worker's events, which could not be decoded, until a resync."""
         self._workers[name].feed.distrust(reason)
 
     def overdue(self, now: float) -> list[Resync]:
-        """Return what to fetch from silent workers. Call it every few seconds."""
+        """Return what to fetch from workers that are silent, or were not believed.
+
+        Call it every few seconds. A worker whose events contradict its requests becomes GUESSED.
+        """
         due = [worker.overdue(now, self.config.silent_s) for worker in self._workers.values()]
         return [resync for resync in due if resync is not None]
 
@@ -288,6 +300,8 @@ class Router:
         self._number += 1
         cost = chosen.tokens_to_compute
         work = Assigned(self._number, worker.bit, request.session, cost, cost, now)
+        if worker.feed.state is WorkerState.EXACT and not request.characters:
+            work.num_removals = worker.feed.num_removals
         follows = self._leader(found.sent_by)
         self._running[work.number] = work
         worker.load.assign(work)
@@ -336,3 +350,12 @@ class Router:
         for bit, worker in self._by_bit.items():
             if workers >> bit & 1:
                 worker.feed.evicted()
+
+
+def _hits(decision: Decision, reported_tokens: int | None) -> Hits | None:
+    """Return what was expected and reported; None if nothing was reported."""
+    if reported_tokens is None:
+        return None
+    chosen = decision.candidates[0]
+    counts = chosen.cached_tokens, chosen.expected_tokens
+    return Hits(decision.num_tokens, *counts, reported_tokens)
