@@ -84,7 +84,7 @@ class FleetAdmin:
         caller = self.check(request)
         path = request.query.get("path", "")
         prompt, asked = await self._proxy.read(path, await request.read(), caller, request.headers)
-        decision = self._fleet.choose(asked, prompt.model, set())
+        decision = await self._fleet.choose(asked, prompt.model, set())
         if decision is None:
             raise ApiError(503, "no worker is well", "server_error", code="no_worker")
         record = self._decisions.add(decision, caller.tenant)

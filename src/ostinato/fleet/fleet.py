@@ -5,6 +5,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Set
+from contextlib import closing
 from dataclasses import dataclass
 
 import aiohttp
@@ -22,6 +23,8 @@ _MAX_WORKERS = 1024
 _OVERDUE_INTERVAL_S = 2.0
 _MIN_PROBE_S = 0.2
 _RESUBSCRIBE_S = 30.0
+_SLICED_TOKENS = 8192
+"""Prompts of this length or more are routed in slices; shorter ones take about a millisecond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,7 @@ class Fleet:
         self.clock = clock
         self._owners: OrderedDict[str, Owner] = OrderedDict()  # by the ids of responses
         self._tasks: list[asyncio.Task[None]] = []
+        self._long_prompts = asyncio.Lock()
 
     async def start(self) -> None:
         """Add the configured workers, and monitor all workers from now on."""
@@ -114,16 +118,36 @@ class Fleet:
             worker.cancel()
             self.router.remove(name)
 
-    def choose(self, request: RouteRequest, model: str, tried: Set[str]) -> Decision | None:
+    async def choose(self, request: RouteRequest, model: str, tried: Set[str]) -> Decision | None:
         """Choose a healthy worker that serves the model and was not tried."""
-        return self.router.route(request, self.clock(), self._unfit(model, tried))
+        return await self._route(request, self._unfit(model, tried))
 
-    def choose_owner(self, request: RouteRequest, name: str, tried: Set[str]) -> Decision | None:
+    async def choose_owner(
+        self, request: RouteRequest, name: str, tried: Set[str]
+    ) -> Decision | None:
         """Choose a worker by name, if it can serve the request."""
         if name in tried or name not in self.workers or self.workers[name].refusal:
             return None
         others = [other for other in self.workers if other != name]
-        return self.router.route(request, self.clock(), [*others, *self._unfit("", tried)])
+        return await self._route(request, {*others, *self._unfit("", tried)})
+
+    async def _route(self, request: RouteRequest, unfit: Set[str]) -> Decision | None:
+        """Choose a worker; long prompts one by one, so that the second sees the first, in slices.
+
+        Raises:
+            CancelledError: The client has left; nothing is assigned.
+        """
+        if len(request.tokens) < _SLICED_TOKENS:
+            return self.router.route(request, self.clock(), unfit)
+        async with self._long_prompts:
+            with closing(self.router.route_in_slices(request, self.clock(), unfit)) as steps:
+                while True:
+                    try:
+                        next(steps)
+                    except StopIteration as end:
+                        decision: Decision | None = end.value
+                        return decision
+                    await asyncio.sleep(0)
 
     def least_busy(self, model: str, tried: Set[str]) -> Worker | None:
         """Choose a worker for a request without a prompt."""

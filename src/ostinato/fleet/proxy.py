@@ -175,11 +175,11 @@ class Proxy:
         last: web.Response | None = None
         reason = "no worker is well"
         for _ in range(self._config.retries + 1):
-            found = self._choose(job)
+            found = await self._choose(job)
             if found is None and job.tried:  # all were tried: one may have recovered
                 await asyncio.sleep(_PAUSE_S)
                 job.tried.clear()
-                found = self._choose(job)
+                found = await self._choose(job)
             if found is None:
                 break
             worker, record = found
@@ -202,7 +202,7 @@ class Proxy:
             headers={"Retry-After": "1"},
         )
 
-    def _choose(self, job: Job) -> tuple[Worker, DecisionRecord | None] | None:
+    async def _choose(self, job: Job) -> tuple[Worker, DecisionRecord | None] | None:
         """Choose the next worker to try, with the decision if the prompt was routed."""
         fleet = self._fleet
         if job.route_request is None:
@@ -215,9 +215,9 @@ class Proxy:
         decision = None
         if job.prompt.previous:
             name = self._owner(job, job.prompt.previous)
-            decision = fleet.choose_owner(job.route_request, name, job.tried)
+            decision = await fleet.choose_owner(job.route_request, name, job.tried)
         if decision is None:
-            decision = fleet.choose(job.route_request, job.prompt.model, job.tried)
+            decision = await fleet.choose(job.route_request, job.prompt.model, job.tried)
         if decision is None:
             return None
         return fleet.workers[decision.worker], self._decisions.add(decision, job.caller.tenant)

@@ -21,7 +21,7 @@ from ostinato.router.event_feed import EventFeed
 from ostinato.router.events import EventBatch
 from ostinato.router.evidence import Hits
 from ostinato.router.load import Assigned, ReturnTimes
-from ostinato.router.lookup import Found, expect, look_up
+from ostinato.router.lookup import Found, Steps, exhaust, expect, look_up
 from ostinato.router.policies import (
     Choice,
     Fleet,
@@ -166,17 +166,34 @@ class Router:
         Returns:
             None if there is no worker to choose from.
         """
-        options = self._look_up(request, now, exclude)
+        return exhaust(self.route_in_slices(request, now, exclude))
+
+    def route_in_slices(
+        self, request: RouteRequest, now: float, exclude: Iterable[str] = ()
+    ) -> Steps[Decision | None]:
+        """Do as ``route``, as a generator that yields after each part of a long prompt.
+
+        If it is closed early, nothing is assigned.
+        """
+        options = yield from self._look_up(request, now, exclude)
         if not options:
             return None
         fleet = Fleet([x.candidate for x in options], [x.worker.load for x in options])
-        return self._assign(request, now, options, self._policy.choose(request, fleet))
+        choice = self._policy.choose(request, fleet)
+        decision, work = self._assign(request, now, options, choice)
+        try:
+            found = options[choice.place].found
+            yield from expect(self._tree, request, found, work, self.config.guess_ttl_s)
+        except GeneratorExit:
+            self.failed(decision)
+            raise
+        return decision
 
     def look_up(
         self, request: RouteRequest, now: float, exclude: Iterable[str] = ()
     ) -> list[Candidate]:
         """Return the cost of a request at each worker, without assigning it."""
-        return [option.candidate for option in self._look_up(request, now, exclude)]
+        return [option.candidate for option in exhaust(self._look_up(request, now, exclude))]
 
     def place(self, request: RouteRequest, copies: int, now: float) -> list[Decision]:
         """Choose workers to compute a prefix, until ``copies`` workers have it.
@@ -273,25 +290,25 @@ class Router:
             worker.feed.check()
             worker.load.check([w for w in self._running.values() if w.worker == worker.bit])
 
-    def _look_up(self, request: RouteRequest, now: float, exclude: Iterable[str]) -> list[_Option]:
+    def _look_up(
+        self, request: RouteRequest, now: float, exclude: Iterable[str]
+    ) -> Steps[list[_Option]]:
         excluded = set(exclude)
-        workers = [
-            worker
-            for worker in self._workers.values()
-            if not worker.is_draining and worker.name not in excluded
-        ]
+        workers = [worker for name, worker in self._workers.items() if name not in excluded]
+        workers = [worker for worker in workers if not worker.is_draining]
+        sizes = [(worker.bit, worker.compared_size(request)) for worker in workers]
+        found = yield from look_up(self._tree, request, sizes, now)
         for worker in workers:
             worker.load.decay(now, self._returns.mean_s)
-        sizes = [(worker.bit, worker.compared_size(request)) for worker in workers]
-        found = look_up(self._tree, request, sizes, now)
         return [
             _Option(worker, each, worker.candidate(request, each))
             for worker, each in zip(workers, found, strict=True)
+            if not worker.is_draining and self._workers.get(worker.name) is worker
         ]
 
     def _assign(
         self, request: RouteRequest, now: float, options: Sequence[_Option], choice: Choice
-    ) -> Decision:
+    ) -> tuple[Decision, Assigned]:
         for option, score in zip(options, choice.scores, strict=False):
             option.candidate.score = score
         worker, found = options[choice.place].worker, options[choice.place].found
@@ -307,8 +324,7 @@ class Router:
         worker.load.assign(work)
         worker.assigned += 1
         self._returns.returned(request.session, now)
-        expect(self._tree, request, found, work, self.config.guess_ttl_s)
-        return Decision(
+        decision = Decision(
             work.number,
             worker.name,
             self.config.policy,
@@ -320,6 +336,7 @@ class Router:
             follows,
             (chosen, *others),
         )
+        return decision, work
 
     def _leader(self, number: int | None) -> int | None:
         """Return the decision if its prompt is still being computed."""
