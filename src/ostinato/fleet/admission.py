@@ -16,6 +16,11 @@ from ostinato.server.callers import Caller, Callers
 from ostinato.server.errors import ApiError, body_too_long, body_too_slow, stopping
 from ostinato.server.rate_limit import RateLimit
 
+_MAX_SMALL_PIECES = 1024
+_MIN_PIECE_BYTES = 64
+"""Pieces of a body beyond the first ones have at least so many bytes on average: each costs the
+event loop the same, whatever its length."""
+
 
 @dataclass(slots=True)
 class Job:
@@ -116,6 +121,8 @@ class Admission:
                     self._count(job, len(piece))
                     if job.num_bytes > most:
                         raise body_too_long(job.num_bytes, most)
+                    if job.num_bytes < _MIN_PIECE_BYTES * (len(pieces) - _MAX_SMALL_PIECES):
+                        raise _too_small_pieces()
         except TimeoutError:
             raise body_too_slow(self._config.body_timeout_s) from None
         job.body = b"".join(pieces)
@@ -126,6 +133,15 @@ class Admission:
         most = self._config.max_tenant_body_bytes
         if self._bytes[job.caller.tenant] > most:
             raise _too_many(f"the bodies of this key's requests have more than {most} bytes")
+
+
+def _too_small_pieces() -> ApiError:
+    return ApiError(
+        400,
+        f"the body came in more than {_MAX_SMALL_PIECES} pieces of less than {_MIN_PIECE_BYTES} "
+        "bytes on average: send larger pieces",
+        code="body_too_slow",
+    )
 
 
 def _too_many(reason: str) -> ApiError:

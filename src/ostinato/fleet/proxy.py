@@ -142,8 +142,8 @@ class Proxy:
     @property
     def _is_separate(self) -> bool:
         """Whether workers keep their callers' caches apart; else hits reveal what others sent."""
-        workers = self._fleet.workers.values()
-        return not self._config.replace_keys and all(worker.is_ours for worker in workers)
+        known = [worker for worker in self._fleet.workers.values() if worker.is_well]
+        return not self._config.replace_keys and all(worker.is_ours for worker in known)
 
     async def send_copy(
         self, record: DecisionRecord, path: str, body: bytes, headers: Mapping[str, str]
@@ -153,12 +153,10 @@ class Proxy:
         sent = {**keys_for_worker(headers, self._config), "Content-Type": "application/json"}
         worker.num_live += 1
         try:
-            async with self._fleet.session.post(
-                worker.spec.url + path,
-                data=body,
-                headers=sent,
-                allow_redirects=False,
-            ) as answer:
+            post = self._fleet.session.post(
+                worker.spec.url + path, data=body, headers=sent, allow_redirects=False
+            )
+            async with self._silence_limit(), post as answer:
                 peek.see(await answer.read())
                 peek.status = answer.status
                 status = "finished" if answer.status < 400 else "failed"

@@ -24,6 +24,7 @@ _TOKENIZE_PAUSE_S = 60.0
 """Seconds without tokenizing at a worker after a failure."""
 
 _SNAPSHOT_TIMEOUT_S = 30.0
+_ADMINISTER_TIMEOUT_S = 600.0
 _MAX_ANSWER_BYTES = 2**20
 _MAX_SNAPSHOT_BYTES = 2**29
 _MAX_TOKENS_BYTES = 2**25
@@ -214,7 +215,8 @@ class Worker:
 
     async def administer(self, method: str, path: str, body: bytes) -> dict[str, Any]:
         """Return the response of an administration route, errors included."""
-        status, _, answer = await self._request(method, path, body)
+        timeout_s = _ADMINISTER_TIMEOUT_S
+        status, _, answer = await self._request(method, path, body, timeout_s=timeout_s)
         content = msgspec.json.decode(answer)
         return content if isinstance(content, dict) else {"error": f"status {status}"}
 
@@ -278,7 +280,7 @@ class Worker:
         body: bytes | None = None,
         *,
         headers: Mapping[str, str] | None = None,
-        timeout_s: float | None = None,
+        timeout_s: float,
         max_bytes: int = _MAX_ANSWER_BYTES,
     ) -> tuple[int, Mapping[str, str], bytes]:
         """Return status, headers and body; without headers, the router's own key is sent.
@@ -290,13 +292,12 @@ class Worker:
         sent = dict(headers) if headers is not None else self._key_header()
         if body is not None:
             sent["Content-Type"] = "application/json"
-        timeout = self.session.timeout if timeout_s is None else aiohttp.ClientTimeout(timeout_s)
         async with self.session.request(
             method,
             self.spec.url + path,
             data=body,
             headers=sent,
-            timeout=timeout,
+            timeout=aiohttp.ClientTimeout(timeout_s),
             allow_redirects=False,
         ) as answer:
             content = bytearray()

@@ -78,6 +78,7 @@ class Ingress:
         call = Call(method, path + query, headers, body)
         if path in _ROUTED:
             prompt = await self._tokens.read(path, body, caller.tenant)
+            call.is_comparable = prompt.is_whole
             salt = caller.narrow(prompt.salt)
             session = request.headers.get("x-session-id", "")[:200] or prompt.session
             call.route_request = await self._tokens.request(
@@ -127,7 +128,7 @@ async def _relay(call: Call, answer: Any, status: int) -> AsyncIterator[bytes]:
             peek.see(piece)
             yield piece
     finally:
-        call.progress.ended(peek.cached_tokens)
+        call.progress.ended(peek.cached_tokens if call.is_comparable else None)
         answer.cancel()  # does nothing after the end
 
 

@@ -153,8 +153,9 @@ class EventFeed:
 
     def distrust(self, reason: str) -> None:
         """Clear all blocks, and use no more events: they cannot be right."""
-        self.start_over("")
-        self._distrust = reason
+        if not self._distrust or self.has_no_events:
+            self.start_over("")
+            self._distrust = reason
 
     def doubt(self, reason: str) -> Resync | None:
         """Doubt that the events are complete; returns what to fetch."""
