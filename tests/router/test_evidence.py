@@ -54,6 +54,15 @@ def test_small_differences_misses_and_rare_ones_are_no_reason():
     assert state(router) == "exact"
 
 
+def test_public_prefixes_of_which_events_tell_under_another_salt_are_no_disagreement():
+    router = told()
+    for number in range(8):
+        request = prompt(f"{number:>4}" * 20, salt="ann", held={"a": 40})
+        router.finished(router.route(request, number), number, 40)
+        router.apply("a", batch(number + 1, stored(f"{number:>4}", behind=BLOCKS)))
+    assert router.overdue(60) == [] and state(router) == "exact"
+
+
 def test_what_is_evicted_while_a_request_waits_is_no_disagreement():
     router, text = fleet("a"), BLOCKS
     for number in range(8):
@@ -75,6 +84,17 @@ def test_prompts_of_which_no_event_tells_end_the_belief_although_hits_agree():
     [missing] = router.overdue(20)
     assert state(router) == "guessed" and missing.begins
     assert "do not tell of the blocks" in missing.reason
+
+
+def test_one_prompt_again_and_again_is_evidence_each_time():
+    """The hits agree, since they are those of what was sent there; no event told of it."""
+    router = told()
+    for number in range(5):
+        serve(router, "wxyz" * 10 + str(number), reported=40 if number else 0, now=number)
+    assert router.overdue(4) == [] and state(router) == "exact"
+    router.apply("a", batch(1, stored("zzzz", behind=BLOCKS)))
+    [missing] = router.overdue(9.5)
+    assert state(router) == "guessed" and "do not tell of the blocks" in missing.reason
 
 
 def test_live_events_that_never_come_end_it_although_replays_fill_the_gaps():

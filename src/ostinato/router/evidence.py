@@ -48,12 +48,17 @@ class Hits:
     reported_tokens: int
 
     def agree(self, block_size: int) -> bool | None:
-        """Whether they agree within the tolerance; None if there are too few to say."""
+        """Whether they agree within the tolerance.
+
+        None if there are too few to say, or if they were only expected: events said nothing.
+        """
         most = self.cached_tokens + self.expected_tokens
         tolerance = max(TOLERANCE_BLOCKS * block_size, TOLERANCE_SHARE * self.num_tokens)
         if max(most, self.reported_tokens) <= tolerance:
             return None
-        return self.cached_tokens - tolerance <= self.reported_tokens <= most + tolerance
+        if not self.cached_tokens - tolerance <= self.reported_tokens <= most + tolerance:
+            return False
+        return True if self.reported_tokens <= self.cached_tokens + tolerance else None
 
     def __str__(self) -> str:
         """Return what disagrees."""
@@ -73,10 +78,17 @@ _NEVER_TOLD = (
 
 @dataclass(frozen=True, slots=True)
 class _Prompt:
-    """A computed prompt, the first block of which must be stored by an event."""
+    """A computed prompt, and its first block of which no event told so far.
+
+    Attributes:
+        node: The block.
+        sent_by: Decision that expects it.
+        ended_at: When the request ended.
+        num_live: Live batches until then.
+    """
 
     node: Node
-    number: int
+    sent_by: int | None
     ended_at: float
     num_live: int
 
@@ -107,8 +119,10 @@ class Evidence:
 
     def await_event(self, work: Assigned, now: float, num_live: int) -> None:
         """Expect an event of a request's prompt, which was computed."""
-        if work.nodes:
-            self._prompts.append(_Prompt(work.nodes[0], work.number, now, num_live))
+        node = work.untold or next(iter(work.nodes), None)
+        if node is not None:
+            mark = (node.sent or {}).get(work.worker)
+            self._prompts.append(_Prompt(node, mark and mark[1], now, num_live))
 
     def judge(self, worker: int, now: float, silent_s: float, num_live: int) -> str:
         """Check the prompts that events must have told of by now; returns as ``compare``."""
@@ -153,4 +167,4 @@ def _is_told(prompt: _Prompt, worker: int) -> bool | None:
     if prompt.node.holders >> worker & 1:
         return True
     mark = (prompt.node.sent or {}).get(worker)
-    return False if mark is not None and mark[1] == prompt.number else None
+    return False if mark is not None and mark[1] == prompt.sent_by else None

@@ -29,6 +29,7 @@ class Assigned:
         assigned_tokens: Prompt tokens to compute when it was assigned.
         at: Time of its assignment.
         nodes: Blocks that are expected because of it.
+        untold: First block of its prompt that was sent to its worker before, without an event.
         num_removals: Removals by its worker's events before it, if those were complete; else None.
     """
 
@@ -39,6 +40,7 @@ class Assigned:
     assigned_tokens: int
     at: float
     nodes: list[Node] = field(default_factory=list)
+    untold: Node | None = None
     num_removals: int | None = None
 
 

@@ -317,8 +317,11 @@ class Router:
         self._number += 1
         cost = chosen.tokens_to_compute
         work = Assigned(self._number, worker.bit, request.session, cost, cost, now)
-        if worker.feed.state is WorkerState.EXACT and not request.characters:
+        is_told = not (request.characters or request.held)  # events name public prefixes otherwise
+        if is_told and worker.feed.state is WorkerState.EXACT:
             work.num_removals = worker.feed.num_removals
+            if found.expected_tokens:
+                work.untold = found.path[found.cached_tokens // found.block_size]
         follows = self._leader(found.sent_by)
         self._running[work.number] = work
         worker.load.assign(work)
