@@ -209,13 +209,14 @@ class Fleet:
         await asyncio.wait([first])
         interval_s = self.config.health_interval_s
         while True:
-            await asyncio.sleep(interval_s if worker.is_well else min(interval_s, _MIN_PROBE_S))
+            is_sound = worker.is_well and not worker.is_late
+            await asyncio.sleep(interval_s if is_sound else min(interval_s, _MIN_PROBE_S))
             await worker.probe()
             if not worker.is_well:
                 self._move_waiting(worker)
-                continue
-            await self._resync(worker)
-            await self._listen(worker)
+            elif not worker.is_late:
+                await self._resync(worker)
+                await self._listen(worker)
 
     def _move_waiting(self, worker: Worker) -> None:
         """End the wait of requests for an unhealthy worker's first byte, if another is well."""

@@ -105,6 +105,11 @@ class Worker:
         """Name in headers, metrics and logs."""
         return self.spec.name
 
+    @property
+    def is_late(self) -> bool:
+        """Whether the last health check had no answer in time."""
+        return self._num_late > 0
+
     def serves(self, model: str) -> bool:
         """Whether it serves a model, as far as is known."""
         return not model or not self.models or model in self.models
