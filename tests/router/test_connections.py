@@ -32,7 +32,7 @@ async def is_closed(reader: asyncio.StreamReader) -> bool:
 
 async def test_a_head_that_is_never_completed_ends_its_connection():
     """The first head of a connection, and one after a complete request."""
-    async with routed(*names("a"), header_timeout_s=0.05) as router, AsyncExitStack() as stack:
+    async with routed(*names("a"), header_timeout_s=0.5) as router, AsyncExitStack() as stack:
         reader, _ = await connect(router, stack, HALF_A_HEAD)
         assert await is_closed(reader)
         reader, writer = await connect(router, stack, HEAD)
