@@ -73,7 +73,7 @@ def post(**headers: object) -> bytes:
         ([post(Transfer_Encoding="chunked"), b"zz\r\n"], b" 400 "),
         (
             [post(Transfer_Encoding="chunked") + b"1\r\nx\r\n", *[b"1\r\nx\r\n"] * 1300],
-            b" 400 ",
+            b" 413 ",
         ),
         ([post(Authorization="Bearer wrong", Content_Length=2), b"{}"], b" 401 "),
     ],

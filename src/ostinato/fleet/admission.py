@@ -13,7 +13,7 @@ from ostinato.fleet.config import FleetConfig
 from ostinato.fleet.prompts import Prompt
 from ostinato.router import RouteRequest
 from ostinato.server.callers import Caller, Callers
-from ostinato.server.errors import ApiError, body_too_long, body_too_slow, stopping
+from ostinato.server.errors import ApiError, body_in_pieces, body_too_long, body_too_slow, stopping
 from ostinato.server.rate_limit import RateLimit
 
 _MAX_SMALL_PIECES = 1024
@@ -122,7 +122,7 @@ class Admission:
                     if job.num_bytes > most:
                         raise body_too_long(job.num_bytes, most)
                     if job.num_bytes < _MIN_PIECE_BYTES * (len(pieces) - _MAX_SMALL_PIECES):
-                        raise _too_small_pieces()
+                        raise body_in_pieces(len(pieces), job.num_bytes)
         except TimeoutError:
             raise body_too_slow(self._config.body_timeout_s) from None
         job.body = b"".join(pieces)
@@ -133,15 +133,6 @@ class Admission:
         most = self._config.max_tenant_body_bytes
         if self._bytes[job.caller.tenant] > most:
             raise _too_many(f"the bodies of this key's requests have more than {most} bytes")
-
-
-def _too_small_pieces() -> ApiError:
-    return ApiError(
-        400,
-        f"the body came in more than {_MAX_SMALL_PIECES} pieces of less than {_MIN_PIECE_BYTES} "
-        "bytes on average: send larger pieces",
-        code="body_too_slow",
-    )
 
 
 def _too_many(reason: str) -> ApiError:

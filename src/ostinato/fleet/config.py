@@ -127,6 +127,11 @@ class FleetConfig:
     drain_timeout_s: float = 30.0
     max_tracked_tokens: int = 16_000_000
 
+    @property
+    def send_timeout_s(self) -> float:
+        """Time limit for a client to take a part of its response."""
+        return self.silence_timeout_s
+
     def __post_init__(self) -> None:
         """Raise ConfigError if a setting is out of range."""
         at_least("port", self.port, 0)
