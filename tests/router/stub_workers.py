@@ -13,6 +13,8 @@ from aiohttp import web
 from ostinato.fleet.app import FleetApp
 from ostinato.fleet.config import FleetConfig, WorkerSpec
 from ostinato.fleet.lifecycle import address_of, start
+from ostinato.server.callers import KeyedCallers
+from ostinato.server.errors import ApiError
 
 Answer = Callable[["StubWorker", web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
 
@@ -30,6 +32,10 @@ class StubWorker:
         num_waiting: Unfinished requests.
         tokenizes: Whether it answers ``/tokenize``.
         url: Its address.
+        health: Status of its health.
+        is_ours: Whether it has the administration of an Ostinato server.
+        models: That it serves.
+        keys_file: Keys that its administration asks for.
     """
 
     name: str
@@ -43,6 +49,7 @@ class StubWorker:
     health: int = 200
     is_ours: bool = False
     models: tuple[str, ...] = ()
+    keys_file: str | None = None
     _runner: web.AppRunner | None = None
     _port: int = 0
     _listening: Any = None
@@ -88,7 +95,12 @@ class StubWorker:
     async def _health(self, _: web.Request) -> web.Response:
         return web.Response(status=self.health)
 
-    async def _no_events(self, _: web.Request) -> web.Response:
+    async def _no_events(self, request: web.Request) -> web.Response:
+        if self.keys_file is not None:
+            try:
+                KeyedCallers(self.keys_file).identify(request.headers)
+            except ApiError as error:
+                return web.Response(status=error.status)
         return web.json_response({"endpoint": None})
 
     async def _public(self, request: web.Request) -> web.Response:

@@ -47,6 +47,8 @@ async def speak(router: Routed, *pieces: bytes) -> bytes:
         for piece in pieces:
             writer.write(piece)
             await writer.drain()
+            for _ in range(4 if len(pieces) > 2 else 0):  # the router reads each by itself
+                await asyncio.sleep(0)
         return await reader.readline()
     except ConnectionError:
         return b"reset"
@@ -69,6 +71,10 @@ def post(**headers: object) -> bytes:
         ([post(X_Long="y" * 100_000, Content_Length=2), b"{}"], b" 400 "),
         ([post(Content_Length=2, Transfer_Encoding="chunked"), b"0\r\n\r\n"], b" 400 "),
         ([post(Transfer_Encoding="chunked"), b"zz\r\n"], b" 400 "),
+        (
+            [post(Transfer_Encoding="chunked") + b"1\r\nx\r\n", *[b"1\r\nx\r\n"] * 1300],
+            b" 413 ",
+        ),
         ([post(Authorization="Bearer wrong", Content_Length=2), b"{}"], b" 401 "),
     ],
     ids=[
@@ -79,6 +85,7 @@ def post(**headers: object) -> bytes:
         "long-header",
         "smuggled",
         "bad-chunk",
+        "bytes",
         "wrong-key",
     ],
 )
@@ -302,3 +309,44 @@ async def test_a_worker_that_does_not_tokenize_in_time_holds_up_one_request_and_
             for _ in range(3):
                 assert await is_served(router)
     assert len(worker.bodies) == 4, "once for tokens, and three times for answers"
+
+
+# --- workers that would not keep tenants apart ---
+
+
+@pytest.mark.parametrize(
+    ("worker_has_keys", "replaces_keys", "is_served"),
+    [(True, False, True), (True, True, False), (False, False, False), (False, True, False)],
+)
+async def test_an_engine_that_would_take_tenants_for_one_caller_gets_none_of_their_requests(
+    worker_has_keys: bool, replaces_keys: bool, is_served: bool, tmp_path
+):
+    """With one key for all, each tenant would have that key's rights, and see others' hits."""
+    keys = tmp_path / "keys.json"
+    ann, root = add_key(keys, "ann"), add_key(keys, "root", administers=True)
+
+    settings = {"keys_file": str(keys), "worker_key": root, "replace_keys": replaces_keys}
+    worker = StubWorker("a", is_ours=True, keys_file=str(keys) if worker_has_keys else None)
+    async with routed(worker, **settings) as router:
+        status, _ = await router.post({"prompt": "x"}, headers={"x-api-key": ann})
+        assert status == (200 if is_served else 503)
+        assert len(worker.bodies) == (1 if is_served else 0)
+        url, headers = f"{router.url}/admin/workers", {"x-api-key": root}
+        async with router.client.get(url, headers=headers) as answer:
+            [row] = (await answer.json())["workers"]
+        assert ("Ostinato" in row["trouble"]) is not is_served
+
+
+async def test_only_an_administrator_may_ask_to_go_first(tmp_path):
+    """Also before workers that know nothing of keys."""
+    keys = tmp_path / "keys.json"
+    ann, root = add_key(keys, "ann"), add_key(keys, "root", administers=True)
+
+    [worker] = names("a")
+    async with routed(worker, keys_file=str(keys)) as router:
+        for priority in (-1, -1.0, "-1", 0, None, [-1]):
+            for key, is_free in ((ann, False), (root, True)):
+                sent = {"prompt": "x", "priority": priority}
+                status, answer = await router.post(sent, headers={"x-api-key": key})
+                is_refused = not is_free and priority in (-1, "-1")
+                assert status == (400 if is_refused else 200), (priority, answer)

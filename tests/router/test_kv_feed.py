@@ -116,3 +116,16 @@ def test_a_worker_whose_events_make_no_sense_is_not_believed():
 
     for message in (b"\xc1garbage", None):
         asyncio.run(scene(message))
+
+
+async def test_one_event_that_makes_no_sense_is_made_up_for_by_a_replay():
+    """The worker is guessed until the next round of the poll, not until it restarts."""
+    async with listening() as heard:
+        await heard.publisher.publish(of_vllm(TEXT))
+        await until(lambda: heard.cached(TEXT) == 40)
+        await heard.publisher.send(heard.publisher.next, b"\xc1garbage")
+        await until(lambda: heard.state is WorkerState.GUESSED)
+        [missing] = heard.router.overdue(0.0)
+        assert missing.begins and "not a batch of KV events" in missing.reason
+        await heard.feed.fill(missing)
+        assert (heard.cached(TEXT), heard.state) == (40, WorkerState.EXACT)

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from ostinato.server.keys import add_key
-from tests.router.stub_workers import Routed, StubWorker, names, routed, stream
+from tests.router.stub_workers import Routed, StubWorker, echo, names, routed, stream
 from tests.support.waiting import until
 
 
@@ -132,6 +132,50 @@ async def test_a_worker_that_cannot_is_passed_over_and_if_none_can_its_answer_is
         await asyncio.gather(full.kill(), free.kill())
         status, answer = await router.post({})
         assert (status, answer["error"]["code"]) == (503, "no_worker")
+
+
+@pytest.mark.parametrize("is_alone", [False, True])
+async def test_a_request_that_waits_for_a_worker_that_turns_ill_is_moved(is_alone: bool):
+    """Unless no other can serve it: then it waits on, and is answered by the first."""
+    gate = asyncio.Event()
+
+    async def hang(worker: StubWorker, request: web.Request, fields: Any) -> web.StreamResponse:
+        worker.health = 500
+        await gate.wait()
+        return await echo(worker, request, fields)
+
+    ill, sound = workers = names("ill", "sound")
+    ill.answer = hang
+    async with routed(*workers[: 1 if is_alone else 2], policy="round_robin") as router:
+        task = asyncio.create_task(router.post({"prompt": "Wherefore art thou?"}))
+        await until(lambda: ill.num_waiting == 1)
+        await until(lambda: not router.app.fleet.workers["ill"].is_well)
+        if is_alone:
+            gate.set()
+        status, answer = await task
+        assert (status, answer["by"]) == (200, "ill" if is_alone else "sound")
+        assert len(sound.bodies) == (0 if is_alone else 1)
+        await until(lambda: ill.num_waiting == 0)
+
+
+async def test_an_attempt_that_failed_is_no_computed_prompt():
+    """Nor is it charged to its key: the metrics and the limit count what a worker answered."""
+
+    async def refuse(worker: StubWorker, request: web.Request, fields: Any) -> web.Response:
+        return web.json_response({}, status=503)
+
+    [worker] = names("a")
+    worker.answer = refuse
+    async with routed(worker) as router:
+        assert (await router.post({"prompt": "Who's there?"}))[0] == 503
+        async with router.client.get(f"{router.url}/metrics") as answer:
+            page = await answer.text()
+        assert "router_prompt_tokens_total{" not in page
+        assert router.app.fleet.router.workers()[0].computed_tokens == 0
+        worker.answer = None
+        assert (await router.post({"prompt": "Who's there?"}))[0] == 200
+        async with router.client.get(f"{router.url}/metrics") as answer:
+            assert 'router_prompt_tokens_total{worker="a"}' in await answer.text()
 
 
 async def test_workers_join_and_leave_while_requests_run():

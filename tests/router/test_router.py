@@ -108,6 +108,22 @@ def test_what_failed_is_not_taken_to_be_cached():
     router.check()
 
 
+def test_what_failed_counts_neither_as_work_nor_as_hits():
+    """Four attempts fail, one of them with hits, and the next choice is as if they were not."""
+    router = fleet("ab")
+    first = router.route(prompt(LONG), 0)
+    router.finished(first, 1)
+    computed = len(LONG) - first.expected_cached_tokens
+    for number in range(4):
+        router.failed(router.route(prompt(LONG + "again" * number), 2))
+    statuses = {status.name: status for status in router.workers()}
+    assert statuses[first.worker].computed_tokens == computed
+    assert sum(status.computed_tokens for status in statuses.values()) == computed
+    assert sum(status.hit_tokens for status in statuses.values()) == 0
+    assert router.route(prompt("a new prompt"), 2).worker != first.worker
+    router.check()
+
+
 def test_a_retry_leaves_out_the_worker_that_failed():
     router = fleet("ab")
     first = router.route(prompt(LONG), 0)
@@ -234,7 +250,7 @@ def test_a_hot_tenant_is_spread_and_leaves_the_others_their_hits():
             possible += len(text) - 40
         router.first_token(decision)
         router.finished(decision, number / 4)
-    work = [status.assigned_tokens for status in router.workers()]
+    work = [status.computed_tokens for status in router.workers()]
     assert hits > 0.9 * possible
     assert max(work) < sum(work) / 2
 
@@ -328,7 +344,7 @@ def test_settings_that_cannot_be_are_refused(setting):
 
 def test_recent_work_fades_with_the_time_that_sessions_take_to_return():
     load = Load()
-    load.assign(Assigned(1, 0, "", 1000, 0.0))
+    load.assign(Assigned(1, 0, "", 1000, 1000, 0.0))
     load.decay(30.0, 30.0)
     assert round(load.recent_tokens) == 368
     load.decay(20.0, 30.0)

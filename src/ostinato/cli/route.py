@@ -54,7 +54,11 @@ class RouteOptions:
     )
     retries: int = option(2, "Other workers to try, as long as no byte was sent.")
     max_requests: int = option(4096, "Maximum concurrent requests; beyond that, 429.")
+    max_connections: int = option(8192, "Maximum open connections.")
+    max_per_address: int = option(2048, "Maximum connections of one address.")
+    header_timeout: float = option(10.0, "Time limit for a request's head, in seconds.")
     max_body: str = option("8MiB", "Maximum length of a request's body.")
+    max_prompt_characters: int = option(4_000_000, "Maximum characters, or token ids, of a prompt.")
     max_tenant_bodies: str = option(
         "256MiB", "Maximum total bodies of one tenant's unfinished requests."
     )
@@ -106,7 +110,11 @@ def run(context: typer.Context, *, options: RouteOptions) -> None:
         replace_keys=options.replace_keys,
         retries=options.retries,
         max_requests=options.max_requests,
+        max_connections=options.max_connections,
+        max_connections_per_address=options.max_per_address,
+        header_timeout_s=options.header_timeout,
         max_body_bytes=read_bytes("max_body", options.max_body),
+        max_prompt_characters=options.max_prompt_characters,
         max_tenant_body_bytes=read_bytes("max_tenant_bodies", options.max_tenant_bodies),
         max_tracked_tokens=options.max_tracked_tokens,
         body_timeout_s=options.body_timeout,

@@ -14,6 +14,7 @@ Files in reading order:
 * ``headers``: headers that are forwarded, and that are set here
 * ``proxy``: forwards requests to workers, and their responses
 * ``metrics``, ``admin``: metrics and administration
+* ``connections``: limits clients' connections
 * ``app``, ``lifecycle``: the routes, start and shutdown
   (``static`` is the page)
 

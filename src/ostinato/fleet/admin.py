@@ -11,7 +11,6 @@ from ostinato.fleet.admission import Admission
 from ostinato.fleet.config import WorkerSpec
 from ostinato.fleet.decisions import MAX_RECORDS, DecisionLog, DecisionRecord
 from ostinato.fleet.fleet import Fleet
-from ostinato.fleet.prompts import read_prompt
 from ostinato.fleet.proxy import Proxy
 from ostinato.fleet.public_prefixes import FleetPrefixes, copies_of
 from ostinato.server.callers import Caller, require_administrator
@@ -84,9 +83,8 @@ class FleetAdmin:
         """
         caller = self.check(request)
         path = request.query.get("path", "")
-        prompt = read_prompt(path, await request.read())
-        asked, _ = await self._proxy.ask(prompt, caller, request.headers)
-        decision = self._fleet.choose(asked, prompt.model, set())
+        prompt, asked = await self._proxy.read(path, await request.read(), caller, request.headers)
+        decision = await self._fleet.choose(asked, prompt.model, set())
         if decision is None:
             raise ApiError(503, "no worker is well", "server_error", code="no_worker")
         record = self._decisions.add(decision, caller.tenant)
@@ -110,8 +108,7 @@ class FleetAdmin:
             raise ApiError(400, f"the body is not a JSON object: {error}") from error
         copies = copies_of(request, 1)
         path = "/v1/chat/completions" if "messages" in fields else "/v1/completions"
-        prompt = read_prompt(path, body)
-        asked, _ = await self._proxy.ask(prompt, caller, request.headers)
+        _, asked = await self._proxy.read(path, body, caller, request.headers)
         sent = msgspec.json.encode({**fields, "max_tokens": 1, "stream": False})
         records = [
             self._decisions.add(decision, caller.tenant)
@@ -172,7 +169,6 @@ class FleetAdmin:
         rows = []
         for status in self._fleet.router.workers():
             worker, fields = self._fleet.workers[status.name], msgspec.to_builtins(status)
-            fields["computed_tokens"] = fields.pop("assigned_tokens")
             rows.append(
                 {
                     **fields,

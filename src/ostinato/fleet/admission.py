@@ -13,8 +13,13 @@ from ostinato.fleet.config import FleetConfig
 from ostinato.fleet.prompts import Prompt
 from ostinato.router import RouteRequest
 from ostinato.server.callers import Caller, Callers
-from ostinato.server.errors import ApiError, body_too_long, body_too_slow, stopping
+from ostinato.server.errors import ApiError, body_in_pieces, body_too_long, body_too_slow, stopping
 from ostinato.server.rate_limit import RateLimit
+
+_MAX_SMALL_PIECES = 1024
+_MIN_PIECE_BYTES = 64
+"""Pieces of a body beyond the first ones have at least so many bytes on average: each costs the
+event loop the same, whatever its length."""
 
 
 @dataclass(slots=True)
@@ -116,6 +121,8 @@ class Admission:
                     self._count(job, len(piece))
                     if job.num_bytes > most:
                         raise body_too_long(job.num_bytes, most)
+                    if job.num_bytes < _MIN_PIECE_BYTES * (len(pieces) - _MAX_SMALL_PIECES):
+                        raise body_in_pieces(len(pieces), job.num_bytes)
         except TimeoutError:
             raise body_too_slow(self._config.body_timeout_s) from None
         job.body = b"".join(pieces)

@@ -17,6 +17,7 @@ from ostinato.core.errors import OstinatoError
 from ostinato.fleet.admin import FleetAdmin
 from ostinato.fleet.admission import Admission
 from ostinato.fleet.config import FleetConfig
+from ostinato.fleet.connections import note_requests
 from ostinato.fleet.decisions import DecisionLog
 from ostinato.fleet.fleet import Fleet
 from ostinato.fleet.metrics import FleetMetrics
@@ -80,11 +81,13 @@ class FleetApp:
         """
         self.config = config
         self._callers = KeyedCallers(config.keys_file) if config.keys_file else AnyCaller()
-        tokenizer = LocalTokenizer(config.tokenizer) if config.tokenizer else None
+        tokenizer, limit = None, config.max_prompt_characters
+        if config.tokenizer:
+            tokenizer = LocalTokenizer(config.tokenizer, limit)
         self._session = _make_session(config)
         self.fleet = Fleet(config, self._session)
         self._metrics = FleetMetrics(self.fleet)
-        self._tokens = PromptTokens(self.fleet.workers, tokenizer, self._metrics.tokenized)
+        self._tokens = PromptTokens(self.fleet.workers, tokenizer, limit, self._metrics.tokenized)
         decisions = DecisionLog()
         self.admission = Admission(config, self._callers)
         prefixes = FleetPrefixes(self.fleet, self._tokens)
@@ -92,7 +95,9 @@ class FleetApp:
             self.fleet, self.admission, self._tokens, decisions, self._metrics, prefixes
         )
         self._admin = FleetAdmin(self.fleet, self.proxy, self.admission, decisions, prefixes)
-        before = [_answer_errors] if config.keys_file else [_answer_errors, _guard_host]
+        before = [note_requests, _answer_errors]
+        if config.keys_file is None:
+            before.append(_guard_host)
         self.web = web.Application(middlewares=before, client_max_size=config.max_body_bytes)
         self.web.cleanup_ctx.append(self._run)
         self._add_routes()
@@ -102,7 +107,6 @@ class FleetApp:
         await self.fleet.start()
         yield
         await self.fleet.stop()
-        self._tokens.close()
         await self._session.close()
 
     def _add_routes(self) -> None:

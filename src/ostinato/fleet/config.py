@@ -9,6 +9,7 @@ from msgspec.structs import force_setattr
 
 from ostinato.core.config import at_least
 from ostinato.core.errors import ConfigError
+from ostinato.fleet.prompts import MAX_PROMPT_CHARACTERS
 from ostinato.router import POLICIES
 from ostinato.server.config import is_loopback
 
@@ -88,7 +89,11 @@ class FleetConfig:
         replace_keys: Send ``worker_key`` in place of the callers' keys with every request.
         retries: Other workers to try while no byte was sent.
         max_requests: Maximum concurrent requests; beyond that, 429.
+        max_connections: Open connections of clients; fewer if the process may open fewer files.
+        max_connections_per_address: Open connections of one address.
+        header_timeout_s: Time limit for a request's head.
         max_body_bytes: Maximum length of a request's body.
+        max_prompt_characters: Maximum characters, or token ids, of a prompt.
         max_tenant_body_bytes: Maximum total bodies of one tenant's unfinished requests.
         body_timeout_s: Time limit for a request's body.
         connect_timeout_s: Time limit to connect to a worker.
@@ -109,7 +114,11 @@ class FleetConfig:
     replace_keys: bool = False
     retries: int = 2
     max_requests: int = 4096
+    max_connections: int = 8192
+    max_connections_per_address: int = 2048
+    header_timeout_s: float = 10.0
     max_body_bytes: int = 8 * 2**20
+    max_prompt_characters: int = MAX_PROMPT_CHARACTERS
     max_tenant_body_bytes: int = 256 * 2**20
     body_timeout_s: float = 60.0
     connect_timeout_s: float = 10.0
@@ -118,14 +127,21 @@ class FleetConfig:
     drain_timeout_s: float = 30.0
     max_tracked_tokens: int = 16_000_000
 
+    @property
+    def send_timeout_s(self) -> float:
+        """Time limit for a client to take a part of its response."""
+        return self.silence_timeout_s
+
     def __post_init__(self) -> None:
         """Raise ConfigError if a setting is out of range."""
         at_least("port", self.port, 0)
         at_least("retries", self.retries, 0)
-        for name in ("max_requests", "max_body_bytes", "max_tenant_body_bytes"):
+        for name in ("max_requests", "max_connections", "max_connections_per_address"):
             at_least(name, getattr(self, name), 1)
-        at_least("max_tracked_tokens", self.max_tracked_tokens, 1)
-        timeouts = ("body_timeout_s", "connect_timeout_s", "silence_timeout_s")
+        lengths = ("max_body_bytes", "max_prompt_characters", "max_tenant_body_bytes")
+        for name in (*lengths, "max_tracked_tokens"):
+            at_least(name, getattr(self, name), 1)
+        timeouts = ("header_timeout_s", "body_timeout_s", "connect_timeout_s", "silence_timeout_s")
         for name in (*timeouts, "health_interval_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: must be above 0")

@@ -5,6 +5,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Set
+from contextlib import closing
 from dataclasses import dataclass
 
 import aiohttp
@@ -21,6 +22,9 @@ _MAX_OWNERS = 100_000
 _MAX_WORKERS = 1024
 _OVERDUE_INTERVAL_S = 2.0
 _MIN_PROBE_S = 0.2
+_RESUBSCRIBE_S = 30.0
+_SLICED_TOKENS = 8192
+"""Prompts of this length or more are routed in slices; shorter ones take about a millisecond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,7 @@ class Fleet:
         self.clock = clock
         self._owners: OrderedDict[str, Owner] = OrderedDict()  # by the ids of responses
         self._tasks: list[asyncio.Task[None]] = []
+        self._long_prompts = asyncio.Lock()
 
     async def start(self) -> None:
         """Add the configured workers, and monitor all workers from now on."""
@@ -87,7 +92,14 @@ class Fleet:
             return known
         if len(self.workers) >= _MAX_WORKERS:
             raise ConfigError(f"there are {_MAX_WORKERS} workers: remove one first")
-        worker = Worker(spec, self.session, self.config.worker_key)
+        config = self.config
+        worker = Worker(
+            spec,
+            self.session,
+            config.worker_key,
+            has_tenants=config.keys_file is not None,
+            replaces_keys=config.replace_keys,
+        )
         self.workers[spec.name] = worker
         self.router.add_worker(spec.name, sends_events=spec.events is not None)
         first = asyncio.create_task(self._meet(worker))
@@ -106,16 +118,36 @@ class Fleet:
             worker.cancel()
             self.router.remove(name)
 
-    def choose(self, request: RouteRequest, model: str, tried: Set[str]) -> Decision | None:
+    async def choose(self, request: RouteRequest, model: str, tried: Set[str]) -> Decision | None:
         """Choose a healthy worker that serves the model and was not tried."""
-        return self.router.route(request, self.clock(), self._unfit(model, tried))
+        return await self._route(request, self._unfit(model, tried))
 
-    def choose_owner(self, request: RouteRequest, name: str, tried: Set[str]) -> Decision | None:
+    async def choose_owner(
+        self, request: RouteRequest, name: str, tried: Set[str]
+    ) -> Decision | None:
         """Choose a worker by name, if it can serve the request."""
-        if name in tried or name not in self.workers:
+        if name in tried or name not in self.workers or self.workers[name].refusal:
             return None
         others = [other for other in self.workers if other != name]
-        return self.router.route(request, self.clock(), [*others, *self._unfit("", tried)])
+        return await self._route(request, {*others, *self._unfit("", tried)})
+
+    async def _route(self, request: RouteRequest, unfit: Set[str]) -> Decision | None:
+        """Choose a worker; long prompts one by one, so that the second sees the first, in slices.
+
+        Raises:
+            CancelledError: The client has left; nothing is assigned.
+        """
+        if len(request.tokens) < _SLICED_TOKENS:
+            return self.router.route(request, self.clock(), unfit)
+        async with self._long_prompts:
+            with closing(self.router.route_in_slices(request, self.clock(), unfit)) as steps:
+                while True:
+                    try:
+                        next(steps)
+                    except StopIteration as end:
+                        decision: Decision | None = end.value
+                        return decision
+                    await asyncio.sleep(0)
 
     def least_busy(self, model: str, tried: Set[str]) -> Worker | None:
         """Choose a worker for a request without a prompt."""
@@ -140,9 +172,10 @@ class Fleet:
 
     def _unfit(self, model: str, tried: Set[str]) -> set[str]:
         """Return the workers that cannot serve a request for a model."""
-        serving = {name for name, worker in self.workers.items() if worker.serves(model)}
+        allowed = {name for name, worker in self.workers.items() if not worker.refusal}
+        serving = {name for name in allowed if self.workers[name].serves(model)}
         if not serving:  # a worker returns the error
-            serving = set(self.workers)
+            serving = allowed
         well = {name for name in serving if self.workers[name].is_well} - tried
         return self.workers.keys() - (well or serving - tried)  # if none is well, try any
 
@@ -163,23 +196,36 @@ class Fleet:
         worker.tasks.append(asyncio.create_task(self._feed(worker, worker.feed)))
 
     async def _feed(self, worker: Worker, feed: KVFeed) -> None:
-        try:
-            await feed.run()
-        except Exception:
-            logger.exception("worker %s: its events ended", worker.name)
-            self.router.broken(worker.name, "its subscription to events failed")
+        while True:
+            try:
+                await feed.run()
+            except Exception:
+                logger.exception("worker %s: its events ended", worker.name)
+                self.router.broken(worker.name, "its subscription to events failed")
+            await asyncio.sleep(_RESUBSCRIBE_S)
 
     async def _watch(self, worker: Worker, first: "asyncio.Task[None]") -> None:
         """Check a worker's health periodically; soon after a failure."""
         await asyncio.wait([first])
         interval_s = self.config.health_interval_s
         while True:
-            await asyncio.sleep(interval_s if worker.is_well else min(interval_s, _MIN_PROBE_S))
+            is_sound = worker.is_well and not worker.is_late
+            await asyncio.sleep(interval_s if is_sound else min(interval_s, _MIN_PROBE_S))
             await worker.probe()
             if not worker.is_well:
-                continue
-            await self._resync(worker)
-            await self._listen(worker)
+                self._move_waiting(worker)
+            elif not worker.is_late:
+                await self._resync(worker)
+                await self._listen(worker)
+
+    def _move_waiting(self, worker: Worker) -> None:
+        """End the wait of requests for an unhealthy worker's first byte, if another is well."""
+        now = asyncio.get_running_loop().time()
+        for limit, (model, tried) in list(worker.waiting.items()):
+            other = self.least_busy(model, {*tried, worker.name})
+            if other is not None and other.is_well:
+                del worker.waiting[limit]
+                limit.reschedule(now)
 
     async def _resync(self, worker: Worker) -> None:
         """Resynchronize with a worker that may have restarted."""

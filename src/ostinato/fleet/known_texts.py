@@ -11,6 +11,7 @@ known ones, those before are assumed to match, too. Otherwise the whole text is 
 """
 
 import hashlib
+import threading
 from array import array
 from bisect import bisect_left
 from collections import OrderedDict
@@ -36,8 +37,30 @@ class _Known:
     starts: "array[int]"
 
 
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """A text, and how much of it is known.
+
+    Attributes:
+        text: The whole text.
+        add_special: Whether the tokenizer adds its special tokens.
+        digests: Of all beginnings of whole chunks.
+        num_known: Known ones among them.
+    """
+
+    text: str
+    add_special: bool
+    digests: list[bytes]
+    num_known: int
+
+    @property
+    def num_left(self) -> int:
+        """Characters that are not known."""
+        return len(self.text) - self.num_known * CHUNK
+
+
 class KnownTexts:
-    """Tokenizes texts. For one thread at a time.
+    """Tokenizes texts. For any thread.
 
     Attributes:
         num_characters: Characters that were tokenized.
@@ -48,24 +71,33 @@ class KnownTexts:
         self._tokenizer = tokenizer
         self._known: OrderedDict[bytes, _Known] = OrderedDict()  # by the digest of a beginning
         self._num_tokens = 0
+        self._guard = threading.Lock()
 
-    def encode(self, text: str, add_special: bool) -> "array[int]":
-        """Return the tokens of the whole text."""
+    def begin(self, text: str, add_special: bool) -> Beginning:
+        """Look up how much of a text is known."""
         digests = _digests(text, add_special)
-        for number in range(len(digests), 0, -1):
+        known = (at for at in range(len(digests), 0, -1) if digests[at - 1] in self._known)
+        return Beginning(text, add_special, digests, next(known, 0))
+
+    def finish(self, beginning: Beginning) -> "array[int]":
+        """Return the tokens of the whole text."""
+        text, digests = beginning.text, beginning.digests
+        for number in range(beginning.num_known, 0, -1):
             known = self._known.get(digests[number - 1])
-            made = None if known is None else self._continue(known, text, number * CHUNK)
-            if made is not None:
+            tokens = None if known is None else self._continue(known, text, number * CHUNK)
+            if tokens is not None:
                 break
         else:
-            made = self._tokenize(text, 0, add_special)
-        self._remember(digests, made)
-        return made.ids
+            tokens = self._tokenize(text, 0, beginning.add_special)
+        with self._guard:
+            self._remember(digests, tokens)
+        return tokens.ids
 
     def _tokenize(self, text: str, start: int, add_special: bool) -> _Known:
         self.num_characters += len(text) - start
-        made = self._tokenizer.encode(text[start:], add_special_tokens=add_special)
-        return _Known(array("I", made.ids), array("I", [start + at for at, _ in made.offsets]))
+        encoding = self._tokenizer.encode(text[start:], add_special_tokens=add_special)
+        starts = array("I", [start + at for at, _ in encoding.offsets])
+        return _Known(array("I", encoding.ids), starts)
 
     def _continue(self, known: _Known, text: str, common: int) -> _Known | None:
         """Tokenize from a window before the end of the common text; None without a match."""
@@ -84,12 +116,12 @@ class KnownTexts:
                 )
         return None
 
-    def _remember(self, digests: list[bytes], made: _Known) -> None:
+    def _remember(self, digests: list[bytes], tokens: _Known) -> None:
         for digest in digests:
             before = self._known.pop(digest, None)
             self._num_tokens -= 0 if before is None else len(before.ids)
-            self._known[digest] = made
-            self._num_tokens += len(made.ids)
+            self._known[digest] = tokens
+            self._num_tokens += len(tokens.ids)
         while self._num_tokens > _MAX_TOKENS:
             _, oldest = self._known.popitem(last=False)
             self._num_tokens -= len(oldest.ids)

@@ -94,24 +94,19 @@ class KVFeed:
 
     async def begin(self) -> None:
         """Load what the worker has cached already, by snapshot or replay."""
-        async with self._lock:
-            if await self._restored():
-                return
-            first, *rest = await self._replay(0) or (None,)
-            if first is None:
-                return  # nothing was published, or nothing is kept
-            missing = self._router.apply(self._name, first)
-            following = [batch for batch in rest if batch is not None]
-            if following:
-                missing = self._router.replayed(self._name, following)
-        await self.fill(missing)
+        await self.fill(Resync(self._name, 0, begins=True))
 
     async def fill(self, missing: Resync | None) -> None:
         """Recover missing events by replay, then by snapshot; else clear the worker's blocks."""
+        if missing is not None and missing.begins and self._lock.locked():
+            return  # a recovery is under way
         async with self._lock:
             for _ in range(_MAX_ATTEMPTS):
                 if missing is None:
                     return
+                if missing.begins:
+                    missing = await self._start(missing.reason)
+                    continue
                 if missing.snapshot or (batches := await self._replay(missing.replay_from)) is None:
                     if not await self._restored():
                         break
@@ -122,6 +117,15 @@ class KVFeed:
             )
             self._router.forget(self._name)
 
+    async def _start(self, reason: str) -> Resync | None:
+        """Load all that is cached; returns what is missing, also after a first event."""
+        if reason:
+            logger.warning("worker %s: its cache counts as guessed: %s", self._name, reason)
+        if await self._restored():
+            return None
+        batches = await self._replay(0)
+        return self._router.begin(self._name, batches) if batches else None
+
     async def _take(self, frames: list[bytes]) -> None:
         """Process a message, and recover missing ones."""
         try:
@@ -129,7 +133,6 @@ class KVFeed:
                 raise UnusableEvents(f"a message has frames of {[len(f) for f in frames]} bytes")
             batch = await _decoded(int.from_bytes(frames[1], "big"), frames[2])
         except UnusableEvents as error:
-            logger.warning("worker %s: its events are not used: %s", self._name, error)
             self._router.broken(self._name, str(error)[:200])
             return
         missing = self._router.apply(self._name, batch)

@@ -16,10 +16,11 @@ from aiohttp import web
 from ostinato.core.errors import ConfigError
 from ostinato.fleet.app import FleetApp
 from ostinato.fleet.config import FleetConfig
+from ostinato.fleet.connections import KEEP_ALIVE_S, GuardedSite
+from ostinato.server.connections import Connections, LogLimit, raise_file_limit
 
 logger = logging.getLogger("ostinato")
 
-_KEEP_ALIVE_S = 75.0
 _MAX_LINE_BYTES = 16_384
 
 
@@ -38,6 +39,8 @@ def run_router(config: FleetConfig, announce: Callable[[str], None]) -> None:
 
 async def _run(config: FleetConfig, announce: Callable[[str], None]) -> None:
     signals = _Signals()
+    for name in ("aiohttp.server", "asyncio"):
+        logging.getLogger(name).addFilter(LogLimit())
     gc.collect()
     gc.freeze()  # exclude loaded modules from garbage collection
     app = FleetApp(config)
@@ -59,7 +62,7 @@ async def start(app: FleetApp) -> web.AppRunner:
     runner = web.AppRunner(
         app.web,
         handler_cancellation=True,  # cancel the request when its client disconnects
-        keepalive_timeout=_KEEP_ALIVE_S,
+        keepalive_timeout=KEEP_ALIVE_S,
         access_log=None,
         max_line_size=_MAX_LINE_BYTES,
         max_field_size=_MAX_LINE_BYTES,
@@ -67,8 +70,10 @@ async def start(app: FleetApp) -> web.AppRunner:
     )
     await runner.setup()
     config = app.config
+    # A request needs a second descriptor, for its worker.
+    connections = Connections(config, raise_file_limit() // 2)
     try:
-        await web.TCPSite(runner, config.host, config.port, backlog=2048).start()
+        await GuardedSite(runner, config.host, config.port, connections).start()
     except OSError as error:
         await runner.cleanup()
         raise ConfigError(

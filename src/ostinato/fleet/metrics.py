@@ -24,9 +24,9 @@ class FleetMetrics:
         count, gauge = self._counter, self._gauge
         self._requests = count("requests", "Requests by end.", "worker", "status")
         self._decisions = count("decisions", "Decisions by the worker's state.", "worker", "state")
-        self._prompt = count("prompt_tokens", "Tokens of routed prompts.", "worker")
+        self._prompt = count("prompt_tokens", "Tokens of computed prompts.", "worker")
         self._expected = count(
-            "expected_cached_tokens", "Expected hits of routed prompts.", "worker"
+            "expected_cached_tokens", "Expected hits of computed prompts.", "worker"
         )
         self._reported = count("reported_cached_tokens", "Hits that workers report.", "worker")
         self._checked = count(
@@ -56,15 +56,15 @@ class FleetMetrics:
         """Count a decision."""
         self._overhead.observe(overhead_s)
         if record is not None:
-            decision = record.decision
-            self._decisions.labels(worker, decision.state.value).inc()
-            self._prompt.labels(worker).inc(decision.num_tokens)
-            self._expected.labels(worker).inc(decision.expected_cached_tokens)
+            self._decisions.labels(worker, record.decision.state.value).inc()
 
-    def ended(self, record: DecisionRecord) -> None:
-        """Count a request that ended."""
+    def ended(self, record: DecisionRecord, was_computed: bool) -> None:
+        """Count a request that ended, and its prompt if that was computed."""
         decision = record.decision
         self._requests.labels(decision.worker, record.status).inc()
+        if was_computed:
+            self._prompt.labels(decision.worker).inc(decision.num_tokens)
+            self._expected.labels(decision.worker).inc(decision.expected_cached_tokens)
         if record.cached_tokens is not None:
             self._reported.labels(decision.worker).inc(record.cached_tokens)
             self._checked.labels(decision.worker).inc(decision.expected_cached_tokens)

@@ -1,20 +1,26 @@
 """Reads the fields of a request's body that routing needs.
 
-Nothing is refused here: an invalid body has an empty prompt, and its worker returns the error.
+Only the length is limited: an invalid body has an empty prompt, and its worker returns the error.
 """
 
 import hashlib
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 
+from ostinato.core.errors import PromptTooLong
 from ostinato.router import RouteRequest
 
 _DEFAULT_ANSWER_TOKENS = 256
 _MAX_ANSWER_TOKENS = 1_000_000
+MAX_PROMPT_CHARACTERS = 4_000_000
+"""Longer than any model's context."""
+
+_TURN_CHARACTERS = 16
+"""What a template adds to each turn, roughly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,19 +37,30 @@ class Prompt:
         salt: The client's ``cache_salt``.
         session: The conversation, if the client names it.
         max_tokens: Maximum tokens of all answers together.
+        priority: As the client asks for; lower is scheduled first.
         previous: The stored response that it continues; empty without one.
+        is_one_of_several: Whether the request has more prompts.
+        num_characters: Characters or token ids of everything that the prompt is made of.
     """
 
     model: str = ""
     text: str | None = None
-    token_ids: list[int] | None = None
+    token_ids: "array[int] | None" = None
     messages: list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] = field(default_factory=list)
     template: dict[str, Any] = field(default_factory=dict)
     salt: str = ""
     session: str = ""
     max_tokens: int = _DEFAULT_ANSWER_TOKENS
+    priority: int = 0
     previous: str = ""
+    is_one_of_several: bool = False
+    num_characters: int = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the request's hits are those of this prompt alone, and all of it is here."""
+        return not (self.is_one_of_several or self.previous)
 
     @property
     def characters(self) -> str:
@@ -56,6 +73,12 @@ class Prompt:
 
     def _safe_ids(self) -> list[int]:
         return [token % 0xD800 for token in self.token_ids or ()]
+
+    def _count_characters(self) -> int:
+        if self.messages is None:
+            return len(self.text if self.text is not None else self.token_ids or ())
+        turns = sum(_TURN_CHARACTERS + len(_all_of(turn)) for turn in self.messages)
+        return turns + sum(len(msgspec.json.encode(x)) for x in (self.tools, self.template) if x)
 
     def route_request(
         self, tokens: "array[int] | None", salt: str, tenant: str, session: str, adapter: str = ""
@@ -83,6 +106,15 @@ class Prompt:
         )
 
 
+def check_length(num_characters: int, max_characters: int) -> None:
+    """Raise PromptTooLong if a prompt has too many characters or token ids."""
+    if num_characters > max_characters:
+        raise PromptTooLong(
+            f"the prompt has {num_characters} characters or ids, and at most {max_characters} are "
+            "routed: shorten it, or raise --max-prompt-characters"
+        )
+
+
 def read_prompt(path: str, body: bytes) -> Prompt:
     """Read the prompt of a body; an empty one if there is none."""
     try:
@@ -92,7 +124,8 @@ def read_prompt(path: str, body: bytes) -> Prompt:
     if not isinstance(fields, dict):
         return Prompt()
     read = _READERS.get(path, _read_any)
-    return Prompt(**_common(fields), **read(fields))
+    prompt = Prompt(**_common(fields), **read(fields))
+    return replace(prompt, num_characters=prompt._count_characters())
 
 
 def _common(fields: dict[str, Any]) -> dict[str, Any]:
@@ -107,6 +140,7 @@ def _common(fields: dict[str, Any]) -> dict[str, Any]:
         "salt": _string(fields.get("cache_salt")),
         "session": _string(fields.get("prompt_cache_key")) or _string(fields.get("session_id")),
         "max_tokens": min(answer * samples, _MAX_ANSWER_TOKENS),
+        "priority": _integer(fields.get("priority")),
         "template": template if isinstance(template, dict) else {},
     }
 
@@ -120,11 +154,13 @@ def _read_any(fields: dict[str, Any]) -> dict[str, Any]:
 
 def _read_completion(fields: dict[str, Any]) -> dict[str, Any]:
     prompt = fields.get("prompt")
+    is_one_of_several = False
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
-        prompt = prompt[0]  # the first of several prompts decides
+        is_one_of_several, prompt = len(prompt) > 1, prompt[0]  # the first one decides
     if isinstance(prompt, list):
-        return {"token_ids": [t for t in prompt if type(t) is int and 0 <= t < 2**32]}
-    return {"text": _string(prompt)}
+        ids = array("I", [t for t in prompt if type(t) is int and 0 <= t < 2**32])
+        return {"token_ids": ids, "is_one_of_several": is_one_of_several}
+    return {"text": _string(prompt), "is_one_of_several": is_one_of_several}
 
 
 def _read_chat(fields: dict[str, Any]) -> dict[str, Any]:
@@ -241,6 +277,16 @@ def _dicts(value: Any) -> list[dict[str, Any]]:
 
 def _string(value: Any) -> str:
     return value if isinstance(value, str) else ""
+
+
+def _integer(value: Any) -> int:
+    """Read an integer as lenient servers do, which take "-1" and -1.0; 0 if it is none."""
+    try:
+        return int(float(value))
+    except OverflowError:
+        return -1
+    except (TypeError, ValueError):
+        return 0
 
 
 def _is_count(value: Any) -> bool:

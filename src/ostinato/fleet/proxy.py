@@ -6,13 +6,15 @@
                                            ▲           │ no answer, 502, 503, 504:
                                            └───────────┘ another worker, while no byte was sent
 
-Bodies and responses are forwarded byte for byte. There is no retry after the first byte: if a
-response breaks off, the client's connection is closed mid-response, so that the client notices.
+Bodies and responses are forwarded byte for byte. A request that waits for a first byte is moved if
+its worker turns unhealthy. There is no retry after the first byte: if a response breaks off, the
+client's connection is closed mid-response, so that the client notices.
 """
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 import aiohttp
@@ -25,7 +27,7 @@ from ostinato.fleet.fleet import Fleet, Owner
 from ostinato.fleet.headers import end_to_end, headers_to_worker, keys_for_worker, routing_headers
 from ostinato.fleet.metrics import FleetMetrics
 from ostinato.fleet.peek import Peek
-from ostinato.fleet.prompts import Prompt, read_prompt
+from ostinato.fleet.prompts import Prompt
 from ostinato.fleet.public_prefixes import FleetPrefixes
 from ostinato.fleet.tokens import PromptTokens
 from ostinato.fleet.worker import Worker
@@ -36,8 +38,6 @@ from ostinato.server.errors import ApiError
 _RETRIED_STATUSES = frozenset({502, 503, 504})
 _MAX_ERROR_BYTES = 65_536
 _PAUSE_S = 0.05
-_THREAD_BYTES = 65_536
-"""Size from which a body is parsed in another thread."""
 
 
 class NoAnswer(Exception):
@@ -105,37 +105,45 @@ class Proxy:
     async def generate(self, request: web.Request) -> web.StreamResponse:
         """Handle a route that is routed by its prompt."""
         async with self._admission.admit(request) as job:
-            job.prompt = await self._prompt(job)
-            asked, job.shows_hits = await self.ask(job.prompt, job.caller, request.headers)
-            job.route_request = asked
-            self._admission.rate_limit.charge(job.caller, asked.num_tokens)
+            job.prompt, job.route_request = await self.read(
+                request.path, job.body, job.caller, request.headers
+            )
+            job.shows_hits = self._is_separate or job.caller.may_administer
             return await self._serve(job)
 
     async def forward(self, request: web.Request) -> web.StreamResponse:
         """Handle a route for any worker, or for the one that stored a response."""
         async with self._admission.admit(request) as job:
             if job.body and "number" not in request.match_info:
-                job.prompt = await self._prompt(job)
+                job.prompt = await self._tokens.read(request.path, job.body, job.caller.tenant)
             return await self._serve(job)
 
-    async def ask(
-        self, prompt: Prompt, caller: Caller, headers: Mapping[str, str]
-    ) -> tuple[RouteRequest, bool]:
-        """Return the router's view of a prompt, and whether the caller may learn the expected hits.
+    async def read(
+        self, path: str, body: bytes, caller: Caller, headers: Mapping[str, str]
+    ) -> tuple[Prompt, RouteRequest]:
+        """Return the prompt of a request's body, and the router's view of it.
 
-        Where workers share their caches between callers, hits reveal what others sent.
+        Raises:
+            PromptTooLong: It has too many characters.
+            ApiError: It asks for a priority that its caller may not have (400).
         """
-        is_separate = not self._config.replace_keys and any(
-            worker.is_ours for worker in self._fleet.workers.values()
-        )
+        prompt = await self._tokens.read(path, body, caller.tenant)
+        caller.priority_of(prompt.priority)  # refused here for workers that know no keys
+        is_separate = self._is_separate
         salt = caller.narrow(prompt.salt) if is_separate else prompt.salt
         session = headers.get("x-session-id", "")[:200] or prompt.session
         session = f"{caller.tenant}\0{session}" if session and caller.tenant else session
         keys = keys_for_worker(headers, self._config)
-        asked = await self._tokens.request(prompt, salt, caller.tenant, session, keys)
+        view = await self._tokens.request(prompt, salt, caller.tenant, session, keys)
         if is_separate and caller.public_prefixes:
-            asked = replace(asked, held=self._prefixes.cached_tokens(asked, caller.public_prefixes))
-        return asked, is_separate or caller.may_administer
+            view = replace(view, held=self._prefixes.cached_tokens(view, caller.public_prefixes))
+        return prompt, view
+
+    @property
+    def _is_separate(self) -> bool:
+        """Whether workers keep their callers' caches apart; else hits reveal what others sent."""
+        known = [worker for worker in self._fleet.workers.values() if worker.is_well]
+        return not self._config.replace_keys and all(worker.is_ours for worker in known)
 
     async def send_copy(
         self, record: DecisionRecord, path: str, body: bytes, headers: Mapping[str, str]
@@ -145,12 +153,10 @@ class Proxy:
         sent = {**keys_for_worker(headers, self._config), "Content-Type": "application/json"}
         worker.num_live += 1
         try:
-            async with self._fleet.session.post(
-                worker.spec.url + path,
-                data=body,
-                headers=sent,
-                allow_redirects=False,
-            ) as answer:
+            post = self._fleet.session.post(
+                worker.spec.url + path, data=body, headers=sent, allow_redirects=False
+            )
+            async with self._silence_limit(), post as answer:
                 peek.see(await answer.read())
                 peek.status = answer.status
                 status = "finished" if answer.status < 400 else "failed"
@@ -160,12 +166,6 @@ class Proxy:
             worker.num_live -= 1
             self._ended(record, status, peek)
 
-    async def _prompt(self, job: Job) -> Prompt:
-        path, body = job.request.path, job.body
-        if len(body) < _THREAD_BYTES:
-            return read_prompt(path, body)
-        return await asyncio.to_thread(read_prompt, path, body)
-
     # --- to a worker, and back ---
 
     async def _serve(self, job: Job) -> web.StreamResponse:
@@ -173,11 +173,11 @@ class Proxy:
         last: web.Response | None = None
         reason = "no worker is well"
         for _ in range(self._config.retries + 1):
-            found = self._choose(job)
+            found = await self._choose(job)
             if found is None and job.tried:  # all were tried: one may have recovered
                 await asyncio.sleep(_PAUSE_S)
                 job.tried.clear()
-                found = self._choose(job)
+                found = await self._choose(job)
             if found is None:
                 break
             worker, record = found
@@ -200,22 +200,22 @@ class Proxy:
             headers={"Retry-After": "1"},
         )
 
-    def _choose(self, job: Job) -> tuple[Worker, DecisionRecord | None] | None:
+    async def _choose(self, job: Job) -> tuple[Worker, DecisionRecord | None] | None:
         """Choose the next worker to try, with the decision if the prompt was routed."""
         fleet = self._fleet
         if job.route_request is None:
             owner = fleet.workers.get(self._owner(job, job.request.match_info.get("number", "")))
             model = job.prompt.model if job.prompt else ""
-            if owner is None or owner.name in job.tried:
+            if owner is None or owner.name in job.tried or owner.refusal:
                 owner = fleet.least_busy(model, job.tried)
             return None if owner is None else (owner, None)
         assert job.prompt is not None, "only prompts are routed"
         decision = None
         if job.prompt.previous:
             name = self._owner(job, job.prompt.previous)
-            decision = fleet.choose_owner(job.route_request, name, job.tried)
+            decision = await fleet.choose_owner(job.route_request, name, job.tried)
         if decision is None:
-            decision = fleet.choose(job.route_request, job.prompt.model, job.tried)
+            decision = await fleet.choose(job.route_request, job.prompt.model, job.tried)
         if decision is None:
             return None
         return fleet.workers[decision.worker], self._decisions.add(decision, job.caller.tenant)
@@ -255,12 +255,14 @@ class Proxy:
         finally:
             worker.num_live -= 1
             self._admission.rate_limit.charge(job.caller, peek.generated_tokens)
-            self._ended(attempt.record, status, peek)
+            prompt = job.prompt
+            is_comparable = prompt is not None and prompt.is_whole
+            self._ended(attempt.record, status, peek, is_comparable)
 
     async def _exchange(self, attempt: Attempt) -> web.StreamResponse:
         job, worker = attempt.job, attempt.worker
         try:
-            async with self._silence_limit():
+            async with self._first_byte_limit(attempt):
                 upstream = await self._fleet.session.request(
                     job.request.method,
                     URL(worker.spec.url + job.request.rel_url.raw_path_qs, encoded=True),
@@ -281,7 +283,7 @@ class Proxy:
         """Forward a response; its head is sent with its first bytes."""
         job, worker, record = attempt.job, attempt.worker, attempt.record
         try:
-            async with self._silence_limit():
+            async with self._first_byte_limit(attempt):
                 piece = await upstream.content.readany()
                 if upstream.status in _RETRIED_STATUSES:
                     piece += await upstream.content.read(_MAX_ERROR_BYTES)
@@ -298,6 +300,8 @@ class Proxy:
         attempt.peek.status = upstream.status
         if record is not None and upstream.status < 400:
             self._fleet.router.first_token(record.decision)
+            assert job.route_request is not None, "a decision is about a prompt"
+            self._admission.rate_limit.charge(job.caller, job.route_request.num_tokens)
         response = web.StreamResponse(status=upstream.status, headers=headers)
         if (length := upstream.headers.get("content-length")) is not None:
             response.content_length = int(length)
@@ -325,6 +329,19 @@ class Proxy:
                 job.request.transport.abort()  # the client would never read what is buffered
             raise
 
+    @asynccontextmanager
+    async def _first_byte_limit(self, attempt: Attempt) -> AsyncIterator[None]:
+        """Limit the silence before a response; it ends early if the request should be moved."""
+        job, waiting = attempt.job, attempt.worker.waiting
+        async with self._silence_limit() as limit:
+            is_bound = "number" in job.request.match_info or (job.prompt and job.prompt.previous)
+            if not is_bound:  # any worker will do
+                waiting[limit] = job.prompt.model if job.prompt else "", job.tried
+            try:
+                yield
+            finally:
+                waiting.pop(limit, None)
+
     def _silence_limit(self) -> asyncio.Timeout:
         """Limit a silence; aiohttp's own limit ends at a malformed chunk."""
         return asyncio.timeout(self._config.silence_timeout_s)
@@ -335,14 +352,18 @@ class Proxy:
         if job.request.transport is not None:
             job.request.transport.close()
 
-    def _ended(self, record: DecisionRecord | None, status: str, peek: Peek) -> None:
-        """Report to the router how a request ended."""
+    def _ended(
+        self, record: DecisionRecord | None, status: str, peek: Peek, is_comparable: bool = True
+    ) -> None:
+        """Report to the router how a request ended, and its hits if they are of the prompt."""
         if record is None:
             return
         router = self._fleet.router
         record.status, record.cached_tokens = status, peek.cached_tokens
-        if 0 < peek.status < 400:  # it began to answer, so its prompt was computed
-            router.finished(record.decision, self._fleet.clock(), record.cached_tokens)
+        was_computed = 0 < peek.status < 400  # it began to answer
+        if was_computed:
+            cached_tokens = record.cached_tokens if is_comparable else None
+            router.finished(record.decision, self._fleet.clock(), cached_tokens)
         else:
             router.failed(record.decision)
-        self._metrics.ended(record)
+        self._metrics.ended(record, was_computed)

@@ -6,6 +6,7 @@ loses its prefixes.
 """
 
 import asyncio
+from array import array
 from collections.abc import Iterable, Sequence
 
 import aiohttp
@@ -13,7 +14,6 @@ from aiohttp import web
 
 from ostinato.engine.public_prefixes import ALL_PUBLIC
 from ostinato.fleet.fleet import Fleet
-from ostinato.fleet.prompts import read_prompt
 from ostinato.fleet.tokens import PromptTokens
 from ostinato.fleet.worker import Worker
 from ostinato.router import RouteRequest
@@ -28,7 +28,7 @@ class FleetPrefixes:
     def __init__(self, fleet: Fleet, tokens: PromptTokens) -> None:
         self._fleet = fleet
         self._tokens = tokens
-        self._published: dict[str, tuple[int, ...]] = {}  # tokens, empty if unknown
+        self._published: dict[str, array[int]] = {}  # tokens, empty if unknown
 
     def cached_tokens(self, request: RouteRequest, names: Iterable[str]) -> dict[str, int]:
         """Return how many tokens of a prompt each worker has cached as a public prefix."""
@@ -37,7 +37,7 @@ class FleetPrefixes:
             if not tokens or request.characters or not wanted & {name, ALL_PUBLIC}:
                 continue
             size = len(tokens)
-            if size < len(request.tokens) and tuple(request.tokens[:size]) == tokens:
+            if size < len(request.tokens) and request.tokens[:size] == tokens:
                 for worker in self._fleet.workers.values():
                     cached = worker.public_prefixes.get(name, 0)
                     found[worker.name] = max(found.get(worker.name, 0), cached)
@@ -81,13 +81,13 @@ class FleetPrefixes:
             worker.public_prefixes.pop(name, None)
         return await _send(workers, "POST", f"/admin/public/{name}/unpublish", body)
 
-    async def _read(self, body: bytes) -> tuple[int, ...]:
+    async def _read(self, body: bytes) -> "array[int]":
         path = "/v1/chat/completions" if b'"messages"' in body else "/v1/completions"
-        prompt = read_prompt(path, body)
+        prompt = await self._tokens.read(path, body, "")
         if prompt.messages is not None:
             prompt.template.setdefault("add_generation_prompt", False)
         request = await self._tokens.request(prompt, "", "", "", {})
-        return () if request.characters else tuple(request.tokens)
+        return array("I", () if request.characters else request.tokens)
 
 
 async def _send(

@@ -14,8 +14,10 @@ tokenize for themselves.
 import contextlib
 import json
 import re
+import threading
 from array import array
 from collections import OrderedDict
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -25,27 +27,56 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from ostinato.core.errors import ConfigError
-from ostinato.fleet.known_texts import CHUNK, KnownTexts
-from ostinato.fleet.prompts import Prompt
+from ostinato.fleet.known_texts import CHUNK, Beginning, KnownTexts
+from ostinato.fleet.prompts import MAX_PROMPT_CHARACTERS, Prompt, check_length
 
 _FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 _MAX_KNOWN_CHARACTERS = 32_000_000
-_HUGE_CHARACTERS = 4_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A special token and the text up to the next one; ids of a known one."""
+
+    text: str
+    add_special: bool
+    ids: "array[int] | None" = None
+    beginning: Beginning | None = None
+
+    @property
+    def num_left(self) -> int:
+        if self.ids is not None:
+            return 0
+        return len(self.text) if self.beginning is None else self.beginning.num_left
+
+
+@dataclass(frozen=True, slots=True)
+class PartlyTokenized:
+    """A prompt of which some pieces are known."""
+
+    pieces: list[_Piece]
+
+    @property
+    def num_left(self) -> int:
+        """Characters that are not tokenized yet."""
+        return sum(piece.num_left for piece in self.pieces)
 
 
 class LocalTokenizer:
-    """Turns prompts into the token ids that the workers will see. For one thread at a time."""
+    """Turns prompts into the token ids that the workers will see. For any thread."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, max_characters: int = MAX_PROMPT_CHARACTERS) -> None:
         """Load a tokenizer.
 
         Args:
             name: A folder, a ``tokenizer.json``, the name of the bundled model, or a hub name.
+            max_characters: Maximum characters of a prompt, with its template.
 
         Raises:
             ConfigError: There is no tokenizer there.
         """
         folder = _folder_of(name)
+        self._max_characters = max_characters
         try:
             self._tokenizer = Tokenizer.from_file(str(folder / _FILES[0]))
             config = _json_of(folder / _FILES[1])
@@ -60,14 +91,30 @@ class LocalTokenizer:
         self._texts = KnownTexts(self._tokenizer)
         self._known: OrderedDict[str, array[int]] = OrderedDict()
         self._num_known_characters = 0
+        self._guard = threading.Lock()
 
-    def encode(self, prompt: Prompt) -> "array[int]":
-        """Return a prompt's tokens; without a chat template, those of its text."""
-        if prompt.token_ids is not None:
-            return array("I", prompt.token_ids)
-        if prompt.messages is None:
-            return self._tokens(prompt.text or "", is_rendered=False)
-        return self._tokens(self._rendered(prompt), is_rendered=True)
+    def begin(self, prompt: Prompt) -> PartlyTokenized:
+        """Render a prompt and look up its known pieces; without a template, those of its text.
+
+        Raises:
+            PromptTooLong: It has too many characters.
+        """
+        is_rendered = prompt.messages is not None
+        text = self._rendered(prompt) if is_rendered else prompt.text or ""
+        check_length(len(text), self._max_characters)
+        pieces, start, mark = list[_Piece](), 0, ""
+        for match in self._marks.finditer(text):
+            pieces += self._piece(mark, text[start : match.start()], is_rendered)
+            start, mark = match.end(), match[0]
+        pieces += self._piece(mark, text[start:], is_rendered)
+        return PartlyTokenized(pieces)
+
+    def finish(self, partly: PartlyTokenized) -> "array[int]":
+        """Return the tokens of the whole prompt."""
+        tokens = array("I")
+        for piece in partly.pieces:
+            tokens.extend(self._tokens(piece))
+        return tokens
 
     def _rendered(self, prompt: Prompt) -> str:
         if self._template is None:
@@ -77,40 +124,43 @@ class LocalTokenizer:
         variables.setdefault("add_generation_prompt", True)
         return self._template.render(**self._variables, **variables)
 
-    def _tokens(self, text: str, is_rendered: bool) -> "array[int]":
-        """Tokenize piece by piece; rendered templates contain their special tokens."""
-        if len(text) > _HUGE_CHARACTERS:
-            text = text[:_HUGE_CHARACTERS]  # longer than any model's context
-        tokens, start, mark = array("I"), 0, ""
-        for found in self._marks.finditer(text):
-            tokens.extend(self._piece(mark, text[start : found.start()], is_rendered))
-            start, mark = found.end(), found[0]
-        tokens.extend(self._piece(mark, text[start:], is_rendered))
-        return tokens
-
-    def _piece(self, mark: str, piece: str, is_rendered: bool) -> "array[int]":
-        """Return the tokens of a piece and of the special token before it."""
-        add_special = not mark and not is_rendered
-        text = mark + piece
+    def _piece(self, mark: str, text: str, is_rendered: bool) -> list[_Piece]:
+        """Return the piece of a special token and the text after it; none if it has no tokens."""
+        add_special = not mark and not is_rendered  # rendered templates contain theirs
+        text = mark + text
         if not text and not add_special:
-            return array("I")
-        name = ("+" if add_special else "-") + text
-        known = self._known.get(name)
-        if known is not None:
-            self._known.move_to_end(name)
-            return known
-        if len(text) >= 2 * CHUNK:
-            return self._texts.encode(text, add_special)
-        ids = array("I", self._tokenizer.encode(text, add_special_tokens=add_special).ids)
-        self._remember(name, ids)
+            return []
+        name = _name(text, add_special)
+        with self._guard:
+            ids = self._known.get(name)
+            if ids is not None:
+                self._known.move_to_end(name)
+        if ids is None and len(text) >= 2 * CHUNK:
+            return [_Piece(text, add_special, beginning=self._texts.begin(text, add_special))]
+        return [_Piece(text, add_special, ids)]
+
+    def _tokens(self, piece: _Piece) -> "array[int]":
+        if piece.ids is not None:
+            return piece.ids
+        if piece.beginning is not None:
+            return self._texts.finish(piece.beginning)
+        encoding = self._tokenizer.encode(piece.text, add_special_tokens=piece.add_special)
+        ids = array("I", encoding.ids)
+        with self._guard:
+            self._remember(_name(piece.text, piece.add_special), ids)
         return ids
 
     def _remember(self, name: str, ids: "array[int]") -> None:
+        if self._known.get(name) is None:
+            self._num_known_characters += len(name)
         self._known[name] = ids
-        self._num_known_characters += len(name)
         while self._num_known_characters > _MAX_KNOWN_CHARACTERS:
             oldest, _ = self._known.popitem(last=False)
             self._num_known_characters -= len(oldest)
+
+
+def _name(text: str, add_special: bool) -> str:
+    return ("+" if add_special else "-") + text
 
 
 def _with_read_arguments(turn: dict[str, Any]) -> dict[str, Any]:

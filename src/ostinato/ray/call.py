@@ -61,6 +61,7 @@ class Call:
         headers: Headers as in ASGI.
         body: Its body.
         route_request: The router's view of it; None if the shortest queue decides.
+        is_comparable: Whether its hits are those of the routed prompt alone.
         progress: Its progress, in the ingress only.
     """
 
@@ -69,6 +70,7 @@ class Call:
     headers: list[tuple[bytes, bytes]]
     body: bytes
     route_request: RouteRequest | None = None
+    is_comparable: bool = True
     progress: Progress = field(default_factory=Progress)
 
 

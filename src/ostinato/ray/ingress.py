@@ -4,7 +4,6 @@ It tokenizes prompts for the request router, outside its event loop, and forward
 responses byte for byte.
 """
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -16,15 +15,14 @@ from ray.serve.handle import DeploymentHandle
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
-from ostinato.core.errors import ConfigError
+from ostinato.core.errors import ConfigError, OstinatoError
 from ostinato.fleet.headers import routing_headers
 from ostinato.fleet.peek import Peek
-from ostinato.fleet.prompts import read_prompt
 from ostinato.fleet.tokenizer import LocalTokenizer
 from ostinato.fleet.tokens import PromptTokens
 from ostinato.ray.call import Call, Head, Progress
 from ostinato.server.callers import AnyCaller, KeyedCallers
-from ostinato.server.errors import ApiError, body_of, body_too_long
+from ostinato.server.errors import ApiError, api_error, body_of, body_too_long
 
 logger = logging.getLogger("ostinato")
 
@@ -59,10 +57,11 @@ class Ingress:
         """Answer a request."""
         try:
             return await self._serve(request)
-        except ApiError as error:
-            content = msgspec.json.encode(body_of(request.url.path, error))
-            headers = {**error.headers, "Content-Type": "application/json"}
-            return Response(content, error.status, headers)
+        except (ApiError, OstinatoError) as error:
+            refusal = api_error(error)
+            content = msgspec.json.encode(body_of(request.url.path, refusal))
+            headers = {**refusal.headers, "Content-Type": "application/json"}
+            return Response(content, refusal.status, headers)
 
     async def _serve(self, request: Request) -> Response:
         path, method = request.url.path, request.method
@@ -78,7 +77,8 @@ class Ingress:
         query = f"?{request.url.query}" if request.url.query else ""
         call = Call(method, path + query, headers, body)
         if path in _ROUTED:
-            prompt = await asyncio.to_thread(read_prompt, path, body)
+            prompt = await self._tokens.read(path, body, caller.tenant)
+            call.is_comparable = prompt.is_whole
             salt = caller.narrow(prompt.salt)
             session = request.headers.get("x-session-id", "")[:200] or prompt.session
             call.route_request = await self._tokens.request(
@@ -128,7 +128,7 @@ async def _relay(call: Call, answer: Any, status: int) -> AsyncIterator[bytes]:
             peek.see(piece)
             yield piece
     finally:
-        call.progress.ended(peek.cached_tokens)
+        call.progress.ended(peek.cached_tokens if call.is_comparable else None)
         answer.cancel()  # does nothing after the end
 
 

@@ -98,9 +98,9 @@ class PrefixRequestRouter(RequestRouter):
         """Fetch what silent replicas may have published."""
         while True:
             await asyncio.sleep(_OVERDUE_INTERVAL_S)
-            for missing in self._library.overdue(time.monotonic()):
-                if (feed := self._feeds.get(missing.worker)) is not None:
-                    await feed.fill(missing)
+            overdue = self._library.overdue(time.monotonic())
+            known = [each for each in overdue if each.worker in self._feeds]
+            await asyncio.gather(*(self._feeds[each.worker].fill(each) for each in known))
 
     # --- calls ---
 

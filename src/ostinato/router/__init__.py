@@ -7,6 +7,7 @@ Files in reading order:
 * ``prefix_tree``: prefixes by their tokens, and the workers that have them
 * ``event_feed``: what one worker has cached by its events, and whether they are complete
 * ``load``: load of a worker, and recent work
+* ``evidence``: checks of a worker's events by the hits of its requests
 * ``lookup``: how much of a prompt each worker has
 * ``worker``: one worker
 * ``policies``: ``prefix_hash``, ``session``, ``least_loaded``, ``round_robin``
@@ -17,8 +18,8 @@ Rules:
 
 1. Nothing here waits, reads a clock or opens a socket.
 2. The key of a prefix is its tokens, adapter, salt and images, never an engine's hash.
-3. A worker is EXACT only while its events are complete; otherwise it is DEGRADED or GUESSED, and
-   every decision says which.
+3. A worker is EXACT only while its events are complete and agree with what its requests find;
+   otherwise it is DEGRADED or GUESSED, and every decision says which.
 4. All state is bounded.
 """
 

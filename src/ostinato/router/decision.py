@@ -146,11 +146,15 @@ class Resync:
         worker: Name.
         replay_from: First batch to request from the replay socket (``replayed``).
         snapshot: The replay is too short: request a snapshot (``restore``), or ``forget``.
+        begins: Nothing is known: request a snapshot (``restore``), or a replay (``begin``).
+        reason: Why the worker's events were not believed, to be logged; empty if known already.
     """
 
     worker: str
     replay_from: int
     snapshot: bool = False
+    begins: bool = False
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +170,8 @@ class WorkerStatus:
         load_tokens: Tokens to compute of assigned prompts.
         cached_tokens: Tokens cached by its events.
         assigned: Requests assigned so far.
-        assigned_tokens: Tokens to compute of all assigned prompts.
-        hit_tokens: Expected hits of all assigned prompts.
+        computed_tokens: Tokens to compute of all finished prompts.
+        hit_tokens: Expected hits of all finished prompts.
         overestimated_tokens: Expected hits that the worker did not report.
         next_batch: Number of the next batch of events; 0 without events.
         lost_batches: Batches missed and not replayed.
@@ -181,7 +185,7 @@ class WorkerStatus:
     load_tokens: int
     cached_tokens: int
     assigned: int
-    assigned_tokens: int
+    computed_tokens: int
     hit_tokens: int
     overestimated_tokens: int
     next_batch: int

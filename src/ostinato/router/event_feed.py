@@ -5,7 +5,8 @@
              first batch is 0                     gap, silence, unknown parent
     GUESSED ──────────────────► EXACT ◄─────────────────────────────────────► DEGRADED
        ▲                                    replay, snapshot, all cleared        │
-       └──── events contradict themselves, until a restart or all is cleared ────┘
+       └── events contradict themselves or the requests' hits, until a restart, ──┘
+           a snapshot or all is cleared
 
 Batches after a gap wait until it is filled, up to a limit. A batch number seen before is a
 duplicate if the batch is the same, and a restart if not; a replay begins one batch early, so that a
@@ -59,6 +60,8 @@ class EventFeed:
         self.block_size = 0
         self.cached_tokens = 0
         self.lost_batches = 0
+        self.num_live = 0
+        self.num_removals = 0
 
     @property
     def state(self) -> WorkerState:
@@ -72,10 +75,16 @@ class EventFeed:
         """Why it is not known exactly; empty if exact."""
         return self._distrust or self._doubt or self._missing
 
+    @property
+    def has_no_events(self) -> bool:
+        """Whether nothing is known of its events yet."""
+        return self._distrust.startswith(NO_EVENTS)
+
     def apply(self, batch: EventBatch) -> Resync | None:
         """Apply a batch as it arrives; returns what to fetch."""
         self.sends_events = True
-        if self._distrust and not self._distrust.startswith(NO_EVENTS):
+        self.num_live += 1
+        if self._distrust and not self.has_no_events:
             return self._trust_again(batch)
         self._distrust = ""
         if batch.sequence < self.next:
@@ -88,6 +97,12 @@ class EventFeed:
         if len(self._waiting) < WAITING_BATCHES:
             self._waiting[batch.sequence] = batch
         return self._ask(f"batches from {self.next} on are missing")
+
+    def begin(self, batches: Iterable[EventBatch]) -> Resync | None:
+        """Start over with all batches that can be replayed, at least one."""
+        self.start_over("")
+        self._distrust, self.sends_events = "", True
+        return self.replayed(batches)
 
     def replayed(self, batches: Iterable[EventBatch]) -> Resync | None:
         """Apply replayed batches; returns a request for a snapshot if a gap remains."""
@@ -138,8 +153,9 @@ class EventFeed:
 
     def distrust(self, reason: str) -> None:
         """Clear all blocks, and use no more events: they cannot be right."""
-        self.start_over("")
-        self._distrust = reason
+        if not self._distrust or self.has_no_events:
+            self.start_over("")
+            self._distrust = reason
 
     def doubt(self, reason: str) -> Resync | None:
         """Doubt that the events are complete; returns what to fetch."""
@@ -272,6 +288,7 @@ class EventFeed:
             self.cached_tokens += self.block_size
 
     def _remove(self, event: Removed) -> None:
+        self.num_removals += 1
         tier = self._tier(event.medium)
         for name in event.hashes:
             node = self._blocks.get((event.group, name))
@@ -283,6 +300,7 @@ class EventFeed:
                 del self._blocks[event.group, name]
 
     def _clear(self) -> None:
+        self.num_removals += 1
         self._tree.clear(self._worker)
         self._blocks.clear()
         self.cached_tokens = 0

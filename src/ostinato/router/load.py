@@ -26,16 +26,22 @@ class Assigned:
         worker: Bit of its worker.
         session: Its session; empty if unknown.
         prefill_tokens: Prompt tokens left to compute; 0 after its first token.
+        assigned_tokens: Prompt tokens to compute when it was assigned.
         at: Time of its assignment.
         nodes: Blocks that are expected because of it.
+        untold: First block of its prompt that was sent to its worker before, without an event.
+        num_removals: Removals by its worker's events before it, if those were complete; else None.
     """
 
     number: int
     worker: int
     session: str
     prefill_tokens: int
+    assigned_tokens: int
     at: float
     nodes: list[Node] = field(default_factory=list)
+    untold: Node | None = None
+    num_removals: int | None = None
 
 
 class ReturnTimes:
@@ -106,6 +112,12 @@ class Load:
         """Remove a request."""
         self.prefilled(work)
         self.num_running -= 1
+
+    def withdraw(self, work: Assigned, time_s: float) -> None:
+        """Subtract the work of a request that failed from recent work."""
+        left = work.assigned_tokens * exp(min(0.0, (work.at - self.decayed_at) / max(time_s, 1.0)))
+        self.recent_tokens = max(0.0, self.recent_tokens - left)
+        self.recent_variance = max(0.0, self.recent_variance - left**2)
 
     def check(self, running: Sequence[Assigned]) -> None:
         """Assert that the sums are those of the unfinished requests."""

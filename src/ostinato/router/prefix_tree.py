@@ -103,14 +103,27 @@ class PrefixTree:
     def child(self, parent: Node, name: object) -> Node:
         """Return a child by name; creates it if there is none."""
         node = self._nodes.get((id(parent), name))
-        if node is None:
-            self._tick += 1
-            node = self._nodes[id(parent), name] = Node(parent, name, self._tick)
-            parent.num_children += 1
-            self._leaves.pop(id(parent), None)
-            self._leaves[id(node)] = node
-            self.num_tokens += _num_tokens(node)
-        return node
+        return self.chain(parent, (name,))[0] if node is None else node
+
+    def chain(self, parent: Node, names: Iterable[object]) -> list[Node]:
+        """Return one node below the other by their names; creates those that are missing."""
+        self._tick += 1
+        tick, nodes, path, has_grown = self._tick, self._nodes, list[Node](), False
+        for name in names:
+            key = id(parent), name
+            node = nodes.get(key)
+            if node is None:
+                node = nodes[key] = Node(parent, name, tick)
+                if not has_grown:
+                    self._leaves.pop(id(parent), None)
+                    has_grown = True
+                parent.num_children += 1
+                self.num_tokens += _num_tokens(node)
+            path.append(node)
+            parent = node
+        if has_grown:
+            self._leaves[id(parent)] = parent
+        return path
 
     def walk(self, root: Node, names: Iterable[object]) -> list[Node]:
         """Return the existing nodes of a prefix, and mark them as used."""
@@ -153,10 +166,13 @@ class PrefixTree:
         """
         bit, mark, nowhere, first = 1 << worker, (until, decision), (now, decision), list[Node]()
         for node in nodes:
-            if node.holders & bit:
+            held = node.held
+            if (held[0] | held[1] | held[2]) & bit:
                 continue
-            if node.sent is None:
-                node.sent = {}
+            if not node.sent:
+                node.sent = {worker: mark}
+                first.append(node)
+                continue
             before, sent_by = node.sent.get(worker, nowhere)
             if before <= now:
                 node.sent[worker] = mark

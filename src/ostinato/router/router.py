@@ -19,8 +19,9 @@ from ostinato.router.decision import (
 )
 from ostinato.router.event_feed import EventFeed
 from ostinato.router.events import EventBatch
+from ostinato.router.evidence import Hits
 from ostinato.router.load import Assigned, ReturnTimes
-from ostinato.router.lookup import Found, expect, look_up
+from ostinato.router.lookup import Found, Steps, exhaust, expect, look_up
 from ostinato.router.policies import (
     Choice,
     Fleet,
@@ -127,6 +128,8 @@ class Router:
         """Clear the blocks of a worker that has restarted."""
         worker = self._workers[name]
         worker.feed.start_over("restarted")
+        worker.evidence.clear()
+        worker.trial = ""
         return Resync(name, 0)
 
     def interrupted(self, name: str) -> Resync | None:
@@ -163,17 +166,34 @@ class Router:
         Returns:
             None if there is no worker to choose from.
         """
-        options = self._look_up(request, now, exclude)
+        return exhaust(self.route_in_slices(request, now, exclude))
+
+    def route_in_slices(
+        self, request: RouteRequest, now: float, exclude: Iterable[str] = ()
+    ) -> Steps[Decision | None]:
+        """Do as ``route``, as a generator that yields after each part of a long prompt.
+
+        If it is closed early, nothing is assigned.
+        """
+        options = yield from self._look_up(request, now, exclude)
         if not options:
             return None
         fleet = Fleet([x.candidate for x in options], [x.worker.load for x in options])
-        return self._assign(request, now, options, self._policy.choose(request, fleet))
+        choice = self._policy.choose(request, fleet)
+        decision, work = self._assign(request, now, options, choice)
+        try:
+            found = options[choice.place].found
+            yield from expect(self._tree, request, found, work, self.config.guess_ttl_s)
+        except GeneratorExit:
+            self.failed(decision)
+            raise
+        return decision
 
     def look_up(
         self, request: RouteRequest, now: float, exclude: Iterable[str] = ()
     ) -> list[Candidate]:
         """Return the cost of a request at each worker, without assigning it."""
-        return [option.candidate for option in self._look_up(request, now, exclude)]
+        return [option.candidate for option in exhaust(self._look_up(request, now, exclude))]
 
     def place(self, request: RouteRequest, copies: int, now: float) -> list[Decision]:
         """Choose workers to compute a prefix, until ``copies`` workers have it.
@@ -208,6 +228,9 @@ class Router:
         if work.session:
             self._returns.ended(work.session, now)
         worker = self._by_bit[work.worker]
+        worker.computed_tokens += work.assigned_tokens
+        worker.hit_tokens += decision.expected_cached_tokens
+        worker.check(work, _hits(decision, cached_tokens), now)
         if work.nodes and worker.feed.sends_events and worker.events_due_since is None:
             worker.events_due_since = now
         if cached_tokens is not None and cached_tokens < decision.expected_cached_tokens:
@@ -217,6 +240,7 @@ class Router:
         """Record that a request failed, so that its prefix is not assumed to be cached."""
         work = self._end(decision)
         if work is not None:
+            self._by_bit[work.worker].load.withdraw(work, self._returns.mean_s)
             for node in reversed(work.nodes):
                 self._tree.unexpect(node, work.worker, work.number)
 
@@ -228,7 +252,12 @@ class Router:
 
     def apply(self, name: str, batch: EventBatch) -> Resync | None:
         """Apply a batch of a worker's events; returns what is missing, if anything."""
+        self._workers[name].evidence.num_silences = 0
         return self._resync(name, self._workers[name].feed.apply(batch))
+
+    def begin(self, name: str, batches: Iterable[EventBatch]) -> Resync | None:
+        """Start over with all batches that a worker replays; returns what is still missing."""
+        return self._resync(name, self._workers[name].feed.begin(batches))
 
     def replayed(self, name: str, batches: Iterable[EventBatch]) -> Resync | None:
         """Apply replayed batches; returns what is still missing."""
@@ -243,11 +272,14 @@ class Router:
         self._workers[name].feed.skip_missing()
 
     def broken(self, name: str, reason: str) -> None:
-        """Stop using a worker's events, which could not be decoded: it becomes GUESSED."""
+        """Stop using a worker's events, which could not be decoded, until a resync."""
         self._workers[name].feed.distrust(reason)
 
     def overdue(self, now: float) -> list[Resync]:
-        """Return what to fetch from silent workers. Call it every few seconds."""
+        """Return what to fetch from workers that are silent, or were not believed.
+
+        Call it every few seconds. A worker whose events contradict its requests becomes GUESSED.
+        """
         due = [worker.overdue(now, self.config.silent_s) for worker in self._workers.values()]
         return [resync for resync in due if resync is not None]
 
@@ -258,41 +290,44 @@ class Router:
             worker.feed.check()
             worker.load.check([w for w in self._running.values() if w.worker == worker.bit])
 
-    def _look_up(self, request: RouteRequest, now: float, exclude: Iterable[str]) -> list[_Option]:
+    def _look_up(
+        self, request: RouteRequest, now: float, exclude: Iterable[str]
+    ) -> Steps[list[_Option]]:
         excluded = set(exclude)
-        workers = [
-            worker
-            for worker in self._workers.values()
-            if not worker.is_draining and worker.name not in excluded
-        ]
+        workers = [worker for name, worker in self._workers.items() if name not in excluded]
+        workers = [worker for worker in workers if not worker.is_draining]
+        sizes = [(worker.bit, worker.compared_size(request)) for worker in workers]
+        found = yield from look_up(self._tree, request, sizes, now)
         for worker in workers:
             worker.load.decay(now, self._returns.mean_s)
-        sizes = [(worker.bit, worker.compared_size(request)) for worker in workers]
-        found = look_up(self._tree, request, sizes, now)
         return [
             _Option(worker, each, worker.candidate(request, each))
             for worker, each in zip(workers, found, strict=True)
+            if not worker.is_draining and self._workers.get(worker.name) is worker
         ]
 
     def _assign(
         self, request: RouteRequest, now: float, options: Sequence[_Option], choice: Choice
-    ) -> Decision:
+    ) -> tuple[Decision, Assigned]:
         for option, score in zip(options, choice.scores, strict=False):
             option.candidate.score = score
         worker, found = options[choice.place].worker, options[choice.place].found
         chosen = options[choice.place].candidate
         others = [option.candidate for option in options if option.candidate is not chosen]
         self._number += 1
-        work = Assigned(self._number, worker.bit, request.session, chosen.tokens_to_compute, now)
+        cost = chosen.tokens_to_compute
+        work = Assigned(self._number, worker.bit, request.session, cost, cost, now)
+        is_told = not (request.characters or request.held)  # events name public prefixes otherwise
+        if is_told and worker.feed.state is WorkerState.EXACT:
+            work.num_removals = worker.feed.num_removals
+            if found.expected_tokens:
+                work.untold = found.path[found.cached_tokens // found.block_size]
         follows = self._leader(found.sent_by)
         self._running[work.number] = work
         worker.load.assign(work)
         worker.assigned += 1
-        worker.assigned_tokens += chosen.tokens_to_compute
-        worker.hit_tokens += chosen.cached_tokens + chosen.expected_tokens
         self._returns.returned(request.session, now)
-        expect(self._tree, request, found, work, self.config.guess_ttl_s)
-        return Decision(
+        decision = Decision(
             work.number,
             worker.name,
             self.config.policy,
@@ -304,6 +339,7 @@ class Router:
             follows,
             (chosen, *others),
         )
+        return decision, work
 
     def _leader(self, number: int | None) -> int | None:
         """Return the decision if its prompt is still being computed."""
@@ -334,3 +370,12 @@ class Router:
         for bit, worker in self._by_bit.items():
             if workers >> bit & 1:
                 worker.feed.evicted()
+
+
+def _hits(decision: Decision, reported_tokens: int | None) -> Hits | None:
+    """Return what was expected and reported; None if nothing was reported."""
+    if reported_tokens is None:
+        return None
+    chosen = decision.candidates[0]
+    counts = chosen.cached_tokens, chosen.expected_tokens
+    return Hits(decision.num_tokens, *counts, reported_tokens)

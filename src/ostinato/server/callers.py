@@ -63,6 +63,22 @@ class Caller:
         """
         return derive_salt(self.salt, cache_salt)
 
+    def priority_of(self, priority: int) -> int:
+        """Combine the caller's priority with the one that a request asks for.
+
+        Raises:
+            ApiError: It is higher than the caller is entitled to (400).
+        """
+        if priority < 0 and not self.may_go_first:
+            raise ApiError(
+                400,
+                f"priority={priority}: must be at least 0; only the administrator "
+                "may raise priorities",
+                param="priority",
+                code="invalid_value",
+            )
+        return self.priority + priority
+
 
 ANONYMOUS = Caller(may_go_first=True, may_administer=True, public_prefixes=(ALL_PUBLIC,))
 """The only caller of a server without keys; it may do everything."""

@@ -21,12 +21,11 @@ import resource
 import time
 from collections import Counter
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from ostinato.server.config import ServerConfig
 from ostinato.server.errors import ApiError, body_in_pieces, response_of
 from ostinato.server.http_parts import BodyInPieces, CountedParser, LingeringTransport
 from ostinato.server.unread_output import add_connection
@@ -46,6 +45,35 @@ _MIN_SENT_BYTES = 16384
 """Bytes that a client must take in ``send_timeout_s``, where as many wait."""
 
 
+class ConnectionLimits(Protocol):
+    """The settings of a server or a router that limit connections."""
+
+    @property
+    def max_connections(self) -> int:
+        """Maximum number of connections."""
+
+    @property
+    def max_connections_per_address(self) -> int:
+        """Maximum number of connections of one address."""
+
+    @property
+    def header_timeout_s(self) -> float:
+        """Time limit for a request's head."""
+
+    @property
+    def send_timeout_s(self) -> float:
+        """Time limit for a client to take a part of its response."""
+
+
+class Connection(Protocol):
+    """A client's connection."""
+
+    address: str
+
+    def abort(self) -> None:
+        """Close it without a response."""
+
+
 class Connections:
     """All open connections of one server.
 
@@ -56,19 +84,19 @@ class Connections:
         send_timeout_s: Time limit for a client to take a part of its response.
     """
 
-    def __init__(self, config: ServerConfig, most: int) -> None:
+    def __init__(self, config: ConnectionLimits, most: int) -> None:
         """Start without connections; file descriptors may lower ``most``."""
         self.most_per_address = config.max_connections_per_address
         self.most = min(config.max_connections, most)
         self.header_timeout_s, self.send_timeout_s = config.header_timeout_s, config.send_timeout_s
-        self._waiting: dict[GuardedProtocol, None] = {}  # in order of waiting time, longest first
+        self._waiting: dict[Connection, None] = {}  # in order of waiting time, longest first
         self._open: Counter[str] = Counter()
 
     def protocol(self, **settings: Any) -> "GuardedProtocol":
         """Create the protocol of a new connection, for uvicorn."""
         return GuardedProtocol(self, **settings)
 
-    def enter(self, connection: "GuardedProtocol") -> bool:
+    def enter(self, connection: Connection) -> bool:
         """Register a new connection; return False if there is no room for it."""
         address = connection.address
         if self._open[address] >= self.most_per_address and not self._close_oldest(address):
@@ -79,18 +107,18 @@ class Connections:
         self._waiting[connection] = None
         return True
 
-    def leave(self, connection: "GuardedProtocol") -> None:
+    def leave(self, connection: Connection) -> None:
         """Remove a closed connection."""
         self._waiting.pop(connection, None)
         self._open[connection.address] -= 1
         if not self._open[connection.address]:
             del self._open[connection.address]
 
-    def note_request(self, connection: "GuardedProtocol") -> None:
+    def note_request(self, connection: Connection) -> None:
         """Note that a request's head has arrived."""
         self._waiting.pop(connection, None)
 
-    def note_idle(self, connection: "GuardedProtocol") -> None:
+    def note_idle(self, connection: Connection) -> None:
         """Note that a connection waits for its next request."""
         self._waiting[connection] = None
 

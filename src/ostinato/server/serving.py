@@ -35,7 +35,7 @@ async def serve(
     salt = caller.narrow(call.cache_salt)
     check_room(state, caller, [call])
     with _refusals_observed(state, caller, call):
-        priority = _priority(caller, call)
+        priority = caller.priority_of(call.priority)
         state.rate_limit.enter(caller, call.params.n)
     record = ServedRequest(call.request_id, call, caller, salt, time.monotonic())
     try:
@@ -156,23 +156,6 @@ async def _keep(
         whose, output.prompt_token_ids, terms, output.num_cached_tokens
     )
     record.call.num_retained_tokens.append(record.lease.num_tokens)
-
-
-def _priority(caller: Caller, call: GenerateCall) -> int:
-    """Return a request's priority.
-
-    Raises:
-        ApiError: It is higher than the caller is entitled to.
-    """
-    if call.priority < 0 and not caller.may_go_first:
-        raise ApiError(
-            400,
-            f"priority={call.priority}: must be at least 0; only the administrator "
-            "may raise priorities",
-            param="priority",
-            code="invalid_value",
-        )
-    return caller.priority + call.priority
 
 
 def _raise_if_failed(output: RequestOutput) -> None:
