@@ -186,7 +186,7 @@ void add_logprobs(const Row &row, const ost_logprobs &entry, int64_t mass) {
     mass = Draw(row, plain).sum_up(kEverything);
   }
   const Weights weights(row.best(), 1, 0, row.width());
-  const double total = weights.best + std::log(std::ldexp(static_cast<double>(mass), -static_cast<int>(weights.scale)));
+  const double total = weights.best + natural_log(std::ldexp(static_cast<double>(mass), -static_cast<int>(weights.scale)));
   for (int64_t i = 0; i < entry.num_tokens; ++i) {
     entry.values[i] = static_cast<double>(row.logit(entry.tokens[i])) - total;
     entry.ranks[i] = row.rank(entry.tokens[i]);

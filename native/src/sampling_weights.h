@@ -35,6 +35,9 @@ constexpr double kBucketsPerUnit = 32;
 // What is added to a number to read it as a whole one from its lower bits.
 constexpr double kWhole = 0x1.8p52;
 
+// The logarithm of long doubles is in every C library; that of doubles has a version of glibc 2.29.
+inline double natural_log(double number) { return static_cast<double>(std::log(static_cast<long double>(number))); }
+
 struct Weights {
   double best = 0;
   double temperature = 1;
@@ -46,7 +49,7 @@ struct Weights {
       : best(best_), temperature(temperature_), min_p(min_p_) {
     for (int64_t rest = width; rest > 0; rest >>= 1) --scale;
     double lowest = -0.7 * static_cast<double>(scale + 2);
-    if (min_p > 0 && std::log(min_p) - 1e-6 > lowest) lowest = std::log(min_p) - 1e-6;
+    if (min_p > 0 && natural_log(min_p) - 1e-6 > lowest) lowest = natural_log(min_p) - 1e-6;
     void_below = best + lowest * temperature;
   }
 

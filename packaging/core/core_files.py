@@ -7,9 +7,10 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 LEFT_OUT = (
     *("runner", "engine", "server", "cli", "lab", "models", "traces"),
-    *("router", "fleet", "ray", "images", "tiers"),
+    *("router", "fleet", "ray", "images", "tiers", "lora"),
+    *("inputs.py", "sampling_params.py"),
 )
-"""Rooms that need more than NumPy: torch, FastAPI, msgspec, aiohttp, matplotlib."""
+"""Rooms and files that need more than NumPy: torch, FastAPI, msgspec, aiohttp, matplotlib."""
 
 KEPT = tuple(f"tiers/{name}.py" for name in ("__init__", "port", "prefix", "retention"))
 """Files of these rooms that others need: receipts of an erasure name tiers."""
