@@ -19,7 +19,7 @@ after a slow hour the list is back when half of a cell is new.
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import log2
+from math import exp2, log2
 from typing import NamedTuple
 
 import numpy as np
@@ -337,7 +337,7 @@ class _Cell:
     def weight(self, number: int) -> float:
         """Return how much it counts after so many steps of any work."""
         age = (number - self._newest) / HALF_LIFE_STEPS
-        return min(1.0, len(self._steps) / WELL_MEASURED) * max(LEAST_WEIGHT, 0.5**age)
+        return min(1.0, len(self._steps) / WELL_MEASURED) * max(LEAST_WEIGHT, exp2(-age))
 
     def median(self, prices: StepPrices | None) -> tuple[Work, float]:
         """Return the step in the middle by measured to predicted time; of two the faster."""
