@@ -60,7 +60,8 @@ def test_parameters_that_were_changed_between_calls_are_prepared_again(llm: LLM)
     """They are mutable, as in vLLM: the second call has what they say then."""
     params = SamplingParams(max_tokens=2, allowed_token_ids=[20])
     [first] = llm.generate(PROMPTS[:1], params, use_tqdm=False)
-    params.max_tokens, params.allowed_token_ids = 3, [22]
+    for name, value in {"max_tokens": 3, "allowed_token_ids": [22]}.items():
+        setattr(params, name, value)
     [second] = llm.generate(PROMPTS[:1], params, use_tqdm=False)
     assert list(first.outputs[0].token_ids) == [20, 20]
     assert list(second.outputs[0].token_ids) == [22, 22, 22]
