@@ -14,7 +14,8 @@ from ostinato.runner.forward.codes import CodeFormat, Codes, encode, joined
 from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.forward.quantized import QuantizedWeight
 from ostinato.runner.gguf_codes import codes_of_rows, dequantized
-from ostinato.runner.gguf_source import equal_codes
+from ostinato.runner.gguf_file import open_gguf
+from ostinato.runner.gguf_source import codes_of_file, equal_codes
 from ostinato.runner.model_loader import LoadedModel, load_model
 from tests.runner.bench import own_logits, random_prompt
 from tests.support.checkpoints import Checkpoints
@@ -49,6 +50,20 @@ def test_a_file_runs_from_its_own_codes(checkpoints: Checkpoints, tmp_path: Path
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     prompt = random_prompt(1, 12)
     assert torch.allclose(own_logits(loaded, prompt), own_logits(plain, prompt), atol=1e-4)
+
+
+def test_weights_that_no_codes_give_exactly_take_the_nearest_of_8_bits(
+    checkpoints: Checkpoints, tmp_path: Path
+):
+    """As Q6_K's do, in models that are read as a whole."""
+    file = save_gguf(tmp_path / "tiny.gguf", checkpoints.path("qwen3", **SIZES), "Q4_0")
+    model = load_model(file, "float32", forward="plain").model
+    with torch.no_grad(), open_gguf(file):
+        for weight in model.parameters():
+            weight.add_(1e-3)
+        quantization = codes_of_file(file, model)
+    assert quantization is not None and quantization.stored
+    assert {codes.format.bits for codes in quantization.stored.values()} == {8}
 
 
 def test_a_file_with_plain_weights_has_no_codes(checkpoints: Checkpoints, tmp_path: Path):

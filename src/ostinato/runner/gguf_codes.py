@@ -23,7 +23,7 @@ from ostinato.runner.forward.codes import CodeFormat, Codes, encode
 
 PLAIN_KINDS = {"F32", "F16", "BF16", "F64"}
 _GROUP = 32
-_NEAREST = CodeFormat(bits=8, group_size=_GROUP)
+NEAREST = CodeFormat(bits=8, group_size=_GROUP)
 _SLICE_NUMBERS = 2**22
 
 Blocks = NDArray[np.uint8]
@@ -66,7 +66,7 @@ def _slice_codes(data: Blocks, kind: gguf.GGMLQuantizationType, dtype: torch.dty
     blocks = data.reshape(-1, gguf.GGML_QUANT_SIZES[kind][1])
     scaled = _scales(kind.name, blocks)
     if scaled is None:
-        return encode(dequantized(data, kind, dtype), _NEAREST)
+        return encode(dequantized(data, kind, dtype), NEAREST)
     scales, minima = (None if part is None else _by_rows(part, len(data)) for part in scaled)
     assert scales is not None
     format = CodeFormat(4 if kind.name.startswith("Q4") else 8, _GROUP, minima is not None)

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from ostinato.runner.block_embedding import BlockEmbedding
-from ostinato.runner.forward.codes import Codes
+from ostinato.runner.forward.codes import Codes, encode
 from ostinato.runner.forward.plain_layers import is_plain_linear
 from ostinato.runner.forward.quantized import Quantization
-from ostinato.runner.gguf_codes import PLAIN_KINDS, codes_of_rows, dequantized
+from ostinato.runner.gguf_codes import NEAREST, PLAIN_KINDS, codes_of_rows, dequantized
 from ostinato.runner.gguf_file import architecture_of
 from ostinato.runner.weight_source import FileRange
 
@@ -151,7 +151,8 @@ def _shape(tensor: Any) -> tuple[int, ...]:
 def codes_of_file(path: Path, model: "PreTrainedModel") -> Quantization | None:
     """Return how to pack the linear layers of a model that ``transformers`` has read from a file.
 
-    Codes are used only if they give exactly the numbers that were read.
+    The file's codes are used if they give exactly the numbers that were read; else the nearest
+    codes of 8 bits are.
 
     Args:
         path: The file, opened by ``open_gguf``.
@@ -167,13 +168,15 @@ def codes_of_file(path: Path, model: "PreTrainedModel") -> Quantization | None:
     heads = {config.num_attention_heads, config.num_key_value_heads}
     stored: dict[int, Codes] = {}
     kinds: set[str] = set()
+    head = model.get_output_embeddings()
     for name, module in model.named_modules():
-        tensor = tensors.get(names.get(f"{name}.weight", ""), tensors.get("token_embd.weight"))
+        tied = "token_embd.weight" if module is head else ""
+        tensor = tensors.get(names.get(f"{name}.weight", ""), tensors.get(tied))
         if not is_plain_linear(module) or tensor is None or tensor.tensor_type.name in PLAIN_KINDS:
             continue
-        if (codes := equal_codes(tensor, module.weight, heads)) is not None:
-            kinds.add(tensor.tensor_type.name)
-            stored[id(module.weight)] = codes
+        kinds.add(tensor.tensor_type.name)
+        codes = equal_codes(tensor, module.weight, heads)
+        stored[id(module.weight)] = encode(module.weight, NEAREST) if codes is None else codes
     return Quantization(f"GGUF {', '.join(sorted(kinds))}", stored) if stored else None
 
 

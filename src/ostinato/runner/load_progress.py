@@ -1,12 +1,9 @@
 """Shows how far the reading of weights is: a bar on a terminal, else a line now and then."""
 
-import logging
 import sys
 import time
 
 from tqdm import tqdm
-
-logger = logging.getLogger("ostinato")
 
 SHOWN_BYTES = 2**28
 """Less is read in a moment, and nothing is shown."""
@@ -41,7 +38,7 @@ class LoadProgress:
         now = time.monotonic()
         if self._has_lines and now - self._last_line >= SECONDS_PER_LINE:
             self._last_line = now
-            logger.info("%s", self.line(now - self._start))
+            print(self.line(now - self._start), file=sys.stderr, flush=True)
 
     def line(self, seconds: float) -> str:
         """Return what was read after so long, the rate and the time left."""
