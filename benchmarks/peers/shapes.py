@@ -314,7 +314,8 @@ def _write_header(writer: Any, config: Any, tokens: list[str]) -> None:
         writer.add_sliding_window(config.sliding_window)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
-    writer.add_token_list(tokens)
+    merged = tokens[1] + tokens[2]  # loaders want a merge, and its result among the tokens
+    writer.add_token_list([*tokens[:-1], merged])
     writer.add_token_merges([f"{tokens[1]} {tokens[2]}"])
     kinds = [gguf.TokenType.CONTROL, *[gguf.TokenType.NORMAL] * (len(tokens) - 1)]
     writer.add_token_types(kinds)

@@ -83,7 +83,7 @@ class Scenario:
         owner, prompt = self._compose(base, cut, suffix)
         prompt = prompt[: self._longest - (self._num_requests % 8 != 0)]  # one of 8 is too long
         prompt, images = _with_image(prompt, image)
-        identity = self._identity(owner if tenant is None else tenant, prompt)
+        identity = self._identity(owner if tenant is None else tenant, _text_before(prompt, images))
         request = self._request(prompt, identity, images=images, **options)
         if len(prompt) < self._longest:
             self._submit(request)
@@ -146,7 +146,7 @@ class Scenario:
         """Ask for a known prefix to be kept."""
         tenant, text = self._compose(base, cut, "")
         text, images = _with_image(text, (1, 3) if image else None)
-        key = PrefixKey(self._identity(tenant, text), map(ord, text), images)
+        key = PrefixKey(self._identity(tenant, _text_before(text, images)), map(ord, text), images)
         self.checks.after_lease(key, terms, self.cache.admin.lease(key, terms))
         self.checks.between_steps()
 
@@ -374,6 +374,11 @@ class Scenario:
         live = self.checks.live()
         num_sequences = sum(s.request.params.n for s in live if s.index == 0) + len(live)
         return (num_sequences + 1) ** 2 * (self._longest + 2)
+
+
+def _text_before(prompt: str, images: tuple[ImageSpan, ...]) -> str:
+    """Return the part of a prompt in which a public prefix may end: as in the engine, no image."""
+    return prompt[: images[0].start] if images else prompt
 
 
 def _with_image(prompt: str, image: tuple[int, int] | None) -> tuple[str, tuple[ImageSpan, ...]]:
