@@ -41,7 +41,7 @@ typedef struct ost_logprobs {
   int64_t num_tokens, num_alternatives;
 } ost_logprobs;
 
-/* Logits, and what is asked of them. */
+/* Logits of a batch, and the sampling parameters of each row. */
 typedef struct ost_sampling {
   ost_matrix logits;            /* (any, width), of any format */
   const ost_sample_row *rows;   /* (num_rows,), or null: the row of a log-probability is what it names */

@@ -61,11 +61,11 @@ def _least_width(column: Column, console: Console, options: ConsoleOptions) -> i
     return max(longest, column.min_width or 0)
 
 
-def _parts(widths: list[int], most: int) -> Iterator[list[int]]:
+def _parts(widths: list[int], max_width: int) -> Iterator[list[int]]:
     """Divide columns into parts that fit; the first column begins each."""
     part, used = [0], widths[0]
     for place, width in enumerate(widths[1:], 1):
-        if len(part) > 1 and used + width > most:
+        if len(part) > 1 and used + width > max_width:
             yield part
             part, used = [0], widths[0]
         part.append(place)

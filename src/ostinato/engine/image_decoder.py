@@ -73,7 +73,7 @@ class ImageDecoder:
         _, height, width = ANSWER.unpack_from(answer)
         pixels = np.frombuffer(answer, dtype=np.uint8, offset=ANSWER.size)
         picture = Picture(pixels.reshape(height, width, 3))
-        assert picture.digest, "computed here, where nobody waits for it"
+        assert picture.digest, "computed here, off the event loop"
         return picture
 
     def _ask(self, kind: int, file: bytes, number: int) -> bytearray:

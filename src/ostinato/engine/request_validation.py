@@ -136,11 +136,11 @@ def resolve_params(params: Any, loaded: LoadedModel, max_logprobs: int) -> Sampl
     params = params.clone()  # the caller may change theirs
     changes: dict[str, Any] = {}
     for name in ("logprobs", "prompt_logprobs"):
-        wanted = getattr(params, name)
-        if wanted is None:
+        requested = getattr(params, name)
+        if requested is None:
             continue
-        number = _num_logprobs(name, wanted, loaded.vocab_size, max_logprobs)
-        if number != wanted:
+        number = _num_logprobs(name, requested, loaded.vocab_size, max_logprobs)
+        if number != requested:
             changes[name] = number
     return spell_bad_words(replace(params, **changes) if changes else params, loaded)
 
@@ -230,11 +230,13 @@ def _check_ids(params: SamplingParams, vocab_size: int) -> None:
             )
 
 
-def _num_logprobs(name: str, wanted: int, vocab_size: int, most: int) -> int:
+def _num_logprobs(name: str, requested: int, vocab_size: int, most: int) -> int:
     """Return how many alternatives to give per token."""
-    number = vocab_size if wanted == -1 else wanted
+    number = vocab_size if requested == -1 else requested
     if most != -1 and number > most:
-        given = f"{name}={wanted}" + (f" is the vocabulary of {vocab_size}" if wanted == -1 else "")
+        given = f"{name}={requested}" + (
+            f" is the vocabulary of {vocab_size}" if requested == -1 else ""
+        )
         raise InvalidSamplingParams(
             f"{given}: at most {most} alternatives per token are given; ask for fewer, or set the "
             "engine's max_logprobs"

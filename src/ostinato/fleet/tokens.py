@@ -35,8 +35,8 @@ _LONG_PROMPT_CHARACTERS = 262_144
 class PromptTokens:
     """Turns prompts into the tokens that the router compares.
 
-    Tenants take turns, and long texts have a thread of their own, so that nobody's short prompt
-    waits for them.
+    Tenants take turns, and long texts have a thread of their own, so that short prompts of other
+    tenants do not queue behind them.
 
     Args:
         workers: Workers by name, which may tokenize.

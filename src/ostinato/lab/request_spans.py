@@ -199,14 +199,14 @@ def _scopes(whole: Record) -> Iterator[Record]:
 
 def _attributes(span: Record) -> Record:
     """Return the attributes of a span and of its events, plain or as OTLP writes them."""
-    found: Record = {}
+    record_fields: Record = {}
     for holder in (*(span.get("events") or ()), span):
         given = holder.get("attributes") or {}
         if isinstance(given, Mapping):
-            found |= given
+            record_fields |= given
         else:
-            found |= {each["key"]: _otlp_value(each.get("value") or {}) for each in given}
-    return found
+            record_fields |= {each["key"]: _otlp_value(each.get("value") or {}) for each in given}
+    return record_fields
 
 
 def _otlp_value(value: Mapping[str, Any]) -> Any:

@@ -52,19 +52,19 @@ class Hits:
 
         None if there are too few to say, or if they were only expected: events said nothing.
         """
-        most = self.cached_tokens + self.expected_tokens
+        num_likely = self.cached_tokens + self.expected_tokens
         tolerance = max(TOLERANCE_BLOCKS * block_size, TOLERANCE_SHARE * self.num_tokens)
-        if max(most, self.reported_tokens) <= tolerance:
+        if max(num_likely, self.reported_tokens) <= tolerance:
             return None
-        if not self.cached_tokens - tolerance <= self.reported_tokens <= most + tolerance:
+        if not self.cached_tokens - tolerance <= self.reported_tokens <= num_likely + tolerance:
             return False
         return True if self.reported_tokens <= self.cached_tokens + tolerance else None
 
     def __str__(self) -> str:
         """Return what disagrees."""
-        most = self.cached_tokens + self.expected_tokens
+        num_likely = self.cached_tokens + self.expected_tokens
         return (
-            f"{most:,} of {self.num_tokens:,} prompt tokens were expected to be cached, and "
+            f"{num_likely:,} of {self.num_tokens:,} prompt tokens were expected to be cached, and "
             f"{self.reported_tokens:,} were: is --tokenizer the workers', and are the events its "
             "own?"
         )

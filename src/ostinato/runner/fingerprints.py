@@ -31,7 +31,7 @@ SETTLED_NS = 2 * 10**9
 
 
 class Stopped(Exception):
-    """The load ended early, and nobody waits for the fingerprint."""
+    """The load ended early, so the fingerprint is not needed."""
 
 
 @contextmanager

@@ -76,14 +76,14 @@ def _chunk_logprobs(
     ids = torch.cat((own, others), dim=1)  # (num_tokens, 1 + num_others)
     logprobs = torch.log_softmax(chosen, dim=-1).gather(1, ids).tolist()
     ranks = _ranks(chosen, own).tolist()
-    found: list[tuple[TokenLogprob, ...] | None] = []
+    alternatives_of_rows: list[tuple[TokenLogprob, ...] | None] = []
     for line, values, rank, count in zip(
         ids.tolist(), logprobs, ranks, num_alternatives, strict=True
     ):
         # The rank of an alternative is its place behind the token itself.
         entries = zip(line, values, [rank, *range(1, len(line))], strict=True)
-        found.append(tuple(starmap(TokenLogprob, list(entries)[: 1 + count])))
-    return found
+        alternatives_of_rows.append(tuple(starmap(TokenLogprob, list(entries)[: 1 + count])))
+    return alternatives_of_rows
 
 
 def _ranks(logits: Tensor, tokens: Tensor) -> Tensor:

@@ -161,13 +161,13 @@ class ShortestFirst(RankedOrder):
             given = limits.get(name, 0)
             start = starts[name] + given
             left = len(sequence.key) - start
-            most = min(left, meter.most_tokens(start, share))
+            chunk_tokens = min(left, meter.most_tokens(start, share))
             if self._max_chunk is not None:
-                most = min(most, self._max_chunk - given)
-            if most < left:
-                most -= most % self._unit
+                chunk_tokens = min(chunk_tokens, self._max_chunk - given)
+            if chunk_tokens < left:
+                chunk_tokens -= chunk_tokens % self._unit
             if share < 1:
-                most = max(most, min(left, self._unit))
-            meter.take(start, most)
-            limits[name] = given + most
+                chunk_tokens = max(chunk_tokens, min(left, self._unit))
+            meter.take(start, chunk_tokens)
+            limits[name] = given + chunk_tokens
         return limits

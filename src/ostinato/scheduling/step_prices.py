@@ -128,16 +128,17 @@ class StepPrices:
             + (start + num_tokens) * self.key_s
         )
 
-    def tokens_for_rate(self, share: float, start: int, most: int) -> int:
+    def tokens_for_rate(self, share: float, start: int, limit_tokens: int) -> int:
         """Return the fewest tokens of a step that keep a share of the highest rate of a prompt.
 
         These are tokens after ``start`` others, whose keys each step reads.
         """
         overhead_s = self.fixed_s - self.token_s * self.free_tokens + start * self.key_s
         each_s = self.token_s + start * self.pair_s
-        if overhead_s * share >= most * each_s * (1 - share):
-            return most
-        return min(most, max(1, self.free_tokens, round(overhead_s * share / each_s / (1 - share))))
+        if overhead_s * share >= limit_tokens * each_s * (1 - share):
+            return limit_tokens
+        num_tokens = round(overhead_s * share / each_s / (1 - share))
+        return min(limit_tokens, max(1, self.free_tokens, num_tokens))
 
 
 Measured = Sequence[tuple[Work, float]]

@@ -3,7 +3,7 @@
 While anything else decodes or waits, a step takes ``max_step_ms``, or longer where less would cost
 more than a tenth of the prompt rate, since each step reads all weights; at most ``MOST_DECODES``
 times as long as without prompts. Alone, a prompt takes the smallest step that is as fast as any
-within ``LOST_ALONE``: whoever comes meanwhile waits for that step.
+within ``LOST_ALONE``: a request that arrives meanwhile waits for that step.
 
 An engine that has measured nothing takes a small step; the next one may be twice the largest that
 was measured, so that no step is far from what is known.
@@ -47,10 +47,10 @@ class StepMeter:
 
     def most_tokens(self, start: int, share: float = 1.0) -> int:
         """Return how many tokens after ``start`` others fit into a share of what is left."""
-        prices, most = self.prices, max(0, int(self.num_tokens * share))
+        prices, limit_tokens = self.prices, max(0, int(self.num_tokens * share))
         if prices is None or self.seconds == float("inf"):
-            return most
-        tokens, free = range(1, most + 1), self.num_free
+            return limit_tokens
+        tokens, free = range(1, limit_tokens + 1), self.num_free
         return bisect_right(
             tokens, self.seconds * share, key=lambda n: prices.prompt_s(start, n, free)
         )
@@ -85,10 +85,12 @@ class StepTimer(StepCosts):
         """Begin a step with sequences that decode, and with prompts that have begun."""
         num_decoding, measured = len(decoding), self.prices.most_tokens
         prices = self.prices.now if measured >= FIRST_TOKENS else None
-        most = FIRST_TOKENS if prices is None and not is_alone else 2 * measured - num_decoding
-        most = min(self._max_tokens - num_decoding, max(FIRST_TOKENS, most))
+        limit_tokens = (
+            FIRST_TOKENS if prices is None and not is_alone else 2 * measured - num_decoding
+        )
+        limit_tokens = min(self._max_tokens - num_decoding, max(FIRST_TOKENS, limit_tokens))
         self.limit_s = float("inf")
-        self._meter = StepMeter(most, prices)
+        self._meter = StepMeter(limit_tokens, prices)
         if prices is None:
             return
         keys = sum(decoding)

@@ -1,6 +1,6 @@
-"""What becomes of fields that a client sends and this server does not obey.
+"""Fields of requests that have no effect here: named in a header, counted, or refused.
 
-A response names those that nobody here knows, and tools that are left out, in the header
+A response names unknown fields, and tools that are left out of the prompt, in the header
 ``x-ostinato-ignored-fields``; ``/metrics`` counts them. The header ``x-ostinato-set-aside`` names
 texts of which a part was replaced by a constant.
 """
