@@ -46,7 +46,7 @@ from ostinato.runner.attention.backend import AttentionBackend, AttentionStyle
 from ostinato.runner.attention.native_backend import NativeAttention
 from ostinato.runner.attention.torch_backend import TorchAttention
 from ostinato.runner.inputs import build_inputs
-from ostinato.runner.kv_store import KVSpec, LayerKV
+from ostinato.runner.kv.kv_store import KVSpec, LayerKV
 from ostinato.runner.native.library import Isa, best_isa, library, use_isa
 
 BLOCK_SIZE = 16

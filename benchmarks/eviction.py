@@ -16,7 +16,7 @@ share of all prompt tokens, the partial last block of each prompt included.
 per request of both, bytes per block of the pool that each allocates, how far the first one was
 behind at its worst moment, and at its end, in points of all prompt tokens until then.
 
-The bounds are those of ``ostinato.lab.simulation``: Belady's, and the same with bypass.
+The bounds are those of ``ostinato.lab.simulate.simulation``: Belady's, and the same with bypass.
 """
 
 import argparse
@@ -33,11 +33,11 @@ from tqdm import tqdm
 
 from ostinato.assembly import build_cache
 from ostinato.core.identity import Identity, PrefixKey
-from ostinato.lab.block_trace import BlockTrace
-from ostinato.lab.policies import SIMULATED_POLICIES, SimulatedPolicyName, policy_factory
-from ostinato.lab.serial_replay import replay_serially
-from ostinato.lab.simulation import belady_hits
-from ostinato.lab.traces import read_npz
+from ostinato.lab.replay.policies import SIMULATED_POLICIES, SimulatedPolicyName, policy_factory
+from ostinato.lab.replay.serial_replay import replay_serially
+from ostinato.lab.simulate.simulation import belady_hits
+from ostinato.lab.traces.block_trace import BlockTrace
+from ostinato.lab.traces.traces import read_npz
 from ostinato.settings import PrefixCacheConfig
 
 LAST = 2**32 - 1

@@ -1,6 +1,7 @@
 """Replays a load in time on several replicas behind a router.
 
-Each replica is the real scheduler and cache, with its own clock (``ostinato.lab.timed_replay``);
+Each replica is the real scheduler and cache, with its own clock
+(``ostinato.lab.simulate.timed_replay``);
 all events of the fleet are processed in order of time::
 
     arrival ──► router ──► replica: plan ─ cost ─► commit ──► first token, finished ──► router
@@ -19,9 +20,9 @@ from typing import Protocol
 import numpy as np
 
 from ostinato.core.config import SchedulerConfig
-from ostinato.lab.block_trace import BlockTrace
-from ostinato.lab.cost_model import StepCost
-from ostinato.lab.timed_replay import TimedReplica, spell
+from ostinato.lab.simulate.timed_replay import TimedReplica, spell
+from ostinato.lab.traces.block_trace import BlockTrace
+from ostinato.lab.work.cost_model import StepCost
 from ostinato.observe import events as observed
 from ostinato.observe.events import EventBatch
 from ostinato.router import Decision, Router, RouterConfig, RouteRequest

@@ -34,9 +34,9 @@ from rich.table import Table
 
 from ostinato.core.plan import SampleTask, TokenConstraint
 from ostinato.core.sampling_params import SamplingParams
-from ostinato.engine.grammar import GrammarCompiler
-from ostinato.engine.structured_outputs import StructuredOutputs
-from ostinato.runner.sampler import Sampler
+from ostinato.engine.grammar.grammar import GrammarCompiler
+from ostinato.engine.grammar.structured_outputs import StructuredOutputs
+from ostinato.runner.sampling.sampler import Sampler
 
 PERSON = {
     "type": "object",

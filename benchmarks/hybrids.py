@@ -38,7 +38,7 @@ from transformers import AutoModelForCausalLM, Qwen3_5ForCausalLM, Qwen3_5TextCo
 
 from ostinato import LLM, SamplingParams
 from ostinato.core.plan import StepPlan, StepResult
-from ostinato.engine.request_state import RequestState
+from ostinato.engine.requests.request_state import RequestState
 
 SIZES = {"hidden_size": 1024, "intermediate_size": 3584, "num_hidden_layers": 24}
 HEADS = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256}

@@ -35,7 +35,7 @@ from transformers import (
 )
 
 from ostinato import LLM, SamplingParams
-from ostinato.engine.prompts import Prompt, PromptDict
+from ostinato.engine.requests.prompts import Prompt, PromptDict
 
 ONE = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, detokenize=False)
 ENDLESS = SamplingParams(temperature=0, max_tokens=4096, ignore_eos=True, detokenize=False)

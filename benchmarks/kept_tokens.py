@@ -23,9 +23,9 @@ from rich.table import Table
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ostinato import LLM, SamplingParams
-from ostinato.engine.chat import render_text
-from ostinato.engine.engine import Engine
-from ostinato.engine.prompts import Prompt
+from ostinato.engine.loop.engine import Engine
+from ostinato.engine.prompts.chat import render_text
+from ostinato.engine.requests.prompts import Prompt
 
 WORDS = "The quick brown fox jumps over the lazy dog, and 3.14 is not 22/7; is it? "
 NEW = "And now, in a few words, say what else there is to know of all this. " * 3

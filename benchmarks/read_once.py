@@ -41,7 +41,7 @@ from ostinato.core.plan import ScheduledSequence, StepPlan
 from ostinato.runner.attention.backend import AttentionStyle
 from ostinato.runner.attention.choice import AttentionCase, choose_attention
 from ostinato.runner.inputs import build_inputs
-from ostinato.runner.kv_store import KVSpec, LayerKV
+from ostinato.runner.kv.kv_store import KVSpec, LayerKV
 from ostinato.runner.native.library import Isa, best_isa, library, use_isa
 from ostinato.runner.settings import AttentionName, ReadOnce
 

@@ -12,8 +12,8 @@ import argparse
 import time
 from pathlib import Path
 
-from ostinato.lab.serial_replay import replay_serially
-from ostinato.lab.traces import read_trace
+from ostinato.lab.replay.serial_replay import replay_serially
+from ostinato.lab.traces.traces import read_trace
 
 REPEATS = 3
 

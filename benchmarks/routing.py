@@ -33,11 +33,11 @@ from benchmarks.fleet import (
 )
 from benchmarks.peers.routers import DYNAMO, NAMES, DynamoRouter, HttpRouter
 from ostinato.core.config import SchedulerConfig
-from ostinato.lab.block_trace import BlockRequest, BlockTrace
-from ostinato.lab.cost_model import CostModel
-from ostinato.lab.timed_replay import slowed_to_fit
-from ostinato.lab.trace_builder import TraceBuilder
-from ostinato.lab.traces import read_npz
+from ostinato.lab.simulate.timed_replay import slowed_to_fit
+from ostinato.lab.traces.block_trace import BlockRequest, BlockTrace
+from ostinato.lab.traces.trace_builder import TraceBuilder
+from ostinato.lab.traces.traces import read_npz
+from ostinato.lab.work.cost_model import CostModel
 from ostinato.router import POLICIES, RouterConfig
 from ostinato.settings import PrefixCacheConfig
 

@@ -29,10 +29,10 @@ from ostinato.core.plan import SampleTask
 from ostinato.core.sampling_params import SamplingParams
 from ostinato.runner.native.library import library
 from ostinato.runner.native.sampling import sample_rows
-from ostinato.runner.randomness import uniform
-from ostinato.runner.sampler import Sampler
+from ostinato.runner.sampling.randomness import uniform
+from ostinato.runner.sampling.sampler import Sampler
+from ostinato.runner.sampling.torch_draws import draw_rows
 from ostinato.runner.token_lists import prepare
-from ostinato.runner.torch_draws import draw_rows
 
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},

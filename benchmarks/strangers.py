@@ -34,10 +34,10 @@ import numpy as np
 from benchmarks.peers.engines import SERVERS, http_worker_of, python_of
 from benchmarks.peers.workers.http_client import COMMANDS, MODEL, free_port
 from ostinato.core.config import SchedulerConfig
-from ostinato.lab.block_trace import BlockRequest
-from ostinato.lab.cost_model import CostModel
-from ostinato.lab.timed_replay import TimedReplica
-from ostinato.lab.trace_builder import TraceBuilder
+from ostinato.lab.simulate.timed_replay import TimedReplica
+from ostinato.lab.traces.block_trace import BlockRequest
+from ostinato.lab.traces.trace_builder import TraceBuilder
+from ostinato.lab.work.cost_model import CostModel
 from ostinato.settings import PrefixCacheConfig
 
 VOCABULARY = range(100, 30_000)

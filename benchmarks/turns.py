@@ -25,7 +25,7 @@ from rich.table import Table
 from benchmarks.peers.protocol import Talk
 from benchmarks.peers.samples import FULL, Draw
 from ostinato import AsyncLLM, SamplingParams
-from ostinato.engine import engine_thread
+from ostinato.engine.api import engine_thread
 from ostinato.runner import model_runner
 
 PARTS = ("plan", "inputs", "forward", "sample", "commit", "states", "between")

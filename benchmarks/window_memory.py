@@ -22,7 +22,7 @@ from ostinato.assembly import build_cache
 from ostinato.cache.manager import CacheManager
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.hybrid.window_group import WindowGroup
-from ostinato.lab.kv_bytes import KVBytes, kv_bytes
+from ostinato.lab.size.kv_bytes import KVBytes, kv_bytes
 from ostinato.settings import PrefixCacheConfig, WindowConfig, window_blocks
 
 BLOCK_SIZE, CHUNK = 16, 2_048

@@ -30,8 +30,8 @@ from pathlib import Path
 
 import msgspec
 
-from ostinato.lab.block_trace import BlockTrace
-from ostinato.lab.timed_replay import spell
+from ostinato.lab.simulate.timed_replay import spell
+from ostinato.lab.traces.block_trace import BlockTrace
 from ostinato.observe.events import BlockRemoved, BlockStored, Event, EventBatch
 
 MODULES = {

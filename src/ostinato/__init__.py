@@ -13,14 +13,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
-    from ostinato.engine.adapters import LoRARequest
-    from ostinato.engine.async_llm import AsyncLLM
-    from ostinato.engine.config import AsyncEngineArgs, EngineArgs
-    from ostinato.engine.llm import LLM
-    from ostinato.engine.outputs import CompletionOutput, RequestOutput
-    from ostinato.engine.prompts import PromptType, TextPrompt, TokensPrompt
-    from ostinato.engine.sampling_params import RequestOutputKind, SamplingParams
-    from ostinato.engine.structured_outputs import StructuredOutputs, StructuredOutputsParams
+    from ostinato.engine.api.async_llm import AsyncLLM
+    from ostinato.engine.api.llm import LLM
+    from ostinato.engine.grammar.structured_outputs import (
+        StructuredOutputs,
+        StructuredOutputsParams,
+    )
+    from ostinato.engine.loop.adapters import LoRARequest
+    from ostinato.engine.requests.outputs import CompletionOutput, RequestOutput
+    from ostinato.engine.requests.prompts import PromptType, TextPrompt, TokensPrompt
+    from ostinato.engine.requests.sampling_params import RequestOutputKind, SamplingParams
+    from ostinato.engine.settings.config import AsyncEngineArgs, EngineArgs
     from ostinato.observe.explanation import Explanation, MissReason, SpanOutcome
     from ostinato.settings import TenantShare
     from ostinato.tenants.terms import (
@@ -37,20 +40,20 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "LLM": "ostinato.engine.llm",
-    "LoRARequest": "ostinato.engine.adapters",
-    "AsyncLLM": "ostinato.engine.async_llm",
-    "AsyncEngineArgs": "ostinato.engine.config",
-    "EngineArgs": "ostinato.engine.config",
-    "PromptType": "ostinato.engine.prompts",
-    "TextPrompt": "ostinato.engine.prompts",
-    "TokensPrompt": "ostinato.engine.prompts",
-    "CompletionOutput": "ostinato.engine.outputs",
-    "RequestOutput": "ostinato.engine.outputs",
-    "RequestOutputKind": "ostinato.engine.sampling_params",
-    "SamplingParams": "ostinato.engine.sampling_params",
-    "StructuredOutputs": "ostinato.engine.structured_outputs",
-    "StructuredOutputsParams": "ostinato.engine.structured_outputs",
+    "LLM": "ostinato.engine.api.llm",
+    "LoRARequest": "ostinato.engine.loop.adapters",
+    "AsyncLLM": "ostinato.engine.api.async_llm",
+    "AsyncEngineArgs": "ostinato.engine.settings.config",
+    "EngineArgs": "ostinato.engine.settings.config",
+    "PromptType": "ostinato.engine.requests.prompts",
+    "TextPrompt": "ostinato.engine.requests.prompts",
+    "TokensPrompt": "ostinato.engine.requests.prompts",
+    "CompletionOutput": "ostinato.engine.requests.outputs",
+    "RequestOutput": "ostinato.engine.requests.outputs",
+    "RequestOutputKind": "ostinato.engine.requests.sampling_params",
+    "SamplingParams": "ostinato.engine.requests.sampling_params",
+    "StructuredOutputs": "ostinato.engine.grammar.structured_outputs",
+    "StructuredOutputsParams": "ostinato.engine.grammar.structured_outputs",
     "TenantShare": "ostinato.settings",
     "MissReason": "ostinato.observe.explanation",
     "Explanation": "ostinato.observe.explanation",

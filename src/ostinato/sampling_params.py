@@ -1,6 +1,6 @@
 """vLLM's module of this name: sampling parameters."""
 
-from ostinato.engine.sampling_params import RequestOutputKind, SamplingParams
-from ostinato.engine.structured_outputs import StructuredOutputs, StructuredOutputsParams
+from ostinato.engine.grammar.structured_outputs import StructuredOutputs, StructuredOutputsParams
+from ostinato.engine.requests.sampling_params import RequestOutputKind, SamplingParams
 
 __all__ = ["RequestOutputKind", "SamplingParams", "StructuredOutputs", "StructuredOutputsParams"]

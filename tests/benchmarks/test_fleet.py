@@ -7,8 +7,8 @@ import pytest
 
 from benchmarks.fleet import FleetConfig, LibraryDispatcher, Outage, replay_fleet
 from ostinato.core.config import SchedulerConfig
-from ostinato.lab.cost_model import CostModel
-from ostinato.lab.timed_replay import replay_timed
+from ostinato.lab.simulate.timed_replay import replay_timed
+from ostinato.lab.work.cost_model import CostModel
 from ostinato.router import RouterConfig
 from ostinato.settings import PrefixCacheConfig
 from tests.lab.small_traces import trace_of

@@ -12,7 +12,7 @@ import pytest
 
 from ostinato import AsyncLLM
 from ostinato.core.plan import StepPlan, StepResult
-from ostinato.engine.engine import Engine
+from ostinato.engine.loop.engine import Engine
 from ostinato.runner.model_runner import ModelRunner
 
 

@@ -6,11 +6,11 @@ import json
 import pytest
 from rich.console import Console
 
-from ostinato.cli._cache_tables import draw_audit, draw_stats, draw_tiers
 from ostinato.cli.cache import read_seconds
+from ostinato.cli.output.cache_tables import draw_audit, draw_stats, draw_tiers
 from ostinato.core.errors import ConfigError
-from ostinato.engine.tiered_cache import TierCounts
-from ostinato.server.keys import read_keys
+from ostinato.engine.tiers.tiered_cache import TierCounts
+from ostinato.server.access.keys import read_keys
 from ostinato.tiers.port import TierStats
 from tests.server.keyed import Keyed, keyed_server
 

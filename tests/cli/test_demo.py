@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from ostinato.cli._demo_examples import run_examples
-from ostinato.cli._demo_waves import MOST_CALLS, calls, calls_in_words
-from ostinato.lab.quantities import write_seconds
+from ostinato.cli.demonstration.demo_examples import run_examples
+from ostinato.cli.demonstration.demo_waves import MOST_CALLS, calls, calls_in_words
+from ostinato.lab.size.quantities import write_seconds
 from ostinato.runner.attention.choice import log_once
 
 from .engine_watch import EngineWatch, watching

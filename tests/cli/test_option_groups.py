@@ -7,10 +7,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from ostinato.cli._engine_options import SamplingOptions, ServedEngineOptions
-from ostinato.cli._option_groups import grouped
-from ostinato.engine.config import EngineConfig
-from ostinato.engine.sampling_params import SamplingParams
+from ostinato.cli.options.engine_options import SamplingOptions, ServedEngineOptions
+from ostinato.cli.options.option_groups import grouped
+from ostinato.engine.requests.sampling_params import SamplingParams
+from ostinato.engine.settings.config import EngineConfig
 
 from .terminal import Terminal
 

@@ -11,8 +11,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from ostinato import LLM, SamplingParams
-from ostinato.cli import _cost_options
-from ostinato.lab.cost_model import ASSUMED
+from ostinato.cli.options import cost_options as _cost_options
+from ostinato.lab.work.cost_model import ASSUMED
 from tests.lab import known_configs
 from tests.lab.small_traces import write_mooncake
 

@@ -11,8 +11,8 @@ from huggingface_hub import errors
 from safetensors.numpy import save_file
 
 from ostinato.core.errors import ConfigError
-from ostinato.lab.quantities import read_bytes, write_bytes
-from ostinato.lab.weights import adapter_bytes
+from ostinato.lab.size.quantities import read_bytes, write_bytes
+from ostinato.lab.size.weights import adapter_bytes
 
 from .terminal import Terminal
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from ostinato.cli._cache_tables import draw_heaviest, draw_stats, draw_tiers
-from ostinato.cli._tables import FigureTable
+from ostinato.cli.output.cache_tables import draw_heaviest, draw_stats, draw_tiers
+from ostinato.cli.output.tables import FigureTable
 from tests.cli.terminal import Terminal
 from tests.docs.reading import ROOT
 

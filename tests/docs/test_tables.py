@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ostinato.core.config import SchedulerConfig
-from ostinato.engine.config import EngineConfig
+from ostinato.engine.settings.config import EngineConfig
 from ostinato.server.protocol.dialects import DIALECTS, READ_ON, Dialect
 from ostinato.settings import PrefixCacheConfig
 from tests.docs.reading import ROOT

@@ -5,10 +5,10 @@ from dataclasses import fields
 
 import pytest
 
-from ostinato.engine.config import EngineConfig
-from ostinato.engine.keywords import Unsupported
-from ostinato.engine.sampling_params import UNSUPPORTED_SAMPLING, SamplingParams
-from ostinato.engine.vllm_keywords import (
+from ostinato.engine.requests.sampling_params import UNSUPPORTED_SAMPLING, SamplingParams
+from ostinato.engine.settings.config import EngineConfig
+from ostinato.engine.settings.keywords import Unsupported
+from ostinato.engine.settings.vllm_keywords import (
     ALIASES,
     UNSUPPORTED_ARGUMENTS,
     UNSUPPORTED_CALLS,

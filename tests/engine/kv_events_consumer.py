@@ -13,7 +13,7 @@ import zmq
 from ostinato.assembly import PrefixCache
 from ostinato.core.identity import PrefixKey
 from ostinato.core.tokens import TOKEN_BYTES, pack_tokens
-from ostinato.engine.kv_events_publisher import KVEventsPublisher
+from ostinato.engine.loop.kv_events_publisher import KVEventsPublisher
 from ostinato.indexes.block_hash import BlockHasher, sha256
 from ostinato.observe.introspection import cached_blocks
 from tests.support.cache_views import windows_of

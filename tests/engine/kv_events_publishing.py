@@ -8,8 +8,8 @@ import pytest
 import zmq
 
 from ostinato.assembly import PrefixCache
-from ostinato.engine.kv_events_publisher import KVEventsPublisher
-from ostinato.engine.kv_events_wire import BatchEncoder
+from ostinato.engine.loop.kv_events_publisher import KVEventsPublisher
+from ostinato.engine.loop.kv_events_wire import BatchEncoder
 from ostinato.observe.events import EventBatch
 from tests.engine.kv_events_consumer import PATIENCE_MS, Consumer
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from ostinato import LLM, RequestOutput, SamplingParams
-from ostinato.engine.engine import Engine
-from ostinato.engine.prompts import Prompt
+from ostinato.engine.loop.engine import Engine
+from ostinato.engine.requests.prompts import Prompt
 from tests.engine.llm_calls import tokens_of
 from tests.support.checkpoints import Checkpoints
 

@@ -2,7 +2,7 @@
 
 from ostinato import LLM, SamplingParams
 from ostinato.core.identity import PrefixKey
-from ostinato.engine.prompts import parse_prompt
+from ostinato.engine.requests.prompts import parse_prompt
 
 ONE = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False, ignore_eos=True)
 ONE_LONG = SamplingParams(max_tokens=30, temperature=0.0, detokenize=False, ignore_eos=True)

@@ -17,10 +17,10 @@ from safetensors.torch import load_file, save_file
 
 from ostinato import LLM, LoRARequest, MissReason, RequestOutput, SamplingParams, StructuredOutputs
 from ostinato.core.errors import ConfigError, RequestError
-from ostinato.engine.adapter_api import remove_adapter
-from ostinato.engine.adapters import Adapters
-from ostinato.engine.kv_events_wire import BatchEncoder, BlockStored, decode
-from ostinato.engine.prompts import parse_prompt
+from ostinato.engine.api.adapter_api import remove_adapter
+from ostinato.engine.loop.adapters import Adapters
+from ostinato.engine.loop.kv_events_wire import BatchEncoder, BlockStored, decode
+from ostinato.engine.requests.prompts import parse_prompt
 from ostinato.runner.model_resolver import resolve_model
 from tests.engine.tiered import slow_computing
 from tests.support.adapters import INVOCATION, adapters, save_adapter

@@ -3,10 +3,10 @@
 import pytest
 
 from ostinato import LLM, OPENAI_24H, LeaseStatus, LeaseTerms, TenantShare
-from ostinato.engine.admin_api import AdminApi
-from ostinato.engine.config import EngineConfig
-from ostinato.engine.engine import Engine
-from ostinato.engine.prompts import Prompt
+from ostinato.engine.api.admin_api import AdminApi
+from ostinato.engine.loop.engine import Engine
+from ostinato.engine.requests.prompts import Prompt
+from ostinato.engine.settings.config import EngineConfig
 from ostinato.errors import ConfigError, RequestError
 from tests.engine.tenant_calls import (
     ONE,

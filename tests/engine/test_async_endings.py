@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ostinato import AsyncLLM, RequestOutput, SamplingParams
-from ostinato.engine.request_validation import PreparedRequest
+from ostinato.engine.requests.request_validation import PreparedRequest
 from ostinato.errors import CacheInUse, EngineStopped
 from tests.engine.async_calls import GREEDY, PROMPTS, STEM, all_begun, ends, llm, run, tokens_of
 from tests.engine.faults import Sabotage

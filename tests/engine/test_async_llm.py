@@ -14,11 +14,11 @@ import pytest
 import ostinato
 from ostinato import LLM, AsyncLLM, RequestOutput, SamplingParams
 from ostinato.core.plan import StepPlan, StepResult
-from ostinato.engine import engine_thread, thread_bridge
-from ostinato.engine.config import EngineConfig
-from ostinato.engine.request_validation import PreparedRequest
-from ostinato.engine.setup import Setup, set_up
-from ostinato.engine.thread_bridge import CommandQueue
+from ostinato.engine.api import engine_thread, thread_bridge
+from ostinato.engine.api.thread_bridge import CommandQueue
+from ostinato.engine.requests.request_validation import PreparedRequest
+from ostinato.engine.settings.config import EngineConfig
+from ostinato.engine.settings.setup import Setup, set_up
 from ostinato.errors import (
     CacheInUse,
     ConfigError,
@@ -163,7 +163,7 @@ def test_a_model_is_loaded_in_a_thread_that_ends(
         loaders.append(threading.current_thread())
         return set_up(config)
 
-    monkeypatch.setattr("ostinato.engine.engine.set_up", load)
+    monkeypatch.setattr("ostinato.engine.loop.engine.set_up", load)
     with async_llm(checkpoints):
         [loader] = loaders
         assert loader is not threading.main_thread() and not loader.is_alive()
@@ -307,7 +307,7 @@ async def test_a_caller_who_is_refused_and_leaves_first_ends_no_other_request(
     """The refusal is on its way when the second one's task is cancelled."""
 
     def make_prompt(make: Any) -> PreparedRequest:
-        from ostinato.engine.prompts import Prompt
+        from ostinato.engine.requests.prompts import Prompt
 
         return make(Prompt(token_ids=STEM), GREEDY, "twin")
 

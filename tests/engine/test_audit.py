@@ -9,8 +9,8 @@ import torch
 from ostinato import LLM, SamplingParams
 from ostinato.core.errors import ConfigError
 from ostinato.core.identity import PrefixKey
-from ostinato.engine.prompts import Prompt
-from ostinato.engine.snapshot import take_snapshot
+from ostinato.engine.loop.snapshot import take_snapshot
+from ostinato.engine.requests.prompts import Prompt
 from tests.engine.async_calls import run
 from tests.engine.stepping import async_llm
 from tests.support.checkpoints import Checkpoints

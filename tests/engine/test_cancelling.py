@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ostinato import LLM, SamplingParams
-from ostinato.engine.prompts import Prompt
+from ostinato.engine.requests.prompts import Prompt
 from ostinato.errors import CacheInUse, DuplicateRequest, RequestError
 from ostinato.observe.introspection import cached_blocks
 from tests.engine.llm_calls import tokens_of

@@ -84,7 +84,7 @@ def test_an_unknown_instruction_set_is_refused_before_the_weights_are_read(
     def read(*_args: object, **_settings: object) -> None:
         raise AssertionError("the weights were read")
 
-    monkeypatch.setattr("ostinato.engine.setup.load_model", read)
+    monkeypatch.setattr("ostinato.engine.settings.setup.load_model", read)
     monkeypatch.setenv("OSTINATO_ISA", "avx3")
     library.cache_clear()
     try:

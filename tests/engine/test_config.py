@@ -9,8 +9,8 @@ import torch
 
 from ostinato import LLM, AsyncLLM, SamplingParams
 from ostinato.core.errors import ConfigError, PromptTooLong
-from ostinato.engine.config import EngineConfig
-from ostinato.engine.settings import EngineSettings
+from ostinato.engine.settings.config import EngineConfig
+from ostinato.engine.settings.settings import EngineSettings
 from ostinato.runner.attention.native_backend import NativeAttention
 from ostinato.runner.attention.torch_backend import TorchAttention
 from tests.support.checkpoints import Checkpoints

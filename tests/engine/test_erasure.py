@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ostinato import AsyncLLM, EraseReceipt, LeaseStatus, SamplingParams
-from ostinato.engine.engine import Engine
-from ostinato.engine.prompts import parse_prompt
+from ostinato.engine.loop.engine import Engine
+from ostinato.engine.requests.prompts import parse_prompt
 from ostinato.errors import CacheInUse, ConfigError, EngineStopped, RequestError
 from tests.engine.async_calls import llm
 from tests.engine.stepping import StepByStep, async_llm, last

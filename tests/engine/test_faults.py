@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from ostinato import LLM, SamplingParams
-from ostinato.engine.engine import Engine
-from ostinato.engine.request_state import RequestState
+from ostinato.engine.loop.engine import Engine
+from ostinato.engine.requests.request_state import RequestState
 from ostinato.errors import StepFailed
 from tests.engine.faults import Sabotage, sabotage
 from tests.engine.llm_calls import tokens_of

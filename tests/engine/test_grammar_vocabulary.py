@@ -9,9 +9,9 @@ import pytest
 from llguidance import LLMatcher
 from tokenizers import AddedToken
 
-from ostinato.engine.grammar_check import GrammarChecker
-from ostinato.engine.grammar_vocabulary import grammar_vocabulary
-from ostinato.engine.token_table import TokenTable
+from ostinato.engine.grammar.grammar_check import GrammarChecker
+from ostinato.engine.grammar.grammar_vocabulary import grammar_vocabulary
+from ostinato.engine.text.token_table import TokenTable
 from tests.engine.small_tokenizers import ALL
 from tests.support.checkpoints import make_tokenizer
 
@@ -68,7 +68,7 @@ BOMB = {"type": "string", "allOf": [{"pattern": f"[a-z]*a[a-z]{{{i}}}x"} for i i
 @pytest.mark.parametrize("limit", ["CPU_LIMIT_S = 0.1", "MEMORY_LIMIT_BYTES = 2**22"])
 def test_a_grammar_that_explodes_is_refused_and_its_worker_replaced(limit: str):
     """The limits are the worker's own; the next grammar gets a new worker."""
-    program = f"from ostinato.engine import grammar_worker as w; w.{limit}; w.main()"
+    program = f"from ostinato.engine.grammar import grammar_worker as w; w.{limit}; w.main()"
     checker = GrammarChecker([sys.executable, "-c", program])
     options: Any = {}
     bomb = str(LLMatcher.grammar_from_json_schema(json.dumps(BOMB), overrides=options))

@@ -8,8 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from ostinato import AsyncLLM
-from ostinato.engine import engine as engine_module
-from ostinato.engine import tier_loads, tier_stores, tiered_cache
+from ostinato.engine.loop import engine as engine_module
+from ostinato.engine.tiers import loads as tier_loads
+from ostinato.engine.tiers import stores as tier_stores
+from ostinato.engine.tiers import tiered_cache
 from tests.engine.stepping import async_llm, last
 from tests.engine.tenant_calls import ONE, ONE_LONG, PROMPT, SALT, salted_prompt, tokens_of
 from tests.engine.tiered import GREEDY, TEXT, NewLLM, ask, engine_prompt, new_llm

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ostinato import LLM, AsyncLLM, RequestOutput, SamplingParams
-from ostinato.engine.prompts import Prompt
+from ostinato.engine.requests.prompts import Prompt
 from tests.support.checkpoints import Checkpoints
 from tests.support.conversations import WORDS, num_shown, talking_checkpoint
 

@@ -11,9 +11,9 @@ import zmq
 
 from ostinato import SamplingParams
 from ostinato.core.identity import ImageSpan
-from ostinato.engine.kv_events_publisher import KVEventsPublisher
-from ostinato.engine.kv_events_wire import BatchEncoder
-from ostinato.engine.prompts import Prompt
+from ostinato.engine.loop.kv_events_publisher import KVEventsPublisher
+from ostinato.engine.loop.kv_events_wire import BatchEncoder
+from ostinato.engine.requests.prompts import Prompt
 from ostinato.settings import IndexName, WindowConfig
 from ostinato.tenants.terms import PINNED
 from tests.engine.kv_events_consumer import PATIENCE_MS, agree

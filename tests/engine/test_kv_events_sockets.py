@@ -9,9 +9,9 @@ import zmq
 
 from ostinato import LLM, AsyncLLM, SamplingParams
 from ostinato.core.errors import ConfigError
-from ostinato.engine.config import EngineConfig
-from ostinato.engine.kv_events_wire import BatchEncoder
-from ostinato.engine.settings import KEPT_EVENT_BATCHES
+from ostinato.engine.loop.kv_events_wire import BatchEncoder
+from ostinato.engine.settings.config import EngineConfig
+from ostinato.engine.settings.settings import KEPT_EVENT_BATCHES
 from ostinato.indexes.block_hash import BlockHasher
 from ostinato.observe.events import EventBatch
 from tests.engine.kv_events_consumer import PATIENCE_MS, agree, truth

@@ -8,7 +8,7 @@ import pytest
 
 from ostinato.core.identity import Identity, ImageSpan, PrefixKey
 from ostinato.core.ids import BlockDigest
-from ostinato.engine import kv_events_wire as wire
+from ostinato.engine.loop import kv_events_wire as wire
 from ostinato.observe import events
 from tests.engine import kv_events_consumer as theirs
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from ostinato import LLM, SamplingParams
-from ostinato.engine.config import EngineConfig
-from ostinato.engine.engine import Engine
-from ostinato.engine.prompts import Prompt
+from ostinato.engine.loop.engine import Engine
+from ostinato.engine.requests.prompts import Prompt
+from ostinato.engine.settings.config import EngineConfig
 from ostinato.errors import InvalidSamplingParams, RequestError
 from tests.engine.llm_calls import GREEDY, PROMPTS, tokens_of
 from tests.support.checkpoints import Checkpoints

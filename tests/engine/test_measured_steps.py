@@ -4,8 +4,8 @@ import pytest
 
 from ostinato import LLM, SamplingParams
 from ostinato.core.errors import ConfigError
-from ostinato.lab.cost_model import cost_of, error_of, measured_steps, of_repeats
-from ostinato.lab.recording import read_recording
+from ostinato.lab.traces.recording import read_recording
+from ostinato.lab.work.cost_model import cost_of, error_of, measured_steps, of_repeats
 from ostinato.scheduling.step_prices import Work, fit
 
 

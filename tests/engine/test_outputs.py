@@ -4,7 +4,12 @@ import dataclasses
 
 import pytest
 
-from ostinato.engine.outputs import CompletionOutput, Logprob, RequestOutput, RequestTimings
+from ostinato.engine.requests.outputs import (
+    CompletionOutput,
+    Logprob,
+    RequestOutput,
+    RequestTimings,
+)
 
 
 def test_the_durations_of_a_finished_request_add_up():

@@ -9,7 +9,7 @@ import pytest
 
 from ostinato import LLM, SamplingParams
 from ostinato.core.errors import EmptyPrompt, PromptTooLong, RequestError, TokenOutOfRange
-from ostinato.engine.prompts import Prompt, parse_prompt, parse_prompts
+from ostinato.engine.requests.prompts import Prompt, parse_prompt, parse_prompts
 from tests.support.engines import assert_idle
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=2)

@@ -13,11 +13,11 @@ import valkey
 
 from ostinato import LLM
 from ostinato.core.errors import ConfigError
-from ostinato.engine import engine as engine_module
-from ostinato.engine.config import EngineConfig
-from ostinato.engine.open_tiers import OpenTiers, open_tiers
+from ostinato.engine.loop import engine as engine_module
+from ostinato.engine.settings.config import EngineConfig
+from ostinato.engine.tiers.open_tiers import OpenTiers, open_tiers
 from ostinato.observe.events import BlockStored
-from ostinato.runner.block_copies import DeviceCopies
+from ostinato.runner.kv.block_copies import DeviceCopies
 from ostinato.tiers.port import TierListener
 from tests.engine.tiered import TEXT, ask, slow_computing
 from tests.support.redis_server import redis_server

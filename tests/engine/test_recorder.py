@@ -9,9 +9,9 @@ import pytest
 
 from ostinato import LLM, SamplingParams
 from ostinato.core.errors import ConfigError
-from ostinato.engine.prompts import parse_prompt
-from ostinato.lab.recording import Recording, read_recording
-from ostinato.lab.replay import Replay, ReplayedRequest
+from ostinato.engine.requests.prompts import parse_prompt
+from ostinato.lab.replay.replay import Replay, ReplayedRequest
+from ostinato.lab.traces.recording import Recording, read_recording
 from ostinato.settings import TenantShare
 from ostinato.tenants.terms import LeaseTerms, derive_salt
 from ostinato.traces.anonymizer import unpack_names
@@ -245,7 +245,7 @@ def test_a_fault_of_the_recorder_ends_the_recording_and_not_the_engine(
     bard, tmp_path, caplog, monkeypatch
 ):
     bard.start_recording(tmp_path / "t")
-    monkeypatch.setattr("ostinato.engine.recorder.Steps", None)
+    monkeypatch.setattr("ostinato.engine.loop.recorder.Steps", None)
     outputs = bard.generate("To be", SamplingParams(max_tokens=4), use_tqdm=False)
     assert outputs[0].finished and bard.engine.recorder.path is None
     assert "the recording to" in caplog.text and "the engine continues" in caplog.text

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from ostinato import LLM, SamplingParams
-from ostinato.engine import prepared_params
-from ostinato.engine.prompts import Prompt
-from ostinato.engine.stop_strings import StopChecker, StopStrings
+from ostinato.engine.requests import prepared_params
+from ostinato.engine.requests.prompts import Prompt
+from ostinato.engine.text.stop_strings import StopChecker, StopStrings
 from ostinato.runner import token_lists
 from tests.engine.stepping import async_llm, last
 from tests.support.checkpoints import Checkpoints

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ostinato.engine.stop_strings import StopChecker, StopStrings
+from ostinato.engine.text.stop_strings import StopChecker, StopStrings
 
 letters = st.text("ab", max_size=5)
 stops = st.lists(st.text("ab", min_size=1, max_size=5), max_size=4)

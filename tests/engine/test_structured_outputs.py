@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from ostinato import LLM, SamplingParams, StructuredOutputs
-from ostinato.engine.grammar import GrammarCompiler
-from ostinato.engine.grammar_check import GrammarChecker
-from ostinato.engine.token_table import TokenTable
+from ostinato.engine.grammar.grammar import GrammarCompiler
+from ostinato.engine.grammar.grammar_check import GrammarChecker
+from ostinato.engine.text.token_table import TokenTable
 from ostinato.errors import InvalidSamplingParams, MissingTokenizer, StepFailed
 from tests.engine.stepping import async_llm
 from tests.support.checkpoints import Checkpoints, without_tokenizer

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from ostinato.engine.tenant_queue import TenantQueue
+from ostinato.engine.requests.tenant_queue import TenantQueue
 from tests.support.waiting import other_tasks_have_started
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from ostinato import ANTHROPIC_1H, OPENAI_24H
-from ostinato.engine.kv_events_wire import BatchEncoder, decode
-from ostinato.engine.tier_stores import PAUSES_S
+from ostinato.engine.loop.kv_events_wire import BatchEncoder, decode
+from ostinato.engine.tiers.stores import PAUSES_S
 from ostinato.observe.events import BlockRemoved, BlockStored, EventBatch
 from ostinato.tiers.port import LoadFault, StoreResult
 from tests.engine.tiered import TEXT, NewLLM, ask

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ostinato import SamplingParams
-from ostinato.engine.tier_reader import TierReader
+from ostinato.engine.tiers.reader import TierReader
 from ostinato.scheduling.step_prices import LearnedPrices, StepPrices
 from ostinato.tiers.port import LoadFault
 from tests.engine.tiered import GREEDY, TEXT, NewLLM, ask, engine_prompt, slow_computing

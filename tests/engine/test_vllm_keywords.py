@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from ostinato import LLM, AsyncLLM, SamplingParams
-from ostinato.engine.prompts import Prompt
-from ostinato.engine.sampling_params import RequestOutputKind
+from ostinato.engine.requests.prompts import Prompt
+from ostinato.engine.requests.sampling_params import RequestOutputKind
 from ostinato.errors import InvalidSamplingParams, RequestError, UnsupportedCall
 from tests.engine.stepping import async_llm, last
 from tests.support.checkpoints import Checkpoints

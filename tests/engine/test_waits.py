@@ -8,7 +8,7 @@ from ostinato import LLM, SamplingParams
 from ostinato.core.identity import Identity
 from ostinato.core.ids import SequenceId
 from ostinato.core.plan import ScheduledSequence, StepPlan
-from ostinato.engine.waits import WaitBook
+from ostinato.engine.tiers.waits import WaitBook
 from ostinato.observe.explanation import Wait
 from ostinato.scheduling.step_prices import LearnedPrices
 from tests.support.tiny_scheduler import make_sequence
@@ -62,7 +62,7 @@ def test_an_explanation_has_the_wait(llm: LLM, ends: str):
         assert wait is not None and 0 < wait.own_s <= wait.seconds and wait.others_s == 0
         assert type(llm.explain(output)).from_dict(llm.explain(output).as_dict()).wait == wait
     else:
-        from ostinato.engine.prompts import parse_prompt
+        from ostinato.engine.requests.prompts import parse_prompt
 
         made = engine.make_request(parse_prompt("Speak"), SamplingParams(max_tokens=2))
         engine.add(made)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ostinato import LLM, SamplingParams
-from ostinato.lab.kv_bytes import kv_bytes
+from ostinato.lab.size.kv_bytes import kv_bytes
 from ostinato.settings import window_blocks
 from tests.support.cache_views import windows_of
 from tests.support.checkpoints import Checkpoints

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from ostinato import LLM, RequestOutput, SamplingParams
-from ostinato.engine import engine as engine_module
-from ostinato.engine import tier_loads
-from ostinato.engine.prompts import parse_prompt
+from ostinato.engine.loop import engine as engine_module
+from ostinato.engine.requests.prompts import parse_prompt
+from ostinato.engine.tiers import loads as tier_loads
 from ostinato.scheduling.step_prices import LearnedPrices, StepPrices
 from tests.support.memory_tier import MemoryTier
 

@@ -11,7 +11,7 @@ import pytest
 from torch import Tensor, nn
 
 from ostinato import LLM, SamplingParams
-from ostinato.engine.prompts import Prompt
+from ostinato.engine.requests.prompts import Prompt
 from ostinato.settings import IndexName
 from tests.exactness.reference import NUM_NEW, PROMPTS, random_ids
 from tests.support.engines import MakeLLM

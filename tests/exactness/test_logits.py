@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ostinato import SamplingParams
-from ostinato.engine.outputs import Logprob
+from ostinato.engine.requests.outputs import Logprob
 from tests.exactness.conftest import ReferenceOf
 from tests.exactness.reference import NUM_NEW, PROMPTS
 from tests.exactness.test_greedy import every_family, every_family_on_an_index

@@ -25,7 +25,7 @@ def make_image_llm(
 ) -> Iterator[MakeImageLLM]:
     """Make engines of a family in float64; after the test nothing may be left in them (law 9)."""
     made: list[LLM] = []
-    monkeypatch.setattr("ostinato.engine.setup.load_model", _load_once)
+    monkeypatch.setattr("ostinato.engine.settings.setup.load_model", _load_once)
 
     def make(family: str = "llava", **settings: Any) -> LLM:
         settings = {"dtype": "float64", "block_size": 4, "num_blocks": 128, **settings}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ostinato.core.errors import RequestError
-from ostinato.engine.image_decoder import ImageDecoder
+from ostinato.engine.prompts.image_decoder import ImageDecoder
 from ostinato.images.picture import as_picture
 from tests.support.images import picture, png, repeated_scans
 
@@ -33,7 +33,7 @@ def test_a_file_that_ends_its_worker_is_refused():
 def test_a_file_that_takes_too_long_is_refused_and_its_worker_replaced():
     """A file of a few hundred kilobytes whose 90 scans take seconds."""
     program = (
-        "import sys; from ostinato.engine import image_worker as w; w.CPU_LIMIT_S = 0;"
+        "import sys; from ostinato.engine.prompts import image_worker as w; w.CPU_LIMIT_S = 0;"
         "w.main(int(sys.argv[1]))"
     )
     decoder = ImageDecoder(10**7, (sys.executable, "-c", program))

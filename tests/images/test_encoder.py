@@ -7,9 +7,9 @@ from torch import Tensor
 
 from ostinato import LLM, RequestOutput, SamplingParams
 from ostinato.core.request import FinishReason
-from ostinato.engine.prompts import parse_prompt
-from ostinato.runner.image_store import ImageStore
-from ostinato.runner.vision import Pixels, Vision
+from ostinato.engine.requests.prompts import parse_prompt
+from ostinato.runner.images.store import ImageStore
+from ostinato.runner.images.vision import Pixels, Vision
 from tests.images.conftest import MakeImageLLM
 from tests.support.images import IMAGE, picture
 

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from ostinato import LLM, LoRARequest, RequestOutput, SamplingParams
-from ostinato.engine.prompts import parse_prompt
+from ostinato.engine.requests.prompts import parse_prompt
 from tests.images.conftest import MakeImageLLM
 from tests.support.adapters import save_adapter
 from tests.support.checkpoints import Checkpoints

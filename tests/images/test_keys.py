@@ -7,10 +7,10 @@ import pytest
 
 from ostinato import LLM, SamplingParams
 from ostinato.core.identity import Identity, ImageSpan, PrefixKey
-from ostinato.engine.kv_events_wire import BatchEncoder, BlockStored
-from ostinato.engine.kv_events_wire import decode as decode_batch
+from ostinato.engine.loop.kv_events_wire import BatchEncoder, BlockStored
+from ostinato.engine.loop.kv_events_wire import decode as decode_batch
 from ostinato.images.picture import as_picture, decode
-from ostinato.runner.image_store import ServedImage
+from ostinato.runner.images.store import ServedImage
 from tests.images.conftest import MakeImageLLM
 from tests.support.images import IMAGE, picture, png
 from tests.support.memory_search import search

@@ -16,7 +16,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from PIL import Image
 
 from ostinato.core.errors import ConfigError, RequestError
-from ostinato.engine.config import EngineConfig
+from ostinato.engine.settings.config import EngineConfig
 from ostinato.images import media
 from ostinato.images.media import MediaLimits, fetch, is_public
 from ostinato.images.picture import as_picture, decode

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ostinato.errors import BrokenTrace
-from ostinato.lab.request_log import LoggedRequest, parse_request, render_plainly
+from ostinato.lab.log.request_log import LoggedRequest, parse_request, render_plainly
 
 SAID = [{"role": "user", "content": "Who comes?"}]
 CHAT = {"model": "m", "messages": SAID}

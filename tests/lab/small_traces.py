@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ostinato.lab.block_trace import BlockRequest, BlockTrace
-from ostinato.lab.trace_builder import TraceBuilder
+from ostinato.lab.traces.block_trace import BlockRequest, BlockTrace
+from ostinato.lab.traces.trace_builder import TraceBuilder
 
 BLOCK = 512
 

@@ -5,11 +5,11 @@ from functools import cache
 
 import pytest
 
-from ostinato.lab.block_trace import BlockRequest
-from ostinato.lab.policies import SIMULATED_POLICIES
-from ostinato.lab.serial_replay import replay_serially
-from ostinato.lab.simulation import belady_hits
-from ostinato.lab.trace_builder import TraceBuilder
+from ostinato.lab.replay.policies import SIMULATED_POLICIES
+from ostinato.lab.replay.serial_replay import replay_serially
+from ostinato.lab.simulate.simulation import belady_hits
+from ostinato.lab.traces.block_trace import BlockRequest
+from ostinato.lab.traces.trace_builder import TraceBuilder
 
 
 def trees(rng: random.Random, num_requests: int) -> list[list[int]]:

@@ -7,7 +7,7 @@ import pytest
 from ostinato.core.errors import ConfigError
 from ostinato.core.ids import SequenceId
 from ostinato.core.plan import ScheduledSequence, StepPlan
-from ostinato.lab.cost_model import CostModel, error_of
+from ostinato.lab.work.cost_model import CostModel, error_of
 from ostinato.scheduling.step_prices import Work, fit, plan_work
 
 

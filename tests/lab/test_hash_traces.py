@@ -7,9 +7,9 @@ import tracemalloc
 import pytest
 
 from ostinato.errors import BrokenTrace, ConfigError
-from ostinato.lab import trace_builder
-from ostinato.lab.hash_traces import read_hash_trace
-from ostinato.lab.traces import ReadOptions, read_trace
+from ostinato.lab.traces import trace_builder
+from ostinato.lab.traces.hash_traces import read_hash_trace
+from ostinato.lab.traces.traces import ReadOptions, read_trace
 
 # The first lines of Mooncake's conversation trace, their hash_ids cut down to the lengths.
 MOONCAKE = [

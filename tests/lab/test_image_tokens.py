@@ -9,8 +9,8 @@ from transformers.models.pixtral.image_processing_pil_pixtral import get_resize_
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 from ostinato.core.errors import ConfigError
-from ostinato.lab.image_tokens import encoder_weights, image_tokens, read_size, tokens_of_log
-from ostinato.runner.vision_families import FAMILIES
+from ostinato.lab.size.image_tokens import encoder_weights, image_tokens, read_size, tokens_of_log
+from ostinato.runner.images.vision_families import FAMILIES
 
 QWEN = {"model_type": "qwen2_5_vl"}
 SIZES = ["1x1", "20x3000", "1024x768", "640x480", "9000x7000", "28x57"]

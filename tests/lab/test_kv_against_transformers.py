@@ -11,9 +11,9 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig
 
-from ostinato.lab.kv_bytes import KVBytes, kv_bytes
-from ostinato.lab.kv_families import FAMILIES
-from ostinato.lab.kv_layers import layer_plan
+from ostinato.lab.size.kv_bytes import KVBytes, kv_bytes
+from ostinato.lab.size.kv_families import FAMILIES
+from ostinato.lab.size.kv_layers import layer_plan
 
 NUM_TOKENS = 5
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ostinato.core.errors import ConfigError
-from ostinato.lab.kv_bytes import KVBytes, kv_bytes
+from ostinato.lab.size.kv_bytes import KVBytes, kv_bytes
 
 from .known_configs import (
     DEEPSEEK_V3,

@@ -5,9 +5,9 @@ from typing import get_args
 import pytest
 
 from ostinato.core.errors import ConfigError
-from ostinato.lab.kv_bytes import kv_bytes
-from ostinato.lab.kv_groups import KVGroups, kv_groups
-from ostinato.lab.serial_replay import Pools, replay_serially
+from ostinato.lab.replay.serial_replay import Pools, replay_serially
+from ostinato.lab.size.kv_bytes import kv_bytes
+from ostinato.lab.work.kv_groups import KVGroups, kv_groups
 from ostinato.settings import CheckpointPlacement, StateConfig, window_blocks
 from tests.lab import known_configs as known
 from tests.lab.small_traces import drawn_trace, trace_of

@@ -3,7 +3,7 @@
 import pytest
 
 from ostinato.errors import ConfigError, UnsupportedModel
-from ostinato.lab.kv_bytes import kv_bytes
+from ostinato.lab.size.kv_bytes import kv_bytes
 
 from .known_configs import DEEPSEEK_V3, GEMMA_2_2B, GEMMA_3_1B, LLAMA_3_8B, MISTRAL_7B, UNKNOWN
 

@@ -5,13 +5,13 @@ from functools import cache
 
 import pytest
 
-from ostinato.lab.lint import Finding, LintReport, lint
-from ostinato.lab.lint_history import GROWTH, keep_window
-from ostinato.lab.lint_order import sort_documents
-from ostinato.lab.lint_rewrites import common_order
-from ostinato.lab.lint_templates import slot_spans
-from ostinato.lab.request_log import parse_request
-from ostinato.lab.word_tokens import word_tokenizer
+from ostinato.lab.lint.history import GROWTH, keep_window
+from ostinato.lab.lint.lint import Finding, LintReport, lint
+from ostinato.lab.lint.order import sort_documents
+from ostinato.lab.lint.rewrites import common_order
+from ostinato.lab.lint.templates import slot_spans
+from ostinato.lab.log.request_log import parse_request
+from ostinato.lab.replay.word_tokens import word_tokenizer
 
 from .api_faults import FAULTS
 from .api_logs import CLEAN, lines_of

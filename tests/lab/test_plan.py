@@ -3,11 +3,11 @@
 import pytest
 
 from ostinato.core.errors import ConfigError
-from ostinato.lab.cost_model import CostModel
-from ostinato.lab.kv_groups import KVGroups
-from ostinato.lab.plan import GIB, Prices, Setup, make_plan
-from ostinato.lab.plan_words import in_words
-from ostinato.lab.replicas import work_of
+from ostinato.lab.plan.plan import GIB, Prices, Setup, make_plan
+from ostinato.lab.plan.plan_words import in_words
+from ostinato.lab.plan.replicas import work_of
+from ostinato.lab.work.cost_model import CostModel
+from ostinato.lab.work.kv_groups import KVGroups
 from tests.lab.small_traces import drawn_trace, trace_of
 
 SLOW = CostModel(0.0, 0.05, 0.0)

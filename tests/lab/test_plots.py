@@ -3,13 +3,13 @@
 import pytest
 
 from ostinato.core.config import SchedulerConfig
-from ostinato.lab.cost_model import CostModel
-from ostinato.lab.kv_groups import KVGroups
-from ostinato.lab.plan import Prices, Setup, make_plan
-from ostinato.lab.plots import hit_ratio_plot, occupancy_plot, plan_plot
-from ostinato.lab.quantities import write_bytes
-from ostinato.lab.simulation import simulate
-from ostinato.lab.timed_replay import replay_timed
+from ostinato.lab.plan.plan import Prices, Setup, make_plan
+from ostinato.lab.simulate.plots import hit_ratio_plot, occupancy_plot, plan_plot
+from ostinato.lab.simulate.simulation import simulate
+from ostinato.lab.simulate.timed_replay import replay_timed
+from ostinato.lab.size.quantities import write_bytes
+from ostinato.lab.work.cost_model import CostModel
+from ostinato.lab.work.kv_groups import KVGroups
 from ostinato.settings import PrefixCacheConfig
 from tests.lab.small_traces import drawn_trace
 

@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 
 from ostinato.assembly import build_cache
-from ostinato.lab.policies import StudiedPolicyName, policy_factory
+from ostinato.lab.replay.policies import StudiedPolicyName, policy_factory
 from ostinato.settings import IndexName, PrefixCacheConfig, TenantShare
 from ostinato.tenants.terms import PINNED
 from tests.support.cache_views import prefix_key

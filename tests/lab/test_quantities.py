@@ -3,7 +3,7 @@
 import pytest
 
 from ostinato.core.errors import ConfigError
-from ostinato.lab.quantities import read_bytes, read_count, write_bytes, write_count
+from ostinato.lab.size.quantities import read_bytes, read_count, write_bytes, write_count
 
 
 @pytest.mark.parametrize(

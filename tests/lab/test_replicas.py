@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from ostinato.engine.config import EngineConfig
-from ostinato.lab.cost_model import CostModel
-from ostinato.lab.replicas import LOAD_FACTOR, replay_routed, work_of
-from ostinato.lab.serial_replay import USUAL_POLICY, Pools, replay_serially
+from ostinato.engine.settings.config import EngineConfig
+from ostinato.lab.plan.replicas import LOAD_FACTOR, replay_routed, work_of
+from ostinato.lab.replay.serial_replay import USUAL_POLICY, Pools, replay_serially
+from ostinato.lab.work.cost_model import CostModel
 from tests.lab.small_traces import drawn_trace, trace_of
 
 COST = CostModel(0.0, 0.01, 0.0)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from ostinato.lab.explain_log import explain_log
-from ostinato.lab.request_log import parse_requests, read_request_log, render_plainly
-from ostinato.lab.word_tokens import word_tokenizer
+from ostinato.lab.log.request_log import parse_requests, read_request_log, render_plainly
+from ostinato.lab.replay.explain_log import explain_log
+from ostinato.lab.replay.word_tokens import word_tokenizer
 from ostinato.settings import PrefixCacheConfig
 from tests.lab.logged_requests import ANTHROPIC, CHAT, SAID, read, refused, rendered, write
 
@@ -240,7 +240,7 @@ def test_a_conversation_continued_by_the_id_of_a_response_is_completed(tmp_path:
 def test_an_answer_that_was_logged_again_and_again_is_held_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("ostinato.lab.request_log.Conversations.MAX_LETTERS", 40)
+    monkeypatch.setattr("ostinato.lab.log.request_log.Conversations.MAX_LETTERS", 40)
     again = {"body": {"model": "m", "input": "Who comes?"},
              "response": {"id": "resp_1", "output": []}}  # fmt: skip
     more = {"model": "m", "input": "And?", "previous_response_id": "resp_1"}

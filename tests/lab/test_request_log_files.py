@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from ostinato.errors import BrokenTrace
-from ostinato.lab import lines
-from ostinato.lab.request_log import (
+from ostinato.lab.log import lines
+from ostinato.lab.log.request_log import (
     LogOptions,
     iter_requests,
     parse_request,
@@ -130,7 +130,7 @@ def peak_of(path: Path, num_records: int, form: str) -> int:
 @pytest.mark.parametrize("form", ["lines", "array"])
 def test_memory_does_not_grow_with_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form):
     """Prompts of 10 kB whose responses have names, which later ones could refer to."""
-    monkeypatch.setattr("ostinato.lab.request_log.Conversations.MAX_LETTERS", 2**18)
+    monkeypatch.setattr("ostinato.lab.log.request_log.Conversations.MAX_LETTERS", 2**18)
     small, large = (peak_of(tmp_path / "log.gz", n, form) for n in (400, 1600))
     assert large < 1.2 * small < 16 * 2**20
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ostinato.errors import BrokenTrace
-from ostinato.lab.request_log import LogOptions, iter_requests, parse_requests
+from ostinato.lab.log.request_log import LogOptions, iter_requests, parse_requests
 from tests.cli.terminal import Terminal
 
 SYSTEM, QUESTION, ANSWER = "You are a herald.", "Who is the king?", "Let me look."

@@ -8,9 +8,9 @@ import pytest
 from ostinato.core.errors import ConfigError
 from ostinato.core.ids import SequenceId
 from ostinato.core.plan import ScheduledSequence, StepPlan
-from ostinato.lab.gpus import DENSE_SHARE, GIB, MOE_SHARE, find_gpu
-from ostinato.lab.model_work import AttentionGroup, model_work, weight_format
-from ostinato.lab.roofline import Machine, RooflineCost, choose_machine
+from ostinato.lab.size.gpus import DENSE_SHARE, GIB, MOE_SHARE, find_gpu
+from ostinato.lab.work.model_work import AttentionGroup, model_work, weight_format
+from ostinato.lab.work.roofline import Machine, RooflineCost, choose_machine
 from tests.lab import known_configs as known
 
 NOTHING = np.zeros(1)

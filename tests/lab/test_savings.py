@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.core.errors import ConfigError
-from ostinato.lab.savings import Reuse, Workload, by_token, by_whole_blocks, without_cache
+from ostinato.lab.simulate.savings import Reuse, Workload, by_token, by_whole_blocks, without_cache
 
 
 def test_a_thousand_calls_with_one_system_prompt_save_511_488_tokens():

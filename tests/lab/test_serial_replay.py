@@ -4,9 +4,9 @@ from itertools import pairwise
 
 import pytest
 
-from ostinato.lab.policies import SIMULATED_POLICIES
-from ostinato.lab.serial_replay import replay_serially
-from ostinato.lab.simulation import add_bounds, simulate, usual_capacities
+from ostinato.lab.replay.policies import SIMULATED_POLICIES
+from ostinato.lab.replay.serial_replay import replay_serially
+from ostinato.lab.simulate.simulation import add_bounds, simulate, usual_capacities
 from tests.lab.small_traces import drawn_trace, trace_of
 
 

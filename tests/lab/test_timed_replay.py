@@ -3,9 +3,9 @@
 import pytest
 
 from ostinato.core.config import SchedulerConfig
-from ostinato.lab.cost_model import CostModel
-from ostinato.lab.serial_replay import replay_serially
-from ostinato.lab.timed_replay import TimedResult, replay_timed, slowed_to_fit
+from ostinato.lab.replay.serial_replay import replay_serially
+from ostinato.lab.simulate.timed_replay import TimedResult, replay_timed, slowed_to_fit
+from ostinato.lab.work.cost_model import CostModel
 from ostinato.settings import PrefixCacheConfig
 from tests.lab.small_traces import drawn_trace, trace_of
 

@@ -8,9 +8,9 @@ import pytest
 
 from ostinato.core.config import SchedulerConfig
 from ostinato.errors import BrokenTrace, ConfigError
-from ostinato.lab.block_trace import BlockRequest
-from ostinato.lab.trace_builder import TraceBuilder
-from ostinato.lab.traces import ReadOptions, read_trace
+from ostinato.lab.traces.block_trace import BlockRequest
+from ostinato.lab.traces.trace_builder import TraceBuilder
+from ostinato.lab.traces.traces import ReadOptions, read_trace
 from ostinato.settings import PrefixCacheConfig
 from ostinato.traces.anonymizer import TokenHasher
 from ostinato.traces.format import VERSION, Added, Ended, Header, SequenceEnd, Stopped, write_line

@@ -5,8 +5,8 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from ostinato.errors import UnsupportedModel
-from ostinato.lab.kv_families import FAMILIES
-from ostinato.lab.weights import count_weights
+from ostinato.lab.size.kv_families import FAMILIES
+from ostinato.lab.size.weights import count_weights
 from tests.lab import known_configs as known
 
 # Billions of parameters: in all, and of those active per token. Counts of active ones by their

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from ostinato.lab.kv_bytes import kv_bytes
+from ostinato.lab.size.kv_bytes import kv_bytes
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "window_memory.py"
 

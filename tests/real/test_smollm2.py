@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ostinato import RequestOutput
-from ostinato.engine.structured_outputs import StructuredOutputs
+from ostinato.engine.grammar.structured_outputs import StructuredOutputs
 from ostinato.server.state import ServerState
 from tests.support.real_model import NUM_NEW, answers, prompt_ids
 

@@ -13,7 +13,7 @@ from aiohttp import web
 from ostinato.fleet.app import FleetApp
 from ostinato.fleet.config import FleetConfig, WorkerSpec
 from ostinato.fleet.lifecycle import address_of, start
-from ostinato.server.callers import KeyedCallers
+from ostinato.server.access.callers import KeyedCallers
 from ostinato.server.errors import ApiError
 
 Answer = Callable[["StubWorker", web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from ostinato.core.identity import Identity
-from ostinato.engine import kv_events_wire
+from ostinato.engine.loop import kv_events_wire
 from ostinato.observe import events as ours
 from ostinato.observe.events import salt_name
 from ostinato.router.events import Cleared, Removed, Stored, UnusableEvents, decode

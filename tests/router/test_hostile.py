@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from ostinato.fleet.config import WorkerSpec
-from ostinato.server.keys import add_key
+from ostinato.server.access.keys import add_key
 from tests.router.stub_workers import Routed, StubWorker, names, routed
 from tests.support.waiting import until
 

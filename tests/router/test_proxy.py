@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from ostinato.server.keys import add_key
+from ostinato.server.access.keys import add_key
 from tests.router.stub_workers import Routed, StubWorker, echo, names, routed, stream
 from tests.support.waiting import until
 

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from ostinato.core.errors import ConfigError
-from ostinato.runner.block_copies import DeviceCopies
-from ostinato.runner.kv_codes import decode, encode
-from ostinato.runner.kv_store import KVSpec, KVStore, LayerKV
+from ostinato.runner.kv.block_copies import DeviceCopies
+from ostinato.runner.kv.kv_codes import decode, encode
+from ostinato.runner.kv.kv_store import KVSpec, KVStore, LayerKV
+from ostinato.runner.kv.plain_store import PlainKVStore
 from ostinato.runner.native.library import library
 from ostinato.runner.native.store import NativeKVStore
-from ostinato.runner.plain_store import PlainKVStore
 from tests.support.instruction_sets import ISAS, isa_in_use
 
 SPEC = KVSpec((LayerKV(2, 4, 5), LayerKV(1, 6, 4, sliding_window=8)))

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from ostinato.core.plan import TokenLogprob
 from ostinato.errors import EngineError
-from ostinato.runner.logprobs import rows_at_once, token_logprobs
-from ostinato.runner.sampler import Sampler
+from ostinato.runner.sampling.logprobs import rows_at_once, token_logprobs
+from ostinato.runner.sampling.sampler import Sampler
 from tests.runner.sampling_reference import task
 
 VOCAB = 6
@@ -102,7 +102,7 @@ def test_impossible_tokens_have_a_logprob_of_minus_infinity():
 
 def test_long_prompts_are_worked_on_in_pieces_that_do_not_show(monkeypatch: pytest.MonkeyPatch):
     """A vocabulary as wide as one piece: each row is a piece of its own."""
-    monkeypatch.setattr("ostinato.runner.logprobs.MAX_CELLS", 11)
+    monkeypatch.setattr("ostinato.runner.sampling.logprobs.MAX_CELLS", 11)
     logits = torch.zeros(2, 9, dtype=torch.float64)  # in torch, also where there is a library
     logits[1, 7] = 30.0
 

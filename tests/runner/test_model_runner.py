@@ -13,7 +13,7 @@ from ostinato.core.plan import ScheduledSequence, StepPlan
 from ostinato.core.sampling_params import SamplingParams
 from ostinato.runner.attention.torch_backend import TorchAttention, TorchStep
 from ostinato.runner.inputs import AttentionMetadata
-from ostinato.runner.kv_store import KVStore
+from ostinato.runner.kv.kv_store import KVStore
 from ostinato.runner.model_call import ModelCall
 from ostinato.runner.model_runner import ModelRunner
 from tests.runner.bench import Bench, generated_alone, greedy, own_logits, random_prompt

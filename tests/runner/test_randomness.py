@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.runner.randomness import uniform
+from ostinato.runner.sampling.randomness import uniform
 
 
 @given(seed=st.integers(-(2**63), 2**64 - 1), position=st.integers(0, 2**40))

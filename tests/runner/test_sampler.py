@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ostinato.core.plan import SampleTask
-from ostinato.runner.randomness import uniform
-from ostinato.runner.sampler import Sampler
+from ostinato.runner.sampling.randomness import uniform
+from ostinato.runner.sampling.sampler import Sampler
 from tests.runner.sampling_reference import TooClose, distribution, inverse_cdf, task
 from tests.support.instruction_sets import needs_library
 
@@ -159,7 +159,7 @@ def test_the_extreme_random_numbers_draw_tokens_that_have_mass(
     number: float, drawn: int, monkeypatch: pytest.MonkeyPatch
 ):
     """Banned tokens stand at both ends, also where sums have more bits than a float64."""
-    monkeypatch.setattr("ostinato.runner.sampler.uniform", lambda seed, position: number)
+    monkeypatch.setattr("ostinato.runner.sampling.sampler.uniform", lambda seed, position: number)
     rows = torch.randn(200, 7, generator=torch.Generator().manual_seed(0))
 
     results = sample(rows.tolist(), [task(banned=[0, 6])] * 200)

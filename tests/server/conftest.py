@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from ostinato import AsyncLLM, SamplingParams
-from ostinato.engine.prompts import PromptDict, PromptInput
+from ostinato.engine.requests.prompts import PromptDict, PromptInput
 from ostinato.server.config import ServerConfig
 from ostinato.server.state import ServerState
 from tests.support.servers import await_idle, serving

@@ -8,8 +8,8 @@ from typing import Any
 
 import httpx
 
+from ostinato.server.access.keys import add_key
 from ostinato.server.config import ServerConfig
-from ostinato.server.keys import add_key
 from ostinato.server.lifecycle import open_state
 from ostinato.server.state import ServerState
 from tests.support.servers import await_idle, serving

@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from ostinato import AsyncLLM
+from ostinato.server.access.connections import LogLimit
 from ostinato.server.config import ServerConfig
-from ostinato.server.connections import LogLimit
 from ostinato.server.state import ServerState
 from tests.server.keyed import keyed_server
 from tests.support.servers import serving

@@ -6,7 +6,7 @@ import stat
 import pytest
 
 from ostinato.core.errors import ConfigError
-from ostinato.server.keys import KEY_PREFIX, add_key, hash_key, read_keys
+from ostinato.server.access.keys import KEY_PREFIX, add_key, hash_key, read_keys
 from ostinato.settings import TenantShare
 
 

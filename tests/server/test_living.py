@@ -13,8 +13,8 @@ import pytest
 
 from ostinato import LLM, AsyncLLM
 from ostinato.server.config import ServerConfig
-from ostinato.server.observer import ServedRequest
 from ostinato.server.state import ServerState
+from ostinato.server.telemetry.observer import ServedRequest
 from ostinato.tenants.terms import LeaseId
 from tests.engine.faults import sabotage
 from tests.support.servers import ServerThread, await_idle, events_of, serving

@@ -14,16 +14,16 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import ostinato.server
 from ostinato import AsyncLLM, SamplingParams
-from ostinato.engine.engine import Engine
-from ostinato.engine.tiered_cache import TierCounts
+from ostinato.engine.loop.engine import Engine
+from ostinato.engine.tiers.tiered_cache import TierCounts
+from ostinato.server.access.callers import ANONYMOUS, Caller
 from ostinato.server.call import GenerateCall
-from ostinato.server.callers import ANONYMOUS, Caller
 from ostinato.server.config import ServerConfig
-from ostinato.server.engine_metrics import tier_metrics
 from ostinato.server.errors import ApiError
-from ostinato.server.metrics import hit_share_label
+from ostinato.server.routes.metrics import hit_share_label
 from ostinato.server.serving import serve
 from ostinato.server.state import ServerState
+from ostinato.server.telemetry.engine_metrics import tier_metrics
 from tests.support.servers import await_idle, serving
 from tests.support.waiting import held_up, queued_commands, until
 

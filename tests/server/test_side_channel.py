@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ostinato.core.identity import Identity, ImageSpan
-from ostinato.server.callers import KeyedCallers
-from ostinato.server.keys import KeysFile
+from ostinato.server.access.callers import KeyedCallers
+from ostinato.server.access.keys import KeysFile
 from tests.server.keyed import Keyed, keyed_server
 from tests.support.cache_views import prefix_key
 from tests.support.prefix_probe import ENDPOINTS, MODEL, Endpoint, Send, recover

@@ -12,8 +12,8 @@ import pytest
 
 from ostinato import AsyncLLM
 from ostinato.server.config import ServerConfig
-from ostinato.server.observer import Observer, ServedRequest
 from ostinato.server.state import ServerState
+from ostinato.server.telemetry.observer import Observer, ServedRequest
 from tests.server.keyed import MODEL, keyed_server
 from tests.support.servers import await_idle, serving
 from tests.support.waiting import held_up, wait_until

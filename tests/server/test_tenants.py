@@ -6,10 +6,10 @@ import httpx
 import pytest
 
 from ostinato.core.errors import ConfigError
-from ostinato.server.callers import Caller, Limits
+from ostinato.server.access.callers import Caller, Limits
+from ostinato.server.access.keys import add_key
+from ostinato.server.access.rate_limit import RateLimit
 from ostinato.server.errors import ApiError
-from ostinato.server.keys import add_key
-from ostinato.server.rate_limit import RateLimit
 from tests.server.keyed import MODEL, Keyed, keyed_server
 
 PROMPT = "Shall I compare thee to a summer's day? Thou art more lovely and more temperate. "

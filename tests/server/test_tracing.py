@@ -10,12 +10,12 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from ostinato import SamplingParams
 from ostinato.core.errors import ConfigError
+from ostinato.server.access.callers import Caller
 from ostinato.server.call import GenerateCall
-from ostinato.server.callers import Caller
 from ostinato.server.config import ServerConfig
 from ostinato.server.serving import serve
 from ostinato.server.state import ServerState
-from ostinato.server.tracing import RequestTracer, make_tracer
+from ostinato.server.telemetry.tracing import RequestTracer, make_tracer
 
 ANN = Caller("ann", "salt of ann")
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from ostinato import LLM
-from ostinato.engine.engine import Engine
+from ostinato.engine.loop.engine import Engine
 from ostinato.observe.introspection import cached_blocks
 from ostinato.runner.model_loader import load_model
 from tests.support.checkpoints import Checkpoints
@@ -47,7 +47,7 @@ def make_llm(checkpoints: Checkpoints) -> Iterator[MakeLLM]:
         shares = settings["dtype"] == "float64" and not own_weights
         with pytest.MonkeyPatch.context() as patch:
             if shares:
-                patch.setattr("ostinato.engine.setup.load_model", _load_once)
+                patch.setattr("ostinato.engine.settings.setup.load_model", _load_once)
             made.append(LLM(str(path), **settings))
         shared[made[-1]] = shares
         return made[-1]

@@ -4,8 +4,8 @@ import threading
 import time
 from collections.abc import Sequence
 
-from ostinato.engine.open_tiers import OpenTiers
-from ostinato.runner.block_copies import block_copies
+from ostinato.engine.tiers.open_tiers import OpenTiers
+from ostinato.runner.kv.block_copies import block_copies
 from ostinato.runner.model_runner import ModelRunner
 from ostinato.tiers.port import (
     Buffer,

@@ -17,7 +17,7 @@ class OurManager(ManagerWorker):
         """Load the torch-free rooms alone."""
         import ostinato
         from ostinato.core import identity
-        from ostinato.lab.serial_replay import USUAL_POLICY
+        from ostinato.lab.replay.serial_replay import USUAL_POLICY
 
         self.manager, self.identity = self, identity
         self.policy = settings.get("policy", USUAL_POLICY)

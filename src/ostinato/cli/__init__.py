@@ -12,6 +12,9 @@ Files in reading order:
 * ``explain``, ``lint``: why prompts miss, and how to fix it
 * ``size``, ``savings``, ``simulate``, ``plan``: what caching costs and saves
 * ``models``, ``cache``, ``keys``: fetch models, administer a running server and its API keys
+* ``output/``: tables, plots and streams of text
+* ``options/``: options that several commands share
+* ``demonstration/``: the traffic and the examples of ``demo``
 
 Files that begin with an underscore are shared by these.
 
@@ -19,7 +22,7 @@ Rules:
 
 1. Starting loads no torch: what needs tensors is imported inside ``run``.
 2. Commands raise; ``_errors`` alone turns errors into a line on stderr and an exit code.
-3. Options that several commands take are groups, see ``_option_groups``: each has one home.
+3. Options that several commands take are groups, see ``options/option_groups``: each has one home.
 4. Every setting of an engine is an option of ``ostinato serve``, with the same default.
 """
 
@@ -31,7 +34,6 @@ import typer
 import ostinato
 from ostinato.cli import (
     _errors,
-    _option_groups,
     cache,
     chat,
     demo,
@@ -47,6 +49,7 @@ from ostinato.cli import (
     simulate,
     size,
 )
+from ostinato.cli.options import option_groups as _option_groups
 
 _COMMANDS = (demo, generate, chat, serve, explain, lint, size, savings, simulate, plan)
 _GROUPS = (route, models, cache, keys)

@@ -10,9 +10,9 @@ from urllib.parse import quote, urlencode
 import typer
 from rich.console import Console
 
-from ostinato.cli import _cache_tables as tables
 from ostinato.cli._admin_client import AdminClient
-from ostinato.cli._option_groups import GroupedTyper, option
+from ostinato.cli.options.option_groups import GroupedTyper, option
+from ostinato.cli.output import cache_tables as tables
 from ostinato.core.errors import ConfigError
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}

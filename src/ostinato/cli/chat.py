@@ -9,14 +9,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ostinato.cli import _engine_options as options
 from ostinato.cli._errors import print_error
-from ostinato.cli._option_groups import option
-from ostinato.cli._streaming import follow, loaded, note, summary, was_interrupted, write
-from ostinato.engine.sampling_params import SamplingParams
-from ostinato.engine.settings import DEFAULT_MODEL
+from ostinato.cli.options import engine_options as options
+from ostinato.cli.options.option_groups import option
+from ostinato.cli.output.streaming import follow, loaded, note, summary, was_interrupted, write
+from ostinato.engine.requests.sampling_params import SamplingParams
+from ostinato.engine.settings.settings import DEFAULT_MODEL
 from ostinato.errors import ConfigError, RequestError, StepFailed
-from ostinato.lab.quantities import count
+from ostinato.lab.size.quantities import count
 
 if TYPE_CHECKING:
     from ostinato import AsyncLLM, RequestOutput

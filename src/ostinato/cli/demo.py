@@ -16,10 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from ostinato.cli import _engine_options as options
-from ostinato.cli._demo_examples import Outcome, draw_examples, run_examples
-from ostinato.cli._demo_tables import Figures, as_json, calls_table, first_token_table, notes
-from ostinato.cli._demo_waves import (
+from ostinato.cli.demonstration.demo_examples import Outcome, draw_examples, run_examples
+from ostinato.cli.demonstration.demo_waves import (
     MOST_CALLS,
     OUTPUT_TOKENS,
     Calls,
@@ -29,14 +27,16 @@ from ostinato.cli._demo_waves import (
     first_tokens,
     run_wave,
 )
-from ostinato.cli._option_groups import option
+from ostinato.cli.options import engine_options as options
+from ostinato.cli.options.option_groups import option
+from ostinato.cli.output.demo_tables import Figures, as_json, calls_table, first_token_table, notes
 from ostinato.core.errors import ConfigError
-from ostinato.engine.config import EngineConfig
-from ostinato.engine.settings import DEFAULT_MODEL
-from ostinato.lab.quantities import count, write_seconds
+from ostinato.engine.settings.config import EngineConfig
+from ostinato.engine.settings.settings import DEFAULT_MODEL
+from ostinato.lab.size.quantities import count, write_seconds
 
 if TYPE_CHECKING:
-    from ostinato.engine.engine import Engine
+    from ostinato.engine.loop.engine import Engine
 
 _WIDEST = 100
 """Maximum width of prose, in columns."""
@@ -137,7 +137,7 @@ def _recording(console: Console, engine: "Engine", path: Path | None) -> Iterato
     if path is None:
         yield
         return
-    from ostinato.engine.admin_api import AdminApi
+    from ostinato.engine.api.admin_api import AdminApi
 
     recording = AdminApi(engine)
     recording.start_recording(path)
@@ -179,7 +179,7 @@ def _many_calls(
 
 def _engines(console: Console, model: str, block_size: int, index: str) -> "tuple[Engine, Engine]":
     """Load the model without and with a cache, in float32, which is fast on most machines."""
-    from ostinato.engine.engine import Engine
+    from ostinato.engine.loop.engine import Engine
 
     settings = {"dtype": "float32", "block_size": block_size, "index": index}
     with console.status(f"Loading {model} ..."):

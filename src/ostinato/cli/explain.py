@@ -10,19 +10,19 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from ostinato.cli import _engine_options as options
 from ostinato.cli._admin_client import AdminClient, AdministrationFailed
-from ostinato.cli._option_groups import option
-from ostinato.cli._tokenizer import IgnoredFields, TokenizerModel, load_tokenizer
-from ostinato.cli._trace_source import SkipBroken, list_broken
 from ostinato.cli.cache import URL
+from ostinato.cli.options import engine_options as options
+from ostinato.cli.options.option_groups import option
+from ostinato.cli.options.tokenizer import IgnoredFields, TokenizerModel, load_tokenizer
+from ostinato.cli.options.trace_source import SkipBroken, list_broken
 from ostinato.core.errors import ConfigError, RequestError
-from ostinato.engine.settings import DEFAULT_MODEL
-from ostinato.lab.explain_log import explain_log, explain_recording
-from ostinato.lab.quantities import count
-from ostinato.lab.recording import read_recording
-from ostinato.lab.request_log import LogOptions, iter_requests
-from ostinato.lab.traces import is_recording
+from ostinato.engine.settings.settings import DEFAULT_MODEL
+from ostinato.lab.log.request_log import LogOptions, iter_requests
+from ostinato.lab.replay.explain_log import explain_log, explain_recording
+from ostinato.lab.size.quantities import count
+from ostinato.lab.traces.recording import read_recording
+from ostinato.lab.traces.traces import is_recording
 from ostinato.observe.explanation import Explanation, SpanOutcome
 from ostinato.settings import IndexName, PrefixCacheConfig
 

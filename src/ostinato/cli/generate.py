@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from ostinato.cli import _engine_options as options
-from ostinato.cli._option_groups import option
-from ostinato.cli._streaming import (
+from ostinato.cli.models import KNOWN_MODELS
+from ostinato.cli.options import engine_options as options
+from ostinato.cli.options.option_groups import option
+from ostinato.cli.output.streaming import (
     follow,
     loaded,
     note,
@@ -19,14 +20,13 @@ from ostinato.cli._streaming import (
     write,
     write_prompt,
 )
-from ostinato.cli.models import KNOWN_MODELS
 from ostinato.core.errors import ConfigError, EmptyPrompt, RequestError
-from ostinato.engine.sampling_params import SamplingParams
-from ostinato.engine.settings import DEFAULT_MODEL
+from ostinato.engine.requests.sampling_params import SamplingParams
+from ostinato.engine.settings.settings import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from ostinato import CompletionOutput, RequestOutput
-    from ostinato.engine.outputs import Logprob
+    from ostinato.engine.requests.outputs import Logprob
 
 _OUTPUT = "Output"
 _REQUEST_ID = "generate"

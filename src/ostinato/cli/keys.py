@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ostinato.cli._option_groups import GroupedTyper, option
-from ostinato.cli._tables import FigureTable
+from ostinato.cli.options.option_groups import GroupedTyper, option
+from ostinato.cli.output.tables import FigureTable
 from ostinato.core.errors import ConfigError
 
 _FILE = Annotated[str, typer.Option("--file", "-f", help="The keys file.")]
@@ -48,7 +48,7 @@ def new(
 
     A tenant may have several keys. Options change the tenant's settings; other settings are kept.
     """
-    from ostinato.server.keys import add_key
+    from ostinato.server.access.keys import add_key
 
     changes = {name: value for name, value in asdict(options).items() if value is not None}
     typer.echo(add_key(file, tenant, **changes))
@@ -59,7 +59,7 @@ def new(
 @app.command("list")
 def list_tenants(file: _FILE = "keys.json") -> None:
     """List tenants with their limits and numbers of keys."""
-    from ostinato.server.keys import read_keys
+    from ostinato.server.access.keys import read_keys
 
     table = FigureTable()
     table.add_column("Tenant", overflow="fold")
@@ -96,7 +96,7 @@ def keys_file_of(path: str | None, api_key: str | None) -> Iterator[str | None]:
         raise ConfigError(
             "--api-key: give one key that is not empty, or --keys with a file of them"
         )
-    from ostinato.server.keys import KeysFile, TenantEntry, hash_key, write_keys
+    from ostinato.server.access.keys import KeysFile, TenantEntry, hash_key, write_keys
 
     entry = TenantEntry(keys=[hash_key(api_key)], administers=True)
     secret = hash_key(f"secret of {api_key}")  # the same after a restart: so are salts on disk

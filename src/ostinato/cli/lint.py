@@ -8,14 +8,14 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from ostinato.cli import _engine_options as options
-from ostinato.cli._option_groups import option
-from ostinato.cli._tokenizer import IgnoredFields, TokenizerModel, load_tokenizer
-from ostinato.cli._trace_source import SkipBroken, list_broken, progress_bar
-from ostinato.lab.lint import Finding, LintReport, lint
-from ostinato.lab.lint_slots import SlotKind, shortened
-from ostinato.lab.quantities import count, read_bytes
-from ostinato.lab.request_log import LogOptions, read_request_log
+from ostinato.cli.options import engine_options as options
+from ostinato.cli.options.option_groups import option
+from ostinato.cli.options.tokenizer import IgnoredFields, TokenizerModel, load_tokenizer
+from ostinato.cli.options.trace_source import SkipBroken, list_broken, progress_bar
+from ostinato.lab.lint.lint import Finding, LintReport, lint
+from ostinato.lab.lint.slots import SlotKind, shortened
+from ostinato.lab.log.request_log import LogOptions, read_request_log
+from ostinato.lab.size.quantities import count, read_bytes
 
 _FEW_HITS = 0.1
 """Hit ratio below which prompts share next to nothing."""

@@ -7,11 +7,11 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
-from ostinato.cli._config_source import embedded_folder, load_config
-from ostinato.cli._tables import FigureTable
-from ostinato.engine.settings import DEFAULT_MODEL
-from ostinato.lab.kv_bytes import kv_bytes
-from ostinato.lab.quantities import write_bytes
+from ostinato.cli.options.config_source import embedded_folder, load_config
+from ostinato.cli.output.tables import FigureTable
+from ostinato.engine.settings.settings import DEFAULT_MODEL
+from ostinato.lab.size.kv_bytes import kv_bytes
+from ostinato.lab.size.quantities import write_bytes
 from ostinato.runner.fetched_models import (
     FETCHED_MODELS,
     fetch,

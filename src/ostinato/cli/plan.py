@@ -11,28 +11,28 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from ostinato.cli import _trace_source as source
-from ostinato.cli._config_source import load_config
-from ostinato.cli._cost_options import CostOptions, MachineOptions
-from ostinato.cli._option_groups import option
-from ostinato.cli._report_folder import list_written, open_folder, unwritable
-from ostinato.cli._tables import FigureTable
+from ostinato.cli.options import trace_source as source
+from ostinato.cli.options.config_source import load_config
+from ostinato.cli.options.cost_options import CostOptions, MachineOptions
+from ostinato.cli.options.option_groups import option
+from ostinato.cli.output.report_folder import list_written, open_folder, unwritable
+from ostinato.cli.output.tables import FigureTable
 from ostinato.core.config import one_of
 from ostinato.core.errors import ConfigError
 from ostinato.hybrid.pool_sizes import TOKENS_PER_CHECKPOINT
-from ostinato.lab.block_trace import BlockTrace
-from ostinato.lab.cost_model import StepCost
-from ostinato.lab.image_tokens import encoder_weights
-from ostinato.lab.kv_bytes import kv_bytes
-from ostinato.lab.kv_config import Config
-from ostinato.lab.kv_groups import KVGroups, kv_groups
-from ostinato.lab.plan import Fleet, Option, Plan, Prices, Setup, make_plan
-from ostinato.lab.plan_words import in_words, money
-from ostinato.lab.policies import ENGINE_POLICIES
-from ostinato.lab.quantities import count, write_bytes
-from ostinato.lab.roofline import RooflineCost
-from ostinato.lab.serial_replay import USUAL_POLICY
-from ostinato.lab.weights import WEIGHT_BYTES, adapter_bytes
+from ostinato.lab.plan.plan import Fleet, Option, Plan, Prices, Setup, make_plan
+from ostinato.lab.plan.plan_words import in_words, money
+from ostinato.lab.replay.policies import ENGINE_POLICIES
+from ostinato.lab.replay.serial_replay import USUAL_POLICY
+from ostinato.lab.size.image_tokens import encoder_weights
+from ostinato.lab.size.kv_bytes import kv_bytes
+from ostinato.lab.size.kv_config import Config
+from ostinato.lab.size.quantities import count, write_bytes
+from ostinato.lab.size.weights import WEIGHT_BYTES, adapter_bytes
+from ostinato.lab.traces.block_trace import BlockTrace
+from ostinato.lab.work.cost_model import StepCost
+from ostinato.lab.work.kv_groups import KVGroups, kv_groups
+from ostinato.lab.work.roofline import RooflineCost
 from ostinato.settings import PolicyName
 
 _MONEY = "What things cost"
@@ -255,9 +255,9 @@ def _write(report: PlanReport, out: Path) -> None:
         ConfigError: They cannot be written there.
     """
     # Imported here: most calls draw nothing, and start faster without the library.
-    from ostinato.lab.plots import plan_plot, save
-    from ostinato.lab.report import Section, write_report
-    from ostinato.lab.report import Table as Rows
+    from ostinato.lab.simulate.plots import plan_plot, save
+    from ostinato.lab.simulate.report import Section, write_report
+    from ostinato.lab.simulate.report import Table as Rows
 
     figure = plan_plot(report.plan, report.trace.name, report.currency)
     headings = [heading.replace("\n", " ") for heading in _headings(report)]

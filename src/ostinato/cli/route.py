@@ -11,12 +11,12 @@ from rich.console import Console
 from rich.text import Text
 
 from ostinato.cli._admin_client import AdminClient, NoServer
-from ostinato.cli._option_groups import GroupedTyper, grouped, option
-from ostinato.cli._tables import FigureTable
 from ostinato.cli.cache import AsJson
 from ostinato.cli.keys import note_on_callers
+from ostinato.cli.options.option_groups import GroupedTyper, grouped, option
+from ostinato.cli.output.tables import FigureTable
 from ostinato.core.errors import ConfigError
-from ostinato.lab.quantities import read_bytes
+from ostinato.lab.size.quantities import read_bytes
 
 _POLL_S = 0.2
 """Seconds between two looks at workers that do not answer yet."""

@@ -8,10 +8,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ostinato.cli._option_groups import option
-from ostinato.cli._tables import FigureTable
-from ostinato.lab.quantities import count
-from ostinato.lab.savings import (
+from ostinato.cli.options.option_groups import option
+from ostinato.cli.output.tables import FigureTable
+from ostinato.lab.simulate.savings import (
     Reuse,
     Workload,
     as_figures,
@@ -19,6 +18,7 @@ from ostinato.lab.savings import (
     by_whole_blocks,
     without_cache,
 )
+from ostinato.lab.size.quantities import count
 
 
 def run(

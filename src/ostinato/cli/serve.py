@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.text import Text
 
 import ostinato
-from ostinato.cli import _engine_options as options
-from ostinato.cli._option_groups import option
 from ostinato.cli.keys import keys_file_of, note_on_callers
-from ostinato.engine.settings import DEFAULT_MODEL
-from ostinato.lab.quantities import read_bytes
+from ostinato.cli.options import engine_options as options
+from ostinato.cli.options.option_groups import option
+from ostinato.engine.settings.settings import DEFAULT_MODEL
+from ostinato.lab.size.quantities import read_bytes
 
 _server = partial(option, panel="Server")
 

@@ -7,24 +7,19 @@ from typing import cast
 
 import typer
 
-from ostinato.cli import _simulation_output as output
-from ostinato.cli import _trace_source as source
-from ostinato.cli._config_source import load_config
-from ostinato.cli._cost_options import CostOptions, MachineOptions
-from ostinato.cli._option_groups import option
-from ostinato.cli._report_folder import open_folder
+from ostinato.cli.options import trace_source as source
+from ostinato.cli.options.config_source import load_config
+from ostinato.cli.options.cost_options import CostOptions, MachineOptions
+from ostinato.cli.options.option_groups import option
+from ostinato.cli.output import simulation_output as output
+from ostinato.cli.output.report_folder import open_folder
 from ostinato.core.config import SchedulerConfig, at_least, one_of
 from ostinato.core.errors import ConfigError
-from ostinato.lab.block_trace import BlockTrace
-from ostinato.lab.cost_model import ASSUMED, StepCost
-from ostinato.lab.kv_bytes import kv_bytes
-from ostinato.lab.kv_config import Config
-from ostinato.lab.kv_groups import KVGroups, kv_groups
-from ostinato.lab.policies import ENGINE_POLICIES, SIMULATED_POLICIES, SimulatedPolicyName
-from ostinato.lab.quantities import read_bytes, read_count
-from ostinato.lab.replay import Replay
-from ostinato.lab.serial_replay import USUAL_POLICY
-from ostinato.lab.simulation import (
+from ostinato.lab.replay.policies import ENGINE_POLICIES, SIMULATED_POLICIES, SimulatedPolicyName
+from ostinato.lab.replay.replay import Replay
+from ostinato.lab.replay.serial_replay import USUAL_POLICY
+from ostinato.lab.replay.tier_model import DiskModel
+from ostinato.lab.simulate.simulation import (
     Simulation,
     add_bounds,
     add_disk,
@@ -32,8 +27,13 @@ from ostinato.lab.simulation import (
     simulate,
     usual_capacities,
 )
-from ostinato.lab.tier_model import DiskModel
-from ostinato.lab.timed_replay import replay_timed, slowed_to_fit
+from ostinato.lab.simulate.timed_replay import replay_timed, slowed_to_fit
+from ostinato.lab.size.kv_bytes import kv_bytes
+from ostinato.lab.size.kv_config import Config
+from ostinato.lab.size.quantities import read_bytes, read_count
+from ostinato.lab.traces.block_trace import BlockTrace
+from ostinato.lab.work.cost_model import ASSUMED, StepCost
+from ostinato.lab.work.kv_groups import KVGroups, kv_groups
 from ostinato.settings import PolicyName, PrefixCacheConfig, StateConfig, WindowConfig
 
 _CACHE = "Caches"

@@ -10,17 +10,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ostinato.cli._config_source import load_config
-from ostinato.cli._option_groups import option
-from ostinato.cli._tables import FigureTable
+from ostinato.cli.options.config_source import load_config
+from ostinato.cli.options.option_groups import option
+from ostinato.cli.output.tables import FigureTable
 from ostinato.core.config import SchedulerConfig, at_least
 from ostinato.hybrid.pool_sizes import split_states
-from ostinato.lab.image_tokens import encoder_weights, image_tokens, output_values, read_size
-from ostinato.lab.kv_bytes import DTYPE_BITS, Footprint, KVBytes, LayerGroup, kv_bytes
-from ostinato.lab.kv_config import Config
-from ostinato.lab.kv_layers import Kind
-from ostinato.lab.quantities import count, read_bytes, write_bytes
-from ostinato.lab.weights import WEIGHT_BYTES, adapter_bytes
+from ostinato.lab.size.image_tokens import encoder_weights, image_tokens, output_values, read_size
+from ostinato.lab.size.kv_bytes import DTYPE_BITS, Footprint, KVBytes, LayerGroup, kv_bytes
+from ostinato.lab.size.kv_config import Config
+from ostinato.lab.size.kv_layers import Kind
+from ostinato.lab.size.quantities import count, read_bytes, write_bytes
+from ostinato.lab.size.weights import WEIGHT_BYTES, adapter_bytes
 
 _ENGINE_BLOCK = 16
 _DTYPES = ", ".join(["auto", *DTYPE_BITS])

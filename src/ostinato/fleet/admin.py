@@ -13,7 +13,7 @@ from ostinato.fleet.decisions import MAX_RECORDS, DecisionLog, DecisionRecord
 from ostinato.fleet.fleet import Fleet
 from ostinato.fleet.proxy import Proxy
 from ostinato.fleet.public_prefixes import FleetPrefixes, copies_of
-from ostinato.server.callers import Caller, require_administrator
+from ostinato.server.access.callers import Caller, require_administrator
 from ostinato.server.errors import ApiError
 
 _MAX_BODY_BYTES = 2**16

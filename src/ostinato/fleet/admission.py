@@ -12,9 +12,9 @@ from aiohttp import web
 from ostinato.fleet.config import FleetConfig
 from ostinato.fleet.prompts import Prompt
 from ostinato.router import RouteRequest
-from ostinato.server.callers import Caller, Callers
+from ostinato.server.access.callers import Caller, Callers
+from ostinato.server.access.rate_limit import RateLimit
 from ostinato.server.errors import ApiError, body_in_pieces, body_too_long, body_too_slow, stopping
-from ostinato.server.rate_limit import RateLimit
 
 _MAX_SMALL_PIECES = 1024
 _MIN_PIECE_BYTES = 64

@@ -25,11 +25,11 @@ from ostinato.fleet.proxy import Proxy
 from ostinato.fleet.public_prefixes import FleetPrefixes
 from ostinato.fleet.tokenizer import LocalTokenizer
 from ostinato.fleet.tokens import PromptTokens
-from ostinato.server.callers import AnyCaller, KeyedCallers
+from ostinato.server.access.callers import AnyCaller, KeyedCallers
 from ostinato.server.config import is_loopback_address
 from ostinato.server.errors import ApiError, api_error, body_of, foreign_host
-from ostinato.server.page import HEADERS as PAGE_HEADERS
-from ostinato.server.page import TYPES
+from ostinato.server.page.page import HEADERS as PAGE_HEADERS
+from ostinato.server.page.page import TYPES
 
 logger = logging.getLogger("ostinato")
 

@@ -1,6 +1,6 @@
 """Clients' connections: limits, and a time limit for each request's head.
 
-``ostinato.server.connections`` has the rules; here they are applied to aiohttp's protocol.
+``ostinato.server.access.connections`` has the rules; here they are applied to aiohttp's protocol.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from typing import cast
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from ostinato.server.connections import Connections
+from ostinato.server.access.connections import Connections
 
 KEEP_ALIVE_S = 75.0
 """Time limit from a response to the next request, and for a client to read a short response."""

@@ -17,7 +17,7 @@ from ostinato.core.errors import ConfigError
 from ostinato.fleet.app import FleetApp
 from ostinato.fleet.config import FleetConfig
 from ostinato.fleet.connections import KEEP_ALIVE_S, GuardedSite
-from ostinato.server.connections import Connections, LogLimit, raise_file_limit
+from ostinato.server.access.connections import Connections, LogLimit, raise_file_limit
 
 logger = logging.getLogger("ostinato")
 

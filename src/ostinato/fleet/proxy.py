@@ -32,7 +32,7 @@ from ostinato.fleet.public_prefixes import FleetPrefixes
 from ostinato.fleet.tokens import PromptTokens
 from ostinato.fleet.worker import Worker
 from ostinato.router import RouteRequest
-from ostinato.server.callers import Caller
+from ostinato.server.access.callers import Caller
 from ostinato.server.errors import ApiError
 
 _RETRIED_STATUSES = frozenset({502, 503, 504})

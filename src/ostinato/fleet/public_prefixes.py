@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import aiohttp
 from aiohttp import web
 
-from ostinato.engine.public_prefixes import ALL_PUBLIC
+from ostinato.engine.prompts.public_prefixes import ALL_PUBLIC
 from ostinato.fleet.fleet import Fleet
 from ostinato.fleet.tokens import PromptTokens
 from ostinato.fleet.worker import Worker

@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 
 from ostinato.core.errors import PromptTooLong
-from ostinato.engine.tenant_queue import TenantQueue
+from ostinato.engine.requests.tenant_queue import TenantQueue
 from ostinato.fleet.prompts import MAX_PROMPT_CHARACTERS, Prompt, check_length, read_prompt
 from ostinato.fleet.tokenizer import LocalTokenizer, PartlyTokenized
 from ostinato.fleet.worker import Worker

@@ -1,5 +1,5 @@
 """vLLM's module of this name."""
 
-from ostinato.engine.adapters import LoRARequest
+from ostinato.engine.loop.adapters import LoRARequest
 
 __all__ = ["LoRARequest"]

@@ -21,7 +21,7 @@ from ostinato.fleet.peek import Peek
 from ostinato.fleet.tokenizer import LocalTokenizer
 from ostinato.fleet.tokens import PromptTokens
 from ostinato.ray.call import Call, Head, Progress
-from ostinato.server.callers import AnyCaller, KeyedCallers
+from ostinato.server.access.callers import AnyCaller, KeyedCallers
 from ostinato.server.errors import ApiError, api_error, body_of, body_too_long
 
 logger = logging.getLogger("ostinato")

@@ -3,30 +3,19 @@
 Files in reading order:
 
 * ``settings``: the values of its settings
-* ``kv_codes``: keys and values in 8 bits
-* ``kv_store``: the interface of KV stores
-* ``plain_store``: a KV store in plain tensors
-* ``block_copies``: copies of blocks between a store and host memory
+* ``kv/``: keys and values in blocks
 * ``native/``: calls into the native library
-* ``layer_groups``: which layers share block tables
 * ``inputs``: turns a plan into input tensors
 * ``states/``: layers with a state: Mamba, linear attention
 * ``attention/``: attention over scattered blocks, one file per backend
-* ``lora``: assigns LoRA updates to the rows of a step
-* ``lora_updates``: adds LoRA updates to the outputs of linear layers
-* ``lora_config``: reads and checks an adapter's config
-* ``lora_files``: loads an adapter of ``peft``, and checks that it fits the model
+* ``adapters/``: LoRA adapters: files, weights, and their products
 * ``model_call``: calls a model
-* ``vision_families``, ``vision``: turn an image into rows of the model's input
-* ``image_store``: the images of live requests, and cached encoder outputs
-* ``image_step``: computes a step with images
+* ``images/``: runs the encoder of images, and keeps its outputs
 * ``forward/``: makes a model fast on a CPU without changing what it computes
 * ``model_runner``: executes one step
 * ``compute_path``: describes how steps are computed here, and why not faster
 * ``token_lists``: the lists of sampling parameters, prepared once
-* ``logit_edits``, ``truncation``, ``logprobs``, ``torch_draws``: sampling in torch
-* ``randomness``: the random number of each token
-* ``sampler``: chooses the next token
+* ``sampling/``: from logits to tokens and log-probabilities
 * ``fetched_models``: models from the package index, and their folder
 * ``weight_source``: weights of a checkpoint, read from its files one by one
 * ``gguf_file``: opens a GGUF file and checks that it can be loaded
@@ -46,7 +35,6 @@ Files in reading order:
 * ``model_loader``: loads a model, and checks that it can be served correctly
 * ``model_support``: checks that a model can be served correctly
 * ``quantization``: checks that a quantized checkpoint computes each token independently
-* ``rounding``: measures how far logits move by rounding alone
 * ``probe``: compares our attention with the model's own before serving
 * ``memory``: computes how many blocks fit
 * ``malloc_tuning``: keeps the memory of large temporaries

@@ -9,7 +9,7 @@ from torch import nn
 
 from ostinato.core.errors import ConfigError
 from ostinato.runner.forward.quantized import Quantization
-from ostinato.runner.kv_store import KVSpec
+from ostinato.runner.kv.kv_store import KVSpec
 from ostinato.runner.memory import available_bytes
 from ostinato.runner.weight_source import WeightSource
 

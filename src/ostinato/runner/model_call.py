@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
+from ostinato.runner.adapters.lora import LoraAdapter, StepAdapters
+from ostinato.runner.adapters.lora_updates import add_updates
 from ostinato.runner.attention.registration import STEP_KEYWORD, LayerAttention
 from ostinato.runner.inputs import Ints
-from ostinato.runner.lora import LoraAdapter, StepAdapters
-from ostinato.runner.lora_updates import add_updates
 from ostinato.runner.states.mixers import bind_mixers
 
 if TYPE_CHECKING:

@@ -23,7 +23,8 @@ from ostinato.runner.forward.quantized import Quantization
 from ostinato.runner.forward.select_forward import ChosenForward, choose_forward
 from ostinato.runner.gguf_file import open_gguf
 from ostinato.runner.gguf_source import codes_of_file
-from ostinato.runner.kv_store import KVSpec
+from ostinato.runner.images.vision import Vision, load_vision, take_encoder
+from ostinato.runner.kv.kv_store import KVSpec
 from ostinato.runner.load_memory import KVBytes, check_whole
 from ostinato.runner.model_call import ModelCall
 from ostinato.runner.model_resolver import resolve_model
@@ -46,7 +47,6 @@ from ostinato.runner.quantization import check_quantization, quantization_settin
 from ostinato.runner.settings import AttentionName, DtypeName, ForwardName, QuantizationName
 from ostinato.runner.states.store import StateSpec
 from ostinato.runner.streamed import Assembled, LoadSettings, stream_model
-from ostinato.runner.vision import Vision, load_vision, take_encoder
 from ostinato.runner.word_codes import WordCheckpoint, is_in_words, read_words
 
 if TYPE_CHECKING:

@@ -13,17 +13,17 @@ import torch
 from torch import Tensor
 
 from ostinato.core.plan import SequenceResult, StepPlan, StepResult, TokenLogprob
+from ostinato.runner.adapters.lora import LoraAdapter, StepAdapters
 from ostinato.runner.attention.backend import AttentionBackend, GroupedStep
 from ostinato.runner.attention.registration import LayerAttention
 from ostinato.runner.attention.torch_backend import TorchAttention
-from ostinato.runner.image_step import ImageStep, SeeingAhead, adapted_ahead, lay_out
-from ostinato.runner.image_store import ImageStore
+from ostinato.runner.images.step import ImageStep, SeeingAhead, adapted_ahead, lay_out
+from ostinato.runner.images.store import ImageStore
 from ostinato.runner.inputs import StepInputs, build_inputs
-from ostinato.runner.layer_groups import LayerGroups, one_group
-from ostinato.runner.logprobs import token_logprobs
-from ostinato.runner.lora import LoraAdapter, StepAdapters
+from ostinato.runner.kv.layer_groups import LayerGroups, one_group
 from ostinato.runner.model_loader import LoadedModel
-from ostinato.runner.sampler import Sampler
+from ostinato.runner.sampling.logprobs import token_logprobs
+from ostinato.runner.sampling.sampler import Sampler
 from ostinato.runner.states.step import StateStep
 from ostinato.runner.states.store import StateStore
 

@@ -31,7 +31,7 @@ from transformers import PreTrainedConfig
 
 from ostinato.errors import UnsupportedModel
 from ostinato.runner.attention.registration import ATTENTION_NAME
-from ostinato.runner.vision_families import FAMILIES
+from ostinato.runner.images.vision_families import FAMILIES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -37,12 +37,12 @@ from ostinato.runner.attention.registration import (
     StepNotReceived,
 )
 from ostinato.runner.inputs import Ints, build_inputs
-from ostinato.runner.kv_store import KVSpec, LayerKV
-from ostinato.runner.layer_groups import one_group
+from ostinato.runner.kv.kv_store import KVSpec, LayerKV
+from ostinato.runner.kv.layer_groups import one_group
 from ostinato.runner.model_call import ModelCall
 from ostinato.runner.native.store import TOKEN_GROUP
 from ostinato.runner.quantization import check_rows
-from ostinato.runner.rounding import in_roundings, rounding_noise
+from ostinato.runner.sampling.rounding import in_roundings, rounding_noise
 from ostinato.runner.settings import AttentionName
 from ostinato.runner.states.step import StateRecorder, StateStep
 from ostinato.runner.states.store import StateSpec, StateStore

@@ -16,7 +16,7 @@ from transformers import PreTrainedConfig
 
 from ostinato.runner.attention.backend import AttentionStyle
 from ostinato.runner.attention.registration import ATTENTION_NAME
-from ostinato.runner.kv_store import KVSpec
+from ostinato.runner.kv.kv_store import KVSpec
 from ostinato.runner.model_support import auto_class
 from ostinato.runner.weight_source import WeightSource
 

@@ -32,7 +32,8 @@ from ostinato.runner.forward.plain_layers import is_plain_linear
 from ostinato.runner.forward.quantized import Quantization, QuantizedWeight
 from ostinato.runner.forward.select_forward import ChosenForward, choose_forward
 from ostinato.runner.gguf_source import GgufSource
-from ostinato.runner.kv_store import KVSpec
+from ostinato.runner.images.vision_families import FAMILIES
+from ostinato.runner.kv.kv_store import KVSpec
 from ostinato.runner.load_memory import KVBytes, check_memory
 from ostinato.runner.load_progress import LoadProgress
 from ostinato.runner.model_call import ModelCall
@@ -48,7 +49,6 @@ from ostinato.runner.skeleton import (
     reads_all,
     trial_layers,
 )
-from ostinato.runner.vision_families import FAMILIES
 from ostinato.runner.weight_source import SafetensorsSource, WeightSource
 
 if TYPE_CHECKING:

@@ -4,7 +4,12 @@ from fastapi import APIRouter, FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 import ostinato
-from ostinato.server import (
+from ostinato.server.admin import erase, kv_events, leases, recording, statistics
+from ostinato.server.errors import install_error_handlers
+from ostinato.server.middleware.guards import BodyGuard, HostGuard
+from ostinato.server.page import page
+from ostinato.server.page import state as page_state
+from ostinato.server.routes import (
     chat,
     completions,
     explain,
@@ -13,15 +18,10 @@ from ostinato.server import (
     metrics,
     models,
     openapi,
-    page,
-    page_state,
     playground,
     responses,
     tokens,
 )
-from ostinato.server.admin import erase, kv_events, leases, recording, statistics
-from ostinato.server.errors import install_error_handlers
-from ostinato.server.guards import BodyGuard, HostGuard
 from ostinato.server.state import ServerState
 
 ROUTERS: list[APIRouter] = [

@@ -10,16 +10,16 @@ from typing import Any
 
 from ostinato.core.errors import RequestError
 from ostinato.core.tokens import num_common_tokens
-from ostinato.engine.outputs import RequestOutput
-from ostinato.engine.prompts import Prompt, PromptDict
-from ostinato.engine.tokenized_text import TokenizedText
+from ostinato.engine.requests.outputs import RequestOutput
+from ostinato.engine.requests.prompts import Prompt, PromptDict
+from ostinato.engine.text.tokenized_text import TokenizedText
 from ostinato.images.parts import images_in, without_sources
+from ostinato.server.answers.tools import Message
 from ostinato.server.held_prefixes import HeldPrefixes
 from ostinato.server.prompting import render_prompt
 from ostinato.server.protocol.answers import Usage
 from ostinato.server.protocol.messages import CountBody
 from ostinato.server.state import ServerState
-from ostinato.server.tools import Message
 from ostinato.tenants.terms import ANTHROPIC_1H, LeaseTerms
 
 _STAND_IN: Message = {"role": "user", "content": "?"}

@@ -4,9 +4,9 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
-from ostinato.engine.prompts import PromptDict, TokenIds
-from ostinato.engine.sampling_params import SamplingParams
-from ostinato.server.callers import Caller
+from ostinato.engine.requests.prompts import PromptDict, TokenIds
+from ostinato.engine.requests.sampling_params import SamplingParams
+from ostinato.server.access.callers import Caller
 from ostinato.tenants.terms import LeaseTerms
 
 

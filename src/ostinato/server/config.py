@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from ostinato.core.config import at_least, one_of
 from ostinato.core.errors import ConfigError
-from ostinato.server.answer_formats import REASONING_FORMATS, TOOL_FORMATS
+from ostinato.server.answers.answer_formats import REASONING_FORMATS, TOOL_FORMATS
 
 
 def is_loopback(host: str) -> bool:

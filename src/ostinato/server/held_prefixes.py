@@ -11,8 +11,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from ostinato.core.tokens import pack_tokens
-from ostinato.engine.async_llm import AsyncLLM
-from ostinato.engine.prompts import PromptDict
+from ostinato.engine.api.async_llm import AsyncLLM
+from ostinato.engine.requests.prompts import PromptDict
 from ostinato.tenants.terms import LeaseReceipt, LeaseTerms, is_salt_of
 
 MOST_HELD = 4096

@@ -20,17 +20,17 @@ from typing import Any
 import uvicorn
 
 from ostinato.core.errors import ConfigError
-from ostinato.engine.async_llm import AsyncLLM
-from ostinato.engine.engine import logger
+from ostinato.engine.api.async_llm import AsyncLLM
+from ostinato.engine.loop.engine import logger
+from ostinato.server.access.callers import KeyedCallers
+from ostinato.server.access.connections import Connections, LogLimit, raise_file_limit
 from ostinato.server.admin.bodies import PrewarmLine
 from ostinato.server.admin.prewarming import prewarm_all
 from ostinato.server.app import create_app
-from ostinato.server.callers import KeyedCallers
 from ostinato.server.config import ServerConfig
-from ostinato.server.connections import Connections, LogLimit, raise_file_limit
-from ostinato.server.models import load_named
+from ostinato.server.routes.models import load_named
 from ostinato.server.state import ServerState
-from ostinato.server.tracing import make_tracer
+from ostinato.server.telemetry.tracing import make_tracer
 
 _SHUTDOWN_TIMEOUT_S = 5
 """Time for clients to read their responses to the end, once the engine has stopped."""

@@ -4,20 +4,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from ostinato.engine.prompts import Prompt
-from ostinato.engine.sampling_params import SamplingParams
-from ostinato.engine.tokenized_text import TokenizedText
-from ostinato.server.answer_formats import AnswerFormats
-from ostinato.server.answer_parser import AnswerParser, ParsedAnswer
-from ostinato.server.callers import Caller
-from ostinato.server.state import ServerState
-from ostinato.server.tools import (
+from ostinato.engine.requests.prompts import Prompt
+from ostinato.engine.requests.sampling_params import SamplingParams
+from ostinato.engine.text.tokenized_text import TokenizedText
+from ostinato.server.access.callers import Caller
+from ostinato.server.answers.answer_formats import AnswerFormats
+from ostinato.server.answers.answer_parser import AnswerParser, ParsedAnswer
+from ostinato.server.answers.tools import (
     Message,
     ToolUse,
     describe_tools,
     read_arguments,
     without_later_systems,
 )
+from ostinato.server.state import ServerState
 
 _TAIL_TOKENS = 16
 """Tokens at the end of a prompt that are searched for marks of reasoning."""

@@ -12,13 +12,13 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 
 from ostinato.core.request import FinishReason
-from ostinato.engine.outputs import RequestOutput
+from ostinato.engine.requests.outputs import RequestOutput
 from ostinato.errors import InvalidSamplingParams, StepFailed
+from ostinato.server.access.callers import Caller
 from ostinato.server.call import GenerateCall
-from ostinato.server.callers import Caller
 from ostinato.server.errors import ApiError, api_error, stopping
-from ostinato.server.observer import ServedRequest
 from ostinato.server.state import ServerState
+from ostinato.server.telemetry.observer import ServedRequest
 from ostinato.tenants.terms import LeaseTerms
 
 

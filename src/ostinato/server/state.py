@@ -7,18 +7,18 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from ostinato.engine.async_llm import AsyncLLM
-from ostinato.engine.snapshot import Snapshot, take_snapshot
-from ostinato.server.answer_formats import AnswerFormats
-from ostinato.server.callers import AnyCaller, Callers
+from ostinato.engine.api.async_llm import AsyncLLM
+from ostinato.engine.loop.snapshot import Snapshot, take_snapshot
+from ostinato.server.access.callers import AnyCaller, Callers
+from ostinato.server.access.rate_limit import RateLimit
+from ostinato.server.access.unread_output import UnreadOutput
+from ostinato.server.answers.answer_formats import AnswerFormats
 from ostinato.server.config import ServerConfig
-from ostinato.server.engine_watch import EngineWatch
 from ostinato.server.held_prefixes import HeldPrefixes
-from ostinato.server.observer import Observer
-from ostinato.server.rate_limit import RateLimit
 from ostinato.server.response_store import ResponseStore
-from ostinato.server.tenant_usage import TenantUsage
-from ostinato.server.unread_output import UnreadOutput
+from ostinato.server.telemetry.engine_watch import EngineWatch
+from ostinato.server.telemetry.observer import Observer
+from ostinato.server.telemetry.tenant_usage import TenantUsage
 
 
 @dataclass(eq=False)

@@ -14,9 +14,9 @@ from fastapi import Request
 from fastapi.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from ostinato.engine.outputs import CompletionOutput, Logprob, RequestOutput
+from ostinato.engine.requests.outputs import CompletionOutput, Logprob, RequestOutput
+from ostinato.server.access.unread_output import Backlog
 from ostinato.server.errors import ApiError, api_error, body_of
-from ostinato.server.unread_output import Backlog
 
 AnswerT = TypeVar("AnswerT")
 Events = AsyncGenerator[bytes, None]

@@ -16,8 +16,8 @@ from ostinato.core.ids import SequenceId
 from ostinato.core.plan import CopyRun, ScheduledSequence, StepPlan
 from ostinato.runner.attention.backend import AttentionBackend, AttentionStyle
 from ostinato.runner.inputs import AttentionMetadata, build_inputs
-from ostinato.runner.kv_codes import decode, encode
-from ostinato.runner.kv_store import KVSpec, LayerKV
+from ostinato.runner.kv.kv_codes import decode, encode
+from ostinato.runner.kv.kv_store import KVSpec, LayerKV
 from tests.runner.attention.reference import attend_sequence
 
 

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from ostinato.core.errors import ConfigError
-from ostinato.engine import setup as engine_file
-from ostinato.engine.config import EngineConfig
-from ostinato.engine.engine import Engine
+from ostinato.engine.loop.engine import Engine
+from ostinato.engine.settings import setup as engine_file
+from ostinato.engine.settings.config import EngineConfig
 from ostinato.runner.attention import choice
 from ostinato.runner.attention.choice import AttentionCase, choose_attention
 from ostinato.runner.attention.native_backend import NativeAttention
 from ostinato.runner.attention.torch_backend import TorchAttention
-from ostinato.runner.kv_store import KVSpec, LayerKV
+from ostinato.runner.kv.kv_store import KVSpec, LayerKV
 from ostinato.runner.native.library import library
 from ostinato.runner.native.store import TOKEN_GROUP
 from ostinato.runner.settings import NATIVE_BLOCK

@@ -22,7 +22,7 @@ from ostinato.core.plan import ScheduledSequence, StepPlan
 from ostinato.runner.attention.native_backend import NativeAttention, NativeStep
 from ostinato.runner.attention.native_plan import NativeLimits
 from ostinato.runner.inputs import build_inputs
-from ostinato.runner.kv_store import KVSpec, LayerKV
+from ostinato.runner.kv.kv_store import KVSpec, LayerKV
 from ostinato.runner.native.library import library
 from tests.runner.attention.native_scenes import PlanView
 from tests.runner.attention.test_native_plan import assert_merged, looks

@@ -16,7 +16,7 @@ from ostinato.core.ids import SlotId
 from ostinato.core.plan import CopyRun
 from ostinato.runner.attention.backend import AttentionStyle
 from ostinato.runner.attention.torch_backend import ScratchLimits, SharingBytes, TorchAttention
-from ostinato.runner.plain_store import PlainKVStore
+from ostinato.runner.kv.plain_store import PlainKVStore
 from tests.runner.attention.scene import Scene, Shape, styles
 
 ALWAYS = SharingBytes(per_run=0, per_value=0)

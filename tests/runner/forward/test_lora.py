@@ -3,8 +3,14 @@
 import pytest
 import torch
 
-from ostinato.runner.lora import AdapterSegment, LoraAdapter, LoraLayer, StepAdapters, pack_layers
-from ostinato.runner.lora_updates import add_updates
+from ostinato.runner.adapters.lora import (
+    AdapterSegment,
+    LoraAdapter,
+    LoraLayer,
+    StepAdapters,
+    pack_layers,
+)
+from ostinato.runner.adapters.lora_updates import add_updates
 from ostinato.runner.native.library import Isa
 from tests.support.instruction_sets import isa, needs_library
 

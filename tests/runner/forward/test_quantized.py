@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from ostinato import LLM, SamplingParams
-from ostinato.engine.prompts import Prompt
+from ostinato.engine.requests.prompts import Prompt
 from ostinato.errors import ConfigError, UnsupportedModel
-from ostinato.lab.model_work import model_work
+from ostinato.lab.work.model_work import model_work
 from ostinato.runner.forward.codes import CodeFormat, encode
 from ostinato.runner.forward.fused import FusedForward
 from ostinato.runner.forward.packed_linear import PackedLinear

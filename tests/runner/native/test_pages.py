@@ -10,7 +10,7 @@ import torch
 
 from ostinato.core.errors import ConfigError
 from ostinato.runner.huge_pages import PAGE_BYTES
-from ostinato.runner.kv_store import KVSpec, LayerKV
+from ostinato.runner.kv.kv_store import KVSpec, LayerKV
 from ostinato.runner.native import store as store_file
 from ostinato.runner.native.library import library
 from ostinato.runner.native.pages import Area, take_pages

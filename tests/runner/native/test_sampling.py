@@ -18,9 +18,9 @@ from ostinato.core.plan import SampleTask, TokenLogprob
 from ostinato.core.sampling_params import SamplingParams
 from ostinato.runner.native.library import library
 from ostinato.runner.native.sampling import Draws, row_logprobs, sample_rows
-from ostinato.runner.randomness import uniform
+from ostinato.runner.sampling.randomness import uniform
+from ostinato.runner.sampling.torch_draws import draw_rows
 from ostinato.runner.token_lists import prepare
-from ostinato.runner.torch_draws import draw_rows
 from tests.support.instruction_sets import threads_in_use
 
 NATIVE = library()

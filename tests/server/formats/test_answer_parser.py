@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.server.answer_formats import REASONING_FORMATS, TOOL_FORMATS
-from ostinato.server.answer_parser import (
+from ostinato.server.answers.answer_formats import REASONING_FORMATS, TOOL_FORMATS
+from ostinato.server.answers.answer_parser import (
     AnswerParser,
     ArgumentsPiece,
     CallStart,

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from ostinato.engine.prompts import PromptDict
-from ostinato.engine.sampling_params import SamplingParams
+from ostinato.engine.requests.prompts import PromptDict
+from ostinato.engine.requests.sampling_params import SamplingParams
 from ostinato.server.held_prefixes import HeldPrefixes
 from ostinato.server.state import ServerState
 from ostinato.tenants.terms import ANTHROPIC_1H, ANTHROPIC_5M

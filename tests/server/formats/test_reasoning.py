@@ -16,7 +16,7 @@ import pytest
 
 from ostinato import AsyncLLM
 from ostinato.core.errors import ConfigError
-from ostinato.server.answer_formats import TOOL_FORMATS, AnswerFormats
+from ostinato.server.answers.answer_formats import TOOL_FORMATS, AnswerFormats
 from ostinato.server.config import ServerConfig
 from ostinato.server.state import ServerState
 from tests.server.formats.conftest import says

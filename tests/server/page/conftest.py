@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from ostinato import AsyncLLM
-from ostinato.server.callers import Caller
+from ostinato.server.access.callers import Caller
 from ostinato.server.config import ServerConfig
 from ostinato.server.errors import ApiError
 from ostinato.server.state import ServerState

@@ -8,10 +8,10 @@ from playwright.sync_api import expect
 
 from ostinato import AsyncLLM
 from ostinato.observe.introspection import BlockMap, BlockState
-from ostinato.server.callers import Caller
-from ostinato.server.page_state import lay_out_blocks
+from ostinato.server.access.callers import Caller
+from ostinato.server.page.state import lay_out_blocks
 from ostinato.server.state import ServerState
-from ostinato.server.tenant_usage import salt_label
+from ostinato.server.telemetry.tenant_usage import salt_label
 from tests.server.page.calls import complete
 from tests.support.servers import await_idle, serving
 

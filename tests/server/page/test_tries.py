@@ -3,7 +3,7 @@
 import httpx
 from playwright.sync_api import expect
 
-from ostinato.lab.savings import Workload, by_token
+from ostinato.lab.simulate.savings import Workload, by_token
 from tests.server.page.calls import tab_to
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ostinato.runner.inputs import AttentionMetadata
-from ostinato.runner.kv_store import KVSpec, KVStore
+from ostinato.runner.kv.kv_store import KVSpec, KVStore
 from ostinato.runner.states.step import LayerStates
 
 

@@ -18,7 +18,7 @@ from ostinato.runner.attention.backend import AttentionStep, AttentionStyle
 from ostinato.runner.attention.folding import fold_gqa, unfold_gqa
 from ostinato.runner.attention.read_plan import ReadLimits, SharedRead
 from ostinato.runner.attention.softmax import Part, RunningSoftmax
-from ostinato.runner.kv_store import LayerKV
+from ostinato.runner.kv.kv_store import LayerKV
 
 
 def read_run(

@@ -14,7 +14,7 @@ from ostinato.core.errors import ConfigError
 from ostinato.runner.attention.backend import AttentionBackend
 from ostinato.runner.attention.native_backend import NativeAttention
 from ostinato.runner.attention.torch_backend import SHARING, TorchAttention
-from ostinato.runner.kv_store import KVSpec
+from ostinato.runner.kv.kv_store import KVSpec
 from ostinato.runner.native.ctypes_api import DTYPES, KV_DTYPES
 from ostinato.runner.native.library import library, why_missing
 from ostinato.runner.native.store import TOKEN_GROUP

@@ -22,7 +22,7 @@ from ostinato.runner.attention.native_plan import (
     plan_native,
 )
 from ostinato.runner.inputs import AttentionMetadata
-from ostinato.runner.kv_store import KVSpec, KVStore, LayerKV
+from ostinato.runner.kv.kv_store import KVSpec, KVStore, LayerKV
 from ostinato.runner.native.checks import Slots, fill_rows
 from ostinato.runner.native.ctypes_api import PLAN_ARRAYS, Attention
 from ostinato.runner.native.library import attention_isa

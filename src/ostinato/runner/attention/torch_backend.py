@@ -26,8 +26,8 @@ from ostinato.runner.attention.read_plan import ReadBatch, ReadLimits, ReadPlan,
 from ostinato.runner.attention.reads import ReadPlans
 from ostinato.runner.attention.softmax import Part, Parts, RunningSoftmax
 from ostinato.runner.inputs import AttentionMetadata
-from ostinato.runner.kv_store import KVSpec, KVStore
-from ostinato.runner.plain_store import PlainKVStore
+from ostinato.runner.kv.kv_store import KVSpec, KVStore
+from ostinato.runner.kv.plain_store import PlainKVStore
 from ostinato.runner.settings import ReadOnce
 
 

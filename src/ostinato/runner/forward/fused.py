@@ -22,14 +22,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ostinato.runner.adapters.lora import StepAdapters
+from ostinato.runner.adapters.lora_updates import add_updates
 from ostinato.runner.attention.registration import LayerAttention
 from ostinato.runner.forward.decoder import Decoder, DecoderLayer, Projection
 from ostinato.runner.forward.embedding_and_rope import Angles, Lookup, look_up_embeddings
 from ostinato.runner.forward.ops import Heads, NativeOps, RopeAngles
 from ostinato.runner.forward.steps import Steps
 from ostinato.runner.inputs import Ints
-from ostinato.runner.lora import StepAdapters
-from ostinato.runner.lora_updates import add_updates
 from ostinato.runner.malloc_tuning import LARGEST_KEPT_BYTES
 
 _PRODUCT_BYTES = LARGEST_KEPT_BYTES * 7 // 8

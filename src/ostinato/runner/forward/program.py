@@ -12,10 +12,10 @@ from typing import Any
 
 from torch import Tensor
 
+from ostinato.runner.adapters.lora_updates import LoraProduct
 from ostinato.runner.forward.arena import Arena
 from ostinato.runner.forward.embedding_and_rope import Lookup
 from ostinato.runner.forward.ops import AddNorm, Gated, SplitHeads
-from ostinato.runner.lora_updates import LoraProduct
 from ostinato.runner.native.checks import address_of
 from ostinato.runner.native.ctypes_api import Attention, Kv, Rows, int32s, int64s, pointers
 from ostinato.runner.native.packed import Product

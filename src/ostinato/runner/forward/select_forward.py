@@ -31,7 +31,7 @@ from ostinato.runner.forward.quantized import Quantization, unstack
 from ostinato.runner.model_call import ModelCall
 from ostinato.runner.native.packed import required_library
 from ostinato.runner.probe import Probed, StepCall, through_blocks
-from ostinato.runner.rounding import in_roundings, with_codes
+from ostinato.runner.sampling.rounding import in_roundings, with_codes
 from ostinato.runner.settings import ForwardName
 
 if TYPE_CHECKING:

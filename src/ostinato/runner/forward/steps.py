@@ -22,6 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ostinato.runner.adapters.lora import StepAdapters
+from ostinato.runner.adapters.lora_updates import AdapterUpdates, Groups, LoraProduct
 from ostinato.runner.attention.backend import GroupedStep
 from ostinato.runner.attention.native_backend import NativeStep
 from ostinato.runner.attention.registration import LayerAttention
@@ -40,8 +42,6 @@ from ostinato.runner.forward.program import (
     Write,
 )
 from ostinato.runner.inputs import Ints
-from ostinato.runner.lora import StepAdapters
-from ostinato.runner.lora_updates import AdapterUpdates, Groups, LoraProduct
 from ostinato.runner.native.checks import address_of, fill_rows, within
 from ostinato.runner.native.ctypes_api import Attention, Rows
 from ostinato.runner.native.packed import Matrix, Product, row_stride

@@ -25,8 +25,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ostinato.runner.kv_codes import decode, row_bytes
-from ostinato.runner.kv_store import Bytes, KVSpec, KVStore, LayerKV
+from ostinato.runner.kv.kv_codes import decode, row_bytes
+from ostinato.runner.kv.kv_store import Bytes, KVSpec, KVStore, LayerKV
 from ostinato.runner.native.checks import Ints, Slots, fill_rows
 from ostinato.runner.native.ctypes_api import KV_DTYPES, Kv, Rows
 from ostinato.runner.native.pages import Area, take_pages

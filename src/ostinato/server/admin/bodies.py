@@ -2,7 +2,7 @@
 
 from pydantic import Field, model_validator
 
-from ostinato.engine.prompts import Prompt, PromptDict, TokenIds
+from ostinato.engine.requests.prompts import Prompt, PromptDict, TokenIds
 from ostinato.server.prompting import sender
 from ostinato.server.protocol.body import Body, Items
 from ostinato.server.protocol.chat import ChatMessage

@@ -5,11 +5,11 @@ from typing import Any
 
 from fastapi import APIRouter
 
+from ostinato.server.access.callers import ADMIN_ONLY, KeyedCallers
 from ostinato.server.admin.bodies import EraseBody, ResetBody
-from ostinato.server.callers import ADMIN_ONLY, KeyedCallers
 from ostinato.server.errors import ApiError
 from ostinato.server.state import StateDep
-from ostinato.server.tenant_usage import salt_label
+from ostinato.server.telemetry.tenant_usage import salt_label
 
 router = APIRouter(prefix="/admin", tags=["administration"], dependencies=ADMIN_ONLY)
 

@@ -10,8 +10,8 @@ from typing import Any
 from fastapi import APIRouter
 from fastapi.responses import Response
 
-from ostinato.engine.kv_events_publisher import KVEventsPublisher
-from ostinato.server.callers import ADMIN_ONLY
+from ostinato.engine.loop.kv_events_publisher import KVEventsPublisher
+from ostinato.server.access.callers import ADMIN_ONLY
 from ostinato.server.errors import ApiError
 from ostinato.server.state import ServerState, StateDep
 

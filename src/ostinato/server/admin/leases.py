@@ -5,12 +5,12 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from ostinato.engine.prompts import PromptDict
-from ostinato.engine.public_prefixes import public_name
+from ostinato.engine.prompts.public_prefixes import public_name
+from ostinato.engine.requests.prompts import PromptDict
+from ostinato.server.access.callers import ADMIN_ONLY
 from ostinato.server.admin.bodies import LeaseBody, PrefixBody, UnpublishBody
 from ostinato.server.admin.prewarming import prewarm
 from ostinato.server.admin.statistics import name_of
-from ostinato.server.callers import ADMIN_ONLY
 from ostinato.server.errors import ApiError
 from ostinato.server.state import StateDep
 from ostinato.tenants.terms import LeaseId, LeaseStatus

@@ -6,11 +6,11 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from ostinato.core.errors import ConfigError, OstinatoError
-from ostinato.engine.prompts import PromptDict
-from ostinato.engine.sampling_params import SamplingParams
+from ostinato.engine.requests.prompts import PromptDict
+from ostinato.engine.requests.sampling_params import SamplingParams
+from ostinato.server.access.callers import NO_LIMITS
 from ostinato.server.admin.bodies import PrefixBody, PrewarmLine
 from ostinato.server.call import GenerateCall
-from ostinato.server.callers import NO_LIMITS
 from ostinato.server.errors import ApiError
 from ostinato.server.prompting import sender
 from ostinato.server.serving import last_output

@@ -9,7 +9,7 @@ from pathlib import Path
 from fastapi import APIRouter
 from pydantic import Field
 
-from ostinato.server.callers import ADMIN_ONLY
+from ostinato.server.access.callers import ADMIN_ONLY
 from ostinato.server.errors import ApiError
 from ostinato.server.protocol.body import Body
 from ostinato.server.state import StateDep

@@ -7,12 +7,12 @@ from typing import Any
 from fastapi import APIRouter, Query
 
 from ostinato.core.identity import Identity, tenant_of
-from ostinato.engine.engine import Engine
-from ostinato.engine.public_prefixes import public_name
-from ostinato.engine.snapshot import Snapshot, take_snapshot
+from ostinato.engine.loop.engine import Engine
+from ostinato.engine.loop.snapshot import Snapshot, take_snapshot
+from ostinato.engine.prompts.public_prefixes import public_name
 from ostinato.observe.counters import GhostEstimate, LookupCounts
 from ostinato.observe.introspection import CachedPrefix, top_prefixes
-from ostinato.server.callers import ADMIN_ONLY
+from ostinato.server.access.callers import ADMIN_ONLY
 from ostinato.server.state import ServerState, StateDep
 
 router = APIRouter(prefix="/admin", tags=["administration"], dependencies=ADMIN_ONLY)

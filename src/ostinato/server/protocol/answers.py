@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from ostinato.engine.outputs import RequestOutput
+from ostinato.engine.requests.outputs import RequestOutput
 
 
 class ErrorDetail(BaseModel):

@@ -6,9 +6,10 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 from transformers import PreTrainedTokenizerBase
 
-from ostinato.engine.sampling_params import SamplingParams
-from ostinato.server.answer_formats import AnswerFormats
-from ostinato.server.call_grammar import constrain
+from ostinato.engine.requests.sampling_params import SamplingParams
+from ostinato.server.answers.answer_formats import AnswerFormats
+from ostinato.server.answers.call_grammar import constrain
+from ostinato.server.answers.tools import ToolUse, add_reasoning
 from ostinato.server.protocol.body import MOST_MESSAGES, Items, OpenBody, TextOrImageUrl, parts_of
 from ostinato.server.protocol.sampling import (
     EFFORT,
@@ -26,7 +27,6 @@ from ostinato.server.protocol.tools import (
     ToolChoice,
     tool_use,
 )
-from ostinato.server.tools import ToolUse, add_reasoning
 
 
 class TextPart(OpenBody):

@@ -2,7 +2,7 @@
 
 from pydantic import Field, model_validator
 
-from ostinato.engine.sampling_params import SamplingParams
+from ostinato.engine.requests.sampling_params import SamplingParams
 from ostinato.server.protocol.body import Items
 from ostinato.server.protocol.sampling import SamplingFields
 

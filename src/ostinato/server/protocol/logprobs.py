@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ostinato.engine.outputs import Logprob
+from ostinato.engine.requests.outputs import Logprob
 
 LEAST = -9999.0
 """Stands for minus infinity, which JSON lacks."""

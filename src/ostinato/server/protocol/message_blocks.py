@@ -4,9 +4,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from ostinato.server.answers.tools import Message, add_reasoning
 from ostinato.server.protocol.body import Items, OpenBody, TextOrImage, parts_of
 from ostinato.server.protocol.tools import CallId, ToolName
-from ostinato.server.tools import Message, add_reasoning
 from ostinato.tenants.terms import ANTHROPIC_1H, ANTHROPIC_5M, LeaseTerms
 
 

@@ -10,10 +10,11 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ostinato.engine.sampling_params import SamplingParams
-from ostinato.engine.structured_outputs import StructuredOutputs
-from ostinato.server.answer_formats import AnswerFormats
-from ostinato.server.call_grammar import constrain
+from ostinato.engine.grammar.structured_outputs import StructuredOutputs
+from ostinato.engine.requests.sampling_params import SamplingParams
+from ostinato.server.answers.answer_formats import AnswerFormats
+from ostinato.server.answers.call_grammar import constrain
+from ostinato.server.answers.tools import Message, Tool, ToolUse, use_tools
 from ostinato.server.protocol.body import MOST_MESSAGES, Items, OpenBody
 from ostinato.server.protocol.message_blocks import (
     AnthropicMessage,
@@ -31,7 +32,6 @@ from ostinato.server.protocol.sampling import (
     template_effort,
 )
 from ostinato.server.protocol.tools import MOST_TOOLS, ToolName
-from ostinato.server.tools import Message, Tool, ToolUse, use_tools
 from ostinato.tenants.terms import LeaseTerms
 
 MOST_BREAKPOINTS = 4

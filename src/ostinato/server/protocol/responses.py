@@ -5,9 +5,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from ostinato.engine.sampling_params import SamplingParams
-from ostinato.server.answer_formats import AnswerFormats
-from ostinato.server.call_grammar import constrain
+from ostinato.engine.requests.sampling_params import SamplingParams
+from ostinato.server.answers.answer_formats import AnswerFormats
+from ostinato.server.answers.call_grammar import constrain
+from ostinato.server.answers.tools import Message, ToolUse, add_call, add_reasoning, use_tools
 from ostinato.server.protocol.body import Items, OpenBody, TextOrInputImage, parts_of
 from ostinato.server.protocol.chat import IMAGE_DETAIL, IMAGE_URL, ImageDetail
 from ostinato.server.protocol.response_tools import (
@@ -36,7 +37,6 @@ from ostinato.server.protocol.tools import (
     TextFormat,
     ToolName,
 )
-from ostinato.server.tools import Message, ToolUse, add_call, add_reasoning, use_tools
 
 Status = Literal["in_progress", "completed", "incomplete"]
 

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, model_validator
 
-from ostinato.engine.sampling_params import SamplingParams
-from ostinato.engine.structured_outputs import StructuredOutputs
+from ostinato.engine.grammar.structured_outputs import StructuredOutputs
+from ostinato.engine.requests.sampling_params import SamplingParams
 from ostinato.server.protocol.body import Body, Items, OpenBody
 from ostinato.tenants.terms import OPENAI_24H, LeaseTerms
 

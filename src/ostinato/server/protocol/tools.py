@@ -4,9 +4,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
 
-from ostinato.engine.structured_outputs import StructuredOutputs
+from ostinato.engine.grammar.structured_outputs import StructuredOutputs
+from ostinato.server.answers.tools import Tool, ToolUse, use_tools
 from ostinato.server.protocol.body import OpenBody
-from ostinato.server.tools import Tool, ToolUse, use_tools
 
 ToolName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_.:-]{1,128}$")]
 

@@ -1,0 +1,7 @@
+"""The traffic and the examples of ``demo``.
+
+Files in reading order:
+
+* ``demo_examples``: the prompts of the demonstration
+* ``demo_waves``: its waves of requests, and how they are sent
+"""

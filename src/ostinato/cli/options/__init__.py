@@ -1,0 +1,11 @@
+"""Options that several commands share.
+
+Files in reading order:
+
+* ``config_source``: where a model's config comes from
+* ``cost_options``: options for the cost of a step
+* ``engine_options``: options of an engine
+* ``option_groups``: groups of options in ``--help``
+* ``tokenizer``: the tokenizer that an option names
+* ``trace_source``: the trace that options name
+"""

@@ -1,0 +1,99 @@
+"""Explains a request of an engine.
+
+The cache's history has what was admitted and evicted; the engine adds the tokenizer and what tiers
+had, and the output adds the tokens if the history does not keep them.
+"""
+
+from dataclasses import replace
+from functools import partial
+
+from ostinato.core.tokens import pack_tokens
+from ostinato.engine.loop.engine import Engine
+from ostinato.engine.prompts.image_prompts import decode_prompt
+from ostinato.engine.requests.outputs import RequestOutput
+from ostinato.engine.tiers.load_note import LoadNote
+from ostinato.observe.explain import Viewer, explain
+from ostinato.observe.explanation import Explanation, MissReason, PromptSpan, SpanOutcome
+from ostinato.tiers.port import LoadFault
+
+_PLACES = {"remote": "remote server"}
+
+_REASONS = {
+    LoadFault.CHECKSUM: MissReason.CHECKSUM,
+    LoadFault.DEADLINE: MissReason.TOO_SLOW,
+}
+
+
+def explain_request(
+    engine: Engine,
+    request: RequestOutput | str,
+    administrator: bool,
+    cache_salt: str | None = None,
+) -> Explanation:
+    """Explain which tokens of a request's prompt hit, and why the others missed.
+
+    Args:
+        engine: The engine that served it.
+        request: Its output, or its id.
+        administrator: Whether other tenants may be mentioned.
+        cache_salt: Of the tenant that asks, which sees its own requests only; None sees all.
+
+    Raises:
+        RequestError: It is not remembered, or not the tenant's.
+    """
+    tokenizer = engine.loaded.tokenizer
+    decode = None
+    if tokenizer is not None:
+        spell = partial(tokenizer.decode, clean_up_tokenization_spaces=False)
+
+        def decode(ids: list[int]) -> str:
+            return decode_prompt(ids, spell, engine.loaded.vision)
+
+    name = request if isinstance(request, str) else request.request_id
+    prompt = b""
+    if not isinstance(request, str):
+        prompt = pack_tokens(request.prompt_token_ids).tobytes()
+    tenant = None if cache_salt is None else cache_salt.encode()
+    viewer = Viewer(administrator, decode, prompt, tenant, engine.adapters.names)
+    found = explain(engine.cache.history, name, viewer)
+    found = replace(found, wait=engine.waits.wait_of(name))
+    note = None if engine.tiers is None else engine.tiers.note_of(name)
+    return found if note is None else with_load(found, note)
+
+
+def with_load(explanation: Explanation, note: LoadNote) -> Explanation:
+    """Return an explanation with the spans that a tier had."""
+    parts = [
+        PromptSpan(start, stop, SpanOutcome.LOADED, setting=_PLACES.get(tier, tier))
+        for tier, start, stop in note.loaded
+    ]
+    if note.found > note.end:
+        parts.append(_not_loaded(note))
+    spans = list(explanation.spans)
+    for part in parts:
+        spans = [cut for span in spans for cut in _replaced(span, part)]
+    return replace(explanation, spans=tuple(spans))
+
+
+def _not_loaded(note: LoadNote) -> PromptSpan:
+    fault = LoadFault.MISSING if note.fault is None else note.fault
+    reason = _REASONS.get(fault, MissReason.UNREADABLE)
+    if note.is_cheaper_to_compute:
+        reason = MissReason.CHEAPER
+    tier = _PLACES.get(note.tier, note.tier)
+    return PromptSpan(note.end, note.found, SpanOutcome.COMPUTED, reason, setting=tier)
+
+
+def _replaced(span: PromptSpan, part: PromptSpan) -> list[PromptSpan]:
+    """Replace a span where a part overlaps it, if both were computed or neither.
+
+    The last token is always computed, and keeps its reason.
+    """
+    first, last = max(part.start, span.start), min(part.stop, span.stop)
+    computed = SpanOutcome.COMPUTED
+    is_mixed = (span.outcome is computed) != (part.outcome is computed)
+    if first >= last or is_mixed or span.reason is MissReason.LAST_TOKEN:
+        return [span]
+    cut = replace(part, start=first, stop=last)
+    spans = replace(span, stop=first), cut, replace(span, start=last)
+    return [one for one in spans if one.num_tokens]

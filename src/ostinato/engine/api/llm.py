@@ -1,0 +1,396 @@
+"""``LLM``: batches of prompts, offline.
+
+::
+
+from ostinato import LLM, SamplingParams
+
+llm = LLM()
+print(llm.generate("To be, or not to be", SamplingParams(max_tokens=64))[0].outputs[0].text)
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
+
+from ostinato.engine.api.adapter_api import load_adapter, remove_adapter, with_adapters
+from ostinato.engine.api.admin_api import AdminApi
+from ostinato.engine.api.explain_api import explain_request
+from ostinato.engine.loop.adapters import LoRARequest
+from ostinato.engine.loop.batch import ShowProgress, run_batch
+from ostinato.engine.loop.engine import Engine
+from ostinato.engine.prompts.chat import Message, is_conversation, render_text, sections_of
+from ostinato.engine.requests.caller import CallGate
+from ostinato.engine.requests.outputs import RequestOutput
+from ostinato.engine.requests.prompts import (
+    Prompt,
+    PromptInput,
+    check_salt,
+    parse_prompt,
+    parse_prompts,
+)
+from ostinato.engine.requests.sampling_params import SamplingParams
+from ostinato.engine.settings.config import EngineConfig
+from ostinato.engine.settings.settings import DEFAULT_MODEL
+from ostinato.engine.settings.vllm_keywords import refuse_arguments, refuse_call
+from ostinato.engine.settings.weights import WeightSource, read_weights
+from ostinato.errors import CacheInUse, EngineStopped
+from ostinato.observe.counters import CacheStats
+from ostinato.observe.explanation import Explanation
+from ostinato.tenants.terms import PINNED, EraseReceipt, LeaseId, LeaseReceipt, LeaseTerms
+
+MethodT = TypeVar("MethodT", bound=Callable[..., Any])
+
+
+def _one_at_a_time(method: MethodT) -> MethodT:
+    """Refuse a call while another one is running, in another thread or in this one."""
+
+    @wraps(method)
+    def gated(self: "LLM", *args: Any, **kwargs: Any) -> Any:
+        with self._gate.enter(method.__name__):
+            return method(self, *args, **kwargs)
+
+    return cast(MethodT, gated)
+
+
+class LLM:
+    """A model with a prefix cache, for batches; with vLLM's interface.
+
+    It runs one call at a time, in the process that made it; a call while another one is running
+    raises ``ConcurrentCall``, one in a forked process ``ForkedProcess``. For many callers there is
+    ``AsyncLLM``.
+    """
+
+    def __init__(self, model: str | Path = DEFAULT_MODEL, **settings: Any) -> None:
+        """Load a model.
+
+        Args:
+            model: Embedded model, checkpoint directory or hub name.
+            **settings: See ``EngineSettings``.
+
+        Raises:
+            ConfigError: A setting is out of range.
+            ModelError: The model cannot be served.
+        """
+        engine = Engine(EngineConfig.of(model, settings))
+        self._engine: Engine | None = engine
+        self._gate = CallGate(engine.owner)
+        AdminApi(engine).start_recording_if_set()
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineConfig) -> "LLM":
+        """Load a model by settings such as ``EngineArgs``; raises as the constructor."""
+        return cls(**engine_args.keywords)
+
+    @property
+    def engine(self) -> Engine:
+        """The loop underneath.
+
+        Raises:
+            EngineStopped: ``close`` was called, or this is a fork of the engine's process.
+        """
+        if self._engine is None:
+            raise EngineStopped("this LLM was closed: make another one")
+        self._engine.owner.check()
+        return self._engine
+
+    if not TYPE_CHECKING:  # hidden from type checkers, which report missing methods
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Raise an error that says what to use instead of a method of vLLM."""
+            refuse_call(self, name)
+
+    @_one_at_a_time
+    def generate(
+        self,
+        prompts: PromptInput | Iterable[PromptInput],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: ShowProgress = True,
+        priority: int | Sequence[int] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+        **unsupported: Any,
+    ) -> list[RequestOutput]:
+        """Continue prompts.
+
+        Args:
+            prompts: A text, a row of token ids, a dict (see ``PromptDict``), or a list of those.
+            sampling_params: One for all, or one per prompt; None is ``SamplingParams()``. Outputs
+                are complete, whatever their ``output_kind``.
+            use_tqdm: Whether to show progress, or what makes the bar.
+            priority: One for all, or one per prompt; lower goes first, None is 0.
+            lora_request: One for all, or one per prompt; None is the base model. An adapter is
+                loaded when it is first used, and again when its files have changed.
+            **unsupported: vLLM's arguments, at values that change nothing.
+
+        Returns:
+            One output per prompt, in their order.
+
+        Raises:
+            RequestError: A prompt or its parameters can never be served; nothing has run.
+            ConcurrentCall: Another call is running.
+            StepFailed: A forward pass raised; ``outputs`` holds the outputs of the others.
+
+        Effects: prompts and outputs stay cached for later calls.
+        """
+        refuse_arguments(unsupported)
+        parsed = with_adapters(self.engine, parse_prompts(prompts), lora_request)
+        return run_batch(self.engine, parsed, sampling_params, use_tqdm, priority)
+
+    @_one_at_a_time
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: ShowProgress = True,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        priority: int | Sequence[int] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+        keep_tokens: bool = True,
+        **unsupported: Any,
+    ) -> list[RequestOutput]:
+        """Continue conversations.
+
+        Args:
+            messages: One conversation, or a list of them.
+            sampling_params: As in ``generate``.
+            use_tqdm: As in ``generate``.
+            chat_template: Jinja; None is the tokenizer's own.
+            add_generation_prompt: Whether to open the assistant's turn.
+            continue_final_message: Go on with the last message, instead of a new turn; needs
+                ``add_generation_prompt=False``.
+            tools: Functions that the model may call, in OpenAI's format.
+            chat_template_kwargs: Other variables of the template, such as ``enable_thinking``.
+            priority: As in ``generate``.
+            lora_request: As in ``generate``.
+            keep_tokens: Whether earlier answers keep the tokens that were generated; False
+                tokenizes the whole conversation again.
+            **unsupported: As in ``generate``.
+
+        Returns:
+            One output per conversation, in their order.
+
+        Raises:
+            MissingTokenizer: The checkpoint has none.
+            RequestError: As in ``generate``, or the template refuses.
+            ConcurrentCall: Another call is running.
+        """
+        refuse_arguments(unsupported)
+        tokenizer = self.engine.loaded.require_tokenizer()
+        conversations: Any = [messages] if is_conversation(messages) else messages
+        options = {**(chat_template_kwargs or {})}
+        if continue_final_message:
+            options["continue_final_message"] = True
+        prompts = []
+        for conversation in conversations:
+            m, images = self.engine.image_prompts.load_now(conversation)
+            text = render_text(
+                tokenizer, m, chat_template, add_generation_prompt, tools, bool(images), **options
+            )
+            prompt = Prompt(keep_tokens=keep_tokens, sections=sections_of(m), images=images)
+            prompts.append(self.engine.prompts.tokenized_chat(prompt, text))
+        prompts = with_adapters(self.engine, prompts, lora_request)
+        return run_batch(self.engine, prompts, sampling_params, use_tqdm, priority)
+
+    def get_tokenizer(self) -> Any:
+        """Return the model's tokenizer.
+
+        Raises:
+            MissingTokenizer: The checkpoint has none.
+        """
+        return self.engine.loaded.require_tokenizer()
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return what ``generate`` samples with by default; the caller's own, to be changed."""
+        return SamplingParams()
+
+    @property
+    def cache_stats(self) -> CacheStats:
+        """Counters of the prefix cache since the start."""
+        return self.engine.cache_stats
+
+    @_one_at_a_time
+    def explain(self, request: RequestOutput | str, *, administrator: bool = False) -> Explanation:
+        """Explain which tokens of a request's prompt hit, and why the others missed.
+
+        Args:
+            request: Its output, or its ``request_id``; one of the last ``keep_explanations``.
+            administrator: Whether other tenants may be mentioned; their content never is.
+
+        Returns:
+            The explanation of every token; print it, or read ``spans``.
+
+        Raises:
+            RequestError: It is not remembered.
+        """
+        return explain_request(self.engine, request, administrator)
+
+    @_one_at_a_time
+    def reset_prefix_cache(self) -> bool:
+        """Remove every cached prefix.
+
+        Returns:
+            Whether it did; False while requests of ``engine`` run.
+        """
+        try:
+            self.engine.reset_cache()
+        except CacheInUse:
+            return False
+        return True
+
+    @_one_at_a_time
+    def update_weights(self, source: WeightSource) -> int:
+        """Replace the model's weights.
+
+        Args:
+            source: A checkpoint of the same config, or tensors by the names of the model's
+                ``state_dict()``; weights that are not named stay.
+
+        Returns:
+            The epoch: the number of updates so far.
+
+        Raises:
+            ConfigError: A tensor does not fit, or the checkpoint is of another model; nothing
+                has changed.
+            ModelError: The checkpoint cannot be read; nothing has changed.
+
+        Effects: nothing computed before can hit; leases end.
+        """
+        update = read_weights(source, self.engine.loaded)
+        return AdminApi(self.engine).update_weights(update)
+
+    @_one_at_a_time
+    def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Load a LoRA adapter, or load it again where its files have changed.
+
+        Returns:
+            Whether anything was loaded.
+
+        Raises:
+            RequestError: It cannot be served, or is above a limit; nothing has changed.
+        """
+        return load_adapter(self.engine, lora_request)
+
+    @_one_at_a_time
+    def remove_lora(self, lora_id: int | str) -> bool:
+        """Unload a LoRA adapter, by its number or name; returns whether there was one."""
+        return remove_adapter(self.engine, lora_id)
+
+    def list_loras(self) -> set[int]:
+        """Return the numbers of the loaded adapters."""
+        return self.engine.adapters.numbers
+
+    @_one_at_a_time
+    def lease(self, prompt: PromptInput, terms: LeaseTerms = PINNED) -> LeaseReceipt:
+        """Keep a prompt's cached blocks from being evicted.
+
+        Args:
+            prompt: As in ``generate``; an earlier request must have cached it.
+            terms: For how long: ``PINNED`` until ``end_lease``, or a time to live, such as
+                ``ANTHROPIC_5M``.
+
+        Returns:
+            Whether all, a part or nothing of it is held, and the reason.
+
+        Raises:
+            RequestError: It is not a prompt of this model.
+        """
+        return AdminApi(self.engine).lease(parse_prompt(prompt), terms)
+
+    @_one_at_a_time
+    def end_lease(self, lease_id: LeaseId) -> bool:
+        """End a lease; returns False if there is none of that number."""
+        return AdminApi(self.engine).end_lease(lease_id)
+
+    @_one_at_a_time
+    def publish(self, name: str, prompt: PromptInput) -> LeaseReceipt:
+        """Compute a prefix once for several tenants, and hold it until it is unpublished.
+
+        Requests whose dict names it in ``public_prefixes`` share it, whatever their salt; what
+        follows it is each tenant's own.
+
+        Args:
+            name: What requests name it by.
+            prompt: The prefix; as much of it as fills whole blocks is published.
+
+        Returns:
+            Accepted with its number of tokens, or rejected with the reason.
+
+        Raises:
+            RequestError: The name is taken, or the prompt fills no block.
+        """
+        admin = AdminApi(self.engine)
+        made = admin.publishable(name, parse_prompt(prompt))
+        run_batch(self.engine, [made], SamplingParams(max_tokens=1, detokenize=False), False, None)
+        return admin.publish(made)
+
+    @_one_at_a_time
+    def unpublish(self, name: str) -> EraseReceipt:
+        """Remove a public prefix, and what all tenants computed after it.
+
+        Raises:
+            RequestError: There is none of that name.
+            CacheInUse: Running requests of ``engine`` begin with it.
+        """
+        return AdminApi(self.engine).unpublish(name)
+
+    @_one_at_a_time
+    def erase(self, cache_salt: str, cancel_running: bool = False) -> EraseReceipt:
+        """Remove everything of a tenant from cache, statistics and KV store.
+
+        Args:
+            cache_salt: The tenant's.
+            cancel_running: Whether its running requests in ``engine`` are cancelled.
+
+        Returns:
+            What was erased, by place.
+
+        Raises:
+            CacheInUse: Requests of it run in ``engine``, and ``cancel_running`` is off.
+        """
+        check_salt(cache_salt)
+        names = self.engine.requests_of(cache_salt) if cancel_running else []
+        for name in names:
+            self.engine.cancel(name)
+        return AdminApi(self.engine).erase(cache_salt, len(names))
+
+    @_one_at_a_time
+    def start_recording(self, path: str | Path) -> Path:
+        """Record a trace from now on, for ``ostinato simulate``.
+
+        Times, lengths and pseudonyms are written, no content: see ``traces.format``.
+
+        Args:
+            path: A file that does not exist.
+
+        Raises:
+            ConfigError: A recording runs already, or the file cannot be made.
+        """
+        return AdminApi(self.engine).start_recording(path)
+
+    @_one_at_a_time
+    def stop_recording(self) -> Path | None:
+        """End the recording and return its path; None if none runs."""
+        return AdminApi(self.engine).stop_recording()
+
+    def close(self) -> None:
+        """Free the model, its memory and its sockets; a second call does nothing.
+
+        Raises:
+            ConcurrentCall: Another call is running.
+        """
+        if self._engine is not None and self._engine.owner.is_here:
+            with self._gate.enter("close"):
+                self._engine.close()
+        self._engine = None
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,274 @@
+"""Grammars as token constraints.
+
+``llguidance`` (https://github.com/guidance-ai/llguidance) does the work: an Earley parser over
+lexemes that are derivatives of regular expressions, walking a trie of the vocabulary's bytes. The
+mask of the next token is computed as the text grows; nothing is precomputed for a grammar.
+
+A thousand requests with one schema compile it once; each continuation works on a copy, which
+shares what does not change.
+
+Between the parts of a JSON text, one space or one line break with its indentation is allowed: weak
+models would emit white space forever. So bounded strings and arrays bound the length of the text.
+
+Each new grammar is first compiled in a process that can be killed (``grammar_check``). Compiled
+grammars are cached per tenant: with a shared cache, the time of a request would reveal that another
+tenant has used its schema.
+
+Source: Willard and Louf, arXiv 2307.09702, for masks from regular expressions; Koo et al., arXiv
+2407.08103, for the walk over bytes.
+"""
+
+import copy
+import json
+import re
+import threading
+from collections import OrderedDict
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
+from numpy.typing import NDArray
+
+from ostinato.core.plan import TokenConstraint
+from ostinato.engine.grammar.grammar_check import GrammarChecker
+from ostinato.engine.grammar.grammar_vocabulary import grammar_vocabulary
+from ostinato.engine.grammar.structured_outputs import StructuredOutputs
+from ostinato.engine.text.token_table import TokenTable
+from ostinato.errors import InvalidSamplingParams, MissingTokenizer
+from ostinato.runner.model_loader import LoadedModel
+from ostinato.tenants.terms import is_salt_of
+
+JSON_WHITE_SPACE = r"[ ]?|\n[ ]{0,12}"
+"""Between the parts of a JSON text."""
+
+_MAX_COMPILED = 64
+"""Compiled grammars that are remembered of each tenant; the least recently used goes first."""
+
+_MAX_TENANTS = 256
+"""Tenants whose grammars are remembered; the least recently served goes first."""
+
+_TOKEN_ID = re.compile(r"<\[\d+\]>")
+"""A token by its number: the process that checks grammars has another vocabulary."""
+
+_JSON_PARTS = '{}[]":,'
+
+
+class GrammarConstraint:
+    """A matcher of ``llguidance`` as a ``TokenConstraint``, whose masks have ``num_bytes``."""
+
+    def __init__(self, matcher: LLMatcher, num_bytes: int) -> None:
+        self._matcher = matcher
+        self._num_bytes = num_bytes
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the output is complete and nothing may follow."""
+        return self._matcher.is_stopped() and not self._matcher.is_error()
+
+    @property
+    def error(self) -> str:
+        """Why it cannot go on; empty if it can."""
+        return _brief(self._matcher.get_error()) if self._matcher.is_error() else ""
+
+    def copy(self) -> "GrammarConstraint":
+        """Return an independent constraint in the same state."""
+        return GrammarConstraint(self._matcher.deep_copy(), self._num_bytes)
+
+    def mask(self) -> NDArray[np.uint8]:
+        """Return which ids may come next, one bit each; none after a failure."""
+        bits = b"" if self._matcher.is_error() else self._matcher.compute_bitmask()
+        if self._matcher.is_error():
+            return np.zeros(self._num_bytes, dtype=np.uint8)
+        return np.frombuffer(bits, dtype=np.uint8)
+
+    def advance(self, token_id: int) -> None:
+        """Add a sampled token; one that is not allowed puts the matcher into error."""
+        self._matcher.consume_token(token_id)
+
+
+class DelayedConstraint:
+    """A constraint that applies once the output has passed an expression: after the reasoning."""
+
+    _MOST_TEXT = 256
+    """Characters at the end of the text that the expression is looked for in."""
+
+    def __init__(
+        self, constraint: TokenConstraint, wanted: StructuredOutputs, tokens: TokenTable
+    ) -> None:
+        self._constraint, self._tokens = constraint, tokens
+        self._after = re.compile(wanted.after or "")
+        self._opening = wanted.opening
+        self._text = ""
+        self._is_free = wanted.opening is None
+        self._is_undecided = not self._is_free
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the output satisfies the constraint and nothing may follow."""
+        return not self._is_free and self._constraint.is_complete
+
+    @property
+    def error(self) -> str:
+        """Why it cannot go on; empty if it can."""
+        return "" if self._is_free else self._constraint.error
+
+    def copy(self) -> "DelayedConstraint":
+        """Return an independent constraint in the same state."""
+        other = copy.copy(self)
+        other._constraint = self._constraint.copy()
+        return other
+
+    def mask(self) -> NDArray[np.uint8]:
+        """Return which ids may come next, one bit each: all before the constraint applies."""
+        mask = self._constraint.mask()
+        if self._is_free:
+            return np.full_like(mask, 255)
+        opening = self._tokens.id_of(self._opening or "") if self._is_undecided else None
+        if opening is not None:
+            mask = mask.copy()
+            mask[opening // 8] |= 1 << opening % 8
+        return mask
+
+    def advance(self, token_id: int) -> None:
+        """Add a sampled token, which may end the unconstrained part."""
+        if self._is_undecided:
+            self._is_undecided = False
+            self._is_free = token_id == self._tokens.id_of(self._opening or "")
+        if not self._is_free:
+            self._constraint.advance(token_id)
+            return
+        self._text = (self._text + self._tokens.text(token_id))[-self._MOST_TEXT :]
+        self._is_free = self._after.search(self._text) is None
+
+
+class GrammarCompiler:
+    """Compiles grammars for one model's vocabulary, read when first needed. Thread-safe."""
+
+    def __init__(self, loaded: LoadedModel, checker: GrammarChecker | None = None) -> None:
+        self._loaded = loaded
+        self._checker = checker or GrammarChecker()
+        self._guard = threading.RLock()
+        self._vocabulary: LLTokenizer | None = None
+        self._compiled: OrderedDict[str, OrderedDict[tuple[str, str], GrammarConstraint | str]]
+        self._compiled = OrderedDict()
+
+    def compile(self, wanted: StructuredOutputs, tenant: str) -> TokenConstraint:
+        """Return a constraint in its first state.
+
+        Args:
+            wanted: What to compile.
+            tenant: Only requests of one tenant share what was compiled.
+
+        Raises:
+            MissingTokenizer: The model has none, so its ids have no text.
+            InvalidSamplingParams: The schema, regex or grammar is invalid, uses what is not
+                supported, takes too long to compile, or cannot be written with this vocabulary.
+
+        Cost: an engine's first grammar starts a process (0.1 s) and reads the vocabulary, about
+        10 microseconds per id; a new grammar takes a millisecond or so, a known one microseconds,
+        and so does one that was refused before.
+        """
+        key = wanted.kind, wanted.source
+        with self._guard:
+            known = self._compiled.setdefault(tenant, OrderedDict())
+            self._compiled.move_to_end(tenant)
+            if len(self._compiled) > _MAX_TENANTS:
+                self._compiled.popitem(last=False)
+            constraint = known.get(key)
+        if constraint is None:
+            try:
+                constraint = self._compile(wanted)
+            except InvalidSamplingParams as error:
+                constraint = str(error)
+        with self._guard:
+            known[key] = constraint
+            known.move_to_end(key)
+            if len(known) > _MAX_COMPILED:
+                known.popitem(last=False)
+        if isinstance(constraint, str):
+            raise InvalidSamplingParams(constraint)
+        if wanted.after is None:
+            return constraint.copy()
+        return DelayedConstraint(constraint.copy(), wanted, self._tokens)
+
+    @cached_property
+    def _tokens(self) -> TokenTable:
+        return TokenTable(self._loaded.require_tokenizer())
+
+    def erase(self, tenant: str) -> None:
+        """Remove what was compiled for a tenant, including under narrower salts."""
+        with self._guard:
+            for salt in [salt for salt in self._compiled if is_salt_of(salt, tenant)]:
+                del self._compiled[salt]
+
+    def _compile(self, wanted: StructuredOutputs) -> GrammarConstraint:
+        with self._guard:
+            vocabulary = self._read_vocabulary(wanted.kind)
+        try:
+            grammar = _grammar(wanted)
+        except ValueError as error:
+            raise _refusal(wanted, str(error)) from error
+        if reason := self._checker.check(_TOKEN_ID.sub(r"<[1]>", grammar)):
+            raise _refusal(wanted, reason)
+        limits = LLParserLimits(verbose_errors=False)
+        matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=limits)
+        if matcher.is_error():
+            raise _refusal(wanted, matcher.get_error())
+        self._check_vocabulary(wanted, vocabulary)
+        constraint = GrammarConstraint(matcher, 4 * -(-vocabulary.vocab_size // 32))
+        first = np.unpackbits(constraint.copy().mask(), bitorder="little")
+        if not first[: self._loaded.vocab_size].any():
+            raise _refusal(wanted, "no token of this model's vocabulary can begin it")
+        return constraint
+
+    def _read_vocabulary(self, kind: str) -> LLTokenizer:
+        if self._vocabulary is None:
+            if self._loaded.tokenizer is None:
+                raise MissingTokenizer(
+                    f"model {self._loaded.name!r} has no tokenizer, so its ids have no text: "
+                    f"structured_outputs.{kind} cannot be kept; leave it out"
+                )
+            eos = sorted(self._loaded.eos_token_ids)
+            self._vocabulary = grammar_vocabulary(
+                self._loaded.tokenizer, self._loaded.vocab_size, eos
+            )
+        return self._vocabulary
+
+    def _check_vocabulary(self, wanted: StructuredOutputs, vocabulary: LLTokenizer) -> None:
+        """Refuse texts that this model's vocabulary cannot write."""
+        texts = tuple(wanted.choice or ())
+        if wanted.json is not None or wanted.json_object:
+            texts = (_JSON_PARTS,)
+        for text in texts:
+            ids = vocabulary.greedy_tokenize(text)
+            written = vocabulary.decode_bytes(ids)
+            if written != text.encode() or max(ids) >= self._loaded.vocab_size:
+                raise _refusal(
+                    wanted,
+                    f"this model's vocabulary cannot write {text!r:.80}: it lacks characters",
+                )
+
+
+def _grammar(wanted: StructuredOutputs) -> str:
+    """Return a grammar in the library's own notation."""
+    if wanted.choice is not None:
+        texts = (json.dumps(text, ensure_ascii=False) for text in wanted.choice)
+        return str(LLMatcher.grammar_from_lark("start: " + " | ".join(texts)))
+    if wanted.regex is not None:
+        return str(LLMatcher.grammar_from_regex(wanted.regex))
+    if wanted.grammar is not None:
+        return grammar_from("grammar", wanted.grammar)
+    schema = '{"type": "object"}' if wanted.json_object else wanted.source
+    options: Any = {"whitespace_pattern": JSON_WHITE_SPACE}
+    return str(LLMatcher.grammar_from_json_schema(schema, overrides=options))
+
+
+def _refusal(wanted: StructuredOutputs, reason: str) -> InvalidSamplingParams:
+    given = f"={wanted.source!r:.80}" if wanted.source else ""
+    return InvalidSamplingParams(f"structured_outputs.{wanted.kind}{given}: {_brief(reason)}")
+
+
+def _brief(message: str) -> str:
+    """Leave out the library's dump of its state, and keep the message to a few lines."""
+    return message.split("<state>")[0].strip()[:400]

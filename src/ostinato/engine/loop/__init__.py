@@ -1,0 +1,13 @@
+"""The loop: requests in, steps, outputs and events out.
+
+Files in reading order:
+
+* ``kv_events_wire``, ``kv_events_publisher``: the format of KV events, and the socket
+* ``adapters``: loaded LoRA adapters by name, and unloaded ones until their requests end
+* ``request_factory``: makes requests, checked in full, with identities that say who may share KV
+* ``trace_writer``, ``recorder``: record what happens to an engine
+* ``audit``: recomputes a share of the hits, and compares
+* ``engine``: the loop
+* ``snapshot``: copies of its counters, explanations of its requests
+* ``batch``: batches, with a progress bar and Ctrl-C
+"""

@@ -1,0 +1,191 @@
+"""Makes requests: from a prompt and sampling parameters to what the scheduler takes.
+
+A caller's mistake is found here, before anything is added. The identity of a request names all
+that its KV depends on: weights, KV format, tenant, adapter and public prefix.
+"""
+
+import itertools
+import random
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+
+from ostinato.cache.manager import CacheManager
+from ostinato.core.identity import Identity, ImageSpan
+from ostinato.core.ids import RequestId
+from ostinato.core.plan import TokenConstraint
+from ostinato.core.request import Request
+from ostinato.engine.grammar.grammar import GrammarCompiler
+from ostinato.engine.loop.adapters import Adapters
+from ostinato.engine.prompts.prompt_tokenizer import PromptTokenizer
+from ostinato.engine.prompts.public_prefixes import PublicPrefixes, salt_of_public
+from ostinato.engine.requests.prepared_params import ParamsPreparer
+from ostinato.engine.requests.prompts import Prompt
+from ostinato.engine.requests.request_validation import (
+    PreparedRequest,
+    check_priority,
+    check_request_id,
+    draw_seeds,
+    kept_prompt_tokens,
+    tokenize,
+)
+from ostinato.engine.requests.sampling_params import SamplingParams
+from ostinato.engine.settings.config import EngineConfig
+from ostinato.errors import InvalidSamplingParams
+from ostinato.runner.model_loader import LoadedModel
+from ostinato.sched.scheduler import Scheduler
+
+
+class Identities:
+    """Makes the identities of one engine's requests: with whom they may share KV."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        kv_dtype: torch.dtype,
+        cache: CacheManager,
+        adapters: Adapters,
+        public_prefixes: PublicPrefixes,
+    ) -> None:
+        self._weights = loaded.fingerprint
+        self._kv_dtype = str(kv_dtype)
+        self._cache = cache
+        self._adapters = adapters
+        self._public_prefixes = public_prefixes
+
+    def renew(self, loaded: LoadedModel) -> None:
+        """Use the fingerprint of new weights from now on."""
+        self._weights = loaded.fingerprint
+
+    def of_tenant(self, cache_salt: str) -> Identity:
+        """Return the identity of a tenant's requests, without adapter and public prefix."""
+        return Identity(
+            weights=self._weights,
+            epoch=self._cache.epoch,
+            kv_dtype=self._kv_dtype,
+            tenant=cache_salt.encode(),
+        )
+
+    def of_prompt(
+        self,
+        prompt: Prompt,
+        tokens: "array[int]",
+        images: Sequence[ImageSpan] = (),
+        reads: bool = True,
+    ) -> Identity:
+        """Return the identity of a prompt; one that does not read uses no public prefix."""
+        text = tokens[: images[0].start] if images else tokens
+        own = self.of_tenant(prompt.cache_salt)
+        if prompt.publishes is not None:
+            return replace(own, tenant=salt_of_public(prompt.publishes))
+        adapter, start = b"", 0
+        if prompt.adapter:
+            adapter, start = self._adapters.digest_and_start(prompt.adapter, text)
+            text = text[: start + 1]  # the base model computed the public prefix, if any
+        if reads:
+            own = self._public_prefixes.identity_of(own, text, prompt.public_prefixes)
+        if not adapter:
+            return own
+        return replace(own, adapter=adapter, base=own if start else None, start=start)
+
+
+class RequestFactory:
+    """Makes the requests of one engine."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        config: EngineConfig,
+        scheduler: Scheduler,
+        prompts: PromptTokenizer,
+        identities: Identities,
+        clock: Callable[[], float],
+    ) -> None:
+        self.grammars = GrammarCompiler(loaded)  # safe in any thread
+        self.params = ParamsPreparer(loaded, config.max_logprobs)  # likewise
+        self._loaded = loaded
+        self._scheduler = scheduler
+        self._prompts = prompts
+        self._identities = identities
+        self._clock = clock
+        self._random = random.Random(config.seed)
+        self._numbers = itertools.count()
+
+    def make(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        request_id: str | None = None,
+        priority: int = 0,
+        constraint: TokenConstraint | None = None,
+    ) -> PreparedRequest:
+        """Tokenize a prompt and check everything about the request; nothing is added yet.
+
+        Args:
+            prompt: With a text or token ids; of both, the ids are taken.
+            params: How to sample.
+            request_id: None generates one.
+            priority: Lower goes first.
+            constraint: Compiled from ``params.structured_outputs``; None compiles it here.
+
+        Raises:
+            RequestError: The request can never be served.
+            MissingTokenizer: Text is involved and the checkpoint has no tokenizer.
+        """
+        arrival_s = self._clock()
+        prepared = self.params.prepare(params)
+        params = prepared.params
+        if params.detokenize or prompt.text is not None:
+            self._loaded.require_tokenizer()
+        name = self._new_id() if request_id is None else check_request_id(request_id)
+        prompt, tokens = self._tokenized(prompt, params)
+        tokens, images, spans = self._prompts.placed(prompt, tokens)
+        if params.structured_outputs is not None and constraint is None:
+            constraint = self.grammars.compile(params.structured_outputs, prompt.cache_salt)
+        cache_read = prompt.cache_read and not params.skip_reading_prefix_cache
+        reads = cache_read and params.prompt_logprobs is None
+        known = prompt.known
+        request = Request(
+            RequestId(name),
+            tokens,
+            params,
+            identity=self._identities.of_prompt(prompt, tokens, spans, reads),
+            images=spans,
+            priority=check_priority(priority),
+            cache_read=cache_read,
+            cache_write=prompt.cache_write,
+            eos_token_ids=self._loaded.eos_token_ids,
+            constraint=constraint,
+            prompt_sections=prompt.sections,
+            num_kept_tokens=0 if known is None else known.num_generated_tokens,
+        )
+        self._scheduler.check(request)
+        seeds = draw_seeds(params, self._random)
+        is_noted = prompt.cache_write and prompt.keep_tokens and prompt.publishes is None
+        if known is not None and not (is_noted and known.boundaries.ends):
+            known = None
+        return PreparedRequest(
+            request, params, prompt.text, seeds, arrival_s, prepared.stops, known, images
+        )
+
+    def _new_id(self) -> str:
+        """Return a name that no live request has."""
+        names, live = map("request-{}".format, self._numbers), self._scheduler.requests.live
+        return next(name for name in names if name not in live)
+
+    def _tokenized(self, prompt: Prompt, params: SamplingParams) -> tuple[Prompt, "array[int]"]:
+        """Return a prompt with what is known of its text, and its tokens, cut if so asked for."""
+        longest = self._scheduler.config.max_model_len
+        keep = kept_prompt_tokens(params, longest)
+        if keep is None:
+            prompt = self._prompts.tokenized(self._prompts.with_placeholders(prompt), longest)
+        elif prompt.images:
+            raise InvalidSamplingParams(
+                f"truncate_prompt_tokens={params.truncate_prompt_tokens}: a prompt with images is "
+                "not cut; leave it out"
+            )
+        else:
+            prompt = replace(prompt, known=None)
+        return prompt, tokenize(prompt, self._loaded, longest, keep=keep)

@@ -1,0 +1,47 @@
+"""A consistent copy of an engine's counters, taken between two steps.
+
+Metrics and pages format it without stopping the engine.
+"""
+
+from dataclasses import dataclass, replace
+
+from ostinato.engine.loop.audit import AuditCounts
+from ostinato.engine.loop.engine import Engine
+from ostinato.engine.tiers.tiered_cache import TierCounts
+from ostinato.observe.counters import CacheStats
+from ostinato.observe.introspection import BlockState, count_states
+from ostinato.runner.compute_path import ComputePath
+from ostinato.sched.stats import SchedulerStats
+from ostinato.scheduling.step_prices import StepTimes
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """An engine at one moment."""
+
+    cache: CacheStats  # counters of the cache since the start
+    scheduler: SchedulerStats  # counters of the scheduler since the start
+    states: dict[BlockState, int]  # blocks of the full-attention group by state
+    num_running: int  # sequences that hold blocks
+    num_waiting: int  # sequences that hold none
+    num_leased_blocks: int  # blocks that leases hold, each counted once
+    compute_path: ComputePath  # how steps are computed, and why not faster
+    audit: AuditCounts  # what audits of hits have found
+    steps: StepTimes  # predicted and measured times of steps
+    tiers: TierCounts | None = None  # what tiers did; None without any
+
+
+def take_snapshot(engine: Engine) -> Snapshot:
+    """Copy an engine's counters, between steps; in O(tenants + live sequences)."""
+    return Snapshot(
+        engine.cache_stats.copy(),
+        replace(engine.scheduler_stats),
+        count_states(engine.cache.manager),
+        engine.scheduler.num_running,
+        engine.scheduler.num_waiting,
+        engine.cache.admin.num_leased_blocks,
+        engine.compute_path,
+        engine.audit.counts,
+        engine.prices.times,
+        None if engine.tiers is None else engine.tiers.counts,
+    )

@@ -1,0 +1,13 @@
+"""From conversations, texts and images to token ids.
+
+Files in reading order:
+
+* ``chat``: from the caller's prompt or conversation to token ids
+* ``known_texts``: which texts are known with their tokens, by tenant
+* ``image_worker``, ``image_decoder``: decode images within limits
+* ``image_prompts``: the images of a prompt, and their places among its tokens
+* ``text_tokenizer``: tokenizes only the part of a text that is not known
+* ``prompt_tokenizer``: turns the texts and images of prompts into token ids
+* ``public_prefixes``: which prefixes are public, and which prompt begins with one
+* ``image_encoder``: runs the encoder of images beside the steps
+"""

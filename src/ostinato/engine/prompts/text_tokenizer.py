@@ -1,0 +1,229 @@
+"""Tokenizes only the part of a text that is not known.
+
+::
+
+    text ─► begin: the longest known text that it begins with ─► finish: tokenize the rest ─► tokens
+                        ▲                                                                       │
+                        └──────── note, when a request is taken; note_answer, when it ends ◄────┘
+
+Generated text keeps its tokens: a tokenizer may split the same text otherwise, and then the cache
+would miss. All other text has the tokens that it has when the whole is tokenized at once, since
+parts are joined at ``TextBoundaries`` only.
+"""
+
+import json
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from ostinato.engine.prompts.known_texts import KnownTexts
+from ostinato.engine.requests.request_validation import refuse_long_text
+from ostinato.engine.text.detokenizer import Detokenizer
+from ostinato.engine.text.text_boundaries import TextBoundaries
+from ostinato.engine.text.token_table import TokenTable
+from ostinato.engine.text.tokenized_text import Places, TokenizedText
+
+
+@dataclass(frozen=True, slots=True)
+class PartlyTokenized:
+    """A text whose beginning is known."""
+
+    text: bytes  # all of it, in UTF-8
+    known: TokenizedText | None = None  # a text with the same beginning
+    end: int = 0  # bytes that they have in common, up to a boundary
+    count: int = 0  # tokens of the known text for those bytes
+    width: int = 0  # bytes of the special token that ends there; 0 if one begins there
+    tokens_between: tuple[int, ...] = ()  # further tokens, before the rest
+    is_cut: bool = True  # whether the rest may be cut at boundaries
+
+    @property
+    def num_left(self) -> int:
+        """Bytes that are not tokenized yet."""
+        return len(self.text) - self.end
+
+
+class TextTokenizer:
+    """Tokenizes texts for one model, and remembers them; safe in any thread."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, max_bytes: int) -> None:
+        self._tokenizer = tokenizer
+        self.table = TokenTable(tokenizer)  # the text of each token
+        self.boundaries = TextBoundaries.of(tokenizer)  # where texts may be cut
+        self._letters = {token_id: text for text, token_id in self.boundaries.ids.items()}
+        self._widest = max(map(len, self._letters.values()), default=0)
+        self.known = KnownTexts(max_bytes if self._letters else 0, self._add_answer)
+        self.num_tokenized_bytes = 0  # of text that went through the tokenizer
+        self._before = _special_tokens(tokenizer) if self._letters else None
+
+    def begin(
+        self, text: str, namespaces: Iterable[bytes], keep_tokens: bool = True
+    ) -> PartlyTokenized:
+        """Find the longest known text that a text begins with.
+
+        Args:
+            text: All of it.
+            namespaces: Whose texts may be used.
+            keep_tokens: False uses none, and tokenizes the text as a whole.
+        """
+        data = text.encode()
+        best = PartlyTokenized(data, is_cut=keep_tokens)
+        for namespace in namespaces if keep_tokens else ():
+            for known, num_alike in self.known.nearest(namespace, data):
+                found = self._cut(data, known, num_alike)
+                best = found if found.count > best.count else best
+        return best
+
+    def finish(
+        self,
+        partly: PartlyTokenized,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        most: int | None = None,
+    ) -> TokenizedText:
+        """Tokenize the rest of a text.
+
+        Args:
+            partly: As ``begin`` returned it.
+            tokenizer: A copy of the model's, for use in another thread; None is the model's own.
+            most: Tokens that could be served; None is no bound.
+
+        Raises:
+            PromptTooLong: The rest is certainly longer than ``most``.
+        """
+        tokenizer, text = tokenizer or self._tokenizer, partly.text
+        if most is not None:
+            refuse_long_text(text[partly.end :].decode(), most, tokenizer)
+        self.num_tokenized_bytes += partly.num_left
+        if not partly.is_cut:
+            [whole] = _encode(tokenizer, [text])
+            return TokenizedText(text, array("I", whole))
+        tokens, boundaries = array("I"), Places()
+        generated: tuple[tuple[int, int], ...] = ()
+        if partly.known is not None:
+            tokens = partly.known.tokens[: partly.count]
+            tokens.extend(partly.tokens_between)
+            boundaries = partly.known.boundaries.up_to(partly.end)
+            generated = partly.known.generated_before(partly.count)
+        self._append_rest(tokenizer, partly, tokens, boundaries)
+        return TokenizedText(text, tokens, boundaries, generated=generated)
+
+    @property
+    def takes_prompts(self) -> bool:
+        """Whether plain prompts, too, can be composed of known and new parts."""
+        return self._before is not None
+
+    def with_special_tokens(self, known: TokenizedText) -> "array[int]":
+        """Return a text's ids as a prompt of its own."""
+        assert self._before is not None, "see takes_prompts"
+        return array("I", self._before) + known.tokens
+
+    def _cut(self, text: bytes, known: TokenizedText, num_alike: int) -> PartlyTokenized:
+        """Return how much of a text can be taken from one with the same beginning."""
+        places = known.boundaries.up_to(num_alike)
+        end, count, width = 0, 0, 0
+        if len(places.ends):
+            end, count, width = places.ends[-1], places.counts[-1], places.widths[-1]
+        at_boundary = PartlyTokenized(text, known, end, count, width)
+        if not known.answer.ends or known.answer.ends[-1] <= end:
+            return at_boundary
+        ahead = self.boundaries.before.finditer(text, end, num_alike + self._widest)
+        ends = [match.start() for match in ahead if match.start() <= num_alike]
+        return self._cut_answer(text, known, ends[-1]) or at_boundary if ends else at_boundary
+
+    def _cut_answer(self, text: bytes, known: TokenizedText, end: int) -> PartlyTokenized | None:
+        """Cut an answer where a special token ends it in another text; None if that is impossible.
+
+        Within a token, as before a stop string, the rest of that token is tokenized again.
+        """
+        places = known.answer.up_to(end)
+        if not places.ends:
+            return None
+        count, part = places.counts[-1], text[places.ends[-1] : end]
+        if not part:
+            return PartlyTokenized(text, known, end, count)
+        [tokens] = _encode(self._tokenizer, [part])
+        before = known.tokens[max(0, count - 8) : count]
+        detokenizer = Detokenizer(self.table, skip_special_tokens=False, prompt=before)
+        if (detokenizer.append(tokens) + detokenizer.finish()).encode() != part:
+            return None  # such as one that puts a space before each text
+        return PartlyTokenized(text, known, end, count, tokens_between=tuple(tokens))
+
+    def _append_rest(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        partly: PartlyTokenized,
+        tokens: "array[int]",
+        boundaries: Places,
+    ) -> None:
+        """Tokenize the rest in parts, each after the special token before it."""
+        text, start, lead = partly.text, partly.end - partly.width, partly.width
+        ends = self.boundaries.split(text, start)[bool(lead) :]
+        if not ends or ends[-1][0] < len(text):
+            ends.append((len(text), 0))
+        parts: list[tuple[int, int, int, int]] = []  # start, width in front, end, width at the end
+        for end, width in ends:
+            parts.append((start, lead, end, width))
+            start, lead = end - width, width
+        rows = _encode(tokenizer, [text[start:end] for start, _, end, _ in parts])
+        for (start, lead, end, width), row in zip(parts, rows, strict=True):
+            if lead:
+                assert row[0] == self.boundaries.ids[text[start : start + lead]], "it is a boundary"
+            tokens.fromlist(row[bool(lead) :])
+            if width:
+                boundaries.add(end, len(tokens), width)
+
+    def _add_answer(self, prompt: TokenizedText, answer: "array[int]") -> TokenizedText:
+        """Decode an answer, and note where another text may branch off."""
+        detokenizer = Detokenizer(self.table, skip_special_tokens=False, prompt=prompt.tokens)
+        end = len(prompt.text)
+        boundaries, within, pieces = prompt.boundaries.up_to(end), Places(), [prompt.text]
+        for count, token in enumerate(answer, len(prompt) + 1):
+            piece = detokenizer.append([token]).encode()
+            pieces.append(piece)
+            end += len(piece)
+            letters = self._letters.get(token)
+            if letters and piece.endswith(letters):
+                if len(piece) > len(letters):  # it also ends half a character before it
+                    within.add(end - len(letters), count - 1)
+                boundaries.add(end, count, len(letters))
+            if piece and detokenizer.is_complete:
+                within.add(end, count)
+        rest = detokenizer.finish().encode()
+        if rest:  # half a character
+            within.add(end + len(rest), len(prompt) + len(answer))
+        text, tokens = b"".join([*pieces, rest]), prompt.tokens + answer
+        generated = (*prompt.generated, (len(prompt), len(tokens)))
+        return TokenizedText(text, tokens, boundaries, within, generated)
+
+
+def _encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[bytes]) -> list[list[int]]:
+    """Return the ids of texts, without special tokens around them."""
+    if not texts:
+        return []
+    encoded: Any = tokenizer(
+        [text.decode() for text in texts],
+        add_special_tokens=False,
+        return_attention_mask=False,
+        verbose=False,  # admission refuses a prompt that is too long
+    )
+    return list(encoded["input_ids"])
+
+
+_POST_PROCESSORS = {
+    *("Sequence", "TemplateProcessing", "ByteLevel", "BertProcessing", "RobertaProcessing"),
+}
+
+
+def _special_tokens(tokenizer: Any) -> list[int] | None:
+    """Return what a tokenizer puts before each text; None if unknown, or if it appends too."""
+    processor = tokenizer.backend_tokenizer.post_processor
+    state = {} if processor is None else json.loads(processor.__getstate__())
+    kinds = {part.get("type") for part in (state, *state.get("processors", ())) if part}
+    if not kinds <= _POST_PROCESSORS:
+        return None
+    bare = tokenizer("a", add_special_tokens=False)["input_ids"]
+    whole = tokenizer("a")["input_ids"]
+    num_before = len(whole) - len(bare)
+    return whole[:num_before] if bare and whole[num_before:] == bare else None

@@ -1,0 +1,13 @@
+"""What a caller asks for and gets: prompts, sampling parameters, outputs.
+
+Files in reading order:
+
+* ``sampling_params``: what a user sets per request
+* ``caller``: refuses calls from a second thread or a forked process
+* ``prompts``: from the caller's prompt or conversation to token ids
+* ``tenant_queue``: work that can be killed, and done in turns by tenant
+* ``outputs``: what the caller gets
+* ``request_validation``: tokenizes a prompt and checks a request, before it is added
+* ``prepared_params``: prepares sampling parameters, once for all prompts that share them
+* ``request_state``: the tokens, texts and times of one request
+"""

@@ -1,0 +1,257 @@
+"""The state of one request: its tokens, texts, log-probabilities and times so far."""
+
+from array import array
+from collections.abc import Sequence
+
+from ostinato.core.plan import SampledToken, TokenLogprob
+from ostinato.core.request import FinishReason
+from ostinato.engine.requests.outputs import (
+    CompletionOutput,
+    Logprob,
+    RequestOutput,
+    RequestTimings,
+)
+from ostinato.engine.requests.request_validation import PreparedRequest
+from ostinato.engine.requests.sampling_params import RequestOutputKind
+from ostinato.engine.text.detokenizer import Detokenizer
+from ostinato.engine.text.stop_strings import StopChecker
+from ostinato.engine.text.token_table import TokenTable
+from ostinato.engine.tiers.load_note import LoadNote
+from ostinato.runner.images.store import ServedImage
+from ostinato.runner.sampling.sampler import MODEL_FAULT
+from ostinato.sched.sequence import Sequence as SchedSequence
+
+
+class CompletionState:
+    """One continuation: its tokens, its text, and whether it has ended."""
+
+    def __init__(self, index: int, made: PreparedRequest, tokens: TokenTable | None) -> None:
+        request = made.request
+        self.index = index
+        self.text = ""
+        self.token_ids: list[int] = []
+        self.logprobs: list[dict[int, Logprob]] = []
+        self.cumulative_logprob = 0.0
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        self.num_streamed = 0  # tokens sent to its stream
+        self._params = made.params
+        self._eos_token_ids = request.eos_token_ids
+        self._tokens = tokens
+        self._detokenizer: Detokenizer | None = None
+        if tokens is not None and self._params.detokenize:
+            skip = self._params.skip_special_tokens
+            self._detokenizer = Detokenizer(tokens, skip, request.prompt_token_ids)
+        include = self._params.include_stop_str_in_output
+        self._stops = StopChecker(made.stops, include=include)
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that the text has reached, if any."""
+        return self._stops.matched
+
+    def is_due(self, interval: int) -> bool:
+        """Whether its stream gets its new tokens now: ``interval`` of them, the first or last."""
+        num_new = len(self.token_ids) - self.num_streamed
+        ends = not self.num_streamed or self.finish_reason is not None
+        return num_new >= interval or (num_new > 0 and ends)
+
+    def append(self, token: SampledToken, reason: FinishReason | None) -> None:
+        """Add a token.
+
+        Args:
+            token: What was sampled.
+            reason: Why the sequence ended with it, if it did. An id that stopped it is no part
+                of the text, unless stop strings are to be included.
+        """
+        self.token_ids.append(token.token_id)
+        if token.logprobs:
+            self.logprobs.append(named_logprobs(token.logprobs, self._tokens))
+            self.cumulative_logprob += token.logprobs[0].logprob
+        if self._detokenizer is None:
+            return
+        new_text = ""
+        ends = reason is FinishReason.STOP and self._ends_text(token.token_id)
+        if not ends or self._params.include_stop_str_in_output:
+            new_text = self._detokenizer.append([token.token_id])
+        may_stop = len(self.token_ids) > self._params.min_tokens
+        self.text += self._stops.append(new_text, may_stop)
+
+    def _ends_text(self, token_id: int) -> bool:
+        return token_id in self._params.stop_token_ids or token_id in self._eos_token_ids
+
+    def end(self, reason: FinishReason, stop_reason: int | str | None) -> None:
+        """Set why it ended, and release text that was held back."""
+        if self._detokenizer is not None and self.stop_string is None:
+            self.text += self._stops.append(self._detokenizer.finish())
+            if self.stop_string is None:
+                self.text += self._stops.finish()
+            else:  # the last character completed it
+                reason, stop_reason = FinishReason.STOP, self.stop_string
+        self.finish_reason, self.stop_reason = reason, stop_reason
+
+
+class RequestState:
+    """One request: its continuations and when things happened."""
+
+    def __init__(self, made: PreparedRequest, tokens: TokenTable | None) -> None:
+        self.request, self.params = made.request, made.params
+        self.error: str | None = None  # why it failed
+        self._has_own_error = False
+        self.known = made.known  # its prompt, if its answers are to be remembered
+        self.images: tuple[ServedImage, ...] = ()  # kept for as long as steps may need them
+        self.load_note: LoadNote | None = None  # what a tier had of its prompt
+        self._prompt = made.prompt
+        self._prompt_token_ids = made.request.prompt_token_ids.tolist()  # one list for all outputs
+        self._tokens = tokens
+        self._arrival_s = made.arrival_s
+        self._first_token_s: float | None = None
+        self._last_token_s: float | None = None
+        self._finished_s: float | None = None
+        self._leader: SchedSequence | None = None
+        self._prompt_logprobs: list[dict[int, Logprob] | None] = [None]
+        self._completions = [CompletionState(index, made, tokens) for index in range(made.params.n)]
+
+    @property
+    def finished(self) -> bool:
+        """Whether every continuation has ended."""
+        return all(c.finish_reason is not None for c in self._completions)
+
+    def next_output(self, interval: int) -> RequestOutput | None:
+        """Return the output so far, if a stream gets it now.
+
+        Args:
+            interval: New tokens that make an output; the request may ask for more of them. The
+                first and the last output are due at once.
+        """
+        wanted = max(interval, self.params.stream_interval or 1)
+        is_due = any(completion.is_due(wanted) for completion in self._completions)
+        if self.params.output_kind is RequestOutputKind.FINAL_ONLY or not is_due:
+            return self.output() if self.finished else None
+        for completion in self._completions:
+            completion.num_streamed = len(completion.token_ids)
+        return self.output()
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Tokens of the prompt that hit."""
+        leader = self._leader
+        return leader.num_shared_tokens + leader.num_copied_tokens if leader else 0
+
+    @property
+    def cached_tokens_from(self) -> dict[str, int]:
+        """Tokens of the prompt that hit, by where their keys and values came from."""
+        leader, note = self._leader, self.load_note
+        if leader is None or not self.num_cached_tokens:
+            return {}
+        loaded = {} if note is None else note.loaded_before(leader.num_shared_tokens)
+        in_pool = self.num_cached_tokens - sum(loaded.values())
+        return {"pool": in_pool, **loaded} if in_pool else loaded
+
+    def take(self, sequence: SchedSequence, token: SampledToken | None, now_s: float) -> str | None:
+        """Add a step's token to one continuation.
+
+        Returns:
+            The stop string that its text has now reached, if the scheduler does not know
+            yet that it ended.
+        """
+        completion = self._completions[sequence.index]
+        if sequence.index == 0:
+            self._leader = sequence
+        if token is not None and token.error:
+            self.error = token.error
+            self._has_own_error = not token.error.startswith(MODEL_FAULT)
+        elif token is not None:
+            if self._first_token_s is None:
+                self._first_token_s = now_s
+            self._last_token_s = now_s
+            completion.append(token, sequence.finish_reason)
+        if completion.stop_string is not None:
+            self._end(completion, FinishReason.STOP, completion.stop_string, now_s)
+            return completion.stop_string if sequence.finish_reason is None else None
+        if sequence.finish_reason is not None:
+            self._end(completion, sequence.finish_reason, sequence.stop_reason, now_s)
+        return None
+
+    def fail(self, reason: FinishReason, error: str | None, now_s: float) -> None:
+        """End every continuation that has not ended."""
+        self.error, self._has_own_error = error, False
+        for completion in self._completions:
+            if completion.finish_reason is None:
+                self._end(completion, reason, None, now_s)
+
+    def answers(self) -> "list[array[int]]":
+        """Return the tokens of each continuation, packed, but for those without any."""
+        return [array("I", c.token_ids) for c in self._completions if c.token_ids]
+
+    def output(self) -> RequestOutput:
+        """Return the output so far."""
+        leader = self._leader
+        return RequestOutput(
+            request_id=self.request.request_id,
+            prompt=self._prompt,
+            prompt_token_ids=self._prompt_token_ids,
+            prompt_logprobs=self._prompt_logprobs_so_far(),
+            outputs=[self._completion(completion) for completion in self._completions],
+            finished=self.finished,
+            num_cached_tokens=self.num_cached_tokens,
+            cached_tokens_from=self.cached_tokens_from,
+            num_copied_tokens=leader.num_copied_tokens if leader else 0,
+            num_waited_tokens=leader.num_waited_tokens if leader else 0,
+            num_kept_tokens=self.request.num_kept_tokens,
+            timings=RequestTimings(
+                arrival=self._arrival_s,
+                first_scheduled=leader.first_planned_s if leader else None,
+                first_token=self._first_token_s,
+                finished=self._finished_s,
+                last_token=self._last_token_s,
+            ),
+            error=self.error,
+            has_own_error=self._has_own_error,
+        )
+
+    def _end(
+        self,
+        completion: CompletionState,
+        reason: FinishReason,
+        stop_reason: int | str | None,
+        now_s: float,
+    ) -> None:
+        completion.end(reason, stop_reason)
+        if self.finished:
+            self._finished_s = now_s
+
+    def _completion(self, completion: CompletionState) -> CompletionOutput:
+        wanted = self.params.logprobs is not None
+        reason = completion.finish_reason
+        return CompletionOutput(
+            index=completion.index,
+            text=completion.text,
+            token_ids=completion.token_ids[:],
+            finish_reason=None if reason is None else str(reason),
+            stop_reason=completion.stop_reason,
+            logprobs=completion.logprobs[:] if wanted else None,
+            cumulative_logprob=completion.cumulative_logprob if wanted else None,
+        )
+
+    def _prompt_logprobs_so_far(self) -> list[dict[int, Logprob] | None] | None:
+        """Return those of the prompt, each converted once; its first token has none."""
+        if self.params.prompt_logprobs is None:
+            return None
+        known = self._prompt_logprobs
+        if self._leader is not None:
+            new = self._leader.prompt_logprobs[len(known) - 1 :]
+            known += [named_logprobs(tokens, self._tokens) for tokens in new]
+        return known[:]
+
+
+def named_logprobs(tokens: Sequence[TokenLogprob], table: TokenTable | None) -> dict[int, Logprob]:
+    """Key one position's log-probabilities by token id, with each token's text."""
+    return {
+        token.token_id: Logprob(
+            logprob=token.logprob,
+            rank=token.rank,
+            decoded_token=None if table is None else table.text(token.token_id),
+        )
+        for token in tokens
+    }

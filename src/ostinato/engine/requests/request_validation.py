@@ -1,0 +1,260 @@
+"""Tokenizes a prompt and checks a request against the model.
+
+Nothing changes here, so a caller's mistake is found before half of a batch is in the queue.
+"""
+
+import hashlib
+import operator
+import random
+from array import array
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from ostinato.core.request import Request
+from ostinato.core.tokens import pack_tokens
+from ostinato.engine.requests.prompts import Prompt
+from ostinato.engine.requests.sampling_params import SamplingParams
+from ostinato.engine.text.stop_strings import StopStrings
+from ostinato.engine.text.tokenized_text import TokenizedText
+from ostinato.errors import InvalidSamplingParams, PromptTooLong, RequestError, TokenOutOfRange
+from ostinato.runner.images.store import ServedImage
+from ostinato.runner.model_loader import LoadedModel
+
+MAX_SAMPLES = 16384
+"""Most continuations of one prompt: each is an object from the first step on."""
+
+_PIECE_CHARACTERS = 16384
+_CUT_TOKENS = 16
+"""Tokens by which a piece of a text may differ from the same piece within the whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """A request that passed every check and may be added."""
+
+    request: Request  # as the scheduler takes it
+    params: SamplingParams  # its sampling parameters, with those that concern text
+    prompt: str | None  # the text, if it was given as one
+    seeds: tuple[int, ...]  # one per continuation
+    arrival_s: float  # by the engine's clock
+    stops: StopStrings  # the stop strings of its parameters
+    known: TokenizedText | None = None  # the prompt, if it is to be remembered
+    images: tuple[ServedImage, ...] = ()  # among its tokens
+
+
+def tokenize(
+    prompt: Prompt,
+    loaded: LoadedModel,
+    most: int | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    keep: int | None = None,
+) -> "array[int]":
+    """Return a prompt's packed ids, shape (num_tokens,), all of them in the vocabulary.
+
+    Args:
+        prompt: With a text or token ids.
+        loaded: The model.
+        most: Tokens that could be served; a text that is certainly longer is refused before all of
+            it is tokenized. None tokenizes everything.
+        tokenizer: A copy of the model's, for use in another thread; None is the model's own.
+        keep: Tokens kept at the prompt's end, however long it is; of a text, what the tokenizer
+            adds (such as a beginning-of-sequence id) stays and counts. None keeps all.
+
+    Raises:
+        TokenOutOfRange: An id is not.
+        MissingTokenizer: It is a text, and the checkpoint has no tokenizer.
+        PromptTooLong: A text has more tokens than ``most``.
+    """
+    if prompt.token_ids is not None:
+        ids = prompt.token_ids
+        tokens = pack_tokens(ids.tokens if isinstance(ids, TokenizedText) else ids)
+    else:
+        assert prompt.text is not None, "a prompt is a text or a row of ids"
+        tokenizer = tokenizer or loaded.require_tokenizer()
+        if most is not None and keep is None:
+            refuse_long_text(prompt.text, most, tokenizer)
+        tokens = pack_tokens(_encode(tokenizer, prompt.text, keep))
+    check_vocabulary(tokens, loaded.vocab_size)
+    return tokens if keep is None else tokens[-keep:]
+
+
+def check_vocabulary(tokens: "array[int]", vocab_size: int) -> None:
+    """Raise ``TokenOutOfRange`` if the model has no embedding for an id, ``>= vocab_size``."""
+    if len(tokens) and np.frombuffer(tokens, "<u4").max() >= vocab_size:
+        position = next(i for i, token in enumerate(tokens) if token >= vocab_size)
+        raise TokenOutOfRange(
+            f"token id {tokens[position]} at position {position} is outside the vocabulary: "
+            f"ids of this model run from 0 to {vocab_size - 1}; was the prompt tokenized "
+            "with another model's tokenizer?"
+        )
+
+
+def refuse_long_text(text: str, most: int, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse a text that has more than ``most`` tokens, at the cost of about as many.
+
+    Only a text many times as long as usual for so many tokens is counted: piece by piece, until
+    there are too many. Cutting a text changes a few tokens on either side of the cut.
+    """
+    if len(text) <= 8 * most + _PIECE_CHARACTERS:
+        return
+    num_tokens = 0
+    for start in range(0, len(text), _PIECE_CHARACTERS):
+        piece = text[start : start + _PIECE_CHARACTERS]
+        ids = tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"]
+        num_tokens += max(0, len(ids) - _CUT_TOKENS)
+        if num_tokens > most:
+            raise PromptTooLong(
+                f"the prompt has {len(text)} characters, and its first "
+                f"{start + len(piece)} are more than max_model_len={most} tokens: shorten it, or "
+                "raise max_model_len as far as the model goes"
+            )
+
+
+def resolve_params(params: Any, loaded: LoadedModel, max_logprobs: int) -> SamplingParams:
+    """Return parameters as this model samples them: words as ids, -1 as the vocabulary's size.
+
+    Args:
+        params: As the caller gave them.
+        loaded: The model.
+        max_logprobs: Most alternatives per token; -1 allows the whole vocabulary.
+
+    Raises:
+        InvalidSamplingParams: They are not ``SamplingParams``, name ids that the model does not
+            have, or ask for too many continuations or alternatives.
+        MissingTokenizer: They have ``bad_words``, and the checkpoint has no tokenizer.
+    """
+    if not isinstance(params, SamplingParams):
+        raise InvalidSamplingParams(f"sampling_params={params!r:.80}: must be SamplingParams")
+    if params.n > MAX_SAMPLES:
+        raise InvalidSamplingParams(
+            f"n={params.n}: must be at most {MAX_SAMPLES}; send the prompt again for more"
+        )
+    _check_ids(params, loaded.vocab_size)
+    params = params.clone()  # the caller may change theirs
+    changes: dict[str, Any] = {}
+    for name in ("logprobs", "prompt_logprobs"):
+        requested = getattr(params, name)
+        if requested is None:
+            continue
+        number = _num_logprobs(name, requested, loaded.vocab_size, max_logprobs)
+        if number != requested:
+            changes[name] = number
+    return spell_bad_words(replace(params, **changes) if changes else params, loaded)
+
+
+def spell_bad_words(params: SamplingParams, loaded: LoadedModel) -> SamplingParams:
+    """Return parameters with ``bad_words`` as ids.
+
+    Raises:
+        InvalidSamplingParams: A word has no tokens.
+        MissingTokenizer: There are words, and the checkpoint has no tokenizer.
+    """
+    if not params.bad_words:
+        return params
+    words = (ids for word in params.bad_words for ids in _spellings(word, loaded))
+    return replace(params, bad_words=(), bad_words_ids=(*params.bad_words_ids, *words))
+
+
+def kept_prompt_tokens(params: SamplingParams, max_model_len: int) -> int | None:
+    """Return how many tokens of a prompt ``truncate_prompt_tokens`` keeps; None is all."""
+    if params.truncate_prompt_tokens == -1:
+        return max(1, max_model_len - (params.max_tokens or 1))
+    return params.truncate_prompt_tokens
+
+
+def check_priority(priority: Any) -> int:
+    """Return a priority as a Python integer; other types raise ``RequestError``."""
+    try:
+        return operator.index(priority)
+    except TypeError as error:
+        raise RequestError(f"priority={priority!r:.80}: must be an integer") from error
+
+
+def check_request_id(request_id: Any) -> str:
+    """Return a request's id; other types than a str raise ``RequestError``."""
+    if not isinstance(request_id, str):
+        raise RequestError(f"request_id={request_id!r:.80}: must be a str")
+    return request_id
+
+
+def draw_seeds(params: SamplingParams, generator: random.Random) -> tuple[int, ...]:
+    """Return one seed per continuation: the request's own or a drawn one, then derived ones."""
+    seed = generator.getrandbits(63) if params.seed is None else params.seed
+    digests = (
+        hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=8).digest()
+        for index in range(1, params.n)
+    )
+    return (seed, *(int.from_bytes(digest, "little") >> 1 for digest in digests))
+
+
+def _encode(tokenizer: Any, text: str, keep: int | None) -> list[int]:
+    """Return a text's ids, its last ones if there are too many."""
+    # Not verbose: admission refuses a prompt that is too long.
+    if keep is None or keep <= tokenizer.num_special_tokens_to_add():
+        return list(tokenizer(text, verbose=False)["input_ids"])
+    text = _end_of(tokenizer, text, keep)
+    side, tokenizer.truncation_side = tokenizer.truncation_side, "left"
+    try:
+        encoded = tokenizer(text, verbose=False, truncation=True, max_length=keep)
+    finally:
+        tokenizer.truncation_side = side
+    return list(encoded["input_ids"])
+
+
+def _end_of(tokenizer: Any, text: str, num_tokens: int) -> str:
+    """Return an end of a text that has its last tokens, at the cost of about as many."""
+    size = 8 * num_tokens + _PIECE_CHARACTERS
+    while size < len(text):
+        ids = tokenizer(text[-size:], add_special_tokens=False, verbose=False)["input_ids"]
+        if len(ids) >= num_tokens + _CUT_TOKENS:
+            break
+        size *= 2
+    return text[-size:]
+
+
+def _check_ids(params: SamplingParams, vocab_size: int) -> None:
+    """Refuse ids that the model does not have."""
+    for name, ids in (
+        ("logit_bias", params.logit_bias),
+        ("stop_token_ids", params.stop_token_ids),
+        ("allowed_token_ids", params.allowed_token_ids or ()),
+        ("bad_words_ids", [token for row in params.bad_words_ids for token in row]),
+    ):
+        if max(ids, default=-1) >= vocab_size:
+            token = next(token for token in ids if token >= vocab_size)
+            raise InvalidSamplingParams(
+                f"{name} names token id {token}: ids of this model run from 0 to {vocab_size - 1}"
+            )
+
+
+def _num_logprobs(name: str, requested: int, vocab_size: int, most: int) -> int:
+    """Return how many alternatives to give per token."""
+    number = vocab_size if requested == -1 else requested
+    if most != -1 and number > most:
+        given = f"{name}={requested}" + (
+            f" is the vocabulary of {vocab_size}" if requested == -1 else ""
+        )
+        raise InvalidSamplingParams(
+            f"{given}: at most {most} alternatives per token are given; ask for fewer, or set the "
+            "engine's max_logprobs"
+        )
+    return number
+
+
+def _spellings(word: str, loaded: LoadedModel) -> list[tuple[int, ...]]:
+    """Return a bad word's ids: as a text's beginning, and after a space if that is another token.
+
+    The second spelling counts where it replaces the first token, as in vLLM.
+    """
+    tokenizer = loaded.require_tokenizer()
+    plain, spaced = (
+        tuple(tokenizer(prefix + word.lstrip(), add_special_tokens=False)["input_ids"])
+        for prefix in ("", " ")
+    )
+    if not plain:
+        raise InvalidSamplingParams(f"bad_words={word!r}: the tokenizer has no token for it")
+    is_other = len(spaced) == len(plain) and spaced[0] != plain[0]
+    return [plain, spaced] if is_other else [plain]

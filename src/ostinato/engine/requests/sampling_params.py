@@ -1,0 +1,257 @@
+"""The sampling parameters that a user sets, including those that concern text."""
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from enum import Enum
+from functools import cached_property
+from typing import Any
+
+from ostinato.core import sampling_params as core
+from ostinato.engine.grammar.structured_outputs import StructuredOutputs
+from ostinato.engine.settings.keywords import Unsupported, accepts_vllm_keywords
+from ostinato.errors import InvalidSamplingParams
+
+_STRUCTURED = "use structured_outputs=StructuredOutputs(...)"
+
+UNSUPPORTED_SAMPLING = {
+    "best_of": Unsupported(
+        "candidates are not ranked; set n and logprobs=0, and keep the output with the highest "
+        "cumulative_logprob",
+        (None, 1),
+    ),
+    "logits_processors": Unsupported(
+        "no Python code runs between logits and token; use logit_bias, allowed_token_ids, "
+        "bad_words or structured_outputs",
+        (None, []),
+    ),
+    "extra_args": Unsupported("there are no sampling plugins that would read it", (None, {})),
+    "spaces_between_special_tokens": Unsupported(
+        "the tokenizer's decoder sets the spaces; read token_ids to tell special tokens apart",
+        (True,),
+    ),
+    "flat_logprobs": Unsupported("log-probabilities come as one dict per token", (False,)),
+    "logprob_token_ids": Unsupported("set logprobs=-1 and pick the ids from the result"),
+    "prompt_logprob_token_ids": Unsupported("set prompt_logprobs=-1 and pick the ids"),
+    "prompt_logprob_start": Unsupported(
+        "set prompt_logprobs and cut the list; every position is computed",
+        (None, 0),
+    ),
+    "skip_clone": Unsupported("a request samples with a copy of its own", (False, True)),
+    "thinking_token_budget": Unsupported("limit the whole answer with max_tokens", (None, -1)),
+    "repetition_detection": Unsupported("use repetition_penalty or frequency_penalty"),
+    "routed_experts_prompt_start": Unsupported("routed experts are not returned", (0,)),
+    "trace_decode_token_ids": Unsupported(
+        "put the tokens into the prompt and ask for prompt_logprobs"
+    ),
+    "guided_decoding": Unsupported(_STRUCTURED),
+    "response_format": Unsupported(_STRUCTURED),
+    "use_beam_search": Unsupported("beam search is not served; set n and logprobs", (False,)),
+    "length_penalty": Unsupported("beam search is not served", (1.0, 1)),
+    "early_stopping": Unsupported("beam search is not served", (False,)),
+}
+"""Keywords of vLLM's ``SamplingParams`` that have no counterpart here."""
+
+
+class RequestOutputKind(Enum):
+    """What each output of a stream holds."""
+
+    CUMULATIVE = 0
+    """All of the text so far."""
+    DELTA = 1
+    """The part after the previous output."""
+    FINAL_ONLY = 2
+    """All of it, once, when the request has ended."""
+
+
+@accepts_vllm_keywords(UNSUPPORTED_SAMPLING, InvalidSamplingParams)
+@dataclass(frozen=True, slots=True)
+class SamplingParams(core.SamplingParams):
+    """How one request is sampled, with vLLM's names.
+
+    Attributes, besides those of ``core.sampling_params.SamplingParams``:
+        bad_words: Texts that are not generated: the token that would complete one is not sampled.
+        stop: Strings that end the text.
+        truncate_prompt_tokens: Keep only so many tokens at the prompt's end; -1 keeps as many as
+            leave room for ``max_tokens``, None refuses a prompt that is too long.
+        include_stop_str_in_output: Keep the stop string at the end of the text.
+        skip_special_tokens: Leave special tokens out of the text.
+        detokenize: Produce text; False gives token ids alone.
+        structured_outputs: Constraint on the text, such as a JSON schema.
+        output_kind: What each output of a stream of ``AsyncLLM`` holds.
+        stream_interval: New tokens that make an output of a stream, if they are more than the
+            engine's ``stream_interval``; the first and the last output are sent at once.
+        skip_reading_prefix_cache: Compute the whole prompt, whatever is cached.
+
+    ``top_k=-1`` is accepted for 0 and ``seed=-1`` for None.
+    """
+
+    bad_words: Sequence[str] = ()
+    stop: Sequence[str] = ()
+    truncate_prompt_tokens: int | None = None
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    detokenize: bool = True
+    structured_outputs: StructuredOutputs | None = None
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    stream_interval: int | None = None
+    skip_reading_prefix_cache: bool | None = None
+
+    def __post_init__(self) -> None:
+        """Check the values, and make the collections immutable.
+
+        Raises:
+            InvalidSamplingParams: A value is out of range or of the wrong type.
+        """
+        self._normalise()
+        self._check_ranges()
+        self._check_combinations()
+
+    def clone(self) -> "SamplingParams":
+        """Return a copy; changes of the one are none of the other."""
+        copied = copy.copy(self)
+        object.__setattr__(copied, "logit_bias", dict(self.logit_bias))
+        return copied
+
+    def _check_ranges(self) -> None:
+        _check_integer("n", self.n, 1)
+        _check_integer("top_k", self.top_k, 0)
+        _check_integer("min_tokens", self.min_tokens, 0)
+        for name, least, most in (
+            ("max_tokens", 1, None),
+            ("seed", -(2**63), 2**64 - 1),
+            ("logprobs", -1, None),
+            ("prompt_logprobs", -1, None),
+            ("truncate_prompt_tokens", -1, None),
+            ("stream_interval", 1, None),
+        ):
+            value = getattr(self, name)
+            if value is not None:
+                _check_integer(name, value, least, most)
+        _check_number("temperature", self.temperature, 0.0, None)
+        _check_number("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _check_number("min_p", self.min_p, 0.0, 1.0)
+        _check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _check_number("repetition_penalty", self.repetition_penalty, 0.0, None, open_low=True)
+
+    def _check_combinations(self) -> None:
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidSamplingParams(
+                f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}: "
+                "lower the one or raise the other"
+            )
+        wanted = self.structured_outputs
+        if wanted is not None and not isinstance(wanted, StructuredOutputs):
+            raise InvalidSamplingParams(
+                f"structured_outputs={wanted!r:.80}: must be a StructuredOutputs"
+            )
+        if self.stop and not self.detokenize:
+            raise InvalidSamplingParams(
+                "stop strings need text: leave detokenize on, or use stop_token_ids"
+            )
+        if self.truncate_prompt_tokens == 0:
+            raise InvalidSamplingParams("truncate_prompt_tokens=0 leaves no prompt: keep 1 or more")
+        if self.allowed_token_ids == ():
+            raise InvalidSamplingParams("allowed_token_ids is empty: name one, or give None")
+        if () in self.bad_words_ids:
+            raise InvalidSamplingParams("bad_words_ids has an empty row: a word has tokens")
+        if not isinstance(self.output_kind, RequestOutputKind):
+            raise InvalidSamplingParams(
+                f"output_kind={self.output_kind!r:.80}: must be a RequestOutputKind"
+            )
+
+    def _normalise(self) -> None:
+        """Make collections immutable, and replace -1 by the value that it means."""
+        object.__setattr__(self, "stop", _strings("stop", self.stop))
+        object.__setattr__(self, "stop_token_ids", _ids("stop_token_ids", self.stop_token_ids))
+        object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
+        object.__setattr__(self, "bad_words", _strings("bad_words", self.bad_words))
+        rows = tuple(_ids("bad_words_ids", row) for row in self.bad_words_ids or ())
+        object.__setattr__(self, "bad_words_ids", rows)
+        if self.allowed_token_ids is not None:
+            allowed = _ids("allowed_token_ids", self.allowed_token_ids)
+            object.__setattr__(self, "allowed_token_ids", allowed)
+        if self.top_k == -1:
+            object.__setattr__(self, "top_k", 0)
+        if self.seed == -1:
+            object.__setattr__(self, "seed", None)
+
+
+def _assign(params: SamplingParams, name: str, value: Any) -> None:
+    """Change a parameter, as programs for vLLM do; a request keeps those that it came with.
+
+    Raises:
+        InvalidSamplingParams: There is no such parameter, or the value is invalid beside the
+            others; nothing has changed.
+    """
+    changed = replace(params, **{name: value})
+    for field in fields(params):
+        object.__setattr__(params, field.name, getattr(changed, field.name))
+
+
+SamplingParams.__setattr__ = _assign  # type: ignore[method-assign, assignment]
+
+
+def _check_integer(name: str, value: object, least: int, most: int | None = None) -> None:
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    if not is_integer or value < least or (most is not None and value > most):  # type: ignore[operator]
+        limit = f"at least {least}" if most is None else f"from {least} to {most}"
+        raise InvalidSamplingParams(f"{name}={value!r}: must be an integer, {limit}")
+
+
+def _check_number(
+    name: str, value: Any, least: float, most: float | None, open_low: bool = False
+) -> None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    low = is_number and (value <= least if open_low else value < least)
+    if not is_number or not math.isfinite(value) or low or (most is not None and value > most):
+        limit = f"{'above' if open_low else 'at least'} {least:g}"
+        if most is not None:
+            limit += f" and at most {most:g}"
+        raise InvalidSamplingParams(f"{name}={value!r}: must be a number, {limit}")
+
+
+def _strings(name: str, given: str | Sequence[str] | None) -> tuple[str, ...]:
+    strings = (given,) if isinstance(given, str) else tuple(given or ())
+    for string in strings:
+        if not isinstance(string, str) or not string:
+            raise InvalidSamplingParams(f"{name}={string!r}: must be a string that is not empty")
+    return strings
+
+
+def _ids(name: str, ids: Sequence[int] | None) -> tuple[int, ...]:
+    checked = _TokenIds(ids or ())
+    if (
+        set(map(type, checked)) <= {int}
+        and -1 < min(checked, default=0) <= max(checked, default=0) < 2**32
+    ):
+        return checked
+    for token in checked:
+        _check_integer(name, token, 0, 2**32 - 1)
+    return checked
+
+
+class _TokenIds(tuple[int, ...]):
+    """Ids in their order; whether there is one among them takes no walk through all."""
+
+    @cached_property
+    def _members(self) -> frozenset[int]:
+        return frozenset(self)
+
+    def __contains__(self, token: object) -> bool:
+        """Whether there is an id; called for each new token, with ``stop_token_ids``."""
+        return token in self._members
+
+
+def _bias(bias: Mapping[int, float] | None) -> dict[int, float]:
+    checked = {}
+    for token, value in (bias or {}).items():
+        # JSON has string keys only, so "42" is taken for 42.
+        is_number = isinstance(token, str) and token.isdecimal() and len(token) <= 10
+        token = int(token) if is_number else token
+        _check_integer("logit_bias", token, 0, 2**32 - 1)
+        _check_number(f"logit_bias[{token}]", value, -100.0, 100.0)
+        checked[token] = float(value)
+    return checked

@@ -1,0 +1,381 @@
+"""Writes prefixes to tiers: those used twice, leased ones, and what may soon be evicted.
+
+::
+
+    second use ─┐
+    lease ──────┼─► queue ──► copied out, a few MiB a step ──► checksummed and written
+    pressure ───┘             (between steps)                  (thread)
+    shutdown ──► all leaves, the most used first, as far as the disk holds them
+
+Blocks are marked when they are copied out, so that a prefix that many share is written once.
+
+Rules:
+
+1. The engine never waits for a medium: what does not fit the staging memory is copied out later.
+2. Copying and writing take at most ``SHARE`` of the processors' time while requests run.
+3. Nothing is pinned or counted for it: the cache behaves the same with and without tiers.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for_futures
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import inf
+from typing import Literal
+
+from ostinato.cache.block_table import BlockTable
+from ostinato.cache.manager import CacheManager
+from ostinato.cache.observer import CacheObserver, Eviction
+from ostinato.cache.prefix_index import Removal
+from ostinato.core.identity import Identity, PrefixKey
+from ostinato.core.request import RequestContext
+from ostinato.engine.tiers.events import TierEvents
+from ostinato.engine.tiers.open_tiers import OpenTiers
+from ostinato.engine.tiers.prefixes import cached_paths, prefix_of
+from ostinato.engine.tiers.threads import TierThreads
+from ostinato.tiers.port import Extent, Namespace, StoreResult, TierStats
+from ostinato.tiers.retention import ReuseClass, remember_for_tier, reuse_class
+
+logger = logging.getLogger("ostinato")
+
+EXTENT_BYTES = 15 << 19
+"""A record on the medium: long enough for full speed, short enough for a core's cache."""
+
+EXTENT_BLOCKS = 64
+"""Blocks of a record at most, if they are small."""
+
+STAGING_BYTES = 32 << 20
+"""Memory for copies that are being written."""
+
+SHARE = 0.0125
+"""Of the processors' time, for storing while requests run."""
+
+MOST_CREDIT_S = 0.1
+"""Processor time that may be accumulated for it."""
+
+FILL_SHARE = 0.75
+"""Of the smallest disk, for everything that is cached: more would evict what was written first."""
+
+MOST_WAITING = 4096
+"""Prefixes that wait to be written; of more, the oldest are not written."""
+
+LOW_UNUSED = 0.125
+"""Share of unused blocks below which what ended requests leave is written as well."""
+
+GRACE_S = 1.0
+"""How long closing waits for each thread that is in the middle of a call."""
+
+PAUSES_S = {
+    StoreResult.BUDGET: 60.0,
+    StoreResult.FULL: 10.0,
+    StoreResult.READ_ONLY: 10.0,
+    StoreResult.OFF: 10.0,
+    StoreResult.IO: 10.0,
+    StoreResult.BUSY: 0.1,
+}
+"""For how long nothing is copied out after a refusal."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A prefix that is to be written."""
+
+    key: PrefixKey  # the sequence
+    num_tokens: int  # its first tokens, in whole blocks
+    keep_until: float = 0.0  # wall-clock end of its lease; 0 without one
+    refresh_s: float = 0.0  # how long each use keeps it from then on; 0 if uses do not move the end
+    first_block: int = 0  # blocks before it are written, or belong to a public prefix
+
+
+class TierStores(CacheObserver):
+    """Prefixes that wait to be written, and the writer."""
+
+    def __init__(self, block_size: int) -> None:
+        """Observe a cache; call ``open`` before its first request."""
+        self.results: dict[StoreResult, int] = {}  # extents that were written or refused
+        self.num_left_out = 0  # prefixes that were not written because too many waited
+        self.copied_bytes, self.copy_s = 0, 0.0  # out of the pool, in the engine's thread
+        self.write_s = 0.0  # processor time of checksums and writing
+        self.tier_stats: tuple[TierStats, ...] = ()  # as last seen by the writer
+        self.events = TierEvents()
+        self._size = block_size
+        self._waiting: deque[_Wanted] = deque()
+        self._marked: set[int] = set()  # blocks that are stored or being written
+        self._used: deque[tuple[PrefixKey, int, ReuseClass]] = deque(maxlen=MOST_WAITING)
+        self._running: Future[None] | None = None
+        self._credit_s = MOST_CREDIT_S
+        self._pressure: Literal["none", "new", "known"] = "none"
+        self._paused_until_s, self._most_tokens = 0.0, inf
+        self._is_open = self._is_refreshing = self._is_reporting = self._has_images = False
+
+    def open(
+        self,
+        opened: OpenTiers,
+        manager: CacheManager,
+        namespace_of: Callable[[Identity], Namespace],
+        is_erased: Callable[[Identity], bool],
+    ) -> None:
+        """Start to write the content of the pool's blocks to a tier, unless it is being erased."""
+        self._is_erased = is_erased
+        self._tier, self._copies, self._manager = opened.tier, opened.copies, manager
+        self._namespace_of = namespace_of
+        self._block_bytes = width = self._copies.block_bytes
+        longest = min(EXTENT_BYTES, opened.most_extent_bytes)
+        self._extent_blocks = max(1, min(EXTENT_BLOCKS, longest // width))
+        self._group_blocks = max(STAGING_BYTES // width, self._extent_blocks)
+        self._staging = self._copies.new_buffer(self._group_blocks * width)
+        self._writer = TierThreads("ostinato-tier-write")
+        self._is_open = True
+        seen = self._tier.stats()
+        self.fastest = seen[0].tier  # looked up first
+        self.outlives_process = any(stats.tier != "host" for stats in seen)
+        limit = max(stats.limit_bytes for stats in seen)
+        remember_for_tier(manager.pool.shares.policies, limit // width)
+        lasting = [x.limit_bytes for x in seen if x.tier != "host" and x.limit_bytes]
+        if smallest := min(lasting or [x.limit_bytes for x in seen]):
+            self._most_tokens = int(FILL_SHARE * smallest) // width * self._size
+        self.refresh_stats()
+
+    # --- events of the cache ---
+
+    def on_admit(self, table: BlockTable, context: RequestContext) -> None:
+        """A prefix is used a second time."""
+        num_blocks = table.num_shared_tokens // self._size
+        self._has_images |= bool(table.key.images)
+        if num_blocks and table.writes and table.blocks[num_blocks - 1] not in self._marked:
+            self._queue(_Wanted(table.key, table.num_shared_tokens))
+
+    def on_release(
+        self, table: BlockTable, num_tokens: int, num_findable: int, sealed: bool
+    ) -> None:
+        """The blocks of an ended request may be evicted before a second use."""
+        pool, whole = self._manager.pool, num_findable // self._size
+        if whole:
+            policy = pool.shares.policy_of(table.tenant)
+            used = table.key, whole * self._size, reuse_class(policy, table.summary)
+            self._used.append(used)
+        if pool.num_unused >= LOW_UNUSED * pool.num_blocks:
+            self._pressure = "none"
+        elif self._pressure == "none":
+            self._pressure = "new"  # everything that is cached is to be written
+        elif whole and table.writes and table.blocks[whole - 1] not in self._marked:
+            self._queue(_Wanted(table.key, whole * self._size))
+
+    def on_evict(self, eviction: Eviction) -> None:
+        """Blocks get other content."""
+        if not eviction.group:
+            self._marked.difference_update(eviction.removal.blocks)
+
+    def on_retract(self, table: BlockTable, removal: Removal, group: int = 0) -> None:
+        """Blocks were not computed."""
+        if not group:
+            self._marked.difference_update(removal.blocks)
+
+    def on_clear(self, everything: bool) -> None:
+        """Waiting prefixes are gone, or were removed on purpose."""
+        self._waiting.clear()
+        self._used.clear()
+        if everything:
+            self._marked.clear()
+            self.events.clear()
+
+    def mark(self, blocks: Iterable[int]) -> None:
+        """Note that blocks were loaded, and need not be written."""
+        self._marked.update(blocks)
+
+    def _queue(self, wanted: _Wanted) -> None:
+        if not self._is_open:
+            return
+        if wanted.num_tokens > self._most_tokens:  # its tail would evict its beginning
+            wanted = replace(wanted, num_tokens=int(self._most_tokens))
+        if len(self._waiting) >= MOST_WAITING:
+            self._waiting.popleft()
+            self.num_left_out += 1
+        self._waiting.append(wanted)
+
+    # --- calls of the engine ---
+
+    @property
+    def num_waiting(self) -> int:
+        """Prefixes that wait to be written."""
+        return len(self._waiting)
+
+    def lease(self, key: PrefixKey, num_tokens: int, keep_until: float, refresh_s: float) -> None:
+        """Write a leased prefix before all others, with the end of its lease."""
+        self.set_lease_end(key, num_tokens, keep_until, refresh_s)
+        self._waiting.appendleft(_Wanted(key, num_tokens, keep_until, refresh_s))
+
+    def set_lease_end(
+        self, key: PrefixKey, num_tokens: int, keep_until: float, refresh_s: float = 0.0
+    ) -> None:
+        """Set the end of the lease of a written prefix; 0 ends it."""
+        prefix = prefix_of(key, num_tokens, self._namespace_of)
+        self._writer.submit(_logged, self._tier.lease, prefix, keep_until, refresh_s)
+
+    def refresh_stats(self) -> None:
+        """Have the writer read the tiers' counts: a medium may be slow to answer."""
+        if not self._is_refreshing:
+            self._is_refreshing = True
+            self._writer.submit(_logged, self._read_stats)
+
+    def add_credit(self, busy_s: float, num_threads: int) -> None:
+        """Add a step's share of processor time for storing."""
+        self._credit_s = min(MOST_CREDIT_S, self._credit_s + busy_s * num_threads * SHARE)
+
+    def pump(self, is_idle: bool = False) -> bool:
+        """Copy a prefix out, if the writer is free; returns whether there is more to do.
+
+        While no request runs (``is_idle``), rule 2 does not apply.
+        """
+        if self._running is not None and not self._running.done():
+            return True
+        self._running = None
+        if self._used and not self._is_reporting:
+            self._is_reporting = True
+            self._writer.submit(_logged, self._report_uses)
+        if self._pressure == "new":
+            self._pressure = "known"
+            self.queue_everything()
+        may_copy = is_idle or self._credit_s > 0
+        if not self._waiting or not may_copy or time.monotonic() < self._paused_until_s:
+            return False
+        wanted = self._waiting.popleft()
+        identity = wanted.key.identity
+        if identity.epoch == self._manager.epoch and not self._is_erased(identity):
+            self._copy_out(wanted)
+        return True
+
+    def wait(self, seconds: float) -> None:
+        """Wait for the writer, while there is nothing else to do."""
+        if self._running is not None:
+            wait_for_futures([self._running], seconds)
+
+    def flush(self, seconds: float) -> None:
+        """Write all waiting prefixes, for ``seconds`` at most."""
+        end_s = time.monotonic() + seconds
+        while time.monotonic() < end_s and self.pump(is_idle=True):
+            self.wait(end_s - time.monotonic())
+        self.wait_until_written(max(GRACE_S, end_s - time.monotonic()))
+        self._warn_of_unwritten()
+        self._waiting.clear()
+
+    def _warn_of_unwritten(self) -> None:
+        """Log how many blocks are neither written nor being written."""
+        blocks = set[int]()
+        for one in self._waiting:
+            blocks.update(self._manager.match(one.key, one.num_tokens).blocks)
+        is_running = self._running is not None and not self._running.done()
+        if num_left := len(blocks - self._marked):
+            states = [f"{x.tier} is {x.state}" for x in self.tier_stats if x.state != "on"]
+            logger.warning(
+                "%d cached blocks of %d tokens are not written to the tiers%s: %s",
+                num_left, self._size, ", nor what is being written" if is_running else "",
+                ", ".join(states) or "the time was over",
+            )  # fmt: skip
+        elif is_running:
+            logger.warning("what is being written to the tiers takes too long, and is left out")
+
+    def wait_until_written(self, seconds: float | None = None) -> None:
+        """Wait until the writer has nothing left to do."""
+        wait_for_futures([self._writer.submit(bool)], seconds)
+
+    def erase(self, tenant: bytes) -> Future[None]:
+        """Write nothing more of a tenant; the result is there when nothing is being written."""
+        waiting = [one for one in self._waiting if not one.key.identity.belongs_to(tenant)]
+        used = [one for one in self._used if not one[0].identity.belongs_to(tenant)]
+        self._waiting, self._used = deque(waiting), deque(used, MOST_WAITING)
+        self._running = self._writer.submit(self._wipe)
+        return self._running
+
+    def _wipe(self) -> None:
+        self._staging[:] = bytes(len(self._staging))
+
+    def queue_everything(self) -> None:
+        """Queue what is cached, the most used and the last used first, as far as tiers hold it."""
+        paths = cached_paths(self._manager, self._has_images, self._most_tokens)
+        for key in paths[: MOST_WAITING - len(self._waiting)]:
+            self._queue(_Wanted(key, len(key)))
+
+    def close(self, seconds: float) -> None:
+        """End the thread, unless it hangs for so long."""
+        self.wait_until_written(seconds)
+        self._writer.close(seconds)
+
+    # --- copying and writing ---
+
+    def _read_stats(self) -> None:
+        self._is_refreshing = False
+        self.tier_stats = tuple(self._tier.stats())
+
+    def _report_uses(self) -> None:
+        """Report to the tiers what requests used, in the writer's thread: it takes digests."""
+        self._is_reporting = False
+        used, self._used = self._used, deque(maxlen=MOST_WAITING)
+        for key, num_tokens, reuse in used:
+            self._tier.use(prefix_of(key, num_tokens, self._namespace_of), reuse)
+
+    def _copy_out(self, wanted: _Wanted) -> None:
+        """Copy as much of a prefix as fits the staging memory, and queue it for the writer."""
+        begun_s = time.perf_counter()
+        match = self._manager.match(wanted.key, wanted.num_tokens)
+        blocks = match.blocks
+        num_public = wanted.key.identity.num_public_tokens
+        first = max(wanted.first_block, num_public // self._size)
+        while not wanted.keep_until and first < len(blocks) and blocks[first] in self._marked:
+            first += 1
+        last = min(len(blocks), first + self._group_blocks)
+        if first >= last:
+            return
+        if last < len(blocks):
+            self._waiting.appendleft(replace(wanted, first_block=last))
+        prefix = prefix_of(wanted.key, len(blocks) * self._size, self._namespace_of)
+        extents = [
+            prefix.extent(one, other - one, wanted.keep_until, wanted.refresh_s)
+            for one, other in pairwise(cuts(first, last, self._extent_blocks))
+        ]
+        chosen = blocks[first:last].tolist()
+        payload = self._staging[: len(chosen) * self._block_bytes]
+        self._copies.export_blocks(chosen, payload)
+        self._marked.update(chosen)
+        took_s = time.perf_counter() - begun_s
+        self.copied_bytes, self.copy_s = self.copied_bytes + len(payload), self.copy_s + took_s
+        self._credit_s -= took_s
+        self._running = self._writer.submit(self._write, extents, payload, chosen)
+
+    def _write(self, extents: list[Extent], payload: memoryview, blocks: list[int]) -> None:
+        """Write a group of extents, in the writer's thread."""
+        begun_s, group, start = time.thread_time(), [], 0
+        for extent in extents:
+            group.append((extent, payload[start : start + extent.payload_bytes]))
+            start += extent.payload_bytes
+        try:
+            results = self._tier.store(group)
+        except Exception:
+            logger.exception("a store to the tiers failed")
+            results = [StoreResult.IO] * len(group)
+        for result in results:
+            self.results[result] = self.results.get(result, 0) + 1
+            if (pause_s := PAUSES_S.get(result)) is not None:
+                self._paused_until_s = time.monotonic() + pause_s
+                self._marked.difference_update(blocks)
+        took_s = time.thread_time() - begun_s
+        self.write_s += took_s
+        self._credit_s -= took_s
+        if not {StoreResult.STORED, StoreResult.PRESENT}.issuperset(results):
+            self._read_stats()  # the tier may be read-only now
+
+
+def cuts(first: int, last: int, every: int) -> list[int]:
+    """Return where a run of blocks is cut: at both ends, and at multiples of ``every``."""
+    return [first, *range((first // every + 1) * every, last, every), last]
+
+
+def _logged(call: Callable[..., object], *args: object) -> None:
+    try:
+        call(*args)
+    except Exception:
+        logger.exception("a call of the tiers failed")

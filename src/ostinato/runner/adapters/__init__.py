@@ -1,0 +1,9 @@
+"""LoRA adapters: files, weights, and their products.
+
+Files in reading order:
+
+* ``lora``: assigns LoRA updates to the rows of a step
+* ``lora_updates``: adds LoRA updates to the outputs of linear layers
+* ``lora_config``: reads and checks an adapter's config
+* ``lora_files``: loads an adapter of ``peft``, and checks that it fits the model
+"""

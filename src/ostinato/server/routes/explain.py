@@ -1,0 +1,45 @@
+"""``/v1/explain``: why a request's prompt missed.
+
+By the id of the response, for the tenant that sent the request. Tenants learn nothing about the
+requests of others, not even that there were any; administrators also see matches across tenants.
+"""
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from ostinato.core.errors import RequestError
+from ostinato.observe.explanation import Explanation
+from ostinato.server.access.callers import Caller, CallerDep
+from ostinato.server.errors import ApiError
+from ostinato.server.state import ServerState, StateDep
+
+router = APIRouter(tags=["explanations"])
+
+
+@router.get("/v1/explain/{response_id}")
+async def explain(response_id: str, state: StateDep, caller: CallerDep) -> dict[str, Any]:
+    """Explain for every token of a prompt whether it hit, and why it missed."""
+    found = await _explanation(state, caller, response_id)
+    return {"object": "explanation", "id": response_id, **found.as_dict(), "text": str(found)}
+
+
+async def _explanation(state: ServerState, caller: Caller, response_id: str) -> Explanation:
+    """Ask the engine for an explanation.
+
+    Raises:
+        ApiError: The caller sent no such request, or it is no longer remembered (404).
+    """
+    names = [response_id]
+    if response_id.startswith("cmpl-"):
+        names.append(f"{response_id}-0")  # a completion may have several prompts: -0, -1, ...
+    errors: list[RequestError] = []
+    for name in names:
+        try:
+            return await state.llm.explain(
+                name, administrator=caller.may_administer, cache_salt=caller.salt or None
+            )
+        except RequestError as error:
+            errors.append(error)
+    unknown = errors[0]
+    raise ApiError(404, str(unknown), param="response_id", code="not_found") from unknown

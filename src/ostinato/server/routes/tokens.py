@@ -1,0 +1,81 @@
+"""``/tokenize`` and ``/detokenize``, as vLLM has them."""
+
+from typing import Any
+
+from fastapi import APIRouter
+from pydantic import ConfigDict, Field, model_validator
+
+from ostinato.server.access.callers import CallerDep
+from ostinato.server.answers.tools import ToolUse
+from ostinato.server.prompting import render_chat, sender
+from ostinato.server.protocol.answers import Detokenized, Tokenized
+from ostinato.server.protocol.body import MOST_MESSAGES, Body, Items
+from ostinato.server.protocol.chat import ChatMessage, TemplateFields
+from ostinato.server.protocol.sampling import KEEP_TOKENS, ShortText
+from ostinato.server.protocol.tools import MOST_TOOLS, ToolBody, tool_use
+from ostinato.server.routes.models import adapter_of
+from ostinato.server.state import StateDep
+
+router = APIRouter(tags=["tokens"])
+
+
+class TokenizeBody(TemplateFields):
+    """A text, or a conversation."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Items[ChatMessage] | None = Field(
+        default=None, min_length=1, max_length=MOST_MESSAGES
+    )
+    tools: Items[ToolBody] = Field(default_factory=list, max_length=MOST_TOOLS)
+    add_special_tokens: bool | None = Field(
+        default=None, description="Add the tokenizer's special tokens to a text."
+    )
+    return_token_strs: bool = Field(default=False, description="Add the text of each token.")
+    cache_salt: ShortText = ""
+    keep_tokens: bool = KEEP_TOKENS
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> "TokenizeBody":
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give one of prompt and messages")
+        if self.messages is not None and self.add_special_tokens:
+            raise ValueError("add_special_tokens is for texts: the chat template adds its own")
+        return self
+
+    def tool_use(self) -> ToolUse:
+        """Return the tools that the prompt describes."""
+        return tool_use(self.tools, None, True)
+
+
+class DetokenizeBody(Body):
+    """Token ids."""
+
+    model: str | None = None
+    tokens: Items[int]
+
+
+@router.post("/tokenize", response_model=Tokenized)
+async def tokenize(body: TokenizeBody, state: StateDep, caller: CallerDep) -> dict[str, Any]:
+    """Return the prompt ids of a completion or a chat."""
+    adapter_of(state, body.model or state.config.model_names[0])
+    if body.messages is not None:
+        messages = [message.rendered() for message in body.messages]
+        whose, rendered = await render_chat(state, caller, body, messages)
+        tokens = await state.llm.tokenizing.with_images(rendered, whose.images)
+    else:
+        whose = sender(caller, body.cache_salt, body.keep_tokens)
+        adds = body.add_special_tokens is not False
+        tokens = await state.llm.encode(body.prompt or "", whose=whose, add_special_tokens=adds)
+    texts = await state.llm.tokenizing.pieces(tokens) if body.return_token_strs else None
+    most = state.llm.max_model_len
+    return {"tokens": tokens, "count": len(tokens), "max_model_len": most, "token_strs": texts}
+
+
+@router.post("/detokenize", response_model=Detokenized)
+async def detokenize(body: DetokenizeBody, state: StateDep, caller: CallerDep) -> dict[str, str]:
+    """Return the text of ids, special tokens included."""
+    adapter_of(state, body.model or state.config.model_names[0])
+    return {"prompt": await state.llm.decode(body.tokens)}

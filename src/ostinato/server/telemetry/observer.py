@@ -1,0 +1,98 @@
+"""The port of request observers.
+
+Metrics, spans, recorders and quotas observe every completion. An observer is called in the event
+loop: it takes notes and returns, and never blocks.
+"""
+
+from dataclasses import dataclass, field
+
+from ostinato.engine.requests.outputs import RequestOutput
+from ostinato.server.access.callers import Caller
+from ostinato.server.call import GenerateCall
+from ostinato.server.errors import ApiError
+from ostinato.tenants.terms import LeaseReceipt
+
+
+@dataclass(slots=True, eq=False)
+class ServedRequest:
+    """One request, as observers see it.
+
+    Attributes:
+        request_id: The engine's request id.
+        call: The request to the engine.
+        caller: Its sender.
+        salt: The effective salt.
+        accepted_s: When it was accepted, by ``time.monotonic``.
+        output: Its newest output; None before the first token.
+        first_token_s: Time of its first output, by the same clock; None before.
+        gaps_s: Seconds from each output to the next one.
+        error: The error it ended with, if any.
+        is_gone: Whether its client disconnected early.
+        lease: Receipt of the lease on its prompt; None if none was requested.
+    """
+
+    request_id: str
+    call: GenerateCall
+    caller: Caller
+    salt: str
+    accepted_s: float
+    output: RequestOutput | None = None
+    first_token_s: float | None = None
+    gaps_s: list[float] = field(default_factory=list)
+    error: ApiError | None = None
+    is_gone: bool = False
+    lease: LeaseReceipt | None = None
+    _last_s: float = 0.0
+
+    def note(self, output: RequestOutput, now_s: float) -> bool:
+        """Keep the newest output and its time; return whether it is the first."""
+        is_first, self.output = self.output is None, output
+        if is_first:
+            self.first_token_s = now_s
+        else:
+            self.gaps_s.append(now_s - self._last_s)
+        self._last_s = now_s
+        return is_first
+
+    @property
+    def outcome(self) -> str:
+        """The finish reason of its first continuation; ``error``; ``gone`` if its client left."""
+        if self.error is not None:
+            return "error"
+        if self.is_gone or self.output is None or not self.output.outputs:
+            return "gone"
+        return self.output.outputs[0].finish_reason or "gone"
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens generated so far, for all continuations."""
+        parts = [] if self.output is None else self.output.outputs
+        return sum(len(part.token_ids) for part in parts)
+
+    @property
+    def time_to_first_token_s(self) -> float | None:
+        """Seconds from its arrival to its first output."""
+        return None if self.first_token_s is None else self.first_token_s - self.accepted_s
+
+
+class Observer:
+    """Observes requests: one call of ``accepted`` and one of ``finished`` for each.
+
+    A subclass overrides the methods it needs; the others do nothing.
+    """
+
+    def accepted(self, record: ServedRequest) -> None:
+        """A request was accepted."""
+
+    def first_token(self, record: ServedRequest) -> None:
+        """Its first output has arrived; not called if it fails before."""
+
+    def finished(self, record: ServedRequest) -> None:
+        """It ended, normally, with an error or because the client disconnected."""
+
+    def refused(self, caller: Caller, call: GenerateCall, error: ApiError) -> None:
+        """A request was refused: the queue is full, or a limit is reached."""
+
+    def erase(self, tenant: str) -> bool:
+        """Erase a tenant's data; return whether there was any."""
+        return False
