@@ -89,7 +89,7 @@ def make_compiler(num_ids: int, rng: random.Random) -> GrammarCompiler:
     """Return a compiler whose vocabulary is read already."""
     loaded: Any = SimpleNamespace(vocab_size=num_ids, eos_token_ids=(), tokenizer="made up")
     vocabulary = LLTokenizer(TokenizerWrapper(Words(num_ids, rng)), n_vocab=num_ids)
-    with mock.patch("ostinato.engine.grammar.grammar_vocabulary", return_value=vocabulary):
+    with mock.patch("ostinato.engine.grammar.grammar.grammar_vocabulary", return_value=vocabulary):
         compiler = GrammarCompiler(loaded)
         compiler.compile(StructuredOutputs(choice=["a"]), "benchmark")
     return compiler

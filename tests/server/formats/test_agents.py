@@ -240,3 +240,11 @@ def test_a_path_of_the_api_is_no_response_id(http: httpx.Client, method: str):
     assert answer.status_code == 404 and "is not served" in answer.json()["error"]["message"]
     counted = http.post("/v1/responses/input_tokens", json=CODEX).json()
     assert counted["object"] == "response.input_tokens" and counted["input_tokens"] > 20
+
+
+def test_a_field_with_an_empty_name_leaves_a_valid_header(http: httpx.Client):
+    """An empty name would end the header with a space, which is no valid header."""
+    body = {"model": "scribe", "input": "Hello.", "x": 1, "": 1}
+    answer = http.post("/v1/responses/input_tokens", json=body)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers[IGNORED] == "x, ?"

@@ -72,8 +72,8 @@ def accept_fields(
 
 
 def _shown(place: str) -> str:
-    """Return a place as it may stand in a header."""
-    return _UNSAFE.sub("?", place[:_MAX_NAME_CHARS])
+    """Return a place as it may stand in a header; an empty one would leave a space at its end."""
+    return _UNSAFE.sub("?", place[:_MAX_NAME_CHARS]) or "?"
 
 
 class DialectRoute(APIRoute):
