@@ -132,6 +132,7 @@ def run(
     settings = engine.settings(model)
     template = None if chat_template is None else _read(chat_template)
     with loaded(model, settings) as llm:
+        params = sampling.fill(params, llm.engine.defaults)
         _converse(Conversation(llm, params, system, template), llm, model)
 
 

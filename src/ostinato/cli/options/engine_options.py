@@ -5,7 +5,7 @@ Ranges are checked by ``EngineConfig`` and ``SamplingParams``, before anything i
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Annotated, Any
 
@@ -13,6 +13,7 @@ import typer
 
 from ostinato.cli.options.option_groups import option
 from ostinato.core.errors import ConfigError
+from ostinato.engine.requests.generation_defaults import GenerationDefaults
 from ostinato.engine.requests.sampling_params import SamplingParams
 from ostinato.engine.settings.config import EngineConfig
 from ostinato.lab.size.quantities import read_bytes
@@ -27,6 +28,11 @@ _events = partial(option, panel="KV events")
 _images = partial(option, panel="Images")
 _tiers = partial(option, panel="What outlives the pool")
 _sampling = partial(option, panel="Sampling")
+_defaults = partial(option, panel="Sampling where nothing is said")
+
+MAX_TOKENS = 200
+TEMPERATURE = 0.8
+"""What a terminal shows of a model that says nothing about generation."""
 
 Model = Annotated[
     str,
@@ -76,6 +82,14 @@ class EngineOptions:
     revision: str | None = _cache(None, "Branch, tag or commit of a model on the hub.")
     tokenizer: str | None = _cache(
         None, "Directory or hub name of a tokenizer other than the model's own."
+    )
+    generation_config: str = _defaults(
+        "auto",
+        "Where sampling parameters come from that are not given: auto is the checkpoint's "
+        "generation_config.json, vllm is none, or another such file or its directory.",
+    )
+    override_generation_config: str = _defaults(
+        "{}", """Single values in place of its own, as '{"temperature": 0.5}'."""
     )
     dtype: str = _computing(
         "auto", "float32, bfloat16, float16 or float64; auto is the model's own."
@@ -134,6 +148,9 @@ class EngineOptions:
         if (limits := settings.get("limit_mm_per_prompt")) is not None:
             settings["limit_mm_per_prompt"] = _read_json("limit_mm_per_prompt", limits)
             settings["allowed_media_domains"] = settings["allowed_media_domains"] or ()
+        settings["override_generation_config"] = _read_json(
+            "override_generation_config", self.override_generation_config
+        )
         for name in ("kv_cache_memory", "kv_host_bytes", "kv_disk_bytes", "kv_disk_bytes_per_day"):
             if isinstance(text := settings.get(name), str):
                 settings[name] = read_bytes(name, text)
@@ -255,23 +272,39 @@ def _read_json(name: str, text: str) -> Any:
 class SamplingOptions:
     """How the next token is chosen, as ``SamplingParams`` names it."""
 
-    max_tokens: int = _sampling(200, "Maximum tokens to generate.")
-    temperature: float = _sampling(
-        0.8, "0 is greedy; higher is more random.", "--temperature", "-t"
+    max_tokens: int | None = _sampling(
+        None, f"Maximum tokens to generate; by default the model's own number, or {MAX_TOKENS}."
     )
-    top_p: float = _sampling(
-        1.0, "Sample from the likeliest tokens that together have this probability; 1 is off."
+    temperature: float | None = _sampling(
+        None,
+        "0 is greedy; higher is more random; by default the model's own temperature, or "
+        f"{TEMPERATURE}.",
+        "--temperature",
+        "-t",
     )
-    top_k: int = _sampling(0, "Sample from this many of the likeliest tokens; 0 is off.")
-    min_p: float = _sampling(
-        0.0, "Drop tokens less likely than this share of the likeliest; 0 is off."
+    top_p: float | None = _sampling(
+        None,
+        "Sample from the likeliest tokens that together have this probability; 1 is off; by "
+        "default the model's own, or 1.",
+    )
+    top_k: int | None = _sampling(
+        None,
+        "Sample from this many of the likeliest tokens; 0 is off; by default the model's own, or "
+        "0.",
+    )
+    min_p: float | None = _sampling(
+        None,
+        "Drop tokens less likely than this share of the likeliest; 0 is off; by default the "
+        "model's own, or 0.",
     )
     presence_penalty: float = _sampling(
         0.0, "Lower the logit of every token generated so far, once."
     )
     frequency_penalty: float = _sampling(0.0, "Lower it for each time that it was generated.")
-    repetition_penalty: float = _sampling(
-        1.0, "Divide logits of tokens seen so far, prompt included; 1 is off."
+    repetition_penalty: float | None = _sampling(
+        None,
+        "Divide logits of tokens seen so far, prompt included; 1 is off; by default the model's "
+        "own, or 1.",
     )
     seed: int | None = _sampling(None, "The same seed gives the same text.")
     stop: list[str] | None = _sampling(
@@ -281,8 +314,24 @@ class SamplingOptions:
     def params(self, stop: Sequence[str] = (), **more: Any) -> SamplingParams:
         """Return the parameters, with default stop strings and those that one command adds.
 
+        What is not given has the model's own value once ``fill`` was called.
+
         Raises:
             InvalidSamplingParams: One is out of range.
         """
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
-        return SamplingParams(**{**given, "stop": self.stop or tuple(stop), **more})
+        return SamplingParams(**{**self._given, "stop": self.stop or tuple(stop), **more})
+
+    def fill(self, params: SamplingParams, defaults: GenerationDefaults) -> SamplingParams:
+        """Return parameters with the model's values for those that are not given, or this shell's.
+
+        ``TEMPERATURE`` and ``MAX_TOKENS`` apply where neither says anything.
+        """
+        own = {"temperature": TEMPERATURE, "max_tokens": MAX_TOKENS, **defaults.values}
+        if params.max_tokens is not None and "max_tokens" not in self._given:
+            params = replace(params, max_tokens=None)
+        return replace(defaults, values=own).fill(params, self._given)
+
+    @property
+    def _given(self) -> dict[str, Any]:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}

@@ -12,6 +12,7 @@ import logging
 import time
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from ostinato.assembly import PrefixCache, build_cache, build_scheduler
@@ -29,6 +30,7 @@ from ostinato.engine.prompts.prompt_tokenizer import PromptTokenizer
 from ostinato.engine.prompts.public_prefixes import PublicPrefixes
 from ostinato.engine.requests.caller import Owner
 from ostinato.engine.requests.outputs import RequestOutput
+from ostinato.engine.requests.read_defaults import read_defaults
 from ostinato.engine.requests.request_state import RequestState
 from ostinato.engine.requests.request_validation import PreparedRequest
 from ostinato.engine.settings.config import EngineConfig
@@ -54,6 +56,7 @@ class Engine:
     Attributes:
         owner: The process that it runs in.
         compute_path: How the runner computes steps, and why not faster.
+        defaults: Sampling parameters of requests that give none.
         adapters: LoRA adapters by name.
         public_prefixes: The prefixes that several tenants share.
         identities: With whom the KV of a prompt may be shared.
@@ -84,7 +87,12 @@ class Engine:
         self.owner = Owner()
         self.config = config
         setup = set_up(config)
+        self.defaults = read_defaults(config, setup.loaded.path)
         self.loaded: LoadedModel = setup.loaded
+        if self.defaults.eos_token_ids is not None:
+            self.loaded = replace(setup.loaded, eos_token_ids=self.defaults.eos_token_ids)
+        if self.defaults.values:
+            logger.info("%s samples by default with %s", self.loaded.name, self.defaults)
         self.runner, self.compute_path = setup.runner, setup.compute_path
         self.recorder = Recorder(clock)
         self.adapters = Adapters(config, self.runner.adapters)

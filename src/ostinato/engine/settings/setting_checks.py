@@ -7,7 +7,7 @@ from typing import Literal, get_args, get_origin
 
 from ostinato.core.config import at_least, one_of
 from ostinato.core.errors import ConfigError
-from ostinato.engine.settings.settings import EngineSettings
+from ostinato.engine.settings.settings import GENERATION_NAMES, EngineSettings
 from ostinato.runner.settings import MAX_LORA_RANK, NATIVE_BLOCK, QuantizationName
 from ostinato.settings import TenantShare
 
@@ -42,6 +42,8 @@ _LEAST_IF_GIVEN = (
 _TYPES: dict[str, tuple[type | tuple[type, ...], str]] = {
     "revision": (str, "a branch, tag or commit"),
     "tokenizer": ((str, Path), "a name or a directory"),
+    "generation_config": ((str, Path), "'auto', 'vllm', a file or a directory"),
+    "override_generation_config": (Mapping, "like {'temperature': 0.5}"),
     "record_trace": ((str, Path), "the path of a file"),
     "kv_disk": ((str, Path), "the path of a folder"),
     "kv_secret_file": ((str, Path), "a path"),
@@ -86,6 +88,11 @@ def _check_each(settings: EngineSettings) -> None:
         value = getattr(settings, name)
         if value is not None and not isinstance(value, types):
             raise ConfigError(f"{name}={value!r:.80}: must be {meaning}")
+    if unknown := [*set(settings.override_generation_config) - set(GENERATION_NAMES)]:
+        raise ConfigError(
+            f"override_generation_config={settings.override_generation_config!r:.200}: "
+            f"{unknown[0]!r} is none of {', '.join(GENERATION_NAMES)}"
+        )
     share = settings.audit_share
     if not isinstance(share, (int, float)) or not 0 <= share <= 1:
         raise ConfigError(f"audit_share={share!r}: must be a number from 0 to 1")

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ostinato.core.config import WaitingOrder
 from ostinato.runner.settings import (
@@ -21,6 +22,12 @@ MOST_IMAGES = 16
 KEPT_EVENT_BATCHES = 10_000
 """Batches kept for consumers that missed some, by default, if KV events are published."""
 
+GENERATION_NAMES = (
+    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens"),
+    "eos_token_id",
+)
+"""Values of a checkpoint's generation config that are used."""
+
 DEFAULT_MODEL = "tiny-shakespeare"
 """The model that ships with the package."""
 
@@ -33,6 +40,11 @@ class EngineSettings:
         model: Embedded model, checkpoint directory or hub name.
         revision: Branch, tag or commit of a model on the hub; None is its main branch.
         tokenizer: Directory or hub name of another tokenizer; None is the model's own.
+        generation_config: Where sampling parameters come from that a request does not give:
+            ``auto`` is the checkpoint's own ``generation_config.json``, ``vllm`` is none, and
+            anything else is such a file, or its directory.
+        override_generation_config: Single values in place of its own, such as
+            ``{"temperature": 0.5}``; its ``max_new_tokens`` also limits every answer of a server.
         dtype: The dtype to compute in; ``auto`` is the checkpoint's. ``half`` and ``float`` are
             other names of ``float16`` and ``float32``.
         kv_cache_dtype: The dtype of keys and values; ``auto`` is the model's. ``int8``, which vLLM
@@ -132,6 +144,8 @@ class EngineSettings:
     model: str = DEFAULT_MODEL
     revision: str | None = None
     tokenizer: str | Path | None = None
+    generation_config: str | Path = "auto"
+    override_generation_config: Mapping[str, Any] = field(default_factory=dict)
     dtype: DtypeName = "auto"
     kv_cache_dtype: KVDtypeName = "auto"
     device: str = "cpu"

@@ -167,6 +167,7 @@ class ModelCard(BaseModel):
     created: int
     owned_by: str
     max_model_len: int
+    default_sampling_params: dict[str, float]
     parent: str | None = None
     adapter: str | None = None
 

@@ -31,7 +31,7 @@ from ostinato.server.protocol.chat import ChatBody
 from ostinato.server.protocol.dialects import CHAT
 from ostinato.server.protocol.logprobs import chat_logprobs, prompt_logprobs
 from ostinato.server.routes.models import adapter_of
-from ostinato.server.serving import check_room, last_output, serve
+from ostinato.server.serving import check_room, last_output, serve, with_defaults
 from ostinato.server.state import ServerState, StateDep
 from ostinato.server.streaming import DONE, Delta, Deltas, begin, event, until_gone
 
@@ -48,7 +48,7 @@ async def chat(body: ChatBody, request: Request, state: StateDep, caller: Caller
     call = GenerateCall(
         endpoint=ENDPOINT,
         adapter=adapter_of(state, body.model),
-        params=body.params(state.formats),
+        params=with_defaults(state, body, body.params(state.formats)),
         priority=body.priority,
         user=body.acts_for,
         sections=sections_of(messages),

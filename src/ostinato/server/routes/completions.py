@@ -25,7 +25,7 @@ from ostinato.server.protocol.logprobs import (
     prompt_logprobs,
 )
 from ostinato.server.routes.models import adapter_of
-from ostinato.server.serving import check_room, serve
+from ostinato.server.serving import check_room, serve, with_defaults
 from ostinato.server.state import ServerState, StateDep
 from ostinato.server.streaming import DONE, Delta, Deltas, begin, event, until_gone
 
@@ -67,7 +67,7 @@ class Answer:
 
     def __post_init__(self) -> None:
         """Make one engine call per prompt; none is started yet."""
-        params = self.body.params()
+        params = with_defaults(self.state, self.body, self.body.params())
         self.calls = [
             GenerateCall(
                 endpoint=ENDPOINT,

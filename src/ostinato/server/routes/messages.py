@@ -39,7 +39,7 @@ from ostinato.server.protocol.answers import Counted, MessageBody
 from ostinato.server.protocol.dialects import MESSAGES
 from ostinato.server.protocol.messages import CountBody, MessagesBody
 from ostinato.server.routes.models import adapter_of
-from ostinato.server.serving import check_room, serve
+from ostinato.server.serving import check_room, serve, with_defaults
 from ostinato.server.state import ServerState, StateDep
 from ostinato.server.streaming import Delta, Deltas, begin, named_event, until_gone
 
@@ -60,7 +60,7 @@ async def create_message(
     call = GenerateCall(
         endpoint=ENDPOINT,
         adapter=adapter_of(state, body.model),
-        params=body.params(state.formats),
+        params=with_defaults(state, body, body.params(state.formats)),
         cache_salt=body.cache_salt,
         cache_read=body.cache.read,
         cache_write=body.cache.write,

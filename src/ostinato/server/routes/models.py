@@ -69,6 +69,7 @@ def _card(state: ServerState, name: str) -> dict[str, Any]:
         "created": state.started_s,
         "owned_by": "ostinato",
         "max_model_len": state.llm.max_model_len,
+        "default_sampling_params": dict(state.llm.engine.defaults.values),
     }
 
 

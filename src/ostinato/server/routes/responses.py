@@ -32,7 +32,7 @@ from ostinato.server.protocol.responses import ResponsesBody
 from ostinato.server.response_store import StoredResponse
 from ostinato.server.routes.models import adapter_of
 from ostinato.server.routes.response_items import Event, ItemWriter
-from ostinato.server.serving import check_room, last_output, serve
+from ostinato.server.serving import check_room, last_output, serve, with_defaults
 from ostinato.server.state import ServerState, StateDep
 from ostinato.server.streaming import Delta, Deltas, begin, named_event, until_gone
 
@@ -50,7 +50,7 @@ async def create_response(
     call = GenerateCall(
         endpoint=ENDPOINT,
         adapter=adapter_of(state, body.model),
-        params=body.params(state.formats),
+        params=with_defaults(state, body, body.params(state.formats)),
         user=body.user,
         request_id=f"resp_{uuid.uuid4().hex}",
         **body.cache_settings(),
@@ -247,6 +247,8 @@ class ResponseAnswer:
             "output": [],
             "usage": None,
             **self.body.echoed(),
+            "temperature": self.call.params.temperature,
+            "top_p": self.call.params.top_p,
         }
 
     def _event(self, kind: str, **content: Any) -> bytes:
