@@ -28,6 +28,7 @@ from ostinato.engine.loop.request_factory import Identities, RequestFactory
 from ostinato.engine.prompts.image_encoder import ImageEncoder
 from ostinato.engine.prompts.prompt_tokenizer import PromptTokenizer
 from ostinato.engine.prompts.public_prefixes import PublicPrefixes
+from ostinato.engine.prompts.template_report import report_template
 from ostinato.engine.requests.caller import Owner
 from ostinato.engine.requests.outputs import RequestOutput
 from ostinato.engine.requests.read_defaults import read_defaults
@@ -72,6 +73,7 @@ class Engine:
         kv_events: Publishes KV events; None unless ``kv_events_endpoint`` is set.
         prompts: Turns the texts and images of prompts into token ids.
         texts: Tokenizes texts, and remembers them; None if the checkpoint has no tokenizer.
+        template: What the chat template loses of earlier turns; None if there is no template.
         image_prompts: Loads the images of prompts; safe in any thread.
         image_encoder: Encodes them beside the steps; None for a model that serves text alone.
     """
@@ -117,6 +119,9 @@ class Engine:
         self._blocked: list[bytes] = []  # tenants that are being erased
         self.prompts = PromptTokenizer(self.loaded, config, self.public_prefixes)
         self.texts, self.image_prompts = self.prompts.texts, self.prompts.images
+        self.template = report_template(self.loaded.tokenizer, self.loaded.vision is not None)
+        if self.template is not None and self.template.summary():
+            logger.warning("%s: %s", self.loaded.name, self.template.summary())
         kv_dtype = self.runner.kv_stores[0].dtype
         self.identities = Identities(
             self.loaded, kv_dtype, self.cache.manager, self.adapters, self.public_prefixes
