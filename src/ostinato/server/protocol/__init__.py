@@ -3,6 +3,7 @@
 Files in reading order:
 
 * ``body``: the base class of request bodies
+* ``conversation``: messages and tools, independent of the API
 * ``sampling``: the fields that completions and chats share
 * ``tools``: tools, tool calls and response formats in OpenAI's API
 * ``dialects``: fields of each API that have no effect here, and those that are refused
@@ -13,7 +14,7 @@ Files in reading order:
 * ``message_blocks``: the blocks of messages of Anthropic's API
 * ``messages``: the body of Anthropic's ``/v1/messages``
 * ``logprobs``: log-probabilities as OpenAI writes them
-* ``answers``: response bodies and token counts
+* ``answers``: response bodies
 
 Rules:
 

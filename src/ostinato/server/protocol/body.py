@@ -83,17 +83,3 @@ TextOrInputImage = BeforeValidator(partial(_refuse_media, taken="input_image"))
 
 TextOrImage = BeforeValidator(partial(_refuse_media, taken="image"))
 """Accepts Anthropic's images."""
-
-
-def parts_of(content: str | list[Any]) -> str | list[dict[str, Any]]:
-    """Return a content for chat templates: one text, or parts if it has images.
-
-    Args:
-        content: A text, or bodies with a method ``part`` that returns OpenAI's part.
-    """
-    if isinstance(content, str):
-        return content
-    parts = [body.part() for body in content]
-    if all(part["type"] == "text" for part in parts):
-        return "".join(part["text"] for part in parts)
-    return parts

@@ -1,19 +1,15 @@
 """The body of ``/v1/chat/completions``."""
 
-import inspect
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
-from transformers import PreTrainedTokenizerBase
 
-from ostinato.engine.requests.sampling_params import SamplingParams
-from ostinato.server.answers.answer_formats import AnswerFormats
-from ostinato.server.answers.call_grammar import constrain
-from ostinato.server.answers.tools import ToolUse, add_reasoning
-from ostinato.server.protocol.body import MOST_MESSAGES, Items, OpenBody, TextOrImageUrl, parts_of
+from ostinato.server.protocol.body import MOST_MESSAGES, Items, OpenBody, TextOrImageUrl
+from ostinato.server.protocol.conversation import ToolUse, add_reasoning, parts_of
 from ostinato.server.protocol.sampling import (
     EFFORT,
     Effort,
+    Form,
     SamplingFields,
     ShortText,
     template_effort,
@@ -113,14 +109,11 @@ class ChatMessage(OpenBody):
         return message
 
 
-_ARGUMENTS = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters)
-
-
 def _only_variables(values: dict[str, Any]) -> dict[str, Any]:
-    """Refuse variables that change how a template is applied."""
+    """Refuse names of fields; the server refuses those of other arguments of a template."""
     for name in values:
-        if name in _ARGUMENTS:
-            raise ValueError(f"{name!r} is not a variable of a chat template")
+        if name in ("add_generation_prompt", "continue_final_message"):
+            raise ValueError(f"{name!r} is not a variable of a chat template, but a field")
     return values
 
 
@@ -162,6 +155,8 @@ class TemplateFields(OpenBody):
 class ChatBody(TemplateFields, SamplingFields):
     """Continue a conversation."""
 
+    ANSWER_FIELD: ClassVar = "response_format"
+
     messages: Items[ChatMessage] = Field(min_length=1, max_length=MOST_MESSAGES)
     max_tokens: int | None = Field(
         default=None, ge=1, description="Older name of max_completion_tokens."
@@ -191,16 +186,15 @@ class ChatBody(TemplateFields, SamplingFields):
             )
         return self
 
-    def params(self, formats: AnswerFormats) -> SamplingParams:
-        """Return the sampler's parameters; calls are written in the model's format.
+    def sampler(self) -> dict[str, Any]:
+        """Return the keywords of ``SamplingParams``."""
+        limit = self.max_completion_tokens if self.max_tokens is None else self.max_tokens
+        logprobs = (self.top_logprobs or 0) if self.logprobs else None
+        return {**super().sampler(), "max_tokens": limit, "logprobs": logprobs}
 
-        Raises:
-            InvalidSamplingParams: A value is out of range.
-        """
-        most = self.max_completion_tokens if self.max_tokens is None else self.max_tokens
-        params = self.sampling(most, (self.top_logprobs or 0) if self.logprobs else None)
-        answer = None if self.response_format is None else self.response_format.form()
-        return constrain(params, answer, self.tool_use(), formats, "response_format")
+    def answer_form(self) -> Form | None:
+        """Return the format of the answer; calls are not bound by it."""
+        return None if self.response_format is None else self.response_format.form()
 
     def template(self) -> dict[str, Any]:
         """Return the options of the chat template."""
@@ -213,6 +207,6 @@ class ChatBody(TemplateFields, SamplingFields):
         """Return which tools may be called, and how.
 
         Raises:
-            ApiError: They contradict each other.
+            RequestError: They contradict each other.
         """
         return tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)

@@ -1,8 +1,9 @@
 """The body of ``/v1/completions``."""
 
+from typing import Any
+
 from pydantic import Field, model_validator
 
-from ostinato.engine.requests.sampling_params import SamplingParams
 from ostinato.server.protocol.body import Items
 from ostinato.server.protocol.sampling import SamplingFields
 
@@ -48,11 +49,9 @@ class CompletionBody(SamplingFields):
             return [prompt]  # a list of ids
         return prompt  # type: ignore[return-value]  # a list of texts, or of lists of ids
 
-    def params(self) -> SamplingParams:
-        """Return the sampling parameters; one token at least is generated, and may be dropped.
-
-        Raises:
-            InvalidSamplingParams: A value is out of range.
-        """
-        prompt_logprobs = self.logprobs if self.echo else None
-        return self.sampling(self.max_tokens or 1, self.logprobs, prompt_logprobs)
+    def sampler(self) -> dict[str, Any]:
+        """Return the sampling parameters; one token at least is generated, and may be dropped."""
+        values = {**super().sampler(), "max_tokens": self.max_tokens or 1}
+        if self.echo and self.logprobs is not None:
+            values["prompt_logprobs"] = self.logprobs
+        return {**values, "logprobs": self.logprobs}

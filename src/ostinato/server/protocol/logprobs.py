@@ -1,12 +1,30 @@
 """Log-probabilities as OpenAI writes them."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-from ostinato.engine.requests.outputs import Logprob
+from typing import Any, Protocol
 
 LEAST = -9999.0
 """Stands for minus infinity, which JSON lacks."""
+
+
+class Logprob(Protocol):
+    """The log-probability of one token."""
+
+    @property
+    def logprob(self) -> float:
+        """Its natural logarithm."""
+        ...
+
+    @property
+    def rank(self) -> int:
+        """1 for the most likely token."""
+        ...
+
+    @property
+    def decoded_token(self) -> str | None:
+        """Its text; None without a tokenizer."""
+        ...
+
 
 Positions = Sequence[Mapping[int, Logprob] | None]
 

@@ -6,16 +6,12 @@ precede all of them, as in the prompt, so a breakpoint is a position in the sequ
 
 import re
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ostinato.engine.grammar.structured_outputs import StructuredOutputs
-from ostinato.engine.requests.sampling_params import SamplingParams
-from ostinato.server.answers.answer_formats import AnswerFormats
-from ostinato.server.answers.call_grammar import constrain
-from ostinato.server.answers.tools import Message, Tool, ToolUse, use_tools
 from ostinato.server.protocol.body import MOST_MESSAGES, Items, OpenBody
+from ostinato.server.protocol.conversation import Message, Tool, ToolUse, use_tools
 from ostinato.server.protocol.message_blocks import (
     AnthropicMessage,
     CacheControl,
@@ -27,6 +23,7 @@ from ostinato.server.protocol.sampling import (
     KEEP_TOKENS,
     CacheUse,
     Effort,
+    Form,
     FormBody,
     ShortText,
     template_effort,
@@ -170,7 +167,7 @@ class CountBody(OpenBody):
         """Return which tools may be called, and how.
 
         Raises:
-            ApiError: They contradict each other.
+            RequestError: They contradict each other.
         """
         offered = [tool.tool() for tool in self.tools if not tool.is_hosted]
         choice = self.tool_choice
@@ -233,6 +230,8 @@ class CountBody(OpenBody):
 class MessagesBody(CountBody):
     """Continue a conversation."""
 
+    ANSWER_FIELD: ClassVar = "output_config"
+
     max_tokens: int = Field(ge=1)
     stop_sequences: Items[str] = Field(default_factory=list)
     stream: bool = False
@@ -256,23 +255,16 @@ class MessagesBody(CountBody):
             raise ValueError("cache_control needs cache.write=true")
         return self
 
-    def params(self, formats: AnswerFormats) -> SamplingParams:
-        """Return the sampler's parameters; calls are written in the model's format.
+    def sampler(self) -> dict[str, Any]:
+        """Return the keywords of ``SamplingParams``."""
+        names = ("temperature", "top_p", "top_k", "seed", "max_tokens")
+        return {**{n: getattr(self, n) for n in names}, "stop": self.stop_sequences}
 
-        Raises:
-            InvalidSamplingParams: A value is out of range.
-            ApiError: The tools contradict each other.
-        """
-        form = self.structured_outputs
-        params = SamplingParams(
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            seed=self.seed,
-            stop=self.stop_sequences,
-            max_tokens=self.max_tokens,
-            structured_outputs=None if form is None else form.form(),
-        )
-        wanted = self.output_config.format
-        answer = None if wanted is None else StructuredOutputs(json=wanted.schema_)
-        return constrain(params, answer, self.tool_use(), formats, "output_config")
+    def form(self) -> Form | None:
+        """Return the structured output of the whole answer."""
+        return None if self.structured_outputs is None else self.structured_outputs.form()
+
+    def answer_form(self) -> Form | None:
+        """Return the format of the answer; calls are not bound by it."""
+        answer = self.output_config.format
+        return None if answer is None else {"json": answer.schema_}

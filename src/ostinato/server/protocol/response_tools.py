@@ -19,8 +19,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from ostinato.server.answers.tools import Tool
 from ostinato.server.protocol.body import Items, OpenBody
+from ostinato.server.protocol.conversation import Tool
 from ostinato.server.protocol.sampling import ShortText
 from ostinato.server.protocol.tools import MOST_TOOLS, FunctionBody, ToolName
 

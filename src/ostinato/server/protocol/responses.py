@@ -1,16 +1,20 @@
 """The body of ``/v1/responses``: text, images, streams and tools that the client runs."""
 
 import uuid
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from ostinato.engine.requests.sampling_params import SamplingParams
-from ostinato.server.answers.answer_formats import AnswerFormats
-from ostinato.server.answers.call_grammar import constrain
-from ostinato.server.answers.tools import Message, ToolUse, add_call, add_reasoning, use_tools
-from ostinato.server.protocol.body import Items, OpenBody, TextOrInputImage, parts_of
+from ostinato.server.protocol.body import Items, OpenBody, TextOrInputImage
 from ostinato.server.protocol.chat import IMAGE_DETAIL, IMAGE_URL, ImageDetail
+from ostinato.server.protocol.conversation import (
+    Message,
+    ToolUse,
+    add_call,
+    add_reasoning,
+    parts_of,
+    use_tools,
+)
 from ostinato.server.protocol.response_tools import (
     CallTarget,
     HostedTool,
@@ -23,6 +27,7 @@ from ostinato.server.protocol.sampling import (
     EFFORT,
     CacheFields,
     Effort,
+    Form,
     FormBody,
     Metadata,
     SamplerFields,
@@ -221,6 +226,8 @@ Included = Literal[
 class ResponsesBody(SamplerFields, CacheFields):
     """Continue a conversation that the server may store."""
 
+    ANSWER_FIELD: ClassVar = "text.format"
+
     model: str
     input: str | Items[Item]
     instructions: str | None = None
@@ -322,7 +329,7 @@ class ResponsesBody(SamplerFields, CacheFields):
         """Return which tools may be called, and how.
 
         Raises:
-            ApiError: They contradict each other.
+            RequestError: They contradict each other.
         """
         offered = [tool for tool, _ in offered_tools(self.tools)]
         if isinstance(self.tool_choice, FunctionChoice):
@@ -340,22 +347,18 @@ class ResponsesBody(SamplerFields, CacheFields):
         items = enumerate(() if isinstance(self.input, str) else self.input)
         return tools + [f"input[{n}]" for n, item in items if isinstance(item, HostedItem)]
 
-    def params(self, formats: AnswerFormats) -> SamplingParams:
-        """Return the sampler's parameters; calls are written in the model's format.
+    def sampler(self) -> dict[str, Any]:
+        """Return the keywords of ``SamplingParams``."""
+        logprobs = (self.top_logprobs or 0) if self.includes_logprobs else None
+        return {**super().sampler(), "max_tokens": self.max_output_tokens, "logprobs": logprobs}
 
-        Raises:
-            InvalidSamplingParams: A value is out of range.
-            ApiError: The tools contradict each other.
-        """
-        form = self.structured_outputs
-        params = SamplingParams(
-            **self.sampler(),
-            max_tokens=self.max_output_tokens,
-            logprobs=(self.top_logprobs or 0) if self.includes_logprobs else None,
-            structured_outputs=None if form is None else form.form(),
-        )
-        answer = self.text.format.form()
-        return constrain(params, answer, self.tool_use(), formats, "text.format")
+    def form(self) -> Form | None:
+        """Return the structured output of the whole answer."""
+        return None if self.structured_outputs is None else self.structured_outputs.form()
+
+    def answer_form(self) -> Form | None:
+        """Return the format of the answer; calls are not bound by it."""
+        return self.text.format.form()
 
     def echoed(self) -> dict[str, Any]:
         """Return the settings that a response echoes."""

@@ -9,8 +9,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, model_validator
 
-from ostinato.engine.grammar.structured_outputs import StructuredOutputs
-from ostinato.engine.requests.sampling_params import SamplingParams
 from ostinato.server.protocol.body import Body, Items, OpenBody
 from ostinato.tenants.terms import OPENAI_24H, LeaseTerms
 
@@ -60,6 +58,10 @@ class StreamOptions(OpenBody):
     )
 
 
+Form = dict[str, Any]
+"""Keywords of ``StructuredOutputs``."""
+
+
 class FormBody(Body):
     """Structured output, as in vLLM; exactly one of these."""
 
@@ -69,15 +71,10 @@ class FormBody(Body):
     choice: Items[str] | None = None
     grammar: str | None = None
 
-    def form(self) -> StructuredOutputs:
-        """Return the structured output.
-
-        Raises:
-            InvalidSamplingParams: Not exactly one is given.
-        """
-        return StructuredOutputs(
-            self.json_, self.json_object, self.regex, self.choice, self.grammar
-        )
+    def form(self) -> Form:
+        """Return the structured output."""
+        names = ("json_object", "regex", "choice", "grammar")
+        return {"json": self.json_, **{name: getattr(self, name) for name in names}}
 
 
 class CacheUse(Body):
@@ -254,18 +251,13 @@ class SamplingFields(SamplerFields, CacheFields):
         """The client's end user, if given."""
         return self.user or self.safety_identifier
 
-    def form(self) -> StructuredOutputs | None:
-        """Return the structured output, from its new or its old field.
-
-        Raises:
-            InvalidSamplingParams: It is invalid.
-        """
+    def form(self) -> Form | None:
+        """Return the structured output of the whole answer, from its new or its old field."""
         if self.structured_outputs is not None:
             return self.structured_outputs.form()
         for name in _GUIDED:
             if getattr(self, name) is not None:
-                form: Any = {name.removeprefix("guided_"): getattr(self, name)}
-                return StructuredOutputs(**form)
+                return {name.removeprefix("guided_"): getattr(self, name)}
         return None
 
     def usage_so_far(self, usage: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -280,25 +272,10 @@ class SamplingFields(SamplerFields, CacheFields):
         """Whether a stream ends with token counts."""
         return self.stream_options is not None and self.stream_options.include_usage
 
-    def sampling(
-        self, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None = None
-    ) -> SamplingParams:
-        """Return the sampler's parameters.
-
-        Raises:
-            InvalidSamplingParams: A value is out of range.
-        """
-        return SamplingParams(
-            **self.sampler(),
-            n=self.n,
-            bad_words=self.bad_words,
-            allowed_token_ids=self.allowed_token_ids,
-            max_tokens=max_tokens,
-            logprobs=logprobs,
-            prompt_logprobs=self.prompt_logprobs if prompt_logprobs is None else prompt_logprobs,
-            truncate_prompt_tokens=self.truncate_prompt_tokens,
-            include_stop_str_in_output=self.include_stop_str_in_output,
-            skip_special_tokens=self.skip_special_tokens,
-            structured_outputs=self.form(),
-            stream_interval=self.stream_interval,
-        )
+    def sampler(self) -> dict[str, Any]:
+        """Return the keywords of ``SamplingParams``, without those that only one API has."""
+        names = (
+            "n", "bad_words", "allowed_token_ids", "prompt_logprobs", "truncate_prompt_tokens",
+            "include_stop_str_in_output", "skip_special_tokens", "stream_interval",
+        )  # fmt: skip
+        return {**super().sampler(), **{name: getattr(self, name) for name in names}}

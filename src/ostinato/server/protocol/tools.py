@@ -4,9 +4,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
 
-from ostinato.engine.grammar.structured_outputs import StructuredOutputs
-from ostinato.server.answers.tools import Tool, ToolUse, use_tools
 from ostinato.server.protocol.body import OpenBody
+from ostinato.server.protocol.conversation import Tool, ToolUse, use_tools
+from ostinato.server.protocol.sampling import Form
 
 ToolName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_.:-]{1,128}$")]
 
@@ -75,7 +75,7 @@ def tool_use(tools: list[ToolBody], choice: ToolChoice | None, is_parallel: bool
     """Return the tools of a request.
 
     Raises:
-        ApiError: They contradict each other.
+        RequestError: They contradict each other.
     """
     offered = [tool.function.tool() for tool in tools]
     if isinstance(choice, NamedTool):
@@ -97,9 +97,9 @@ class JsonObjectFormat(OpenBody):
 
     type: Literal["json_object"]
 
-    def form(self) -> StructuredOutputs:
+    def form(self) -> Form:
         """Return the structured output."""
-        return StructuredOutputs(json_object=True)
+        return {"json_object": True}
 
 
 class SchemaBody(OpenBody):
@@ -110,13 +110,9 @@ class SchemaBody(OpenBody):
     schema_: dict[str, Any] = Field(alias="schema")
     strict: bool | None = Field(default=None, description="Schemas are always enforced.")
 
-    def form(self) -> StructuredOutputs:
-        """Return the structured output.
-
-        Raises:
-            InvalidSamplingParams: It is too long.
-        """
-        return StructuredOutputs(json=self.schema_)
+    def form(self) -> Form:
+        """Return the structured output."""
+        return {"json": self.schema_}
 
 
 class JsonSchemaFormat(OpenBody):
@@ -125,7 +121,7 @@ class JsonSchemaFormat(OpenBody):
     type: Literal["json_schema"]
     json_schema: SchemaBody
 
-    def form(self) -> StructuredOutputs:
+    def form(self) -> Form:
         """Return the structured output."""
         return self.json_schema.form()
 

@@ -31,6 +31,7 @@ from ostinato.server.answers.answer_parser import (
     TextPiece,
     parse_answer,
 )
+from ostinato.server.answers.call_grammar import chat_params
 from ostinato.server.breakpoints import Covered, Kept, keep, measure
 from ostinato.server.call import GenerateCall
 from ostinato.server.middleware.fields import DialectRoute, accept_fields
@@ -60,7 +61,7 @@ async def create_message(
     call = GenerateCall(
         endpoint=ENDPOINT,
         adapter=adapter_of(state, body.model),
-        params=body.params(state.formats),
+        params=chat_params(body, state.formats),
         cache_salt=body.cache_salt,
         cache_read=body.cache.read,
         cache_write=body.cache.write,

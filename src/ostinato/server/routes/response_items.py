@@ -22,7 +22,7 @@ from ostinato.server.answers.answer_parser import (
     ReasoningPiece,
     TextPiece,
 )
-from ostinato.server.answers.tools import Message, add_call, add_reasoning
+from ostinato.server.protocol.conversation import Message, add_call, add_reasoning
 from ostinato.server.protocol.response_tools import CallTarget, read_input
 
 Event = tuple[str, dict[str, Any]]
