@@ -11,6 +11,7 @@ from ostinato.core.errors import RequestError
 from ostinato.engine.requests.prompts import Prompt
 from ostinato.engine.requests.sampling_params import SamplingParams
 from ostinato.engine.text.tokenized_text import TokenizedText
+from ostinato.protocol.conversation import Message, ToolUse
 from ostinato.server.access.callers import Caller
 from ostinato.server.answers.answer_formats import AnswerFormats
 from ostinato.server.answers.answer_parser import AnswerParser, ParsedAnswer
@@ -19,7 +20,6 @@ from ostinato.server.answers.tools import (
     read_arguments,
     without_later_systems,
 )
-from ostinato.server.protocol.conversation import Message, ToolUse
 from ostinato.server.state import ServerState
 
 _ARGUMENTS = {*inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters}

@@ -10,9 +10,9 @@ from ostinato.engine.grammar.grammar import JSON_WHITE_SPACE
 from ostinato.engine.grammar.structured_outputs import StructuredOutputs
 from ostinato.engine.requests.sampling_params import SamplingParams
 from ostinato.errors import InvalidSamplingParams
+from ostinato.protocol.conversation import Tool, ToolUse
+from ostinato.protocol.sampling import Form
 from ostinato.server.answers.answer_formats import AnswerFormats
-from ostinato.server.protocol.conversation import Tool, ToolUse
-from ostinato.server.protocol.sampling import Form
 
 _MOST_CALLS = 16
 """Most parallel calls where a call is required: a model could go on forever."""

@@ -20,7 +20,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ostinato.server.protocol.conversation import Message, ToolUse
+from ostinato.protocol.conversation import Message, ToolUse
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 

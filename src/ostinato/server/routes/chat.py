@@ -12,6 +12,10 @@ from fastapi.responses import JSONResponse, Response
 
 from ostinato.engine.prompts.chat import sections_of
 from ostinato.engine.requests.outputs import RequestOutput
+from ostinato.protocol.answers import ChatCompletion
+from ostinato.protocol.chat import ChatBody
+from ostinato.protocol.dialects import CHAT
+from ostinato.protocol.logprobs import chat_logprobs, prompt_logprobs
 from ostinato.server.access.callers import Caller, CallerDep
 from ostinato.server.answers.answer_parser import (
     ArgumentsPiece,
@@ -27,10 +31,6 @@ from ostinato.server.answers.call_grammar import chat_params
 from ostinato.server.call import GenerateCall
 from ostinato.server.middleware.fields import DialectRoute, accept_fields
 from ostinato.server.prompting import AnswerReader, read_with, render_chat
-from ostinato.server.protocol.answers import ChatCompletion
-from ostinato.server.protocol.chat import ChatBody
-from ostinato.server.protocol.dialects import CHAT
-from ostinato.server.protocol.logprobs import chat_logprobs, prompt_logprobs
 from ostinato.server.routes.models import adapter_of
 from ostinato.server.serving import check_room, last_output, serve
 from ostinato.server.state import ServerState, StateDep

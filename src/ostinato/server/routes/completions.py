@@ -13,18 +13,18 @@ from fastapi.responses import JSONResponse, Response
 
 from ostinato.engine.api.async_llm import AsyncLLM
 from ostinato.engine.requests.outputs import RequestOutput
-from ostinato.server.access.callers import Caller, CallerDep
-from ostinato.server.answers.call_grammar import sampling_params
-from ostinato.server.call import GenerateCall
-from ostinato.server.middleware.fields import DialectRoute, accept_fields
-from ostinato.server.protocol.answers import Completion
-from ostinato.server.protocol.completions import CompletionBody
-from ostinato.server.protocol.dialects import COMPLETIONS
-from ostinato.server.protocol.logprobs import (
+from ostinato.protocol.answers import Completion
+from ostinato.protocol.completions import CompletionBody
+from ostinato.protocol.dialects import COMPLETIONS
+from ostinato.protocol.logprobs import (
     Positions,
     completion_logprobs,
     prompt_logprobs,
 )
+from ostinato.server.access.callers import Caller, CallerDep
+from ostinato.server.answers.call_grammar import sampling_params
+from ostinato.server.call import GenerateCall
+from ostinato.server.middleware.fields import DialectRoute, accept_fields
 from ostinato.server.routes.models import adapter_of
 from ostinato.server.serving import check_room, serve
 from ostinato.server.state import ServerState, StateDep

@@ -12,6 +12,16 @@ from fastapi.responses import JSONResponse, Response
 
 from ostinato.engine.prompts.chat import sections_of
 from ostinato.engine.requests.outputs import RequestOutput
+from ostinato.protocol.answers import (
+    DeletedResponse,
+    InputTokens,
+    ItemList,
+    ResponseBody,
+)
+from ostinato.protocol.conversation import Message
+from ostinato.protocol.dialects import RESPONSES
+from ostinato.protocol.logprobs import chat_logprobs
+from ostinato.protocol.responses import ResponsesBody
 from ostinato.server.access.callers import Caller, CallerDep
 from ostinato.server.answers.answer_parser import AnswerParser, ParsedAnswer, TextPiece
 from ostinato.server.answers.call_grammar import chat_params
@@ -19,16 +29,6 @@ from ostinato.server.call import GenerateCall
 from ostinato.server.errors import ApiError
 from ostinato.server.middleware.fields import DialectRoute, accept_fields
 from ostinato.server.prompting import AnswerReader, read_with, render_chat
-from ostinato.server.protocol.answers import (
-    DeletedResponse,
-    InputTokens,
-    ItemList,
-    ResponseBody,
-)
-from ostinato.server.protocol.conversation import Message
-from ostinato.server.protocol.dialects import RESPONSES
-from ostinato.server.protocol.logprobs import chat_logprobs
-from ostinato.server.protocol.responses import ResponsesBody
 from ostinato.server.response_store import StoredResponse
 from ostinato.server.routes.models import adapter_of
 from ostinato.server.routes.response_items import Event, ItemWriter

@@ -1,4 +1,4 @@
-"""Request bodies as pydantic models, response bodies as typed dictionaries.
+"""Bodies of OpenAI's and Anthropic's APIs: what requests may say, and what responses have.
 
 Files in reading order:
 
@@ -21,4 +21,6 @@ Rules:
 1. Types are strict: ``"1"``, ``1.0`` and ``true`` are not the number 1.
 2. A field that would change the answer and is not supported is refused by name; one that is
    unknown is kept aside and named in the response. Null is the same as leaving a field out.
+3. Nothing here knows an engine, a server or HTTP: who reads bodies elsewhere, as router and lab
+   do, loads pydantic and no tensors.
 """

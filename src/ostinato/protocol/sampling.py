@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, model_validator
 
-from ostinato.server.protocol.body import Body, Items, OpenBody
+from ostinato.protocol.body import Body, Items, OpenBody
 from ostinato.tenants.terms import OPENAI_24H, LeaseTerms
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]

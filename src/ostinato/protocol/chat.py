@@ -4,9 +4,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from ostinato.server.protocol.body import MOST_MESSAGES, Items, OpenBody, TextOrImageUrl
-from ostinato.server.protocol.conversation import ToolUse, add_reasoning, parts_of
-from ostinato.server.protocol.sampling import (
+from ostinato.protocol.body import MOST_MESSAGES, Items, OpenBody, TextOrImageUrl
+from ostinato.protocol.conversation import ToolUse, add_reasoning, parts_of
+from ostinato.protocol.sampling import (
     EFFORT,
     Effort,
     Form,
@@ -14,7 +14,7 @@ from ostinato.server.protocol.sampling import (
     ShortText,
     template_effort,
 )
-from ostinato.server.protocol.tools import (
+from ostinato.protocol.tools import (
     MOST_TOOLS,
     CallBody,
     CallId,

@@ -5,9 +5,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from ostinato.server.protocol.body import Items, OpenBody, TextOrInputImage
-from ostinato.server.protocol.chat import IMAGE_DETAIL, IMAGE_URL, ImageDetail
-from ostinato.server.protocol.conversation import (
+from ostinato.protocol.body import Items, OpenBody, TextOrInputImage
+from ostinato.protocol.chat import IMAGE_DETAIL, IMAGE_URL, ImageDetail
+from ostinato.protocol.conversation import (
     Message,
     ToolUse,
     add_call,
@@ -15,7 +15,7 @@ from ostinato.server.protocol.conversation import (
     parts_of,
     use_tools,
 )
-from ostinato.server.protocol.response_tools import (
+from ostinato.protocol.response_tools import (
     CallTarget,
     HostedTool,
     ResponseTool,
@@ -23,7 +23,7 @@ from ostinato.server.protocol.response_tools import (
     offered_tools,
     write_input,
 )
-from ostinato.server.protocol.sampling import (
+from ostinato.protocol.sampling import (
     EFFORT,
     CacheFields,
     Effort,
@@ -34,7 +34,7 @@ from ostinato.server.protocol.sampling import (
     ShortText,
     template_effort,
 )
-from ostinato.server.protocol.tools import (
+from ostinato.protocol.tools import (
     MOST_TOOLS,
     CallId,
     JsonObjectFormat,

@@ -4,9 +4,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
 
-from ostinato.server.protocol.body import OpenBody
-from ostinato.server.protocol.conversation import Tool, ToolUse, use_tools
-from ostinato.server.protocol.sampling import Form
+from ostinato.protocol.body import OpenBody
+from ostinato.protocol.conversation import Tool, ToolUse, use_tools
+from ostinato.protocol.sampling import Form
 
 ToolName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_.:-]{1,128}$")]
 

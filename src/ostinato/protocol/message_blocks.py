@@ -4,9 +4,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from ostinato.server.protocol.body import Items, OpenBody, TextOrImage
-from ostinato.server.protocol.conversation import Message, add_reasoning, parts_of
-from ostinato.server.protocol.tools import CallId, ToolName
+from ostinato.protocol.body import Items, OpenBody, TextOrImage
+from ostinato.protocol.conversation import Message, add_reasoning, parts_of
+from ostinato.protocol.tools import CallId, ToolName
 from ostinato.tenants.terms import ANTHROPIC_1H, ANTHROPIC_5M, LeaseTerms
 
 

@@ -4,8 +4,8 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from ostinato.server.protocol.body import Items
-from ostinato.server.protocol.sampling import SamplingFields
+from ostinato.protocol.body import Items
+from ostinato.protocol.sampling import SamplingFields
 
 PromptBody = str | Items[str] | Items[int] | Items[Items[int]]
 

@@ -10,15 +10,15 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ostinato.server.protocol.body import MOST_MESSAGES, Items, OpenBody
-from ostinato.server.protocol.conversation import Message, Tool, ToolUse, use_tools
-from ostinato.server.protocol.message_blocks import (
+from ostinato.protocol.body import MOST_MESSAGES, Items, OpenBody
+from ostinato.protocol.conversation import Message, Tool, ToolUse, use_tools
+from ostinato.protocol.message_blocks import (
     AnthropicMessage,
     CacheControl,
     TextBlock,
     template_messages,
 )
-from ostinato.server.protocol.sampling import (
+from ostinato.protocol.sampling import (
     EFFORT,
     KEEP_TOKENS,
     CacheUse,
@@ -28,7 +28,7 @@ from ostinato.server.protocol.sampling import (
     ShortText,
     template_effort,
 )
-from ostinato.server.protocol.tools import MOST_TOOLS, ToolName
+from ostinato.protocol.tools import MOST_TOOLS, ToolName
 from ostinato.tenants.terms import LeaseTerms
 
 MOST_BREAKPOINTS = 4

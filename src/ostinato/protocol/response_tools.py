@@ -19,10 +19,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from ostinato.server.protocol.body import Items, OpenBody
-from ostinato.server.protocol.conversation import Tool
-from ostinato.server.protocol.sampling import ShortText
-from ostinato.server.protocol.tools import MOST_TOOLS, FunctionBody, ToolName
+from ostinato.protocol.body import Items, OpenBody
+from ostinato.protocol.conversation import Tool
+from ostinato.protocol.sampling import ShortText
+from ostinato.protocol.tools import MOST_TOOLS, FunctionBody, ToolName
 
 _INPUT = "input"
 """The one argument of a custom tool."""
