@@ -133,6 +133,11 @@ class EngineOptions:
         "tokenized as a whole.",
         "--keep-tokens/--no-keep-tokens",
     )
+    idle_rebase: str = _cache(
+        "auto",
+        "Compute the prompt that follows an answer in idle steps, where the chat template drops "
+        "text of earlier turns: auto or off.",
+    )
 
     def settings(self, model: str, **vllm: Any) -> dict[str, Any]:
         """Return the keywords of ``AsyncLLM``, checked as far as possible without the model.

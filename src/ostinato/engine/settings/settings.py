@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ostinato.core.config import WaitingOrder
 from ostinato.runner.settings import (
@@ -15,6 +15,8 @@ from ostinato.runner.settings import (
     ReadOnce,
 )
 from ostinato.settings import DigestName, FreeOrder, IndexName, PolicyName, TenantShare
+
+IdleRebaseMode = Literal["auto", "off"]
 
 MOST_IMAGES = 16
 """Most images of a prompt, by default."""
@@ -92,6 +94,9 @@ class EngineSettings:
             remembers nothing.
         keep_tokens: Whether known text keeps its tokens, generated ones included; off, every
             prompt is tokenized as a whole.
+        idle_rebase: Whether the prompt that follows an answer is computed in idle steps, up to the
+            user's words, where the chat template drops text at a user message: ``auto``, or
+            ``off``.
         keep_texts_bytes: Memory for texts with their tokens, of all tenants together.
         ghost_blocks: The most blocks of the small cache that simulates the whole one, for estimates
             of more memory or another policy; 0 makes no estimates, None takes 128 where the cache
@@ -176,6 +181,7 @@ class EngineSettings:
     keep_event_batches: int | None = None
     keep_explanations: int = 1000
     keep_tokens: bool = True
+    idle_rebase: IdleRebaseMode = "auto"
     keep_texts_bytes: int = 64 * 2**20
     ghost_blocks: int | None = None
     ghost_share: float = 0.01
