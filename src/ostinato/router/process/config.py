@@ -10,7 +10,7 @@ from msgspec.structs import force_setattr
 from ostinato.core.config import at_least
 from ostinato.core.errors import ConfigError
 from ostinato.router.policy import POLICIES
-from ostinato.router.process.prompts import MAX_PROMPT_CHARACTERS
+from ostinato.router.process.routing_fields import MAX_PROMPT_CHARACTERS
 from ostinato.server.config import is_loopback
 
 
