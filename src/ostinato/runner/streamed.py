@@ -163,7 +163,7 @@ def _check_memory(
     quantization = settings.quantization
     if quantization is None and settings.forward != "plain" and source.kinds:
         quantization = Quantization("GGUF", {})
-    check_memory(skeleton, source, names, quantization, settings.kv_bytes(spec))
+    check_memory(skeleton, source, names, quantization, settings.kv_bytes(spec, settings.dtype))
 
 
 def _has_more_than_a_decoder(model: "PreTrainedModel") -> bool:
