@@ -41,7 +41,7 @@ def run(
         None, "Check this model's chat template instead: which turns it rewrites.", metavar="MODEL"
     ),
     model: TokenizerModel = None,
-    block_size: options.BlockSize = 16,
+    block_size: int = options.engine_option("block_size"),
     skip_broken: SkipBroken = False,
     ignore: IgnoredFields = None,
     max_text: str = option("64MiB", "Check only this much prompt text."),

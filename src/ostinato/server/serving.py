@@ -11,11 +11,8 @@ import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 
-from pydantic import BaseModel
-
 from ostinato.core.request import FinishReason
 from ostinato.engine.requests.outputs import RequestOutput
-from ostinato.engine.requests.sampling_params import SamplingParams
 from ostinato.errors import InvalidSamplingParams, StepFailed
 from ostinato.server.access.callers import Caller
 from ostinato.server.call import GenerateCall
@@ -63,11 +60,6 @@ async def serve(
         state.rate_limit.leave(caller, call.params.n, record.output)
         for observer in state.observers:
             observer.finished(record)
-
-
-def with_defaults(state: ServerState, body: BaseModel, params: SamplingParams) -> SamplingParams:
-    """Return a request's parameters, with the model's defaults for those that it does not give."""
-    return state.llm.engine.defaults.fill(params, body.model_fields_set)
 
 
 async def last_output(state: ServerState, caller: Caller, call: GenerateCall) -> RequestOutput:
