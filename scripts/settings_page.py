@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ostinato.cli.options.setting_texts import settings_table
 from ostinato.engine.settings.settings import EngineSettings
-from ostinato.fleet.config import FleetConfig
+from ostinato.router.process.config import FleetConfig
 from ostinato.server.config import ServerConfig
 
 PAGE = Path(__file__).parents[1] / "docs/settings.md"

@@ -30,9 +30,9 @@ from ostinato.core.setting import (
 )
 from ostinato.engine.settings.config import EngineConfig
 from ostinato.engine.settings.settings import EngineSettings
-from ostinato.fleet.config import FleetConfig
 from ostinato.former_names import old_names_of
 from ostinato.images.media import MediaLimits
+from ostinato.router.process.config import FleetConfig
 from ostinato.server.config import ListenerConfig, ServerConfig
 from ostinato.settings import PrefixCacheConfig, StateConfig, WindowConfig
 from tests.cli.terminal import Terminal, terminal, unwrapped

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.server.protocol.dialects import DIALECTS, READ_ON, Dialect
+from ostinato.protocol.dialects import DIALECTS, READ_ON, Dialect
 from tests.docs.reading import ROOT
 from tests.support.model_families import FAMILIES
 

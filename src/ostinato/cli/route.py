@@ -17,7 +17,7 @@ from ostinato.cli.options.option_groups import GroupedTyper, grouped, option
 from ostinato.cli.options.setting_options import SettingOptions
 from ostinato.cli.output.tables import FigureTable
 from ostinato.core.errors import ConfigError
-from ostinato.fleet.config import FleetConfig
+from ostinato.router.process.config import FleetConfig
 
 _POLL_S = 0.2
 """Seconds between two looks at workers that do not answer yet."""
@@ -53,7 +53,7 @@ def run(
     """
     if context.invoked_subcommand is not None:
         return
-    from ostinato.fleet.lifecycle import run_router
+    from ostinato.router.process.lifecycle import run_router
 
     config = FleetConfig(**settings)
     run_router(config, lambda address: _announce(address, config))
