@@ -49,7 +49,7 @@ from ostinato.runner.model_loader import LoadedModel
 from ostinato.sched.sequence import Sequence, SequenceUpdate
 from ostinato.sched.stats import SchedulerStats
 from ostinato.scheduling.held_requests import HeldRequests
-from ostinato.scheduling.step_prices import LearnedPrices
+from ostinato.scheduling.learned_prices import LearnedPrices
 
 logger = logging.getLogger("ostinato")
 

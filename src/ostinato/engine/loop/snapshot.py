@@ -13,7 +13,7 @@ from ostinato.observe.counters import CacheStats
 from ostinato.observe.introspection import BlockState, count_states
 from ostinato.runner.compute_path import ComputePath
 from ostinato.sched.stats import SchedulerStats
-from ostinato.scheduling.step_prices import StepTimes
+from ostinato.scheduling.learned_prices import StepTimes
 
 
 @dataclass(frozen=True, slots=True)
