@@ -14,7 +14,7 @@ from ostinato.core.errors import ConfigError
 FreeOrder = Literal["unused_first", "classic"]
 IndexName = Literal["radix", "hash"]
 DigestName = Literal["sha256", "xxh3_128"]
-PolicyName = Literal["lru", "s3fifo", "arc", "reuse_hazard"]
+PolicyName = Literal["lru", "reuse_hazard"]
 CheckpointPlacement = Literal["where_prompts_part", "prompt_end", "every_unit"]
 
 GHOST_MIN_POOL_BLOCKS = 64
@@ -110,6 +110,17 @@ class TenantShare:
             )
 
 
+_REMOVED_POLICIES = dict.fromkeys(
+    ("s3fifo", "arc", "lfu", "slru", "cost_aware"),
+    "removed, and compared by benchmarks/eviction.py; ",
+)
+
+
+def check_policy(setting: str, name: str) -> None:
+    """Raise ConfigError unless it is the name of an eviction policy."""
+    one_of(setting, name, get_args(PolicyName), _REMOVED_POLICIES)
+
+
 @dataclass(frozen=True, slots=True)
 class PrefixCacheConfig(CacheConfig):
     """How prefixes are kept: the index, the eviction policy, and what is recorded.
@@ -174,7 +185,7 @@ class PrefixCacheConfig(CacheConfig):
         self._check_guarantees()
         one_of("free_order", self.free_order, get_args(FreeOrder))
         one_of("index", self.index, get_args(IndexName))
-        one_of("policy", self.policy, get_args(PolicyName))
+        check_policy("policy", self.policy)
         one_of("digest", self.digest, get_args(DigestName))
 
     @property

@@ -1,11 +1,13 @@
 """Settings of the cache and the scheduler; ``ostinato.settings`` adds those of the satellites."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from ostinato.core.errors import ConfigError
 
-WaitingOrder = Literal["fcfs", "shortest_first", "longest_prefix", "depth_first", "fair_share"]
+WaitingOrder = Literal["fcfs", "shortest_first", "longest_prefix", "fair_share"]
+_REMOVED_ORDERS = {"depth_first": "removed, and compared by benchmarks/orders.py; "}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ class SchedulerConfig:
         at_least("max_num_seqs", self.max_num_seqs, 1)
         at_least("max_model_len", self.max_model_len, 1)
         at_least("max_overtakes", self.max_overtakes, 0)
-        one_of("order", self.order, get_args(WaitingOrder))
+        one_of("order", self.order, get_args(WaitingOrder), _REMOVED_ORDERS)
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens={self.max_num_batched_tokens} is below "
@@ -86,7 +88,10 @@ def at_least(name: str, value: object, least: int) -> None:
         raise ConfigError(f"{name}={value!r}: must be an integer, at least {least}")
 
 
-def one_of(name: str, value: object, choices: tuple[str, ...]) -> None:
-    """Raise ConfigError unless a setting is one of its choices."""
+def one_of(
+    name: str, value: object, choices: tuple[str, ...], removed: Mapping[str, str] | None = None
+) -> None:
+    """Raise ConfigError unless a setting is one of its choices; ``removed`` are earlier ones."""
+    where = (removed or {}).get(str(value), "")
     if value not in choices:
-        raise ConfigError(f"{name}={value!r}: must be one of {', '.join(choices)}")
+        raise ConfigError(f"{name}={value!r}: {where}must be one of {', '.join(choices)}")

@@ -6,7 +6,6 @@ Files in reading order:
 * ``step_prices``: what the work of a step costs, learned from measured steps
 * ``step_timer``: bounds steps by time
 * ``shortest_first``: the prompt with the least left to compute
-* ``depth_first``: requests that share a prefix, one after another
 * ``fair_share``: the tenant that was served least
 * ``held_requests``: passes over requests that wait for a load
 

@@ -165,7 +165,7 @@ class ServedEngineOptions(EngineOptions):
     )
     order: str = _scheduling(
         "shortest_first",
-        "Waiting order: shortest_first, fcfs, longest_prefix, depth_first or fair_share.",
+        "Waiting order: shortest_first, fcfs, longest_prefix or fair_share.",
     )
     max_overtakes: int = _scheduling(64, "How often a request may be overtaken, except with fcfs.")
     free_order: str = _caching(

@@ -65,7 +65,7 @@ class EngineSettings:
         stream_interval: New tokens that make an output of a stream; more cost less time around the
             model.
         enable_prefix_caching: Off, every prompt is computed in full.
-        order: ``shortest_first``, ``fcfs``, ``longest_prefix``, ``depth_first`` or ``fair_share``.
+        order: ``shortest_first``, ``fcfs``, ``longest_prefix`` or ``fair_share``.
         max_overtakes: How often a waiting request may be overtaken, except with ``fcfs``.
         free_order: ``unused_first`` or ``classic``.
         eviction_policy: Which cached block is evicted first.
