@@ -46,6 +46,8 @@ class EngineSettings:
             neither.
         quantization: In how many bits linear layers keep their weights, ``int8`` or ``int4``, with
             activations of 8 bits ``w8a8`` or ``w4a8``; None leaves them as the checkpoint has them.
+        weight_cache_bytes: Most bytes of packed weights in the user's cache folder, which a second
+            start maps instead of packing again; 0 keeps none.
         index: ``radix`` or ``hash``.
         block_size: Tokens per block.
         num_blocks: Blocks in the pool; None takes them from ``kv_cache_memory``.
@@ -138,6 +140,7 @@ class EngineSettings:
     attention: AttentionName = "auto"
     forward: ForwardName = "auto"
     quantization: QuantizationName | None = None
+    weight_cache_bytes: int = 32 * 2**30
     index: IndexName = "radix"
     block_size: int = 16
     num_blocks: int | None = None
