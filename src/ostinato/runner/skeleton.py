@@ -32,8 +32,9 @@ _VALUES = (bool, int, float, str, tuple, type(None))
 def build_skeleton(config: PreTrainedConfig, dtype: torch.dtype) -> "PreTrainedModel":
     """Return a model whose buffers are computed, and whose weights have no storage."""
     from accelerate import init_empty_weights
+    from transformers.initialization import no_init_weights
 
-    with init_empty_weights(include_buffers=False):
+    with init_empty_weights(include_buffers=False), no_init_weights():
         model: PreTrainedModel = auto_class(config).from_config(
             copy.deepcopy(config), attn_implementation=ATTENTION_NAME, dtype=dtype
         )
