@@ -71,6 +71,7 @@ class WeightCache:
         index = index_of(built) if recorder.is_writing else None
         if index is None:
             return
+        index["model"] = str(self._path)
         key = key_of(fingerprint(), self._facts)
         if key is not None:
             is_file = self._path.is_file()

@@ -8,6 +8,7 @@
 """
 
 import fcntl
+import json
 import logging
 import os
 import shutil
@@ -48,6 +49,15 @@ class KeptWeights:
     num_bytes: int
     used_s: float
 
+    @property
+    def model(self) -> str:
+        """Path of the checkpoint; ``?`` if the index is damaged."""
+        try:
+            outer = json.loads((self.folder / INDEX).read_text(encoding="utf-8"))
+            return str(json.loads(outer["text"])["model"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return "?"
+
 
 def cache_folder() -> Path:
     """Return the folder, which need not exist; its name has the version of the format."""
@@ -84,6 +94,16 @@ def entries() -> list[KeptWeights]:
 def remove_folder(folder: Path) -> None:
     """Delete an entry; processes that have mapped it keep their weights."""
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def clean() -> int:
+    """Delete all entries, and what killed processes left; returns their bytes."""
+    kept = entries()
+    for entry in kept:
+        remove_folder(entry.folder)
+    if cache_folder().exists():
+        _remove_abandoned(cache_folder())
+    return sum(entry.num_bytes for entry in kept)
 
 
 def make_room(num_bytes: int, max_bytes: int) -> str | None:
