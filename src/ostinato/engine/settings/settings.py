@@ -118,6 +118,11 @@ class EngineSettings:
     )
     """Keep the weights of linear layers in 8 or 4 bits, on a CPU: ``int8`` or ``int4``; with
     activations in 8 bits as well, ``w8a8`` or ``w4a8``."""
+    weight_cache_bytes: int = _computing(
+        32 * 2**30, minimum=0, unit="bytes", page="models.md#packed-weights"
+    )
+    """Maximum size of the folder of packed weights in the user's cache folder, such as ``64GiB``,
+    which a second start maps instead of packing them again; 0 keeps and uses none."""
     read_once: ReadOnce = _computing("auto")
     """Whether a step reads blocks shared by its sequences only once: ``auto``, where that is
     cheaper, ``always`` or ``never``."""
