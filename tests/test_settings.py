@@ -32,6 +32,7 @@ from ostinato.engine.settings.config import EngineConfig
 from ostinato.engine.settings.settings import EngineSettings
 from ostinato.former_names import old_names_of
 from ostinato.images.media import MediaLimits
+from ostinato.router.policy import RouterConfig
 from ostinato.router.process.config import FleetConfig
 from ostinato.server.config import ListenerConfig, ServerConfig
 from ostinato.settings import PrefixCacheConfig, StateConfig, WindowConfig
@@ -42,7 +43,7 @@ __all__ = ["terminal"]
 SOURCE = Path(__file__).parents[1] / "src/ostinato"
 PUBLIC = {EngineSettings: "serve", ServerConfig: "serve", FleetConfig: "route"}
 """The settings that users give, and the command that has them as options."""
-PARTS = (CacheConfig, PrefixCacheConfig, SchedulerConfig, MediaLimits, ListenerConfig)
+PARTS = (CacheConfig, PrefixCacheConfig, SchedulerConfig, MediaLimits, ListenerConfig, RouterConfig)
 """The rooms' own, of which the public ones consist."""
 ALL = (*PUBLIC, *PARTS, StateConfig, WindowConfig)
 WITHOUT_OPTION = {"model", "tenant_shares", "record_trace"}
@@ -104,6 +105,7 @@ def test_every_setting_of_a_part_is_a_setting_of_the_whole():
         assert setting_fields(part).keys() - derived <= setting_fields(EngineSettings).keys()
     for whole in (ServerConfig, FleetConfig):
         assert setting_fields(ListenerConfig).keys() <= setting_fields(whole).keys()
+    assert setting_fields(RouterConfig).keys() <= setting_fields(FleetConfig).keys()
 
 
 def test_settings_of_the_rooms_have_no_other_default_than_those_of_the_engine():

@@ -125,7 +125,7 @@ def check_settings(config: Any) -> None:
     Raises:
         ConfigError: One is of the wrong type or out of range; the message names both.
     """
-    for known in setting_fields(type(config)).values():
+    for known in setting_fields(config.__class__).values():
         check_setting(known, getattr(config, known.name))
 
 
