@@ -3,6 +3,7 @@
 import inspect
 import re
 import warnings
+from collections.abc import Iterator
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,7 @@ ALL = (*PUBLIC, *PARTS, StateConfig, WindowConfig)
 WITHOUT_OPTION = {"model", "tenant_shares", "record_trace"}
 """An argument, what the keys file says of each tenant, and what a running server starts."""
 
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+[a-z](?![\w-])")
 EACH = [(kind, name) for kind in PUBLIC for name in setting_fields(kind)]
 
 
@@ -246,6 +248,30 @@ def test_the_changelog_names_the_former_options():
     changes += "".join(path.read_text() for path in (root / "changelog.d").glob("*.md"))
     named = set(re.findall(r"`(--[a-z-]+)`", changes))
     assert {spelling for _, spelling, _ in FORMER} <= named
+
+
+def test_messages_name_options_by_their_present_names():
+    """What an error or a help text tells a user to set, there is."""
+    click_app: Any = typer.main.get_command(app)
+    shown = {"--help", *shown_options(click_app)}
+    pip = SOURCE / "runner/fetched_models.py"
+    texts = {path: path.read_text() for path in SOURCE.rglob("*.py") if path != pip}
+    unknown = {
+        f"{path.name}: {name}"
+        for path, text in texts.items()
+        for name in OPTION.findall(re.sub(r"old_options=\(.*?\)", "", text))
+        if name not in shown
+    }
+    assert unknown == set()
+
+
+def shown_options(command: Any) -> Iterator[str]:
+    """Walk the spellings of all options that a help page names, below a command."""
+    for option in command.params:
+        if not option.hidden or option.name.startswith("no_"):
+            yield from (*option.opts, *option.secondary_opts)
+    for below in getattr(command, "commands", {}).values():
+        yield from shown_options(below)
 
 
 def test_a_former_option_works_and_warns_once(terminal: Terminal):
