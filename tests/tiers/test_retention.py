@@ -4,7 +4,8 @@ from functools import partial
 
 from ostinato.cache.eviction import LeastRecentlyUsed, RequestSummary
 from ostinato.eviction.reuse_hazard import ReuseHazard
-from ostinato.tiers.conformance_medium import conversation, get, payload, put
+from ostinato.testing.conformance_medium import conversation, get, payload, put
+from ostinato.testing.simulated_disk import SimulatedFolder
 from ostinato.tiers.disk import DiskOptions, DiskTier
 from ostinato.tiers.retention import (
     UNKNOWN,
@@ -14,7 +15,6 @@ from ostinato.tiers.retention import (
     remember_for_tier,
     reuse_class,
 )
-from ostinato.tiers.simulated import SimulatedFolder
 from tests.support.tiny_cache import tiny_cache
 
 SMALL = DiskOptions(limit_bytes=64 * 1024, segment_bytes=8 * 1024)

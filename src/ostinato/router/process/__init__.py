@@ -3,7 +3,7 @@
 Files in reading order:
 
 * ``config``: its settings
-* ``prompts``: reads the part of a request's body that routing needs
+* ``routing_fields``: reads the part of a request's body that routing needs
 * ``known_texts``, ``tokenizer``, ``tokens``: tokenize prompts as the workers do
 * ``kv_feed``: receives a worker's KV events, and recovers missing ones
 * ``worker``, ``fleet``: the workers and their health

@@ -11,7 +11,7 @@ from msgspec.structs import force_setattr
 from ostinato.core.errors import ConfigError
 from ostinato.core.setting import same_setting, setting
 from ostinato.router.policy import RouterConfig
-from ostinato.router.process.prompts import MAX_PROMPT_CHARACTERS
+from ostinato.router.process.routing_fields import MAX_PROMPT_CHARACTERS
 from ostinato.server.config import CONNECTIONS, LIMITS, SERVER, ListenerConfig
 
 _routing = partial(setting, group="Routing")

@@ -33,8 +33,8 @@ from ostinato.router.process.headers import (
 )
 from ostinato.router.process.metrics import FleetMetrics
 from ostinato.router.process.peek import Peek
-from ostinato.router.process.prompts import Prompt
 from ostinato.router.process.public_prefixes import FleetPrefixes
+from ostinato.router.process.routing_fields import RoutingFields
 from ostinato.router.process.tokens import PromptTokens
 from ostinato.router.process.worker import Worker
 from ostinato.server.access.callers import Caller
@@ -125,7 +125,7 @@ class Proxy:
 
     async def read(
         self, path: str, body: bytes, caller: Caller, headers: Mapping[str, str]
-    ) -> tuple[Prompt, RouteRequest]:
+    ) -> tuple[RoutingFields, RouteRequest]:
         """Return the prompt of a request's body, and the router's view of it.
 
         Raises:

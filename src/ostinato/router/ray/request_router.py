@@ -25,7 +25,7 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 
 from ostinato.router.policy import Decision, Router, RouterConfig, RouteRequest
 from ostinato.router.process.kv_feed import Endpoints, KVFeed, Snapshot
-from ostinato.router.process.prompts import Prompt
+from ostinato.router.process.routing_fields import RoutingFields
 from ostinato.router.ray.call import Call, Progress
 
 logger = logging.getLogger("ostinato")
@@ -178,7 +178,7 @@ def _find_prompt(arguments: Iterable[Any]) -> tuple[RouteRequest, Progress | Non
         messages, text = fields.get("messages"), fields.get("prompt")
         if isinstance(messages, list) and all(isinstance(turn, dict) for turn in messages):
             turns = [{"role": str(t.get("role")), "content": t.get("content")} for t in messages]
-            return RouteRequest.of_text(Prompt(messages=turns).characters), None
+            return RouteRequest.of_text(RoutingFields(messages=turns).characters), None
         if isinstance(text, str):
             return RouteRequest.of_text(text), None
     return None
