@@ -3,10 +3,10 @@
 import inspect
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 import pytest
 import typer
@@ -159,6 +159,8 @@ def test_a_value_of_the_wrong_type_or_out_of_range_is_refused_by_name(kind: Any,
     wrong: list[Any] = list(next((WRONG[one] for one in (bool, int, float) if one in types), ()))
     if str in types:
         wrong = [5, b"x", ["x"]]
+    if any(get_origin(one) is Mapping for one in types):
+        wrong = [5, "{}", ["image"]]
     if choices_of(field):
         wrong = ["nothing of the kind", ["auto"]]
     if rule.minimum is not None:
@@ -289,7 +291,9 @@ def test_a_former_option_works_and_warns_once(terminal: Terminal):
 
 def test_a_switch_that_is_on_may_be_turned_off(terminal: Terminal):
     """``--no-NAME`` is in the help of the switch, so that it takes no column of its own."""
-    assert "--no-keep-tokens turns it off." in unwrapped(terminal.show("chat", "--help"))
+    assert "--no-keep-tokens turns it off." in unwrapped(
+        Terminal(columns=200).show("chat", "--help")
+    )
     for off in ("--no-enable-prefix-caching", "--no-cache"):
         result = terminal.run("serve", "/no/such/model", off, "--kv-disk", "folder")
         assert "enable_prefix_caching=False: nothing is cached" in result.stderr
