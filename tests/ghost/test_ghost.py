@@ -83,7 +83,7 @@ class Served:
 
 def real_ratio(prompts: list[str], estimate: GhostEstimate) -> float:
     """What a cache that really is so finds of the same traffic."""
-    settings = {"policy": estimate.policy, "ghost_blocks": 0}
+    settings = {"eviction_policy": estimate.policy, "ghost_blocks": 0}
     return Served(estimate.num_blocks, **settings).serve(prompts).hit_ratio
 
 
@@ -95,7 +95,7 @@ def real_ratio(prompts: list[str], estimate: GhostEstimate) -> float:
 def test_half_double_and_four_times_the_memory_are_within_their_intervals(num_blocks, policy):
     """In a small pool and one of which a sample is taken."""
     prompts = conversations(1_400, num_open=num_blocks // 15, longest=min(400, num_blocks))
-    served = Served(num_blocks, policy=policy).serve(prompts)
+    served = Served(num_blocks, eviction_policy=policy).serve(prompts)
     found = served.estimates()
     for memory in SIZES:
         estimate = found[memory, policy]
@@ -106,7 +106,7 @@ def test_half_double_and_four_times_the_memory_are_within_their_intervals(num_bl
 
 def test_under_the_default_policy_lru_is_counted_and_needs_no_sample():
     prompts = conversations(400)
-    found = Served(900, policy="reuse_hazard").serve(prompts).estimates()
+    found = Served(900, eviction_policy="reuse_hazard").serve(prompts).estimates()
     lru = found[1.0, "lru"]
     assert lru.hit_ratio == pytest.approx(real_ratio(prompts, lru), abs=lru.error)
     assert lru.error <= 0.002
@@ -119,7 +119,7 @@ def test_under_the_default_policy_lru_is_counted_and_needs_no_sample():
 def test_estimates_of_other_samples_are_within_their_intervals(num_blocks, policy, seed):
     """All that is estimated."""
     prompts = conversations(2_000, num_open=num_blocks // 15, longest=min(400, num_blocks))
-    served = Served(num_blocks, policy=policy)
+    served = Served(num_blocks, eviction_policy=policy)
     served.cache.ghost.seed = seed
     found = served.serve(prompts).estimates()
     outside = [
@@ -131,7 +131,7 @@ def test_estimates_of_other_samples_are_within_their_intervals(num_blocks, polic
 
 
 def test_what_is_known_worse_than_to_ten_points_either_way_is_left_out():
-    served = Served(900, policy="reuse_hazard")
+    served = Served(900, eviction_policy="reuse_hazard")
     widths = []
     for prompt in conversations(200):
         widths += [ghost.error for ghost in served.serve([prompt]).cache.stats.ghosts]
@@ -289,7 +289,7 @@ def paths(prompts: list[list[int]]) -> list[list[int]]:
 @given(prompts=REQUESTS, size=st.integers(1, 8))
 def test_simulated_lru_finds_what_a_cache_under_lru_finds(prompts, size):
     """A name is a token there, in blocks of one, and a last token follows that never hits."""
-    config = PrefixCacheConfig(size + 1, 1, policy="lru", seal_tails=False, ghost_blocks=0)
+    config = PrefixCacheConfig(size + 1, 1, eviction_policy="lru", seal_tails=False, ghost_blocks=0)
     lru, cache = LruSimulation(size), build_cache(config).manager
     for number, names in enumerate(paths(prompts)):
         if len(names) > size:  # no cache serves what does not fit it

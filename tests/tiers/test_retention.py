@@ -88,7 +88,7 @@ def test_a_policy_that_learns_ranks_for_the_tier():
 
 def test_a_policy_remembers_for_a_tier_what_its_own_pool_would_not():
     """Four blocks remember 32; before a disk of a hundred, 256 and not 400: 64 pools at most."""
-    cache = tiny_cache(4, policy="reuse_hazard")
+    cache = tiny_cache(4, eviction_policy="reuse_hazard")
     policy = cache.manager.pool.shares.policy_of(b"")
     assert isinstance(policy, ReuseHazard)
     for num_disk_blocks, num_remembered in ((0, 32), (100, 256)):
