@@ -10,7 +10,7 @@ than LRU in large pools.
 
 from collections.abc import Callable
 from functools import partial
-from typing import get_args
+from typing import Any, get_args
 
 from benchmarks.policies.arc import AdaptiveReplacement
 from benchmarks.policies.classics import CostAware, LeastFrequentlyUsed, SegmentedLru
@@ -35,4 +35,5 @@ def policy_factory(name: str) -> PolicyFactory:
     """Return what makes the policy of a name, one of ``POLICIES``."""
     if name in STUDIED:
         return lambda num_blocks, clock: STUDIED[name](num_blocks)
-    return partial(make_policy, name)
+    product: Any = name
+    return partial(make_policy, product)
