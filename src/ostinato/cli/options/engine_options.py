@@ -160,6 +160,9 @@ class ServedEngineOptions(EngineOptions):
     max_logprobs: int = _scheduling(
         20, "Maximum alternatives per token in log-probabilities; -1 is the whole vocabulary."
     )
+    max_grammar_ms: int = _scheduling(
+        2, "Processor time per token for the grammar of a request, in milliseconds."
+    )
     stream_interval: int = _scheduling(
         1, "Tokens per chunk of a stream; more cost less time around the model."
     )

@@ -22,6 +22,7 @@ _SWITCHES = [field.name for field in fields(EngineSettings) if field.type is boo
 _LEAST = {
     "seed": 0,
     "max_logprobs": -1,
+    "max_grammar_ms": 1,
     "stream_interval": 1,
     "keep_texts_bytes": 0,
     "max_loras": 1,

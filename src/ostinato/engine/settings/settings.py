@@ -62,6 +62,8 @@ class EngineSettings:
         max_model_len: Most tokens of a sequence; None is the model's own limit.
         max_logprobs: The highest ``SamplingParams.logprobs``; -1
             allows the whole vocabulary, each a Python object.
+        max_grammar_ms: Milliseconds of processor time a token that the grammar of a request may
+            take, and its continuations together; one that takes more ends with an error.
         stream_interval: New tokens that make an output of a stream; more cost less time around the
             model.
         enable_prefix_caching: Off, every prompt is computed in full.
@@ -149,6 +151,7 @@ class EngineSettings:
     max_num_seqs: int = 256
     max_model_len: int | None = None
     max_logprobs: int = 20
+    max_grammar_ms: int = 2
     stream_interval: int = 1
     enable_prefix_caching: bool = True
     order: WaitingOrder = "shortest_first"
