@@ -146,6 +146,11 @@ class EngineSettings:
     max_overtakes: int = _scheduling("max_overtakes")
     max_logprobs: int = setting(20, minimum=-1, group="Scheduling")
     """Maximum alternatives per token in log-probabilities; -1 is the whole vocabulary."""
+    max_grammar_ms: int = setting(
+        2, minimum=1, group="Scheduling", page="structured.md#what-it-costs"
+    )
+    """Processor time per token that the grammar of a request may take, in milliseconds, with 250
+    tokens' worth of it in advance; a request that takes more ends with an error."""
     stream_interval: int = setting(1, minimum=1, group="Scheduling")
     """Tokens per chunk of a stream, of which more cost less time around the model; the first and
     the last chunk are sent at once."""
