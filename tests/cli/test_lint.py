@@ -4,6 +4,8 @@ import gzip
 import json
 from pathlib import Path
 
+from ostinato.server.volatile import read_rules
+
 from .terminal import Terminal
 
 SYSTEM = "Thou art the herald of a king, and answerest briefly, in verse, to whoever asketh. " * 2
@@ -110,3 +112,20 @@ def test_a_log_that_is_too_long_is_checked_in_part_and_says_so(terminal: Termina
     assert result.stdout.startswith("4 requests, ")
     assert "Only the first 4 requests were checked (1KiB of prompts; --max-text" in result.stderr
     assert "max_text='much'" in terminal.refuse("lint", log, "--max-text", "much")
+
+
+def test_fix_prints_a_file_of_rules_that_the_server_reads(terminal: Terminal, tmp_path: Path):
+    heads = [f"It is {9 + n // 60}:{n % 60:02} now. {SYSTEM}" for n in range(20)]
+    printed = terminal.show("lint", "--fix", write(tmp_path / "log.jsonl", heads))
+    assert "# 1 rule for 'ostinato serve --stabilise FILE'." in printed
+    assert "# '9:00', '9:01', '9:02': " in printed
+    path = tmp_path / "rules.toml"
+    path.write_text(printed)
+    [rule] = read_rules(str(path))
+    assert (rule.name, rule.where, rule.put) == ("timestamp", "system", "[timestamp]")
+
+
+def test_fix_without_a_rule_prints_an_empty_file_of_rules(terminal: Terminal, tmp_path: Path):
+    printed = terminal.show("lint", "--fix", write(tmp_path / "log.jsonl", [SYSTEM] * 20))
+    (tmp_path / "rules.toml").write_text(printed)
+    assert read_rules(str(tmp_path / "rules.toml")) == ()

@@ -92,6 +92,11 @@ class ServerOptions:
         "conversation miss; by default it is set aside.",
         "--keep-checksums",
     )
+    stabilise: str | None = _server(
+        None,
+        "File of rules for texts that clients change without meaning, such as a date: a constant "
+        "takes their place. 'ostinato lint --fix' writes one.",
+    )
     otel_traces: bool = _server(
         False,
         "Send a span per request to OpenTelemetry; needs ostinato[otel].",
@@ -181,6 +186,7 @@ def _serve(
         metrics_tenant_names=server.metrics_tenant_names,
         strict_fields=server.strict_fields,
         keep_checksums=server.keep_checksums,
+        stabilise=server.stabilise,
         otel_traces=server.otel_traces,
         keys_file=keys_file,
         traces_folder=server.traces,

@@ -8,6 +8,7 @@ Files in reading order:
 * ``call``: a request to the engine, independent of the API
 * ``errors``: error responses
 * ``telemetry/``: metrics, traces, and usage per tenant
+* ``pattern_limits``, ``volatile``: set aside what clients change in prompts without meaning
 * ``state``: the state of a running server
 * ``serving``: runs completions: limits, leases, observers
 * ``middleware/``: what every request passes

@@ -6,6 +6,7 @@ whole prompt, so no chat template needs to be understood.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from ostinato.core.errors import RequestError
@@ -80,7 +81,8 @@ async def measure(
     """Return what each breakpoint covers and for how long, in order."""
     places = []
     for mark in body.breakpoints():
-        messages = body.conversation(mark.num_blocks)
+        settled = partial(state.stabiliser.settle, body.conversation(mark.num_blocks))
+        messages = (await state.llm.tokenizing.run(settled, whose.cache_salt)).messages
         images = whose.images[: len(images_in(messages))]
         messages = without_sources(messages)
         if not any(message["role"] == "user" for message in messages):

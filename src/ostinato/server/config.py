@@ -71,6 +71,8 @@ class ServerConfig:
         strict_fields: Whether fields that this server does not know are refused with 400.
         keep_checksums: Whether the checksum in the first line of Claude Code's system text stays,
             which differs from conversation to conversation, so that none of them hits another's.
+        stabilise: File of rules for texts that clients change without meaning, such as a date; each
+            is replaced by a constant, so that what follows it hits.
         otel_traces: Whether spans are sent to OpenTelemetry; needs the extra ``otel``.
     """
 
@@ -103,6 +105,7 @@ class ServerConfig:
     metrics_tenant_names: bool = False
     strict_fields: bool = False
     keep_checksums: bool = False
+    stabilise: str | None = None
     otel_traces: bool = False
     traces_folder: str | None = None
     lora_folders: tuple[str, ...] = ()

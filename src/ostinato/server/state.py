@@ -19,6 +19,7 @@ from ostinato.server.response_store import ResponseStore
 from ostinato.server.telemetry.engine_watch import EngineWatch
 from ostinato.server.telemetry.observer import Observer
 from ostinato.server.telemetry.tenant_usage import TenantUsage
+from ostinato.server.volatile import CHECKSUM_RULES, Stabiliser, read_rules
 
 
 @dataclass(eq=False)
@@ -38,6 +39,7 @@ class ServerState:
         snapshots: The engine's counters, for metrics and the page.
         started_s: Start time, in seconds since 1970.
         formats: Formats of the model's answers.
+        stabiliser: Replaces texts that clients change without meaning.
         loading_adapter: Lock held while an adapter is loaded, so that numbers are unique.
         is_draining: Whether it refuses new requests, and ends with the last one.
     """
@@ -54,6 +56,7 @@ class ServerState:
     held_prefixes: HeldPrefixes = field(init=False)
     snapshots: EngineWatch[Snapshot] = field(init=False)
     formats: AnswerFormats = field(init=False)
+    stabiliser: Stabiliser = field(init=False)
     loading_adapter: asyncio.Lock = field(default_factory=asyncio.Lock)
     is_draining: bool = False
 
@@ -71,10 +74,12 @@ class ServerState:
         """Create the state, and choose the formats of answers.
 
         Raises:
-            ConfigError: The chosen parsers do not fit the model.
+            ConfigError: The chosen parsers do not fit the model, or a rule is invalid.
         """
         config, tokenizer = self.config, self.llm.engine.loaded.tokenizer
         self.formats = AnswerFormats.of(tokenizer, config.tool_call_parser, config.reasoning_parser)
+        rules = () if config.keep_checksums else CHECKSUM_RULES
+        self.stabiliser = Stabiliser((*rules, *read_rules(config.stabilise)))
         self.unread = UnreadOutput(config.max_unread_bytes, config.max_tenant_unread_bytes)
         self.held_prefixes = HeldPrefixes(self.llm)
         self.snapshots = EngineWatch(self.llm, take_snapshot)

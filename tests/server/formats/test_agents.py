@@ -60,7 +60,7 @@ def test_claude_code_connects_and_learns_which_tool_is_left_out(http: httpx.Clie
     answer = http.post("/v1/messages?beta=true", json=claude_code())
     assert answer.status_code == 200, answer.text
     assert answer.headers[IGNORED] == "tools[2]"
-    assert answer.headers[SET_ASIDE] == "system[0]"
+    assert answer.headers[SET_ASIDE] == "claude-code-checksum"
     counted = http.post("/v1/messages/count_tokens?beta=true", json=claude_code())
     usage = answer.json()["usage"]
     inputs = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")

@@ -4,9 +4,8 @@ A request is a sequence of blocks: those of the system text, then those of each 
 precede all of them, as in the prompt, so a breakpoint is a position in the sequence.
 """
 
-import re
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -35,11 +34,6 @@ from ostinato.server.protocol.tools import MOST_TOOLS, ToolName
 from ostinato.tenants.terms import LeaseTerms
 
 MOST_BREAKPOINTS = 4
-
-_BILLING_LINE = "x-anthropic-billing-header:"
-_CHECKSUM = re.compile(
-    r"\b(cc_version=[0-9]+\.[0-9]+\.[0-9]+)\.[0-9a-f]{1,16}\b|\b(?:cch=)[0-9a-f]{1,16};?"
-)
 
 
 class AnthropicTool(OpenBody):
@@ -176,21 +170,6 @@ class CountBody(OpenBody):
         choice = self.tool_choice
         kind = {"any": "required", "tool": "required"}.get(choice.type, choice.type)
         return use_tools(offered, kind, choice.name, not choice.disable_parallel_tool_use)
-
-    def without_checksum(self) -> Self:
-        """Return the body with a constant for what a client changes in each conversation.
-
-        Claude Code begins its system text with a line for the vendor's accounts, in which a
-        checksum follows the version. Nothing behind it could be found in the cache.
-        """
-        if isinstance(self.system, str) or not self.system:
-            return self
-        first, *rest = self.system
-        if not first.text.startswith(_BILLING_LINE):
-            return self
-        text = _CHECKSUM.sub(lambda match: match[1] or "", first.text, count=2)
-        first = first.model_copy(update={"text": text})
-        return self.model_copy(update={"system": [first, *rest]})
 
     def left_out(self) -> list[str]:
         """Return the places of tools that the prompt does not show."""

@@ -24,7 +24,7 @@ from ostinato.server.answers.answer_parser import (
     parse_answer,
 )
 from ostinato.server.call import GenerateCall
-from ostinato.server.middleware.fields import DialectRoute, accept_fields
+from ostinato.server.middleware.fields import DialectRoute, accept_fields, set_aside
 from ostinato.server.prompting import AnswerReader, read_with, render_chat
 from ostinato.server.protocol.answers import ChatCompletion, Usage
 from ostinato.server.protocol.chat import ChatBody
@@ -51,15 +51,16 @@ async def chat(body: ChatBody, request: Request, state: StateDep, caller: Caller
         params=body.params(state.formats),
         priority=body.priority,
         user=body.acts_for,
-        sections=sections_of(messages),
         request_id=f"chatcmpl-{uuid.uuid4().hex}",
         **body.cache_settings(),
     )
     check_room(state, caller, [call])  # before any work on the prompt
-    whose, tokens = await render_chat(state, caller, body, messages)
+    settled = await set_aside(request, state, caller.narrow(body.cache_salt), messages)
+    whose, tokens = await render_chat(state, caller, body, settled.messages)
     reader = await read_with(state, tokens, body.tool_use(), body.add_generation_prompt)
     params = reader.settle(call.params)
-    call = replace(call, token_ids=tokens, images=whose.images, params=params)
+    sections = settled.named(sections_of(settled.messages))
+    call = replace(call, token_ids=tokens, images=whose.images, params=params, sections=sections)
     answer = Answer(state, body, caller, call, reader)
     if body.stream:
         return await begin(request, answer.events())

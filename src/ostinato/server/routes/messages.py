@@ -14,7 +14,7 @@ import uuid
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
@@ -33,7 +33,7 @@ from ostinato.server.answers.answer_parser import (
 )
 from ostinato.server.breakpoints import Covered, Kept, keep, measure
 from ostinato.server.call import GenerateCall
-from ostinato.server.middleware.fields import DialectRoute, accept_fields
+from ostinato.server.middleware.fields import DialectRoute, accept_fields, set_aside
 from ostinato.server.prompting import AnswerReader, read_with, render_chat
 from ostinato.server.protocol.answers import Counted, MessageBody
 from ostinato.server.protocol.dialects import MESSAGES
@@ -45,8 +45,6 @@ from ostinato.server.streaming import Delta, Deltas, begin, named_event, until_g
 
 ENDPOINT = "/v1/messages"
 
-BodyT = TypeVar("BodyT", bound=CountBody)
-
 router = APIRouter(tags=["messages"], route_class=DialectRoute)
 
 
@@ -55,8 +53,7 @@ async def create_message(
     body: MessagesBody, request: Request, state: StateDep, caller: CallerDep
 ) -> Response:
     """Continue a conversation, in one response or as a stream of server-sent events."""
-    body = accept_body(request, state, body)
-    messages = body.conversation()
+    accept_fields(request, state, MESSAGES, body, body.left_out())
     call = GenerateCall(
         endpoint=ENDPOINT,
         adapter=adapter_of(state, body.model),
@@ -66,14 +63,16 @@ async def create_message(
         cache_write=body.cache.write,
         keep_tokens=body.keep_tokens,
         user=body.metadata.user_id,
-        sections=sections_of(messages),
         request_id=f"msg_{uuid.uuid4().hex}",
     )
     check_room(state, caller, [call])
-    whose, tokens = await render_chat(state, caller, body, messages)
+    salt = caller.narrow(body.cache_salt)
+    settled = await set_aside(request, state, salt, body.conversation())
+    whose, tokens = await render_chat(state, caller, body, settled.messages)
     reader = await read_with(state, tokens, body.tool_use())
     params = reader.settle(call.params)
-    call = replace(call, token_ids=tokens, images=whose.images, params=params)
+    sections = settled.named(sections_of(settled.messages))
+    call = replace(call, token_ids=tokens, images=whose.images, params=params, sections=sections)
     places = await measure(state, whose, body, tokens)
     answer = MessageAnswer(state, body, caller, call, reader, places)
     if body.stream:
@@ -86,25 +85,12 @@ async def count_tokens(
     body: CountBody, request: Request, state: StateDep, caller: CallerDep
 ) -> dict[str, int]:
     """Count the tokens of a prompt, without running it."""
-    body = accept_body(request, state, body)
-    adapter_of(state, body.model)
-    whose, tokens = await render_chat(state, caller, body, body.conversation())
-    return {"input_tokens": state.llm.tokenizing.num_tokens(whose.images, tokens.tokens)}
-
-
-def accept_body(request: Request, state: ServerState, body: BodyT) -> BodyT:
-    """Return a body as it is rendered: without a checksum that changes in each conversation.
-
-    Raises:
-        ApiError: A field would change the answer, or is unknown and refused.
-    """
     accept_fields(request, state, MESSAGES, body, body.left_out())
-    if state.config.keep_checksums:
-        return body
-    settled = body.without_checksum()
-    if settled is not body:
-        request.state.set_aside = ["system[0]"]
-    return settled
+    adapter_of(state, body.model)
+    salt = caller.narrow(body.cache_salt)
+    settled = await set_aside(request, state, salt, body.conversation())
+    whose, tokens = await render_chat(state, caller, body, settled.messages)
+    return {"input_tokens": state.llm.tokenizing.num_tokens(whose.images, tokens.tokens)}
 
 
 @dataclass(slots=True)

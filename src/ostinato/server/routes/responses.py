@@ -17,7 +17,7 @@ from ostinato.server.answers.answer_parser import AnswerParser, ParsedAnswer, Te
 from ostinato.server.answers.tools import Message
 from ostinato.server.call import GenerateCall
 from ostinato.server.errors import ApiError
-from ostinato.server.middleware.fields import DialectRoute, accept_fields
+from ostinato.server.middleware.fields import DialectRoute, accept_fields, set_aside
 from ostinato.server.prompting import AnswerReader, read_with, render_chat
 from ostinato.server.protocol.answers import (
     DeletedResponse,
@@ -57,15 +57,16 @@ async def create_response(
     )
     check_room(state, caller, [call])
     old, new = _earlier(state, caller, body), body.conversation()
-    messages = [*body.head(), *old, *new]
-    whose, tokens = await render_chat(state, caller, body, messages)
+    salt = caller.narrow(body.cache_salt)
+    settled = await set_aside(request, state, salt, [*body.head(), *old, *new])
+    whose, tokens = await render_chat(state, caller, body, settled.messages)
     reader = await read_with(state, tokens, body.tool_use())
     call = replace(
         call,
         params=reader.settle(call.params),
         token_ids=tokens,
         images=whose.images,
-        sections=sections_of(messages),
+        sections=settled.named(sections_of(settled.messages)),
     )
     answer = ResponseAnswer(state, body, caller, call, reader, old, new)
     if body.stream:
@@ -81,7 +82,8 @@ async def count_input_tokens(
     accept_fields(request, state, RESPONSES, body, body.left_out())
     adapter_of(state, body.model)
     messages = [*body.head(), *_earlier(state, caller, body), *body.conversation()]
-    prompt, tokens = await render_chat(state, caller, body, messages)
+    settled = await set_aside(request, state, caller.narrow(body.cache_salt), messages)
+    prompt, tokens = await render_chat(state, caller, body, settled.messages)
     count = state.llm.tokenizing.num_tokens(prompt.images, tokens.tokens)
     return {"object": "response.input_tokens", "input_tokens": count}
 

@@ -1,0 +1,275 @@
+"""Coding agents: what to install, what to set, and how to hold a conversation with them.
+
+Each runs in a home of its own, with the lines that ``docs/agents.md`` shows. A conversation is a
+list of user messages; an agent of the command line gets them one process after the other, a library
+gets them in one program (``programs``).
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from tests.agents import programs
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentClient:
+    """An agent.
+
+    Attributes:
+        name: Its name.
+        source: The registry that ships it.
+        packages: Its packages there.
+        path: The path of the API that it calls.
+        tool: Name of the tool that runs commands, as the prompt shows it; empty: it has none.
+        command: Argument of the tool that has the command.
+        more: Further arguments of each call.
+        files: Files of its home by path; ``{url}`` is the server's address.
+        environment: Its environment; likewise, and ``{home}`` is its home.
+        first: The command for a conversation's first message; ``{question}`` is the message.
+        later: The command for the following ones; empty: ``first`` gets all as arguments.
+        program: A program that is written into its home as ``agent.py``.
+    """
+
+    name: str
+    source: Literal["npm", "pypi"]
+    packages: tuple[str, ...]
+    path: str = "/v1/chat/completions"
+    tool: str = ""
+    command: str = "command"
+    more: Mapping[str, Any] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    first: tuple[str, ...] = ()
+    later: tuple[str, ...] = ()
+    program: str = ""
+    words: bool = True
+    step: Callable[[int], str] = field(default=lambda number: f"echo step {number}")
+
+    def arguments(self, number: int) -> dict[str, Any]:
+        """Return the arguments of one call."""
+        return {self.command: self.step(number), **self.more}
+
+    def settle(self, home: Path, url: str) -> dict[str, str]:
+        """Write the files of its home; returns its environment."""
+        home.mkdir(parents=True, exist_ok=True)
+        for name, text in self.files.items():
+            path = home / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text.replace("{url}", url))
+        if self.program:
+            (home / "agent.py").write_text(self.program)
+        values = {**_COMMON, **self.environment}
+        return {k: v.replace("{url}", url).replace("{home}", str(home)) for k, v in values.items()}
+
+    def commands(self, folder: Path, questions: Sequence[str]) -> list[list[str]]:
+        """Return the commands of one conversation.
+
+        Args:
+            folder: Where its packages are installed.
+            questions: The user's messages.
+        """
+        programs_at = folder / ("node_modules/.bin" if self.source == "npm" else "bin")
+        if not self.later:
+            return [[str(programs_at / self.first[0]), *self.first[1:], *questions]]
+        return [
+            [str(programs_at / words[0]), *(w.replace("{question}", question) for w in words[1:])]
+            for words, question in zip(
+                [self.first, *[self.later] * (len(questions) - 1)], questions, strict=True
+            )
+        ]
+
+
+_COMMON = {
+    "HOME": "{home}", "PWD": "{home}",
+    "XDG_CONFIG_HOME": "{home}/.config", "XDG_DATA_HOME": "{home}/.local/share",
+    "XDG_CACHE_HOME": "{home}/.cache", "XDG_STATE_HOME": "{home}/.local/state",
+    "TERM": "dumb", "CI": "1", "NO_COLOR": "1", "DO_NOT_TRACK": "1", "PYTHONPATH": "",
+    "VIRTUAL_ENV": "", "OPENAI_API_KEY": "none",
+}  # fmt: skip
+
+_CODEX = AgentClient(
+    name="Codex",
+    source="npm",
+    packages=("@openai/codex",),
+    path="/v1/responses",
+    tool="exec_command",
+    command="cmd",
+    files={
+        ".codex/config.toml": 'model = "local"\nmodel_provider = "ostinato"\n'
+        '[model_providers.ostinato]\nname = "ostinato"\nbase_url = "{url}/v1"\n'
+        'wire_api = "responses"\n'
+    },
+    first=("codex", "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox",
+           "{question}"),
+    later=("codex", "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox",
+           "resume", "--last", "{question}"),
+)  # fmt: skip
+
+_CLAUDE_LINES = {
+    "ANTHROPIC_BASE_URL": "{url}", "ANTHROPIC_API_KEY": "none", "ANTHROPIC_MODEL": "local",
+    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "IS_SANDBOX": "1",
+}  # fmt: skip
+
+_CLAUDE_CODE = AgentClient(
+    name="Claude Code",
+    source="npm",
+    packages=("@anthropic-ai/claude-code",),
+    path="/v1/messages",
+    tool="Bash",
+    more={"description": "Prints a step"},
+    environment=_CLAUDE_LINES,
+    first=("claude", "-p", "--dangerously-skip-permissions", "{question}"),
+    later=("claude", "-p", "--dangerously-skip-permissions", "--continue", "{question}"),
+)
+
+_CLAUDE_SDK = AgentClient(
+    name="Claude agent SDK",
+    source="pypi",
+    packages=("claude-agent-sdk",),
+    path="/v1/messages",
+    tool="Bash",
+    more={"description": "Prints a step"},
+    environment=_CLAUDE_LINES,
+    first=("python", "agent.py"),
+    program=programs.CLAUDE_SDK,
+)
+
+_OPENCODE = AgentClient(
+    name="OpenCode",
+    source="npm",
+    packages=("opencode-ai",),
+    tool="bash",
+    more={"description": "Prints a step"},
+    files={
+        ".config/opencode/opencode.json": json.dumps(
+            {
+                "model": "ostinato/local",
+                "provider": {
+                    "ostinato": {
+                        "npm": "@ai-sdk/openai-compatible",
+                        "options": {"baseURL": "{url}/v1", "apiKey": "none"},
+                        "models": {"local": {}},
+                    }
+                },
+            }
+        )
+    },
+    first=("opencode", "run", "--auto", "{question}"),
+    later=("opencode", "run", "--auto", "--continue", "{question}"),
+)
+
+_QWEN_CODE = AgentClient(
+    name="Qwen Code",
+    source="npm",
+    packages=("@qwen-code/qwen-code",),
+    tool="run_shell_command",
+    more={"is_background": False},
+    environment={
+        "OPENAI_BASE_URL": "{url}/v1", "OPENAI_API_KEY": "none", "OPENAI_MODEL": "local"
+    },
+    first=("qwen", "--auth-type", "openai", "--yolo", "-p", "{question}"),
+    later=("qwen", "--auth-type", "openai", "--yolo", "--continue", "-p", "{question}"),
+)  # fmt: skip
+
+_PI = AgentClient(
+    name="pi",
+    source="npm",
+    packages=("@mariozechner/pi-coding-agent",),
+    tool="bash",
+    files={
+        ".pi/agent/models.json": json.dumps(
+            {
+                "providers": {
+                    "ostinato": {
+                        "baseUrl": "{url}/v1", "api": "openai-completions", "apiKey": "none",
+                        "models": [{"id": "local", "reasoning": True, "contextWindow": 131072}],
+                    }
+                }
+            }
+        )
+    },
+    environment={"PI_OFFLINE": "1"},
+    first=("pi", "--model", "ostinato/local", "-p", "{question}"),
+    later=("pi", "--model", "ostinato/local", "--continue", "-p", "{question}"),
+)  # fmt: skip
+
+_CLINE = AgentClient(
+    name="Cline",
+    source="npm",
+    packages=("cline",),
+    tool="execute_command",
+    first=("cline", "{question}"),
+    later=("cline", "{question}"),
+)
+
+_CONTINUE = AgentClient(
+    name="Continue",
+    source="npm",
+    packages=("@continuedev/cli",),
+    tool="Bash",
+    files={
+        ".continue/config.yaml": "name: local\nversion: 1.0.0\nschema: v1\nmodels:\n"
+        "  - name: local\n    provider: openai\n    model: local\n    apiBase: {url}/v1\n"
+        "    apiKey: none\n    roles: [chat]\n    capabilities: [tool_use]\n"
+    },
+    first=("cn", "--auto", "--config", ".continue/config.yaml", "-p", "{question}"),
+    later=("cn", "--auto", "--config", ".continue/config.yaml", "--resume", "-p", "{question}"),
+)
+
+_SMOL_TOOLS = AgentClient(
+    name="smolagents ToolCallingAgent",
+    source="pypi",
+    packages=("smolagents[openai]",),
+    tool="sh",
+    first=("python", "agent.py", "tools", "{url}"),
+    program=programs.SMOLAGENTS,
+)
+_SMOL_CODE = AgentClient(
+    name="smolagents CodeAgent",
+    source="pypi",
+    packages=("smolagents[openai]",),
+    first=("python", "agent.py", "code", "{url}"),
+    program=programs.SMOLAGENTS,
+)
+_LLM = AgentClient(
+    name="llm",
+    source="pypi",
+    packages=("llm",),
+    tool="sh",
+    files={
+        "llm/extra-openai-models.yaml": "- model_id: local\n  model_name: local\n"
+        '  api_base: "{url}/v1"\n  supports_tools: true\n',
+        "tools.py": "def sh(command: str) -> str:\n    \"Run a command.\"\n    return command\n",
+    },
+    environment={"LLM_USER_PATH": "{home}/llm"},
+    first=("llm", "-m", "local", "--functions", "tools.py", "--chain-limit", "0", "{question}"),
+    later=("llm", "-m", "local", "-c", "--functions", "tools.py", "--chain-limit", "0",
+           "{question}"),
+)  # fmt: skip
+_AIDER = AgentClient(
+    name="aider",
+    source="pypi",
+    packages=("aider-chat",),
+    environment={"OPENAI_API_BASE": "{url}/v1", "OPENAI_API_KEY": "none"},
+    first=("aider", "--model", "openai/local", "--yes-always", "--no-check-update", "--no-git",
+           "--no-show-model-warnings", "--restore-chat-history", "--message", "{question}"),
+    later=("aider", "--model", "openai/local", "--yes-always", "--no-check-update", "--no-git",
+           "--no-show-model-warnings", "--restore-chat-history", "--message", "{question}"),
+)  # fmt: skip
+_OPENHANDS = AgentClient(
+    name="OpenHands",
+    source="pypi",
+    packages=("openhands-sdk", "openhands-tools"),
+    tool="terminal",
+    environment={"OSTINATO_URL": "{url}", "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
+    first=("python", "agent.py"),
+    program=programs.OPENHANDS,
+)
+
+CLIENTS = (
+    _CODEX, _CLAUDE_CODE, _CLAUDE_SDK, _OPENCODE, _QWEN_CODE, _PI, _CLINE, _CONTINUE, _OPENHANDS,
+    _AIDER, _LLM, _SMOL_TOOLS, _SMOL_CODE,
+)  # fmt: skip
