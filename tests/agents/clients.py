@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tests.agents import programs
+from tests.support.scripted_model import CodeLoop, Script, Talk, ToolLoop, written_call
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +29,16 @@ class AgentClient:
         more: Further arguments of each call.
         files: Files of its home by path; ``{url}`` is the server's address.
         environment: Its environment; likewise, and ``{home}`` is its home.
+        words: Whether a text may precede a call.
+        ending: The last answer; None for a text.
+        result: Words that stand before each result in the prompt.
         first: The command for a conversation's first message; ``{question}`` is the message.
         later: The command for the following ones; empty: ``first`` gets all as arguments.
+        talks: Whether its questions are lines of its input, in one process.
+        script: Makes its script from a question and a number of calls; None: calls of the tool.
+        least_in_loop: Share of an append-only client's hits that every request of a loop has.
+        least_second: Share of what two conversations have in common that the second one hits.
+        python: The interpreter that its packages need.
         program: A program that is written into its home as ``agent.py``.
     """
 
@@ -44,9 +53,30 @@ class AgentClient:
     environment: Mapping[str, str] = field(default_factory=dict)
     first: tuple[str, ...] = ()
     later: tuple[str, ...] = ()
+    least_in_loop: float = 0.999
+    least_second: float = 0.99
+    python: str = "python3"
     program: str = ""
+    talks: bool = False
+    script: Callable[[str, int], Script] | None = None
     words: bool = True
+    ending: str | None = None
+    result: str = "<tool_response>"
     step: Callable[[int], str] = field(default=lambda number: f"echo step {number}")
+
+    def answers(self, question: str, num_calls: int) -> Script:
+        """Return the script of the model, for questions with these words."""
+        if self.script is not None:
+            return self.script(question, num_calls)
+        return ToolLoop(
+            question,
+            self.tool,
+            self.arguments,
+            num_calls,
+            words=self.words,
+            ending=self.ending,
+            result=self.result,
+        )
 
     def arguments(self, number: int) -> dict[str, Any]:
         """Return the arguments of one call."""
@@ -72,6 +102,8 @@ class AgentClient:
             questions: The user's messages.
         """
         programs_at = folder / ("node_modules/.bin" if self.source == "npm" else "bin")
+        if self.talks:
+            return [[str(programs_at / self.first[0]), *self.first[1:]]]
         if not self.later:
             return [[str(programs_at / self.first[0]), *self.first[1:], *questions]]
         return [
@@ -200,10 +232,26 @@ _CLINE = AgentClient(
     name="Cline",
     source="npm",
     packages=("cline",),
-    tool="execute_command",
+    tool="run_commands",
+    files={
+        ".cline/data/settings/providers.json": json.dumps(
+            {
+                "version": 1, "lastUsedProvider": "openai-compatible", "modes": {},
+                "providers": {
+                    "openai-compatible": {
+                        "settings": {
+                            "provider": "openai-compatible", "apiKey": "none", "model": "local",
+                            "baseUrl": "{url}/v1",
+                        },
+                        "updatedAt": "2026-11-28T00:00:00.000Z", "tokenSource": "manual",
+                    }
+                },
+            }
+        )
+    },
     first=("cline", "{question}"),
     later=("cline", "{question}"),
-)
+)  # fmt: skip
 
 _CONTINUE = AgentClient(
     name="Continue",
@@ -224,6 +272,9 @@ _SMOL_TOOLS = AgentClient(
     source="pypi",
     packages=("smolagents[openai]",),
     tool="sh",
+    words=False,
+    result="Observation:",
+    ending=written_call("final_answer", {"answer": "All calls are done."}),
     first=("python", "agent.py", "tools", "{url}"),
     program=programs.SMOLAGENTS,
 )
@@ -231,6 +282,12 @@ _SMOL_CODE = AgentClient(
     name="smolagents CodeAgent",
     source="pypi",
     packages=("smolagents[openai]",),
+    script=lambda question, num_calls: CodeLoop(
+        question,
+        lambda step: f"print(sh('echo step {step}'))",
+        "final_answer('All calls are done.')",
+        num_calls,
+    ),
     first=("python", "agent.py", "code", "{url}"),
     program=programs.SMOLAGENTS,
 )
@@ -254,15 +311,16 @@ _AIDER = AgentClient(
     source="pypi",
     packages=("aider-chat",),
     environment={"OPENAI_API_BASE": "{url}/v1", "OPENAI_API_KEY": "none"},
+    talks=True,
+    script=lambda question, _: Talk(question),
     first=("aider", "--model", "openai/local", "--yes-always", "--no-check-update", "--no-git",
-           "--no-show-model-warnings", "--restore-chat-history", "--message", "{question}"),
-    later=("aider", "--model", "openai/local", "--yes-always", "--no-check-update", "--no-git",
-           "--no-show-model-warnings", "--restore-chat-history", "--message", "{question}"),
+           "--no-show-model-warnings", "--no-pretty", "--no-fancy-input", "--analytics-disable"),
 )  # fmt: skip
 _OPENHANDS = AgentClient(
     name="OpenHands",
     source="pypi",
     packages=("openhands-sdk", "openhands-tools"),
+    python="python3.12",
     tool="terminal",
     environment={"OSTINATO_URL": "{url}", "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
     first=("python", "agent.py"),

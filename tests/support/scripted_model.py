@@ -126,6 +126,8 @@ class ToolLoop:
         num_calls: Calls until the text.
         reasoning: Whether each answer begins with reasoning.
         words: Whether a text precedes each call.
+        ending: The last answer; None for a text.
+        result: Words that stand before each result in the prompt.
     """
 
     question: str
@@ -134,6 +136,8 @@ class ToolLoop:
     num_calls: int = 10
     reasoning: bool = True
     words: bool = True
+    ending: str | None = None
+    result: str = "<tool_response>"
 
     def __call__(self, prompt: str) -> str:
         """Return the answer; requests without the tool, such as those for a title, get a word."""
@@ -141,13 +145,54 @@ class ToolLoop:
         asked = prompt.rfind(self.question)
         if asked < 0 or f'"name": "{self.tool}"' not in tools or len(tools) == len(prompt):
             return "Echoes"
-        step = prompt.count("<tool_response>", asked)
+        step = prompt.count(self.result, asked)
         thought = f"<think>\nStep {step} comes now.\n</think>\n\n" if self.reasoning else ""
         if step >= self.num_calls:
-            return f"{thought}All {step} calls are done."
-        call = json.dumps({"name": self.tool, "arguments": self.arguments(step)})
+            return thought + (self.ending or f"All {step} calls are done.")
+        call = written_call(self.tool, self.arguments(step))
         words = f"I make call {step}.\n" if self.words else ""
-        return f"{thought}{words}<tool_call>\n{call}\n</tool_call>"
+        return f"{thought}{words}{call}"
+
+
+@dataclass(frozen=True)
+class CodeLoop:
+    """A script for agents whose calls are code, and whose results are a user's observations.
+
+    Attributes:
+        question: Words of the user's message that starts a loop.
+        code: What step n writes between its tags.
+        ending: What the last step writes.
+        num_calls: Steps before the last one.
+    """
+
+    question: str
+    code: Callable[[int], str]
+    ending: str
+    num_calls: int = 10
+
+    def __call__(self, prompt: str) -> str:
+        """Return the answer."""
+        step = prompt.count("Observation:", max(0, prompt.rfind(self.question)))
+        code = self.code(step) if step < self.num_calls else self.ending
+        return f"Thought: step {step} comes now.\n<code>\n{code}\n</code>"
+
+
+@dataclass(frozen=True)
+class Talk:
+    """A script for agents without tools: a short text for each question."""
+
+    question: str
+
+    def __call__(self, prompt: str) -> str:
+        """Return the answer."""
+        number = prompt.count(self.question)
+        return f"<think>\nQuestion {number}.\n</think>\n\nNothing is to be changed here."
+
+
+def written_call(name: str, arguments: dict[str, Any]) -> str:
+    """Return a call as the model writes it."""
+    call = json.dumps({"name": name, "arguments": arguments})
+    return f"<tool_call>\n{call}\n</tool_call>"
 
 
 @dataclass(frozen=True)
@@ -165,6 +210,24 @@ class Turn:
     answer: list[int]
     num_cached: int
     text: str = field(repr=False, default="")
+
+    @property
+    def num_reusable(self) -> int:
+        """Tokens that an append-only client's next request hits.
+
+        It sends prompt and answer again; no step has computed the keys and values of the answer's
+        last token.
+        """
+        return len(self.prompt) + len(self.answer) - 1
+
+    def is_of(self, tool: str) -> bool:
+        """Whether its prompt shows a tool; every prompt shows the tool without a name."""
+        tools, closing, _ = self.text.partition("</tools>")
+        return not tool or (bool(closing) and f'"name": "{tool}"' in tools)
+
+    def num_asked(self, question: str) -> int:
+        """Return how often its conversation has a question."""
+        return self.text.count(question)
 
 
 class ScriptedLLM(AsyncLLM):
@@ -306,12 +369,13 @@ def _train_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def hit_shares(turns: list[Turn]) -> list[float]:
-    """Return what each turn after the first hit, as a share of an append-only client's hits.
+    """Return what each turn after the first hit, as a share of an append-only client's hits."""
+    return [later.num_cached / earlier.num_reusable for earlier, later in pairwise(turns)]
 
-    An append-only client sends the last prompt and the last answer again, and both are cached but
-    for the answer's last token, whose keys and values no step has computed.
-    """
-    return [
-        later.num_cached / (len(earlier.prompt) + len(earlier.answer) - 1)
-        for earlier, later in pairwise(turns)
-    ]
+
+def common_prefix(first: list[int], second: list[int]) -> int:
+    """Return how many tokens two prompts have in common at their beginning."""
+    pairs = zip(first, second, strict=False)
+    return next(
+        (place for place, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second))
+    )

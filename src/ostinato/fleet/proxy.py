@@ -24,7 +24,13 @@ from yarl import URL
 from ostinato.fleet.admission import Admission, Job
 from ostinato.fleet.decisions import DecisionLog, DecisionRecord
 from ostinato.fleet.fleet import Fleet, Owner
-from ostinato.fleet.headers import end_to_end, headers_to_worker, keys_for_worker, routing_headers
+from ostinato.fleet.headers import (
+    end_to_end,
+    headers_to_worker,
+    keys_for_worker,
+    routing_headers,
+    session_of,
+)
 from ostinato.fleet.metrics import FleetMetrics
 from ostinato.fleet.peek import Peek
 from ostinato.fleet.prompts import Prompt
@@ -131,7 +137,7 @@ class Proxy:
         caller.priority_of(prompt.priority)  # refused here for workers that know no keys
         is_separate = self._is_separate
         salt = caller.narrow(prompt.salt) if is_separate else prompt.salt
-        session = headers.get("x-session-id", "")[:200] or prompt.session
+        session = session_of(headers, prompt.session)
         session = f"{caller.tenant}\0{session}" if session and caller.tenant else session
         keys = keys_for_worker(headers, self._config)
         view = await self._tokens.request(prompt, salt, caller.tenant, session, keys)

@@ -205,6 +205,17 @@ def test_a_field_that_nobody_knows_is_named_and_counted(http: httpx.Client):
     assert counted() - before == 2
 
 
+def test_a_value_that_nobody_knows_is_accepted_where_nothing_depends_on_it(http: httpx.Client):
+    """Claude Code 2.1.332 sends ``display: updates`` first, and falls back after a 400."""
+    body = claude_code()
+    body["thinking"] |= {"display": "updates"}
+    assert http.post(MESSAGES.path, json=body).status_code == 200
+    item = {**CODEX["input"][0], "phase": "draft", "status": "queued"}
+    body = {**CODEX, "input": [item], "include": ["reasoning.summary_of_tomorrow"]}
+    answer = http.post("/v1/responses", json=body)
+    assert answer.status_code == 200, answer.text
+
+
 @pytest.mark.parametrize("api", DIALECTS, ids=lambda api: api.path)
 def test_what_would_change_the_answer_is_refused_by_place(http: httpx.Client, api):
     bodies: dict[str, Any] = {
@@ -216,6 +227,55 @@ def test_what_would_change_the_answer_is_refused_by_place(http: httpx.Client, ap
     for name in api.refused:
         answer = http.post(api.path, json={"model": "scribe", **bodies[api.path], name: "x"})
         assert answer.status_code == 400 and name in answer.json()["error"]["message"], name
+
+
+PLACES: dict[str, tuple[str, dict[str, Any]]] = {
+    "tools[0].strict": ("/v1/responses", {"tools": [
+        {"type": "function", "name": "f", "strict": "yes"}]}),
+    "tools[1].tools[0].name": ("/v1/responses", {"tools": [
+        {"type": "web_search"},
+        {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "a b"}]}]}),
+    "tools[0].format.definition": ("/v1/responses", {"tools": [
+        {"type": "custom", "name": "f", "format": {"type": "grammar", "syntax": "lark"}}]}),
+    "input[1].call_id": ("/v1/responses", {"input": [
+        {"type": "message", "role": "user", "content": "x"},
+        {"type": "function_call", "name": "f", "arguments": "{}"}]}),
+    "input[0].content[1].text": ("/v1/responses", {"input": [
+        {"role": "user", "content": [{"type": "input_text", "text": "x"},
+                                     {"type": "input_text", "text": 1}]}]}),
+    "input[0].output": ("/v1/responses", {"input": [
+        {"type": "function_call_output", "call_id": "c", "output": 3}]}),
+    "text.format.schema": ("/v1/responses", {"text": {"format": {
+        "type": "json_schema", "name": "s", "schema": 1}}}),
+    "messages[0].content[1].text": ("/v1/chat/completions", {"messages": [
+        {"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "text"}]}]}),
+    "tools[0].function.name": ("/v1/chat/completions", {"tools": [
+        {"type": "function", "function": {"name": "a b"}}]}),
+    "response_format.json_schema.schema": ("/v1/chat/completions", {"response_format": {
+        "type": "json_schema", "json_schema": {"name": "s", "schema": []}}}),
+    "messages[0].content[0].input": ("/v1/messages", {"messages": [
+        {"role": "assistant", "content": [
+            {"type": "tool_use", "id": "c", "name": "f", "input": "x"}]},
+        {"role": "user", "content": "x"}]}),
+    "messages[0].content[0].content[0].text": ("/v1/messages", {"messages": [
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c",
+                                      "content": [{"type": "text", "text": 1}]}]}]}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_an_error_names_the_place_as_the_client_wrote_it(http: httpx.Client, place: str):
+    """No names of alternatives that the server tried, such as ``tools[0].function.strict``."""
+    path, wrong = PLACES[place]
+    ask = [{"role": "user", "content": "x"}]
+    plain: dict[str, dict[str, Any]] = {
+        "/v1/responses": {"input": "x"},
+        "/v1/chat/completions": {"messages": ask},
+        "/v1/messages": {"messages": ask, "max_tokens": 1},
+    }
+    error = http.post(path, json={"model": "scribe", **plain[path], **wrong}).json()["error"]
+    assert error["message"].startswith(f"{place}: "), error
+    assert error.get("param", place) == place
 
 
 def test_an_error_of_messages_names_the_place(http: httpx.Client):
@@ -238,6 +298,8 @@ def test_a_lease_lasts_as_long_as_the_cache_options_say(http: httpx.Client):
 def test_a_path_of_the_api_is_no_response_id(http: httpx.Client, method: str):
     answer = http.request(method, "/v1/responses/compact", json={})
     assert answer.status_code == 404 and "is not served" in answer.json()["error"]["message"]
+    wrong = http.get("/v1/responses/input_tokens")
+    assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
     counted = http.post("/v1/responses/input_tokens", json=CODEX).json()
     assert counted["object"] == "response.input_tokens" and counted["input_tokens"] > 20
 

@@ -64,7 +64,7 @@ def _form_of(
     called = [tool for tool in use.tools if use.only in (None, tool.name)]
     rules = _CallRules(formats, called, use.is_parallel)
     if use.choice == "required":
-        reasoning = rules.reasoning if is_framed else ""
+        reasoning = rules.reasoning if is_framed else rules.gap
         head = [f"start: {reasoning}{rules.calls}"]
     elif answer is not None:
         assert answer.json_object or answer.json is not None, "formats of answers are text or JSON"
@@ -82,6 +82,7 @@ class _CallRules:
         lines: The rules.
         calls: Expression for all calls of an answer.
         reasoning: Expression for what may precede them in harmony's format.
+        gap: Expression for what may stand between reasoning in tags and them.
     """
 
     def __init__(self, formats: AnswerFormats, tools: Sequence[Tool], is_parallel: bool) -> None:
@@ -100,6 +101,10 @@ class _CallRules:
         more = f"({self._literal(self._written.separator or '')} call){{0,{_MOST_CALLS - 1}}}"
         several = f"call {more}" if self._is_parallel else "call"
         self.calls = f"{self._literal(first)} {several} {self._literal(last)}"
+        self.gap = ""
+        if formats.reasoning is not None:  # templates write an empty line there, and models do
+            self.gap = "GAP? "
+            self.lines.append(r"GAP: /\n{1,2}/")
         self.reasoning = (
             f"({self._literal('<|channel|>analysis<|message|>')} TEXT "
             f"{self._literal('<|end|><|start|>assistant')})? "

@@ -40,7 +40,6 @@ class TextPart(OpenBody):
         return {"type": "text", "text": self.text}
 
 
-ImageDetail = Literal["auto", "low", "high", "original"]
 IMAGE_URL = "A data URI; files and http(s) URLs where the operator allows them."
 IMAGE_DETAIL = "Images are resized as the model's processor says."
 
@@ -49,7 +48,7 @@ class ImageUrl(OpenBody):
     """The location of an image."""
 
     url: str = Field(min_length=1, description=IMAGE_URL)
-    detail: ImageDetail | None = Field(default=None, description=IMAGE_DETAIL)
+    detail: ShortText | None = Field(default=None, description=IMAGE_DETAIL)
 
 
 class ImagePart(OpenBody):

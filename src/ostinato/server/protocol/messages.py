@@ -104,8 +104,8 @@ class Thinking(OpenBody):
     budget_tokens: int | None = Field(
         default=None, ge=1024, description="A hint: only max_tokens bounds thinking."
     )
-    display: Literal["summarized", "omitted"] | None = Field(
-        default=None, description="omitted: blocks without text."
+    display: ShortText | None = Field(
+        default=None, description="omitted: blocks without text; any other value: in full."
     )
 
 

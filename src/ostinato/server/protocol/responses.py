@@ -10,7 +10,7 @@ from ostinato.server.answers.answer_formats import AnswerFormats
 from ostinato.server.answers.call_grammar import constrain
 from ostinato.server.answers.tools import Message, ToolUse, add_call, add_reasoning, use_tools
 from ostinato.server.protocol.body import Items, OpenBody, TextOrInputImage, parts_of
-from ostinato.server.protocol.chat import IMAGE_DETAIL, IMAGE_URL, ImageDetail
+from ostinato.server.protocol.chat import IMAGE_DETAIL, IMAGE_URL
 from ostinato.server.protocol.response_tools import (
     CallTarget,
     HostedTool,
@@ -38,14 +38,12 @@ from ostinato.server.protocol.tools import (
     ToolName,
 )
 
-Status = Literal["in_progress", "completed", "incomplete"]
-
 
 class ItemBody(OpenBody):
     """Fields that every item may have; accepted and ignored."""
 
     id: ShortText | None = None
-    status: Status | None = None
+    status: ShortText | None = None
 
 
 class ContentText(OpenBody):
@@ -66,7 +64,7 @@ class ContentImage(OpenBody):
 
     type: Literal["input_image"]
     image_url: str = Field(min_length=1, description=IMAGE_URL)
-    detail: ImageDetail | None = Field(default=None, description=IMAGE_DETAIL)
+    detail: ShortText | None = Field(default=None, description=IMAGE_DETAIL)
 
     def part(self) -> dict[str, Any]:
         """Return it in the format of chat completions."""
@@ -84,7 +82,7 @@ class MessageItem(ItemBody):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: str | Items[Content]
-    phase: Literal["commentary", "final_answer"] | None = None
+    phase: ShortText | None = None
 
     @model_validator(mode="after")
     def _fits_its_role(self) -> "MessageItem":
@@ -206,17 +204,6 @@ class Reasoning(OpenBody):
 
 _LOGPROBS = "message.output_text.logprobs"
 
-Included = Literal[
-    "message.output_text.logprobs",
-    "reasoning.encrypted_content",
-    "message.input_image.image_url",
-    "file_search_call.results",
-    "web_search_call.results",
-    "web_search_call.action.sources",
-    "computer_call_output.output.image_url",
-    "code_interpreter_call.outputs",
-]
-
 
 class ResponsesBody(SamplerFields, CacheFields):
     """Continue a conversation that the server may store."""
@@ -238,10 +225,10 @@ class ResponsesBody(SamplerFields, CacheFields):
     metadata: Metadata = Field(default_factory=dict)
     truncation: Literal["disabled"] = "disabled"
     background: Literal[False] = False
-    include: list[Included] = Field(
+    include: list[ShortText] = Field(
         default_factory=list,
         max_length=16,
-        description="Only log-probabilities; there are no encrypted items or hosted tools.",
+        description=f"{_LOGPROBS}; there is nothing else to include.",
     )
     top_logprobs: int | None = Field(default=None, ge=0, description="With include.")
     reasoning: Reasoning | None = None

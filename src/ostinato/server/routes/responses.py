@@ -102,6 +102,21 @@ async def compact() -> None:
     )
 
 
+@router.get(f"{ENDPOINT}/input_tokens", include_in_schema=False)
+async def count_with_get() -> None:
+    """Refuse: this is no response's id.
+
+    Raises:
+        ApiError: Always (405).
+    """
+    raise ApiError(
+        405,
+        f"GET {ENDPOINT}/input_tokens: send the body of a request with POST",
+        code="method_not_allowed",
+        headers={"Allow": "POST"},
+    )
+
+
 @router.get(f"{ENDPOINT}/{{response_id}}")
 async def get_response(response_id: str, state: StateDep, caller: CallerDep) -> dict[str, Any]:
     """Return a stored response."""
