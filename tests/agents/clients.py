@@ -6,7 +6,7 @@ gets them in one program (``programs``).
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -33,7 +33,9 @@ class AgentClient:
         ending: The last answer; None for a text.
         result: Words that stand before each result in the prompt.
         first: The command for a conversation's first message; ``{question}`` is the message.
-        later: The command for the following ones; empty: ``first`` gets all as arguments.
+        later: The command for the following ones, in which ``{session}`` is the conversation;
+            empty: ``first`` gets all as arguments.
+        sessions: Folder of its home that has a folder for each conversation.
         talks: Whether its questions are lines of its input, in one process.
         script: Makes its script from a question and a number of calls; None: calls of the tool.
         least_in_loop: Share of an append-only client's hits that every request of a loop has.
@@ -53,6 +55,7 @@ class AgentClient:
     environment: Mapping[str, str] = field(default_factory=dict)
     first: tuple[str, ...] = ()
     later: tuple[str, ...] = ()
+    sessions: str = ""
     least_in_loop: float = 0.999
     least_second: float = 0.99
     python: str = "python3"
@@ -94,24 +97,28 @@ class AgentClient:
         values = {**_COMMON, **self.environment}
         return {k: v.replace("{url}", url).replace("{home}", str(home)) for k, v in values.items()}
 
-    def commands(self, folder: Path, questions: Sequence[str]) -> list[list[str]]:
-        """Return the commands of one conversation.
+    def commands(self, folder: Path, home: Path, questions: Sequence[str]) -> Iterator[list[str]]:
+        """Yield the commands of one conversation, each once the one before has ended.
 
         Args:
             folder: Where its packages are installed.
+            home: Its home.
             questions: The user's messages.
         """
-        programs_at = folder / ("node_modules/.bin" if self.source == "npm" else "bin")
-        if self.talks:
-            return [[str(programs_at / self.first[0]), *self.first[1:]]]
-        if not self.later:
-            return [[str(programs_at / self.first[0]), *self.first[1:], *questions]]
-        return [
-            [str(programs_at / words[0]), *(w.replace("{question}", question) for w in words[1:])]
-            for words, question in zip(
-                [self.first, *[self.later] * (len(questions) - 1)], questions, strict=True
-            )
-        ]
+        program = folder / ("node_modules/.bin" if self.source == "npm" else "bin") / self.first[0]
+        if self.talks or not self.later:
+            yield [str(program), *self.first[1:], *(() if self.talks else questions)]
+            return
+        for place, question in enumerate(questions):
+            words = self.later if place else self.first
+            values = {"{question}": question, "{session}": self._session(home) if place else ""}
+            yield [str(program), *(values.get(word, word) for word in words[1:])]
+
+    def _session(self, home: Path) -> str:
+        """Return the name of the newest conversation, where it is needed to go on with it."""
+        if not self.sessions:
+            return ""
+        return max((home / self.sessions).iterdir(), key=lambda path: path.stat().st_mtime).name
 
 
 _COMMON = {
@@ -250,7 +257,8 @@ _CLINE = AgentClient(
         )
     },
     first=("cline", "{question}"),
-    later=("cline", "{question}"),
+    later=("cline", "--id", "{session}", "{question}"),
+    sessions=".cline/data/sessions",
 )  # fmt: skip
 
 _CONTINUE = AgentClient(

@@ -92,7 +92,7 @@ def converse(client: AgentClient, folder: Path, home: Path, url: str, *questions
     """Hold one conversation; returns what the agent printed."""
     settings = {**os.environ, **client.settle(home, url)}
     printed = ""
-    for command in client.commands(folder, questions):
+    for command in client.commands(folder, home, questions):
         lines = "".join(f"{question}\n" for question in questions) if client.talks else ""
         result = subprocess.run(
             [word.replace("{url}", url) for word in command],

@@ -294,6 +294,67 @@ def test_a_lease_lasts_as_long_as_the_cache_options_say(http: httpx.Client):
         assert wrong.json()["error"]["param"] == "prompt_cache_options.ttl"
 
 
+SHARED = "Keep the rules of this long text in mind, whatever is said later. " * 6
+
+
+@pytest.mark.parametrize(
+    ("mark", "ttl_s"),
+    [
+        ({"prompt_cache_breakpoint": {"mode": "explicit"}}, 2700),
+        ({"prompt_cache_breakpoint": {"mode": "explicit", "ttl": "12h"}}, 12 * 3600),
+        ({"cache_control": {"type": "ephemeral"}}, 300),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+def test_a_mark_of_a_part_leases_the_prompt_up_to_it(
+    http: httpx.Client, path: str, mark: Any, ttl_s: int
+):
+    """What follows the mark is not leased; the mode ``explicit`` leases nothing else."""
+    salt = f"{path} {mark}"
+    kind = "text" if "chat" in path else "input_text"
+    parts = [{"type": kind, "text": SHARED, **mark}, {"type": kind, "text": "And now? " * 20}]
+    turns = [{"role": "user", "content": parts}]
+    body: dict[str, Any] = {
+        "model": "scribe", "cache_salt": salt,
+        "prompt_cache_options": {"mode": "explicit", "ttl": "45m"},
+        **({"messages": turns, "max_tokens": 1} if "chat" in path
+           else {"input": turns, "max_output_tokens": 1}),
+    }  # fmt: skip
+    usage = http.post(path, json=body).json()["usage"]
+    details = usage.get("prompt_tokens_details") or usage["input_tokens_details"]
+    num_prompt = usage.get("prompt_tokens") or usage["input_tokens"]
+    assert 0.5 * num_prompt < details["retained_tokens"] < 0.9 * num_prompt
+    assert details["cache_write_tokens"] == num_prompt
+    [lease] = [
+        lease
+        for lease in http.get("/admin/leases").json()["leases"]
+        if ttl_s - 60 < lease["expires_in_s"] <= ttl_s
+        and lease["num_tokens"] == details["retained_tokens"]
+    ]
+    http.delete(f"/admin/leases/{lease['lease_id']}")
+
+
+def test_of_many_marks_the_last_four_are_leased_and_none_is_an_error(http: httpx.Client):
+    parts = [
+        {"type": "text", "text": f"Part {n}. " * 8, "prompt_cache_breakpoint": {}}
+        for n in range(80)
+    ]
+    body = {"model": "scribe", "messages": [{"role": "user", "content": parts}], "max_tokens": 1}
+    answer = http.post("/v1/chat/completions", json={**body, "cache_salt": "many"})
+    assert answer.status_code == 200, answer.text
+    assert IGNORED not in answer.headers
+
+
+def test_what_is_not_published_counts_as_not_written(http: httpx.Client):
+    body = {"model": "scribe", "messages": [{"role": "user", "content": "Once."}], "max_tokens": 1}
+    for write in (False, True):
+        answer = http.post("/v1/chat/completions", json={**body, "cache": {"write": write}})
+        usage = answer.json()["usage"]
+        written = usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"]
+        expected = written if write else 0
+        assert usage["prompt_tokens_details"]["cache_write_tokens"] == expected
+
+
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_a_path_of_the_api_is_no_response_id(http: httpx.Client, method: str):
     answer = http.request(method, "/v1/responses/compact", json={})

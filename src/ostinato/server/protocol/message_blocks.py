@@ -6,22 +6,8 @@ from pydantic import Field, model_validator
 
 from ostinato.server.answers.tools import Message, add_reasoning
 from ostinato.server.protocol.body import Items, OpenBody, TextOrImage, parts_of
+from ostinato.server.protocol.marks import CacheControl
 from ostinato.server.protocol.tools import CallId, ToolName
-from ostinato.tenants.terms import ANTHROPIC_1H, ANTHROPIC_5M, LeaseTerms
-
-
-class CacheControl(OpenBody):
-    """Keep the prompt up to here."""
-
-    type: Literal["ephemeral"]
-    ttl: Literal["5m", "1h"] = Field(
-        default="5m", description="How long; each use restarts the time."
-    )
-
-    @property
-    def terms(self) -> LeaseTerms:
-        """The terms of the lease."""
-        return ANTHROPIC_1H if self.ttl == "1h" else ANTHROPIC_5M
 
 
 class TextBlock(OpenBody):

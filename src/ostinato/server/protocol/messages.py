@@ -4,7 +4,6 @@ A request is a sequence of blocks: those of the system text, then those of each 
 precede all of them, as in the prompt, so a breakpoint is a position in the sequence.
 """
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -15,9 +14,9 @@ from ostinato.server.answers.answer_formats import AnswerFormats
 from ostinato.server.answers.call_grammar import constrain
 from ostinato.server.answers.tools import Message, Tool, ToolUse, use_tools
 from ostinato.server.protocol.body import MOST_MESSAGES, Items, OpenBody
+from ostinato.server.protocol.marks import Breakpoint, CacheControl
 from ostinato.server.protocol.message_blocks import (
     AnthropicMessage,
-    CacheControl,
     TextBlock,
     template_messages,
 )
@@ -31,7 +30,6 @@ from ostinato.server.protocol.sampling import (
     template_effort,
 )
 from ostinato.server.protocol.tools import MOST_TOOLS, ToolName
-from ostinato.tenants.terms import LeaseTerms
 
 MOST_BREAKPOINTS = 4
 
@@ -107,19 +105,6 @@ class Thinking(OpenBody):
     display: ShortText | None = Field(
         default=None, description="omitted: blocks without text; any other value: in full."
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Breakpoint:
-    """A position up to which the prompt is kept.
-
-    Attributes:
-        num_blocks: Blocks of system and messages before it; 0 is after the tools.
-        terms: For how long.
-    """
-
-    num_blocks: int
-    terms: LeaseTerms
 
 
 class CountBody(OpenBody):

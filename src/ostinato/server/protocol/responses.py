@@ -1,6 +1,7 @@
 """The body of ``/v1/responses``: text, images, streams and tools that the client runs."""
 
 import uuid
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
@@ -11,6 +12,7 @@ from ostinato.server.answers.call_grammar import constrain
 from ostinato.server.answers.tools import Message, ToolUse, add_call, add_reasoning, use_tools
 from ostinato.server.protocol.body import Items, OpenBody, TextOrInputImage, parts_of
 from ostinato.server.protocol.chat import IMAGE_DETAIL, IMAGE_URL
+from ostinato.server.protocol.marks import Breakpoint, MarkedPart, breakpoints_of
 from ostinato.server.protocol.response_tools import (
     CallTarget,
     HostedTool,
@@ -46,7 +48,7 @@ class ItemBody(OpenBody):
     status: ShortText | None = None
 
 
-class ContentText(OpenBody):
+class ContentText(MarkedPart):
     """A text of either role."""
 
     type: Literal["input_text", "output_text"]
@@ -59,7 +61,7 @@ class ContentText(OpenBody):
         return {"type": "text", "text": self.text}
 
 
-class ContentImage(OpenBody):
+class ContentImage(MarkedPart):
     """An image."""
 
     type: Literal["input_image"]
@@ -269,13 +271,23 @@ class ResponsesBody(SamplerFields, CacheFields):
         """Return the message of the instructions, which apply to this request alone."""
         return [{"role": "system", "content": self.instructions}] if self.instructions else []
 
-    def conversation(self) -> list[Message]:
-        """Return the new messages for chat templates, without instructions."""
+    def breakpoints(self) -> list[Breakpoint]:
+        """Return the last marks of the input, in order; none without ``cache.write``."""
+        items = [] if isinstance(self.input, str) else self.input
+        marks = [part.terms(self.mark_ttl) for item in items for part in _parts_of(item)]
+        return breakpoints_of(marks) if self.cache.write else []
+
+    def conversation(self, num_parts: int | None = None) -> list[Message]:
+        """Return the new messages for chat templates, without instructions.
+
+        Args:
+            num_parts: Number of leading parts of messages to include; None for all.
+        """
         if isinstance(self.input, str):
             return [{"role": "user", "content": self.input}]
         messages: list[Message] = []
         thought = ""
-        for item in self.input:
+        for item in self.input if num_parts is None else _first_parts(self.input, num_parts):
             match item:
                 case ReasoningItem():
                     thought = "".join(part.text for part in item.content or item.summary)
@@ -369,6 +381,23 @@ class ResponsesBody(SamplerFields, CacheFields):
             **blank, **shown, "tools": tools, "store": self.is_stored, "reasoning": reasoning,
             "top_logprobs": self.top_logprobs or 0,
         }  # fmt: skip
+
+
+def _parts_of(item: Item) -> list[ContentText | ContentImage]:
+    """Return the parts of a message, which may have marks."""
+    is_list = isinstance(item, MessageItem) and isinstance(item.content, list)
+    return item.content if is_list else []  # type: ignore[union-attr,return-value]
+
+
+def _first_parts(items: list[Item], number: int) -> Iterator[Item]:
+    """Yield items up to the end of a part."""
+    for item in items:
+        parts = _parts_of(item)
+        if number <= len(parts):
+            yield item.model_copy(update={"content": parts[:number]})
+            return
+        number -= len(parts)
+        yield item
 
 
 def _with_id(item: ItemBody) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from ostinato.server.answers.answer_parser import (
     ToolCall,
     parse_answer,
 )
+from ostinato.server.breakpoints import measured
 from ostinato.server.call import GenerateCall
 from ostinato.server.middleware.fields import DialectRoute, accept_fields, set_aside
 from ostinato.server.prompting import AnswerReader, read_with, render_chat
@@ -44,7 +45,7 @@ router = APIRouter(tags=["chat"], route_class=DialectRoute)
 async def chat(body: ChatBody, request: Request, state: StateDep, caller: CallerDep) -> Response:
     """Continue a conversation, in one response or as a stream of server-sent events."""
     accept_fields(request, state, CHAT, body)
-    messages = [message.rendered() for message in body.messages]
+    messages = body.conversation()
     call = GenerateCall(
         endpoint=ENDPOINT,
         adapter=adapter_of(state, body.model),
@@ -60,7 +61,14 @@ async def chat(body: ChatBody, request: Request, state: StateDep, caller: Caller
     reader = await read_with(state, tokens, body.tool_use(), body.add_generation_prompt)
     params = reader.settle(call.params)
     sections = settled.named(sections_of(settled.messages))
-    call = replace(call, token_ids=tokens, images=whose.images, params=params, sections=sections)
+    call = replace(
+        call,
+        token_ids=tokens,
+        images=whose.images,
+        params=params,
+        sections=sections,
+        kept=await measured(state, whose, body, tokens),
+    )
     answer = Answer(state, body, caller, call, reader)
     if body.stream:
         return await begin(request, answer.events())
@@ -115,14 +123,16 @@ class Answer:
         yield end
 
     def _usage_so_far(self, output: RequestOutput) -> dict[str, Any]:
-        return self.body.usage_so_far(lambda: Usage.of([output]).as_openai())
+        return self.body.usage_so_far(lambda: Usage.of([output], self.call.cache_write).as_openai())
 
     def _usage(self, output: RequestOutput, answers: Sequence[ParsedAnswer]) -> dict[str, Any]:
         reasoning = None
         if self.reader.formats.reasoning is not None:
             pairs = zip(output.outputs, answers, strict=True)
             reasoning = sum(self.reader.num_reasoning_tokens(o.token_ids, a) for o, a in pairs)
-        return Usage.of([output]).as_openai(self.call.num_retained_tokens, reasoning)
+        return Usage.of([output], self.call.cache_write).as_openai(
+            self.call.num_retained_tokens, reasoning
+        )
 
     def _choice(self, delta: Delta, answer: ParsedAnswer) -> dict[str, Any]:
         text, calls = answer.text, answer.calls

@@ -148,7 +148,7 @@ class Answer:
         }
 
     def _usage(self, outputs: Mapping[int, RequestOutput]) -> dict[str, Any]:
-        usage = Usage.of(outputs.values())
+        usage = Usage.of(outputs.values(), self.calls[0].cache_write)
         if self.body.max_tokens == 0:  # the generated token is dropped
             usage = replace(usage, num_completion_tokens=0)
         return usage.as_openai([kept for call in self.calls for kept in call.num_retained_tokens])

@@ -31,8 +31,8 @@ from ostinato.server.answers.answer_parser import (
     TextPiece,
     parse_answer,
 )
-from ostinato.server.breakpoints import Covered, Kept, keep, measure
-from ostinato.server.call import GenerateCall
+from ostinato.server.breakpoints import Kept, keep, measure
+from ostinato.server.call import Covered, GenerateCall
 from ostinato.server.middleware.fields import DialectRoute, accept_fields, set_aside
 from ostinato.server.prompting import AnswerReader, read_with, render_chat
 from ostinato.server.protocol.answers import Counted, MessageBody

@@ -15,6 +15,7 @@ from ostinato.engine.requests.outputs import RequestOutput
 from ostinato.server.access.callers import Caller, CallerDep
 from ostinato.server.answers.answer_parser import AnswerParser, ParsedAnswer, TextPiece
 from ostinato.server.answers.tools import Message
+from ostinato.server.breakpoints import measured
 from ostinato.server.call import GenerateCall
 from ostinato.server.errors import ApiError
 from ostinato.server.middleware.fields import DialectRoute, accept_fields, set_aside
@@ -67,6 +68,7 @@ async def create_response(
         token_ids=tokens,
         images=whose.images,
         sections=settled.named(sections_of(settled.messages)),
+        kept=await measured(state, whose, body, tokens, [*body.head(), *old]),
     )
     answer = ResponseAnswer(state, body, caller, call, reader, old, new)
     if body.stream:
@@ -236,7 +238,8 @@ class ResponseAnswer:
         response["output"] = self._writer.items
         ids = output.outputs[0].token_ids
         num_reasoning = self.reader.num_reasoning_tokens(ids, self._answer)
-        usage = Usage.of([output]).as_openai(self.call.num_retained_tokens, num_reasoning)
+        counts = Usage.of([output], self.call.cache_write)
+        usage = counts.as_openai(self.call.num_retained_tokens, num_reasoning)
         response["usage"] = _usage(usage)
         if is_cut:
             response["incomplete_details"] = {"reason": "max_output_tokens"}
