@@ -263,6 +263,7 @@ _CLINE = AgentClient(
 
 _CONTINUE = AgentClient(
     name="Continue",
+    least_in_loop=0.97,  # it drops the reasoning of its answers
     source="npm",
     packages=("@continuedev/cli",),
     tool="Bash",
@@ -277,6 +278,7 @@ _CONTINUE = AgentClient(
 
 _SMOL_TOOLS = AgentClient(
     name="smolagents ToolCallingAgent",
+    least_in_loop=0.96,  # it drops the reasoning of its answers
     source="pypi",
     packages=("smolagents[openai]",),
     tool="sh",
@@ -301,6 +303,7 @@ _SMOL_CODE = AgentClient(
 )
 _LLM = AgentClient(
     name="llm",
+    least_in_loop=0.7,  # it drops the reasoning of its answers
     source="pypi",
     packages=("llm",),
     tool="sh",
@@ -326,6 +329,7 @@ _AIDER = AgentClient(
 )  # fmt: skip
 _OPENHANDS = AgentClient(
     name="OpenHands",
+    least_in_loop=0.99,  # it drops the reasoning of its answers
     source="pypi",
     packages=("openhands-sdk", "openhands-tools"),
     python="python3.12",

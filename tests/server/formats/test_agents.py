@@ -336,8 +336,7 @@ def test_a_mark_of_a_part_leases_the_prompt_up_to_it(
 
 def test_of_many_marks_the_last_four_are_leased_and_none_is_an_error(http: httpx.Client):
     parts = [
-        {"type": "text", "text": f"Part {n}. " * 8, "prompt_cache_breakpoint": {}}
-        for n in range(80)
+        {"type": "text", "text": f"Part {n}. ", "prompt_cache_breakpoint": {}} for n in range(60)
     ]
     body = {"model": "scribe", "messages": [{"role": "user", "content": parts}], "max_tokens": 1}
     answer = http.post("/v1/chat/completions", json={**body, "cache_salt": "many"})
