@@ -35,9 +35,9 @@ from ostinato.sched.waiting_queue import FirstComeFirstServed, NumCachedTokens, 
 from ostinato.scheduling.depth_first import DepthFirst
 from ostinato.scheduling.fair_share import FairShare
 from ostinato.scheduling.held_requests import HeldRequests, SkipHeld
+from ostinato.scheduling.learned_prices import LearnedPrices
 from ostinato.scheduling.longest_prefix import LongestPrefixFirst
 from ostinato.scheduling.shortest_first import ShortestFirst
-from ostinato.scheduling.step_prices import LearnedPrices
 from ostinato.scheduling.step_timer import StepTimer
 from ostinato.settings import FreeOrder, PrefixCacheConfig, TenantShare, window_blocks
 from ostinato.tenants.cache_admin import CacheAdmin, Erasable, PublicPrefixes
@@ -135,7 +135,7 @@ def build_cache(
         policy: Makes another eviction policy than the configured one.
         more_observers: Are told of what happens, after those that are made here.
     """
-    policy = policy or partial(make_policy, config.policy)
+    policy = policy or partial(make_policy, config.eviction_policy)
     counters, history, hits = CacheCounters(clock), RequestHistory(config, clock), HitCounts()
     leases, public = LeaseBook(clock), PublicPrefixes()
     observers: list[CacheObserver] = [leases, counters, hits]

@@ -10,10 +10,10 @@ import pytest
 
 from ostinato import AsyncLLM
 from ostinato.errors import ConfigError
+from ostinato.protocol.pattern_limits import MAX_WAYS, check_pattern
+from ostinato.protocol.volatile import CHECKSUM_RULES, Rule, Stabiliser, read_rules
 from ostinato.server.config import ServerConfig
-from ostinato.server.pattern_limits import MAX_WAYS, check_pattern
 from ostinato.server.state import ServerState
-from ostinato.server.volatile import CHECKSUM_RULES, Rule, Stabiliser, read_rules
 from tests.support.checkpoints import make_config, save_checkpoint
 from tests.support.servers import serving
 

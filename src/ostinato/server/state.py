@@ -9,6 +9,7 @@ from fastapi import Depends, Request
 
 from ostinato.engine.api.async_llm import AsyncLLM
 from ostinato.engine.loop.snapshot import Snapshot, take_snapshot
+from ostinato.protocol.volatile import CHECKSUM_RULES, Stabiliser, read_rules
 from ostinato.server.access.callers import AnyCaller, Callers
 from ostinato.server.access.rate_limit import RateLimit
 from ostinato.server.access.unread_output import UnreadOutput
@@ -19,7 +20,6 @@ from ostinato.server.response_store import ResponseStore
 from ostinato.server.telemetry.engine_watch import EngineWatch
 from ostinato.server.telemetry.observer import Observer
 from ostinato.server.telemetry.tenant_usage import TenantUsage
-from ostinato.server.volatile import CHECKSUM_RULES, Stabiliser, read_rules
 
 
 @dataclass(eq=False)

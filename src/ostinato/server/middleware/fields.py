@@ -14,11 +14,11 @@ from fastapi.responses import Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
-from ostinato.server.answers.tools import Message
+from ostinato.protocol.conversation import Message
+from ostinato.protocol.dialects import Dialect, unused_fields
+from ostinato.protocol.volatile import Settled
 from ostinato.server.errors import ApiError
-from ostinato.server.protocol.dialects import Dialect, unused_fields
 from ostinato.server.state import ServerState
-from ostinato.server.volatile import Settled
 
 HEADERS = {
     "ignored_fields": "x-ostinato-ignored-fields",
