@@ -11,6 +11,7 @@ Files in reading order:
 * ``dialects``: fields of each API that have no effect here, and those that are refused
 * ``completions``: the body of ``/v1/completions``
 * ``chat``: the body of ``/v1/chat/completions``
+* ``lark``: grammars of tools as regular expressions
 * ``response_tools``: tools and calls of ``/v1/responses``
 * ``responses``: the body of ``/v1/responses``
 * ``message_blocks``: the blocks of messages of Anthropic's API

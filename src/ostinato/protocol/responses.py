@@ -18,6 +18,7 @@ from ostinato.protocol.conversation import (
 from ostinato.protocol.marks import Breakpoint, MarkedPart, breakpoints_of
 from ostinato.protocol.response_tools import (
     CallTarget,
+    CustomTool,
     HostedTool,
     ResponseTool,
     function_name,
@@ -335,8 +336,13 @@ class ResponsesBody(SamplerFields, CacheFields):
         return {tool.name: target for tool, target in offered_tools(self.tools)}
 
     def left_out(self) -> list[str]:
-        """Return the places of tools and items that the prompt does not show."""
-        tools = [f"tools[{n}]" for n, tool in enumerate(self.tools) if isinstance(tool, HostedTool)]
+        """Return the places of tools and items that are not shown, and of grammars not enforced."""
+        tools = []
+        for number, tool in enumerate(self.tools):
+            if isinstance(tool, HostedTool):
+                tools.append(f"tools[{number}]")
+            elif isinstance(tool, CustomTool) and tool.is_unbound:
+                tools.append(f"tools[{number}].format")
         items = enumerate(() if isinstance(self.input, str) else self.input)
         return tools + [f"input[{n}]" for n, item in items if isinstance(item, HostedItem)]
 

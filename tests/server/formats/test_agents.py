@@ -1,6 +1,7 @@
 """Requests in the shapes that coding agents send: accepted, obeyed or set aside, and said so."""
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -155,6 +156,29 @@ def test_a_regular_expression_binds_the_text_of_a_custom_tool(tool_client: opena
         model="scribe", input="Code?", tools=tools, tool_choice=choice, max_output_tokens=200
     )
     assert len(response.output[0].input) == 3 and response.output[0].input.isdigit()
+
+
+def test_a_lark_grammar_binds_the_text_of_a_custom_tool(tool_client: openai.OpenAI):
+    """Quotes, line ends and backslashes of the text are written as JSON, and fit all the same."""
+    lark = 'start: "say \\"" WORD "\\"" LF path\npath: "a\\\\b"\nWORD: /[xyz]{3}/\n'
+    lark += "%import common.LF\n"
+    grammar = {"type": "grammar", "syntax": "lark", "definition": lark}
+    tools: Any = [{"type": "custom", "name": "code", "format": grammar}]
+    choice: Any = {"type": "custom", "name": "code"}
+    response = tool_client.responses.create(
+        model="scribe", input="Code?", tools=tools, tool_choice=choice, max_output_tokens=200
+    )
+    text = response.output[0].input
+    assert re.fullmatch(r'say "[xyz]{3}"\na\\b', text), text
+
+
+def test_a_grammar_that_is_not_enforced_is_named(http: httpx.Client):
+    lark = 'start: "(" start ")" | "x"'
+    tool = {"type": "custom", "name": "nest", "format": {
+        "type": "grammar", "syntax": "lark", "definition": lark}}  # fmt: skip
+    body = {"model": "scribe", "input": "Hi.", "tools": [tool], "max_output_tokens": 1}
+    answer = http.post("/v1/responses", json=body)
+    assert answer.status_code == 200 and answer.headers[IGNORED] == "tools[0].format"
 
 
 NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}

@@ -151,7 +151,7 @@ class _CallRules:
         for name, tool in zip(names, tools, strict=True):
             self.lines += [
                 f"{name}: {self._call(self._written.written, name, tool)}",
-                f"{name}_arguments: {_json_rule({'type': 'object', **tool.parameters})}",
+                f"{name}_arguments: {_json_rule({'type': 'object', **_schema_of(tool)})}",
             ]
         self._tools = dict(zip(names, tools, strict=True))
         first, last = self._written.group
@@ -200,6 +200,10 @@ class _CallRules:
             f"<[{ids[p]}]>" if p in ids else json.dumps(p, ensure_ascii=False) for p in parts if p
         )
         return " ".join(written)
+
+
+def _schema_of(tool: Tool) -> Mapping[str, Any]:
+    return tool.parameters if tool.binding is None else tool.binding
 
 
 def _json_rule(schema: Mapping[str, Any]) -> str:
