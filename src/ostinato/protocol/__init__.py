@@ -7,6 +7,7 @@ Files in reading order:
 * ``marks``: marks up to which a prompt is kept
 * ``pattern_limits``, ``volatile``: set aside what clients change in prompts without meaning
 * ``sampling``: the fields that completions and chats share
+* ``schemas``: closes the objects of JSON schemas
 * ``tools``: tools, tool calls and response formats in OpenAI's API
 * ``dialects``: fields of each API that have no effect here, and those that are refused
 * ``completions``: the body of ``/v1/completions``

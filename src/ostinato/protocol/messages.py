@@ -26,6 +26,7 @@ from ostinato.protocol.sampling import (
     ShortText,
     template_effort,
 )
+from ostinato.protocol.schemas import closed
 from ostinato.protocol.tools import MOST_TOOLS, ToolName
 
 MOST_BREAKPOINTS = 4
@@ -245,4 +246,4 @@ class MessagesBody(CountBody):
     def answer_form(self) -> Form | None:
         """Return the format of the answer; calls are not bound by it."""
         answer = self.output_config.format
-        return None if answer is None else {"json": answer.schema_}
+        return None if answer is None else {"json": closed(answer.schema_)}

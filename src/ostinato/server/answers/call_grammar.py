@@ -12,6 +12,7 @@ from ostinato.engine.requests.sampling_params import SamplingParams
 from ostinato.errors import InvalidSamplingParams
 from ostinato.protocol.conversation import Tool, ToolUse
 from ostinato.protocol.sampling import Form
+from ostinato.protocol.schemas import closed
 from ostinato.server.answers.answer_formats import AnswerFormats
 
 _MOST_CALLS = 16
@@ -203,7 +204,7 @@ class _CallRules:
 
 
 def _schema_of(tool: Tool) -> Mapping[str, Any]:
-    return tool.parameters if tool.binding is None else tool.binding
+    return closed(tool.parameters) if tool.binding is None else tool.binding
 
 
 def _json_rule(schema: Mapping[str, Any]) -> str:
