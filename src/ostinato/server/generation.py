@@ -22,7 +22,9 @@ from ostinato.engine.requests.prompts import Prompt
 from ostinato.engine.requests.sampling_params import SamplingParams
 from ostinato.engine.text.tokenized_text import TokenizedText
 from ostinato.protocol.conversation import Message
+from ostinato.protocol.volatile import Settled
 from ostinato.server.access.callers import Caller
+from ostinato.server.breakpoints import measured
 from ostinato.server.call import GenerateCall
 from ostinato.server.errors import ApiError
 from ostinato.server.next_prompts import offer_next
@@ -117,25 +119,36 @@ async def add_prompt(
     caller: Caller,
     body: Any,
     call: GenerateCall,
-    messages: Sequence[Message],
+    settled: Settled,
     opens_turn: bool = True,
 ) -> Conversation[Any]:
-    """Render a conversation, and settle how its answer is sampled and parsed.
+    """Render a settled conversation; choose how its answer is sampled and parsed.
 
     Raises:
         MissingTokenizer: The checkpoint has none.
         RequestError: The template refuses the conversation, or an image cannot be loaded.
     """
-    prompt, tokens = await render_chat(state, caller, body, messages)
+    prompt, tokens = await render_chat(state, caller, body, settled.messages)
     reader = await read_with(state, tokens, body.tool_use(), opens_turn)
     call = replace(
         call,
         params=reader.settle(call.params),
         token_ids=tokens,
         images=prompt.images,
-        sections=sections_of(messages),
+        sections=settled.named(sections_of(settled.messages)),
     )
     return Conversation(state, caller, body, call, reader, prompt, tokens, messages)
+
+
+async def lease_marks(chat: Conversation[Any], before: Sequence[Message] = ()) -> Conversation[Any]:
+    """Return a conversation whose prompt is leased up to the marks of its body.
+
+    Args:
+        chat: The conversation.
+        before: Messages that precede those of the body.
+    """
+    kept = await measured(chat.state, chat.prompt, chat.body, chat.tokens, before)
+    return replace(chat, call=replace(chat.call, kept=kept)) if kept else chat
 
 
 class Answer(Protocol[OutputT]):
