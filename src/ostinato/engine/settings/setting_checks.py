@@ -32,13 +32,11 @@ def check_combinations(settings: EngineSettings) -> None:
 def _check_generation(settings: EngineSettings) -> None:
     """Refuse names that no default sampling parameter has."""
     override = settings.override_generation_config
-    is_mapping = isinstance(override, Mapping)
-    unknown = [name for name in override if name not in GENERATION_NAMES] if is_mapping else []
-    if unknown or not is_mapping:
-        named = f": {unknown[0]!r} is none of them" if unknown else ""
+    unknown = [name for name in override if name not in GENERATION_NAMES]
+    if unknown:
         raise ConfigError(
-            f"override_generation_config={override!r:.200}: must be like {{'temperature': 0.5}}, "
-            f"of {', '.join(GENERATION_NAMES)}{named}"
+            f"override_generation_config={override!r:.200}: {unknown[0]!r} is none of "
+            f"{', '.join(GENERATION_NAMES)}"
         )
 
 
