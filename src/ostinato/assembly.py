@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ostinato.cache.eviction import BlockShares, EvictionPolicy, PolicyFactory
-from ostinato.cache.manager import CacheManager
+from ostinato.cache.manager import CacheManager, MakeIndex
 from ostinato.cache.observer import CacheObserver, Observers
 from ostinato.cache.pool import BlockPool
 from ostinato.cache.radix_index import RadixIndex
@@ -31,7 +31,12 @@ from ostinato.observe.events import EventBatch, EventLog
 from ostinato.observe.history import RequestHistory
 from ostinato.observe.introspection import HitCounts
 from ostinato.sched.scheduler import Scheduler
-from ostinato.sched.waiting_queue import FirstComeFirstServed, NumCachedTokens, WaitingOrder
+from ostinato.sched.waiting_queue import (
+    FirstComeFirstServed,
+    MakeOrder,
+    NumCachedTokens,
+    WaitingOrder,
+)
 from ostinato.scheduling.depth_first import DepthFirst
 from ostinato.scheduling.fair_share import FairShare
 from ostinato.scheduling.held_requests import HeldRequests, SkipHeld
@@ -124,6 +129,7 @@ def build_cache(
     epoch: int = 0,
     policy: PolicyFactory | None = None,
     more_observers: Iterable[CacheObserver] = (),
+    make_index: MakeIndex | None = None,
 ) -> PrefixCache:
     """Make an empty cache.
 
@@ -134,6 +140,7 @@ def build_cache(
         epoch: Of the weights, to begin with.
         policy: Makes another eviction policy than the configured one.
         more_observers: Are told of what happens, after those that are made here.
+        make_index: Makes another prefix index than the configured one.
     """
     policy = policy or partial(make_policy, config.policy)
     counters, history, hits = CacheCounters(clock), RequestHistory(config, clock), HitCounts()
@@ -154,7 +161,7 @@ def build_cache(
     if all(isinstance(policy, LearnedPolicy) for policy in shares.policies):
         observers.append(MissObserver(shares, config.block_size, clock))
     observers += more_observers
-    manager = make_manager(config, clock, digest, shares, observers, public, epoch)
+    manager = make_manager(config, clock, digest, shares, observers, public, epoch, make_index)
     erasables: list[Erasable] = [counters, history]
     if recorder is not None:
         erasables.append(recorder)
@@ -172,6 +179,7 @@ def make_manager(
     observers: list[CacheObserver],
     public: PublicPrefixes,
     epoch: int,
+    make_index: MakeIndex | None = None,
 ) -> CacheManager:
     """Make the manager, with a group of layers per sliding window and one for states."""
     function = make_digest(config.digest) if digest is None else digest
@@ -192,7 +200,8 @@ def make_manager(
             groups.append(make_states(config, clock, observers, copies, hasher, orphans))
         return groups
 
-    make_index = RadixIndex if config.index == "radix" else make_hash_index
+    if make_index is None:
+        make_index = RadixIndex if config.index == "radix" else make_hash_index
     make_pool = _POOLS[config.free_order]
     arguments = (
         config, clock, shares, make_index, observers, public.may_continue, epoch, make_pool,
@@ -269,6 +278,8 @@ def build_scheduler(
     clock: Clock = time.monotonic,
     held: Sequence[HeldRequests] = (),
     prices: LearnedPrices | None = None,
+    make_order: MakeOrder | None = None,
+    wrap_order: Callable[[WaitingOrder], WaitingOrder] | None = None,
 ) -> Scheduler:
     """Make a scheduler without requests over a cache.
 
@@ -278,6 +289,8 @@ def build_scheduler(
         clock: Seconds that never fall; with ``max_step_ms``, steps are measured by it.
         held: Requests that it passes over.
         prices: The price list of steps; by default it is learned.
+        make_order: Makes another waiting order than the configured one.
+        wrap_order: Returns an order around it, such as one that takes notes.
 
     Raises:
         ConfigError: A step has no room for a chunk of a model with states.
@@ -290,7 +303,7 @@ def build_scheduler(
         timer = StepTimer(config.max_step_ms, config.max_num_batched_tokens, prices)
     unit = 1 if cache.config.states is None else cache.config.states.unit
 
-    def make_order(num_cached_tokens: NumCachedTokens) -> WaitingOrder:
+    def make_configured(num_cached_tokens: NumCachedTokens) -> WaitingOrder:
         match config.order:
             case "shortest_first":
                 return ShortestFirst(
@@ -306,7 +319,8 @@ def build_scheduler(
                 return FirstComeFirstServed()
 
     def make_skipping(num_cached_tokens: NumCachedTokens) -> WaitingOrder:
-        order = make_order(num_cached_tokens)
+        order = (make_order or make_configured)(num_cached_tokens)
+        order = order if wrap_order is None else wrap_order(order)
         return SkipHeld(order, held) if held else order
 
     return Scheduler(config, cache.manager, clock, make_skipping, timer)

@@ -4,4 +4,5 @@ Files in reading order:
 
 * ``demo_examples``: the prompts of the demonstration
 * ``demo_waves``: its waves of requests, and how they are sent
+* ``lab_traffic``: the same calls for the server of a lab
 """

@@ -40,7 +40,7 @@ Model = Annotated[
 Index = Annotated[
     str,
     typer.Option(
-        help="Prefix index: radix (a tree) or hash (chained digests).",
+        help="Prefix index: radix (a tree), hash (chained digests) or FILE.py:Class.",
         rich_help_panel=_CACHE,
     ),
 ]
@@ -165,13 +165,14 @@ class ServedEngineOptions(EngineOptions):
     )
     order: str = _scheduling(
         "shortest_first",
-        "Waiting order: shortest_first, fcfs, longest_prefix, depth_first or fair_share.",
+        "Waiting order: shortest_first, fcfs, longest_prefix, depth_first, fair_share or "
+        "FILE.py:Class.",
     )
     max_overtakes: int = _scheduling(64, "How often a request may be overtaken, except with fcfs.")
     free_order: str = _caching(
         "unused_first", "Which free block is taken first: unused_first or classic."
     )
-    eviction_policy: str = _caching("reuse_hazard", "Eviction policy.")
+    eviction_policy: str = _caching("reuse_hazard", "Eviction policy, or FILE.py:Class.")
     digest: str = _caching("sha256", "Digest of the hash index: sha256 or xxh3_128.")
     seal_tails: bool = _caching(
         True,

@@ -3,15 +3,16 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from ostinato.core.config import SchedulerConfig
+from ostinato.core.config import SchedulerConfig, WaitingOrder
 from ostinato.core.errors import ConfigError
 from ostinato.engine.settings.setting_checks import check_settings
 from ostinato.engine.settings.settings import DEFAULT_MODEL, EngineSettings
 from ostinato.engine.settings.vllm_keywords import translate_settings
 from ostinato.images.media import MediaLimits
-from ostinato.settings import PrefixCacheConfig, StateConfig, WindowConfig
+from ostinato.plugins.loading import is_plugin
+from ostinato.settings import IndexName, PolicyName, PrefixCacheConfig, StateConfig, WindowConfig
 
 _ALIASES = {"half": "float16", "float": "float32", "int8_per_token_head": "int8"}
 
@@ -70,13 +71,14 @@ class EngineConfig(EngineSettings):
         reserved_blocks: int = 0,
         states: StateConfig | None = None,
     ) -> PrefixCacheConfig:
-        """Return the cache's settings for pools of that size."""
+        """Return the cache's settings for pools of that size; built-in ones beside a plug-in."""
+        plugs_policy = is_plugin(self.eviction_policy)  # whose estimates no ghost can make
         return PrefixCacheConfig(
             num_blocks=num_blocks,
             block_size=self.block_size,
-            index=self.index,
+            index=cast(IndexName, "radix" if is_plugin(self.index) else self.index),
             free_order=self.free_order,
-            policy=self.eviction_policy,
+            policy=cast(PolicyName, "lru" if plugs_policy else self.eviction_policy),
             digest=self.digest,
             enable_prefix_caching=self.enable_prefix_caching,
             seal_tails=self.seal_tails,
@@ -86,7 +88,7 @@ class EngineConfig(EngineSettings):
             reserved_blocks=reserved_blocks,
             keep_event_batches=self.num_kept_event_batches,
             keep_explanations=self.keep_explanations,
-            ghost_blocks=self.ghost_blocks,
+            ghost_blocks=0 if plugs_policy else self.ghost_blocks,
             ghost_share=self.ghost_share,
         )
 
@@ -107,7 +109,7 @@ class EngineConfig(EngineSettings):
             max_step_ms=self.max_step_ms,
             max_num_seqs=self.max_num_seqs,
             max_model_len=max_model_len,
-            order=self.order,
+            order=cast(WaitingOrder, "fcfs" if is_plugin(self.order) else self.order),
             max_overtakes=self.max_overtakes,
         )
 

@@ -5,11 +5,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Literal, get_args, get_origin
 
-from ostinato.core.config import at_least, one_of
+from ostinato.core.config import WaitingOrder, at_least, one_of
 from ostinato.core.errors import ConfigError
 from ostinato.engine.settings.settings import EngineSettings
+from ostinato.plugins.loading import is_plugin
 from ostinato.runner.settings import MAX_LORA_RANK, NATIVE_BLOCK, QuantizationName
-from ostinato.settings import TenantShare
+from ostinato.settings import IndexName, PolicyName, TenantShare
 
 _CHOICES = {
     field.name: get_args(field.type)
@@ -18,6 +19,13 @@ _CHOICES = {
 }
 
 _SWITCHES = [field.name for field in fields(EngineSettings) if field.type is bool]
+
+_PLUGGABLE = {
+    "index": get_args(IndexName),
+    "eviction_policy": get_args(PolicyName),
+    "order": get_args(WaitingOrder),
+}
+"""Built-in values of settings that may name a class of one's own instead."""
 
 _LEAST = {
     "seed": 0,
@@ -62,6 +70,7 @@ def check_settings(settings: EngineSettings) -> None:
             f"num_blocks={settings.num_blocks} and kv_cache_memory={settings.kv_cache_memory} both "
             "size the pool: give one of them"
         )
+    _check_plugins(settings)
     _check_quantization(settings)
     _check_native_attention(settings)
     _check_kv_events(settings)
@@ -109,6 +118,19 @@ def _check_native_attention(settings: EngineSettings) -> None:
     else:
         return
     raise ConfigError(f"attention='native' is unavailable: {reason}; or set attention='auto'")
+
+
+def _check_plugins(settings: EngineSettings) -> None:
+    """Refuse unknown names, and a trace of what a plug-in decides: a trace names no code."""
+    for name, choices in _PLUGGABLE.items():
+        value = getattr(settings, name)
+        if not is_plugin(value):
+            one_of(name, value, choices)
+        elif settings.record_trace is not None:
+            raise ConfigError(
+                f"{name}={value!r} with record_trace={str(settings.record_trace)!r}: a trace "
+                "cannot be replayed under code of your own; leave one of them out"
+            )
 
 
 def _check_quantization(settings: EngineSettings) -> None:

@@ -46,7 +46,7 @@ class EngineSettings:
             neither.
         quantization: In how many bits linear layers keep their weights, ``int8`` or ``int4``, with
             activations of 8 bits ``w8a8`` or ``w4a8``; None leaves them as the checkpoint has them.
-        index: ``radix`` or ``hash``.
+        index: ``radix``, ``hash``, or a class of one's own as ``FILE.py:Class``.
         block_size: Tokens per block.
         num_blocks: Blocks in the pool; None takes them from ``kv_cache_memory``.
         num_state_slots: States in the pool, of running sequences and of checkpoints, for models
@@ -65,10 +65,11 @@ class EngineSettings:
         stream_interval: New tokens that make an output of a stream; more cost less time around the
             model.
         enable_prefix_caching: Off, every prompt is computed in full.
-        order: ``shortest_first``, ``fcfs``, ``longest_prefix``, ``depth_first`` or ``fair_share``.
+        order: ``shortest_first``, ``fcfs``, ``longest_prefix``, ``depth_first``, ``fair_share``, or
+            a class of one's own as ``FILE.py:Class``.
         max_overtakes: How often a waiting request may be overtaken, except with ``fcfs``.
         free_order: ``unused_first`` or ``classic``.
-        eviction_policy: Which cached block is evicted first.
+        eviction_policy: Which cached block is evicted first; or a class as ``FILE.py:Class``.
         digest: Content hash of the hash index.
         seal_tails: Keep the partial last block of an ended sequence findable.
         read_once: Whether blocks that sequences of a step share are read once for all of them:
@@ -138,7 +139,7 @@ class EngineSettings:
     attention: AttentionName = "auto"
     forward: ForwardName = "auto"
     quantization: QuantizationName | None = None
-    index: IndexName = "radix"
+    index: IndexName | str = "radix"
     block_size: int = 16
     num_blocks: int | None = None
     num_state_slots: int | None = None
@@ -151,10 +152,10 @@ class EngineSettings:
     max_logprobs: int = 20
     stream_interval: int = 1
     enable_prefix_caching: bool = True
-    order: WaitingOrder = "shortest_first"
+    order: WaitingOrder | str = "shortest_first"
     max_overtakes: int = 64
     free_order: FreeOrder = "unused_first"
-    eviction_policy: PolicyName = "reuse_hazard"
+    eviction_policy: PolicyName | str = "reuse_hazard"
     digest: DigestName = "sha256"
     seal_tails: bool = True
     read_once: ReadOnce = "auto"
