@@ -88,9 +88,8 @@ def test_holes_are_asked_for_one_after_the_other(lab: Lab, tmp_path: Path):
     for number, hole in enumerate(lab.holes):
         text = lab.template
         for filled in lab.holes[:number]:
-            text = text.replace(
-                _region(lab.template, filled.number), _region(lab.solution, filled.number)
-            )
+            regions = (_region(one, filled.number) for one in (lab.template, lab.solution))
+            text = text.replace(*regions)
         verdict = verdict_of(lab, text, tmp_path)
         assert (verdict.kind, verdict.read) == ("unfilled-hole", hole.section), verdict
         assert f"Hole {hole.number} is not filled" in verdict.what
@@ -150,19 +149,16 @@ def test_an_endless_loop_is_named_with_its_line(tmp_path: Path):
 
 def test_a_file_that_ends_the_process_is_named(tmp_path: Path):
     path = tmp_path / "blocks.py"
-    path.write_text(
-        "import os\n"
-        + LABS[0]
-        .solution.replace(*ENDLESS)
-        .replace("while True:", "os._exit(0)\n        if found:")
-    )
+    text = LABS[0].solution.replace(FOUND, FOUND + "        os._exit(0)
+")
+    path.write_text("import os
+" + text)
     assert grade(LABS[0], path, limit_s=5.0).kind == "ended-the-process"
 
 
 def test_what_a_file_prints_disturbs_nothing(tmp_path: Path):
-    text = LABS[0].solution.replace(
-        "        found = []\n", "        found = []\n        print('x' * 1000)\n"
-    )
+    text = LABS[0].solution.replace(FOUND, FOUND + "        print('x' * 1000)
+")
     path = tmp_path / "blocks.py"
     path.write_text(text)
     assert grade(LABS[0], path).passed
