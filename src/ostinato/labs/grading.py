@@ -191,5 +191,5 @@ def _line(error: BaseException, path: Path) -> tuple[str, str]:
     own = [frame for frame in frames if Path(frame.filename).name == path.name]
     if not own:
         last = frames[-1]
-        return "a call of the check", f"{last.line or ''}"
+        return "the check, with what your code returned", f"{last.line or ''}"
     return own[-1].name, f"line {own[-1].lineno}:  {own[-1].line}"
