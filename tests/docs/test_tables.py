@@ -8,7 +8,7 @@ import pytest
 
 from ostinato.core.config import SchedulerConfig
 from ostinato.engine.settings.config import EngineConfig
-from ostinato.server.protocol.dialects import DIALECTS, READ_ON, Dialect
+from ostinato.protocol.dialects import DIALECTS, READ_ON, Dialect
 from ostinato.settings import PrefixCacheConfig
 from tests.docs.reading import ROOT
 from tests.support.model_families import FAMILIES

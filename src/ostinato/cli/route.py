@@ -96,8 +96,8 @@ def run(context: typer.Context, *, options: RouteOptions) -> None:
     """
     if context.invoked_subcommand is not None:
         return
-    from ostinato.fleet.config import FleetConfig, WorkerSpec
-    from ostinato.fleet.lifecycle import run_router
+    from ostinato.router.process.config import FleetConfig, WorkerSpec
+    from ostinato.router.process.lifecycle import run_router
 
     config = FleetConfig(
         workers=tuple(map(WorkerSpec.parse, options.worker or ())),

@@ -13,7 +13,7 @@ Files in reading order:
 * ``middleware/``: what every request passes
 * ``http_parts``: counts the pieces of bodies, and closes connections in good order
 * ``routes/``: one file per route
-* ``protocol``: bodies: of requests as pydantic models, of answers as plain values (a folder)
+* ``usage``: token counts of a response
 * ``streaming``: server-sent events, client disconnects, new parts of outputs
 * ``prompting``: turns a conversation with tools into a prompt, and reads its answer
 * ``response_store``: stored responses, for ``previous_response_id``

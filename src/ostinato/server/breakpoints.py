@@ -14,12 +14,12 @@ from ostinato.engine.requests.outputs import RequestOutput
 from ostinato.engine.requests.prompts import Prompt, PromptDict
 from ostinato.engine.text.tokenized_text import TokenizedText
 from ostinato.images.parts import images_in, without_sources
-from ostinato.server.answers.tools import Message
+from ostinato.protocol.conversation import Message
+from ostinato.protocol.messages import CountBody
 from ostinato.server.held_prefixes import HeldPrefixes
 from ostinato.server.prompting import render_prompt
-from ostinato.server.protocol.answers import Usage
-from ostinato.server.protocol.messages import CountBody
 from ostinato.server.state import ServerState
+from ostinato.server.usage import Usage
 from ostinato.tenants.terms import ANTHROPIC_1H, LeaseTerms
 
 _STAND_IN: Message = {"role": "user", "content": "?"}

@@ -1,23 +1,29 @@
 """Turns a conversation with tools into a prompt, and reads its answer."""
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from transformers import PreTrainedTokenizerBase
+
+from ostinato.core.errors import RequestError
 from ostinato.engine.requests.prompts import Prompt
 from ostinato.engine.requests.sampling_params import SamplingParams
 from ostinato.engine.text.tokenized_text import TokenizedText
+from ostinato.protocol.conversation import Message, ToolUse
 from ostinato.server.access.callers import Caller
 from ostinato.server.answers.answer_formats import AnswerFormats
 from ostinato.server.answers.answer_parser import AnswerParser, ParsedAnswer
 from ostinato.server.answers.tools import (
-    Message,
-    ToolUse,
     describe_tools,
     read_arguments,
     without_later_systems,
 )
 from ostinato.server.state import ServerState
+
+_ARGUMENTS = {*inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters}
+_ARGUMENTS -= {"add_generation_prompt", "continue_final_message"}  # fields of the body
 
 _TAIL_TOKENS = 16
 """Tokens at the end of a prompt that are searched for marks of reasoning."""
@@ -124,10 +130,25 @@ async def render_chat(
         RequestError: The template refuses the conversation, the model accepts no images or fewer,
             or one cannot be loaded.
     """
+    options = body.template()
+    _check_variables(options)
     whose = sender(caller, body.cache_salt, body.keep_tokens)
     messages, images = await state.llm.tokenizing.load_images(messages, whose.cache_salt)
     whose = replace(whose, images=images)
-    return whose, await render_prompt(state, messages, body.tool_use(), whose, **body.template())
+    return whose, await render_prompt(state, messages, body.tool_use(), whose, **options)
+
+
+def _check_variables(options: Mapping[str, Any]) -> None:
+    """Refuse variables that would change how a template is applied.
+
+    Raises:
+        RequestError: One has the name of an argument of ``apply_chat_template``.
+    """
+    for name in options.keys() & _ARGUMENTS:
+        raise RequestError(
+            f"chat_template_kwargs[{name!r}]={options[name]!r:.80}: {name!r} is not a variable of "
+            "a chat template"
+        )
 
 
 async def render_prompt(

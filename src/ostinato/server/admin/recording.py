@@ -9,9 +9,9 @@ from pathlib import Path
 from fastapi import APIRouter
 from pydantic import Field
 
+from ostinato.protocol.body import Body
 from ostinato.server.access.callers import ADMIN_ONLY
 from ostinato.server.errors import ApiError
-from ostinato.server.protocol.body import Body
 from ostinato.server.state import StateDep
 
 router = APIRouter(prefix="/admin", tags=["administration"], dependencies=ADMIN_ONLY)

@@ -14,8 +14,8 @@ from fastapi.responses import Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
+from ostinato.protocol.dialects import Dialect, unused_fields
 from ostinato.server.errors import ApiError
-from ostinato.server.protocol.dialects import Dialect, unused_fields
 from ostinato.server.state import ServerState
 
 HEADERS = {

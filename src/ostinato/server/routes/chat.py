@@ -12,6 +12,10 @@ from fastapi.responses import JSONResponse, Response
 
 from ostinato.engine.prompts.chat import sections_of
 from ostinato.engine.requests.outputs import RequestOutput
+from ostinato.protocol.answers import ChatCompletion
+from ostinato.protocol.chat import ChatBody
+from ostinato.protocol.dialects import CHAT
+from ostinato.protocol.logprobs import chat_logprobs, prompt_logprobs
 from ostinato.server.access.callers import Caller, CallerDep
 from ostinato.server.answers.answer_parser import (
     ArgumentsPiece,
@@ -23,17 +27,15 @@ from ostinato.server.answers.answer_parser import (
     ToolCall,
     parse_answer,
 )
+from ostinato.server.answers.call_grammar import chat_params
 from ostinato.server.call import GenerateCall
 from ostinato.server.middleware.fields import DialectRoute, accept_fields
 from ostinato.server.prompting import AnswerReader, read_with, render_chat
-from ostinato.server.protocol.answers import ChatCompletion, Usage
-from ostinato.server.protocol.chat import ChatBody
-from ostinato.server.protocol.dialects import CHAT
-from ostinato.server.protocol.logprobs import chat_logprobs, prompt_logprobs
 from ostinato.server.routes.models import adapter_of
 from ostinato.server.serving import check_room, last_output, serve
 from ostinato.server.state import ServerState, StateDep
 from ostinato.server.streaming import DONE, Delta, Deltas, begin, event, until_gone
+from ostinato.server.usage import Usage
 
 ENDPOINT = "/v1/chat/completions"
 
@@ -48,7 +50,7 @@ async def chat(body: ChatBody, request: Request, state: StateDep, caller: Caller
     call = GenerateCall(
         endpoint=ENDPOINT,
         adapter=adapter_of(state, body.model),
-        params=body.params(state.formats),
+        params=chat_params(body, state.formats),
         priority=body.priority,
         user=body.acts_for,
         sections=sections_of(messages),

@@ -13,21 +13,23 @@ from fastapi.responses import JSONResponse, Response
 
 from ostinato.engine.api.async_llm import AsyncLLM
 from ostinato.engine.requests.outputs import RequestOutput
-from ostinato.server.access.callers import Caller, CallerDep
-from ostinato.server.call import GenerateCall
-from ostinato.server.middleware.fields import DialectRoute, accept_fields
-from ostinato.server.protocol.answers import Completion, Usage
-from ostinato.server.protocol.completions import CompletionBody
-from ostinato.server.protocol.dialects import COMPLETIONS
-from ostinato.server.protocol.logprobs import (
+from ostinato.protocol.answers import Completion
+from ostinato.protocol.completions import CompletionBody
+from ostinato.protocol.dialects import COMPLETIONS
+from ostinato.protocol.logprobs import (
     Positions,
     completion_logprobs,
     prompt_logprobs,
 )
+from ostinato.server.access.callers import Caller, CallerDep
+from ostinato.server.answers.call_grammar import sampling_params
+from ostinato.server.call import GenerateCall
+from ostinato.server.middleware.fields import DialectRoute, accept_fields
 from ostinato.server.routes.models import adapter_of
 from ostinato.server.serving import check_room, serve
 from ostinato.server.state import ServerState, StateDep
 from ostinato.server.streaming import DONE, Delta, Deltas, begin, event, until_gone
+from ostinato.server.usage import Usage
 
 ENDPOINT = "/v1/completions"
 
@@ -67,7 +69,7 @@ class Answer:
 
     def __post_init__(self) -> None:
         """Make one engine call per prompt; none is started yet."""
-        params = self.body.params()
+        params = sampling_params(self.body)
         self.calls = [
             GenerateCall(
                 endpoint=ENDPOINT,

@@ -21,6 +21,9 @@ from fastapi.responses import JSONResponse, Response
 
 from ostinato.engine.prompts.chat import sections_of
 from ostinato.engine.requests.outputs import RequestOutput
+from ostinato.protocol.answers import Counted, MessageBody
+from ostinato.protocol.dialects import MESSAGES
+from ostinato.protocol.messages import CountBody, MessagesBody
 from ostinato.server.access.callers import Caller, CallerDep
 from ostinato.server.answers.answer_parser import (
     AnswerParser,
@@ -31,13 +34,11 @@ from ostinato.server.answers.answer_parser import (
     TextPiece,
     parse_answer,
 )
+from ostinato.server.answers.call_grammar import chat_params
 from ostinato.server.breakpoints import Covered, Kept, keep, measure
 from ostinato.server.call import GenerateCall
 from ostinato.server.middleware.fields import DialectRoute, accept_fields
 from ostinato.server.prompting import AnswerReader, read_with, render_chat
-from ostinato.server.protocol.answers import Counted, MessageBody
-from ostinato.server.protocol.dialects import MESSAGES
-from ostinato.server.protocol.messages import CountBody, MessagesBody
 from ostinato.server.routes.models import adapter_of
 from ostinato.server.serving import check_room, serve
 from ostinato.server.state import ServerState, StateDep
@@ -60,7 +61,7 @@ async def create_message(
     call = GenerateCall(
         endpoint=ENDPOINT,
         adapter=adapter_of(state, body.model),
-        params=body.params(state.formats),
+        params=chat_params(body, state.formats),
         cache_salt=body.cache_salt,
         cache_read=body.cache.read,
         cache_write=body.cache.write,

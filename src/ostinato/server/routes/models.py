@@ -13,11 +13,11 @@ from pydantic import Field
 
 from ostinato.core.errors import RequestError
 from ostinato.engine.loop.adapters import LoRARequest
+from ostinato.protocol.answers import ModelCard, ModelList
+from ostinato.protocol.body import Body
 from ostinato.runner.adapters.lora_config import CONFIG_FILE, WEIGHTS_FILE
 from ostinato.server.access.callers import ADMIN_ONLY, CallerDep
 from ostinato.server.errors import ApiError
-from ostinato.server.protocol.answers import ModelCard, ModelList
-from ostinato.server.protocol.body import Body
 from ostinato.server.state import ServerState, StateDep
 
 router = APIRouter(prefix="/v1", tags=["models"])

@@ -15,9 +15,9 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.responses import HTMLResponse
 from fastapi.routing import APIRoute
 
+from ostinato.protocol.answers import AnthropicErrorBody, ErrorBody
 from ostinato.server.access.callers import require_administrator, require_caller
 from ostinato.server.errors import ANTHROPIC_PATH
-from ostinato.server.protocol.answers import AnthropicErrorBody, ErrorBody
 
 _REASONS = {
     400: "The request is invalid; the message names the parameter.",

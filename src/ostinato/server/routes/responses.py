@@ -12,29 +12,30 @@ from fastapi.responses import JSONResponse, Response
 
 from ostinato.engine.prompts.chat import sections_of
 from ostinato.engine.requests.outputs import RequestOutput
-from ostinato.server.access.callers import Caller, CallerDep
-from ostinato.server.answers.answer_parser import AnswerParser, ParsedAnswer, TextPiece
-from ostinato.server.answers.tools import Message
-from ostinato.server.call import GenerateCall
-from ostinato.server.errors import ApiError
-from ostinato.server.middleware.fields import DialectRoute, accept_fields
-from ostinato.server.prompting import AnswerReader, read_with, render_chat
-from ostinato.server.protocol.answers import (
+from ostinato.protocol.answers import (
     DeletedResponse,
     InputTokens,
     ItemList,
     ResponseBody,
-    Usage,
 )
-from ostinato.server.protocol.dialects import RESPONSES
-from ostinato.server.protocol.logprobs import chat_logprobs
-from ostinato.server.protocol.responses import ResponsesBody
+from ostinato.protocol.conversation import Message
+from ostinato.protocol.dialects import RESPONSES
+from ostinato.protocol.logprobs import chat_logprobs
+from ostinato.protocol.responses import ResponsesBody
+from ostinato.server.access.callers import Caller, CallerDep
+from ostinato.server.answers.answer_parser import AnswerParser, ParsedAnswer, TextPiece
+from ostinato.server.answers.call_grammar import chat_params
+from ostinato.server.call import GenerateCall
+from ostinato.server.errors import ApiError
+from ostinato.server.middleware.fields import DialectRoute, accept_fields
+from ostinato.server.prompting import AnswerReader, read_with, render_chat
 from ostinato.server.response_store import StoredResponse
 from ostinato.server.routes.models import adapter_of
 from ostinato.server.routes.response_items import Event, ItemWriter
 from ostinato.server.serving import check_room, last_output, serve
 from ostinato.server.state import ServerState, StateDep
 from ostinato.server.streaming import Delta, Deltas, begin, named_event, until_gone
+from ostinato.server.usage import Usage
 
 ENDPOINT = "/v1/responses"
 
@@ -50,7 +51,7 @@ async def create_response(
     call = GenerateCall(
         endpoint=ENDPOINT,
         adapter=adapter_of(state, body.model),
-        params=body.params(state.formats),
+        params=chat_params(body, state.formats),
         user=body.user,
         request_id=f"resp_{uuid.uuid4().hex}",
         **body.cache_settings(),

@@ -5,14 +5,14 @@ from typing import Any
 from fastapi import APIRouter
 from pydantic import ConfigDict, Field, model_validator
 
+from ostinato.protocol.answers import Detokenized, Tokenized
+from ostinato.protocol.body import MOST_MESSAGES, Body, Items
+from ostinato.protocol.chat import ChatMessage, TemplateFields
+from ostinato.protocol.conversation import ToolUse
+from ostinato.protocol.sampling import KEEP_TOKENS, ShortText
+from ostinato.protocol.tools import MOST_TOOLS, ToolBody, tool_use
 from ostinato.server.access.callers import CallerDep
-from ostinato.server.answers.tools import ToolUse
 from ostinato.server.prompting import render_chat, sender
-from ostinato.server.protocol.answers import Detokenized, Tokenized
-from ostinato.server.protocol.body import MOST_MESSAGES, Body, Items
-from ostinato.server.protocol.chat import ChatMessage, TemplateFields
-from ostinato.server.protocol.sampling import KEEP_TOKENS, ShortText
-from ostinato.server.protocol.tools import MOST_TOOLS, ToolBody, tool_use
 from ostinato.server.routes.models import adapter_of
 from ostinato.server.state import StateDep
 
