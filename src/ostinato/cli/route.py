@@ -35,7 +35,8 @@ class RouteOptions:
     host: str = option("127.0.0.1", "Where to listen.")
     port: int = option(8080, "Port to listen on; 0 takes any free one.")
     policy: str = option(
-        "cache_state", "cache_state, prefix_hash, session, least_loaded or round_robin."
+        "cache_state",
+        "cache_state, prefix_hash, session, least_loaded, round_robin or a class as FILE.py:Class.",
     )
     tokenizer: str | None = option(
         None, "Folder or hub name of the workers' tokenizer; else their /tokenize is asked."
@@ -155,7 +156,14 @@ def status(
         table.add_row(
             row["name"], health, known, *(f"{n:,}" for n in counts), f"{row['computed_tokens']:,}"
         )
-    Console().print(f"Workers, policy {answer['policy']}:", table, sep="\n", highlight=False)
+    console = Console(highlight=False)
+    console.print(f"Workers, policy {answer['policy']}:", table, sep="\n")
+    if (both := answer.get("plugged")) is not None:
+        console.print(
+            f"Of the prompt tokens of {both['requests']:,} requests {both['own_ratio']:.1%} were "
+            f"expected to hit; cache_state, asked beside it, would have had "
+            f"{both['built_in_ratio']:.1%}."
+        )
 
 
 def _workers(client: AdminClient, deadline_s: float) -> dict[str, Any]:

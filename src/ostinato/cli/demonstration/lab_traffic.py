@@ -64,7 +64,8 @@ def hits(url: str) -> dict[str, Any] | None:
         state = client.get("/ui/state").raise_for_status().json()
         for _ in range(_TRIES):
             plugged: dict[str, Any] | None = state["plugged"]
-            if plugged is None or plugged["requests"] >= state["totals"]["requests"]:
+            num_requests = state.get("totals", {}).get("requests", 0)  # a router has no totals
+            if plugged is None or plugged["requests"] >= num_requests:
                 return plugged
             time.sleep(_PAUSE_S)
             state = client.get("/ui/state").raise_for_status().json()

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ostinato.core.errors import ConfigError
+from ostinato.plugins.loading import is_plugin
 from ostinato.router.policy.cache_state import CacheState
 from ostinato.router.policy.decision import (
     Candidate,
@@ -22,6 +23,7 @@ from ostinato.router.policy.events import EventBatch
 from ostinato.router.policy.evidence import Hits
 from ostinato.router.policy.load import Assigned, ReturnTimes
 from ostinato.router.policy.lookup import Found, Steps, exhaust, expect, look_up
+from ostinato.router.policy.plugged import make_policy
 from ostinato.router.policy.policies import (
     Choice,
     Fleet,
@@ -50,7 +52,7 @@ class RouterConfig:
     """Settings of a router.
 
     Attributes:
-        policy: Name, one of ``POLICIES``.
+        policy: Name, one of ``POLICIES``; or a class of one's own as ``FILE.py:Class``.
         max_tokens: Maximum tokens of tracked prefixes, over all workers.
         guess_ttl_s: Time after which a prefix sent to a worker without events counts as evicted.
         silent_s: Time after which a worker whose events are due counts as silent.
@@ -63,8 +65,11 @@ class RouterConfig:
 
     def __post_init__(self) -> None:
         """Raise ConfigError if a setting is out of range."""
-        if self.policy not in _POLICIES:
-            raise ConfigError(f"policy={self.policy!r}: one of {', '.join(POLICIES)} is known")
+        if self.policy not in _POLICIES and not is_plugin(self.policy):
+            known = ", ".join(POLICIES)
+            raise ConfigError(
+                f"policy={self.policy!r}: one of {known} is known, or a class as FILE.py:Class"
+            )
         for name in ("max_tokens", "guess_ttl_s", "silent_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name}={getattr(self, name)}: must be above 0")
@@ -84,7 +89,7 @@ class Router:
 
     def __init__(self, config: RouterConfig | None = None) -> None:
         self.config = config or RouterConfig()
-        self._policy: Policy = _POLICIES[self.config.policy]()
+        self.policy: Policy = make_policy(self.config.policy, _POLICIES)
         self._tree = PrefixTree(self.config.max_tokens, self._on_evict)
         self._workers: dict[str, Worker] = {}
         self._by_bit: dict[int, Worker] = {}
@@ -179,7 +184,7 @@ class Router:
         if not options:
             return None
         fleet = Fleet([x.candidate for x in options], [x.worker.load for x in options])
-        choice = self._policy.choose(request, fleet)
+        choice = self.policy.choose(request, fleet)
         decision, work = self._assign(request, now, options, choice)
         try:
             found = options[choice.place].found

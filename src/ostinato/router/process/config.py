@@ -9,6 +9,7 @@ from msgspec.structs import force_setattr
 
 from ostinato.core.config import at_least
 from ostinato.core.errors import ConfigError
+from ostinato.plugins.loading import is_plugin
 from ostinato.router.policy import POLICIES
 from ostinato.router.process.prompts import MAX_PROMPT_CHARACTERS
 from ostinato.server.config import is_loopback
@@ -81,7 +82,7 @@ class FleetConfig:
         workers: Initial workers; others may join later.
         host: Address to listen on.
         port: Port to listen on; 0 takes any free one.
-        policy: How workers are chosen, one of ``POLICIES``.
+        policy: How workers are chosen, one of ``POLICIES`` or a class as ``FILE.py:Class``.
         tokenizer: Folder, file or hub name of the workers' tokenizer; None asks the workers'
             ``/tokenize``, and works by characters where they have none.
         keys_file: API keys; None admits all clients, and then ``host`` must be loopback.
@@ -147,8 +148,9 @@ class FleetConfig:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: must be above 0")
         if not self.drain_timeout_s >= 0:
             raise ConfigError(f"drain_timeout_s={self.drain_timeout_s!r}: must be at least 0")
-        if self.policy not in POLICIES:
-            raise ConfigError(f"policy={self.policy!r}: choose one of {', '.join(POLICIES)}")
+        if self.policy not in POLICIES and not is_plugin(self.policy):
+            known = ", ".join(POLICIES)
+            raise ConfigError(f"policy={self.policy!r}: choose one of {known}, or FILE.py:Class")
         names = [spec.name for spec in self.workers]
         for name in names:
             if names.count(name) > 1:
