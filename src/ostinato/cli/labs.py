@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
@@ -12,9 +13,12 @@ from ostinato.cli.options.option_groups import GroupedTyper, option
 from ostinato.cli.output.tables import FigureTable
 from ostinato.core.config import at_least
 from ostinato.core.errors import ConfigError
+from ostinato.engine.settings.settings import DEFAULT_MODEL
 from ostinato.labs.course import LABS, lab_of, write_labs
 from ostinato.labs.grading import Verdict, grade
+from ostinato.labs.real_layer import LAYER_S
 from ostinato.labs.verdicts import verdict_text
+from ostinato.plugins.child import run_limited
 
 EXIT_NOT_YET = 3
 
@@ -131,6 +135,39 @@ def traffic(
     typer.echo(f"  {both['built_in_ratio']:7.1%}  with Ostinato's own index, policy and order")
     if both["faults"]:
         typer.echo(f"  {both['faults']} answers of your class could not be used: see the log")
+
+
+@app.command()
+def layer(
+    file: Annotated[Path, typer.Argument(help="Your read_once.py.")],
+    model: str = option(DEFAULT_MODEL, "Model whose first layer is computed."),
+) -> None:
+    """Compute one layer of a real model with your attention, over the engine's block tables."""
+    from ostinato.cli.demonstration.captured_layer import NUM_SEQUENCES, capture
+
+    lab = lab_of(6)
+    verdict = grade(lab, file)
+    if not verdict.passed:
+        typer.echo(verdict_text(lab, verdict))
+        raise typer.Exit(EXIT_NOT_YET)
+    with Console(stderr=True).status(f"Loading {model} ..."), TemporaryDirectory() as folder:
+        captured, arrays = capture(model), Path(folder) / "layer.npz"
+        captured.save(arrays)
+        function = "ostinato.labs.real_layer:attend_here"
+        result = run_limited(function, [str(file), str(arrays)], LAYER_S)
+    if not isinstance(result, dict) or "error" in result:
+        why = result["error"] if isinstance(result, dict) else result
+        raise ConfigError(f"file={str(file)!r}: attend fails on a real layer: {why}")
+    typer.echo(
+        f"One layer of {model}, {NUM_SEQUENCES} sequences of up to {captured.num_tokens} tokens:"
+    )
+    own = result["num_read"]
+    typer.echo(f"  blocks in tables     {captured.num_table_blocks:5}")
+    typer.echo(f"  read by your plan    {own:5}, by the engine's own plan {captured.num_read}")
+    typer.echo(
+        f"  largest difference {result['difference']:.1e}, over {result['num_heads']} heads, to "
+        "attention of each sequence alone"
+    )
 
 
 def check_folder(root: Path, number: int) -> None:

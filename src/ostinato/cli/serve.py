@@ -15,6 +15,7 @@ from ostinato.cli.options import engine_options as options
 from ostinato.cli.options.option_groups import option
 from ostinato.engine.settings.settings import DEFAULT_MODEL
 from ostinato.lab.size.quantities import read_bytes
+from ostinato.plugins.explainer import check_explainer
 
 _server = partial(option, panel="Server")
 
@@ -96,6 +97,9 @@ class ServerOptions:
         False,
         "Send a span per request to OpenTelemetry; needs ostinato[otel].",
         "--otel-traces",
+    )
+    explainer: str | None = _server(
+        None, "Function that explains misses beside the engine, as FILE.py:function."
     )
     drain_timeout: float = _server(
         30.0, "Seconds that running requests may continue after SIGTERM."
@@ -182,6 +186,7 @@ def _serve(
         strict_fields=server.strict_fields,
         keep_checksums=server.keep_checksums,
         otel_traces=server.otel_traces,
+        explainer=server.explainer,
         keys_file=keys_file,
         traces_folder=server.traces,
         lora_folders=tuple(server.lora_folder or ()),
@@ -191,6 +196,8 @@ def _serve(
     settings["enable_lora"] |= bool(adapters)
     if keys_file is not None and settings["kv_sealed"] is None:
         settings["kv_sealed"] = True
+    if server.explainer is not None:
+        check_explainer(server.explainer)
     from ostinato.server.admin.prewarming import read_prewarm_file
     from ostinato.server.lifecycle import (
         listen,

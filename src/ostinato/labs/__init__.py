@@ -7,6 +7,7 @@ Files in reading order:
 * ``grading``: checks a file, in a process of its own
 * ``verdicts``: the result of a check, in words
 * ``side_by_side``: the same requests under the built-in index, policy and order
+* ``real_layer``: a layer of a real model, for the lab without a port
 * ``checks/``: what each lab's file has to do, smallest inputs first
 * ``solutions/``: one solution per lab; the holes are cut out of it
 * ``pages``: the text of each lab, and two notebooks; no code

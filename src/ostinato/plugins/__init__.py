@@ -15,6 +15,7 @@ Files in reading order:
 * ``arrivals``: notes requests as they come, to be replayed under the built-in policies
 * ``factories``: the parts that settings name
 * ``contracts``: what a plug-in has to pass before it serves
+* ``explainer``: an explanation of one's own
 * ``child``: runs such checks in a process with limits
 * ``plugged``: the factories that an engine passes to ``assembly``
 

@@ -71,6 +71,8 @@ class ServerConfig:
         strict_fields: Whether fields that this server does not know are refused with 400.
         keep_checksums: Whether the checksum in the first line of Claude Code's system text stays,
             which differs from conversation to conversation, so that none of them hits another's.
+        explainer: Function that explains misses beside the engine, as ``FILE.py:function``; None
+            for none.
         otel_traces: Whether spans are sent to OpenTelemetry; needs the extra ``otel``.
     """
 
@@ -104,6 +106,7 @@ class ServerConfig:
     strict_fields: bool = False
     keep_checksums: bool = False
     otel_traces: bool = False
+    explainer: str | None = None
     traces_folder: str | None = None
     lora_folders: tuple[str, ...] = ()
 

@@ -7,7 +7,10 @@ PLANTED = {
     ),
     "expected-ignored": ("- worker.cached - worker.expected)", "- worker.cached)"),
     "hits-ignored": ("max(1, num_tokens - worker.cached - worker.expected)", "num_tokens"),
-    "compute-wrong": ("- worker.cached - worker.expected)", "- worker.cached - 2 * worker.expected)"),
+    "compute-wrong": (
+        "- worker.cached - worker.expected)",
+        "- worker.cached - 2 * worker.expected)",
+    ),
     "share-below-zero": ("max(0.0, worker.recent - mean)", "worker.recent - mean"),
     "mean-not-subtracted": ("max(0.0, worker.recent - mean)", "worker.recent"),
     "share-wrong": ("/ len(workers)", "/ 2 / len(workers)"),
