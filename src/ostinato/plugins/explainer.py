@@ -52,12 +52,13 @@ class ExplainedPrompt:
 
 
 def read_prompt(history: RequestHistory, name: str) -> ExplainedPrompt | None:
-    """Return what is remembered of a request and those before it; None if nothing is."""
+    """Return what is remembered of a request and those before it, oldest first; None if nothing."""
     record = history.record_of(name)
     if record is None or not record.prompt:
         return None
-    earlier = [r for r in history.records() if r.number < record.number and r.tokens and r.writes]
-    shown = [_earlier(history, one, record) for one in earlier[-MAX_EARLIER:]]
+    before = [r for r in history.records() if r.number < record.number and r.tokens and r.writes]
+    before.sort(key=lambda one: one.number)
+    shown = [_earlier(history, one, record) for one in before[-MAX_EARLIER:]]
     tenant = record.identity.tenant.decode(errors="replace")
     return ExplainedPrompt(unpack_tokens(record.prompt), record.num_hits, shown, tenant)
 
