@@ -41,11 +41,6 @@ def pack_tokens(tokens: Iterable[int]) -> "array[int]":
         raise _first_invalid(tokens) from error
 
 
-def unpack_tokens(packed: bytes) -> list[int]:
-    """Return packed ids as a list."""
-    return array("I", packed).tolist()
-
-
 def num_common_tokens(left: bytes | memoryview, right: bytes | memoryview) -> int:
     """Return the length of the longest common prefix of two packed runs, in tokens.
 

@@ -19,7 +19,7 @@ from ostinato.core.errors import ConfigError
 
 _HOLE = re.compile(
     r"^(?P<indent> *)# Hole (?P<number>\d+) \((?P<section>[^)]+)\): (?P<task>.+?)\n"
-    r"(?P<more>(?:(?P=indent)# .+\n)*?)"
+    r"(?P<more>(?:(?P=indent)# (?!End of hole).+\n)*)"
     r"(?P<code>(?:.*\n)*?)"
     r"(?P=indent)# End of hole (?P=number)\.$",
     re.MULTILINE,
@@ -33,7 +33,7 @@ class Hole:
     Attributes:
         number: From 1 on.
         section: Heading of the page to read.
-        task: What to write there, in a sentence.
+        task: What to write there, in a few sentences.
     """
 
     number: int
@@ -89,7 +89,7 @@ class Lab:
     def holes(self) -> tuple[Hole, ...]:
         """The holes of its file."""
         return tuple(
-            Hole(int(hole["number"]), hole["section"], hole["task"])
+            Hole(int(hole["number"]), hole["section"], _task(hole))
             for hole in _HOLE.finditer(self.solution)
         )
 
@@ -206,6 +206,11 @@ def defined_names(text: str) -> dict[str, list[str]]:
             methods = [each.name for each in body if isinstance(each, ast.FunctionDef)]
             found[node.name] = [name for name in methods if not name.startswith("_")]
     return found
+
+
+def _task(hole: "re.Match[str]") -> str:
+    """Return all comment lines at the head of a hole as one text."""
+    return " ".join([hole["task"], *re.findall(r"# (.+)", hole["more"])])
 
 
 def _is_empty(code: str) -> bool:

@@ -4,6 +4,7 @@ The function is called as ``explain(prompt, num_hit, earlier, tenant)`` and retu
 with ``start``, ``stop``, ``reason`` and ``other``. They have to sum to the prompt.
 """
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -11,7 +12,6 @@ from typing import Any
 
 from ostinato.core.errors import ConfigError
 from ostinato.core.ids import BlockId
-from ostinato.core.tokens import unpack_tokens
 from ostinato.observe.history import RequestHistory
 from ostinato.observe.request_record import RequestRecord
 from ostinato.plugins.child import NO_RESULT, OUT_OF_TIME, run_limited
@@ -60,14 +60,16 @@ def read_prompt(history: RequestHistory, name: str) -> ExplainedPrompt | None:
     before.sort(key=lambda one: one.number)
     shown = [_earlier(history, one, record) for one in before[-MAX_EARLIER:]]
     tenant = record.identity.tenant.decode(errors="replace")
-    return ExplainedPrompt(unpack_tokens(record.prompt), record.num_hits, shown, tenant)
+    return ExplainedPrompt(_ids(record.prompt), record.num_hits, shown, tenant)
+
+
+def _ids(packed: bytes) -> list[int]:
+    return array("I", packed).tolist()
 
 
 def _earlier(history: RequestHistory, one: RequestRecord, record: RequestRecord) -> EarlierRequest:
     tenant = one.identity.tenant.decode(errors="replace")
-    return EarlierRequest(
-        one.name, unpack_tokens(one.tokens), _num_kept(history, one, record), tenant
-    )
+    return EarlierRequest(one.name, _ids(one.tokens), _num_kept(history, one, record), tenant)
 
 
 def _num_kept(history: RequestHistory, one: RequestRecord, record: RequestRecord) -> int:
