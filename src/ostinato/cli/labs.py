@@ -68,7 +68,8 @@ def new(folder: Annotated[Path, typer.Argument(help="Folder to write; made if ne
     typer.echo("check. Begin with")
     typer.echo(f"\n    {folder / first.folder / 'README.md'}\n")
     typer.echo(f"fill the holes of {first.name}.py beside it, and run")
-    typer.echo(f"\n    ostinato labs check 1 --folder {folder}")
+    where = "" if folder == Path("labs") else f" --folder {folder}"
+    typer.echo(f"\n    ostinato labs check 1{where}")
 
 
 @app.command()

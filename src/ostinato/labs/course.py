@@ -51,6 +51,7 @@ class Lab:
         title: In a few words.
         minutes: What it takes.
         serve: The command that runs it for real, with ``{file}`` for the file.
+        traffic: The command that then sends it the demo's calls; empty if it needs none.
     """
 
     number: int
@@ -58,6 +59,7 @@ class Lab:
     title: str
     minutes: int
     serve: str
+    traffic: str = "ostinato labs traffic"
 
     @property
     def folder(self) -> str:
@@ -119,6 +121,7 @@ LABS = (
         "Reference counts, least recently used, leaves first",
         45,
         "ostinato serve tiny-shakespeare --num-blocks 96 --eviction-policy {file}:Policy",
+        "ostinato labs traffic --prefixes 6",
     ),
     Lab(4, "tails", "Tails, and copy on write", 45, _SERVE + "--index {file}:Index"),
     Lab(
@@ -127,14 +130,16 @@ LABS = (
         "A scheduler's step: chunks, budget, preemption",
         60,
         "ostinato serve tiny-shakespeare --num-blocks 96 --max-num-seqs 8 --order {file}:Ranking",
+        "ostinato labs traffic --prefixes 6 --at-once 32",
     ),
-    Lab(6, "read_once", "Read a shared prefix once", 60, "ostinato labs layer {file}"),
+    Lab(6, "read_once", "Read a shared prefix once", 60, "ostinato labs layer {file}", ""),
     Lab(
         7,
         "router",
         "A router that weighs hits against load",
         45,
         "ostinato route --worker URL --worker URL --policy {file}:Policy",
+        "ostinato labs traffic http://127.0.0.1:8080 --prefixes 4",
     ),
     Lab(
         8,

@@ -14,7 +14,10 @@ def verdict_text(lab: Lab, verdict: Verdict) -> str:
     counts = f"{verdict.num_passed} of {verdict.num_checks} checks pass"
     if verdict.passed:
         serve = lab.serve.format(file=verdict.file)
-        return "\n".join([f"{head}: passed, {counts}.", "Now run it for real:", "", f"    {serve}"])
+        lines = [f"{head}: passed, {counts}.", "Now run it for real:", "", f"    {serve}", ""]
+        if lab.traffic:
+            lines += ["and in another shell", "", f"    {lab.traffic}", ""]
+        return "\n".join([*lines, f"{lab.folder}/README.md says what to look at."])
     lines = [f"{head}: not yet, {counts}.", ""]
     lines += wrap(f"{verdict.kind}: {verdict.what}", WIDTH)
     if verdict.picture:
