@@ -34,7 +34,11 @@ def test_spans_that_do_not_sum_are_refused(old: str, new: str, words: str, solut
     assert old in text
     solution.write_text(text.replace(old, new))
     assert words in failure_of(f"{solution}:explain")
-    with pytest.raises(ConfigError, match="is not plugged in"):
+
+
+def test_a_function_is_checked_in_a_process_of_its_own(solution: Path):
+    solution.write_text("explain = list")
+    with pytest.raises(ConfigError, match="is not plugged in: TypeError"):
         check_explainer(f"{solution}:explain")
 
 
