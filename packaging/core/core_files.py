@@ -7,7 +7,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 LEFT_OUT = (
     *("runner", "engine", "server", "cli", "lab", "labs", "models", "plugins", "traces"),
-    *("protocol", "router", "images", "tiers", "lora"),
+    *("protocol", "testing", "router", "images", "tiers", "lora"),
     *("inputs.py", "ray.py", "sampling_params.py"),
 )
 """Rooms and files that need more than NumPy: torch, FastAPI, msgspec, aiohttp, matplotlib."""

@@ -31,18 +31,12 @@ from ostinato.observe.events import EventBatch, EventLog
 from ostinato.observe.history import RequestHistory
 from ostinato.observe.introspection import HitCounts
 from ostinato.sched.scheduler import Scheduler
-from ostinato.sched.waiting_queue import (
-    FirstComeFirstServed,
-    MakeOrder,
-    NumCachedTokens,
-    WaitingOrder,
-)
-from ostinato.scheduling.depth_first import DepthFirst
+from ostinato.sched.waiting_queue import FirstComeFirstServed, NumCachedTokens, WaitingOrder
 from ostinato.scheduling.fair_share import FairShare
 from ostinato.scheduling.held_requests import HeldRequests, SkipHeld
+from ostinato.scheduling.learned_prices import LearnedPrices
 from ostinato.scheduling.longest_prefix import LongestPrefixFirst
 from ostinato.scheduling.shortest_first import ShortestFirst
-from ostinato.scheduling.step_prices import LearnedPrices
 from ostinato.scheduling.step_timer import StepTimer
 from ostinato.settings import FreeOrder, PrefixCacheConfig, TenantShare, window_blocks
 from ostinato.tenants.cache_admin import CacheAdmin, Erasable, PublicPrefixes
@@ -142,7 +136,7 @@ def build_cache(
         more_observers: Are told of what happens, after those that are made here.
         make_index: Makes another prefix index than the configured one.
     """
-    policy = policy or partial(make_policy, config.policy)
+    policy = policy or partial(make_policy, config.eviction_policy)
     counters, history, hits = CacheCounters(clock), RequestHistory(config, clock), HitCounts()
     leases, public = LeaseBook(clock), PublicPrefixes()
     observers: list[CacheObserver] = [leases, counters, hits]
@@ -278,7 +272,7 @@ def build_scheduler(
     clock: Clock = time.monotonic,
     held: Sequence[HeldRequests] = (),
     prices: LearnedPrices | None = None,
-    make_order: MakeOrder | None = None,
+    order: Callable[[NumCachedTokens], WaitingOrder] | None = None,
     wrap_order: Callable[[WaitingOrder], WaitingOrder] | None = None,
 ) -> Scheduler:
     """Make a scheduler without requests over a cache.
@@ -289,7 +283,7 @@ def build_scheduler(
         clock: Seconds that never fall; with ``max_step_ms``, steps are measured by it.
         held: Requests that it passes over.
         prices: The price list of steps; by default it is learned.
-        make_order: Makes another waiting order than the configured one.
+        order: Makes a waiting order in place of ``config.order``, given a look-up without effects.
         wrap_order: Returns an order around it, such as one that takes notes.
 
     Raises:
@@ -303,7 +297,7 @@ def build_scheduler(
         timer = StepTimer(config.max_step_ms, config.max_num_batched_tokens, prices)
     unit = 1 if cache.config.states is None else cache.config.states.unit
 
-    def make_configured(num_cached_tokens: NumCachedTokens) -> WaitingOrder:
+    def make_order(num_cached_tokens: NumCachedTokens) -> WaitingOrder:
         match config.order:
             case "shortest_first":
                 return ShortestFirst(
@@ -311,17 +305,15 @@ def build_scheduler(
                 )
             case "longest_prefix":
                 return LongestPrefixFirst(config.max_overtakes, num_cached_tokens)
-            case "depth_first":
-                return DepthFirst(config.max_overtakes, num_cached_tokens)
             case "fair_share":
                 return FairShare(config.max_overtakes)
             case "fcfs":
                 return FirstComeFirstServed()
 
     def make_skipping(num_cached_tokens: NumCachedTokens) -> WaitingOrder:
-        order = (make_order or make_configured)(num_cached_tokens)
-        order = order if wrap_order is None else wrap_order(order)
-        return SkipHeld(order, held) if held else order
+        chosen = (order or make_order)(num_cached_tokens)
+        chosen = chosen if wrap_order is None else wrap_order(chosen)
+        return SkipHeld(chosen, held) if held else chosen
 
     return Scheduler(config, cache.manager, clock, make_skipping, timer)
 

@@ -134,6 +134,7 @@ def test_statistics_name_tenants_and_no_salt(keyed: Keyed):
     known = {"ann", "bob", "eve", "ops", "public manual"}
     assert set(stats["tenants"]) <= known, "each by its name, and no salt"
     assert stats["compute_path"]["attention"] in ("native", "torch")
+    assert stats["template"]["append_only"] and stats["template"]["summary"] == ""
     assert stats["blocks"]["evictable"] > 0 and stats["num_running"] == 0
     assert keyed.state.callers.named("ann").salt not in answer.text
 
@@ -189,7 +190,7 @@ def test_a_reset_forgets_everything(keyed: Keyed):
 
 def test_nothing_is_recorded_without_a_folder_for_it(keyed: Keyed):
     status, message = refusal(keyed, "/admin/record/start", {"name": "trace.jsonl"})
-    assert status == 409 and "--traces" in message
+    assert status == 409 and "--traces-folder" in message
     assert refusal(keyed, "/admin/record/stop")[0] == 409
     assert refusal(keyed, "/admin/record/start", {"name": "../../etc/passwd"})[0] == 400
 

@@ -96,7 +96,7 @@ def _replay(
     """Return the tokens that hit."""
     step = 0
     caching = replace(
-        cache, index="radix", policy="reuse_hazard", ghost_blocks=0, keep_explanations=0,
+        cache, index="radix", eviction_policy="reuse_hazard", ghost_blocks=0, keep_explanations=0,
         keep_event_batches=0,
     )  # fmt: skip
     order = replace(scheduling, order="shortest_first", max_step_ms=None)

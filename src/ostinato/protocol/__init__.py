@@ -13,6 +13,7 @@ Files in reading order:
 * ``responses``: the body of ``/v1/responses``
 * ``message_blocks``: the blocks of messages of Anthropic's API
 * ``messages``: the body of Anthropic's ``/v1/messages``
+* ``lenient``: reads bodies that need not be valid, for routers
 * ``logprobs``: log-probabilities as OpenAI writes them
 * ``answers``: response bodies
 

@@ -1,14 +1,15 @@
-"""Response bodies, for the API's description only, and their token counts.
+"""Response bodies, as typed dictionaries: the routes build them, and OpenAPI describes them.
 
-Only the fields that clients read are listed; responses may have more.
+A body of a stream (``ChatChunk``) is written for every step of the engine, so nothing is validated
+at run time; mypy checks the fields where they are built. Decision 0060 has the reasons.
 """
 
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired
 
-from pydantic import BaseModel
+from typing_extensions import TypedDict
 
 
-class ErrorDetail(BaseModel):
+class ErrorDetail(TypedDict):
     """An error's message, type, parameter and code."""
 
     message: str
@@ -17,100 +18,162 @@ class ErrorDetail(BaseModel):
     code: str | None
 
 
-class ErrorBody(BaseModel):
+class ErrorBody(TypedDict):
     """An error in OpenAI's shape."""
 
     error: ErrorDetail
 
 
-class AnthropicErrorDetail(BaseModel):
+class AnthropicErrorDetail(TypedDict):
     """What went wrong."""
 
     type: str
     message: str
 
 
-class AnthropicErrorBody(BaseModel):
+class AnthropicErrorBody(TypedDict):
     """An error in Anthropic's shape."""
 
     type: Literal["error"]
     error: AnthropicErrorDetail
 
 
-class UsageBody(BaseModel):
+class UsageBody(TypedDict):
     """Token counts."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: dict[str, int]
-    completion_tokens_details: dict[str, int] | None = None
+    completion_tokens_details: NotRequired[dict[str, int]]
 
 
-class CompletionChoice(BaseModel):
-    """One continuation."""
+class Head(TypedDict):
+    """What completions, chats and their chunks begin with."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+
+class CompletionChoice(TypedDict):
+    """One continuation, or its new part."""
 
     index: int
     text: str
     logprobs: dict[str, Any] | None
     finish_reason: str | None
+    token_ids: NotRequired[list[int]]
+    prompt_token_ids: NotRequired[list[int]]
+    prompt_logprobs: NotRequired[list[Any]]
 
 
-class Completion(BaseModel):
-    """Continued prompts."""
+class Completion(Head):
+    """Continued prompts, or new parts of them in a stream."""
 
-    id: str
     object: Literal["text_completion"]
-    created: int
-    model: str
     choices: list[CompletionChoice]
-    usage: UsageBody
+    usage: NotRequired[UsageBody | None]
 
 
-class AnswerMessage(BaseModel):
+class CalledFunction(TypedDict):
+    """A function's name and arguments; a stream has the arguments alone in later parts."""
+
+    name: NotRequired[str]
+    arguments: str
+
+
+class ToolCallBody(TypedDict):
+    """A call of a tool, or a part of it."""
+
+    function: CalledFunction
+    id: NotRequired[str]
+    type: NotRequired[Literal["function"]]
+    index: NotRequired[int]
+
+
+class AnswerMessage(TypedDict):
     """What the assistant says."""
 
     role: Literal["assistant"]
     content: str | None
-    reasoning: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
     refusal: None
+    reasoning: NotRequired[str]
+    tool_calls: NotRequired[list[ToolCallBody]]
 
 
-class ChatChoice(BaseModel):
+class ChatChoice(TypedDict):
     """One continuation."""
 
     index: int
     message: AnswerMessage
     logprobs: dict[str, Any] | None
     finish_reason: str | None
+    token_ids: NotRequired[list[int]]
 
 
-class ChatCompletion(BaseModel):
+class ChatCompletion(Head):
     """A continued conversation."""
 
-    id: str
     object: Literal["chat.completion"]
-    created: int
-    model: str
     choices: list[ChatChoice]
     usage: UsageBody
+    prompt_token_ids: NotRequired[list[int]]
+    prompt_logprobs: NotRequired[list[Any]]
 
 
-class ResponseBody(BaseModel):
-    """A response: items of messages, calls and reasoning."""
+class ChatDelta(TypedDict, total=False):
+    """What a chunk adds to a message."""
+
+    role: Literal["assistant"]
+    content: str
+    reasoning: str
+    tool_calls: list[ToolCallBody]
+
+
+class ChunkChoice(TypedDict):
+    """The new part of one continuation."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: dict[str, Any] | None
+    finish_reason: str | None
+    token_ids: NotRequired[list[int]]
+
+
+class ChatChunk(Head):
+    """An event of a streamed conversation."""
+
+    object: Literal["chat.completion.chunk"]
+    choices: list[ChunkChoice]
+    usage: NotRequired[UsageBody | None]
+
+
+class ResponseUsage(TypedDict):
+    """Token counts of a response."""
+
+    input_tokens: int
+    input_tokens_details: dict[str, int]
+    output_tokens: int
+    output_tokens_details: dict[str, int]
+    total_tokens: int
+
+
+class ResponseBody(TypedDict):
+    """A response: items of messages, calls and reasoning; with the settings that it echoes."""
 
     id: str
     object: Literal["response"]
     created_at: int
     status: Literal["completed", "incomplete", "in_progress"]
     output: list[dict[str, Any]]
-    usage: dict[str, Any] | None
+    usage: ResponseUsage | None
     incomplete_details: dict[str, str] | None
     error: None
 
 
-class ItemList(BaseModel):
+class ItemList(TypedDict):
     """A page of items."""
 
     object: Literal["list"]
@@ -120,7 +183,7 @@ class ItemList(BaseModel):
     has_more: bool
 
 
-class DeletedResponse(BaseModel):
+class DeletedResponse(TypedDict):
     """A deleted response."""
 
     id: str
@@ -128,7 +191,34 @@ class DeletedResponse(BaseModel):
     deleted: Literal[True]
 
 
-class MessageBody(BaseModel):
+class CacheCreation(TypedDict):
+    """Tokens newly kept, by the time that they are kept for."""
+
+    ephemeral_5m_input_tokens: int
+    ephemeral_1h_input_tokens: int
+
+
+class MessageUsage(TypedDict):
+    """Token counts in Anthropic's shape; the three of the input add up to the prompt."""
+
+    input_tokens: int
+    cache_read_input_tokens: int
+    cache_creation_input_tokens: int
+    cache_creation: CacheCreation
+    output_tokens: int
+    cache_read_disk_tokens: NotRequired[int]
+    cache_read_remote_tokens: NotRequired[int]
+    kept_tokens: NotRequired[int]
+
+
+class StopReason(TypedDict):
+    """Why a message ended; null while it continues."""
+
+    stop_reason: str | None
+    stop_sequence: str | None
+
+
+class MessageBody(StopReason):
     """A message in Anthropic's shape."""
 
     id: str
@@ -136,25 +226,23 @@ class MessageBody(BaseModel):
     role: Literal["assistant"]
     model: str
     content: list[dict[str, Any]]
-    stop_reason: str | None
-    stop_sequence: str | None
-    usage: dict[str, Any]
+    usage: MessageUsage
 
 
-class Counted(BaseModel):
+class Counted(TypedDict):
     """Tokens of a prompt."""
 
     input_tokens: int
 
 
-class InputTokens(BaseModel):
+class InputTokens(TypedDict):
     """Tokens of a prompt of the responses API."""
 
     object: Literal["response.input_tokens"]
     input_tokens: int
 
 
-class ModelCard(BaseModel):
+class ModelCard(TypedDict):
     """A model under one of its names, or an adapter: ``parent`` is its base model then."""
 
     id: str
@@ -162,27 +250,28 @@ class ModelCard(BaseModel):
     created: int
     owned_by: str
     max_model_len: int
-    parent: str | None = None
-    adapter: str | None = None
+    default_sampling_params: dict[str, float]
+    parent: str | None
+    adapter: str | None
 
 
-class ModelList(BaseModel):
+class ModelList(TypedDict):
     """All models."""
 
     object: Literal["list"]
     data: list[ModelCard]
 
 
-class Tokenized(BaseModel):
+class Tokenized(TypedDict):
     """Token ids of a text, with the text of each on request."""
 
     tokens: list[int]
     count: int
     max_model_len: int
-    token_strs: list[str] | None = None
+    token_strs: list[str] | None
 
 
-class Detokenized(BaseModel):
+class Detokenized(TypedDict):
     """The text of ids."""
 
     prompt: str

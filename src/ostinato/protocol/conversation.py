@@ -87,6 +87,70 @@ def use_tools(
     )
 
 
+class Turns:
+    """Messages from the items of the responses API.
+
+    Attributes:
+        messages: The messages so far; what the assistant says and its calls behind it are one.
+    """
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self._thought = ""
+
+    def think(self, text: str) -> None:
+        """Keep reasoning for the message or call that follows it."""
+        self._thought = text
+
+    def say(self, role: str, content: Any) -> None:
+        """Add a message; ``developer`` becomes ``system``."""
+        role = "system" if role == "developer" else role
+        self._add({"role": role, "content": content})
+
+    def call(self, call_id: str, name: str, arguments: str) -> None:
+        """Add a call of the assistant."""
+        add_call(self.messages, call_id, name, arguments)
+        self._settle()
+
+    def answer(self, call_id: str, content: Any) -> None:
+        """Add the result of a call."""
+        self._add({"role": "tool", "tool_call_id": call_id, "content": content})
+
+    def _add(self, message: Message) -> None:
+        self.messages.append(message)
+        self._settle()
+
+    def _settle(self) -> None:
+        if self._thought and self.messages[-1]["role"] == "assistant":
+            add_reasoning(self.messages[-1], self._thought)
+        self._thought = ""
+
+
+def turns_of_blocks(
+    role: str,
+    content: Any,
+    thoughts: Sequence[str] = (),
+    calls: Sequence[Mapping[str, Any]] = (),
+    results: Sequence[Message] = (),
+) -> list[Message]:
+    """Return the messages of one message in Anthropic's blocks: results are their own.
+
+    Args:
+        role: Of the message.
+        content: Its texts and images; None if it has neither.
+        thoughts: Its reasoning.
+        calls: Its calls.
+        results: Messages of its results of calls.
+    """
+    if content is None and not calls:
+        return [*results]
+    message: Message = {"role": role, "content": "" if content is None else content}
+    add_reasoning(message, "".join(thoughts))
+    if calls:
+        message["tool_calls"] = [*calls]
+    return [*results, message]
+
+
 def parts_of(content: str | list[Any]) -> str | list[dict[str, Any]]:
     """Return a content for chat templates: one text, or parts if it has images.
 

@@ -52,24 +52,20 @@ def completion_logprobs(positions: Positions, offset: int, first_token: str = ""
     }
 
 
-def prompt_logprobs(positions: Positions | None) -> dict[str, Any]:
-    """Return a prompt's log-probabilities in vLLM's format; empty unless requested."""
-    if positions is None:
-        return {}
-    return {
-        "prompt_logprobs": [
-            position
-            and {
-                str(token): {
-                    "logprob": _finite(entry.logprob),
-                    "rank": entry.rank,
-                    "decoded_token": entry.decoded_token,
-                }
-                for token, entry in position.items()
+def prompt_logprobs(positions: Positions) -> list[Any]:
+    """Return a prompt's log-probabilities in vLLM's format."""
+    return [
+        position
+        and {
+            str(token): {
+                "logprob": _finite(entry.logprob),
+                "rank": entry.rank,
+                "decoded_token": entry.decoded_token,
             }
-            for position in positions
-        ]
-    }
+            for token, entry in position.items()
+        }
+        for position in positions
+    ]
 
 
 def chat_logprobs(positions: Positions, num_top: int) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from ostinato.protocol.body import Items, OpenBody, TextOrImage
-from ostinato.protocol.conversation import Message, add_reasoning, parts_of
+from ostinato.protocol.conversation import Message, parts_of, turns_of_blocks
 from ostinato.protocol.tools import CallId, ToolName
 from ostinato.tenants.terms import ANTHROPIC_1H, ANTHROPIC_5M, LeaseTerms
 
@@ -147,7 +147,7 @@ class AnthropicMessage(OpenBody):
 
 def template_messages(role: str, blocks: list[Block]) -> list[Message]:
     """Return the blocks of one message for chat templates."""
-    messages: list[Message] = []
+    results: list[Message] = []
     content: list[TextBlock | ImageBlock] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
@@ -161,12 +161,8 @@ def template_messages(role: str, blocks: list[Block]) -> list[Message]:
                 function = {"name": block.name, "arguments": block.input}
                 calls.append({"id": block.id, "type": "function", "function": function})
             case ToolResultBlock():
-                messages.append(_result(block))
-    if content or calls:
-        message: Message = {"role": role, "content": parts_of(content)}
-        add_reasoning(message, "".join(thoughts))
-        messages.append({**message, "tool_calls": calls} if calls else message)
-    return messages
+                results.append(_result(block))
+    return turns_of_blocks(role, parts_of(content) if content else None, thoughts, calls, results)
 
 
 def _result(block: ToolResultBlock) -> Message:

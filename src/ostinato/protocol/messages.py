@@ -39,6 +39,24 @@ _CHECKSUM = re.compile(
 )
 
 
+def without_checksum(system: str) -> str:
+    """Return the first block of a system text with a constant for a client's checksum.
+
+    Claude Code begins its system text with a line for the vendor's accounts, in which a checksum
+    follows the version. Nothing behind it could be found in the cache.
+    """
+    if not system.startswith(_BILLING_LINE):
+        return system
+    return _CHECKSUM.sub(lambda match: match[1] or "", system, count=2)
+
+
+def thinking_variables(kind: str | None) -> dict[str, Any]:
+    """Return the variables of chat templates for a kind of ``thinking``; none without one."""
+    return (
+        {} if kind is None else dict.fromkeys(("enable_thinking", "thinking"), kind != "disabled")
+    )
+
+
 class AnthropicTool(OpenBody):
     """A function that the model may call; tools that a hosted service runs are left out."""
 
@@ -155,10 +173,7 @@ class CountBody(OpenBody):
 
     def template(self) -> dict[str, Any]:
         """Return the options of the chat template."""
-        values: dict[str, Any] = {}
-        if self.thinking is not None:
-            is_on = self.thinking.type != "disabled"
-            values |= dict.fromkeys(("enable_thinking", "thinking"), is_on)
+        values = thinking_variables(None if self.thinking is None else self.thinking.type)
         if self.output_config.effort is not None:
             values["reasoning_effort"] = template_effort(self.output_config.effort)
         return values
@@ -175,17 +190,12 @@ class CountBody(OpenBody):
         return use_tools(offered, kind, choice.name, not choice.disable_parallel_tool_use)
 
     def without_checksum(self) -> Self:
-        """Return the body with a constant for what a client changes in each conversation.
-
-        Claude Code begins its system text with a line for the vendor's accounts, in which a
-        checksum follows the version. Nothing behind it could be found in the cache.
-        """
+        """Return the body with a constant for what a client changes in each conversation."""
         if isinstance(self.system, str) or not self.system:
             return self
         first, *rest = self.system
-        if not first.text.startswith(_BILLING_LINE):
+        if (text := without_checksum(first.text)) == first.text:
             return self
-        text = _CHECKSUM.sub(lambda match: match[1] or "", first.text, count=2)
         first = first.model_copy(update={"text": text})
         return self.model_copy(update={"system": [first, *rest]})
 
@@ -254,6 +264,16 @@ class MessagesBody(CountBody):
         if self.breakpoints() and not self.cache.write:
             raise ValueError("cache_control needs cache.write=true")
         return self
+
+    def call_settings(self) -> dict[str, Any]:
+        """Return the keywords of ``GenerateCall`` that clients set."""
+        return {
+            "cache_salt": self.cache_salt,
+            "cache_read": self.cache.read,
+            "cache_write": self.cache.write,
+            "keep_tokens": self.keep_tokens,
+            "user": self.metadata.user_id,
+        }
 
     def sampler(self) -> dict[str, Any]:
         """Return the keywords of ``SamplingParams``."""

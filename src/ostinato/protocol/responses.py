@@ -10,8 +10,7 @@ from ostinato.protocol.chat import IMAGE_DETAIL, IMAGE_URL, ImageDetail
 from ostinato.protocol.conversation import (
     Message,
     ToolUse,
-    add_call,
-    add_reasoning,
+    Turns,
     parts_of,
     use_tools,
 )
@@ -280,6 +279,10 @@ class ResponsesBody(SamplerFields, CacheFields):
         effort = None if self.reasoning is None else self.reasoning.effort
         return {} if effort is None else {"reasoning_effort": template_effort(effort)}
 
+    def call_settings(self) -> dict[str, Any]:
+        """Return the keywords of ``GenerateCall`` that clients set."""
+        return {**super().call_settings(), "user": self.user}
+
     @property
     def is_stored(self) -> bool:
         """Whether to store the response."""
@@ -293,30 +296,21 @@ class ResponsesBody(SamplerFields, CacheFields):
         """Return the new messages for chat templates, without instructions."""
         if isinstance(self.input, str):
             return [{"role": "user", "content": self.input}]
-        messages: list[Message] = []
-        thought = ""
+        turns = Turns()
         for item in self.input:
             match item:
                 case ReasoningItem():
-                    thought = "".join(part.text for part in item.content or item.summary)
-                    continue
+                    turns.think("".join(part.text for part in item.content or item.summary))
                 case MessageItem():
-                    role = "system" if item.role == "developer" else item.role
-                    messages.append({"role": role, "content": parts_of(item.content)})
+                    turns.say(item.role, parts_of(item.content))
                 case CallItem():
                     name = function_name(item.name, item.namespace)
-                    add_call(messages, item.call_id, name, item.arguments)
+                    turns.call(item.call_id, name, item.arguments)
                 case CustomCallItem():
-                    add_call(messages, item.call_id, item.name, write_input(item.input))
-                case HostedItem():
-                    continue
+                    turns.call(item.call_id, item.name, write_input(item.input))
                 case ResultItem():
-                    result = {"tool_call_id": item.call_id, "content": parts_of(item.output)}
-                    messages.append({"role": "tool", **result})
-            if messages[-1]["role"] == "assistant":
-                add_reasoning(messages[-1], thought)
-            thought = ""
-        return messages
+                    turns.answer(item.call_id, parts_of(item.output))
+        return turns.messages
 
     def input_items(self) -> list[dict[str, Any]]:
         """Return the new items, each with an id."""

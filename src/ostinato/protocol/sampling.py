@@ -4,7 +4,6 @@ OpenAI's, vLLM's additions under vLLM's names, and our own for the cache. Types 
 ranges by ``SamplingParams``.
 """
 
-from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, model_validator
@@ -151,8 +150,8 @@ class CacheFields(OpenBody):
             return LeaseTerms(_seconds(self.prompt_cache_options.ttl), refresh_on_hit=True)
         return OPENAI_24H if self.prompt_cache_retention == "24h" else None
 
-    def cache_settings(self) -> dict[str, Any]:
-        """Return the keywords of ``GenerateCall`` about the cache."""
+    def call_settings(self) -> dict[str, Any]:
+        """Return the keywords of ``GenerateCall`` that clients set."""
         return {
             "cache_salt": self.cache_salt,
             "cache_read": self.cache.read,
@@ -246,10 +245,10 @@ class SamplingFields(SamplerFields, CacheFields):
             )
         return self
 
-    @property
-    def acts_for(self) -> str | None:
-        """The client's end user, if given."""
-        return self.user or self.safety_identifier
+    def call_settings(self) -> dict[str, Any]:
+        """Return the keywords of ``GenerateCall`` that clients set."""
+        user = self.user or self.safety_identifier
+        return {**super().call_settings(), "priority": self.priority, "user": user}
 
     def form(self) -> Form | None:
         """Return the structured output of the whole answer, from its new or its old field."""
@@ -260,12 +259,11 @@ class SamplingFields(SamplerFields, CacheFields):
                 return {name.removeprefix("guided_"): getattr(self, name)}
         return None
 
-    def usage_so_far(self, usage: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Return the ``usage`` field of a stream's chunk: counts, null, or no field."""
-        if not self.include_usage:
-            return {}
-        assert self.stream_options is not None
-        return {"usage": usage() if self.stream_options.continuous_usage_stats else None}
+    @property
+    def has_running_usage(self) -> bool:
+        """Whether each chunk of a stream has the token counts so far."""
+        options = self.stream_options
+        return options is not None and options.include_usage and options.continuous_usage_stats
 
     @property
     def include_usage(self) -> bool:

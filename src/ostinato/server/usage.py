@@ -3,9 +3,9 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from ostinato.engine.requests.outputs import RequestOutput
+from ostinato.protocol.answers import UsageBody
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Usage:
 
     def as_openai(
         self, retained: Sequence[int] = (), num_reasoning_tokens: int | None = None
-    ) -> dict[str, Any]:
+    ) -> UsageBody:
         """Return OpenAI's ``usage``.
 
         Args:
@@ -57,12 +57,12 @@ class Usage:
             details["kept_tokens"] = self.num_kept_tokens
         if retained:
             details["retained_tokens"] = sum(retained)
-        counts: dict[str, Any] = {
-            "prompt_tokens": self.num_prompt_tokens,
-            "completion_tokens": self.num_completion_tokens,
-            "total_tokens": self.num_prompt_tokens + self.num_completion_tokens,
-            "prompt_tokens_details": details,
-        }
+        counts = UsageBody(
+            prompt_tokens=self.num_prompt_tokens,
+            completion_tokens=self.num_completion_tokens,
+            total_tokens=self.num_prompt_tokens + self.num_completion_tokens,
+            prompt_tokens_details=details,
+        )
         if num_reasoning_tokens is not None:
             counts["completion_tokens_details"] = {"reasoning_tokens": num_reasoning_tokens}
         return counts

@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 
-from ostinato.router.process.prompts import read_prompt
+from ostinato.router.process.routing_fields import RoutingFields
 from ostinato.router.process.tokenizer import LocalTokenizer, PartlyTokenized
 from ostinato.router.process.tokens import PromptTokens
 from tests.router.stub_workers import names, routed
@@ -52,7 +52,7 @@ async def test_a_short_prompt_does_not_wait_for_long_ones():
     tokens = PromptTokens({}, tokenizer)
 
     async def count(text: str, tenant: str) -> int:
-        prompt = read_prompt("/v1/completions", b'{"prompt":"%s"}' % text.encode())
+        prompt = RoutingFields.of("/v1/completions", b'{"prompt":"%s"}' % text.encode())
         return (await tokens.request(prompt, "", tenant, "", {})).num_tokens
 
     with mock.patch.object(tokenizer, "finish", finish_slowly):

@@ -3,16 +3,17 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from ostinato.core.config import SchedulerConfig, WaitingOrder
+from ostinato.core.config import SchedulerConfig
 from ostinato.core.errors import ConfigError
-from ostinato.engine.settings.setting_checks import check_settings
+from ostinato.core.setting import check_settings, shared_settings
+from ostinato.engine.settings.setting_checks import check_combinations
 from ostinato.engine.settings.settings import DEFAULT_MODEL, EngineSettings
 from ostinato.engine.settings.vllm_keywords import translate_settings
 from ostinato.images.media import MediaLimits
 from ostinato.plugins.loading import is_plugin
-from ostinato.settings import IndexName, PolicyName, PrefixCacheConfig, StateConfig, WindowConfig
+from ostinato.settings import PrefixCacheConfig, StateConfig, WindowConfig
 
 _ALIASES = {"half": "float16", "float": "float32", "int8_per_token_head": "int8"}
 
@@ -32,6 +33,7 @@ class EngineConfig(EngineSettings):
             if alias is not None:
                 object.__setattr__(self, name, alias)
         check_settings(self)
+        check_combinations(self)
         self.cache(self.num_blocks or 2**31)
         self.scheduler(self.max_model_len or 1)
 
@@ -55,14 +57,7 @@ class EngineConfig(EngineSettings):
     @property
     def media(self) -> MediaLimits:
         """What images may be fetched and decoded."""
-        return MediaLimits(
-            self.allowed_local_media_path,
-            tuple(self.allowed_media_domains),
-            self.max_image_bytes,
-            self.max_image_pixels,
-            self.max_prompt_pixels,
-            self.media_timeout_s,
-        )
+        return MediaLimits(**shared_settings(self, MediaLimits))
 
     def cache(
         self,
@@ -71,26 +66,18 @@ class EngineConfig(EngineSettings):
         reserved_blocks: int = 0,
         states: StateConfig | None = None,
     ) -> PrefixCacheConfig:
-        """Return the cache's settings for pools of that size; built-in ones beside a plug-in."""
-        plugs_policy = is_plugin(self.eviction_policy)  # whose estimates no ghost can make
-        return PrefixCacheConfig(
-            num_blocks=num_blocks,
-            block_size=self.block_size,
-            index=cast(IndexName, "radix" if is_plugin(self.index) else self.index),
-            free_order=self.free_order,
-            policy=cast(PolicyName, "lru" if plugs_policy else self.eviction_policy),
-            digest=self.digest,
-            enable_prefix_caching=self.enable_prefix_caching,
-            seal_tails=self.seal_tails,
-            windows=windows,
-            states=states,
-            tenant_shares={salt.encode(): share for salt, share in self.tenant_shares.items()},
-            reserved_blocks=reserved_blocks,
-            keep_event_batches=self.num_kept_event_batches,
-            keep_explanations=self.keep_explanations,
-            ghost_blocks=0 if plugs_policy else self.ghost_blocks,
-            ghost_share=self.ghost_share,
-        )
+        """Return the cache's settings for pools of that size; built-in names for plug-ins."""
+        given = shared_settings(self, PrefixCacheConfig) | {
+            "num_blocks": num_blocks,
+            "reserved_blocks": reserved_blocks,
+            "keep_event_batches": self.num_kept_event_batches,
+        }
+        if is_plugin(self.index):
+            given["index"] = "radix"
+        if is_plugin(self.eviction_policy):  # no ghost can make its estimates
+            given |= {"eviction_policy": "lru", "ghost_blocks": 0}
+        shares = {salt.encode(): share for salt, share in self.tenant_shares.items()}
+        return PrefixCacheConfig(windows=windows, states=states, tenant_shares=shares, **given)
 
     def longest(self, limit: int, reason: str) -> int:
         """Return the longest sequence's tokens, at most the model's ``limit`` for a ``reason``."""
@@ -103,15 +90,10 @@ class EngineConfig(EngineSettings):
 
     def scheduler(self, max_model_len: int) -> SchedulerConfig:
         """Return the scheduler's settings for sequences of that length."""
-        return SchedulerConfig(
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            max_chunk_tokens=self.max_chunk_tokens,
-            max_step_ms=self.max_step_ms,
-            max_num_seqs=self.max_num_seqs,
-            max_model_len=max_model_len,
-            order=cast(WaitingOrder, "fcfs" if is_plugin(self.order) else self.order),
-            max_overtakes=self.max_overtakes,
-        )
+        given = shared_settings(self, SchedulerConfig) | {"max_model_len": max_model_len}
+        if is_plugin(self.order):
+            given["order"] = "fcfs"
+        return SchedulerConfig(**given)
 
 
 class EngineArgs(EngineConfig):

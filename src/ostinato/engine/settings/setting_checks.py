@@ -1,74 +1,38 @@
-"""Checks the settings of an engine: each alone, then those that contradict each other."""
+"""Refuses settings of an engine that contradict each other."""
 
-from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
-from typing import Literal, get_args, get_origin
 
-from ostinato.core.config import WaitingOrder, at_least, one_of
+from ostinato.core.config import SchedulerConfig, at_least
 from ostinato.core.errors import ConfigError
-from ostinato.engine.settings.settings import EngineSettings
+from ostinato.core.setting import check_setting, setting_fields
+from ostinato.engine.settings.settings import GENERATION_NAMES, EngineSettings
 from ostinato.plugins.loading import is_plugin
-from ostinato.runner.settings import MAX_LORA_RANK, NATIVE_BLOCK, QuantizationName
-from ostinato.settings import IndexName, PolicyName, TenantShare
+from ostinato.runner.settings import NATIVE_BLOCK
+from ostinato.settings import PrefixCacheConfig, TenantShare
 
-_CHOICES = {
-    field.name: get_args(field.type)
-    for field in fields(EngineSettings)
-    if get_origin(field.type) is Literal
+_PLUGGABLE: dict[str, type] = {
+    "index": PrefixCacheConfig,
+    "eviction_policy": PrefixCacheConfig,
+    "order": SchedulerConfig,
 }
-
-_SWITCHES = [field.name for field in fields(EngineSettings) if field.type is bool]
-
-_PLUGGABLE = {
-    "index": get_args(IndexName),
-    "eviction_policy": get_args(PolicyName),
-    "order": get_args(WaitingOrder),
-}
-"""Built-in values of settings that may name a class of one's own instead."""
-
-_LEAST = {
-    "seed": 0,
-    "max_logprobs": -1,
-    "stream_interval": 1,
-    "keep_texts_bytes": 0,
-    "max_loras": 1,
-    "max_lora_rank": 1,
-    "max_lora_bytes": 1,
-    "mm_encoder_cache_bytes": 0,
-    "max_image_pixels": 1,
-    "max_prompt_pixels": 1,
-    "max_image_bytes": 1,
-    "kv_disk_bytes": 1,
-}
-
-_LEAST_IF_GIVEN = (
-    *("num_blocks", "num_state_slots", "kv_cache_memory", "max_model_len"),
-    *("kv_host_bytes", "kv_disk_bytes_per_day"),
-)
-
-_TYPES: dict[str, tuple[type | tuple[type, ...], str]] = {
-    "revision": (str, "a branch, tag or commit"),
-    "tokenizer": ((str, Path), "a name or a directory"),
-    "record_trace": ((str, Path), "the path of a file"),
-    "kv_disk": ((str, Path), "the path of a folder"),
-    "kv_secret_file": ((str, Path), "a path"),
-}
+"""Settings that may name a class of one's own, and the settings that know the built-in names."""
 
 
-def check_settings(settings: EngineSettings) -> None:
-    """Check the settings that the engine reads; those of cache and scheduler check themselves.
+def check_combinations(settings: EngineSettings) -> None:
+    """Check settings beside each other; each by itself is in its range.
 
     Raises:
-        ConfigError: A value is out of range or unknown, or two contradict each other.
+        ConfigError: Two contradict each other.
     """
-    _check_each(settings)
-    if settings.max_lora_rank > MAX_LORA_RANK:
-        raise ConfigError(f"max_lora_rank={settings.max_lora_rank}: at most {MAX_LORA_RANK}")
     if settings.num_blocks is not None and settings.kv_cache_memory is not None:
         raise ConfigError(
             f"num_blocks={settings.num_blocks} and kv_cache_memory={settings.kv_cache_memory} both "
             "size the pool: give one of them"
+        )
+    if unknown := [*set(settings.override_generation_config) - set(GENERATION_NAMES)]:
+        raise ConfigError(
+            f"override_generation_config={settings.override_generation_config!r:.200}: "
+            f"{unknown[0]!r} is none of {', '.join(GENERATION_NAMES)}"
         )
     _check_plugins(settings)
     _check_quantization(settings)
@@ -79,32 +43,23 @@ def check_settings(settings: EngineSettings) -> None:
     _check_tenant_shares(settings)
 
 
-def _check_each(settings: EngineSettings) -> None:
-    """Refuse values of the wrong type or out of range."""
-    for name, choices in _CHOICES.items():
-        one_of(name, getattr(settings, name), choices)
-    for name, least in _LEAST.items():
-        at_least(name, getattr(settings, name), least)
-    for name in _LEAST_IF_GIVEN:
-        if getattr(settings, name) is not None:
-            at_least(name, getattr(settings, name), 1)
-    for name in _SWITCHES:
-        if not isinstance(getattr(settings, name), bool):
-            raise ConfigError(f"{name}={getattr(settings, name)!r}: must be True or False")
-    for name, (types, meaning) in _TYPES.items():
+def _check_plugins(settings: EngineSettings) -> None:
+    """Refuse unknown names, and a trace of what a plug-in decides: a trace names no code."""
+    for name, kind in _PLUGGABLE.items():
         value = getattr(settings, name)
-        if value is not None and not isinstance(value, types):
-            raise ConfigError(f"{name}={value!r:.80}: must be {meaning}")
-    share = settings.audit_share
-    if not isinstance(share, (int, float)) or not 0 <= share <= 1:
-        raise ConfigError(f"audit_share={share!r}: must be a number from 0 to 1")
+        if not is_plugin(value):
+            check_setting(setting_fields(kind)[name], value)
+        elif settings.record_trace is not None:
+            raise ConfigError(
+                f"{name}={value!r} with record_trace={str(settings.record_trace)!r}: a trace "
+                "cannot be replayed under code of your own; leave one of them out"
+            )
 
 
 def _check_native_attention(settings: EngineSettings) -> None:
     """Refuse ``native`` for settings that the library does not support."""
     if settings.attention != "native":
         return
-    at_least("block_size", settings.block_size, 1)
     dtypes = "float64, and the library supports float32, bfloat16, float16"
     if settings.block_size % NATIVE_BLOCK:
         size = settings.block_size
@@ -120,29 +75,11 @@ def _check_native_attention(settings: EngineSettings) -> None:
     raise ConfigError(f"attention='native' is unavailable: {reason}; or set attention='auto'")
 
 
-def _check_plugins(settings: EngineSettings) -> None:
-    """Refuse unknown names, and a trace of what a plug-in decides: a trace names no code."""
-    for name, choices in _PLUGGABLE.items():
-        value = getattr(settings, name)
-        if not is_plugin(value):
-            one_of(name, value, choices)
-        elif settings.record_trace is not None:
-            raise ConfigError(
-                f"{name}={value!r} with record_trace={str(settings.record_trace)!r}: a trace "
-                "cannot be replayed under code of your own; leave one of them out"
-            )
-
-
 def _check_quantization(settings: EngineSettings) -> None:
     """Refuse quantized weights for settings that cannot use them."""
     quantization = settings.quantization
     if quantization is None:
         return
-    if quantization not in (names := get_args(QuantizationName)):
-        raise ConfigError(
-            f"quantization={quantization!r}: must be one of {', '.join(names)}, or None; "
-            "a checkpoint that came quantized is loaded as its config says"
-        )
     for name, value in (("device", "cpu"), ("forward", "auto")):
         given = getattr(settings, name)
         if given != value and given != "packed":
@@ -153,26 +90,19 @@ def _check_quantization(settings: EngineSettings) -> None:
 
 
 def _check_images(settings: EngineSettings) -> None:
-    limits, domains = settings.limit_mm_per_prompt, settings.allowed_media_domains
-    if not isinstance(limits, Mapping) or set(limits) - {"image", "video", "audio"}:
+    limits = settings.limit_mm_per_prompt
+    if set(limits) - {"image", "video", "audio"}:
         raise ConfigError(f"limit_mm_per_prompt={limits!r}: must be like {{'image': 16}}")
     at_least("limit_mm_per_prompt['image']", settings.max_images, 0)
     for name in ("video", "audio"):
         if limits.get(name, 0):
             raise ConfigError(f"limit_mm_per_prompt={limits!r}: {name} is not served, set 0")
-    timeout_s = settings.media_timeout_s
-    if not isinstance(timeout_s, (int, float)) or not timeout_s > 0:
-        raise ConfigError(f"media_timeout_s={timeout_s!r}: must be above 0")
-    if isinstance(domains, str) or not all(isinstance(name, str) for name in domains):
-        raise ConfigError(f"allowed_media_domains={domains!r}: must be a list of hosts")
     path = settings.allowed_local_media_path
-    if not isinstance(path, str) or (path and not Path(path).is_dir()):
+    if path and not Path(path).is_dir():
         raise ConfigError(f"allowed_local_media_path={path!r}: must be a directory")
 
 
 def _check_tenant_shares(settings: EngineSettings) -> None:
-    if not isinstance(settings.tenant_shares, Mapping):
-        raise ConfigError(f"tenant_shares={settings.tenant_shares!r}: must map salts to shares")
     for salt, share in settings.tenant_shares.items():
         if not isinstance(salt, str) or not isinstance(share, TenantShare):
             raise ConfigError(
@@ -194,8 +124,6 @@ def _check_tiers(settings: EngineSettings) -> None:
             f"kv_disk_bytes_per_day={settings.kv_disk_bytes_per_day} without kv_disk: nothing "
             "is written; set kv_disk to a folder"
         )
-    if settings.kv_sealed not in (None, False, True):
-        raise ConfigError(f"kv_sealed={settings.kv_sealed!r}: must be True, False or None")
     if remote is not None and settings.is_sealed and settings.kv_secret_file is None:
         raise ConfigError(
             f"kv_remote={remote!r} with sealed records needs a secret that all engines "
@@ -211,16 +139,14 @@ def _check_tiers(settings: EngineSettings) -> None:
         )
 
 
-def _check_address(name: str, value: object, example: str) -> None:
-    if value is not None and (not isinstance(value, str) or "://" not in value):
+def _check_address(name: str, value: str | None, example: str) -> None:
+    if value is not None and "://" not in value:
         raise ConfigError(f"{name}={value!r}: must be like {example!r}")
 
 
 def _check_kv_events(settings: EngineSettings) -> None:
     for name in ("kv_events_endpoint", "kv_events_replay_endpoint"):
         _check_address(name, getattr(settings, name), "tcp://127.0.0.1:5557")
-    if not isinstance(settings.kv_events_topic, str):
-        raise ConfigError(f"kv_events_topic={settings.kv_events_topic!r}: must be a string")
     endpoint = settings.kv_events_endpoint
     if endpoint is None:
         for name in ("kv_events_replay_endpoint", "kv_events_topic"):

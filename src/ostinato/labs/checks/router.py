@@ -69,8 +69,14 @@ def check_share(lab: Any, story: Story) -> None:
 @CHECKS.add("One number", 1, 2, 3)
 def check_score(lab: Any, story: Story) -> None:
     """Each part raises it."""
-    base = {"name": "w1", "cached": 40, "expected": 0, "queued": 100, "recent": 50.0}
-    changes = {
+    base: dict[str, Any] = {
+        "name": "w1",
+        "cached": 40,
+        "expected": 0,
+        "queued": 100,
+        "recent": 50.0,
+    }
+    changes: dict[str, tuple[dict[str, Any], str]] = {
         "load-ignored": ({"queued": 300}, "What is queued there does not matter."),
         "hits-not-scored": ({"cached": 90}, "What is cached there does not matter."),
         "hot-worker-ignored": ({"recent": 950.0}, "What it was sent lately does not matter."),

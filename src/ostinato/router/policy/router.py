@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ostinato.core.errors import ConfigError
+from ostinato.core.setting import check_settings, setting
+from ostinato.former_names import accept_old_names
 from ostinato.plugins.loading import is_plugin
 from ostinato.router.policy.cache_state import CacheState
 from ostinato.router.policy.decision import (
@@ -47,32 +49,32 @@ POLICIES = tuple(_POLICIES)
 """Names of policies, the default first."""
 
 
+def check_policy_name(value: str) -> None:
+    """Raise ConfigError unless a value names a built-in policy, or may name a class."""
+    if value not in _POLICIES and not is_plugin(value):
+        known = ", ".join(POLICIES)
+        raise ConfigError(f"policy={value!r}: one of {known} is known, or a class as FILE.py:Class")
+
+
+@accept_old_names
 @dataclass(frozen=True, slots=True)
 class RouterConfig:
-    """Settings of a router.
+    """Settings of a router's choice."""
 
-    Attributes:
-        policy: Name, one of ``POLICIES``; or a class of one's own as ``FILE.py:Class``.
-        max_tokens: Maximum tokens of tracked prefixes, over all workers.
-        guess_ttl_s: Time after which a prefix sent to a worker without events counts as evicted.
-        silent_s: Time after which a worker whose events are due counts as silent.
-    """
-
-    policy: str = "cache_state"
-    max_tokens: int = 4_000_000
-    guess_ttl_s: float = 120.0
-    silent_s: float = 10.0
+    policy: str = setting(POLICIES[0], page="learn.md")
+    """How workers are chosen: ``cache_state``, ``prefix_hash``, ``session``, ``least_loaded`` or
+    ``round_robin``, or by a class of your own as ``FILE.py:Class``."""
+    max_tracked_tokens: int = setting(4_000_000, minimum=1, old_names=("max_tokens",))
+    """Maximum tokens of known prefixes, over all workers."""
+    guess_ttl_s: float = setting(120.0, above=0)
+    """Seconds after which a prefix sent to a worker without events counts as evicted."""
+    silent_s: float = setting(10.0, above=0)
+    """Seconds after which a worker whose events are due counts as silent."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError if a setting is out of range."""
-        if self.policy not in _POLICIES and not is_plugin(self.policy):
-            known = ", ".join(POLICIES)
-            raise ConfigError(
-                f"policy={self.policy!r}: one of {known} is known, or a class as FILE.py:Class"
-            )
-        for name in ("max_tokens", "guess_ttl_s", "silent_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name}={getattr(self, name)}: must be above 0")
+        check_settings(self)
+        check_policy_name(self.policy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ class Router:
     def __init__(self, config: RouterConfig | None = None) -> None:
         self.config = config or RouterConfig()
         self.policy: Policy = make_policy(self.config.policy, _POLICIES)
-        self._tree = PrefixTree(self.config.max_tokens, self._on_evict)
+        self._tree = PrefixTree(self.config.max_tracked_tokens, self._on_evict)
         self._workers: dict[str, Worker] = {}
         self._by_bit: dict[int, Worker] = {}
         self._running: dict[int, Assigned] = {}
@@ -153,7 +155,7 @@ class Router:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all tracked prefixes; at most ``max_tokens``."""
+        """Tokens of all tracked prefixes; at most ``max_tracked_tokens``."""
         return self._tree.num_tokens
 
     # Requests

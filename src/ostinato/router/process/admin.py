@@ -11,9 +11,9 @@ from ostinato.router.policy.plugged import PluggedPolicy, beside_built_in
 from ostinato.router.process.admission import Admission
 from ostinato.router.process.config import WorkerSpec
 from ostinato.router.process.decisions import MAX_RECORDS, DecisionLog, DecisionRecord
-from ostinato.router.process.fleet import Fleet
 from ostinato.router.process.proxy import Proxy
 from ostinato.router.process.public_prefixes import FleetPrefixes, copies_of
+from ostinato.router.process.worker_pool import WorkerPool
 from ostinato.server.access.callers import Caller, require_administrator
 from ostinato.server.errors import ApiError
 
@@ -28,7 +28,7 @@ class FleetAdmin:
 
     def __init__(
         self,
-        fleet: Fleet,
+        fleet: WorkerPool,
         proxy: Proxy,
         admission: Admission,
         decisions: DecisionLog,

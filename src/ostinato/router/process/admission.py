@@ -11,7 +11,7 @@ from aiohttp import web
 
 from ostinato.router.policy import RouteRequest
 from ostinato.router.process.config import FleetConfig
-from ostinato.router.process.prompts import Prompt
+from ostinato.router.process.routing_fields import RoutingFields
 from ostinato.server.access.callers import Caller, Callers
 from ostinato.server.access.rate_limit import RateLimit
 from ostinato.server.errors import ApiError, body_in_pieces, body_too_long, body_too_slow, stopping
@@ -44,7 +44,7 @@ class Job:
     begun_s: float
     body: bytes = b""
     num_bytes: int = 0
-    prompt: Prompt | None = None
+    prompt: RoutingFields | None = None
     route_request: RouteRequest | None = None
     tried: set[str] = field(default_factory=set)
     was_repeated: bool = False

@@ -1,18 +1,21 @@
 """Settings of a router process, and the format of workers on the command line."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
 from msgspec.structs import force_setattr
 
-from ostinato.core.config import at_least
 from ostinato.core.errors import ConfigError
-from ostinato.plugins.loading import is_plugin
-from ostinato.router.policy import POLICIES
-from ostinato.router.process.prompts import MAX_PROMPT_CHARACTERS
-from ostinato.server.config import is_loopback
+from ostinato.core.setting import same_setting, setting
+from ostinato.router.policy import RouterConfig
+from ostinato.router.process.routing_fields import MAX_PROMPT_CHARACTERS
+from ostinato.server.config import CONNECTIONS, LIMITS, SERVER, ListenerConfig
+
+_routing = partial(setting, group="Routing")
+_policy = partial(same_setting, RouterConfig, group="Routing")
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -75,58 +78,41 @@ class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FleetConfig:
-    """Settings of a router process.
+class FleetConfig(ListenerConfig):
+    """Settings of a router process."""
 
-    Attributes:
-        workers: Initial workers; others may join later.
-        host: Address to listen on.
-        port: Port to listen on; 0 takes any free one.
-        policy: How workers are chosen, one of ``POLICIES`` or a class as ``FILE.py:Class``.
-        tokenizer: Folder, file or hub name of the workers' tokenizer; None asks the workers'
-            ``/tokenize``, and works by characters where they have none.
-        keys_file: API keys; None admits all clients, and then ``host`` must be loopback.
-        worker_key: Sent to the workers for events and snapshots.
-        replace_keys: Send ``worker_key`` in place of the callers' keys with every request.
-        retries: Other workers to try while no byte was sent.
-        max_requests: Maximum concurrent requests; beyond that, 429.
-        max_connections: Open connections of clients; fewer if the process may open fewer files.
-        max_connections_per_address: Open connections of one address.
-        header_timeout_s: Time limit for a request's head.
-        max_body_bytes: Maximum length of a request's body.
-        max_prompt_characters: Maximum characters, or token ids, of a prompt.
-        max_tenant_body_bytes: Maximum total bodies of one tenant's unfinished requests.
-        body_timeout_s: Time limit for a request's body.
-        connect_timeout_s: Time limit to connect to a worker.
-        silence_timeout_s: Time limit without a byte from a worker, or without a byte accepted by a
-            client.
-        health_interval_s: Time between health checks of a worker.
-        drain_timeout_s: How long running requests may continue after SIGTERM.
-        max_tracked_tokens: Maximum tokens of tracked prefixes, over all workers.
-    """
-
-    workers: tuple[WorkerSpec, ...] = field(default=())
-    host: str = "127.0.0.1"
-    port: int = 8080
-    policy: str = "cache_state"
-    tokenizer: str | None = None
-    keys_file: str | None = None
-    worker_key: str | None = None
-    replace_keys: bool = False
-    retries: int = 2
-    max_requests: int = 4096
-    max_connections: int = 8192
-    max_connections_per_address: int = 2048
-    header_timeout_s: float = 10.0
-    max_body_bytes: int = 8 * 2**20
-    max_prompt_characters: int = MAX_PROMPT_CHARACTERS
-    max_tenant_body_bytes: int = 256 * 2**20
-    body_timeout_s: float = 60.0
-    connect_timeout_s: float = 10.0
-    silence_timeout_s: float = 600.0
-    health_interval_s: float = 2.0
-    drain_timeout_s: float = 30.0
-    max_tracked_tokens: int = 16_000_000
+    port: int = same_setting(ListenerConfig, "port", 8080)
+    max_requests: int = same_setting(ListenerConfig, "max_requests", 4096)
+    max_tenant_body_bytes: int = same_setting(ListenerConfig, "max_tenant_body_bytes", 256 * 2**20)
+    max_prompt_characters: int = setting(MAX_PROMPT_CHARACTERS, minimum=1, group=LIMITS)
+    """Maximum characters, or token ids, of a prompt."""
+    workers: tuple[WorkerSpec, ...] = _routing((), parse=WorkerSpec.parse, options=("--worker",))
+    """Engines at the start, of which others may join later; each is a URL, and ``,name=``,
+    ``,events=``, ``,replay=`` and ``,topic=`` may follow."""
+    policy: str = _policy("policy")
+    tokenizer: str | None = _routing(None)
+    """Folder or hub name of the workers' tokenizer; else their ``/tokenize`` is called, and without
+    one the router works by characters."""
+    worker_key: str | None = setting(None, group=SERVER, env="OSTINATO_WORKER_KEY")
+    """Key for the workers' events and snapshots."""
+    replace_keys: bool = setting(False, group=SERVER)
+    """Send ``worker_key`` in place of callers' keys."""
+    retries: int = _routing(2, minimum=0)
+    """Other workers to try, as long as no byte was sent."""
+    max_tracked_tokens: int = _policy("max_tracked_tokens", 16_000_000, old_names=())
+    guess_ttl_s: float = _policy("guess_ttl_s")
+    silent_s: float = _policy("silent_s")
+    health_interval_s: float = _routing(2.0, above=0, old_options=("--health-interval",))
+    """Seconds between health checks of a worker."""
+    connect_timeout_s: float = setting(
+        10.0, above=0, group=CONNECTIONS, old_options=("--connect-timeout",)
+    )
+    """Seconds in which a worker must accept a connection."""
+    silence_timeout_s: float = setting(
+        600.0, above=0, group=CONNECTIONS, old_options=("--silence-timeout",)
+    )
+    """Seconds without a byte from a worker, or without a byte accepted by a client, after which it
+    is given up."""
 
     @property
     def send_timeout_s(self) -> float:
@@ -134,23 +120,8 @@ class FleetConfig:
         return self.silence_timeout_s
 
     def __post_init__(self) -> None:
-        """Raise ConfigError if a setting is out of range."""
-        at_least("port", self.port, 0)
-        at_least("retries", self.retries, 0)
-        for name in ("max_requests", "max_connections", "max_connections_per_address"):
-            at_least(name, getattr(self, name), 1)
-        lengths = ("max_body_bytes", "max_prompt_characters", "max_tenant_body_bytes")
-        for name in (*lengths, "max_tracked_tokens"):
-            at_least(name, getattr(self, name), 1)
-        timeouts = ("header_timeout_s", "body_timeout_s", "connect_timeout_s", "silence_timeout_s")
-        for name in (*timeouts, "health_interval_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name}={getattr(self, name)!r}: must be above 0")
-        if not self.drain_timeout_s >= 0:
-            raise ConfigError(f"drain_timeout_s={self.drain_timeout_s!r}: must be at least 0")
-        if self.policy not in POLICIES and not is_plugin(self.policy):
-            known = ", ".join(POLICIES)
-            raise ConfigError(f"policy={self.policy!r}: choose one of {known}, or FILE.py:Class")
+        """Raise ConfigError if a setting is out of range, or two contradict each other."""
+        ListenerConfig.__post_init__(self)  # super() does not know a class with slots
         names = [spec.name for spec in self.workers]
         for name in names:
             if names.count(name) > 1:
@@ -159,8 +130,3 @@ class FleetConfig:
             raise ConfigError("replace_keys without worker_key: there is no key to send instead")
         if self.keys_file is not None and not Path(self.keys_file).is_file():
             raise ConfigError(f"keys_file={self.keys_file!r}: there is no such file")
-        if self.keys_file is None and not is_loopback(self.host):
-            raise ConfigError(
-                f"host={self.host!r} can be reached from other machines, and without keys "
-                "all clients may administer the fleet: give a keys file, or host='127.0.0.1'"
-            )

@@ -27,8 +27,12 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from ostinato.core.errors import ConfigError
-from ostinato.router.process.known_texts import CHUNK, Beginning, KnownTexts
-from ostinato.router.process.prompts import MAX_PROMPT_CHARACTERS, Prompt, check_length
+from ostinato.router.process.incremental_tokenizer import CHUNK, Beginning, IncrementalTokenizer
+from ostinato.router.process.routing_fields import (
+    MAX_PROMPT_CHARACTERS,
+    RoutingFields,
+    check_length,
+)
 
 _FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 _MAX_KNOWN_CHARACTERS = 32_000_000
@@ -88,12 +92,12 @@ class LocalTokenizer:
         marks = [t.content for t in added if not t.normalized and not t.rstrip and t.content]
         marks.sort(key=len, reverse=True)
         self._marks = re.compile("|".join(map(re.escape, marks)) or r"(?!)")
-        self._texts = KnownTexts(self._tokenizer)
+        self._texts = IncrementalTokenizer(self._tokenizer)
         self._known: OrderedDict[str, array[int]] = OrderedDict()
         self._num_known_characters = 0
         self._guard = threading.Lock()
 
-    def begin(self, prompt: Prompt) -> PartlyTokenized:
+    def begin(self, prompt: RoutingFields) -> PartlyTokenized:
         """Render a prompt and look up its known pieces; without a template, those of its text.
 
         Raises:
@@ -116,7 +120,7 @@ class LocalTokenizer:
             tokens.extend(self._tokens(piece))
         return tokens
 
-    def _rendered(self, prompt: Prompt) -> str:
+    def _rendered(self, prompt: RoutingFields) -> str:
         if self._template is None:
             return "".join(f"{turn['content']}\n" for turn in prompt.messages or ())
         turns = [_with_read_arguments(turn) for turn in prompt.messages or ()]

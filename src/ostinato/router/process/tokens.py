@@ -15,7 +15,11 @@ import aiohttp
 from ostinato.core.errors import PromptTooLong
 from ostinato.engine.requests.tenant_queue import TenantQueue
 from ostinato.router.policy import RouteRequest
-from ostinato.router.process.prompts import MAX_PROMPT_CHARACTERS, Prompt, check_length, read_prompt
+from ostinato.router.process.routing_fields import (
+    MAX_PROMPT_CHARACTERS,
+    RoutingFields,
+    check_length,
+)
 from ostinato.router.process.tokenizer import LocalTokenizer, PartlyTokenized
 from ostinato.router.process.worker import Worker
 
@@ -61,16 +65,16 @@ class PromptTokens:
         self._long = TenantQueue("ostinato-long-tokenizer")
         self._has_warned = False
 
-    async def read(self, path: str, body: bytes, tenant: str) -> Prompt:
-        """Read the prompt of a request's body; see ``read_prompt``."""
+    async def read(self, path: str, body: bytes, tenant: str) -> RoutingFields:
+        """Read the prompt of a request's body; see ``RoutingFields.of``."""
         if len(body) < _THREAD_BYTES:
-            return read_prompt(path, body)
-        return await self._queue(len(body)).run(tenant, partial(read_prompt, path, body))
+            return RoutingFields.of(path, body)
+        return await self._queue(len(body)).run(tenant, partial(RoutingFields.of, path, body))
 
     async def request(
-        self, prompt: Prompt, salt: str, tenant: str, session: str, headers: dict[str, str]
+        self, prompt: RoutingFields, salt: str, tenant: str, session: str, headers: dict[str, str]
     ) -> RouteRequest:
-        """Return the router's view of a prompt; see ``Prompt.route_request``.
+        """Return the router's view of a prompt; see ``RoutingFields.route_request``.
 
         ``headers`` are sent where a worker is asked for tokens.
 
@@ -90,7 +94,7 @@ class PromptTokens:
         return self._long if num_characters >= _LONG_PROMPT_CHARACTERS else self._short
 
     async def _tokens(
-        self, prompt: Prompt, tenant: str, headers: dict[str, str]
+        self, prompt: RoutingFields, tenant: str, headers: dict[str, str]
     ) -> tuple[str, "array[int] | None"]:
         if prompt.token_ids is not None:
             return "ids", prompt.token_ids
@@ -107,7 +111,7 @@ class PromptTokens:
         return ("characters" if tokens is None else how), tokens
 
     async def _tokenize(
-        self, tokenizer: LocalTokenizer, prompt: Prompt, tenant: str
+        self, tokenizer: LocalTokenizer, prompt: RoutingFields, tenant: str
     ) -> "array[int]":
         """Tokenize the unknown part of a prompt; in the thread of long ones if that is long."""
 
@@ -121,7 +125,9 @@ class PromptTokens:
             return tokens
         return await self._long.run(tenant, partial(tokenizer.finish, partly))
 
-    async def _ask_worker(self, prompt: Prompt, headers: dict[str, str]) -> "array[int] | None":
+    async def _ask_worker(
+        self, prompt: RoutingFields, headers: dict[str, str]
+    ) -> "array[int] | None":
         """Ask a worker that can tokenize."""
         able = [w for w in self._workers.values() if w.can_tokenize and w.serves(prompt.model)]
         worker = min(able, key=lambda each: each.num_live, default=None)
@@ -133,7 +139,10 @@ class PromptTokens:
         else:
             body |= {"messages": prompt.messages}
             body |= {"tools": prompt.tools} if prompt.tools else {}
-            body |= {"chat_template_kwargs": prompt.template} if prompt.template else {}
+            variables = dict(prompt.template)
+            if "add_generation_prompt" in variables:
+                body["add_generation_prompt"] = variables.pop("add_generation_prompt")
+            body |= {"chat_template_kwargs": variables} if variables else {}
         return await worker.tokenize(body, headers)
 
     def _adapter(self, model: str) -> str:

@@ -33,7 +33,9 @@ async def start_recording(body: RecordBody, state: StateDep) -> dict[str, str]:
         ApiError: The server was started without a folder for traces (409).
     """
     if state.config.traces_folder is None:
-        raise ApiError(409, "this server has no folder for traces: start it with --traces FOLDER")
+        raise ApiError(
+            409, "this server has no folder for traces: start it with --traces-folder FOLDER"
+        )
     path = await state.llm.start_recording(Path(state.config.traces_folder) / body.name)
     return {"path": str(path)}
 

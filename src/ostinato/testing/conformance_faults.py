@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ostinato.tiers.conformance_medium import Medium, conversation, get, put
+from ostinato.testing.conformance_medium import Medium, conversation, get, put
 from ostinato.tiers.port import Prefix
 
 Fault = Callable[[Medium, random.Random], None]
