@@ -207,12 +207,12 @@ def _responses(fields: Values) -> Values:
                 turns.say(_string(item.get("role")) or "user", _text(item.get("content")))
             case "function_call":
                 name = function_name(_string(item.get("name")), item.get("namespace"))
-                turns.call(item.get("call_id"), name, _arguments(item.get("arguments")))
+                turns.call(_string(item.get("call_id")), name, _arguments(item.get("arguments")))
             case "custom_tool_call":
                 text = write_input(_string(item.get("input")))
-                turns.call(item.get("call_id"), _string(item.get("name")), text)
+                turns.call(_string(item.get("call_id")), _string(item.get("name")), text)
             case "function_call_output" | "custom_tool_call_output":
-                turns.answer(item.get("call_id"), _text(item.get("output")))
+                turns.answer(_string(item.get("call_id")), _text(item.get("output")))
             case "reasoning":
                 turns.think(_text(item.get("content")) or _text(item.get("summary")))
     effort = _string(_object(fields.get("reasoning")).get("effort"))

@@ -46,10 +46,7 @@ class Kept:
     def usage(self, num_output_tokens: int) -> MessageUsage:
         """Return Anthropic's ``usage``; its three input counts add up to the prompt."""
         written, prompt = self.num_5m + self.num_1h, self.prompt
-        more: Any = {f"cache_read_{k}": n for k, n in prompt.loaded_tokens.items()}
-        if prompt.num_kept_tokens:
-            more["kept_tokens"] = prompt.num_kept_tokens
-        return MessageUsage(
+        usage = MessageUsage(
             input_tokens=prompt.num_prompt_tokens - prompt.num_cached_tokens - written,
             cache_read_input_tokens=prompt.num_cached_tokens,
             cache_creation_input_tokens=written,
@@ -58,8 +55,11 @@ class Kept:
                 "ephemeral_1h_input_tokens": self.num_1h,
             },
             output_tokens=num_output_tokens,
-            **more,
         )
+        if prompt.num_kept_tokens:
+            usage["kept_tokens"] = prompt.num_kept_tokens
+        loaded: Any = {f"cache_read_{k}": n for k, n in prompt.loaded_tokens.items()}
+        return {**usage, **loaded}
 
 
 class MarkedBody(Protocol):

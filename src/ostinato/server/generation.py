@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
@@ -27,7 +27,8 @@ from ostinato.server.access.callers import Caller
 from ostinato.server.breakpoints import measured
 from ostinato.server.call import GenerateCall
 from ostinato.server.errors import ApiError
-from ostinato.server.prompting import AnswerReader, read_with, render_chat
+from ostinato.server.next_prompts import offer_next
+from ostinato.server.prompting import AnswerReader, ChatFields, read_with, render_chat
 from ostinato.server.serving import serve
 from ostinato.server.state import ServerState
 from ostinato.server.streaming import Delta, Deltas, begin, until_gone
@@ -100,6 +101,7 @@ class Conversation(Generic[BodyT]):
         reader: How its answer is parsed.
         prompt: Identifies the sender, and has the images.
         tokens: The prompt's token ids; an image is one placeholder.
+        messages: What it was rendered from.
     """
 
     state: ServerState
@@ -109,6 +111,7 @@ class Conversation(Generic[BodyT]):
     reader: AnswerReader
     prompt: Prompt
     tokens: TokenizedText
+    messages: Sequence[Message]
 
 
 async def add_prompt(
@@ -134,7 +137,7 @@ async def add_prompt(
         images=prompt.images,
         sections=settled.named(sections_of(settled.messages)),
     )
-    return Conversation(state, caller, body, call, reader, prompt, tokens)
+    return Conversation(state, caller, body, call, reader, prompt, tokens, messages)
 
 
 async def lease_marks(chat: Conversation[Any], before: Sequence[Message] = ()) -> Conversation[Any]:
@@ -197,9 +200,15 @@ class ChatAnswer(Generic[BodyT]):
     last: RequestOutput | None = field(init=False, default=None)
     _deltas: Deltas = field(init=False, default_factory=Deltas)
 
-    def outputs(self) -> AsyncGenerator[RequestOutput, None]:
-        """Yield the engine's outputs."""
-        return serve(self.chat.state, self.chat.caller, self.chat.call)
+    async def outputs(self) -> AsyncGenerator[RequestOutput, None]:
+        """Yield the engine's outputs; after the last one, the next prompt is prepared beside it."""
+        chat, output = self.chat, None
+        async with aclosing(serve(chat.state, chat.caller, chat.call)) as outputs:
+            async for output in outputs:
+                yield output
+        if output is not None and chat.state.llm.prepares_next:
+            turn = chat.call, chat.reader, chat.prompt, chat.messages, output
+            chat.state.run_beside(offer_next(chat.state, cast(ChatFields, chat.body), *turn))
 
     async def take(self, output: RequestOutput) -> Sequence[bytes]:
         """Return the events of what an output adds."""

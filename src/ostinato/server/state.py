@@ -2,8 +2,9 @@
 
 import asyncio
 import time
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
@@ -59,6 +60,13 @@ class ServerState:
     stabiliser: Stabiliser = field(init=False)
     loading_adapter: asyncio.Lock = field(default_factory=asyncio.Lock)
     is_draining: bool = False
+    _beside: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def run_beside(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run work that no response waits for; what it raises is its own matter."""
+        task = asyncio.create_task(work)
+        self._beside.add(task)
+        task.add_done_callback(self._beside.discard)
 
     @property
     def num_live(self) -> int:

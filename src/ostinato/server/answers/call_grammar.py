@@ -99,7 +99,10 @@ def constrain(
             f"structured_outputs constrains the whole answer: leave out {field}, and leave "
             "tool_choice at auto"
         )
-    return replace(params, structured_outputs=form, stop=(*params.stop, *_stops(use, formats)))
+    stops = _stops(use, formats)
+    if form is params.structured_outputs and not stops:
+        return params  # unchanged, and checked already
+    return replace(params, structured_outputs=form, stop=(*params.stop, *stops))
 
 
 def _stops(use: ToolUse, formats: AnswerFormats) -> tuple[str, ...]:

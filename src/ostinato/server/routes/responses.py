@@ -248,7 +248,7 @@ class ResponseAnswer(ChatAnswer[ResponsesBody]):
         self.chat.state.responses.put(caller.salt, stored)
 
     def _response(self, status: Literal["completed", "incomplete", "in_progress"]) -> ResponseBody:
-        return ResponseBody(
+        response = ResponseBody(
             id=self.chat.call.request_id,
             object="response",
             created_at=self.created,
@@ -257,12 +257,11 @@ class ResponseAnswer(ChatAnswer[ResponsesBody]):
             incomplete_details=None,
             output=[],
             usage=None,
-            **{
-                **self.chat.body.echoed(),
-                "temperature": self.chat.call.params.temperature,
-                "top_p": self.chat.call.params.top_p,
-            },
+            **self.chat.body.echoed(),
         )
+        params = self.chat.call.params  # with the model's defaults
+        response["temperature"], response["top_p"] = params.temperature, params.top_p
+        return response
 
     def _event(self, kind: str, **content: Any) -> bytes:
         name, number = f"response.{kind}", self._num_events
