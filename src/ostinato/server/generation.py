@@ -137,7 +137,7 @@ async def add_prompt(
         images=prompt.images,
         sections=settled.named(sections_of(settled.messages)),
     )
-    return Conversation(state, caller, body, call, reader, prompt, tokens, messages)
+    return Conversation(state, caller, body, call, reader, prompt, tokens, settled.messages)
 
 
 async def lease_marks(chat: Conversation[Any], before: Sequence[Message] = ()) -> Conversation[Any]:
