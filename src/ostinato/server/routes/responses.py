@@ -81,7 +81,7 @@ async def compact() -> None:
 @router.get(f"{ENDPOINT}/{{response_id}}")
 async def get_response(response_id: str, state: StateDep, caller: CallerDep) -> dict[str, Any]:
     """Return a stored response."""
-    return _stored(state, caller, response_id, "response_id").body
+    return dict(_stored(state, caller, response_id, "response_id").body)
 
 
 @router.delete(f"{ENDPOINT}/{{response_id}}", response_model=DeletedResponse)
@@ -221,6 +221,7 @@ class ResponseAnswer(ChatAnswer[ResponsesBody]):
         self.chat.state.responses.put(caller.salt, stored)
 
     def _response(self, status: Literal["completed", "incomplete", "in_progress"]) -> ResponseBody:
+        echoed: Any = self.chat.body.echoed()
         return ResponseBody(
             id=self.chat.call.request_id,
             object="response",
@@ -231,7 +232,7 @@ class ResponseAnswer(ChatAnswer[ResponsesBody]):
             output=[],
             usage=None,
             **{
-                **self.chat.body.echoed(),
+                **echoed,
                 "temperature": self.chat.call.params.temperature,
                 "top_p": self.chat.call.params.top_p,
             },
