@@ -221,8 +221,7 @@ class ResponseAnswer(ChatAnswer[ResponsesBody]):
         self.chat.state.responses.put(caller.salt, stored)
 
     def _response(self, status: Literal["completed", "incomplete", "in_progress"]) -> ResponseBody:
-        echoed: Any = self.chat.body.echoed()
-        return ResponseBody(
+        response = ResponseBody(
             id=self.chat.call.request_id,
             object="response",
             created_at=self.created,
@@ -231,12 +230,11 @@ class ResponseAnswer(ChatAnswer[ResponsesBody]):
             incomplete_details=None,
             output=[],
             usage=None,
-            **{
-                **echoed,
-                "temperature": self.chat.call.params.temperature,
-                "top_p": self.chat.call.params.top_p,
-            },
         )
+        params = self.chat.call.params
+        settings: Any = {"temperature": params.temperature, "top_p": params.top_p}
+        response.update(self.chat.body.echoed() | settings)
+        return response
 
     def _event(self, kind: str, **content: Any) -> bytes:
         name, number = f"response.{kind}", self._num_events
