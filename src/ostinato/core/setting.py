@@ -28,6 +28,7 @@ class Setting:
         above: Bound that values are above, in place of ``minimum``.
         maximum: Highest value.
         choices: Values, where the annotation has no ``Literal``.
+        removed: Earlier choices, each with what became of it, for messages.
         kind: What a value must be, for messages: ``a name or a directory``.
         hint: What else to do about a wrong value, for messages.
         group: Heading in ``--help`` and on the page; without one there is no option.
@@ -44,6 +45,7 @@ class Setting:
     above: float | None = None
     maximum: float | None = None
     choices: tuple[str, ...] = ()
+    removed: Mapping[str, str] = field(default_factory=dict)
     kind: str = ""
     hint: str = ""
     group: str = ""
@@ -125,12 +127,12 @@ def check_settings(config: Any) -> None:
     Raises:
         ConfigError: One is of the wrong type or out of range; the message names both.
     """
-    for known in setting_fields(type(config)).values():
+    for known in setting_fields(config.__class__).values():
         check_setting(known, getattr(config, known.name))
 
 
-def check_setting(known: "Field[Any]", value: object) -> None:
-    """Raise ConfigError unless a setting may have a value."""
+def check_setting(known: "Field[Any]", value: object, label: str = "") -> None:
+    """Raise ConfigError unless a setting may have a value; ``label`` is its name in the message."""
     types, about = value_types(known.type), known.metadata["setting"]
     if value is None and NoneType in types:
         return
@@ -139,7 +141,11 @@ def check_setting(known: "Field[Any]", value: object) -> None:
         problem = about.kind or problem
         or_none = ", or None" if NoneType in types else ""
         hint = f"; {about.hint}" if about.hint else ""
-        raise ConfigError(f"{known.name}={value!r:.200}: must be {problem}{or_none}{hint}")
+        fate = (
+            f"{about.removed[value]}; " if isinstance(value, str) and value in about.removed else ""
+        )
+        name = label or known.name
+        raise ConfigError(f"{name}={value!r:.200}: {fate}must be {problem}{or_none}{hint}")
 
 
 def _problem(value: Any, types: tuple[Any, ...], choices: tuple[str, ...], about: Setting) -> str:
@@ -155,7 +161,9 @@ def _problem(value: Any, types: tuple[Any, ...], choices: tuple[str, ...], about
     if str in types:
         kinds = (str, Path) if Path in types else str
         return "" if isinstance(value, kinds) else "a path" if Path in types else "text"
-    if any(get_args(one)[:1] == (str,) and get_origin(one) is not Mapping for one in types):
+    if any(get_origin(one) is Mapping for one in types):
+        return "" if isinstance(value, Mapping) else "a mapping"
+    if any(get_args(one)[:1] == (str,) for one in types):
         is_list = isinstance(value, Sequence) and not isinstance(value, str)
         return "" if is_list and all(isinstance(one, str) for one in value) else "a list of texts"
     return ""

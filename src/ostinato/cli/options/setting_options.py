@@ -83,7 +83,7 @@ def setting_option(kind: type, name: str) -> Any:
 def _parameters(kind: type, known: "Field[Any]") -> list[Parameter]:
     """Return a setting's option, then hidden ones: how to turn it off, and former spellings."""
     hint = _hint(known)
-    shown = Annotated[hint, _option(kind, known)]
+    shown: Any = Annotated[hint, _option(kind, known)]
     default = None if _has_off(known) or hint == list[str] | None else _default(known)
     parameters = [Parameter(known.name, Parameter.KEYWORD_ONLY, default=default, annotation=shown)]
     hidden = {f"{_FORMER}{known.name}": former_options(known)} if former_options(known) else {}
@@ -91,7 +91,7 @@ def _parameters(kind: type, known: "Field[Any]") -> list[Parameter]:
         hidden[f"{_OFF}{known.name}"] = (_no(known),)
     for name, flags in hidden.items():
         value = hint if name.startswith(_FORMER) else bool | None
-        annotation = Annotated[value, typer.Option(*flags, hidden=True)]
+        annotation: Any = Annotated[value, typer.Option(*flags, hidden=True)]
         parameters.append(
             Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
         )

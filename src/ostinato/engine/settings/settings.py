@@ -95,7 +95,9 @@ class EngineSettings:
     """Where sampling parameters come from that a request does not give: ``auto`` is the
     checkpoint's ``generation_config.json``, ``vllm`` is none, or another such file or its
     directory."""
-    override_generation_config: Mapping[str, Any] = _model(factory=dict)
+    override_generation_config: Mapping[str, Any] = _model(
+        factory=dict, kind="like {'temperature': 0.5}"
+    )
     """Single values in place of its own, as ``{"temperature": 0.5}``; ``max_new_tokens`` also
     limits every answer of a server."""
 
@@ -118,6 +120,11 @@ class EngineSettings:
     )
     """Keep the weights of linear layers in 8 or 4 bits, on a CPU: ``int8`` or ``int4``; with
     activations in 8 bits as well, ``w8a8`` or ``w4a8``."""
+    weight_cache_bytes: int = _computing(
+        32 * 2**30, minimum=0, unit="bytes", page="models.md#packed-weights"
+    )
+    """Maximum size of the folder of packed weights in the user's cache folder, such as ``64GiB``,
+    which a second start maps instead of packing them again; 0 keeps and uses none."""
     read_once: ReadOnce = _computing("auto")
     """Whether a step reads blocks shared by its sequences only once: ``auto``, where that is
     cheaper, ``always`` or ``never``."""
@@ -149,7 +156,9 @@ class EngineSettings:
     eviction_policy: PolicyName = _caching("eviction_policy", "reuse_hazard", old_names=())
     digest: DigestName = _caching("digest")
     seal_tails: bool = _caching("seal_tails")
-    tenant_shares: Mapping[str, TenantShare] = setting(factory=dict, page="security.md")
+    tenant_shares: Mapping[str, TenantShare] = setting(
+        factory=dict, kind="a mapping from salts to TenantShare", page="security.md"
+    )
     """Guarantees and quotas in blocks, each a ``TenantShare``, by the ``cache_salt`` of a tenant's
     requests."""
     keep_explanations: int = _caching("keep_explanations")
@@ -198,7 +207,9 @@ class EngineSettings:
     kv_events_topic: str = _events("")
     """First frame of every message with KV events."""
 
-    limit_mm_per_prompt: Mapping[str, int] = _images(factory=dict, page="images.md")
+    limit_mm_per_prompt: Mapping[str, int] = _images(
+        factory=dict, kind="like {'image': 16}", page="images.md"
+    )
     """Maximum images per prompt, as ``{"image": 4}``; 16 by default, and 0 serves only text and
     leaves the encoder out of memory."""
     mm_encoder_cache_bytes: int = _images(256 * 2**20, minimum=0)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import aiohttp
 
 from ostinato.core.errors import ConfigError
+from ostinato.core.setting import shared_settings
 from ostinato.router.policy import Decision, Router, RouterConfig, RouteRequest
 from ostinato.router.process.config import FleetConfig, WorkerSpec
 from ostinato.router.process.kv_feed import KVFeeds
@@ -46,7 +47,7 @@ class WorkerPool:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
-        self.router = Router(RouterConfig(config.policy, max_tokens=config.max_tracked_tokens))
+        self.router = Router(RouterConfig(**shared_settings(config, RouterConfig)))
         self.workers: dict[str, Worker] = {}
         self.session = session
         self.clock = clock

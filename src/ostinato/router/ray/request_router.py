@@ -44,7 +44,7 @@ class PrefixRequestRouter(RequestRouter):
         Raises:
             ConfigError: There is no such policy, or the number is not above 0.
         """
-        self._library = Router(RouterConfig(policy, max_tokens=max_tracked_tokens))
+        self._library = Router(RouterConfig(policy, max_tracked_tokens))
         self._names: set[str] = set()
         self._feeds = KVFeeds(self._library)
 
