@@ -6,23 +6,19 @@ device, memory), in ``engine.config``.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from ostinato.core.config import CacheConfig
 from ostinato.core.errors import ConfigError
-from ostinato.core.setting import check_setting, check_settings, setting, setting_fields
+from ostinato.core.setting import check_settings, setting
 from ostinato.former_names import accept_old_names
 
 FreeOrder = Literal["unused_first", "classic"]
 IndexName = Literal["radix", "hash"]
 DigestName = Literal["sha256", "xxh3_128"]
 PolicyName = Literal["lru", "reuse_hazard"]
+_COMPARED = "s3fifo, arc, lfu, slru and cost_aware are compared by benchmarks/eviction.py alone"
 CheckpointPlacement = Literal["where_prompts_part", "prompt_end", "every_unit"]
-
-_REMOVED_POLICIES = dict.fromkeys(
-    ("s3fifo", "arc", "lfu", "slru", "cost_aware"),
-    "removed, and compared by benchmarks/eviction.py",
-)
 
 GHOST_MIN_POOL_BLOCKS = 64
 """Blocks of the smallest pool that has estimates by default."""
@@ -99,6 +95,13 @@ class TenantShare:
             )
 
 
+def check_policy(name: str, value: str) -> None:
+    """Raise ConfigError unless a value is the name of an eviction policy."""
+    if value not in get_args(PolicyName):
+        choices = ", ".join(get_args(PolicyName))
+        raise ConfigError(f"{name}={value!r}: must be one of {choices}; {_COMPARED}")
+
+
 @accept_old_names
 @dataclass(frozen=True, slots=True)
 class PrefixCacheConfig(CacheConfig):
@@ -112,7 +115,7 @@ class PrefixCacheConfig(CacheConfig):
     """Prefix index: ``radix`` (a tree) or ``hash`` (chained digests); both match the same blocks.
     """
     eviction_policy: PolicyName = setting(
-        "lru", removed=_REMOVED_POLICIES, page="eviction.md", old_names=("policy",)
+        "lru", page="eviction.md", old_names=("policy",), hint=_COMPARED
     )
     """Eviction policy: which cached block is evicted first."""
     digest: DigestName = setting("sha256")
@@ -188,8 +191,3 @@ class PrefixCacheConfig(CacheConfig):
 def window_blocks(window: int, block_size: int) -> int:
     """Return the blocks that one sequence needs of a window group to compute its next token."""
     return -(-(window - 1) // block_size) + 1
-
-
-def check_policy(label: str, name: str) -> None:
-    """Raise ConfigError unless it is the name of an eviction policy; the message has ``label``."""
-    check_setting(setting_fields(PrefixCacheConfig)["eviction_policy"], name, label)

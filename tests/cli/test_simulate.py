@@ -102,7 +102,7 @@ def test_memory_needs_a_model(terminal: Terminal, trace):
     ("args", "reason"),
     [
         (["-p", "luck"], "policy='luck'"),
-        (["-p", "arc"], "policy='arc': removed, and compared by benchmarks/eviction.py"),
+        (["-p", "arc"], "policy='arc': must be one of lru, reuse_hazard; s3fifo, arc"),
         (["-c", "0"], "capacity='0'"),
         (["-c", "-1"], "capacity='-1'"),
         (["-c", "1.0005k"], "capacity='1.0005k'"),

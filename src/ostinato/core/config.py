@@ -7,7 +7,6 @@ from ostinato.core.errors import ConfigError
 from ostinato.core.setting import check_settings, setting
 
 WaitingOrder = Literal["fcfs", "shortest_first", "longest_prefix", "fair_share"]
-_REMOVED_ORDERS = {"depth_first": "removed, and compared by benchmarks/orders.py"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,9 @@ class SchedulerConfig:
     max_model_len: int = setting(2**31, minimum=1)
     """Maximum tokens of a sequence, prompt and output together."""
     order: WaitingOrder = setting(
-        "fcfs", removed=_REMOVED_ORDERS, page="rooms/scheduling.md#shortest-first"
+        "fcfs",
+        page="rooms/scheduling.md#shortest-first",
+        hint="depth_first is compared by benchmarks/orders.py alone",
     )
     """Waiting order within a priority. ``shortest_first``: least left to compute; ``fcfs``: by
     arrival; ``longest_prefix``: most cached tokens; ``fair_share``: the tenant that was served

@@ -28,7 +28,6 @@ class Setting:
         above: Bound that values are above, in place of ``minimum``.
         maximum: Highest value.
         choices: Values, where the annotation has no ``Literal``.
-        removed: Earlier choices, each with what became of it, for messages.
         kind: What a value must be, for messages: ``a name or a directory``.
         hint: What else to do about a wrong value, for messages.
         group: Heading in ``--help`` and on the page; without one there is no option.
@@ -45,7 +44,6 @@ class Setting:
     above: float | None = None
     maximum: float | None = None
     choices: tuple[str, ...] = ()
-    removed: Mapping[str, str] = field(default_factory=dict)
     kind: str = ""
     hint: str = ""
     group: str = ""
@@ -131,8 +129,8 @@ def check_settings(config: Any) -> None:
         check_setting(known, getattr(config, known.name))
 
 
-def check_setting(known: "Field[Any]", value: object, label: str = "") -> None:
-    """Raise ConfigError unless a setting may have a value; ``label`` is its name in the message."""
+def check_setting(known: "Field[Any]", value: object) -> None:
+    """Raise ConfigError unless a setting may have a value."""
     types, about = value_types(known.type), known.metadata["setting"]
     if value is None and NoneType in types:
         return
@@ -141,11 +139,7 @@ def check_setting(known: "Field[Any]", value: object, label: str = "") -> None:
         problem = about.kind or problem
         or_none = ", or None" if NoneType in types else ""
         hint = f"; {about.hint}" if about.hint else ""
-        fate = (
-            f"{about.removed[value]}; " if isinstance(value, str) and value in about.removed else ""
-        )
-        name = label or known.name
-        raise ConfigError(f"{name}={value!r:.200}: {fate}must be {problem}{or_none}{hint}")
+        raise ConfigError(f"{known.name}={value!r:.200}: must be {problem}{or_none}{hint}")
 
 
 def _problem(value: Any, types: tuple[Any, ...], choices: tuple[str, ...], about: Setting) -> str:

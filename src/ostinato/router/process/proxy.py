@@ -29,6 +29,7 @@ from ostinato.router.process.headers import (
     headers_to_worker,
     keys_for_worker,
     routing_headers,
+    session_of,
 )
 from ostinato.router.process.metrics import FleetMetrics
 from ostinato.router.process.public_prefixes import FleetPrefixes
@@ -136,7 +137,7 @@ class Proxy:
         caller.priority_of(prompt.priority)  # refused here for workers that know no keys
         is_separate = self._is_separate
         salt = caller.narrow(prompt.salt) if is_separate else prompt.salt
-        session = headers.get("x-session-id", "")[:200] or prompt.session
+        session = session_of(headers, prompt.session)
         session = f"{caller.tenant}\0{session}" if session and caller.tenant else session
         keys = keys_for_worker(headers, self._config)
         view = await self._tokens.request(prompt, salt, caller.tenant, session, keys)

@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
 from ostinato.core.errors import ConfigError, OstinatoError
-from ostinato.router.process.headers import routing_headers
+from ostinato.router.process.headers import routing_headers, session_of
 from ostinato.router.process.tokenizer import LocalTokenizer
 from ostinato.router.process.tokens import PromptTokens
 from ostinato.router.process.usage_sniffer import UsageSniffer
@@ -80,7 +80,7 @@ class Ingress:
             prompt = await self._tokens.read(path, body, caller.tenant)
             call.is_comparable = prompt.is_whole
             salt = caller.narrow(prompt.salt)
-            session = request.headers.get("x-session-id", "")[:200] or prompt.session
+            session = session_of(request.headers, prompt.session)
             call.route_request = await self._tokens.request(
                 prompt, salt, caller.tenant, session, {}
             )
