@@ -208,15 +208,15 @@ def test_messages_say_what_else_to_do():
 
 def test_a_former_name_is_accepted_with_a_warning():
     with pytest.warns(DeprecationWarning, match="policy is now eviction_policy") as warned:
-        config = PrefixCacheConfig(8, policy="arc")  # type: ignore[call-arg]
-    assert config.eviction_policy == "arc" and Path(warned[0].filename) == Path(__file__)
+        config = PrefixCacheConfig(8, policy="reuse_hazard")  # type: ignore[call-arg]
+    assert config.eviction_policy == "reuse_hazard" and Path(warned[0].filename) == Path(__file__)
     with pytest.warns(DeprecationWarning, match="for one release"):
-        assert config.policy == "arc"  # type: ignore[attr-defined]
+        assert config.policy == "reuse_hazard"  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match="policy is the former name of eviction_policy"):
-        PrefixCacheConfig(8, policy="arc", eviction_policy="lru")  # type: ignore[call-arg]
+        PrefixCacheConfig(8, policy="reuse_hazard", eviction_policy="reuse_hazard")  # type: ignore[call-arg]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert replace(config, block_size=8).eviction_policy == "arc"
+        assert replace(config, block_size=8).eviction_policy == "reuse_hazard"
 
 
 def test_every_class_with_a_former_name_accepts_it():

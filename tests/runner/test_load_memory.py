@@ -78,6 +78,8 @@ def test_progress_has_a_rate_and_the_time_left():
     progress.add(2**30)
 
     assert progress.line(2.0) == "loading big: 1.00 of 4.00 GiB, 512 MiB/s, 6 s left"
+    progress.add(4 * 2**30)
+    assert progress.line(2.0).endswith(" 0 s left"), "whatever is read twice"
 
 
 def test_without_a_terminal_there_are_lines(
