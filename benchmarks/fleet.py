@@ -26,7 +26,7 @@ from ostinato.lab.work.cost_model import StepCost
 from ostinato.observe import events as observed
 from ostinato.observe.events import EventBatch
 from ostinato.router import Decision, Router, RouterConfig, RouteRequest
-from ostinato.router import events as routed
+from ostinato.router.policy import events as routed
 from ostinato.sched.sequence import SequenceUpdate
 from ostinato.settings import PrefixCacheConfig
 

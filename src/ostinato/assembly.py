@@ -32,7 +32,6 @@ from ostinato.observe.history import RequestHistory
 from ostinato.observe.introspection import HitCounts
 from ostinato.sched.scheduler import Scheduler
 from ostinato.sched.waiting_queue import FirstComeFirstServed, NumCachedTokens, WaitingOrder
-from ostinato.scheduling.depth_first import DepthFirst
 from ostinato.scheduling.fair_share import FairShare
 from ostinato.scheduling.held_requests import HeldRequests, SkipHeld
 from ostinato.scheduling.learned_prices import LearnedPrices
@@ -269,6 +268,7 @@ def build_scheduler(
     clock: Clock = time.monotonic,
     held: Sequence[HeldRequests] = (),
     prices: LearnedPrices | None = None,
+    order: Callable[[NumCachedTokens], WaitingOrder] | None = None,
 ) -> Scheduler:
     """Make a scheduler without requests over a cache.
 
@@ -278,6 +278,7 @@ def build_scheduler(
         clock: Seconds that never fall; with ``max_step_ms``, steps are measured by it.
         held: Requests that it passes over.
         prices: The price list of steps; by default it is learned.
+        order: Makes a waiting order in place of ``config.order``, given a look-up without effects.
 
     Raises:
         ConfigError: A step has no room for a chunk of a model with states.
@@ -298,16 +299,14 @@ def build_scheduler(
                 )
             case "longest_prefix":
                 return LongestPrefixFirst(config.max_overtakes, num_cached_tokens)
-            case "depth_first":
-                return DepthFirst(config.max_overtakes, num_cached_tokens)
             case "fair_share":
                 return FairShare(config.max_overtakes)
             case "fcfs":
                 return FirstComeFirstServed()
 
     def make_skipping(num_cached_tokens: NumCachedTokens) -> WaitingOrder:
-        order = make_order(num_cached_tokens)
-        return SkipHeld(order, held) if held else order
+        chosen = (order or make_order)(num_cached_tokens)
+        return SkipHeld(chosen, held) if held else chosen
 
     return Scheduler(config, cache.manager, clock, make_skipping, timer)
 

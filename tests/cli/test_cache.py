@@ -90,7 +90,7 @@ def test_estimates_are_drawn_when_there_are_some(cache):
     row = {"num_blocks": 1_024, "hit_ratio": 0.4321, "num_requests": 5_000}
     row |= {"low": 0.4123, "high": 0.4519, "num_sampled_blocks": 700, "num_later_requests": 812}
     answer["ghosts"] = [
-        {"memory": 1.0, "policy": "arc", **row},
+        {"memory": 1.0, "policy": "reuse_hazard", **row},
         {"memory": 2.0, "policy": "lru", **row},
     ]
     draw_stats(console, answer)

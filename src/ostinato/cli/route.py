@@ -17,7 +17,7 @@ from ostinato.cli.options.option_groups import GroupedTyper, grouped, option
 from ostinato.cli.options.setting_options import SettingOptions
 from ostinato.cli.output.tables import FigureTable
 from ostinato.core.errors import ConfigError
-from ostinato.router.process.config import FleetConfig
+from ostinato.router.process.config import GROUPS, FleetConfig
 
 _POLL_S = 0.2
 """Seconds between two looks at workers that do not answer yet."""
@@ -45,7 +45,7 @@ class RouterAddress:
 def run(
     context: typer.Context,
     *,
-    settings: Annotated[dict[str, Any], SettingOptions(FleetConfig)],
+    settings: Annotated[dict[str, Any], SettingOptions(FleetConfig, GROUPS)],
 ) -> None:
     """Route requests to workers until SIGTERM or Ctrl-C.
 

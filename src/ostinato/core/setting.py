@@ -125,7 +125,7 @@ def check_settings(config: Any) -> None:
     Raises:
         ConfigError: One is of the wrong type or out of range; the message names both.
     """
-    for known in setting_fields(type(config)).values():
+    for known in setting_fields(config.__class__).values():
         check_setting(known, getattr(config, known.name))
 
 
@@ -155,7 +155,9 @@ def _problem(value: Any, types: tuple[Any, ...], choices: tuple[str, ...], about
     if str in types:
         kinds = (str, Path) if Path in types else str
         return "" if isinstance(value, kinds) else "a path" if Path in types else "text"
-    if any(get_args(one)[:1] == (str,) and get_origin(one) is not Mapping for one in types):
+    if any(get_origin(one) is Mapping for one in types):
+        return "" if isinstance(value, Mapping) else "a mapping"
+    if any(get_args(one)[:1] == (str,) for one in types):
         is_list = isinstance(value, Sequence) and not isinstance(value, str)
         return "" if is_list and all(isinstance(one, str) for one in value) else "a list of texts"
     return ""

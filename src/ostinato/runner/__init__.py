@@ -26,6 +26,7 @@ Files in reading order:
 * ``compressed_codes``: the codes of a compressed-tensors checkpoint for a model's linear layers
 * ``word_codes``: the codes of GPTQ, AWQ, or compressed-tensors with zero points
 * ``model_resolver``: resolves a model's name to a directory
+* ``generation_config``: reads how a checkpoint wants to be sampled
 * ``checkpoint``: checks that a checkpoint is complete, and fingerprints its weights
 * ``fingerprints``: computes fingerprints beside the load, and remembers them
 * ``pretrained``: reads config, weights and tokenizer with ``transformers``

@@ -128,6 +128,9 @@ class ServerConfig(ListenerConfig):
     strict_fields: bool = _answers(False)
     """Refuse requests with fields that this server does not know; by default a header of the
     response names them."""
+    stabilise: str | None = _answers(None, page="agents.md#volatile-bytes")
+    """File of rules for texts that clients change without meaning, such as a date: a constant takes
+    their place, so that what follows hits. ``ostinato lint --fix`` writes one."""
     keep_checksums: bool = _answers(False)
     """Keep the checksum in the first line of Claude Code's system text, which makes every
     conversation miss; by default it is set aside."""

@@ -95,7 +95,9 @@ class EngineSettings:
     """Where sampling parameters come from that a request does not give: ``auto`` is the
     checkpoint's ``generation_config.json``, ``vllm`` is none, or another such file or its
     directory."""
-    override_generation_config: Mapping[str, Any] = _model(factory=dict)
+    override_generation_config: Mapping[str, Any] = _model(
+        factory=dict, kind="like {'temperature': 0.5}"
+    )
     """Single values in place of its own, as ``{"temperature": 0.5}``; ``max_new_tokens`` also
     limits every answer of a server."""
 
@@ -144,6 +146,11 @@ class EngineSettings:
     max_overtakes: int = _scheduling("max_overtakes")
     max_logprobs: int = setting(20, minimum=-1, group="Scheduling")
     """Maximum alternatives per token in log-probabilities; -1 is the whole vocabulary."""
+    max_grammar_ms: int = setting(
+        2, minimum=1, group="Scheduling", page="structured.md#what-it-costs"
+    )
+    """Processor time per token that the grammar of a request may take, in milliseconds, with 250
+    tokens' worth of it in advance; a request that takes more ends with an error."""
     stream_interval: int = setting(1, minimum=1, group="Scheduling")
     """Tokens per chunk of a stream, of which more cost less time around the model; the first and
     the last chunk are sent at once."""
@@ -154,7 +161,9 @@ class EngineSettings:
     eviction_policy: PolicyName = _caching("eviction_policy", "reuse_hazard", old_names=())
     digest: DigestName = _caching("digest")
     seal_tails: bool = _caching("seal_tails")
-    tenant_shares: Mapping[str, TenantShare] = setting(factory=dict, page="security.md")
+    tenant_shares: Mapping[str, TenantShare] = setting(
+        factory=dict, kind="a mapping from salts to TenantShare", page="security.md"
+    )
     """Guarantees and quotas in blocks, each a ``TenantShare``, by the ``cache_salt`` of a tenant's
     requests."""
     keep_explanations: int = _caching("keep_explanations")
@@ -203,7 +212,9 @@ class EngineSettings:
     kv_events_topic: str = _events("")
     """First frame of every message with KV events."""
 
-    limit_mm_per_prompt: Mapping[str, int] = _images(factory=dict, page="images.md")
+    limit_mm_per_prompt: Mapping[str, int] = _images(
+        factory=dict, kind="like {'image': 16}", page="images.md"
+    )
     """Maximum images per prompt, as ``{"image": 4}``; 16 by default, and 0 serves only text and
     leaves the encoder out of memory."""
     mm_encoder_cache_bytes: int = _images(256 * 2**20, minimum=0)

@@ -7,7 +7,8 @@ steady clock, and the workers' events as they arrive.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from ostinato.core.errors import ConfigError
+from ostinato.core.setting import check_settings, setting
+from ostinato.former_names import accept_old_names
 from ostinato.router.policy.cache_state import CacheState
 from ostinato.router.policy.decision import (
     Candidate,
@@ -45,29 +46,23 @@ POLICIES = tuple(_POLICIES)
 """Names of policies, the default first."""
 
 
+@accept_old_names
 @dataclass(frozen=True, slots=True)
 class RouterConfig:
-    """Settings of a router.
+    """Settings of a router's choice."""
 
-    Attributes:
-        policy: Name, one of ``POLICIES``.
-        max_tokens: Maximum tokens of tracked prefixes, over all workers.
-        guess_ttl_s: Time after which a prefix sent to a worker without events counts as evicted.
-        silent_s: Time after which a worker whose events are due counts as silent.
-    """
-
-    policy: str = "cache_state"
-    max_tokens: int = 4_000_000
-    guess_ttl_s: float = 120.0
-    silent_s: float = 10.0
+    policy: str = setting(POLICIES[0], choices=POLICIES)
+    """How workers are chosen."""
+    max_tracked_tokens: int = setting(4_000_000, minimum=1, old_names=("max_tokens",))
+    """Maximum tokens of known prefixes, over all workers."""
+    guess_ttl_s: float = setting(120.0, above=0)
+    """Seconds after which a prefix sent to a worker without events counts as evicted."""
+    silent_s: float = setting(10.0, above=0)
+    """Seconds after which a worker whose events are due counts as silent."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError if a setting is out of range."""
-        if self.policy not in _POLICIES:
-            raise ConfigError(f"policy={self.policy!r}: one of {', '.join(POLICIES)} is known")
-        for name in ("max_tokens", "guess_ttl_s", "silent_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name}={getattr(self, name)}: must be above 0")
+        check_settings(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +80,7 @@ class Router:
     def __init__(self, config: RouterConfig | None = None) -> None:
         self.config = config or RouterConfig()
         self._policy: Policy = _POLICIES[self.config.policy]()
-        self._tree = PrefixTree(self.config.max_tokens, self._on_evict)
+        self._tree = PrefixTree(self.config.max_tracked_tokens, self._on_evict)
         self._workers: dict[str, Worker] = {}
         self._by_bit: dict[int, Worker] = {}
         self._running: dict[int, Assigned] = {}
@@ -148,7 +143,7 @@ class Router:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all tracked prefixes; at most ``max_tokens``."""
+        """Tokens of all tracked prefixes; at most ``max_tracked_tokens``."""
         return self._tree.num_tokens
 
     # Requests

@@ -10,9 +10,9 @@ from ostinato.core.errors import ConfigError
 from ostinato.router.process.admission import Admission
 from ostinato.router.process.config import WorkerSpec
 from ostinato.router.process.decisions import MAX_RECORDS, DecisionLog, DecisionRecord
-from ostinato.router.process.fleet import Fleet
 from ostinato.router.process.proxy import Proxy
 from ostinato.router.process.public_prefixes import FleetPrefixes, copies_of
+from ostinato.router.process.worker_pool import WorkerPool
 from ostinato.server.access.callers import Caller, require_administrator
 from ostinato.server.errors import ApiError
 
@@ -27,7 +27,7 @@ class FleetAdmin:
 
     def __init__(
         self,
-        fleet: Fleet,
+        fleet: WorkerPool,
         proxy: Proxy,
         admission: Admission,
         decisions: DecisionLog,

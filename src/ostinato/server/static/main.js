@@ -55,11 +55,14 @@ function draw(state) {
     : "that got a first token";
   const audited = load?.audited_hits
     ? ` · ${count(load.audited_hits)} hits audited, ${count(load.different_hits)} wrong` : "";
+  const idle = load?.idle_rebase;
+  const prepared = idle?.computed
+    ? ` · ${compact(idle.computed)} tokens prepared while idle, ${compact(idle.used)} used, ${compact(idle.wasted)} wasted` : "";
   const times = load?.step_times;
   const steps = times?.num_steps
     ? ` · a step takes ${duration(times.measured_s / times.num_steps)}, predicted ${duration(times.predicted_s / times.num_steps)}` : "";
   $("compute-path").textContent = load
-    ? ` · computing in ${load.compute_path}${steps}${audited}` : "";
+    ? ` · computing in ${load.compute_path}${steps}${audited}${prepared}` : "";
   drawOverTime(state);
   drawRequests(state.requests, state.administrator);
   drawBlocks(state.blocks);

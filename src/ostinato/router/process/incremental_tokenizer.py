@@ -1,4 +1,4 @@
-"""``KnownTexts``: of a long text that extends a known one, only the end is tokenized.
+"""``IncrementalTokenizer``: of a long text that extends a known one, only the end is tokenized.
 
 Texts are found by the digests of their beginnings, a chunk longer each time::
 
@@ -59,7 +59,7 @@ class Beginning:
         return len(self.text) - self.num_known * CHUNK
 
 
-class KnownTexts:
+class IncrementalTokenizer:
     """Tokenizes texts. For any thread.
 
     Attributes:

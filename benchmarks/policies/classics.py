@@ -1,29 +1,10 @@
-"""Eviction policies for comparison: LFU, SLRU and cost-aware.
-
-Only the simulation knows them, no engine runs them: on the traces of ``docs/eviction.md`` all three
-hit less than LRU at most sizes.
-"""
+"""LFU, SLRU and cost-aware."""
 
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
 
+from benchmarks.policies.leaf_heap import LeafHeap, LeafState, Rank
 from ostinato.cache.block import CacheEntry
-from ostinato.cache.eviction import EvictionPolicy, PolicyFactory
-from ostinato.eviction import make_policy
-from ostinato.eviction.leaf_heap import LeafHeap, LeafState, Rank
-from ostinato.settings import PolicyName
-
-StudiedPolicyName = Literal["lfu", "slru", "cost_aware"]
-SimulatedPolicyName = PolicyName | StudiedPolicyName
-
-ENGINE_POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
-SIMULATED_POLICIES: tuple[SimulatedPolicyName, ...] = (
-    *ENGINE_POLICIES,
-    *get_args(StudiedPolicyName),
-)
-"""All that ``ostinato simulate`` compares."""
 
 
 class LeastFrequentlyUsed(LeafHeap[LeafState]):
@@ -119,18 +100,3 @@ class CostAware(LeafHeap[CostState]):
     def evicted(self, entry: CacheEntry, num_blocks: int) -> None:
         """Let the age rise."""
         self._age = max(self._age, self.rank(entry)[0])
-
-
-def policy_factory(name: SimulatedPolicyName) -> PolicyFactory:
-    """Return what makes the policy of that name."""
-
-    def make(num_blocks: int, clock: Callable[[], float]) -> EvictionPolicy:
-        if name == "lfu":
-            return LeastFrequentlyUsed()
-        if name == "slru":
-            return SegmentedLru(num_blocks)
-        if name == "cost_aware":
-            return CostAware()
-        return make_policy(name, num_blocks, clock)
-
-    return make

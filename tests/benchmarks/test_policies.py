@@ -1,23 +1,22 @@
-"""What each policy of the lab is for, in caches small enough to draw."""
+"""What each policy of the comparison is for, in caches small enough to draw."""
 
 import random
-from typing import get_args
 
 import pytest
 
+from benchmarks.policies import STUDIED, policy_factory
 from ostinato.assembly import build_cache
-from ostinato.lab.replay.policies import StudiedPolicyName, policy_factory
 from ostinato.settings import IndexName, PrefixCacheConfig, TenantShare
 from ostinato.tenants.terms import PINNED
 from tests.support.cache_views import prefix_key
 
-pytestmark = pytest.mark.parametrize("policy", get_args(StudiedPolicyName))
+pytestmark = pytest.mark.parametrize("policy", STUDIED)
 
 
 class Served:
     """A cache of eight blocks of four tokens; every policy's books are checked as it serves."""
 
-    def __init__(self, policy: StudiedPolicyName, index: IndexName, **settings) -> None:
+    def __init__(self, policy: str, index: IndexName, **settings) -> None:
         config = PrefixCacheConfig(settings.pop("num_blocks", 8), 4, index=index, **settings)
         self.prefix_cache = build_cache(config, policy=policy_factory(policy))
         self.manager = self.prefix_cache.manager
@@ -39,7 +38,7 @@ def once(number: int) -> str:
     return chr(0x5000 + number) * 4
 
 
-def busy(policy: StudiedPolicyName, index: IndexName) -> Served:
+def busy(policy: str, index: IndexName) -> Served:
     """A prompt that is asked for again and again, and then a scan of what is used once."""
     cache = Served(policy, index, seal_tails=False)
     for _ in range(4):
@@ -80,3 +79,18 @@ def test_the_books_add_up_on_any_traffic(policy, index):
     rng, cache = random.Random(3), Served(policy, index, num_blocks=12)
     for _ in range(150):
         cache.serve("".join(rng.choices("AB", k=rng.randrange(1, 30))))
+
+
+def test_what_returns_after_its_eviction_is_noticed(policy, index):
+    """It is let in with those that were in use again, so the next scan spares it."""
+    if policy not in ("s3fifo", "arc"):
+        return
+    cache = Served(policy, index, seal_tails=False)
+    cache.serve("ABCD")
+    for number in range(8):
+        cache.serve(once(number))
+    assert cache.num_hits("ABCDE") == 0
+    cache.serve("ABCD")
+    for number in range(10, 18):
+        cache.serve(once(number))
+    assert cache.num_hits("ABCDE") == 4

@@ -1,7 +1,6 @@
-"""``Fleet``: the workers, their health, and the router that chooses between them."""
+"""``WorkerPool``: the workers, their health, and the router that chooses between them."""
 
 import asyncio
-import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Set
@@ -11,31 +10,28 @@ from dataclasses import dataclass
 import aiohttp
 
 from ostinato.core.errors import ConfigError
+from ostinato.core.setting import shared_settings
 from ostinato.router.policy import Decision, Router, RouterConfig, RouteRequest
 from ostinato.router.process.config import FleetConfig, WorkerSpec
-from ostinato.router.process.kv_feed import KVFeed
+from ostinato.router.process.kv_feed import KVFeeds
 from ostinato.router.process.worker import Worker
-
-logger = logging.getLogger("ostinato")
 
 _MAX_OWNERS = 100_000
 _MAX_WORKERS = 1024
-_OVERDUE_INTERVAL_S = 2.0
 _MIN_PROBE_S = 0.2
-_RESUBSCRIBE_S = 30.0
 _SLICED_TOKENS = 8192
 """Prompts of this length or more are routed in slices; shorter ones take about a millisecond."""
 
 
 @dataclass(frozen=True, slots=True)
-class Owner:
+class ResponseOwner:
     """The owner of a stored response: the worker that has it, and its tenant."""
 
     worker: str
     tenant: str
 
 
-class Fleet:
+class WorkerPool:
     """The workers of a router process; for its event loop only.
 
     Attributes:
@@ -51,29 +47,28 @@ class Fleet:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
-        self.router = Router(RouterConfig(config.policy, max_tokens=config.max_tracked_tokens))
+        self.router = Router(RouterConfig(**shared_settings(config, RouterConfig)))
         self.workers: dict[str, Worker] = {}
         self.session = session
         self.clock = clock
-        self._owners: OrderedDict[str, Owner] = OrderedDict()  # by the ids of responses
-        self._tasks: list[asyncio.Task[None]] = []
+        self._owners: OrderedDict[str, ResponseOwner] = OrderedDict()  # by the ids of responses
+        self._feeds = KVFeeds(self.router, clock, self._is_well)
         self._long_prompts = asyncio.Lock()
 
     async def start(self) -> None:
         """Add the configured workers, and monitor all workers from now on."""
         for spec in self.config.workers:
             self.join(spec)
-        self._tasks.append(asyncio.create_task(self._poll_overdue()))
         probes = [worker.tasks[0] for worker in self.workers.values()]
         if probes:
             await asyncio.wait(probes, timeout=self.config.connect_timeout_s)
 
     async def stop(self) -> None:
         """Stop monitoring."""
-        tasks = [*self._tasks, *(task for w in self.workers.values() for task in w.tasks)]
+        tasks = [task for worker in self.workers.values() for task in worker.tasks]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(self._feeds.stop(), *tasks, return_exceptions=True)
 
     def join(self, spec: WorkerSpec) -> Worker:
         """Add a worker, or resume it if it is draining.
@@ -116,6 +111,7 @@ class Fleet:
         if worker.is_draining and self.workers.get(name) is worker:
             del self.workers[name]
             worker.cancel()
+            self._feeds.drop(name)
             self.router.remove(name)
 
     async def choose(self, request: RouteRequest, model: str, tried: Set[str]) -> Decision | None:
@@ -155,11 +151,11 @@ class Fleet:
         fit = [w for w in self.workers.values() if w.name not in unfit and not w.is_draining]
         return min(fit, key=lambda worker: worker.num_live, default=None)
 
-    def owner_of(self, number: str) -> Owner | None:
+    def owner_of(self, number: str) -> ResponseOwner | None:
         """Return the owner of a stored response; None if unknown."""
         return self._owners.get(number)
 
-    def note_owner(self, number: str, owner: Owner) -> None:
+    def note_owner(self, number: str, owner: ResponseOwner) -> None:
         """Remember the owner of a stored response."""
         self._owners[number] = owner
         if len(self._owners) > _MAX_OWNERS:
@@ -191,18 +187,10 @@ class Fleet:
         endpoints = await worker.endpoints()
         if endpoints is None:
             return
-        worker.feed = KVFeed(worker.name, endpoints, self.router, worker.snapshot)
-        self.router.add_worker(worker.name, sends_events=True)
-        worker.tasks.append(asyncio.create_task(self._feed(worker, worker.feed)))
+        worker.feed = self._feeds.listen(worker.name, endpoints, worker.snapshot)
 
-    async def _feed(self, worker: Worker, feed: KVFeed) -> None:
-        while True:
-            try:
-                await feed.run()
-            except Exception:
-                logger.exception("worker %s: its events ended", worker.name)
-                self.router.broken(worker.name, "its subscription to events failed")
-            await asyncio.sleep(_RESUBSCRIBE_S)
+    def _is_well(self, name: str) -> bool:
+        return name in self.workers and self.workers[name].is_well
 
     async def _watch(self, worker: Worker, first: "asyncio.Task[None]") -> None:
         """Check a worker's health periodically; soon after a failure."""
@@ -240,14 +228,3 @@ class Fleet:
             missing = self.router.interrupted(worker.name)
             if worker.feed is not None:
                 await worker.feed.fill(missing)
-
-    async def _poll_overdue(self) -> None:
-        """Fetch what silent workers may have published."""
-        while True:
-            await asyncio.sleep(_OVERDUE_INTERVAL_S)
-            for missing in self.router.overdue(self.clock()):
-                worker = self.workers.get(missing.worker)
-                if worker is not None and worker.feed is not None and worker.is_well:
-                    task = asyncio.create_task(worker.feed.fill(missing))
-                    worker.tasks.append(task)
-                    task.add_done_callback(worker.tasks.remove)

@@ -5,7 +5,7 @@ import random
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from ostinato.router.process.known_texts import KnownTexts
+from ostinato.router.process.incremental_tokenizer import IncrementalTokenizer
 
 WORDS = [
     "thou",
@@ -35,7 +35,7 @@ def tokenizer() -> Tokenizer:
 @pytest.mark.parametrize("seed", range(5))
 def test_a_text_that_goes_on_has_the_tokens_of_the_whole_for_the_price_of_its_end(seed: int):
     chance, whole = random.Random(seed), tokenizer()
-    known, text, num_characters = KnownTexts(whole), "", 0
+    known, text, num_characters = IncrementalTokenizer(whole), "", 0
     for _ in range(12):
         text += chance.choice(["", " "]).join(chance.choices(WORDS, k=200))
         assert list(known.finish(known.begin(text, False))) == whole.encode(text).ids
@@ -46,7 +46,7 @@ def test_a_text_that_goes_on_has_the_tokens_of_the_whole_for_the_price_of_its_en
 def test_a_tokenizer_whose_tokens_depend_on_what_follows_far_behind_is_asked_for_the_whole():
     """One long word: no token of the window begins where a known one does."""
     whole = tokenizer()
-    known = KnownTexts(whole)
+    known = IncrementalTokenizer(whole)
     for end in ("a", "b"):
         text = "thouart" * 400 + end
         assert list(known.finish(known.begin(text, False))) == whole.encode(text).ids

@@ -8,7 +8,7 @@ _GENERATED = re.compile(rb'"(?:completion_tokens|output_tokens)"\s*:\s*(\d{1,9})
 _CACHED = re.compile(rb'"(?:cached_tokens|cache_read_input_tokens)"\s*:\s*(\d{1,9})')
 
 
-class Peek:
+class UsageSniffer:
     """Reads a response without delaying it; keeps at most 8 KiB of it.
 
     Attributes:

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 
+from benchmarks.policies.leaf_heap import LeafHeap, LeafState
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.eviction import RequestSummary
 from ostinato.core.identity import PrefixKey
 from ostinato.eviction.ghost_list import GhostList
-from ostinato.eviction.leaf_heap import LeafHeap, LeafState
 
 
 class AdaptiveReplacement(LeafHeap[LeafState]):

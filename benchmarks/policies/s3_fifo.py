@@ -4,11 +4,11 @@ import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from benchmarks.policies.leaf_heap import LeafHeap, LeafState, Rank
 from ostinato.cache.block import CacheEntry
 from ostinato.cache.eviction import RequestSummary, Victim
 from ostinato.core.identity import PrefixKey
 from ostinato.eviction.ghost_list import GhostList
-from ostinato.eviction.leaf_heap import LeafHeap, LeafState, Rank
 
 _SMALL_SHARE = 0.1
 _MOST_USES = 3
