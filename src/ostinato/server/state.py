@@ -11,6 +11,7 @@ from fastapi import Depends, Request
 
 from ostinato.engine.api.async_llm import AsyncLLM
 from ostinato.engine.loop.snapshot import Snapshot, take_snapshot
+from ostinato.plugins.explainer import Explainer
 from ostinato.protocol.volatile import CHECKSUM_RULES, Stabiliser, read_rules
 from ostinato.server.access.callers import AnyCaller, Callers
 from ostinato.server.access.rate_limit import RateLimit
@@ -44,6 +45,7 @@ class ServerState:
         started_s: Start time, in seconds since 1970.
         formats: Formats of the model's answers.
         stabiliser: Replaces texts that clients change without meaning.
+        explainer: Explains misses beside the engine; None if none is configured.
         loading_adapter: Lock held while an adapter is loaded, so that numbers are unique.
         is_draining: Whether it refuses new requests, and ends with the last one.
     """
@@ -61,6 +63,7 @@ class ServerState:
     snapshots: EngineWatch[Snapshot] = field(init=False)
     formats: AnswerFormats = field(init=False)
     stabiliser: Stabiliser = field(init=False)
+    explainer: Explainer | None = field(init=False)
     loading_adapter: asyncio.Lock = field(default_factory=asyncio.Lock)
     is_draining: bool = False
     _beside: set[asyncio.Task[None]] = field(default_factory=set)
@@ -99,6 +102,7 @@ class ServerState:
         self.unread = UnreadOutput(config.max_unread_bytes, config.max_tenant_unread_bytes)
         self.held_prefixes = HeldPrefixes(self.llm)
         self.snapshots = EngineWatch(self.llm, take_snapshot)
+        self.explainer = None if config.explainer is None else Explainer(config.explainer)
         self.observers.append(self.usage)
 
 

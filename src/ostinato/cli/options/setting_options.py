@@ -41,7 +41,7 @@ class SettingOptions:
 
     Attributes:
         kind: The dataclass.
-        groups: Groups whose settings are options; all by default.
+        groups: Groups whose settings are options, in the order of the help; all by default.
     """
 
     kind: type
@@ -49,12 +49,9 @@ class SettingOptions:
 
     def fields(self) -> "list[Field[Any]]":
         """The settings that are options."""
-        known = setting_fields(self.kind).values()
-        return [
-            each
-            for each in known
-            if about(each).group and (not self.groups or about(each).group in self.groups)
-        ]
+        known = [each for each in setting_fields(self.kind).values() if about(each).group]
+        groups = self.groups or dict.fromkeys(about(each).group for each in known)
+        return [each for group in groups for each in known if about(each).group == group]
 
     def parameters(self) -> list[Parameter]:
         """Return the parameters of a command, hidden ones for former spellings among them."""

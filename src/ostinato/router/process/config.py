@@ -14,8 +14,12 @@ from ostinato.router.policy import RouterConfig
 from ostinato.router.process.routing_fields import MAX_PROMPT_CHARACTERS
 from ostinato.server.config import CONNECTIONS, LIMITS, SERVER, ListenerConfig
 
-_routing = partial(setting, group="Routing")
-_policy = partial(same_setting, RouterConfig, group="Routing")
+ROUTING = "Routing"
+GROUPS = (ROUTING, SERVER, LIMITS, CONNECTIONS)
+"""Groups of settings, in the order in which a reader needs them."""
+
+_routing = partial(setting, group=ROUTING)
+_policy = partial(same_setting, RouterConfig, group=ROUTING)
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
