@@ -88,7 +88,14 @@ def status(
         table.add_row(
             row["name"], health, known, *(f"{n:,}" for n in counts), f"{row['computed_tokens']:,}"
         )
-    Console().print(f"Workers, policy {answer['policy']}:", table, sep="\n", highlight=False)
+    console = Console(highlight=False)
+    console.print(f"Workers, policy {answer['policy']}:", table, sep="\n")
+    if (both := answer.get("plugged")) is not None:
+        console.print(
+            f"Of the prompt tokens of {both['requests']:,} requests {both['own_ratio']:.1%} were "
+            f"expected to hit; cache_state, asked beside it, would have had "
+            f"{both['built_in_ratio']:.1%}."
+        )
 
 
 def _workers(client: AdminClient, deadline_s: float) -> dict[str, Any]:

@@ -96,6 +96,8 @@ class ServerConfig(ListenerConfig):
     """File of the certificate chain of ``tls_key_file``."""
     lora_folders: tuple[str, ...] = _server((), options=("--lora-folder",), page="adapters.md")
     """Folders that adapters may be loaded from over HTTP."""
+    explainer: str | None = _server(None, page="learn.md")
+    """Function that explains misses beside the engine, as ``FILE.py:function``."""
     max_requests: int = same_setting(ListenerConfig, "max_requests")
     """Maximum concurrent continuations, running and waiting; beyond that, requests get 429."""
     key_share: float = _limits(0.5, above=0, maximum=1)

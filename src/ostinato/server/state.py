@@ -1,6 +1,7 @@
 """The state of a running server."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from fastapi import Depends, Request
 
 from ostinato.engine.api.async_llm import AsyncLLM
 from ostinato.engine.loop.snapshot import Snapshot, take_snapshot
+from ostinato.plugins.explainer import Explainer
 from ostinato.protocol.volatile import CHECKSUM_RULES, Stabiliser, read_rules
 from ostinato.server.access.callers import AnyCaller, Callers
 from ostinato.server.access.rate_limit import RateLimit
@@ -21,6 +23,8 @@ from ostinato.server.response_store import ResponseStore
 from ostinato.server.telemetry.engine_watch import EngineWatch
 from ostinato.server.telemetry.observer import Observer
 from ostinato.server.telemetry.tenant_usage import TenantUsage
+
+logger = logging.getLogger("ostinato")
 
 
 @dataclass(eq=False)
@@ -41,6 +45,7 @@ class ServerState:
         started_s: Start time, in seconds since 1970.
         formats: Formats of the model's answers.
         stabiliser: Replaces texts that clients change without meaning.
+        explainer: Explains misses beside the engine; None if none is configured.
         loading_adapter: Lock held while an adapter is loaded, so that numbers are unique.
         is_draining: Whether it refuses new requests, and ends with the last one.
     """
@@ -58,15 +63,21 @@ class ServerState:
     snapshots: EngineWatch[Snapshot] = field(init=False)
     formats: AnswerFormats = field(init=False)
     stabiliser: Stabiliser = field(init=False)
+    explainer: Explainer | None = field(init=False)
     loading_adapter: asyncio.Lock = field(default_factory=asyncio.Lock)
     is_draining: bool = False
     _beside: set[asyncio.Task[None]] = field(default_factory=set)
 
     def run_beside(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run work that no response waits for; what it raises is its own matter."""
+        """Run work that no response waits for; what it raises is logged."""
         task = asyncio.create_task(work)
         self._beside.add(task)
-        task.add_done_callback(self._beside.discard)
+        task.add_done_callback(self._end_beside)
+
+    def _end_beside(self, task: asyncio.Task[None]) -> None:
+        self._beside.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("work beside the responses failed", exc_info=error)
 
     @property
     def num_live(self) -> int:
@@ -91,6 +102,7 @@ class ServerState:
         self.unread = UnreadOutput(config.max_unread_bytes, config.max_tenant_unread_bytes)
         self.held_prefixes = HeldPrefixes(self.llm)
         self.snapshots = EngineWatch(self.llm, take_snapshot)
+        self.explainer = None if config.explainer is None else Explainer(config.explainer)
         self.observers.append(self.usage)
 
 

@@ -2,11 +2,20 @@
 
 from pathlib import Path
 
-from ostinato.core.config import at_least
+from ostinato.core.config import SchedulerConfig, at_least
 from ostinato.core.errors import ConfigError
+from ostinato.core.setting import check_setting
 from ostinato.engine.settings.settings import GENERATION_NAMES, EngineSettings
+from ostinato.plugins.loading import is_plugin
 from ostinato.runner.settings import NATIVE_BLOCK
-from ostinato.settings import TenantShare
+from ostinato.settings import PrefixCacheConfig, TenantShare
+
+_PLUGGABLE: dict[str, type] = {
+    "index": PrefixCacheConfig,
+    "eviction_policy": PrefixCacheConfig,
+    "order": SchedulerConfig,
+}
+"""Settings that may name a class of one's own, and the settings that know the built-in names."""
 
 
 def check_combinations(settings: EngineSettings) -> None:
@@ -21,6 +30,7 @@ def check_combinations(settings: EngineSettings) -> None:
             "size the pool: give one of them"
         )
     _check_generation(settings)
+    _check_plugins(settings)
     _check_quantization(settings)
     _check_native_attention(settings)
     _check_kv_events(settings)
@@ -38,6 +48,19 @@ def _check_generation(settings: EngineSettings) -> None:
             f"override_generation_config={override!r:.200}: {unknown[0]!r} is none of "
             f"{', '.join(GENERATION_NAMES)}"
         )
+
+
+def _check_plugins(settings: EngineSettings) -> None:
+    """Refuse unknown names, and a trace of what a plug-in decides: a trace names no code."""
+    for name, kind in _PLUGGABLE.items():
+        value = getattr(settings, name)
+        if not is_plugin(value):
+            check_setting(kind, name, value)
+        elif settings.record_trace is not None:
+            raise ConfigError(
+                f"{name}={value!r} with record_trace={str(settings.record_trace)!r}: a trace "
+                "cannot be replayed under code of your own; leave one of them out"
+            )
 
 
 def _check_native_attention(settings: EngineSettings) -> None:

@@ -69,6 +69,18 @@ function draw(state) {
   drawPrefixes(state.prefixes, state.administrator);
   drawTenants(state.tenants);
   drawTiers(load?.tiers ?? { rows: [] });
+  drawPlugged(state.plugged);
+}
+
+function drawPlugged(plugged) {
+  $("tile-plugged").hidden = !plugged;
+  if (!plugged) return;
+  $("plugged-own").textContent = plugged.requests ? percent(plugged.own_ratio) : "–";
+  $("plugged-built-in").textContent = plugged.requests ? percent(plugged.built_in_ratio) : "–";
+  const faults = plugged.faults ? ` · ${count(plugged.faults)} faults, see the log` : "";
+  $("plugged-detail").textContent = plugged.requests
+    ? `${plugged.names.join(", ")} · the same ${count(plugged.requests)} requests${faults}`
+    : `${plugged.names.join(", ")} · no request has ended yet`;
 }
 
 async function look() {
