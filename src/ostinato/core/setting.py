@@ -125,11 +125,15 @@ def check_settings(config: Any) -> None:
         ConfigError: One is of the wrong type or out of range; the message names both.
     """
     for known in setting_fields(config.__class__).values():
-        check_setting(known, getattr(config, known.name))
+        _check(known, getattr(config, known.name))
 
 
-def check_setting(known: "Field[Any]", value: object) -> None:
-    """Raise ConfigError unless a setting may have a value."""
+def check_setting(kind: type, name: str, value: object) -> None:
+    """Check one value of a setting; errors are those of ``check_settings``."""
+    _check(setting_fields(kind)[name], value)
+
+
+def _check(known: "Field[Any]", value: object) -> None:
     types, choices, about = _rule(known)
     if value is None and NoneType in types:
         return
