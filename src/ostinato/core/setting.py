@@ -78,7 +78,7 @@ def setting(default: Any = MISSING, *, factory: Any = MISSING, **about: Any) -> 
     return field(default=default, default_factory=factory, metadata={"setting": Setting(**about)})
 
 
-def same_setting(kind: type, name: str, default: Any = MISSING, **changes: Any) -> Any:
+def same_setting(kind: type, name: str, default: Any = MISSING, /, **changes: Any) -> Any:
     """Return a field that is the setting of another dataclass, with its docstring.
 
     Args:
