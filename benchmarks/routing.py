@@ -152,7 +152,7 @@ class Bench:
 
     def library(self, policy: str, routers: int = 1) -> LibraryDispatcher:
         """Return our router, or several side by side."""
-        config = RouterConfig(policy, max_tokens=10**9)
+        config = RouterConfig(policy, max_tracked_tokens=10**9)
         return LibraryDispatcher(self.trace, NUM_REPLICAS, config, routers, self.prices)
 
     def run_as_one(self) -> None:
@@ -166,7 +166,7 @@ class Bench:
             scheduling=replace(self.fleet.scheduling, max_num_batched_tokens=tokens),
             cost=cost_of(NUM_REPLICAS),
         )
-        config = RouterConfig("round_robin", max_tokens=10**9)
+        config = RouterConfig("round_robin", max_tracked_tokens=10**9)
         self.run("one engine of all", LibraryDispatcher(self.trace, 1, config), one)
 
     def run(

@@ -246,6 +246,7 @@ class Explanation:
         num_forgotten: Earlier ones that were no longer remembered.
         num_kept: Prompt tokens of earlier answers that stand as they were generated.
         wait: For whose work it waited; None if that is not remembered.
+        num_prepared: Cached tokens that were computed for it in idle steps, after the last answer.
     """
 
     request_id: str
@@ -255,6 +256,7 @@ class Explanation:
     num_forgotten: int = 0
     num_kept: int = 0
     wait: Wait | None = None
+    num_prepared: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -293,6 +295,7 @@ class Explanation:
             "num_remembered": self.num_remembered,
             "num_forgotten": self.num_forgotten,
             "num_kept_tokens": self.num_kept,
+            "num_prepared_tokens": self.num_prepared,
             "wait": None if self.wait is None else asdict(self.wait),
         }
 
@@ -312,6 +315,7 @@ class Explanation:
             int(plain["num_forgotten"]),
             int(plain.get("num_kept_tokens", 0)),
             None if (wait := plain.get("wait")) is None else Wait(**_known(Wait, wait)),
+            int(plain.get("num_prepared_tokens", 0)),
         )
 
     @property
@@ -338,6 +342,13 @@ class Explanation:
         if self.num_kept:
             what = "1 token was" if self.num_kept == 1 else f"{self.num_kept:,} tokens were"
             notes.append(f"{what} kept as generated, in the answers of earlier turns.")
+        if self.num_prepared:
+            what = (
+                "1 cached token was"
+                if self.num_prepared == 1
+                else (f"{self.num_prepared:,} cached tokens were")
+            )
+            notes.append(f"{what} computed in idle steps, after the last answer (idle_rebase).")
         if self.num_forgotten:
             notes.append(
                 f"Compared with {self.num_remembered:,} sequences; {self.num_forgotten:,} earlier "

@@ -56,7 +56,8 @@ def explain_request(
     tenant = None if cache_salt is None else cache_salt.encode()
     viewer = Viewer(administrator, decode, prompt, tenant, engine.adapters.names)
     found = explain(engine.cache.history, name, viewer)
-    found = replace(found, wait=engine.waits.wait_of(name))
+    prepared = engine.rebase.rows_used_by(name)
+    found = replace(found, wait=engine.waits.wait_of(name), num_prepared=prepared)
     note = None if engine.tiers is None else engine.tiers.note_of(name)
     return found if note is None else with_load(found, note)
 

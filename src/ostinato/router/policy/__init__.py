@@ -12,6 +12,7 @@ Files in reading order:
 * ``worker``: one worker
 * ``policies``: ``prefix_hash``, ``session``, ``least_loaded``, ``round_robin``
 * ``cache_state``: the default policy
+* ``plugged``: a policy of one's own
 * ``router``: ``Router``
 
 Rules:

@@ -9,6 +9,9 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from ostinato.core.errors import ConfigError
+from ostinato.core.setting import check_settings, setting
+from ostinato.former_names import accept_old_names
+from ostinato.plugins.loading import is_plugin
 from ostinato.router.policy.cache_state import CacheState
 from ostinato.router.policy.decision import (
     Candidate,
@@ -23,6 +26,7 @@ from ostinato.router.policy.events import EventBatch
 from ostinato.router.policy.evidence import Hits
 from ostinato.router.policy.load import Assigned, Prices, ReturnTimes
 from ostinato.router.policy.lookup import Found, Steps, exhaust, expect, look_up
+from ostinato.router.policy.plugged import make_policy
 from ostinato.router.policy.policies import (
     Choice,
     Fleet,
@@ -46,29 +50,32 @@ POLICIES = tuple(_POLICIES)
 """Names of policies, the default first."""
 
 
+def check_policy_name(value: str) -> None:
+    """Raise ConfigError unless a value names a built-in policy, or may name a class."""
+    if value not in _POLICIES and not is_plugin(value):
+        known = ", ".join(POLICIES)
+        raise ConfigError(f"policy={value!r}: one of {known} is known, or a class as FILE.py:Class")
+
+
+@accept_old_names
 @dataclass(frozen=True, slots=True)
 class RouterConfig:
-    """Settings of a router.
+    """Settings of a router's choice."""
 
-    Attributes:
-        policy: Name, one of ``POLICIES``.
-        max_tokens: Maximum tokens of tracked prefixes, over all workers.
-        guess_ttl_s: Time after which a prefix sent to a worker without events counts as evicted.
-        silent_s: Time after which a worker whose events are due counts as silent.
-    """
-
-    policy: str = "cache_state"
-    max_tokens: int = 4_000_000
-    guess_ttl_s: float = 120.0
-    silent_s: float = 10.0
+    policy: str = setting(POLICIES[0], page="learn.md")
+    """How workers are chosen: ``cache_state``, ``prefix_hash``, ``session``, ``least_loaded`` or
+    ``round_robin``, or by a class of your own as ``FILE.py:Class``."""
+    max_tracked_tokens: int = setting(4_000_000, minimum=1, old_names=("max_tokens",))
+    """Maximum tokens of known prefixes, over all workers."""
+    guess_ttl_s: float = setting(120.0, above=0)
+    """Seconds after which a prefix sent to a worker without events counts as evicted."""
+    silent_s: float = setting(10.0, above=0)
+    """Seconds after which a worker whose events are due counts as silent."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError if a setting is out of range."""
-        if self.policy not in _POLICIES:
-            raise ConfigError(f"policy={self.policy!r}: one of {', '.join(POLICIES)} is known")
-        for name in ("max_tokens", "guess_ttl_s", "silent_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name}={getattr(self, name)}: must be above 0")
+        check_settings(self)
+        check_policy_name(self.policy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +92,8 @@ class Router:
 
     def __init__(self, config: RouterConfig | None = None) -> None:
         self.config = config or RouterConfig()
-        self._policy: Policy = _POLICIES[self.config.policy]()
-        self._tree = PrefixTree(self.config.max_tokens, self._on_evict)
+        self.policy: Policy = make_policy(self.config.policy, _POLICIES)
+        self._tree = PrefixTree(self.config.max_tracked_tokens, self._on_evict)
         self._workers: dict[str, Worker] = {}
         self._by_bit: dict[int, Worker] = {}
         self._running: dict[int, Assigned] = {}
@@ -153,7 +160,7 @@ class Router:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all tracked prefixes; at most ``max_tokens``."""
+        """Tokens of all tracked prefixes; at most ``max_tracked_tokens``."""
         return self._tree.num_tokens
 
     # Requests
@@ -184,7 +191,7 @@ class Router:
         if not options:
             return None
         fleet = Fleet([x.candidate for x in options], [x.worker.load for x in options])
-        choice = self._policy.choose(request, fleet)
+        choice = self.policy.choose(request, fleet)
         decision, work = self._assign(request, now, options, choice)
         try:
             found = options[choice.place].found

@@ -130,6 +130,7 @@ def _totals(seen: Snapshot) -> dict[str, Any]:
         "sealed_tails": cache.sealed_tails,
         "evicted_blocks": cache.evicted_blocks,
         "states": None if cache.states is None else asdict(cache.states),
+        "idle_rebase": {**asdict(seen.rebase), "pending": seen.rebase.pending},
         "ghosts": [_ghost(ghost) for ghost in cache.ghosts],
     }
 

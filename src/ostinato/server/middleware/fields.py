@@ -2,7 +2,7 @@
 
 A response names unknown fields, and tools that are left out of the prompt, in the header
 ``x-ostinato-ignored-fields``; ``/metrics`` counts them. The header ``x-ostinato-set-aside`` names
-texts of which a part was replaced by a constant.
+the rules by which texts of the prompt were replaced by constants.
 """
 
 import re
@@ -14,7 +14,9 @@ from fastapi.responses import Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
+from ostinato.protocol.conversation import Message
 from ostinato.protocol.dialects import Dialect, unused_fields
+from ostinato.protocol.volatile import Settled
 from ostinato.server.errors import ApiError
 from ostinato.server.state import ServerState
 
@@ -22,7 +24,7 @@ HEADERS = {
     "ignored_fields": "x-ostinato-ignored-fields",
     "set_aside": "x-ostinato-set-aside",
 }
-"""Headers by the attribute of the request's state that has the places."""
+"""Headers by the attribute of the request's state that has the names."""
 
 _MAX_NAME_CHARS = 100
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.\[\]-]")
@@ -69,6 +71,24 @@ def accept_fields(
     if ignored:
         request.app.state.metrics.ignored_fields(dialect.path, len(ignored))
         request.state.ignored_fields = ignored
+
+
+async def set_aside(
+    request: Request, state: ServerState, salt: str, messages: Sequence[Message]
+) -> Settled:
+    """Replace what rules name in a conversation; the response will name the rules.
+
+    Args:
+        request: The request.
+        state: Server state.
+        salt: The caller's, with whose turn the work is done.
+        messages: For chat templates.
+    """
+    settle = state.stabiliser.settle
+    settled = await state.llm.tokenizing.run(lambda: settle(messages), salt)
+    request.app.state.metrics.set_aside(settled.counts, settled.late)
+    request.state.set_aside = list(settled.counts)
+    return settled
 
 
 def _shown(place: str) -> str:
