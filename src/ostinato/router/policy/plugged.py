@@ -1,9 +1,11 @@
 """A routing policy of one's own, as ``FILE.py:Class``, beside what the default would have chosen.
 
 A class with ``choose(num_tokens, workers)`` sees one ``WorkerView`` per worker and returns a place
-among them. What it cannot be used for goes to the least loaded worker, and is counted.
+among them. What it cannot be used for goes to the least loaded worker, and is counted. If its
+module has a function ``reason(num_tokens, worker)``, decisions say what it returns.
 """
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -71,6 +73,7 @@ class PluggedPolicy:
         self.name = value.rpartition("/")[2]
         cls: Any = load_plugin("policy", value)
         self._chooser = cls()
+        self._reason: Any = getattr(sys.modules.get(cls.__module__), "reason", None)
         self._default = CacheState()
         self.faults, self.tokens = Faults(value), RoutedTokens()
 
@@ -83,7 +86,15 @@ class PluggedPolicy:
         sums.prompt += len(request.tokens)
         sums.own += _hit(candidates[place])
         sums.built_in += _hit(candidates[beside])
-        return Choice(place, f"{self.name} chose it")
+        return Choice(place, self._why(request, fleet, place))
+
+    def _why(self, request: RouteRequest, fleet: Fleet, place: int) -> str:
+        """Return what the file's function ``reason`` says, if it has one."""
+        otherwise = f"{self.name} chose it"
+        if self._reason is None:
+            return otherwise
+        view, num_tokens = views_of(fleet)[place], len(request.tokens)
+        return self.faults.call("reason", lambda: str(self._reason(num_tokens, view)), otherwise)
 
     def _place(self, request: RouteRequest, fleet: Fleet) -> int:
         """Return the class's answer, or the least loaded worker if it is none."""
