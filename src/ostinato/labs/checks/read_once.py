@@ -147,7 +147,8 @@ def _weighed(out: Floats, lse: Floats, other: Floats, others: Floats) -> Floats:
 
 
 def _by_count(one: Floats, num_one: int, two: Floats, num_two: int) -> Floats:
-    return (one * num_one + two * num_two) / (num_one + num_two)
+    mean: Floats = (one * num_one + two * num_two) / (num_one + num_two)
+    return mean
 
 
 def _check_far(lab: Any) -> None:
