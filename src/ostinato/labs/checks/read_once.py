@@ -143,7 +143,8 @@ def check_merge(lab: Any, story: Story) -> None:
 
 def _weighed(out: Floats, lse: Floats, other: Floats, others: Floats) -> Floats:
     one, two = np.exp(lse), np.exp(others)
-    return (out * one[:, None] + other * two[:, None]) / (one + two)[:, None]
+    mean: Floats = (out * one[:, None] + other * two[:, None]) / (one + two)[:, None]
+    return mean
 
 
 def _by_count(one: Floats, num_one: int, two: Floats, num_two: int) -> Floats:
