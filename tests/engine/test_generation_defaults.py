@@ -105,7 +105,7 @@ def test_a_broken_file_is_refused_with_a_way_out(tmp_path: Path, content: str, m
         ({"generation_config": "/no/such/file"}, "must be 'auto', 'vllm', a generation_config"),
         ({"generation_config": 5}, "generation_config=5: must be"),
         ({"override_generation_config": [1]}, "must be like {'temperature'"),
-        ({"override_generation_config": {"temprature": 1}}, "'temprature' is none of them"),
+        ({"override_generation_config": {"temprature": 1}}, "'temprature' is none of temperature"),
         ({"override_generation_config": {"eos_token_id": "x"}}, "eos_token_id='x' must be an id"),
         ({"override_generation_config": {"top_p": 7}}, "top_p=7"),
     ],

@@ -70,7 +70,7 @@ def test_a_model_that_is_read_as_a_whole_has_to_fit_as_well(
     with_free(monkeypatch, STEP)
 
     with pytest.raises(ConfigError, match=r"read as a whole, which needs .* are free"):
-        load_model(checkpoints.path("qwen3_moe"))
+        load_model(checkpoints.path("deepseek_v3"))
 
 
 def test_progress_has_a_rate_and_the_time_left():

@@ -27,6 +27,7 @@ STREAMED: dict[str, dict[str, Any]] = {
     "phi3": {},
     "granite": {},
     "glm": {},
+    "qwen3_moe": {},
 }
 
 

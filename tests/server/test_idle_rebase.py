@@ -128,3 +128,41 @@ def test_the_user_message_after_a_tool_loop_hits_all_but_the_users_words(
     assert 'ostinato_idle_rebase_tokens_total{outcome="used"}' in page
     told = http.get(f"/v1/explain/{answer['id']}").json()
     assert told["num_prepared_tokens"] == counts["used"]
+
+
+ANSWER = {"structured_outputs": {"choice": ["There are seven."]}, "temperature": 0}
+QUESTION = "How many rivers reach the northern sea, and how long is each one of them?"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": QUESTION}]}),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": QUESTION}], "stream": True},
+        ),
+        ("/v1/responses", {"input": QUESTION}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 99}),
+    ],
+)
+def test_each_api_offers_the_prompt_after_its_answer(
+    state: ServerState,
+    http: httpx.Client,
+    mode: str,
+    path: str,
+    body: dict[str, Any],
+    caplog: pytest.LogCaptureFixture,
+):
+    """With thinking switched off, each answer opens with marks that the template drops later.
+
+    Elsewhere only the frame up to the user's words is missing, which is more than a block here.
+    """
+    off = {"chat_template_kwargs": {"enable_thinking": False}} if "chat" in path else {}
+    answer = http.post(path, json={"model": "m", **ANSWER, **off, **body})
+    assert answer.status_code == 200, answer.text
+    if mode == "off":
+        assert stats(http)["heads"] == 0
+    else:
+        wait_until(lambda: stats(http)["pending"] > 0)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]

@@ -125,21 +125,37 @@ def check_settings(config: Any) -> None:
     Raises:
         ConfigError: One is of the wrong type or out of range; the message names both.
     """
-    for known in setting_fields(config.__class__).values():
-        check_setting(known, getattr(config, known.name))
+    for rule in _rules(config.__class__).values():
+        _check(rule, getattr(config, rule[0]))
 
 
-def check_setting(known: "Field[Any]", value: object) -> None:
-    """Raise ConfigError unless a setting may have a value."""
-    types, about = value_types(known.type), known.metadata["setting"]
+def check_setting(kind: type, name: str, value: object) -> None:
+    """Check one value of a setting; errors are those of ``check_settings``."""
+    _check(_rules(kind)[name], value)
+
+
+_Rule = tuple[str, tuple[Any, ...], tuple[str, ...], Setting]
+
+
+def _check(rule: _Rule, value: object) -> None:
+    name, types, choices, about = rule
     if value is None and NoneType in types:
         return
-    problem = _problem(value, types, choices_of(known), about)
+    problem = _problem(value, types, choices, about)
     if problem:
         problem = about.kind or problem
         or_none = ", or None" if NoneType in types else ""
         hint = f"; {about.hint}" if about.hint else ""
-        raise ConfigError(f"{known.name}={value!r:.200}: must be {problem}{or_none}{hint}")
+        raise ConfigError(f"{name}={value!r:.200}: must be {problem}{or_none}{hint}")
+
+
+@cache
+def _rules(kind: type) -> dict[str, _Rule]:
+    """Return what checks need of each setting; the cache saves most of their time."""
+    known = setting_fields(kind).values()
+    return {
+        e.name: (e.name, value_types(e.type), choices_of(e), e.metadata["setting"]) for e in known
+    }
 
 
 def _problem(value: Any, types: tuple[Any, ...], choices: tuple[str, ...], about: Setting) -> str:

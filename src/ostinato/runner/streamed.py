@@ -7,8 +7,8 @@
     skeleton         ─► read a product's weights, pack them, forget   (all layers)
 
 So the peak of memory is what stays, and the largest product once more. Models that this cannot
-load as ``transformers`` would, are loaded by it: experts, states, encoders, weights that came
-quantized, and checkpoints whose names differ from the model's.
+load as ``transformers`` would, are loaded by it: experts in GGUF files, states, encoders, weights
+that came quantized, and checkpoints whose names differ from the model's.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,6 +35,7 @@ from ostinato.runner.images.vision_families import FAMILIES
 from ostinato.runner.kv.kv_store import KVSpec
 from ostinato.runner.load_memory import KVBytes, check_memory
 from ostinato.runner.load_progress import LoadProgress
+from ostinato.runner.merged_experts import MergedExperts
 from ostinato.runner.model_call import ModelCall
 from ostinato.runner.native.packed import PackedWeight, required_library
 from ostinato.runner.probe import Probed, check_finite, observe_without_weights, probe_model
@@ -123,7 +124,8 @@ def stream_model(
     if _has_more_than_a_decoder(on_meta):
         return None
     source = _source(settings, on_meta)
-    observed = observe_without_weights(on_meta)
+    # Grouped products of experts have no float32 without numbers.
+    observed = observe_without_weights(on_meta.to(torch.bfloat16))
     if source is None or observed is None:
         return None
     skeleton = build_skeleton(config, settings.dtype)
@@ -202,8 +204,16 @@ def _has_more_than_a_decoder(model: "PreTrainedModel") -> bool:
 def _source(settings: LoadSettings, model: "PreTrainedModel") -> WeightSource | None:
     if settings.path.is_file():
         return GgufSource.of_file(settings.path, model)
-    source = SafetensorsSource(settings.files)
-    return source if source.are_numbers else None
+    plain = SafetensorsSource(settings.files)
+    if not plain.are_numbers:
+        return None
+    source = MergedExperts(plain)
+    # Experts are not quantized, and the grouped products of transformers take no float64.
+    if source.has_experts and (
+        settings.quantization is not None or settings.dtype == torch.float64
+    ):
+        return None
+    return source
 
 
 class _Trial:
@@ -304,7 +314,7 @@ def complete_model(
         packed.tied = (kept,)
     fill(model, source, dtype, frozenset())
     if recorder is not None:
-        recorder.add_others(model, source)
+        recorder.add_others(model, source, chosen.fused is not None)
     return chosen
 
 

@@ -43,8 +43,9 @@ async def offer_next(
         output: The call's last output.
     """
     options = body.template()
-    is_plain = not call.images and len(output.outputs) == 1 and options["add_generation_prompt"]
-    if not is_plain or output.outputs[0].finish_reason != "stop":
+    is_opened = options.get("add_generation_prompt", True)
+    is_plain = not call.images and len(output.outputs) == 1
+    if not (is_plain and is_opened) or output.outputs[0].finish_reason != "stop":
         return
     answer = parse_answer(output.outputs[0].text, reader.parser())
     if answer.has_calls:

@@ -1,6 +1,7 @@
 """The state of a running server."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ from ostinato.server.response_store import ResponseStore
 from ostinato.server.telemetry.engine_watch import EngineWatch
 from ostinato.server.telemetry.observer import Observer
 from ostinato.server.telemetry.tenant_usage import TenantUsage
+
+logger = logging.getLogger("ostinato")
 
 
 @dataclass(eq=False)
@@ -66,10 +69,15 @@ class ServerState:
     _beside: set[asyncio.Task[None]] = field(default_factory=set)
 
     def run_beside(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run work that no response waits for; what it raises is its own matter."""
+        """Run work that no response waits for; what it raises is logged."""
         task = asyncio.create_task(work)
         self._beside.add(task)
-        task.add_done_callback(self._beside.discard)
+        task.add_done_callback(self._end_beside)
+
+    def _end_beside(self, task: asyncio.Task[None]) -> None:
+        self._beside.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("work beside the responses failed", exc_info=error)
 
     @property
     def num_live(self) -> int:

@@ -352,8 +352,9 @@ def test_recent_work_fades_with_the_time_that_sessions_take_to_return():
 
 
 def test_the_bound_always_leaves_room_somewhere():
+    work = Assigned(1, 0, "", 0, 0, 0.0)
     for running in ([0], [3, 3, 3], [9, 0], [1, 2, 3, 4, 5]):
-        loads = [Load(num_running=each) for each in running]
+        loads = [Load(running={n: work for n in range(each)}) for each in running]
         fleet_ = Fleet([], loads)
         assert any(fleet_.has_room(place) for place in range(len(loads)))
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from ostinato.core.config import SchedulerConfig, at_least
 from ostinato.core.errors import ConfigError
-from ostinato.core.setting import check_setting, setting_fields
+from ostinato.core.setting import check_setting
 from ostinato.engine.settings.settings import GENERATION_NAMES, EngineSettings
 from ostinato.plugins.loading import is_plugin
 from ostinato.runner.settings import NATIVE_BLOCK
@@ -55,7 +55,7 @@ def _check_plugins(settings: EngineSettings) -> None:
     for name, kind in _PLUGGABLE.items():
         value = getattr(settings, name)
         if not is_plugin(value):
-            check_setting(setting_fields(kind)[name], value)
+            check_setting(kind, name, value)
         elif settings.record_trace is not None:
             raise ConfigError(
                 f"{name}={value!r} with record_trace={str(settings.record_trace)!r}: a trace "

@@ -32,12 +32,14 @@ from ostinato.router.policy.decision import (
     WorkerState,
     WorkerStatus,
 )
+from ostinato.router.policy.load import Prices
 from ostinato.router.policy.router import POLICIES, Router, RouterConfig
 
 __all__ = [
     "POLICIES",
     "Candidate",
     "Decision",
+    "Prices",
     "Resync",
     "RouteRequest",
     "Router",

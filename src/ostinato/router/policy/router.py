@@ -6,6 +6,7 @@ steady clock, and the workers' events as they arrive.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 from ostinato.core.errors import ConfigError
 from ostinato.core.setting import check_settings, setting
@@ -23,7 +24,7 @@ from ostinato.router.policy.decision import (
 from ostinato.router.policy.event_feed import EventFeed
 from ostinato.router.policy.events import EventBatch
 from ostinato.router.policy.evidence import Hits
-from ostinato.router.policy.load import Assigned, ReturnTimes
+from ostinato.router.policy.load import Assigned, Prices, ReturnTimes
 from ostinato.router.policy.lookup import Found, Steps, exhaust, expect, look_up
 from ostinato.router.policy.plugged import make_policy
 from ostinato.router.policy.policies import (
@@ -119,6 +120,10 @@ class Router:
         worker.is_draining = False
         worker.announced_size = block_size or worker.announced_size
         worker.feed.sends_events |= sends_events
+
+    def set_prices(self, name: str, prices: Prices | None) -> None:
+        """Set what a worker publishes of its steps; None if it publishes nothing."""
+        self._workers[name].prices = prices
 
     def drain(self, name: str) -> None:
         """Send no new requests to a worker."""
@@ -307,11 +312,18 @@ class Router:
         found = yield from look_up(self._tree, request, sizes, now)
         for worker in workers:
             worker.load.decay(now, self._returns.mean_s)
+        mean_token_s = self._mean_token_s
         return [
-            _Option(worker, each, worker.candidate(request, each))
+            _Option(worker, each, worker.candidate(request, each, mean_token_s))
             for worker, each in zip(workers, found, strict=True)
             if not worker.is_draining and self._workers.get(worker.name) is worker
         ]
+
+    @property
+    def _mean_token_s(self) -> float:
+        """Mean price of a token, over the workers that publish one; 1 if none does."""
+        prices = [worker.prices.token_s for worker in self._workers.values() if worker.prices]
+        return fmean(prices) if prices else 1.0
 
     def _assign(
         self, request: RouteRequest, now: float, options: Sequence[_Option], choice: Choice

@@ -205,6 +205,9 @@ class WorkerPool:
             elif not worker.is_late:
                 await self._resync(worker)
                 await self._listen(worker)
+                prices = await worker.prices()
+                if self.workers.get(worker.name) is worker:
+                    self.router.set_prices(worker.name, prices)
 
     def _move_waiting(self, worker: Worker) -> None:
         """End the wait of requests for an unhealthy worker's first byte, if another is well."""

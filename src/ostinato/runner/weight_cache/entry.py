@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import os
+import threading
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,6 +28,7 @@ logger = logging.getLogger("ostinato")
 
 _ALIGNMENT = 4096
 _PIECE_BYTES = 2**24
+_LARGE_BYTES = 2**28
 
 Record = dict[str, Any]
 
@@ -86,9 +88,26 @@ class EntryWriter:
         return name in self._tensors
 
     def publish(self, key: str) -> None:
-        """Make the entry visible; raises OSError where that fails."""
+        """Make the entry visible; raises OSError where that fails.
+
+        Large weights are published by a thread: the disk may take as long as the load did.
+        """
         self._file.flush()
-        os.fsync(self._file.fileno())
+        if self._file.tell() < _LARGE_BYTES:
+            return self._publish(key)
+        thread = threading.Thread(target=self._publish_or_log, args=(key,), name="ostinato-weights")
+        thread.start()  # no daemon: a process that ends waits for it
+        return None
+
+    def _publish_or_log(self, key: str) -> None:
+        try:
+            self._publish(key)
+        except OSError as error:
+            logger.info("packed weights are not kept: %s", error)
+            self.discard()
+
+    def _publish(self, key: str) -> None:
+        os.fsync(self._file.fileno())  # or a crash could leave a file of zeros
         self._file.close()
         content = {"tensors": self._tensors, "file": _facts(self._path), **self.index}
         text = json.dumps(content)

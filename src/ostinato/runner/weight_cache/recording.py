@@ -47,6 +47,7 @@ class Recorder:
         self._weights: dict[str, Record] = {}
         self._blocks: dict[str, str] = {}
         self._embedding: nn.Module | None = None
+        self._moved: list[nn.Parameter] = []
         self._is_in_use = False
         self.num_bytes = 0
 
@@ -102,17 +103,23 @@ class Recorder:
         self._embedding = embedding
         _move(embedding, self._add(f"{name}.weight", _memory_of(embedding)))
 
-    def add_others(self, model: "PreTrainedModel", source: WeightSource) -> None:
+    def add_others(self, model: "PreTrainedModel", source: WeightSource, is_fused: bool) -> None:
         """Write the weights that are neither packed nor embeddings.
 
-        From now on programs point to what is mapped.
+        Args:
+            model: Complete.
+            source: Names its weights.
+            is_fused: Whether programs point to its weights, which then stay where they are.
         """
-        self._is_in_use = True
+        self._is_in_use = is_fused
         for name in source.shapes:
             path, _, own = name.rpartition(".")
             parameter = model.get_submodule(path)._parameters.get(own)
             if self._writer is not None and parameter is not None and name not in self._writer:
-                self._add(name, parameter.data)
+                mapped = self._add(name, parameter.data)
+                if not is_fused and self._writer is not None:
+                    parameter.data = mapped
+                    self._moved.append(parameter)
         if self._writer is not None:
             factors = getattr(source, "rope_factors", None)
             self._writer.index |= {
@@ -147,10 +154,11 @@ class Recorder:
             if tokenizer is not None:
                 save_tokenizer(tokenizer, writer.folder)
             writer.index |= index
-            writer.publish(key)
             self._writer = None
+            writer.publish(key)
         except Exception as error:  # code of any tokenizer
-            self._fail(error)
+            logger.info("packed weights are not kept: %s", error)
+            writer.discard()
 
     def discard(self) -> None:
         """Delete the files of a load that failed."""
@@ -183,6 +191,8 @@ class Recorder:
             weight.use_memory({part: t.clone() for part, t in weight.memory().items()})
         if self._embedding is not None:
             _move(self._embedding, _memory_of(self._embedding).clone())
+        for parameter in self._moved:
+            parameter.data = parameter.data.clone()
         self._packed.clear()
         self.num_bytes = 0
 

@@ -16,7 +16,6 @@ from ostinato.protocol.answers import (
     ChatCompletion,
     ChatDelta,
     ChunkChoice,
-    Head,
     ToolCallBody,
     UsageBody,
 )
@@ -79,8 +78,11 @@ class OpenAIAnswer(ChatAnswer[ChatBody]):
         assert last is not None
         answers = [parse_answer(part.text, self._parsers[part.index]) for part in parts]
         whole = ChatCompletion(
-            **self._head(),
+            id=self.chat.call.request_id,
             object="chat.completion",
+            created=self.created,
+            model=body.model,
+            system_fingerprint=self.chat.state.fingerprint,
             choices=[self._choice(*pair) for pair in zip(parts, answers, strict=True)],
             usage=self._usage(last, answers),
         )
@@ -112,7 +114,14 @@ class OpenAIAnswer(ChatAnswer[ChatBody]):
 
     def _event(self, choices: list[ChunkChoice], usage: UsageBody | None = None) -> bytes:
         body, last = self.chat.body, self.last
-        chunk = ChatChunk(**self._head(), object="chat.completion.chunk", choices=choices)
+        chunk = ChatChunk(
+            id=self.chat.call.request_id,
+            object="chat.completion.chunk",
+            created=self.created,
+            model=body.model,
+            system_fingerprint=self.chat.state.fingerprint,
+            choices=choices,
+        )
         if usage is None and body.has_running_usage and last is not None:
             usage = Usage.of([last], self.chat.call.cache_write).as_openai()
         if body.include_usage:
@@ -164,14 +173,6 @@ class OpenAIAnswer(ChatAnswer[ChatBody]):
         if delta.logprobs is None:
             return None
         return chat_logprobs(delta.logprobs, self.chat.body.top_logprobs or 0)
-
-    def _head(self) -> Head:
-        return Head(
-            id=self.chat.call.request_id,
-            created=self.created,
-            model=self.chat.body.model,
-            system_fingerprint=self.chat.state.fingerprint,
-        )
 
 
 def _chunk(

@@ -106,7 +106,7 @@ async def count_with_get() -> None:
 @router.get(f"{ENDPOINT}/{{response_id}}")
 async def get_response(response_id: str, state: StateDep, caller: CallerDep) -> dict[str, Any]:
     """Return a stored response."""
-    return _stored(state, caller, response_id, "response_id").body
+    return dict(_stored(state, caller, response_id, "response_id").body)
 
 
 @router.delete(f"{ENDPOINT}/{{response_id}}", response_model=DeletedResponse)
@@ -257,10 +257,10 @@ class ResponseAnswer(ChatAnswer[ResponsesBody]):
             incomplete_details=None,
             output=[],
             usage=None,
-            **self.chat.body.echoed(),
         )
         params = self.chat.call.params  # with the model's defaults
-        response["temperature"], response["top_p"] = params.temperature, params.top_p
+        settings: Any = {"temperature": params.temperature, "top_p": params.top_p}
+        response.update(self.chat.body.echoed() | settings)
         return response
 
     def _event(self, kind: str, **content: Any) -> bytes:
