@@ -57,6 +57,7 @@ class MissReason(StrEnum):
     BLOCK_BOUNDARY = "block boundary"
     NO_STATE = "no state"
     SWITCHED_OFF = "switched off"
+    TEMPLATE_DROPPED = "template dropped"
     LAST_TOKEN = "last token"
     NOT_KEPT = "not kept"
     CHEAPER = "cheaper to compute"
@@ -159,6 +160,7 @@ _COMPUTED = {
     ),
     MissReason.BLOCK_BOUNDARY: "computed for {other}, in a partly filled block that was not kept",
     MissReason.NO_STATE: "state kept at {position}: {again}",
+    MissReason.TEMPLATE_DROPPED: "the template dropped {setting}",
     MissReason.SWITCHED_OFF: "reading the cache was switched off: {setting}",
     MissReason.LAST_TOKEN: "the last token is always computed: the next one needs its query",
     MissReason.NOT_KEPT: "not known: its tokens were not kept ({setting})",
@@ -246,6 +248,9 @@ class Explanation:
         num_forgotten: Earlier ones that were no longer remembered.
         num_kept: Prompt tokens of earlier answers that stand as they were generated.
         wait: For whose work it waited; None if that is not remembered.
+        num_restored_turns: Earlier answers that stand as they were written, although the client
+            sent them otherwise, or the template would write them otherwise.
+        num_restored_tokens: The tokens of those.
     """
 
     request_id: str
@@ -255,6 +260,8 @@ class Explanation:
     num_forgotten: int = 0
     num_kept: int = 0
     wait: Wait | None = None
+    num_restored_turns: int = 0
+    num_restored_tokens: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -294,6 +301,8 @@ class Explanation:
             "num_forgotten": self.num_forgotten,
             "num_kept_tokens": self.num_kept,
             "wait": None if self.wait is None else asdict(self.wait),
+            "num_restored_turns": self.num_restored_turns,
+            "num_restored_tokens": self.num_restored_tokens,
         }
 
     @classmethod
@@ -312,6 +321,8 @@ class Explanation:
             int(plain["num_forgotten"]),
             int(plain.get("num_kept_tokens", 0)),
             None if (wait := plain.get("wait")) is None else Wait(**_known(Wait, wait)),
+            int(plain.get("num_restored_turns", 0)),
+            int(plain.get("num_restored_tokens", 0)),
         )
 
     @property
@@ -338,6 +349,11 @@ class Explanation:
         if self.num_kept:
             what = "1 token was" if self.num_kept == 1 else f"{self.num_kept:,} tokens were"
             notes.append(f"{what} kept as generated, in the answers of earlier turns.")
+        if self.num_restored_turns:
+            num = self.num_restored_turns
+            what = "1 turn was" if num == 1 else f"{num:,} turns were"
+            tokens = f"{self.num_restored_tokens:,} token{'s' * (self.num_restored_tokens != 1)}"
+            notes.append(f"{what} put back as the model wrote them: {tokens}.")
         if self.num_forgotten:
             notes.append(
                 f"Compared with {self.num_remembered:,} sequences; {self.num_forgotten:,} earlier "

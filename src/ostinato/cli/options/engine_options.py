@@ -182,6 +182,14 @@ class ServedEngineOptions(EngineOptions):
     keep_texts_bytes: int = _caching(
         64 * 2**20, "Memory for known texts and their tokens, for all tenants."
     )
+    ledger_bytes: int = _caching(
+        64 * 2**20, "Memory for written turns that later prompts continue, for all tenants."
+    )
+    keep_reasoning: str = _caching(
+        "template",
+        "Reasoning of earlier turns: template drops it where the chat template does; always keeps "
+        "it.",
+    )
     ghost_blocks: int | None = _caching(
         None,
         "Maximum blocks of the caches that estimate other sizes and policies; 0 is none.",

@@ -27,7 +27,13 @@ from ostinato.engine.loop.adapters import LoRARequest
 from ostinato.engine.loop.engine import Engine
 from ostinato.engine.prompts.chat import Message, sections_of
 from ostinato.engine.requests.outputs import RequestOutput
-from ostinato.engine.requests.prompts import Prompt, PromptInput, TokenIds, parse_prompt
+from ostinato.engine.requests.prompts import (
+    Prompt,
+    PromptInput,
+    TokenIds,
+    check_keep_reasoning,
+    parse_prompt,
+)
 from ostinato.engine.requests.request_validation import PreparedRequest
 from ostinato.engine.requests.sampling_params import SamplingParams
 from ostinato.engine.settings.config import EngineConfig
@@ -178,8 +184,9 @@ class AsyncLLM:
         priority: int = 0,
         lora_request: LoRARequest | None = None,
         keep_tokens: bool = True,
+        keep_reasoning: str | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Continue a conversation; as ``generate``, and ``keep_tokens`` as in ``LLM.chat``.
+        """Continue a conversation; as ``generate``, and the last two as in ``LLM.chat``.
 
         Raises:
             MissingTokenizer: The checkpoint has none.
@@ -189,11 +196,21 @@ class AsyncLLM:
 
         async def prompt() -> Prompt:
             loaded, images = await self.tokenizing.load_images(messages)
-            whose = Prompt(keep_tokens=keep_tokens, sections=sections_of(messages), images=images)
-            ids = await self.tokenizing.render(
+            whose = Prompt(
+                keep_tokens=keep_tokens,
+                sections=sections_of(messages),
+                images=images,
+                adapter="" if lora_request is None else lora_request.lora_name,
+                keep_reasoning=check_keep_reasoning(keep_reasoning),
+            )
+            chat = await self.tokenizing.render(
                 whose, loaded, chat_template, add_generation_prompt=add_generation_prompt
             )
-            return replace(whose, text=ids.text.decode(), token_ids=ids, known=ids)
+            ids = chat.tokens
+            text = ids.text.decode()
+            return replace(
+                whose, text=text, token_ids=ids, known=ids, begun=chat.begun, report=chat.report
+            )
 
         return self._stream(prompt, sampling_params, request_id, priority, lora_request)
 

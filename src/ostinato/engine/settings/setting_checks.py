@@ -24,6 +24,7 @@ _LEAST = {
     "max_logprobs": -1,
     "stream_interval": 1,
     "keep_texts_bytes": 0,
+    "ledger_bytes": 0,
     "max_loras": 1,
     "max_lora_rank": 1,
     "max_lora_bytes": 1,

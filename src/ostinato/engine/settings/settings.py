@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from ostinato.core.config import WaitingOrder
 from ostinato.runner.settings import (
@@ -23,6 +24,10 @@ KEPT_EVENT_BATCHES = 10_000
 
 DEFAULT_MODEL = "tiny-shakespeare"
 """The model that ships with the package."""
+
+
+KeepReasoning = Literal["template", "always"]
+"""Whether reasoning of earlier turns stays where the chat template drops it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +86,10 @@ class EngineSettings:
         keep_tokens: Whether known text keeps its tokens, generated ones included; off, every
             prompt is tokenized as a whole.
         keep_texts_bytes: Memory for texts with their tokens, of all tenants together.
+        ledger_bytes: Memory for turns that the model wrote, of all tenants together, which later
+            prompts continue; 0 keeps none.
+        keep_reasoning: Whether the reasoning of earlier turns is dropped where the chat template
+            drops it (``template``), or kept (``always``).
         ghost_blocks: The most blocks of the small cache that simulates the whole one, for estimates
             of more memory or another policy; 0 makes no estimates, None takes 128 where the cache
             has 64 blocks or more.
@@ -163,6 +172,8 @@ class EngineSettings:
     keep_explanations: int = 1000
     keep_tokens: bool = True
     keep_texts_bytes: int = 64 * 2**20
+    ledger_bytes: int = 64 * 2**20
+    keep_reasoning: KeepReasoning = "template"
     ghost_blocks: int | None = None
     ghost_share: float = 0.01
     kv_events_endpoint: str | None = None

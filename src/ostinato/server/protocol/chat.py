@@ -7,12 +7,14 @@ from pydantic import AfterValidator, Field, model_validator
 from transformers import PreTrainedTokenizerBase
 
 from ostinato.engine.requests.sampling_params import SamplingParams
+from ostinato.engine.settings.settings import KeepReasoning
 from ostinato.server.answers.answer_formats import AnswerFormats
 from ostinato.server.answers.call_grammar import constrain
 from ostinato.server.answers.tools import ToolUse, add_reasoning
 from ostinato.server.protocol.body import MOST_MESSAGES, Items, OpenBody, TextOrImageUrl, parts_of
 from ostinato.server.protocol.sampling import (
     EFFORT,
+    KEEP_REASONING,
     Effort,
     SamplingFields,
     ShortText,
@@ -137,6 +139,7 @@ class TemplateFields(OpenBody):
     continue_final_message: bool = Field(
         default=False, description="Continue the last message instead of opening a new one."
     )
+    keep_reasoning: KeepReasoning | None = KEEP_REASONING
     chat_template_kwargs: TemplateValues = Field(
         default_factory=dict, description="Variables of the chat template, such as enable_thinking."
     )

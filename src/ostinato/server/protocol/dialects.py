@@ -112,7 +112,6 @@ RESPONSES = Dialect(
         "prompt_cache_options.mode": _AUTOMATIC,
         "prompt_cache_options.prewarm": _AUTOMATIC,
         "input[].content[].prompt_cache_breakpoint": _AUTOMATIC,
-        "input[].encrypted_content": "the text of reasoning is used where the client sends it",
         "reasoning.summary": "reasoning is sent in full",
         "reasoning.generate_summary": "reasoning is sent in full",
         "reasoning.context": _HISTORY,

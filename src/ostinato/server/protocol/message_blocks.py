@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from ostinato.engine.ledger.meaning import SEAL_KEY
 from ostinato.server.answers.tools import Message, add_reasoning
 from ostinato.server.protocol.body import Items, OpenBody, TextOrImage, parts_of
 from ostinato.server.protocol.tools import CallId, ToolName
@@ -99,12 +100,14 @@ class ThinkingBlock(OpenBody):
 
     type: Literal["thinking"]
     thinking: str
-    signature: str = Field(default="", description="Not verified.")
+    signature: str = Field(
+        default="", description="Names the turn, so that its reasoning is put back."
+    )
     cache_control: None = None
 
 
 class RedactedThinkingBlock(OpenBody):
-    """Encrypted reasoning of another model; left out of the prompt."""
+    """Encrypted reasoning: it may name a turn, as a signature does; else it has no effect."""
 
     type: Literal["redacted_thinking"]
     data: str
@@ -150,11 +153,15 @@ def template_messages(role: str, blocks: list[Block]) -> list[Message]:
     messages: list[Message] = []
     content: list[TextBlock | ImageBlock] = []
     thoughts: list[str] = []
+    seals: list[str] = []
     calls: list[dict[str, Any]] = []
     for block in blocks:
         match block:
             case ThinkingBlock():
                 thoughts.append(block.thinking)
+                seals += [block.signature] if block.signature else []
+            case RedactedThinkingBlock():
+                seals.append(block.data)
             case TextBlock() | ImageBlock():
                 content.append(block)
             case ToolUseBlock():
@@ -165,6 +172,8 @@ def template_messages(role: str, blocks: list[Block]) -> list[Message]:
     if content or calls:
         message: Message = {"role": role, "content": parts_of(content)}
         add_reasoning(message, "".join(thoughts))
+        if seals:
+            message[SEAL_KEY] = seals
         messages.append({**message, "tool_calls": calls} if calls else message)
     return messages
 

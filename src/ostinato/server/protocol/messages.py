@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from ostinato.engine.grammar.structured_outputs import StructuredOutputs
 from ostinato.engine.requests.sampling_params import SamplingParams
+from ostinato.engine.settings.settings import KeepReasoning
 from ostinato.server.answers.answer_formats import AnswerFormats
 from ostinato.server.answers.call_grammar import constrain
 from ostinato.server.answers.tools import Message, Tool, ToolUse, use_tools
@@ -24,6 +25,7 @@ from ostinato.server.protocol.message_blocks import (
 )
 from ostinato.server.protocol.sampling import (
     EFFORT,
+    KEEP_REASONING,
     KEEP_TOKENS,
     CacheUse,
     Effort,
@@ -143,6 +145,7 @@ class CountBody(OpenBody):
     )
     cache_salt: ShortText = Field(default="", description="Extension: as in chat completions.")
     keep_tokens: bool = KEEP_TOKENS
+    keep_reasoning: KeepReasoning | None = KEEP_REASONING
 
     @model_validator(mode="after")
     def _answerable(self) -> "CountBody":

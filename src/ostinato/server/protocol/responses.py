@@ -5,7 +5,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
+from ostinato.engine.ledger.meaning import SEAL_KEY
 from ostinato.engine.requests.sampling_params import SamplingParams
+from ostinato.engine.settings.settings import KeepReasoning
 from ostinato.server.answers.answer_formats import AnswerFormats
 from ostinato.server.answers.call_grammar import constrain
 from ostinato.server.answers.tools import Message, ToolUse, add_call, add_reasoning, use_tools
@@ -21,6 +23,7 @@ from ostinato.server.protocol.response_tools import (
 )
 from ostinato.server.protocol.sampling import (
     EFFORT,
+    KEEP_REASONING,
     CacheFields,
     Effort,
     FormBody,
@@ -145,6 +148,9 @@ class ReasoningItem(ItemBody):
     type: Literal["reasoning"]
     summary: Items[ReasoningText] = Field(default_factory=list)
     content: Items[ReasoningText] = Field(default_factory=list)
+    encrypted_content: str | None = Field(
+        default=None, description="Names the turn, so that its reasoning is put back."
+    )
 
 
 def _kind(item: Any) -> str:
@@ -241,10 +247,11 @@ class ResponsesBody(SamplerFields, CacheFields):
     include: list[Included] = Field(
         default_factory=list,
         max_length=16,
-        description="Only log-probabilities; there are no encrypted items or hosted tools.",
+        description="Log-probabilities and encrypted reasoning; there are no hosted tools.",
     )
     top_logprobs: int | None = Field(default=None, ge=0, description="With include.")
     reasoning: Reasoning | None = None
+    keep_reasoning: KeepReasoning | None = KEEP_REASONING
     user: ShortText | None = None
     safety_identifier: ShortText | None = None
     structured_outputs: FormBody | None = Field(default=None, description="Ours, from vLLM.")
@@ -262,6 +269,11 @@ class ResponsesBody(SamplerFields, CacheFields):
         if self.store and not self.cache.write:
             raise ValueError("store=true needs cache.write=true")
         return self
+
+    @property
+    def includes_sealed_turns(self) -> bool:
+        """Whether items of reasoning have encrypted content."""
+        return "reasoning.encrypted_content" in self.include
 
     @property
     def includes_logprobs(self) -> bool:
@@ -287,11 +299,12 @@ class ResponsesBody(SamplerFields, CacheFields):
         if isinstance(self.input, str):
             return [{"role": "user", "content": self.input}]
         messages: list[Message] = []
-        thought = ""
+        thought, seals = "", list[str]()
         for item in self.input:
             match item:
                 case ReasoningItem():
                     thought = "".join(part.text for part in item.content or item.summary)
+                    seals = [item.encrypted_content] if item.encrypted_content else []
                     continue
                 case MessageItem():
                     role = "system" if item.role == "developer" else item.role
@@ -308,7 +321,9 @@ class ResponsesBody(SamplerFields, CacheFields):
                     messages.append({"role": "tool", **result})
             if messages[-1]["role"] == "assistant":
                 add_reasoning(messages[-1], thought)
-            thought = ""
+                if seals:
+                    messages[-1] = {**messages[-1], SEAL_KEY: seals}
+            thought, seals = "", []
         return messages
 
     def input_items(self) -> list[dict[str, Any]]:

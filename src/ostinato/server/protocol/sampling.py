@@ -94,6 +94,13 @@ KEEP_TOKENS: Any = Field(
 )
 
 
+KEEP_REASONING: Any = Field(
+    default=None,
+    description="always: earlier reasoning stays where the chat template drops it; template: it is "
+    "dropped there. Left out, the server's setting.",
+)
+
+
 _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600}
 _MAX_TTL_S = 24 * 3600
 

@@ -24,8 +24,8 @@ from ostinato.server.answers.answer_parser import (
     parse_answer,
 )
 from ostinato.server.call import GenerateCall
-from ostinato.server.middleware.fields import DialectRoute, accept_fields
-from ostinato.server.prompting import AnswerReader, read_with, render_chat
+from ostinato.server.middleware.fields import DialectRoute, accept_fields, show_report
+from ostinato.server.prompting import AnswerReader, note_turn, read_with, render_chat, rendered
 from ostinato.server.protocol.answers import ChatCompletion, Usage
 from ostinato.server.protocol.chat import ChatBody
 from ostinato.server.protocol.dialects import CHAT
@@ -56,10 +56,11 @@ async def chat(body: ChatBody, request: Request, state: StateDep, caller: Caller
         **body.cache_settings(),
     )
     check_room(state, caller, [call])  # before any work on the prompt
-    whose, tokens = await render_chat(state, caller, body, messages)
+    whose, tokens = await render_chat(state, caller, body, messages, call.adapter)
+    show_report(request, whose.report)
     reader = await read_with(state, tokens, body.tool_use(), body.add_generation_prompt)
     params = reader.settle(call.params)
-    call = replace(call, token_ids=tokens, images=whose.images, params=params)
+    call = replace(call, params=params, **rendered(whose, tokens))
     answer = Answer(state, body, caller, call, reader)
     if body.stream:
         return await begin(request, answer.events())
@@ -82,6 +83,8 @@ class Answer:
         last = await last_output(self.state, self.caller, self.call)
         deltas = list(Deltas().take(last))
         answers = [parse_answer(delta.text, self.reader.parser()) for delta in deltas]
+        for pair in zip(last.outputs, answers, strict=True):
+            note_turn(self.state, self.call, self.reader, *pair)
         choices = [self._choice(*pair) for pair in zip(deltas, answers, strict=True)]
         usage = self._usage(last, answers)
         ids = {"prompt_token_ids": last.prompt_token_ids} if self.body.return_token_ids else {}
@@ -100,6 +103,9 @@ class Answer:
                     pieces = parsers[delta.index].feed(delta.text, delta.is_last)
                     for piece in pieces:
                         answers[delta.index].add(piece)
+                    if delta.finish_reason is not None:
+                        whole = output.outputs[delta.index]
+                        note_turn(self.state, self.call, self.reader, whole, answers[delta.index])
                     if not delta.is_later:
                         opening = {"role": "assistant", "content": ""}
                         chunks.append(self._chunk(delta.index, opening))

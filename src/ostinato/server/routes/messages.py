@@ -26,6 +26,7 @@ from ostinato.server.answers.answer_parser import (
     AnswerParser,
     ArgumentsPiece,
     CallStart,
+    ParsedAnswer,
     Piece,
     ReasoningPiece,
     TextPiece,
@@ -33,8 +34,8 @@ from ostinato.server.answers.answer_parser import (
 )
 from ostinato.server.breakpoints import Covered, Kept, keep, measure
 from ostinato.server.call import GenerateCall
-from ostinato.server.middleware.fields import DialectRoute, accept_fields
-from ostinato.server.prompting import AnswerReader, read_with, render_chat
+from ostinato.server.middleware.fields import DialectRoute, accept_fields, show_report
+from ostinato.server.prompting import AnswerReader, note_turn, read_with, render_chat, rendered
 from ostinato.server.protocol.answers import Counted, MessageBody
 from ostinato.server.protocol.dialects import MESSAGES
 from ostinato.server.protocol.messages import CountBody, MessagesBody
@@ -70,10 +71,11 @@ async def create_message(
         request_id=f"msg_{uuid.uuid4().hex}",
     )
     check_room(state, caller, [call])
-    whose, tokens = await render_chat(state, caller, body, messages)
+    whose, tokens = await render_chat(state, caller, body, messages, call.adapter)
+    show_report(request, whose.report)
     reader = await read_with(state, tokens, body.tool_use())
     params = reader.settle(call.params)
-    call = replace(call, token_ids=tokens, images=whose.images, params=params)
+    call = replace(call, params=params, **rendered(whose, tokens))
     places = await measure(state, whose, body, tokens)
     answer = MessageAnswer(state, body, caller, call, reader, places)
     if body.stream:
@@ -87,8 +89,8 @@ async def count_tokens(
 ) -> dict[str, int]:
     """Count the tokens of a prompt, without running it."""
     body = accept_body(request, state, body)
-    adapter_of(state, body.model)
-    whose, tokens = await render_chat(state, caller, body, body.conversation())
+    adapter = adapter_of(state, body.model)
+    whose, tokens = await render_chat(state, caller, body, body.conversation(), adapter)
     return {"input_tokens": state.llm.tokenizing.num_tokens(whose.images, tokens.tokens)}
 
 
@@ -131,6 +133,7 @@ class MessageAnswer:
         assert last is not None and kept is not None, "a request ended without an output"
         [delta] = Deltas().take(last)
         answer = parse_answer(delta.text, self.reader.parser())
+        note_turn(self.state, self.call, self.reader, last.outputs[0], answer)
         content = [self._thinking(answer.reasoning)] if answer.reasoning else []
         content += [{"type": "text", "text": answer.text}] if answer.text else []
         for call in answer.calls:
@@ -142,7 +145,7 @@ class MessageAnswer:
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Stream the response."""
-        deltas, parser = Deltas(), self.reader.parser()
+        deltas, parser, answer = Deltas(), self.reader.parser(), ParsedAnswer()
         kept, num_output_tokens = None, 0
         async with aclosing(serve(self.state, self.caller, self.call)) as outputs:
             async for output in outputs:
@@ -151,9 +154,10 @@ class MessageAnswer:
                     yield _event("message_start", message=self._message([], kept.usage(0)))
                 for delta in deltas.take(output):
                     num_output_tokens += len(delta.token_ids)
-                    for event in self._pieces(delta, parser):
+                    for event in self._pieces(delta, parser, answer):
                         yield event
                     if delta.finish_reason is not None:
+                        note_turn(self.state, self.call, self.reader, output.outputs[0], answer)
                         usage = kept.usage(num_output_tokens)
                         end = self._end(delta, parser.num_calls > 0)
                         yield _event("message_delta", delta=end, usage=usage)
@@ -163,9 +167,10 @@ class MessageAnswer:
         whose = self.call.sender(self.caller)
         return await keep(self.state.held_prefixes, whose, self.places, output)
 
-    def _pieces(self, delta: Delta, parser: AnswerParser) -> Iterator[bytes]:
-        """Yield the events of new pieces."""
+    def _pieces(self, delta: Delta, parser: AnswerParser, answer: ParsedAnswer) -> Iterator[bytes]:
+        """Add new pieces to the answer, and yield their events."""
         for piece in parser.feed(delta.text, delta.is_last):
+            answer.add(piece)
             yield from self._piece(piece)
         if delta.is_last:
             yield from self._close()
@@ -188,10 +193,15 @@ class MessageAnswer:
                 yield self._added({"type": "input_json_delta", "partial_json": piece.text})
 
     def _thinking(self, text: str) -> dict[str, Any]:
-        """Return a block of reasoning; its signature is empty."""
+        """Return a block of reasoning; its signature names the turn."""
         thinking = self.body.thinking
         is_omitted = thinking is not None and thinking.display == "omitted"
-        return {"type": "thinking", "thinking": "" if is_omitted else text, "signature": ""}
+        shown = "" if is_omitted else text
+        return {"type": "thinking", "thinking": shown, "signature": self._signature()}
+
+    def _signature(self) -> str:
+        turns, begun = self.state.llm.engine.prompts.turns, self.call.begun
+        return "" if turns is None or begun is None else turns.name(begun)
 
     def _begin(self, kind: str, block: dict[str, Any]) -> Iterator[bytes]:
         yield from self._close()
@@ -203,8 +213,9 @@ class MessageAnswer:
 
     def _close(self) -> Iterator[bytes]:
         if self._open is not None:
-            if self._open == "thinking":  # clients wait for a signature; it is empty
-                yield self._added({"type": "signature_delta", "signature": ""})
+            if self._open == "thinking":
+                signature = self._signature()
+                yield self._added({"type": "signature_delta", "signature": signature})
             yield _event("content_block_stop", index=self._num_blocks)
             self._num_blocks += 1
             self._open = None

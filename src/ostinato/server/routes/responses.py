@@ -17,8 +17,8 @@ from ostinato.server.answers.answer_parser import AnswerParser, ParsedAnswer, Te
 from ostinato.server.answers.tools import Message
 from ostinato.server.call import GenerateCall
 from ostinato.server.errors import ApiError
-from ostinato.server.middleware.fields import DialectRoute, accept_fields
-from ostinato.server.prompting import AnswerReader, read_with, render_chat
+from ostinato.server.middleware.fields import DialectRoute, accept_fields, show_report
+from ostinato.server.prompting import AnswerReader, note_turn, read_with, render_chat, rendered
 from ostinato.server.protocol.answers import (
     DeletedResponse,
     InputTokens,
@@ -58,14 +58,14 @@ async def create_response(
     check_room(state, caller, [call])
     old, new = _earlier(state, caller, body), body.conversation()
     messages = [*body.head(), *old, *new]
-    whose, tokens = await render_chat(state, caller, body, messages)
+    whose, tokens = await render_chat(state, caller, body, messages, call.adapter)
+    show_report(request, whose.report)
     reader = await read_with(state, tokens, body.tool_use())
     call = replace(
         call,
         params=reader.settle(call.params),
-        token_ids=tokens,
-        images=whose.images,
         sections=sections_of(messages),
+        **rendered(whose, tokens),
     )
     answer = ResponseAnswer(state, body, caller, call, reader, old, new)
     if body.stream:
@@ -79,9 +79,9 @@ async def count_input_tokens(
 ) -> dict[str, Any]:
     """Count the tokens of a prompt, without running it."""
     accept_fields(request, state, RESPONSES, body, body.left_out())
-    adapter_of(state, body.model)
+    adapter = adapter_of(state, body.model)
     messages = [*body.head(), *_earlier(state, caller, body), *body.conversation()]
-    prompt, tokens = await render_chat(state, caller, body, messages)
+    prompt, tokens = await render_chat(state, caller, body, messages, adapter)
     count = state.llm.tokenizing.num_tokens(prompt.images, tokens.tokens)
     return {"object": "response.input_tokens", "input_tokens": count}
 
@@ -173,7 +173,14 @@ class ResponseAnswer:
 
     def __post_init__(self) -> None:
         """Send calls in the shape of their tools."""
-        self._writer = ItemWriter(self.body.targets())
+        self._writer = ItemWriter(self.body.targets(), self._sealed_name)
+
+    def _sealed_name(self) -> str | None:
+        """Return the name of the turn as encrypted content; None if it is not wanted."""
+        turns, begun = self.state.llm.engine.prompts.turns, self.call.begun
+        if turns is None or begun is None or not self.body.includes_sealed_turns:
+            return None
+        return turns.name(begun)
 
     async def whole(self) -> dict[str, Any]:
         """Return the complete response."""
@@ -217,6 +224,7 @@ class ResponseAnswer:
         is_cut = delta.finish_reason == "length"
         response = self._response("incomplete" if is_cut else "completed")
         response["output"] = self._writer.items
+        note_turn(self.state, self.call, self.reader, output.outputs[0], self._answer)
         ids = output.outputs[0].token_ids
         num_reasoning = self.reader.num_reasoning_tokens(ids, self._answer)
         usage = Usage.of([output]).as_openai(self.call.num_retained_tokens, num_reasoning)
