@@ -57,6 +57,16 @@ class AnswerReader:
         """Whether each part of an answer has a header of its own, as in harmony's format."""
         return self.formats.reasoning is not None and bool(self.formats.reasoning.frames)
 
+    def spoken(self, text: str) -> str | None:
+        """Return what follows the reasoning of an answer; None if there is none, or no end."""
+        reasoning = self.formats.reasoning
+        if reasoning is None or not self.may_reason or not reasoning.closing or self.has_frames:
+            return None
+        if not (self.is_reasoning or text.lstrip().startswith(reasoning.opening)):
+            return None
+        _, closing, spoken = text.partition(reasoning.closing)
+        return spoken if closing else None
+
     @property
     def special_ids(self) -> frozenset[int]:
         """The special tokens that are read out of the answer."""
@@ -120,14 +130,11 @@ def note_turn(
     whole = parse_answer(text, reader.parser(is_limited=False))
     if whole.meaning != answer.meaning:
         return
-    closing = reader.formats.reasoning.closing if reader.formats.reasoning is not None else ""
-    is_told_apart = bool(answer.reasoning and closing) and not reader.has_frames
-    _, mark, spoken = text.partition(closing) if is_told_apart else ("", "", "")
     written = WrittenAnswer(
         answer.message(),
         tokens,
         reader.special_ids,
-        spoken if mark else None,
+        reader.spoken(text),
         reader.num_reasoning_tokens(output.token_ids, answer),
     )
     turns.note(begun, written, output.index)

@@ -191,8 +191,9 @@ class TokenizerExecutor:
 
         def begin() -> PartlyTokenized:
             continuation = prompts.continued(whose, messages, chat_template, history, **settings)
+            partly, continuation = prompts.begin_chat(continuation, whose)
             written.append(continuation)
-            return prompts.begin_chat(continuation, whose)
+            return partly
 
         return await self._tokenized(
             whose,

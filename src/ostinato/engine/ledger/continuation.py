@@ -42,7 +42,12 @@ Render = Callable[[Sequence[Message], bool], str]
 Spell = Callable[["array[int]", "array[int]"], str]
 """From tokens, and those before them, to text; special ones included."""
 
-_NEXT_USER: Message = {"role": "user", "content": "?"}
+_NEXT: tuple[Message, ...] = (
+    {"role": "tool", "content": "?", "tool_call_id": "000000000"},
+    {"role": "user", "content": "?"},
+)
+"""What follows an answer, so that it is not the last message: templates write that one in another
+way. A result leaves the answer in its loop; a template that refuses it gets a question."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +131,12 @@ class PlacedTurn:
     Attributes:
         start: Letters of the prompt before its first token.
         turn: The turn.
+        is_restored: Whether it is counted as put back, since the template writes another text.
     """
 
     start: int
     turn: WrittenTurn
+    is_restored: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +226,10 @@ class _Continuer:
         for turn, mark in zip(turns.values(), make_marks(len(turns)), strict=True):
             turn.thought = mark if turn.turn.reasoning else ""
         rendered = self._render(self._with_thoughts(turns), talk.opens_turn)
-        frames = self._frames(rendered, turns) if len(rows[0]) == len(rows[1]) else None
+        frames = None
+        if len(rows[0]) == len(rows[1]):
+            tries = (self._frames(rendered, turns, following) for following in _NEXT)
+            frames = next((tried for tried in tries if tried is not None), None)
         if frames is None:
             plain = self._render(talk.messages, talk.opens_turn) if turns else rendered
             return Continuation(plain, self._seals_only())
@@ -273,15 +283,18 @@ class _Continuer:
                 }
         return messages
 
-    def _frames(self, rendered: str, turns: dict[int, _Known]) -> Frames | None:
-        """Cut a rendered conversation at the known turns, and at the answer."""
+    def _frames(self, rendered: str, turns: dict[int, _Known], following: Message) -> Frames | None:
+        """Cut a rendered conversation at the known turns, and at the answer before ``following``.
+
+        Returns:
+            None if the template refuses it with marks, or does not keep its frames.
+        """
         talk, messages = self._talk, list(self._talk.messages)
         marks = make_marks(len(turns) + talk.opens_turn)
         for number, mark in zip(turns, marks, strict=False):
             messages[number] = {"role": "assistant", "content": mark}
         if talk.opens_turn:
-            # Templates write an assistant's message at the very end in another way.
-            messages += [{"role": "assistant", "content": marks[-1]}, _NEXT_USER]
+            messages += [{"role": "assistant", "content": marks[-1]}, following]
         try:
             marked = self._render(messages, False)
         except RequestError:  # such as a template that wants a call before each result
@@ -299,14 +312,15 @@ class _Continuer:
         for known, template, frame in zip(turns, frames.turns, frames.texts[1:], strict=True):
             turn, is_whole = known.turn, self._is_whole(known, template)
             if is_whole:
-                placed.append(PlacedTurn(length + len(turn.opening), turn))
                 body = turn.opening + self._spell(turn.tokens, turn.context)
             else:
                 body = self._without_reasoning(known, template)
                 if turn.num_reasoning_tokens:
                     drop = DroppedReasoning(known.number, turn.num_reasoning_tokens, length)
                     dropped.append(drop)
-            self._count(known, template, body, is_whole)
+            is_restored = self._count(known, template, body, is_whole)
+            if is_whole:
+                placed.append(PlacedTurn(length + len(turn.opening), turn, is_restored))
             pieces += [body, frame]
             length += len(body) + len(frame)
         report = replace(self._report, num_turns=len(turns), dropped=tuple(dropped))
@@ -343,8 +357,8 @@ class _Continuer:
         lead = template[: len(template) - len(template.lstrip())]
         return lead + spoken.strip() + template[len(lead) + len(bare) :]
 
-    def _count(self, known: _Known, template: str, body: str, is_whole: bool) -> None:
-        """Count a turn that the template would have written otherwise."""
+    def _count(self, known: _Known, template: str, body: str, is_whole: bool) -> bool:
+        """Count a turn if the template would have written it otherwise; returns whether it does."""
         sent = reasoning_of(known.message)
         if known.thought:
             template = template.replace(known.thought, sent.strip("\n"))
@@ -354,6 +368,7 @@ class _Continuer:
             if not is_whole:
                 num_tokens -= known.turn.num_reasoning_tokens
             self._add(num_restored=1, num_restored_tokens=num_tokens, num_reasoning=is_missing)
+        return body != template
 
     def _seals_only(self) -> TurnReport:
         """Return the report of a prompt into which nothing was put back."""

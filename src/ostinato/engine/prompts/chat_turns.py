@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from ostinato.engine.ledger.continuation import (
     Continuation,
     Conversation,
-    PlacedTurn,
     Render,
     TurnReport,
     continue_turns,
@@ -77,6 +76,7 @@ class ChatTurns:
     """The ledger of one engine; safe in any thread.
 
     Attributes:
+        texts: Gives texts their tokens.
         ledger: The turns.
         seal: Seals names of turns for clients.
         reports: What was done to the last requests.
@@ -92,7 +92,7 @@ class ChatTurns:
     ) -> None:
         self.ledger, self.seal = TurnLedger(max_bytes), TurnSeal()
         self.reports = ReportBook(max_reports)
-        self._texts, self._eos = texts, eos_token_ids
+        self.texts, self._eos = texts, eos_token_ids
         self._keep_reasoning = keep_reasoning
 
     def continued(
@@ -132,34 +132,43 @@ class ChatTurns:
             keep == "always",
             opens_turn,
         )
-        return continue_turns(self.ledger, self.seal, self._texts.spell, render, talk)
+        return continue_turns(self.ledger, self.seal, self.texts.spell, render, talk)
 
     def begin(
-        self, text: str, placed: Sequence[PlacedTurn], namespaces: Sequence[bytes]
-    ) -> PartlyTokenized:
+        self, continuation: Continuation, namespaces: Sequence[bytes]
+    ) -> tuple[PartlyTokenized, Continuation]:
         """Find what is known of a prompt, its written turns among it.
 
         Args:
-            text: The prompt.
-            placed: Where it has turns as they were written.
+            continuation: The prompt.
             namespaces: Whose texts may be used; the first is the sender's own.
+
+        Returns:
+            What is known, and the prompt with all turns counted whose tokens were put back.
 
         Effects: turns whose tokens are not known at their place become known texts.
         """
-        begin, known = self._texts.begin, self._texts.known
-        partly = begin(text, namespaces)
-        for part in placed if self._texts.boundaries.ids else ():
+        begin, known, text = self.texts.begin, self.texts.known, continuation.text
+        partly, report = begin(text, namespaces), continuation.report
+        for part in continuation.placed if self.texts.boundaries.ids else ():
             head = text[: part.start]
-            written = self._texts.spell(part.turn.tokens, part.turn.context)
+            written = self.texts.spell(part.turn.tokens, part.turn.context)
             end = len(head.encode()) + len(written.encode())
             if partly.end < end:
-                before = self._texts.finish(begin(head, namespaces))
+                before = self.texts.finish(begin(head, namespaces))
                 known.note(namespaces[0], before)
                 known.note_answer(namespaces[0], before, part.turn.tokens)
                 partly = begin(text, namespaces)
-            if partly.end < end:  # the text cannot be cut there
-                break
-        return partly
+                if partly.end < end:  # the text cannot be cut there
+                    break
+                if not part.is_restored:
+                    num_tokens = report.num_restored_tokens + len(part.turn.tokens)
+                    report = replace(
+                        report,
+                        num_restored=report.num_restored + 1,
+                        num_restored_tokens=num_tokens,
+                    )
+        return partly, replace(continuation, report=report)
 
     def finished(self, continuation: Continuation, tokens: TokenizedText) -> RenderedChat:
         """Return a tokenized conversation, with places in tokens, and register its answer."""
@@ -189,7 +198,7 @@ class ChatTurns:
         tokens, thought = array("I", answer.tokens), reasoning_of(answer.message)
         if tokens and tokens[-1] in self._eos:
             tokens.pop()
-        entry = self._texts.table.entry
+        entry = self.texts.table.entry
         if any(entry(token).special for token in set(tokens).difference(answer.marks)):
             return False  # the client saw a text without it
         turn = WrittenTurn(
@@ -222,4 +231,4 @@ class ChatTurns:
         return self.ledger.clear()
 
     def _num_tokens_before(self, text: str, place: int, tokens: TokenizedText) -> int:
-        return self._texts.num_tokens_before(tokens, len(text[:place].encode()))
+        return self.texts.num_tokens_before(tokens, len(text[:place].encode()))

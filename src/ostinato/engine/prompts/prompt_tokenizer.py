@@ -82,7 +82,8 @@ class PromptTokenizer:
     def tokenized_chat(self, prompt: Prompt, continuation: Continuation) -> Prompt:
         """Return a prompt that is a conversation, with its ids."""
         assert self.texts is not None and self.turns is not None, "conversations need a tokenizer"
-        known = self.texts.finish(self.begin_chat(continuation, prompt))
+        partly, continuation = self.begin_chat(continuation, prompt)
+        known = self.texts.finish(partly)
         chat = self.turns.finished(continuation, known)
         text = known.text.decode()
         return replace(
@@ -136,13 +137,15 @@ class PromptTokenizer:
         template = str(chat_template or getattr(tokenizer, "chat_template", None))
         return self.turns.continued(prompt, render, messages, history, template, opens)
 
-    def begin_chat(self, continuation: Continuation, prompt: Prompt) -> PartlyTokenized:
-        """Find what is known of a conversation's prompt; as ``begin_text``."""
+    def begin_chat(
+        self, continuation: Continuation, prompt: Prompt
+    ) -> tuple[PartlyTokenized, Continuation]:
+        """Find what is known of a conversation's prompt; as ``ChatTurns.begin``."""
         assert self.turns is not None, "conversations need a tokenizer"
         text = self.images.spelled(continuation.text, prompt.images)
         if prompt.images or not continuation.placed:
-            return self.begin_text(text, prompt)
-        return self.turns.begin(text, continuation.placed, self._namespaces(prompt))
+            return self.begin_text(text, prompt), continuation
+        return self.turns.begin(continuation, self._namespaces(prompt))
 
     def with_ids(self, prompt: Prompt, known: TokenizedText) -> Prompt:
         """Return a prompt that is a text with its ids."""
