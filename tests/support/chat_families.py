@@ -37,6 +37,7 @@ CHATML = (
 """Knows no reasoning."""
 
 QWEN = (
+    "{% if tools %}<bos>system\nTools: {{ tools | tojson }}<eos>\n{% endif %}"
     "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'user' %}"
     "{% set ns.last = loop.index0 %}{% endif %}{% endfor %}"
     "{% for m in messages %}"
