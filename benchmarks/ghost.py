@@ -228,7 +228,7 @@ def ratios(
     setting: Settings,
 ) -> dict[int, float]:
     """Replay all on a real cache; returns hit ratios by the number of requests."""
-    served = Served(num_blocks, **{**setting, "policy": policy}, ghost_blocks=0)
+    served = Served(num_blocks, **{**setting, "eviction_policy": policy}, ghost_blocks=0)
     done, known = 0, dict[int, float]()
     for stop in stops:
         served.serve([cut(request, num_blocks - 1) for request in requests[done:stop]])
@@ -297,7 +297,11 @@ def main() -> None:
     table, console = cost_table(), Console(width=130)
     if options.trace is None:
         for index, sets in SETS.items() if options.sets is None else [("radix", options.sets)]:
-            settings: Settings = {"num_blocks": BLOCKS, "index": index, "policy": options.policy}
+            settings: Settings = {
+                "num_blocks": BLOCKS,
+                "index": index,
+                "eviction_policy": options.policy,
+            }
             watching: Settings = {**settings, "ghost_share": options.share}
             plain, watched = Served(**settings, ghost_blocks=0), Served(**watching)
             by_turns(chats(sets), sets * TURNS, [plain, watched])
@@ -306,7 +310,7 @@ def main() -> None:
             table.add_row(*row(f"chats, {index}", plain, watched, taken))
         console.print(table)
         return
-    setting: Settings = {"block_size": 1, "seal_tails": False, "policy": options.policy}
+    setting: Settings = {"block_size": 1, "seal_tails": False, "eviction_policy": options.policy}
     parts = list(trace(options.trace, options.blocks))
     if not options.errors:
         size = {"num_blocks": options.blocks + 1, **setting}

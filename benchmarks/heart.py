@@ -31,6 +31,7 @@ import sys
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from dataclasses import fields
 from inspect import signature
 from pathlib import Path
 from statistics import mean
@@ -217,8 +218,10 @@ def make_cache(index: Any, num_blocks: int) -> Any:
     except ModuleNotFoundError:  # trees whose settings were in core
         from ostinato.core.config import CacheConfig as Config  # type: ignore[assignment]
 
-    policy: Any = POLICY
-    config = Config(num_blocks, BLOCK_SIZE, index=index, policy=policy)
+    names = {field.name for field in fields(Config)}
+    name = "eviction_policy" if "eviction_policy" in names else "policy"  # older trees
+    policy: dict[str, Any] = {name: POLICY}
+    config = Config(num_blocks, BLOCK_SIZE, index=index, **policy)
     try:
         from ostinato.assembly import build_cache
     except ModuleNotFoundError:  # trees before the rooms were taken apart

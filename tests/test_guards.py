@@ -85,7 +85,7 @@ def test_tests_do_not_sleep():
         ("import ostinato.lab; ostinato.lab._cost", ["_cost"]),
         ("from ostinato.lab import _cost", ["_cost"]),
         ("monkeypatch.setattr(engine, '_take', None)", ["_take"]),
-        ("patch('ostinato.fleet.worker._LIMIT', 1)", ["_LIMIT"]),
+        ("patch('ostinato.router.process.worker._LIMIT', 1)", ["_LIMIT"]),
         ("self._own = engine.step()", []),
     ],
 )

@@ -17,7 +17,7 @@ from ostinato.core.sampling_params import SamplingParams
 from ostinato.sched.scheduler import Scheduler
 
 ROOT = Path(__file__).parents[1]
-BUDGETS = {"core": 430, "cache": 1_320, "sched": 570}
+BUDGETS = {"core": 520, "cache": 1_320, "sched": 570}
 """Code lines: without blank lines, comments and docstrings, so that explaining costs nothing."""
 
 
@@ -122,4 +122,4 @@ def test_a_warm_admission_goes_through_few_files_and_calls():
     assert sum(calls.values()) <= MOST_CALLS, calls
 
 
-MOST_FILES, MOST_CALLS = 14, 47
+MOST_FILES, MOST_CALLS = 14, 45

@@ -114,6 +114,43 @@ OST_EXPORT void ost_unpack(const ost_packing *packing);
 /* How a packed weight's numbers are kept: as the product's format, or as codes of fewer bits. */
 enum ost_weight_format { OST_PLAIN = 0, OST_INT8 = 1, OST_INT4 = 2 };
 
+/* What rows are before they are packed as codes: codes in bytes, numbers, or blocks of a GGUF file. */
+enum ost_row_kind {
+  OST_ROWS_CODES = 0,   /* kept as they are, without scales */
+  OST_ROWS_NUMBERS = 1, /* the nearest codes; in 4 bits, with minima alone */
+  OST_ROWS_Q4_0 = 2,
+  OST_ROWS_Q4_1 = 3,
+  OST_ROWS_Q5_0 = 4,
+  OST_ROWS_Q5_1 = 5,
+  OST_ROWS_Q8_0 = 6,
+  OST_ROWS_Q4_K = 7,
+  OST_ROWS_Q5_K = 8,
+  OST_ROWS_Q6_K = 9 /* the nearest codes of the numbers in dtype */
+};
+
+/* Rows, and their place in a packed weight of codes. Blocks of 5, 6 and 8 bits are packed in 8 bits;
+ * those of 4 bits in either. A weight with minima takes rows without, whose minima are 0. */
+typedef struct ost_code_packing {
+  void *tiles;          /* see weight_tiles.h; of the outputs of these rows, all inputs are written */
+  void *scales;         /* [output / 32][group][32] of scale_dtype, or null */
+  void *minima;         /* likewise */
+  const void *rows;     /* row_bytes each */
+  const int64_t *order; /* (num_rows,), which row each output is; null if they are in order */
+  int64_t row_bytes;
+  int64_t first_output; /* the output that the first row is */
+  int64_t num_rows;
+  int32_t num_inputs; /* of blocks, a multiple of their inputs */
+  int32_t row_kind;
+  int32_t dtype; /* of numbers, any format */
+  int32_t weight_format;
+  int32_t scale_dtype;
+  int32_t group_size; /* inputs, a multiple of 32; of blocks, 32 */
+  int32_t padding;    /* the code of inputs that only fill up the last step */
+  int32_t num_threads;
+} ost_code_packing;
+
+OST_EXPORT void ost_pack_codes(const ost_code_packing *packing);
+
 /* outputs = inputs x weight^T + bias, all of one format, for a packed weight.
  *
  * A weight of codes is code * scale + minimum or (code - zero) * scale, with a scale and a minimum or a zero for

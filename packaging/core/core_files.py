@@ -7,8 +7,8 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 LEFT_OUT = (
     *("runner", "engine", "server", "cli", "lab", "models", "traces"),
-    *("router", "fleet", "ray", "images", "tiers", "lora"),
-    *("inputs.py", "sampling_params.py"),
+    *("protocol", "testing", "router", "images", "tiers", "lora"),
+    *("inputs.py", "ray.py", "sampling_params.py"),
 )
 """Rooms and files that need more than NumPy: torch, FastAPI, msgspec, aiohttp, matplotlib."""
 

@@ -135,7 +135,7 @@ def build_cache(
         policy: Makes another eviction policy than the configured one.
         more_observers: Are told of what happens, after those that are made here.
     """
-    policy = policy or partial(make_policy, config.policy)
+    policy = policy or partial(make_policy, config.eviction_policy)
     counters, history, hits = CacheCounters(clock), RequestHistory(config, clock), HitCounts()
     leases, public = LeaseBook(clock), PublicPrefixes()
     observers: list[CacheObserver] = [leases, counters, hits]

@@ -6,10 +6,15 @@ device, memory), in ``engine.config``.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal
 
-from ostinato.core.config import CacheConfig, at_least, one_of
+from ostinato.core.config import CacheConfig
 from ostinato.core.errors import ConfigError
+from ostinato.core.setting import check_settings, setting
+from ostinato.former_names import accept_old_names
+
+KeepReasoning = Literal["template", "always"]
+"""Whether the reasoning of earlier turns is dropped where the chat template drops it."""
 
 FreeOrder = Literal["unused_first", "classic"]
 IndexName = Literal["radix", "hash"]
@@ -25,55 +30,37 @@ _GHOST_BLOCKS = 128
 
 @dataclass(frozen=True, slots=True)
 class WindowConfig:
-    """A group of layers with a sliding window.
+    """A group of layers with a sliding window."""
 
-    Attributes:
-        window: Tokens that a query sees, itself included, at least 1.
-        num_blocks: Blocks of its own pool: at least as many as one sequence needs to continue.
-    """
-
-    window: int
-    num_blocks: int
+    window: int = setting(minimum=1)
+    """Tokens that a query sees, itself included."""
+    num_blocks: int = setting(minimum=1)
+    """Blocks of its own pool: at least as many as one sequence needs to continue."""
 
     def __post_init__(self) -> None:
-        """Check the values.
-
-        Raises:
-            ConfigError: A value is out of range.
-        """
-        at_least("window", self.window, 1)
-        at_least("num_blocks of a window", self.num_blocks, 1)
+        """Raise ConfigError if a value is out of range."""
+        check_settings(self)
 
 
 @dataclass(frozen=True, slots=True)
 class StateConfig:
-    """The layers that keep a state of fixed size per sequence.
+    """The layers that keep a state of fixed size per sequence."""
 
-    Attributes:
-        num_slots: States of the pool: of running sequences and of checkpoints together.
-        unit: Checkpoints are at multiples of so many tokens, and prefills are cut there: the chunk
-            of the models' own kernels, and a multiple of the block.
-        sparse_checkpoints: Checkpoints of one prompt besides those at its end and where it branches
-            off from another; each costs a cut of the prefill.
-        placement: ``where_prompts_part``, at their ends and at sparse positions; the others are
-            for comparison: ``prompt_end`` alone, or ``every_unit`` of a prompt, both under LRU.
-    """
-
-    num_slots: int
-    unit: int = 64
-    sparse_checkpoints: int = 1
-    placement: CheckpointPlacement = "where_prompts_part"
+    num_slots: int = setting(minimum=2)
+    """States of the pool: of running sequences and of checkpoints together."""
+    unit: int = setting(64, minimum=1)
+    """Checkpoints are at multiples of so many tokens, and prefills are cut there: the chunk of the
+    models' own kernels, and a multiple of the block."""
+    sparse_checkpoints: int = setting(1, minimum=0)
+    """Checkpoints of one prompt besides those at its end and where it branches off from another;
+    each costs a cut of the prefill."""
+    placement: CheckpointPlacement = setting("where_prompts_part")
+    """``where_prompts_part``: at their ends and at sparse positions; the others are for comparison:
+    ``prompt_end`` alone, or ``every_unit`` of a prompt, both under LRU."""
 
     def __post_init__(self) -> None:
-        """Check the values.
-
-        Raises:
-            ConfigError: A value is out of range.
-        """
-        at_least("num_slots of states", self.num_slots, 2)
-        at_least("unit of states", self.unit, 1)
-        at_least("sparse_checkpoints", self.sparse_checkpoints, 0)
-        one_of("placement", self.placement, get_args(CheckpointPlacement))
+        """Raise ConfigError if a value is out of range."""
+        check_settings(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,61 +97,45 @@ class TenantShare:
             )
 
 
+@accept_old_names
 @dataclass(frozen=True, slots=True)
 class PrefixCacheConfig(CacheConfig):
-    """How prefixes are kept: the index, the eviction policy, and what is recorded.
+    """How prefixes are kept: the index, the eviction policy, and what is recorded."""
 
-    Attributes:
-        free_order: ``unused_first`` allocates blocks without content before any cached one;
-            ``classic`` appends every freed block to one queue, as in vLLM's document.
-        index: ``radix`` walks a tree and compares tokens; ``hash`` looks up chained digests.
-        policy: Which cached block is evicted first.
-        digest: Content hash of the hash index.
-        windows: Groups of layers with a sliding window, each with a pool of its own.
-        states: The layers that keep a state, if there are any.
-        tenant_shares: Guarantees and quotas, in blocks of the full-attention pool, by tenant.
-        reserved_blocks: Blocks that neither guarantees nor leases may bind, so that the longest
-            sequence can always run.
-        keep_event_batches: Batches of events kept for consumers that missed some; 0 keeps no
-            events at all.
-        ghost_blocks: The most blocks of the small cache that simulates this one in estimates for
-            other sizes and policies; 0 makes no estimates, None takes 128 where there are 64
-            blocks or more.
-        ghost_share: Processor time of estimates in the long run, about, as a share of the cache's;
-            1 samples all the time.
-        keep_explanations: Sequences that are remembered so that misses can be explained; 0
-            remembers nothing.
+    free_order: FreeOrder = setting("unused_first")
+    """Which free block is allocated first: ``unused_first`` takes blocks without content before any
+    cached one; ``classic`` takes the block that has been free for longest, as in vLLM's document.
     """
-
-    free_order: FreeOrder = "unused_first"
-    index: IndexName = "radix"
-    policy: PolicyName = "lru"
-    digest: DigestName = "sha256"
+    index: IndexName = setting("radix")
+    """Prefix index: ``radix`` (a tree) or ``hash`` (chained digests); both match the same blocks.
+    """
+    eviction_policy: PolicyName = setting("lru", page="eviction.md", old_names=("policy",))
+    """Eviction policy: which cached block is evicted first."""
+    digest: DigestName = setting("sha256")
+    """Content digest of the hash index."""
     windows: tuple[WindowConfig, ...] = ()
+    """Groups of layers with a sliding window, each with a pool of its own."""
     states: StateConfig | None = None
+    """The layers that keep a state, if there are any."""
     tenant_shares: Mapping[bytes, TenantShare] = field(default_factory=dict)
-    reserved_blocks: int = 0
-    keep_event_batches: int = 0
-    ghost_blocks: int | None = None
-    ghost_share: float = 0.01
-    keep_explanations: int = 1000
+    """Guarantees and quotas, in blocks of the full-attention pool, by tenant."""
+    reserved_blocks: int = setting(0, minimum=0)
+    """Blocks that neither guarantees nor leases may bind, so that the longest sequence can always
+    run."""
+    keep_event_batches: int = setting(0, minimum=0)
+    """Batches of KV events kept for consumers that missed some; 0 makes no events."""
+    ghost_blocks: int | None = setting(None, minimum=0, page="eviction.md#the-ghost")
+    """Maximum blocks of the small caches that estimate what other sizes and policies would hit; 0
+    makes no estimates, and by default they have 128 where the cache has 64 or more."""
+    ghost_share: float = setting(0.01, above=0, maximum=1, hint="ghost_blocks=0 makes no estimates")
+    """Processor time of these estimates in the long run, as a share of the cache's; 1 samples all
+    the time."""
+    keep_explanations: int = setting(1000, minimum=0, page="explain.md")
+    """Sequences that are remembered so that misses can be explained; 0 remembers none."""
 
     def __post_init__(self) -> None:
-        """Check the values.
-
-        Raises:
-            ConfigError: A value is out of range or unknown, or guarantees bind too much.
-        """
-        CacheConfig.__post_init__(self)  # super() does not know a class with slots
-        at_least("reserved_blocks", self.reserved_blocks, 0)
-        at_least("ghost_blocks", self.num_ghost_blocks, 0)
-        if not 0 < self.ghost_share <= 1:
-            raise ConfigError(
-                f"ghost_share={self.ghost_share!r}: must be above 0 and at most 1; "
-                "ghost_blocks=0 makes no estimates"
-            )
-        at_least("keep_event_batches", self.keep_event_batches, 0)
-        at_least("keep_explanations", self.keep_explanations, 0)
+        """Raise ConfigError if a value is out of range or unknown, or guarantees bind too much."""
+        check_settings(self)
         self._check_windows()
         if self.states is not None and self.states.unit % self.block_size:
             raise ConfigError(
@@ -172,10 +143,6 @@ class PrefixCacheConfig(CacheConfig):
                 f"{self.states.unit} tokens; choose a block size that divides {self.states.unit}"
             )
         self._check_guarantees()
-        one_of("free_order", self.free_order, get_args(FreeOrder))
-        one_of("index", self.index, get_args(IndexName))
-        one_of("policy", self.policy, get_args(PolicyName))
-        one_of("digest", self.digest, get_args(DigestName))
 
     @property
     def num_ghost_blocks(self) -> int:

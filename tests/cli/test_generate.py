@@ -177,7 +177,15 @@ def test_every_setting_of_the_engine_reaches_it(terminal: Terminal, watch: Engin
     """Memory has a unit; 64 KiB hold 2 blocks of 8 tokens in float32."""
     result = terminal.run(
         *("generate", "To be", "--max-tokens", "2", "--dtype", "float32", "--index", "hash"),
-        *("--block-size", "8", "--kv-cache-memory", "64KiB", "--max-model-len", "10", "--no-cache"),
+        *(
+            "--block-size",
+            "8",
+            "--kv-cache-memory",
+            "64KiB",
+            "--max-model-len",
+            "10",
+            "--no-enable-prefix-caching",
+        ),
     )
     [engine] = watch.engines
 

@@ -7,15 +7,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from ostinato.cli.options.engine_options import SamplingOptions, ServedEngineOptions
+from ostinato.cli.options.engine_options import SamplingOptions
 from ostinato.cli.options.option_groups import grouped
 from ostinato.engine.requests.sampling_params import SamplingParams
-from ostinato.engine.settings.config import EngineConfig
 
 from .terminal import Terminal
-
-NO_OPTIONS = {"model", "tenant_shares", "record_trace"}
-"""An argument, what the keys file says of each tenant, and what is started in a server's folder."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +45,6 @@ def test_an_option_of_two_groups_is_a_mistake_of_ours():
 
     with pytest.raises(AssertionError, match="wind is in two groups"):
         grouped(sail)
-
-
-def test_every_setting_of_an_engine_is_an_option_with_the_same_default():
-    settings = {setting.name for setting in fields(EngineConfig)} - NO_OPTIONS
-    assert {option.name for option in fields(ServedEngineOptions)} == settings
-    given = ServedEngineOptions().settings("tiny-shakespeare")
-    assert EngineConfig.of("tiny-shakespeare", given) == EngineConfig(model="tiny-shakespeare")
 
 
 def test_options_of_sampling_are_named_as_its_parameters_are():

@@ -110,6 +110,6 @@ def test_vllms_options_name_the_model_and_its_one_key(terminal: Terminal):
     with mock.patch("ostinato.server.lifecycle.run_server", side_effect=answer_bard):
         done = terminal.run("serve", MODEL, *options)
     assert done.exit_code == 0, done.output
-    assert "--api-key" in terminal.refuse("serve", "--api-key", "a", "--keys", "keys.json")
+    assert "--api-key" in terminal.refuse("serve", "--api-key", "a", "--keys-file", "keys.json")
     refused = terminal.refuse("serve", "--gpu-memory-utilization", "90", "--port", "0")
     assert "set kv_cache_memory (bytes) or num_blocks" in refused

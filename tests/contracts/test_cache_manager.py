@@ -252,7 +252,7 @@ def test_what_a_failed_step_alone_leads_to_is_evicted_with_it(index):
 
     In the hash index EFGH then continues the second copy alone, which the failure takes back.
     """
-    cache = tiny_cache(5, index=index, policy="reuse_hazard")
+    cache = tiny_cache(5, index=index, eviction_policy="reuse_hazard")
     cache.serve("ABCDEFGH")
     cache.plan("twice", "ABCD", reads=False)
     cache.plan("stranger", "123456789", writes=False)

@@ -1,9 +1,20 @@
 """Lines of a trace can be read as they were written."""
 
+import msgspec
 import pytest
 
+from ostinato.core.config import SchedulerConfig
 from ostinato.errors import BrokenTrace
-from ostinato.traces.format import Added, Steps, read_event, read_header, write_line
+from ostinato.settings import PrefixCacheConfig, TenantShare
+from ostinato.traces.format import (
+    VERSION,
+    Added,
+    Header,
+    Steps,
+    read_event,
+    read_header,
+    write_line,
+)
 
 
 def test_lines_are_read_as_they_were_written():
@@ -20,3 +31,24 @@ def test_what_is_no_line_of_a_trace_is_refused():
             read_event(line)
     with pytest.raises(BrokenTrace, match="no header"):
         read_header(b'{"event":"header"}')
+
+
+def test_a_header_of_version_1_is_read_with_the_names_of_today():
+    """Its cache has ``policy``; without that name, a replay would silently evict by LRU."""
+    cache = PrefixCacheConfig(8, eviction_policy="arc", tenant_shares={b"a": TenantShare(2, 4)})
+    header = Header(
+        version=VERSION,
+        cache=cache,
+        scheduler=SchedulerConfig(),
+        model={"policy": "of the model"},
+        is_cold=True,
+        epoch=0,
+        start_us=1,
+        unix_s=2.5,
+    )
+    assert read_header(write_line(header)) == header
+
+    old = msgspec.json.decode(write_line(header))
+    old["version"], old["cache"]["policy"] = 1, old["cache"].pop("eviction_policy")
+    line = msgspec.json.encode(old)
+    assert read_header(line) == msgspec.structs.replace(header, version=1)

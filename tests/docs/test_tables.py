@@ -1,44 +1,24 @@
 """Tables and lists on the pages hold what the code holds."""
 
 import re
-from dataclasses import MISSING, fields
 from pathlib import Path
 
 import pytest
 
-from ostinato.core.config import SchedulerConfig
-from ostinato.engine.settings.config import EngineConfig
-from ostinato.server.protocol.dialects import DIALECTS, READ_ON, Dialect
-from ostinato.settings import PrefixCacheConfig
+from ostinato.protocol.dialects import DIALECTS, READ_ON, Dialect
+from scripts.settings_page import KINDS, with_tables
 from tests.docs.reading import ROOT
 from tests.support.model_families import FAMILIES
 
 SETTINGS = (ROOT / "docs/settings.md").read_text(encoding="utf-8")
 MODELS = (ROOT / "docs/models.md").read_text(encoding="utf-8")
 ROOMS = sorted({path.parent for path in (ROOT / "src/ostinato").glob("*/[a-z]*.py")})
-SETTING = re.compile(r"^\| `(\w+)` \| `([^`]+)` \|", re.MULTILINE)
 
 
-def test_the_settings_table_has_every_setting_with_its_default():
-    """In the order of the code, so that a new one is seen to be missing."""
-    defaults = EngineConfig()
-    assert SETTING.findall(SETTINGS) == [
-        (field.name, repr(getattr(defaults, field.name))) for field in fields(EngineConfig)
-    ]
-
-
-def test_settings_of_the_rooms_have_no_other_default_than_those_of_the_engine():
-    """The README shows one default; who embeds a room should meet the same.
-
-    But for step times: a room by itself plans by tokens alone, so that a replay plans alike.
-    """
-    known = {field.name: field.default for field in fields(EngineConfig)}
-    for config in (PrefixCacheConfig, SchedulerConfig):
-        for field in fields(config):
-            if field.name in ("order", "max_step_ms"):
-                continue
-            if field.name in known and field.default is not MISSING and known[field.name]:
-                assert field.default == known[field.name], field.name
+def test_the_tables_of_settings_are_those_of_the_code():
+    """``python scripts/settings_page.py`` writes them."""
+    assert with_tables(SETTINGS) == SETTINGS
+    assert set(re.findall("<!-- settings: (\\w+) -->", SETTINGS)) == set(KINDS)
 
 
 def test_the_models_page_names_the_families_that_are_tested_exactly():

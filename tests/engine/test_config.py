@@ -1,6 +1,5 @@
-"""What may a user set, and what happens to what cannot be?"""
+"""Settings of an engine: which are refused, and what follows from the others."""
 
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import torch
 from ostinato import LLM, AsyncLLM, SamplingParams
 from ostinato.core.errors import ConfigError, PromptTooLong
 from ostinato.engine.settings.config import EngineConfig
-from ostinato.engine.settings.settings import EngineSettings
 from ostinato.runner.attention.native_backend import NativeAttention
 from ostinato.runner.attention.torch_backend import TorchAttention
 from tests.support.checkpoints import Checkpoints
@@ -50,7 +48,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
         ({"index": ["radix"]}, r"index=\['radix'\]: must be one of radix, hash"),
         ({"order": "lifo"}, "order='lifo': must be one of fcfs, shortest_first"),
         ({"free_order": "random"}, "free_order='random': must be one of unused_first"),
-        ({"eviction_policy": "mru"}, "policy='mru': must be one of lru"),
+        ({"eviction_policy": "mru"}, "^eviction_policy='mru': must be one of lru"),
         ({"digest": "md5"}, "digest='md5': must be one of sha256"),
         ({"enable_prefix_caching": "no"}, "enable_prefix_caching='no': must be True or False"),
         ({"seal_tails": 0}, "seal_tails=0: must be True or False"),
@@ -99,13 +97,6 @@ def test_a_directory_may_be_given_as_a_path(checkpoints: Checkpoints):
     assert llm.engine.config.model == str(path)
 
 
-def test_every_setting_is_described():
-    """``LLM`` and ``EngineConfig`` send their readers to this docstring."""
-    text = EngineSettings.__doc__ or ""
-
-    assert [f.name for f in fields(EngineConfig) if f"\n        {f.name}: " not in text] == []
-
-
 def test_settings_reach_the_rooms_below():
     """Whatever is set away from its default arrives in cache or scheduler."""
     config = EngineConfig(
@@ -125,7 +116,11 @@ def test_settings_reach_the_rooms_below():
     cache, scheduler = config.cache(num_blocks=12), config.scheduler(max_model_len=34)
 
     assert (cache.num_blocks, cache.block_size, cache.index) == (12, 4, "hash")
-    assert (cache.free_order, cache.digest, cache.policy) == ("classic", "xxh3_128", "reuse_hazard")
+    assert (cache.free_order, cache.digest, cache.eviction_policy) == (
+        "classic",
+        "xxh3_128",
+        "reuse_hazard",
+    )
     assert (cache.enable_prefix_caching, cache.seal_tails) == (False, False)
     assert (scheduler.max_num_batched_tokens, scheduler.max_chunk_tokens) == (99, 7)
     assert (scheduler.max_num_seqs, scheduler.max_model_len) == (5, 34)

@@ -19,7 +19,7 @@ def once(number: int) -> str:
 
 def busy(policy: str, index: IndexName, num_blocks: int = 8) -> TinyCache:
     """A prompt that is asked for again and again, and then a scan of what is used once."""
-    cache = tiny_cache(num_blocks, index=index, policy=policy, seal_tails=False)
+    cache = tiny_cache(num_blocks, index=index, eviction_policy=policy, seal_tails=False)
     for _ in range(4):
         cache.serve("ABCDEFGH")
     for number in range(3 * num_blocks):
@@ -50,7 +50,7 @@ def test_nothing_is_kept_for_ever(policy, index):
 @pytest.mark.parametrize("policy", ["s3fifo", "arc"])
 def test_what_returns_after_its_eviction_is_noticed(policy, index):
     """It is let in with those that were in use again, so the next scan spares it."""
-    cache = tiny_cache(8, index=index, policy=policy, seal_tails=False)
+    cache = tiny_cache(8, index=index, eviction_policy=policy, seal_tails=False)
     cache.serve("ABCD")
     for number in range(8):
         cache.serve(once(number))
@@ -68,7 +68,7 @@ def chats_and_questions(policy: str, index: IndexName) -> int:
         Tokens that hit.
     """
     now_s = 0.0
-    config = PrefixCacheConfig(60, 4, index=index, policy=policy, seal_tails=False)
+    config = PrefixCacheConfig(60, 4, index=index, eviction_policy=policy, seal_tails=False)
     built = build_cache(config, clock=lambda: now_s)
     cache = built.manager
 
@@ -97,7 +97,7 @@ def test_reuse_hazard_learns_which_kind_of_request_never_comes_back(index):
 
 
 def test_reuse_hazard_remembers_nothing_of_an_erased_tenant(index):
-    cache = tiny_cache(4, index=index, policy="reuse_hazard")
+    cache = tiny_cache(4, index=index, eviction_policy="reuse_hazard")
     for number in range(9):
         cache.serve(once(number), tenant=b"leaves")
     policy = cache.manager.pool.shares.policy_of(b"")
@@ -111,7 +111,7 @@ def test_reuse_hazard_remembers_nothing_of_an_erased_tenant(index):
 @pytest.mark.parametrize("policy", get_args(PolicyName))
 def test_no_policy_touches_what_is_held_leased_or_protected_by_a_guarantee(policy, index):
     guarantees = {b"guarantee": TenantShare(2, None)}
-    cache = tiny_cache(10, index=index, policy=policy, tenant_shares=guarantees)
+    cache = tiny_cache(10, index=index, eviction_policy=policy, tenant_shares=guarantees)
     cache.serve("ABCDEFGH", tenant=b"guarantee")
     cache.serve("IJKLMNOP")
     receipt = cache.prefix_cache.admin.lease(prefix_key("IJKLMNOP"), PINNED)

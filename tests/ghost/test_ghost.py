@@ -83,7 +83,7 @@ class Served:
 
 def real_ratio(prompts: list[str], estimate: GhostEstimate) -> float:
     """What a cache that really is so finds of the same traffic."""
-    settings = {"policy": estimate.policy, "ghost_blocks": 0}
+    settings = {"eviction_policy": estimate.policy, "ghost_blocks": 0}
     return Served(estimate.num_blocks, **settings).serve(prompts).hit_ratio
 
 
@@ -95,7 +95,7 @@ def real_ratio(prompts: list[str], estimate: GhostEstimate) -> float:
 def test_half_double_and_four_times_the_memory_are_within_their_intervals(num_blocks, policy):
     """In a small pool and one of which a sample is taken."""
     prompts = conversations(1_400, num_open=num_blocks // 15, longest=min(400, num_blocks))
-    served = Served(num_blocks, policy=policy).serve(prompts)
+    served = Served(num_blocks, eviction_policy=policy).serve(prompts)
     found = served.estimates()
     for memory in SIZES:
         estimate = found[memory, policy]
@@ -106,7 +106,7 @@ def test_half_double_and_four_times_the_memory_are_within_their_intervals(num_bl
 
 def test_under_the_default_policy_lru_is_counted_and_needs_no_sample():
     prompts = conversations(400)
-    found = Served(900, policy="reuse_hazard").serve(prompts).estimates()
+    found = Served(900, eviction_policy="reuse_hazard").serve(prompts).estimates()
     lru = found[1.0, "lru"]
     assert lru.hit_ratio == pytest.approx(real_ratio(prompts, lru), abs=lru.error)
     assert lru.error <= 0.002
@@ -115,7 +115,7 @@ def test_under_the_default_policy_lru_is_counted_and_needs_no_sample():
 @pytest.mark.parametrize("policy", ["s3fifo", "arc"])
 def test_other_policies_have_their_sizes_estimated_and_lru_beside_them(policy):
     prompts = conversations(1_000)
-    found = Served(900, policy=policy).serve(prompts).estimates()
+    found = Served(900, eviction_policy=policy).serve(prompts).estimates()
     assert {*found} == {
         *((memory, policy) for memory in SIZES),
         (1.0, "lru"),
@@ -132,7 +132,7 @@ def test_other_policies_have_their_sizes_estimated_and_lru_beside_them(policy):
 def test_estimates_of_other_samples_are_within_their_intervals(num_blocks, policy, seed):
     """All that is estimated, also of policies that learn from a sample alone."""
     prompts = conversations(2_000, num_open=num_blocks // 15, longest=min(400, num_blocks))
-    served = Served(num_blocks, policy=policy)
+    served = Served(num_blocks, eviction_policy=policy)
     served.cache.ghost.seed = seed
     found = served.serve(prompts).estimates()
     outside = [
@@ -144,7 +144,7 @@ def test_estimates_of_other_samples_are_within_their_intervals(num_blocks, polic
 
 
 def test_what_is_known_worse_than_to_ten_points_either_way_is_left_out():
-    served = Served(900, policy="reuse_hazard")
+    served = Served(900, eviction_policy="reuse_hazard")
     widths = []
     for prompt in conversations(200):
         widths += [ghost.error for ghost in served.serve([prompt]).cache.stats.ghosts]

@@ -84,7 +84,7 @@ def test_a_data_uri_is_read_up_to_the_limit():
     url = "data:image/png;base64," + base64.b64encode(FILE).decode()
     assert get(url, MediaLimits()) == FILE
     with pytest.raises(RequestError, match="longer than max_image_bytes=99"):
-        get(url, MediaLimits(max_bytes=99))
+        get(url, MediaLimits(max_image_bytes=99))
     with pytest.raises(RequestError, match="base64 is broken"):
         get("data:image/png;base64,%%%%", MediaLimits())
     with pytest.raises(RequestError, match="must be 'data:image"):
@@ -97,7 +97,7 @@ def test_files_are_read_below_the_allowed_directory_alone(tmp_path: Path):
     (inside / "a.png").write_bytes(FILE)
     outside.write_bytes(FILE)
     (inside / "link.png").symlink_to(outside)
-    limits = MediaLimits(local_path=str(inside))
+    limits = MediaLimits(allowed_local_media_path=str(inside))
 
     assert get(f"file://{inside}/a.png", limits) == FILE
     for url in (f"{inside}/../secret.png", f"{inside}/link.png", outside, f"{inside}/none.png"):
@@ -195,20 +195,32 @@ async def test_urls_are_fetched_from_allowed_hosts_up_to_the_limits(
     monkeypatch: pytest.MonkeyPatch,
 ):
     async with website(monkeypatch) as site:
-        at, allowed = site.at, MediaLimits(domains=("127.0.0.1",))
+        at, allowed = site.at, MediaLimits(allowed_media_domains=("127.0.0.1",))
         assert await fetch(at("/a.png"), allowed) == FILE
         assert await fetch(at("/moved?to=/a.png"), allowed) == FILE
         assert await fetch(at("/packed"), allowed) == gzip.compress(FILE), "it is not unpacked"
         for url, limits, said in (
             (at("/a.png"), MediaLimits(), "--allowed-media-domains"),
-            (at("/a.png"), MediaLimits(domains=("example.org",)), "not fetched from"),
+            (at("/a.png"), MediaLimits(allowed_media_domains=("example.org",)), "not fetched from"),
             (at("/moved?to=http://other.example/"), allowed, "not fetched from 'other"),
             (at("/moved?to=file:///etc/passwd"), allowed, "only http and https"),
             (at("/moved?to=/moved?to=/moved"), allowed, "HTTP status|redirects"),
             (at("/none"), allowed, "HTTP status 404"),
-            (at("/a.png"), MediaLimits(domains=("*",), max_bytes=9), "longer than"),
-            (at("/endless"), MediaLimits(domains=("*",), max_bytes=2**20), "longer than"),
-            (at("/slow"), MediaLimits(domains=("*",), timeout_s=0.05), "media_timeout_s=0.05"),
+            (
+                at("/a.png"),
+                MediaLimits(allowed_media_domains=("*",), max_image_bytes=9),
+                "longer than",
+            ),
+            (
+                at("/endless"),
+                MediaLimits(allowed_media_domains=("*",), max_image_bytes=2**20),
+                "longer than",
+            ),
+            (
+                at("/slow"),
+                MediaLimits(allowed_media_domains=("*",), media_timeout_s=0.05),
+                "media_timeout_s=0.05",
+            ),
         ):
             with pytest.raises(RequestError, match=said):
                 await fetch(url, limits)
@@ -224,7 +236,7 @@ async def test_no_private_address_is_connected_to_in_any_notation(monkeypatch: p
             url = site.at("/private.png", host)
             for asked in (url, site.at(f"/moved?to={url}")):
                 with pytest.raises(RequestError, match=r"public address|canonical|fetched"):
-                    await fetch(asked, MediaLimits(domains=("*",)))
+                    await fetch(asked, MediaLimits(allowed_media_domains=("*",)))
         assert site.seen == []
 
 
@@ -234,7 +246,7 @@ async def test_a_second_answer_of_the_dns_changes_nothing(monkeypatch: pytest.Mo
         resolver = Answers("127.0.0.1", "127.0.0.2")
         again = site.at("/private.png", "rebinding.example")
         asked = site.at(f"/moved?to={again}", "rebinding.example")
-        limits = MediaLimits(domains=("rebinding.example",))
+        limits = MediaLimits(allowed_media_domains=("rebinding.example",))
         with pytest.raises(ClientError, match=r"127\.0\.0\.2 is not a public address"):
             await media.read_web(asked, limits, resolver)
         assert site.seen == []

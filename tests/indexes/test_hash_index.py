@@ -191,7 +191,7 @@ def test_a_copy_may_go_before_its_descendants_while_another_stays():
 @pytest.mark.parametrize("policy", ["lru", "reuse_hazard"])
 def test_the_oldest_block_waits_for_its_descendants_once_it_is_the_only_copy(policy):
     """Block 1 was released first, as one of two copies; without block 0 EFGH goes before it."""
-    cache = twice(4, policy=policy)
+    cache = twice(4, eviction_policy=policy)
     cache.serve("ABCDEFGH")
     pool = cache.manager.pool
     [other] = [entry for entry in pool.entries() if 0 in entry.blocks]

@@ -34,7 +34,7 @@ def draw_careless_settings(draw: Draw) -> PrefixCacheConfig:
         index=draw(get_args(IndexName)),
         free_order=draw(get_args(FreeOrder)),
         seal_tails=draw((True, True, False)),
-        policy=draw(("lru", *get_args(PolicyName))),
+        eviction_policy=draw(("lru", *get_args(PolicyName))),
         windows=draw(((), (), (narrow,), (wide,), (wide, narrow))),
         states=draw((None, None, StateConfig(3, size), StateConfig(6, 2 * size))),
         tenant_shares=shares,

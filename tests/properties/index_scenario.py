@@ -53,7 +53,7 @@ class IndexSettings:
             block_size=self.block_size,
             index=index,
             free_order=self.free_order,
-            policy=self.policy,
+            eviction_policy=self.policy,
             seal_tails=self.seal_tails,
             enable_prefix_caching=self.enable_prefix_caching,
         )

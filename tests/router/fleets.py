@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ostinato.router import Router, RouterConfig, RouteRequest
-from ostinato.router.events import Cleared, Event, EventBatch, Removed, Stored
+from ostinato.router.policy.events import Cleared, Event, EventBatch, Removed, Stored
 
 
 def fleet(workers: str = "abc", **settings) -> Router:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from ostinato.fleet.app import FleetApp
-from ostinato.fleet.config import FleetConfig, WorkerSpec
-from ostinato.fleet.lifecycle import address_of, start
+from ostinato.router.process.app import FleetApp
+from ostinato.router.process.config import FleetConfig, WorkerSpec
+from ostinato.router.process.lifecycle import address_of, start
 from tests.support.waiting import wait_until
 
 AnswerT = TypeVar("AnswerT")

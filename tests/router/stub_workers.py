@@ -10,9 +10,9 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from ostinato.fleet.app import FleetApp
-from ostinato.fleet.config import FleetConfig, WorkerSpec
-from ostinato.fleet.lifecycle import address_of, start
+from ostinato.router.process.app import FleetApp
+from ostinato.router.process.config import FleetConfig, WorkerSpec
+from ostinato.router.process.lifecycle import address_of, start
 from ostinato.server.access.callers import KeyedCallers
 from ostinato.server.errors import ApiError
 

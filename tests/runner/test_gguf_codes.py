@@ -13,7 +13,7 @@ from ostinato.runner.block_embedding import BlockEmbedding
 from ostinato.runner.forward.codes import CodeFormat, Codes, encode, joined
 from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.forward.quantized import QuantizedWeight
-from ostinato.runner.gguf_codes import codes_of_rows, dequantized
+from ostinato.runner.gguf_codes import BlockRows, dequantized
 from ostinato.runner.gguf_file import open_gguf
 from ostinato.runner.gguf_source import codes_of_file, equal_codes
 from ostinato.runner.model_loader import LoadedModel, load_model
@@ -89,28 +89,50 @@ def random_blocks(kind: str, num_rows: int) -> tuple[Any, gguf.GGMLQuantizationT
     return blocks.reshape(num_rows, -1), type_
 
 
+def rows_of(data: Any, type_: gguf.GGMLQuantizationType, order: Any = None) -> BlockRows:
+    """Return rows of 512 numbers as a weight, which is read from memory."""
+    return BlockRows(type_.name, len(data), 512, lambda first, last: data[first:last], order)
+
+
+@pytest.mark.parametrize("kinds", [EXACT, ["Q4_0", "Q4_0"], ["Q4_K", "Q6_K"], ["Q4_0", "Q3_K"]])
+def test_parts_of_several_formats_are_packed_without_loss(kinds: list[str]):
+    """Each of 37 rows, so that they share tiles; the last one in another order."""
+    blocks = [random_blocks(kind, 37) for kind in kinds]
+    order = torch.randperm(37)
+    rows = [rows_of(*each) for each in blocks[:-1]] + [rows_of(*blocks[-1], order)]
+
+    packed = QuantizedWeight.of_rows(rows, torch.float32)
+
+    alone = [QuantizedWeight.of_rows([rows_of(*each)], torch.float32).plain() for each in blocks]
+    alone[-1] = alone[-1][order]
+    assert torch.equal(packed.plain(), torch.cat(alone))
+    assert packed.format.bits == (4 if len(set(kinds)) == 1 else 8)
+
+
 @pytest.mark.parametrize("kind", EXACT)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_codes_of_blocks_are_the_numbers_of_the_reference(kind: str, dtype: torch.dtype):
     data, type_ = random_blocks(kind, 9)
     reference = torch.from_numpy(gguf.dequantize(data, type_)).to(dtype)
 
-    found = codes_of_rows(data, type_, dtype)
+    packed = QuantizedWeight.of_rows([rows_of(data, type_)], dtype)
 
-    assert found.format.bits == (4 if kind.startswith("Q4") else 8)
-    assert torch.equal(found.plain(dtype), reference)
-    assert torch.equal(QuantizedWeight(found, dtype).plain(), reference)
+    assert packed.format.bits == (4 if kind.startswith("Q4") else 8)
+    assert torch.equal(packed.plain(), reference)
     assert torch.equal(dequantized(data, type_, dtype), reference)
+    again = QuantizedWeight(packed.codes(), dtype)
+    assert torch.equal(again.plain(), reference) and again.nbytes == packed.nbytes
 
 
 @pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q6_K"])
-def test_blocks_with_other_groups_become_the_nearest_codes(kind: str):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_blocks_with_other_groups_become_the_nearest_codes(kind: str, dtype: torch.dtype):
     data, type_ = random_blocks(kind, 9)
     reference = torch.from_numpy(gguf.dequantize(data, type_))
 
-    found = codes_of_rows(data, type_, torch.float32)
+    found = QuantizedWeight.of_rows([rows_of(data, type_)], dtype).codes()
 
-    expected = encode(reference, CodeFormat(8, 32))
+    expected = encode(reference.to(dtype), CodeFormat(8, 32))
     assert torch.equal(found.codes, expected.codes) and torch.equal(found.scales, expected.scales)
 
 

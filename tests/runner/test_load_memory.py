@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+import torch
 
 from ostinato import LLM
 from ostinato.core.errors import ConfigError
@@ -46,6 +47,21 @@ def test_blocks_that_do_not_fit_are_refused_with_their_setting(
         with pytest.raises(ConfigError, match=r"fewer blocks \(num_blocks or kv_cache_memory\)"):
             LLM(checkpoints.path("llama"), **settings)
     LLM(checkpoints.path("llama"), num_blocks=16)
+
+
+def test_keys_and_values_are_priced_in_the_dtype_that_they_are_kept_in(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+):
+    """Of float32, blocks take twice what they take in bfloat16: 32 MiB, where 24 are free."""
+    path = checkpoints.path("llama")
+    per_token = load_model(path, "float32").kv_spec.bytes_per_token(torch.float32)
+    num_blocks = 32 * 2**20 // (16 * per_token)
+    with_free(monkeypatch, STEP + 24 * 2**20)
+
+    with pytest.raises(ConfigError, match=r"0\.03 GiB of keys and values"):
+        LLM(path, dtype="float32", num_blocks=num_blocks)
+    for dtype, kv_dtype in (("bfloat16", "auto"), ("float32", "bfloat16")):
+        LLM(path, dtype=dtype, kv_cache_dtype=kv_dtype, num_blocks=num_blocks)
 
 
 def test_a_model_that_is_read_as_a_whole_has_to_fit_as_well(

@@ -189,7 +189,7 @@ def test_a_reset_forgets_everything(keyed: Keyed):
 
 def test_nothing_is_recorded_without_a_folder_for_it(keyed: Keyed):
     status, message = refusal(keyed, "/admin/record/start", {"name": "trace.jsonl"})
-    assert status == 409 and "--traces" in message
+    assert status == 409 and "--traces-folder" in message
     assert refusal(keyed, "/admin/record/stop")[0] == 409
     assert refusal(keyed, "/admin/record/start", {"name": "../../etc/passwd"})[0] == 400
 

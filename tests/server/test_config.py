@@ -16,7 +16,7 @@ def test_without_keys_a_server_may_listen_on_loopback(host: str):
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "10.0.0.7", "example.com"])
 def test_without_keys_a_server_listens_nowhere_else(host: str):
-    with pytest.raises(ConfigError, match="give a keys file"):
+    with pytest.raises(ConfigError, match="give a keys_file"):
         ServerConfig(host=host)
 
 

@@ -73,7 +73,7 @@ def test_a_body_that_never_ends_is_refused(state: ServerState):
         half.sendall(POST + b"Content-Length: 100\r\n\r\n{")
         answer = _answer(half)
         assert answer.startswith(b"HTTP/1.1 408 ")
-        assert b"--body-timeout" in answer
+        assert b"--body-timeout-s" in answer
         assert half.recv(100) == b"", "the connection is closed"
 
 
@@ -150,7 +150,7 @@ def test_bodies_of_one_tenant_together_are_bounded(tmp_path: Path):
         third.sendall(head.format(server.keys["ann"]).encode() + body)
         answer = _answer(third)
         assert answer.startswith(b"HTTP/1.1 429 ")
-        assert b"--max-tenant-bodies" in answer
+        assert b"--max-tenant-body-bytes" in answer
         assert server.num_cached("bob", "To be") == 0
 
 

@@ -313,7 +313,7 @@ class CacheOracle:
             self.evictable.remove(block)
 
     def _allocate(self, num_blocks: int) -> list[int]:
-        if self.config.policy == "lru":
+        if self.config.eviction_policy == "lru":
             given = self.free_order()[:num_blocks]
         else:
             given = self.given

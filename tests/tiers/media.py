@@ -7,6 +7,7 @@ from typing import Any
 
 import valkey
 
+from ostinato.testing.simulated_disk import SimulatedFolder
 from ostinato.tiers.byte_store import ByteStore, StoreError
 from ostinato.tiers.disk import DiskOptions, DiskTier
 from ostinato.tiers.folder import LocalFolder
@@ -14,7 +15,6 @@ from ostinato.tiers.host_memory import MemoryFolder
 from ostinato.tiers.object_store import BucketStore
 from ostinato.tiers.port import KVTier
 from ostinato.tiers.remote import RemoteOptions, RemoteTier
-from ostinato.tiers.simulated import SimulatedFolder
 from ostinato.tiers.valkey_store import ValkeyStore
 
 SECRET = bytes(range(32))

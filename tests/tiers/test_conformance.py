@@ -2,7 +2,7 @@
 
 import pytest
 
-from ostinato.tiers import conformance
+from ostinato.testing import conformance
 from ostinato.tiers.remote import RemoteOptions
 from tests.tiers.media import (
     SEALED,

@@ -15,8 +15,7 @@ import pytest
 import xxhash
 
 from ostinato.core.errors import ConfigError
-from ostinato.tiers.chain import TierChain
-from ostinato.tiers.conformance_medium import (
+from ostinato.testing.conformance_medium import (
     NAMESPACE,
     assert_nowhere,
     conversation,
@@ -24,13 +23,14 @@ from ostinato.tiers.conformance_medium import (
     payload,
     put,
 )
+from ostinato.testing.simulated_disk import SimulatedFile, SimulatedFolder
+from ostinato.tiers.chain import TierChain
 from ostinato.tiers.disk import DiskOptions, DiskTier
 from ostinato.tiers.folder import LocalFolder
 from ostinato.tiers.limits import DailyBudget
 from ostinato.tiers.port import LoadFault, Prefix, StoreResult, TierListener
 from ostinato.tiers.record import MAGIC, Lease, lease_slot
 from ostinato.tiers.remote import RemoteTier
-from ostinato.tiers.simulated import SimulatedFile, SimulatedFolder
 from tests.tiers.media import SEALED, SEGMENTS, ServerInMemory
 
 DAY = 86_400.0

@@ -7,8 +7,8 @@ from itertools import count
 
 import pytest
 
-from ostinato.tiers import conformance
-from ostinato.tiers.conformance_medium import conversation, put
+from ostinato.testing import conformance
+from ostinato.testing.conformance_medium import conversation, put
 from ostinato.tiers.object_store import BucketStore
 from ostinato.tiers.port import StoreResult
 from ostinato.tiers.remote import RemoteOptions, RemoteTier

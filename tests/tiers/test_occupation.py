@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.tiers.conformance_medium import NAMESPACE, conversation, put
+from ostinato.testing.conformance_medium import NAMESPACE, conversation, put
 from ostinato.tiers.disk import DiskOptions, DiskTier
 from ostinato.tiers.host_memory import MemoryFolder
 from ostinato.tiers.port import LoadFault, StoreResult

@@ -13,10 +13,8 @@ import pytest
 import valkey
 
 from ostinato.core.errors import ConfigError
-from ostinato.tiers import conformance
-from ostinato.tiers.breaker import CallThreads, CircuitBreaker
-from ostinato.tiers.byte_store import StoreError
-from ostinato.tiers.conformance_medium import (
+from ostinato.testing import conformance
+from ostinato.testing.conformance_medium import (
     NAMESPACE,
     assert_nowhere,
     conversation,
@@ -24,6 +22,8 @@ from ostinato.tiers.conformance_medium import (
     payload,
     put,
 )
+from ostinato.tiers.breaker import CallThreads, CircuitBreaker
+from ostinato.tiers.byte_store import StoreError
 from ostinato.tiers.port import LoadFault, StoreResult, TierListener
 from ostinato.tiers.remote import RemoteOptions, RemoteTier
 from ostinato.tiers.remote_address import open_remote, open_store

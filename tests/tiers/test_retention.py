@@ -4,7 +4,8 @@ from functools import partial
 
 from ostinato.cache.eviction import LeastRecentlyUsed, RequestSummary
 from ostinato.eviction.reuse_hazard import ReuseHazard
-from ostinato.tiers.conformance_medium import conversation, get, payload, put
+from ostinato.testing.conformance_medium import conversation, get, payload, put
+from ostinato.testing.simulated_disk import SimulatedFolder
 from ostinato.tiers.disk import DiskOptions, DiskTier
 from ostinato.tiers.retention import (
     UNKNOWN,
@@ -14,7 +15,6 @@ from ostinato.tiers.retention import (
     remember_for_tier,
     reuse_class,
 )
-from ostinato.tiers.simulated import SimulatedFolder
 from tests.support.tiny_cache import tiny_cache
 
 SMALL = DiskOptions(limit_bytes=64 * 1024, segment_bytes=8 * 1024)
@@ -88,7 +88,7 @@ def test_a_policy_that_learns_ranks_for_the_tier():
 
 def test_a_policy_remembers_for_a_tier_what_its_own_pool_would_not():
     """Four blocks remember 32; before a disk of a hundred, 256 and not 400: 64 pools at most."""
-    cache = tiny_cache(4, policy="reuse_hazard")
+    cache = tiny_cache(4, eviction_policy="reuse_hazard")
     policy = cache.manager.pool.shares.policy_of(b"")
     assert isinstance(policy, ReuseHazard)
     for num_disk_blocks, num_remembered in ((0, 32), (100, 256)):

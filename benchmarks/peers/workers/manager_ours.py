@@ -29,7 +29,9 @@ class OurManager(ManagerWorker):
         from ostinato.assembly import build_cache
         from ostinato.settings import PrefixCacheConfig
 
-        config = PrefixCacheConfig(num_tokens // BLOCK_SIZE, BLOCK_SIZE, policy=self.policy)
+        config = PrefixCacheConfig(
+            num_tokens // BLOCK_SIZE, BLOCK_SIZE, eviction_policy=self.policy
+        )
         self.cache = build_cache(config).manager
 
     def take(self, tokens: Any) -> int:

@@ -23,7 +23,8 @@ Rules:
 1. Starting loads no torch: what needs tensors is imported inside ``run``.
 2. Commands raise; ``_errors`` alone turns errors into a line on stderr and an exit code.
 3. Options that several commands take are groups, see ``options/option_groups``: each has one home.
-4. Every setting of an engine is an option of ``ostinato serve``, with the same default.
+4. Every setting of an engine, a server and a router is an option, with the name, default and help
+   of its field.
 """
 
 import os

@@ -14,6 +14,7 @@ from ostinato.cli.options import engine_options as options
 from ostinato.cli.options.option_groups import option
 from ostinato.cli.output.streaming import follow, loaded, note, summary, was_interrupted, write
 from ostinato.engine.requests.sampling_params import SamplingParams
+from ostinato.engine.settings.config import EngineConfig
 from ostinato.engine.settings.settings import DEFAULT_MODEL
 from ostinato.errors import ConfigError, RequestError, StepFailed
 from ostinato.lab.size.quantities import count
@@ -129,9 +130,9 @@ def run(
     """
     model = name or model
     params = sampling.params(_STOP_STRINGS.get(model, ()))
-    settings = engine.settings(model)
+    EngineConfig.of(model, engine)
     template = None if chat_template is None else _read(chat_template)
-    with loaded(model, settings) as llm:
+    with loaded(model, engine) as llm:
         _converse(Conversation(llm, params, system, template), llm, model)
 
 

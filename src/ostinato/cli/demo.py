@@ -60,8 +60,8 @@ _NEXT = {
 def run(
     num_calls: int = option(1000, "Calls with one system prompt.", "--calls", "-n"),
     model: options.Model = DEFAULT_MODEL,
-    block_size: options.BlockSize = 16,
-    index: options.Index = "radix",
+    block_size: int = options.engine_option("block_size"),
+    index: str = options.engine_option("index"),
     patience: float = option(
         20.0, "Time limit of the run without a cache, whose time is then extrapolated."
     ),

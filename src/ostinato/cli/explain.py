@@ -17,6 +17,7 @@ from ostinato.cli.options.option_groups import option
 from ostinato.cli.options.tokenizer import IgnoredFields, TokenizerModel, load_tokenizer
 from ostinato.cli.options.trace_source import SkipBroken, list_broken
 from ostinato.core.errors import ConfigError, RequestError
+from ostinato.engine.settings.config import EngineConfig
 from ostinato.engine.settings.settings import DEFAULT_MODEL
 from ostinato.lab.log.request_log import LogOptions, iter_requests
 from ostinato.lab.replay.explain_log import explain_log, explain_recording
@@ -71,9 +72,9 @@ def run(
     every: bool = option(False, "Explain every prompt, not only the last.", "--all", "-a"),
     as_json: bool = option(False, "Print explanations as JSON, one per line.", "--json"),
     model: TokenizerModel = None,
-    index: options.Index = "radix",
-    block_size: options.BlockSize = 16,
-    num_blocks: options.NumBlocks = None,
+    index: str = options.engine_option("index"),
+    block_size: int = options.engine_option("block_size"),
+    num_blocks: int | None = options.engine_option("num_blocks"),
     skip_broken: SkipBroken = False,
     ignore: IgnoredFields = None,
     url: str = option(URL, "URL of the server.", panel=_SERVER, envvar="OSTINATO_URL"),
@@ -117,8 +118,8 @@ def run(
         every, explanations = True, [_ask(name, AdminClient(url, key)) for name in names]
     else:
         model = model or DEFAULT_MODEL
-        engine = options.EngineOptions(index=index, block_size=block_size, num_blocks=num_blocks)
-        settings = engine.settings(model)
+        settings = {"index": index, "block_size": block_size, "num_blocks": num_blocks}
+        EngineConfig.of(model, settings)
         explanations = _explain_prompts([*map(_read, files), *texts], model, settings)
     _print(explanations if every else explanations[-1:], as_json, note)
 

@@ -22,6 +22,7 @@ from ostinato.cli.output.streaming import (
 )
 from ostinato.core.errors import ConfigError, EmptyPrompt, RequestError
 from ostinato.engine.requests.sampling_params import SamplingParams
+from ostinato.engine.settings.config import EngineConfig
 from ostinato.engine.settings.settings import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -83,9 +84,10 @@ def run(
         n=n, ignore_eos=ignore_eos, logprobs=logprobs, prompt_logprobs=prompt_logprobs
     )
     _check_shown(params, as_json)
-    settings = engine.settings(model)
-    settings["enable_lora"] |= lora is not None
-    with loaded(model, settings) as llm:
+    if lora is not None:
+        engine["enable_lora"] = True
+    EngineConfig.of(model, engine)
+    with loaded(model, engine) as llm:
         from ostinato import LoRARequest
 
         adapter = None if lora is None else LoRARequest(lora, 1, lora)

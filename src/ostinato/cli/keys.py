@@ -94,7 +94,7 @@ def keys_file_of(path: str | None, api_key: str | None) -> Iterator[str | None]:
         return
     if path is not None or not api_key:
         raise ConfigError(
-            "--api-key: give one key that is not empty, or --keys with a file of them"
+            "--api-key: give one key that is not empty, or --keys-file with a file of them"
         )
     from ostinato.server.access.keys import KeysFile, TenantEntry, hash_key, write_keys
 

@@ -31,7 +31,7 @@ def run(
         ),
     ],
     model: TokenizerModel = None,
-    block_size: options.BlockSize = 16,
+    block_size: int = options.engine_option("block_size"),
     skip_broken: SkipBroken = False,
     ignore: IgnoredFields = None,
     max_text: str = option("64MiB", "Check only this much prompt text."),

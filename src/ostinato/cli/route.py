@@ -14,62 +14,15 @@ from ostinato.cli._admin_client import AdminClient, NoServer
 from ostinato.cli.cache import AsJson
 from ostinato.cli.keys import note_on_callers
 from ostinato.cli.options.option_groups import GroupedTyper, grouped, option
+from ostinato.cli.options.setting_options import SettingOptions
 from ostinato.cli.output.tables import FigureTable
 from ostinato.core.errors import ConfigError
-from ostinato.lab.size.quantities import read_bytes
+from ostinato.router.process.config import FleetConfig
 
 _POLL_S = 0.2
 """Seconds between two looks at workers that do not answer yet."""
 
 app = GroupedTyper(help="Route requests to many engines, each to where its prefix is cached.")
-
-
-@dataclass(frozen=True)
-class RouteOptions:
-    """Settings of a router process."""
-
-    worker: list[str] | None = option(
-        None,
-        "URL of an engine; ,name= ,events= ,replay= ,topic= may follow; repeated.",
-    )
-    host: str = option("127.0.0.1", "Where to listen.")
-    port: int = option(8080, "Port to listen on; 0 takes any free one.")
-    policy: str = option(
-        "cache_state", "cache_state, prefix_hash, session, least_loaded or round_robin."
-    )
-    tokenizer: str | None = option(
-        None, "Folder or hub name of the workers' tokenizer; else their /tokenize is asked."
-    )
-    keys: str | None = option(
-        None, "File of keys, see 'ostinato keys'; without it only this machine can call."
-    )
-    worker_key: str | None = option(
-        None,
-        "Key for the workers' events and snapshots.",
-        "--worker-key",
-        envvar="OSTINATO_WORKER_KEY",
-    )
-    replace_keys: bool = option(
-        False, "Send the worker key in place of callers' keys.", "--replace-keys"
-    )
-    retries: int = option(2, "Other workers to try, as long as no byte was sent.")
-    max_requests: int = option(4096, "Maximum concurrent requests; beyond that, 429.")
-    max_connections: int = option(8192, "Maximum open connections.")
-    max_per_address: int = option(2048, "Maximum connections of one address.")
-    header_timeout: float = option(10.0, "Time limit for a request's head, in seconds.")
-    max_body: str = option("8MiB", "Maximum length of a request's body.")
-    max_prompt_characters: int = option(4_000_000, "Maximum characters, or token ids, of a prompt.")
-    max_tenant_bodies: str = option(
-        "256MiB", "Maximum total bodies of one tenant's unfinished requests."
-    )
-    max_tracked_tokens: int = option(16_000_000, "Tokens of known prefixes, over all workers.")
-    body_timeout: float = option(60.0, "Time limit for a request's body, in seconds.")
-    connect_timeout: float = option(10.0, "Time limit to connect to a worker, in seconds.")
-    silence_timeout: float = option(
-        600.0, "Seconds without progress after which a worker or client is given up."
-    )
-    health_interval: float = option(2.0, "Seconds between health checks of a worker.")
-    drain_timeout: float = option(30.0, "Seconds that running requests may continue after SIGTERM.")
 
 
 @dataclass(frozen=True)
@@ -89,40 +42,20 @@ class RouterAddress:
         return AdminClient(self.url, self.key, "ostinato route")
 
 
-def run(context: typer.Context, *, options: RouteOptions) -> None:
+def run(
+    context: typer.Context,
+    *,
+    settings: Annotated[dict[str, Any], SettingOptions(FleetConfig)],
+) -> None:
     """Route requests to workers until SIGTERM or Ctrl-C.
 
     Try: ostinato route --worker http://127.0.0.1:8001 --worker http://127.0.0.1:8002
     """
     if context.invoked_subcommand is not None:
         return
-    from ostinato.fleet.config import FleetConfig, WorkerSpec
-    from ostinato.fleet.lifecycle import run_router
+    from ostinato.router.process.lifecycle import run_router
 
-    config = FleetConfig(
-        workers=tuple(map(WorkerSpec.parse, options.worker or ())),
-        host=options.host,
-        port=options.port,
-        policy=options.policy,
-        tokenizer=options.tokenizer,
-        keys_file=options.keys,
-        worker_key=options.worker_key,
-        replace_keys=options.replace_keys,
-        retries=options.retries,
-        max_requests=options.max_requests,
-        max_connections=options.max_connections,
-        max_connections_per_address=options.max_per_address,
-        header_timeout_s=options.header_timeout,
-        max_body_bytes=read_bytes("max_body", options.max_body),
-        max_prompt_characters=options.max_prompt_characters,
-        max_tenant_body_bytes=read_bytes("max_tenant_bodies", options.max_tenant_bodies),
-        max_tracked_tokens=options.max_tracked_tokens,
-        body_timeout_s=options.body_timeout,
-        connect_timeout_s=options.connect_timeout,
-        silence_timeout_s=options.silence_timeout,
-        health_interval_s=options.health_interval,
-        drain_timeout_s=options.drain_timeout,
-    )
+    config = FleetConfig(**settings)
     run_router(config, lambda address: _announce(address, config))
 
 
@@ -215,7 +148,7 @@ def _body_of(what: str, model: str) -> dict[str, Any]:
     return body
 
 
-def _announce(address: str, config: Any) -> None:
+def _announce(address: str, config: FleetConfig) -> None:
     """Print the router's address and its workers."""
     console = Console(stderr=True, soft_wrap=True)
     workers = len(config.workers)

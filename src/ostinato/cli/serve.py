@@ -3,7 +3,7 @@
 import sys
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -13,99 +13,21 @@ import ostinato
 from ostinato.cli.keys import keys_file_of, note_on_callers
 from ostinato.cli.options import engine_options as options
 from ostinato.cli.options.option_groups import option
+from ostinato.cli.options.setting_options import SettingOptions
+from ostinato.engine.settings.config import EngineConfig
 from ostinato.engine.settings.settings import DEFAULT_MODEL
-from ostinato.lab.size.quantities import read_bytes
+from ostinato.server.config import SERVER, ServerConfig
 
-_server = partial(option, panel="Server")
+_server = partial(option, panel=SERVER)
 
 
 @dataclass(frozen=True)
-class ServerOptions:
-    """Settings of the server."""
+class ServeOptions:
+    """What is served at the start, besides the settings."""
 
-    host: str = _server("127.0.0.1", "Where to listen.")
-    port: int = _server(8000, "Port to listen on; 0 takes any free one.")
-    name: list[str] | None = _server(
-        None,
-        "Name of the model for clients; may be repeated; by default the model argument.",
-        "--name",
-        "--served-model-name",
-    )
-    max_requests: int = _server(
-        1024, "Maximum continuations, running and waiting; beyond that, 429."
-    )
-    key_share: float = _server(
-        0.5, "Share of --max-requests that one key may have while no other has any."
-    )
-    max_n: int = _server(128, "Maximum continuations of one prompt.")
-    max_body: str = _server("8MiB", "Maximum length of a request's body.")
-    max_tenant_bodies: str = _server(
-        "64MiB", "Maximum total bodies of one tenant's unfinished requests."
-    )
-    max_json_items: int | None = _server(
-        None, "Maximum JSON values in a body; by default 8 per token of the model."
-    )
-    max_json_objects: int = _server(16384, "Maximum JSON objects in a body.")
-    max_connections: int = _server(8192, "Most open connections.")
-    max_per_address: int = _server(2048, "Maximum connections of one address.")
-    header_timeout: float = _server(10.0, "Time limit for a request's head, in seconds.")
-    body_timeout: float = _server(60.0, "Time limit for a request's body, in seconds.")
-    min_body_rate: str = _server(
-        "1KiB", "Bytes per second that a body must bring, after --header-timeout."
-    )
-    send_timeout: float = _server(
-        30.0, "Seconds in which a client must take 16 KiB of its response, or all that waits."
-    )
-    max_unread: str = _server(
-        "16MiB", "Computed output that a client may leave unread before it is disconnected."
-    )
-    max_tenant_unread: str = _server("128MiB", "Maximum total unread output of one tenant.")
-    allowed_origin: list[str] | None = _server(
-        None, "Origin of web pages that may send requests (CORS); may be repeated, '*' is all."
-    )
-    tls_key: str | None = _server(None, "File of a private key, for TLS.")
-    tls_certificate: str | None = _server(None, "File of its certificate chain.")
-    tool_call_parser: str = _server(
-        "auto",
-        "Format of tool calls: hermes, llama3_json, mistral, deepseek_v3 or openai; by default "
-        "from the chat template.",
-    )
-    reasoning_parser: str | None = _server(
-        None,
-        "Format of reasoning, which then has a field of its own: qwen3, deepseek_r1, mistral, "
-        "granite or openai_gptoss.",
-    )
-    metrics_tenant_names: bool = _server(
-        False,
-        "Name tenants in metrics and spans; by default metrics number them.",
-        "--metrics-tenant-names",
-    )
-    strict_fields: bool = _server(
-        False,
-        "Refuse requests with fields that this server does not know; by default a header of the "
-        "response names them.",
-        "--strict-fields",
-    )
-    keep_checksums: bool = _server(
-        False,
-        "Keep the checksum in the first line of Claude Code's system text, which makes every "
-        "conversation miss; by default it is set aside.",
-        "--keep-checksums",
-    )
-    otel_traces: bool = _server(
-        False,
-        "Send a span per request to OpenTelemetry; needs ostinato[otel].",
-        "--otel-traces",
-    )
-    drain_timeout: float = _server(
-        30.0, "Seconds that running requests may continue after SIGTERM."
-    )
-    keys: str | None = _server(
-        None, "File of keys, see 'ostinato keys'; without it only this machine can call."
-    )
     api_key: str | None = _server(
         None,
-        "One key that every caller sends, in place of --keys.",
+        "One key that every caller sends, in place of --keys-file.",
         envvar="OSTINATO_API_KEY",
     )
     gpu_memory_utilization: float | None = _server(
@@ -117,10 +39,6 @@ class ServerOptions:
     lora_modules: list[str] | None = _server(
         None, "Serve a LoRA adapter under its own model name: NAME=DIRECTORY; may be repeated."
     )
-    lora_folder: list[str] | None = _server(
-        None, "Folder that adapters may be loaded from over HTTP; may be repeated."
-    )
-    traces: str | None = _server(None, "Folder for traces that 'ostinato cache record' starts.")
 
 
 def run(
@@ -129,7 +47,8 @@ def run(
         typer.Argument(help="A model's name, a directory, a GGUF file, or a name on the hub."),
     ] = DEFAULT_MODEL,
     *,
-    server: ServerOptions,
+    server: Annotated[dict[str, Any], SettingOptions(ServerConfig)],
+    more: ServeOptions,
     engine: options.ServedEngineOptions,
 ) -> None:
     """Serve a model over HTTP, to clients of OpenAI's API.
@@ -140,57 +59,30 @@ def run(
     Try: ostinato serve tiny-shakespeare
     """
     ostinato.announce_compilation(sys.stderr)
-    with keys_file_of(server.keys, server.api_key) as keys_file:
-        _serve(model, server, engine, keys_file)
+    with keys_file_of(server.get("keys_file"), more.api_key) as keys_file:
+        config = ServerConfig(**{"model_names": (model,)} | server | {"keys_file": keys_file})
+        adapters = options.named_paths("--lora-modules", more.lora_modules or [])
+        if adapters:
+            engine["enable_lora"] = True
+        if keys_file is not None:
+            engine.setdefault("kv_sealed", True)
+        share = more.gpu_memory_utilization
+        EngineConfig.of(model, engine | {"gpu_memory_utilization": share})
+        callers = note_on_callers(server.get("keys_file"), more.api_key)
+        _serve(model, config, engine, _Start(adapters, more.prewarm, callers))
 
 
-def _serve(
-    model: str,
-    server: ServerOptions,
-    engine: options.ServedEngineOptions,
-    keys_file: str | None,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """What a server does before its first request."""
+
+    adapters: dict[str, str]  # folders by name
+    prewarm: str | None
+    callers: str  # who may call, in words
+
+
+def _serve(model: str, config: ServerConfig, engine: dict[str, Any], start: _Start) -> None:
     """Serve a model until a signal."""
-    from ostinato.server.config import ServerConfig
-
-    config = ServerConfig(
-        host=server.host,
-        port=server.port,
-        model_names=tuple(server.name or (model,)),
-        max_requests=server.max_requests,
-        key_share=server.key_share,
-        max_n=server.max_n,
-        max_body_bytes=read_bytes("max_body", server.max_body),
-        max_tenant_body_bytes=read_bytes("max_tenant_bodies", server.max_tenant_bodies),
-        max_json_items=server.max_json_items,
-        max_json_objects=server.max_json_objects,
-        max_connections=server.max_connections,
-        max_connections_per_address=server.max_per_address,
-        allowed_origins=tuple(server.allowed_origin or ()),
-        tls_key_file=server.tls_key,
-        tls_certificate_file=server.tls_certificate,
-        tool_call_parser=server.tool_call_parser,
-        reasoning_parser=server.reasoning_parser,
-        header_timeout_s=server.header_timeout,
-        body_timeout_s=server.body_timeout,
-        min_body_rate=read_bytes("min_body_rate", server.min_body_rate),
-        send_timeout_s=server.send_timeout,
-        max_unread_bytes=read_bytes("max_unread", server.max_unread),
-        max_tenant_unread_bytes=read_bytes("max_tenant_unread", server.max_tenant_unread),
-        drain_timeout_s=server.drain_timeout,
-        metrics_tenant_names=server.metrics_tenant_names,
-        strict_fields=server.strict_fields,
-        keep_checksums=server.keep_checksums,
-        otel_traces=server.otel_traces,
-        keys_file=keys_file,
-        traces_folder=server.traces,
-        lora_folders=tuple(server.lora_folder or ()),
-    )
-    adapters = options.named_paths("--lora-modules", server.lora_modules or [])
-    settings = engine.settings(model, gpu_memory_utilization=server.gpu_memory_utilization)
-    settings["enable_lora"] |= bool(adapters)
-    if keys_file is not None and settings["kv_sealed"] is None:
-        settings["kv_sealed"] = True
     from ostinato.server.admin.prewarming import read_prewarm_file
     from ostinato.server.lifecycle import (
         listen,
@@ -200,15 +92,14 @@ def _serve(
         warm_up,
     )
 
-    prompts = [] if server.prewarm is None else read_prewarm_file(server.prewarm)
+    prompts = [] if start.prewarm is None else read_prewarm_file(start.prewarm)
     with listen(config) as listener:
         with Console(stderr=True).status(f"Loading {model} ..."):
-            state = open_state(model, settings, config)
-            load_adapters(state, adapters)
+            state = open_state(model, engine, config)
+            load_adapters(state, start.adapters)
             warm_up(state, prompts)
         path = str(state.llm.engine.compute_path)
-        callers = note_on_callers(server.keys, server.api_key)
-        run_server(state, listener, lambda address: _announce(model, address, callers, path))
+        run_server(state, listener, lambda address: _announce(model, address, start.callers, path))
 
 
 def _announce(model: str, address: str, callers: str, compute_path: str) -> None:

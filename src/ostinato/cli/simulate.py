@@ -233,7 +233,7 @@ def _add_times(
             cache = PrefixCacheConfig(
                 num_blocks=blocks,
                 block_size=trace.block_tokens,
-                policy=policy,
+                eviction_policy=policy,
                 windows=windows,
                 states=states,
                 enable_prefix_caching=enabled,

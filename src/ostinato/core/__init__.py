@@ -8,6 +8,7 @@ Files in reading order:
 * ``sampling_params``: what the scheduler and the sampler read of a user's parameters
 * ``request``: a request, and what observers of the cache learn of it
 * ``plan``: the plan of one step and its result
+* ``setting``: declares a setting once, and checks it
 * ``config``: settings of the cache and the scheduler
 * ``errors``: the tree of exceptions
 

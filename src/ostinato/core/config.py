@@ -1,34 +1,30 @@
 """Settings of the cache and the scheduler; ``ostinato.settings`` adds those of the satellites."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from ostinato.core.errors import ConfigError
+from ostinato.core.setting import check_settings, setting
 
 WaitingOrder = Literal["fcfs", "shortest_first", "longest_prefix", "depth_first", "fair_share"]
 
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
-    """How prefixes are kept.
+    """How prefixes are kept."""
 
-    Attributes:
-        num_blocks: Blocks in the pool, at least 1.
-        block_size: Tokens per block, at least 1.
-        enable_prefix_caching: Off, nothing is published and nothing hits.
-        seal_tails: Publish the partial last block of a sequence that ended, to be found token
-            by token.
-    """
-
-    num_blocks: int
-    block_size: int = 16
-    enable_prefix_caching: bool = True
-    seal_tails: bool = True
+    num_blocks: int = setting(minimum=1)
+    """Blocks in the pool."""
+    block_size: int = setting(16, minimum=1)
+    """Tokens per block."""
+    enable_prefix_caching: bool = setting(True, old_options=("--cache/--no-cache",))
+    """Cache and reuse prefixes; off, every prompt is computed in full."""
+    seal_tails: bool = setting(True)
+    """Publish the last, partial block of an ended sequence, which then matches token by token."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError where a value is out of range."""
-        at_least("num_blocks", self.num_blocks, 1)
-        at_least("block_size", self.block_size, 1)
+        check_settings(self)
 
     @property
     def num_slots(self) -> int:
@@ -38,40 +34,34 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """How each step's tokens are chosen.
+    """How each step's tokens are chosen."""
 
-    Attributes:
-        max_num_batched_tokens: Token budget of one step; longer prompts are computed in chunks.
-        max_chunk_tokens: Most tokens of one prompt in a step; with None, a prompt may take all
-            that decodes leave of the budget.
-        max_step_ms: Milliseconds that a step may take while others wait for it, as far as that
-            wastes little of the prompt rate; with None, steps are bounded by tokens alone.
-        max_num_seqs: Most sequences that run at once.
-        max_model_len: Most tokens of a sequence, prompt and output together.
-        order: Within a priority, first come, first served, or an order of ``ostinato.scheduling``.
-        max_overtakes: Except with ``fcfs``, how many later requests may be admitted before a
-            waiting one; then it goes first. With ``fair_share``, before the first of a tenant.
-    """
-
-    max_num_batched_tokens: int = 2048
-    max_chunk_tokens: int | None = None
-    max_step_ms: int | None = None
-    max_num_seqs: int = 256
-    max_model_len: int = 2**31
-    order: WaitingOrder = "fcfs"
-    max_overtakes: int = 64
+    max_num_batched_tokens: int = setting(2048, minimum=1)
+    """Maximum tokens computed per step; longer prompts are computed in chunks."""
+    max_chunk_tokens: int | None = setting(None, minimum=1)
+    """Maximum tokens of one prompt per step; else all that decodes leave of the budget and
+    ``max_step_ms`` allows."""
+    max_step_ms: int | None = setting(
+        None, minimum=1, page="rooms/scheduling.md#steps-bounded-by-time"
+    )
+    """Milliseconds that a step may take while other requests decode or wait. Where smaller steps
+    would lose more than a tenth of the prompt rate, they are longer; a prompt that is alone is
+    computed in steps of the fastest length."""
+    max_num_seqs: int = setting(256, minimum=1)
+    """Maximum number of running sequences."""
+    max_model_len: int = setting(2**31, minimum=1)
+    """Maximum tokens of a sequence, prompt and output together."""
+    order: WaitingOrder = setting("fcfs", page="rooms/scheduling.md#shortest-first")
+    """Waiting order within a priority. ``shortest_first``: least left to compute; ``fcfs``: by
+    arrival; ``longest_prefix``: most cached tokens; ``depth_first``: requests that share a prefix
+    one after another; ``fair_share``: the tenant that was served least."""
+    max_overtakes: int = setting(64, minimum=0)
+    """How many later requests may be admitted before a waiting one, except with ``fcfs``; then it
+    goes first. With ``fair_share``, before the first of a tenant."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError where a value is out of range, or the budget too small for decodes."""
-        at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1)
-        if self.max_chunk_tokens is not None:
-            at_least("max_chunk_tokens", self.max_chunk_tokens, 1)
-        if self.max_step_ms is not None:
-            at_least("max_step_ms", self.max_step_ms, 1)
-        at_least("max_num_seqs", self.max_num_seqs, 1)
-        at_least("max_model_len", self.max_model_len, 1)
-        at_least("max_overtakes", self.max_overtakes, 0)
-        one_of("order", self.order, get_args(WaitingOrder))
+        check_settings(self)
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens={self.max_num_batched_tokens} is below "
@@ -81,12 +71,12 @@ class SchedulerConfig:
 
 
 def at_least(name: str, value: object, least: int) -> None:
-    """Raise ConfigError unless a setting is an integer, and not below its minimum."""
+    """Raise ConfigError unless a number is an integer, and not below its minimum."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ConfigError(f"{name}={value!r}: must be an integer, at least {least}")
 
 
 def one_of(name: str, value: object, choices: tuple[str, ...]) -> None:
-    """Raise ConfigError unless a setting is one of its choices."""
+    """Raise ConfigError unless a value is one of its choices."""
     if value not in choices:
         raise ConfigError(f"{name}={value!r}: must be one of {', '.join(choices)}")

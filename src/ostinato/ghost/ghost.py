@@ -209,7 +209,7 @@ class Ghost(CacheObserver):
         self, plan: SamplingPlan
     ) -> tuple[SimulatedCache, list[tuple[SimulatedCache, PairedEstimator]]]:
         """Create the simulation of the cache itself, and those of all candidates."""
-        own = self._config.policy
+        own = self._config.eviction_policy
         candidates = [Candidate(memory, own) for memory in SIZES]
         candidates += [Candidate(1.0, policy) for policy in ALTERNATIVES if policy != own]
         others = [

@@ -11,6 +11,7 @@ import binascii
 import errno
 import ipaddress
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from aiohttp.abc import AbstractResolver
 from yarl import URL
 
 from ostinato.core.errors import RequestError
+from ostinato.core.setting import setting
 
 MOST_REDIRECTS = 3  # that are followed; each is checked as the first URL is
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -55,12 +57,19 @@ _UNICAST = ipaddress.ip_network("2000::/3")
 class MediaLimits:
     """What may be fetched, and how much of it."""
 
-    local_path: str = ""  # directory below which files may be read; empty for none
-    domains: tuple[str, ...] = ()  # hosts, without their subdomains; "*" is every public one
-    max_bytes: int = 20 * 2**20  # of a file, as it is encoded
-    max_pixels: int = 2**25  # of an image
-    max_total_pixels: int = 2**26  # of all images of a conversation
-    timeout_s: float = 5.0  # for one URL, redirects included
+    max_image_pixels: int = setting(2**25, minimum=1)
+    """Maximum pixels of an image, refused before it is decoded."""
+    max_prompt_pixels: int = setting(2**26, minimum=1)
+    """Maximum pixels of all images of a conversation."""
+    max_image_bytes: int = setting(20 * 2**20, minimum=1)
+    """Maximum size of an image file."""
+    media_timeout_s: float = setting(5.0, above=0)
+    """Seconds to fetch an image, redirects included."""
+    allowed_local_media_path: str = setting("")
+    """Directory below which ``file://`` URLs may be read; else none."""
+    allowed_media_domains: Sequence[str] = setting((), kind="a list of hosts")
+    """Hosts that images may be fetched from; ``*`` is every host with a public address, and by
+    default there is none. Subdomains are other hosts, and data URIs are always read."""
 
 
 async def fetch(url: str, limits: MediaLimits) -> bytes:
@@ -76,20 +85,21 @@ async def fetch(url: str, limits: MediaLimits) -> bytes:
         return await asyncio.to_thread(_of_file, url, limits)
     if scheme in ("http", "https"):
         try:
-            async with asyncio.timeout(limits.timeout_s):
+            async with asyncio.timeout(limits.media_timeout_s):
                 return await read_web(url, limits)
         except RequestError:
             raise
         except TimeoutError as error:
             raise RequestError(
-                f"image {url!r:.120} took more than media_timeout_s={limits.timeout_s:g} seconds"
+                f"image {url!r:.120} took more than media_timeout_s={limits.media_timeout_s:g} "
+                "seconds"
             ) from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise RequestError(f"image {url!r:.120} cannot be fetched: {error!s:.120}") from error
     raise RequestError(
         f"image {url!r:.80}: must be a data URI such as 'data:image/png;base64,...'"
-        + (", a file:// URL" if limits.local_path else "")
-        + (", an http(s):// URL" if limits.domains else "")
+        + (", a file:// URL" if limits.allowed_local_media_path else "")
+        + (", an http(s):// URL" if limits.allowed_media_domains else "")
     )
 
 
@@ -120,7 +130,7 @@ def _of_data(url: str, limits: MediaLimits) -> bytes:
     head, comma, body = url.partition(",")
     if not comma or not head.lower().endswith(";base64"):
         raise RequestError(f"image {head!r:.80}: a data URI must be 'data:image/...;base64,...'")
-    if len(body) * 3 // 4 > limits.max_bytes + 2:
+    if len(body) * 3 // 4 > limits.max_image_bytes + 2:
         raise _too_long("of a data URI", limits)
     try:
         return base64.b64decode(body, validate=True)
@@ -130,7 +140,7 @@ def _of_data(url: str, limits: MediaLimits) -> bytes:
 
 def _of_file(url: str, limits: MediaLimits) -> bytes:
     """Read a file below the directory that the operator allows, links resolved."""
-    if not limits.local_path:
+    if not limits.allowed_local_media_path:
         raise RequestError(
             f"image {url!r:.120}: files are not read here; start with allowed_local_media_path "
             "(--allowed-local-media-path), or send a data URI"
@@ -138,10 +148,12 @@ def _of_file(url: str, limits: MediaLimits) -> bytes:
     parts = urlsplit(url)
     content = None
     if parts.netloc in ("", "localhost"):
-        content = _read_below(Path(limits.local_path), unquote(parts.path), limits.max_bytes + 1)
+        content = _read_below(
+            Path(limits.allowed_local_media_path), unquote(parts.path), limits.max_image_bytes + 1
+        )
     if content is None:
         raise RequestError(f"image {url!r:.120}: no such file in allowed_local_media_path")
-    if len(content) > limits.max_bytes:
+    if len(content) > limits.max_image_bytes:
         raise _too_long(f"{url!r:.120}", limits)
     return content
 
@@ -190,7 +202,7 @@ async def read_web(
 def _check_host(target: URL, limits: MediaLimits) -> None:
     """Refuse a URL whose host the operator did not name."""
     host = (target.raw_host or "").rstrip(".").lower()
-    allowed = {domain.rstrip(".").lower() for domain in limits.domains}
+    allowed = {domain.rstrip(".").lower() for domain in limits.allowed_media_domains}
     if target.scheme not in ("http", "https") or not host:
         raise RequestError(f"image {target!s:.120}: only http and https are fetched")
     if host not in allowed and "*" not in allowed:
@@ -205,12 +217,12 @@ async def _body(response: Any, url: URL, limits: MediaLimits) -> bytes:
     body = bytearray()
     async for piece in response.content.iter_chunked(2**16):
         body += piece
-        if len(body) > limits.max_bytes:
+        if len(body) > limits.max_image_bytes:
             raise _too_long(f"{url!s:.120}", limits)
     return bytes(body)
 
 
 def _too_long(what: str, limits: MediaLimits) -> RequestError:
     return RequestError(
-        f"image {what} is longer than max_image_bytes={limits.max_bytes}: send a smaller one"
+        f"image {what} is longer than max_image_bytes={limits.max_image_bytes}: send a smaller one"
     )

@@ -1,37 +1,28 @@
-"""The router library: which of many engines gets a request, by cached prefix and load.
+"""One address for many engines: which of them gets a request, and how it gets there.
 
 Files in reading order:
 
-* ``decision``: requests to the router, and its decisions
-* ``events``: KV events of vLLM, SGLang and Ostinato, in one form
-* ``prefix_tree``: prefixes by their tokens, and the workers that have them
-* ``event_feed``: what one worker has cached by its events, and whether they are complete
-* ``load``: load of a worker, and recent work
-* ``evidence``: checks of a worker's events by the hits of its requests
-* ``lookup``: how much of a prompt each worker has
-* ``worker``: one worker
-* ``policies``: ``prefix_hash``, ``session``, ``least_loaded``, ``round_robin``
-* ``cache_state``: the default policy
-* ``router``: ``Router``
+* ``policy/``: the choice, by cached prefix and load; a library without sockets and clocks
+* ``process/``: the process of ``ostinato route``: connections, health, keys and the choice
+* ``ray/``: engines on Ray Serve, with the same choice as Ray's request router
 
 Rules:
 
-1. Nothing here waits, reads a clock or opens a socket.
-2. The key of a prefix is its tokens, adapter, salt and images, never an engine's hash.
-3. A worker is EXACT only while its events are complete and agree with what its requests find;
-   otherwise it is DEGRADED or GUESSED, and every decision says which.
-4. All state is bounded.
+1. ``policy`` makes every choice, in the process and on Ray alike.
+2. ``policy`` imports neither of the others, and no engine; ``process`` needs no torch.
 """
 
-from ostinato.router.decision import (
+from ostinato.router.policy import (
+    POLICIES,
     Candidate,
     Decision,
     Resync,
+    Router,
+    RouterConfig,
     RouteRequest,
     WorkerState,
     WorkerStatus,
 )
-from ostinato.router.router import POLICIES, Router, RouterConfig
 
 __all__ = [
     "POLICIES",

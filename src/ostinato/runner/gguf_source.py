@@ -6,6 +6,7 @@ norms have one added; and the RoPE of Llama 3.1 and later is scaled by a tensor 
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,8 @@ from torch import Tensor
 from ostinato.runner.block_embedding import BlockEmbedding
 from ostinato.runner.forward.codes import Codes, encode
 from ostinato.runner.forward.plain_layers import is_plain_linear
-from ostinato.runner.forward.quantized import Quantization
-from ostinato.runner.gguf_codes import NEAREST, PLAIN_KINDS, codes_of_rows, dequantized
+from ostinato.runner.forward.quantized import Quantization, QuantizedWeight
+from ostinato.runner.gguf_codes import NEAREST, PLAIN_KINDS, BlockRows, dequantized
 from ostinato.runner.gguf_file import architecture_of
 from ostinato.runner.weight_source import FileRange
 
@@ -91,10 +92,17 @@ class GgufSource:
             numbers = numbers - 1
         return numbers.to(dtype)
 
-    def codes(self, name: str, dtype: torch.dtype, num_rows: int | None = None) -> Codes:
-        """Return the codes of a weight of ``kinds``, or those of its first rows."""
+    def codes(self, name: str, dtype: torch.dtype, num_rows: int | None = None) -> BlockRows:
+        """Return a weight of ``kinds``, or its first rows; they are read when they are packed."""
         tensor = self._tensors[name]
-        return codes_of_rows(self._rows(tensor, num_rows), tensor.tensor_type, dtype)
+        order = self._order(tensor)
+        return BlockRows(
+            tensor.tensor_type.name,
+            len(tensor.data) if num_rows is None else num_rows,
+            _shape(tensor)[1],
+            partial(self._blocks, tensor),
+            None if order is None else torch.from_numpy(order),
+        )
 
     def embedding(self, name: str, dtype: torch.dtype) -> BlockEmbedding | None:
         """Return an embedding of the file's blocks; None if they are plain numbers."""
@@ -103,20 +111,25 @@ class GgufSource:
         tensor = self._tensors[name]
         return BlockEmbedding(self._rows(tensor, None), tensor.tensor_type, dtype)
 
-    def _rows(self, tensor: Any, num_rows: int | None) -> Any:
-        """Read rows as bytes, in the order of the model; a vector is one row."""
+    def _blocks(self, tensor: Any, first: int, last: int) -> Any:
+        """Read rows as bytes, in the order of the file; a vector is one row."""
         data = tensor.data
         row_bytes = data.nbytes // (len(data) if data.ndim > 1 else 1)
         where = FileRange(tensor.path, tensor.data_offset, data.nbytes)
-        order = self._order(tensor)
-        whole = num_rows is None or order is not None or data.ndim == 1
-        rows = where.read(0, None if whole else min(num_rows or 0, len(data)) * row_bytes)
+        rows = where.read(first * row_bytes, (last - first) * row_bytes)
         self.on_read(rows.nbytes)
-        rows = rows.reshape(-1, row_bytes)
-        if order is not None:
-            rows = (
-                rows[order] if data.ndim > 1 else rows.reshape(len(order), -1)[order].reshape(1, -1)
-            )
+        return rows.reshape(-1, row_bytes)
+
+    def _rows(self, tensor: Any, num_rows: int | None) -> Any:
+        """Read rows as bytes, in the order of the model; a vector is one row."""
+        count = len(tensor.data) if tensor.data.ndim > 1 else 1
+        order = self._order(tensor)
+        last = count if num_rows is None or order is not None else min(num_rows, count)
+        rows = self._blocks(tensor, 0, last)
+        if order is not None and count == 1:
+            rows = rows.reshape(len(order), -1)[order].reshape(1, -1)
+        elif order is not None:
+            rows = rows[order]
         return rows if num_rows is None else rows[:num_rows]
 
     def _order(self, tensor: Any) -> Any:
@@ -185,7 +198,8 @@ def equal_codes(tensor: Any, weight: Tensor, heads: Iterable[int]) -> Codes | No
     data, kind = np.asarray(tensor.data), tensor.tensor_type
     if data.ndim != 2 or _shape(tensor) != tuple(weight.shape):
         return None
-    codes = codes_of_rows(data, kind, weight.dtype)
+    rows = BlockRows(kind.name, *weight.shape, lambda first, last: data[first:last].copy())
+    codes = QuantizedWeight.of_rows([rows], weight.dtype).codes()
     for order in (torch.arange(len(data)), *_orders(len(data), heads)):
         minima = None if codes.minima is None else codes.minima[order]
         turned = Codes(codes.format, codes.codes[order], codes.scales[order], minima)

@@ -16,8 +16,8 @@ from ostinato.runner.weight_source import WeightSource
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-KVBytes = Callable[[KVSpec], int]
-"""Bytes that settings ask for keys and values."""
+KVBytes = Callable[[KVSpec, torch.dtype], int]
+"""Bytes that settings give keys and values, for the dtype that a model computes in."""
 
 _STEP_BYTES = 2**28
 """Buffers of a step, and what packing a weight needs beside its numbers."""

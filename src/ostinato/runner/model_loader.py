@@ -135,7 +135,7 @@ def load_model(
     revision: str | None = None,
     quantization: QuantizationName | None = None,
     images: bool = True,
-    kv_bytes: KVBytes = lambda spec: 0,
+    kv_bytes: KVBytes = lambda spec, dtype: 0,
 ) -> LoadedModel:
     """Load a model and check that it can be served correctly.
 

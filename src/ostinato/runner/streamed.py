@@ -22,7 +22,6 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from ostinato.runner.block_embedding import BlockEmbedding
-from ostinato.runner.forward.codes import joined
 from ostinato.runner.forward.decoder import parse_decoder
 from ostinato.runner.forward.fused import FusedForward
 from ostinato.runner.forward.ops import NativeOps
@@ -163,7 +162,7 @@ def _check_memory(
     quantization = settings.quantization
     if quantization is None and settings.forward != "plain" and source.kinds:
         quantization = Quantization("GGUF", {})
-    check_memory(skeleton, source, names, quantization, settings.kv_bytes(spec))
+    check_memory(skeleton, source, names, quantization, settings.kv_bytes(spec, settings.dtype))
 
 
 def _has_more_than_a_decoder(model: "PreTrainedModel") -> bool:
@@ -291,8 +290,8 @@ class _Packing:
         quantization, kinds = self._quantization, self._source.kinds
         has_own = quantization is not None and quantization.stored is not None
         if has_own and all(name in kinds for name in names):
-            codes = [self._source.codes(name, self._dtype) for name in names]
-            return QuantizedWeight(joined(codes), self._dtype)
+            rows = [self._source.codes(name, self._dtype) for name in names]
+            return QuantizedWeight.of_rows(rows, self._dtype)
         for linear, name in zip(linears, names, strict=True):
             if linear.weight.is_meta:
                 numbers = self._source.plain(name, self._dtype)

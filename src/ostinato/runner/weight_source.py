@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ostinato.errors import BrokenCheckpoint
-from ostinato.runner.forward.codes import Codes
+from ostinato.runner.forward.quantized import StoredRows
 
 _DTYPES = {
     "F64": torch.float64,
@@ -75,8 +75,8 @@ class WeightSource(Protocol):
         """Return a weight, or its first rows."""
         ...
 
-    def codes(self, name: str, dtype: torch.dtype, num_rows: int | None = None) -> Codes:
-        """Return the codes of a weight of ``kinds``, or those of its first rows."""
+    def codes(self, name: str, dtype: torch.dtype, num_rows: int | None = None) -> StoredRows:
+        """Return a weight of ``kinds``, or its first rows, to be packed."""
         ...
 
     def embedding(self, name: str, dtype: torch.dtype) -> nn.Module | None:
@@ -122,7 +122,7 @@ class SafetensorsSource:
         self.on_read(num_bytes)
         return content.view(_DTYPES[kind]).view(shape).to(dtype)
 
-    def codes(self, name: str, dtype: torch.dtype, num_rows: int | None = None) -> Codes:
+    def codes(self, name: str, dtype: torch.dtype, num_rows: int | None = None) -> StoredRows:
         """Raise KeyError: all weights are plain."""
         raise KeyError(name)
 

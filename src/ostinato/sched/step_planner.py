@@ -185,10 +185,10 @@ class StepPlanner:
 
     def _end_of_chunk(self, sequence: Sequence) -> int:
         """Return where a sequence's next chunk may end: where its state can be kept, if it has."""
-        start, left = sequence.num_computed, sequence.num_uncomputed
-        if left == 1:
-            return start + 1
-        end = start + min(left, self._most_tokens(sequence, start))
+        start, end = sequence.num_computed, len(sequence.key)
+        if end - start == 1:
+            return end
+        end = min(end, start + self._most_tokens(sequence, start))
         if self._cache.chunk_unit is None:
             return end
         assert sequence.table is not None

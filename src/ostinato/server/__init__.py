@@ -13,9 +13,10 @@ Files in reading order:
 * ``middleware/``: what every request passes
 * ``http_parts``: counts the pieces of bodies, and closes connections in good order
 * ``routes/``: one file per route
-* ``protocol``: bodies: of requests as pydantic models, of answers as plain values (a folder)
+* ``usage``: token counts of a response
 * ``streaming``: server-sent events, client disconnects, new parts of outputs
 * ``prompting``: turns a conversation with tools into a prompt, and reads its answer
+* ``generation``: the common way of requests that generate, whatever their API
 * ``response_store``: stored responses, for ``previous_response_id``
 * ``held_prefixes``: leases of prefixes that clients asked to keep
 * ``breakpoints``: ``cache_control``: the tokens it covers, and those kept

@@ -14,12 +14,13 @@ from ostinato.engine.requests.outputs import RequestOutput
 from ostinato.engine.requests.prompts import Prompt, PromptDict
 from ostinato.engine.text.tokenized_text import TokenizedText
 from ostinato.images.parts import images_in, without_sources
-from ostinato.server.answers.tools import Message
+from ostinato.protocol.answers import MessageUsage
+from ostinato.protocol.conversation import Message
+from ostinato.protocol.messages import CountBody
 from ostinato.server.held_prefixes import HeldPrefixes
 from ostinato.server.prompting import render_prompt
-from ostinato.server.protocol.answers import Usage
-from ostinato.server.protocol.messages import CountBody
 from ostinato.server.state import ServerState
+from ostinato.server.usage import Usage
 from ostinato.tenants.terms import ANTHROPIC_1H, LeaseTerms
 
 _STAND_IN: Message = {"role": "user", "content": "?"}
@@ -40,23 +41,23 @@ class Kept:
     num_5m: int
     num_1h: int
 
-    def usage(self, num_output_tokens: int) -> dict[str, Any]:
+    def usage(self, num_output_tokens: int) -> MessageUsage:
         """Return Anthropic's ``usage``; its three input counts add up to the prompt."""
         written, prompt = self.num_5m + self.num_1h, self.prompt
-        more: dict[str, Any] = {f"cache_read_{k}": n for k, n in prompt.loaded_tokens.items()}
+        more: Any = {f"cache_read_{k}": n for k, n in prompt.loaded_tokens.items()}
         if prompt.num_kept_tokens:
             more["kept_tokens"] = prompt.num_kept_tokens
-        return {
-            **more,
-            "input_tokens": prompt.num_prompt_tokens - prompt.num_cached_tokens - written,
-            "cache_read_input_tokens": prompt.num_cached_tokens,
-            "cache_creation_input_tokens": written,
-            "cache_creation": {
+        return MessageUsage(
+            input_tokens=prompt.num_prompt_tokens - prompt.num_cached_tokens - written,
+            cache_read_input_tokens=prompt.num_cached_tokens,
+            cache_creation_input_tokens=written,
+            cache_creation={
                 "ephemeral_5m_input_tokens": self.num_5m,
                 "ephemeral_1h_input_tokens": self.num_1h,
             },
-            "output_tokens": num_output_tokens,
-        }
+            output_tokens=num_output_tokens,
+            **more,
+        )
 
 
 @dataclass(frozen=True, slots=True)

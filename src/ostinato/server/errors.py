@@ -140,7 +140,7 @@ def body_too_long(num_bytes: int, most: int) -> ApiError:
     return ApiError(
         413,
         f"the body has {num_bytes} bytes or more, and at most {most} are taken: send less, or "
-        "raise --max-body",
+        "raise --max-body-bytes",
         code="body_too_large",
     )
 
@@ -152,7 +152,7 @@ def body_too_slow(timeout_s: float, min_rate: int | None = None) -> ApiError:
     return ApiError(
         408,
         f"the body did not arrive within {timeout_s:g} s{rate}: send it faster, or raise "
-        f"--body-timeout{option}",
+        f"--body-timeout-s{option}",
         code="body_timeout",
     )
 

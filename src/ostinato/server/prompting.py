@@ -1,27 +1,33 @@
 """Turns a conversation with tools into a prompt, and reads its answer."""
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from transformers import PreTrainedTokenizerBase
+
+from ostinato.core.errors import RequestError
 from ostinato.engine.prompts.chat_turns import RenderedChat, WrittenAnswer
 from ostinato.engine.requests.outputs import CompletionOutput
 from ostinato.engine.requests.prompts import Prompt
 from ostinato.engine.requests.sampling_params import SamplingParams
-from ostinato.engine.settings.settings import KeepReasoning
 from ostinato.engine.text.tokenized_text import TokenizedText
+from ostinato.protocol.conversation import Message, ToolUse
 from ostinato.server.access.callers import Caller
 from ostinato.server.answers.answer_formats import AnswerFormats
 from ostinato.server.answers.answer_parser import AnswerParser, ParsedAnswer, parse_answer
 from ostinato.server.answers.tools import (
-    Message,
-    ToolUse,
     describe_tools,
     read_arguments,
     without_later_systems,
 )
 from ostinato.server.call import GenerateCall
 from ostinato.server.state import ServerState
+from ostinato.settings import KeepReasoning
+
+_ARGUMENTS = {*inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters}
+_ARGUMENTS -= {"add_generation_prompt", "continue_final_message"}  # fields of the body
 
 _TAIL_TOKENS = 16
 """Tokens at the end of a prompt that are searched for marks of reasoning."""
@@ -191,18 +197,26 @@ async def render_chat(
         RequestError: The template refuses the conversation, the model accepts no images or fewer,
             or one cannot be loaded.
     """
+    options = body.template()
+    _check_variables(options)
     whose = sender(caller, body.cache_salt, body.keep_tokens)
     messages, images = await state.llm.tokenizing.load_images(messages, whose.cache_salt)
     whose = replace(whose, images=images, adapter=adapter, keep_reasoning=body.keep_reasoning)
-    chat = await render_prompt(state, messages, body.tool_use(), whose, **body.template())
+    chat = await render_prompt(state, messages, body.tool_use(), whose, **options)
     return replace(whose, begun=chat.begun, report=chat.report), chat.tokens
 
 
-def rendered(whose: Prompt, tokens: TokenizedText) -> dict[str, Any]:
-    """Return the fields of a ``GenerateCall`` that come from its rendered prompt."""
-    return {
-        "token_ids": tokens, "images": whose.images, "begun": whose.begun, "report": whose.report,
-    }  # fmt: skip
+def _check_variables(options: Mapping[str, Any]) -> None:
+    """Refuse variables that would change how a template is applied.
+
+    Raises:
+        RequestError: One has the name of an argument of ``apply_chat_template``.
+    """
+    for name in options.keys() & _ARGUMENTS:
+        raise RequestError(
+            f"chat_template_kwargs[{name!r}]={options[name]!r:.80}: {name!r} is not a variable of "
+            "a chat template"
+        )
 
 
 async def render_prompt(

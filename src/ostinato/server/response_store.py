@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
-from ostinato.server.answers.tools import Message
+from ostinato.protocol.conversation import Message
 from ostinato.tenants.terms import is_salt_of
 
 MOST_PER_TENANT = 512

@@ -25,10 +25,7 @@ Files in reading order:
 * ``remote``: ``RemoteTier``
 * ``remote_address``: opens the tier of a ``kv_remote``, also one of another package
 * ``chain``: several tiers as one
-* ``conformance_medium``: what the conformance suite stores, and the medium that it needs
-* ``conformance_faults``: faults of a medium, one by one and in a storm
-* ``conformance``: the suite that every tier passes
-* ``simulated``: a disk that is killed, loses power, fails or is damaged, for tests
+* ``conformance``, ``simulated``: earlier names of modules of ``ostinato.testing``
 
 Rules:
 

@@ -3,7 +3,7 @@
 A trace is text, a JSON object per line: a header, then events in the order in which they happened.
 A replay on the same scheduler and cache gives the same hits, request by request::
 
-    {"event":"header", "version":1, "cache":{...}, "scheduler":{...}, "model":{...}, ...}
+    {"event":"header", "version":2, "cache":{...}, "scheduler":{...}, "model":{...}, ...}
     {"event":"added",  "step":0, "at_us":12, "request":0, "prompt":"...", ...}
     {"event":"steps",  "step":0, "times_us":[40, 900, 950, 1400]}      two steps: begun, ended
     {"event":"ended",  "step":2, "at_us":1400, "request":0, "cached":0, "sequences":[...]}
@@ -19,8 +19,8 @@ from ostinato.core.config import SchedulerConfig
 from ostinato.errors import BrokenTrace
 from ostinato.settings import PrefixCacheConfig
 
-VERSION = 1
-"""Of the format; a reader refuses what is newer."""
+VERSION = 2
+"""Of the format; a reader refuses what is newer. 1 had ``policy`` for ``eviction_policy``."""
 
 
 class Header(msgspec.Struct, frozen=True, tag_field="event", tag="header", kw_only=True):
@@ -261,7 +261,7 @@ def read_header(line: bytes) -> Header:
         BrokenTrace: It is no header, or of a newer version.
     """
     try:
-        header = _headers.decode(line)
+        header = _headers.decode(_present_names(line))
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise BrokenTrace(f"this is no header of a recorded trace: {error}") from error
     if header.version > VERSION:
@@ -270,6 +270,14 @@ def read_header(line: bytes) -> Header:
             "use a newer one"
         )
     return header
+
+
+def _present_names(line: bytes) -> bytes:
+    """Return a header with the settings' present names."""
+    match header := msgspec.json.decode(line):
+        case {"version": 1, "cache": {"policy": policy, **others}}:
+            header["cache"] = {"eviction_policy": policy, **others}
+    return msgspec.json.encode(header)
 
 
 def read_event(line: bytes) -> AnyEvent:

@@ -8,7 +8,7 @@ import httpx
 import openai
 import pytest
 
-from ostinato.server.protocol.dialects import DIALECTS, MESSAGES
+from ostinato.protocol.dialects import DIALECTS, MESSAGES
 from ostinato.server.state import ServerState
 from tests.server.formats.conftest import says
 

@@ -118,11 +118,11 @@ def test_completions_take_forms_as_well(client: openai.OpenAI):
             },
             "leave out response_format",
         ),
-        ({"tools": [WEATHER, WEATHER]}, "offers 'get_weather' twice"),
+        ({"tools": [WEATHER, WEATHER]}, "tools='get_weather' is offered twice"),
         ({"tool_choice": "required"}, "requires a call, and tools offers nothing"),
         (
             {"tools": [CLOCK], "tool_choice": {"type": "function", "function": {"name": "x"}}},
-            "names 'x': offered are get_time",
+            "tool_choice='x' is not offered: tools has get_time",
         ),
         ({"messages": [{"role": "user"}]}, "content is missing"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "tool_call_id says which call"),

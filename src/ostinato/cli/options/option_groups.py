@@ -11,7 +11,8 @@ A parameter that is annotated with a dataclass is replaced by an option for each
     def run(prompt: str, n: int = option(1, "Continuations.", "-n"), *, sampling: Sampling) -> None:
         ...                                     # -n, --max-tokens, --temperature
 
-So an option has one name, one default and one help text in all commands.
+So an option has one name, one default and one help text in all commands. A parameter annotated
+with ``SettingOptions`` has an option for each setting of an engine, a server or a router instead.
 """
 
 import inspect
@@ -23,6 +24,8 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from ostinato.cli.options.setting_options import SettingOptions
+
 
 def option(default: Any, help: str, *names: str, panel: str | None = None, **more: Any) -> Any:
     """Return the default of an option: a parameter of a command, or a field of a group.
@@ -30,7 +33,7 @@ def option(default: Any, help: str, *names: str, panel: str | None = None, **mor
     Args:
         default: Default value.
         help: Help text.
-        *names: Flags, such as ``--cache/--no-cache``; by default the parameter's name.
+        *names: Flags, such as ``--echo/--no-echo``; by default the parameter's name.
         panel: Heading in the command's help.
         **more: Keywords of ``typer.Option``.
     """
@@ -51,9 +54,14 @@ def grouped(run: Callable[..., None]) -> Callable[..., None]:
     """Return a command with the fields of its groups as Typer options."""
     parameters: dict[str, Parameter] = {}
     groups: dict[str, type] = {}
+    settings: dict[str, SettingOptions] = {}
     for parameter in inspect.signature(run).parameters.values():
         kind = parameter.annotation
-        if isinstance(kind, type) and is_dataclass(kind):
+        sources = [s for s in getattr(kind, "__metadata__", ()) if isinstance(s, SettingOptions)]
+        if sources:
+            settings[parameter.name] = sources[0]
+            spread = sources[0].parameters()
+        elif isinstance(kind, type) and is_dataclass(kind):
             groups[parameter.name] = kind
             spread = _options(kind)
         else:
@@ -66,6 +74,8 @@ def grouped(run: Callable[..., None]) -> Callable[..., None]:
     def command(**given: Any) -> None:
         for name, kind in groups.items():
             given[name] = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
+        for name, source in settings.items():
+            given[name] = source.values(given)
         run(**given)
 
     command.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]

@@ -25,7 +25,6 @@ from ostinato.core.errors import RequestError
 from ostinato.engine.ledger.frames import Frames, cut, frames_between, make_marks
 from ostinato.engine.ledger.meaning import (
     REASONING_KEYS,
-    SEAL_KEY,
     Message,
     call_ids_of,
     digest,
@@ -35,6 +34,7 @@ from ostinato.engine.ledger.meaning import (
 )
 from ostinato.engine.ledger.seal import TurnSeal
 from ostinato.engine.ledger.turns import Namespace, OpenTurn, TurnLedger, WrittenTurn
+from ostinato.protocol.conversation import ASIDE
 
 Render = Callable[[Sequence[Message], bool], str]
 """From messages to text; the second argument is whether to open the assistant's turn."""
@@ -238,8 +238,7 @@ class _Continuer:
     def _known(self, numbers: Sequence[int]) -> dict[int, _Known]:
         """Look up the messages of the assistant, up to the first that is unequal."""
         history = self._talk.history
-        users = [n for n, message in enumerate(history) if message.get("role") == "user"]
-        last_user = users[-1] if users else -1
+        last_user = max((n for n, message in enumerate(history) if _asks(message)), default=-1)
         known: dict[int, _Known] = {}
         for number in numbers:
             message, turns = history[number], list[WrittenTurn]()
@@ -265,7 +264,8 @@ class _Continuer:
 
     def _sealed(self, turns: Sequence[WrittenTurn], number: int) -> set[bytes]:
         """Return the numbers of turns that a message's sealed names choose."""
-        sealed, place = self._talk.history[number].get(SEAL_KEY) or (), self._places[number]
+        aside, place = self._talk.history[number].get(ASIDE) or {}, self._places[number]
+        sealed = aside.get("seals", ())
         names = [self._seal.open(self._talk.namespace.data, text) for text in sealed]
         present = {turn.number for turn in turns}
         chosen = {n.number for n in names if n is not None and n.place == place} & present
@@ -379,6 +379,12 @@ class _Continuer:
     def _add(self, **amounts: int) -> None:
         sums: dict[str, Any] = {k: getattr(self._report, k) + n for k, n in amounts.items()}
         self._report = replace(self._report, **sums)
+
+
+def _asks(message: Message) -> bool:
+    """Whether it is a question of the user, not what the user says beside the result of a call."""
+    aside = message.get(ASIDE) or {}
+    return message.get("role") == "user" and not aside.get("is_beside_result", False)
 
 
 def with_image_digests(messages: Sequence[Message], digests: Iterator[bytes]) -> list[Message]:

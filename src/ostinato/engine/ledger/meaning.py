@@ -18,15 +18,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
+from ostinato.protocol.conversation import ASIDE
+
 Message = Mapping[str, Any]
 
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 """The names under which templates read the reasoning of a message."""
 
-SEAL_KEY = "sealed_turn"
-"""The key of a message under which its sealed name is passed on; templates do not see it."""
-
-_LEFT_OUT = {*REASONING_KEYS, SEAL_KEY, "tool_call_id", "tool_calls", "content"}
+_LEFT_OUT = {*REASONING_KEYS, ASIDE, "tool_call_id", "tool_calls", "content"}
 _MAX_EXACT = 2.0**53
 _DIGEST_BYTES = 32
 _SECRET = secrets.token_bytes(32)

@@ -19,7 +19,6 @@ from ostinato.engine.ledger.continuation import (
     with_image_digests,
 )
 from ostinato.engine.ledger.meaning import (
-    SEAL_KEY,
     Message,
     call_ids_of,
     digest,
@@ -31,8 +30,9 @@ from ostinato.engine.ledger.seal import TurnName, TurnSeal
 from ostinato.engine.ledger.turns import Namespace, OpenTurn, TurnLedger, WrittenTurn
 from ostinato.engine.prompts.text_tokenizer import PartlyTokenized, TextTokenizer
 from ostinato.engine.requests.prompts import Prompt
-from ostinato.engine.settings.settings import KeepReasoning
 from ostinato.engine.text.tokenized_text import TokenizedText
+from ostinato.protocol.conversation import ASIDE
+from ostinato.settings import KeepReasoning
 
 _CONTEXT_TOKENS = 8
 """Tokens before an answer that are kept to decode it after."""
@@ -118,8 +118,8 @@ class ChatTurns:
             RequestError: The template refuses the conversation.
         """
         history = messages if history is None else history
-        if SEAL_KEY in set().union(*messages):
-            messages = [{k: v for k, v in m.items() if k != SEAL_KEY} for m in messages]
+        if any(ASIDE in message for message in messages):
+            messages = [{k: v for k, v in m.items() if k != ASIDE} for m in messages]
         if not (self.ledger.is_on and prompt.keep_tokens):
             return Continuation(render(messages, opens_turn))
         digests = [picture.digest for picture in prompt.images]

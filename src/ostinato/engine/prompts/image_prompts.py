@@ -74,10 +74,10 @@ class ImagePrompts:
         for source in sources:
             images.append(await fetch(source, limits) if isinstance(source, str) else source)
             num_bytes += len(images[-1]) if isinstance(source, str) else 0
-            if num_bytes > MAX_FILES * limits.max_bytes:
+            if num_bytes > MAX_FILES * limits.max_image_bytes:
                 raise RequestError(
                     f"the images have {num_bytes} bytes or more: at most {MAX_FILES} times "
-                    f"max_image_bytes={limits.max_bytes} of one conversation are read; send "
+                    f"max_image_bytes={limits.max_image_bytes} of one conversation are read; send "
                     "smaller ones"
                 )
         return images
@@ -87,10 +87,10 @@ class ImagePrompts:
     ) -> None:
         """Refuse images that together have too many pixels or tokens."""
         num_pixels = sum(width * height for width, height in sizes)
-        if num_pixels > self._limits.max_total_pixels:
+        if num_pixels > self._limits.max_prompt_pixels:
             raise RequestError(
                 f"the images have {num_pixels} pixels or more: at most max_prompt_pixels="
-                f"{self._limits.max_total_pixels} of one conversation are decoded; send smaller "
+                f"{self._limits.max_prompt_pixels} of one conversation are decoded; send smaller "
                 "ones"
             )
         # A file may say that it is turned by a quarter.
@@ -109,7 +109,7 @@ class ImagePrompts:
         if not images_in(messages):
             return messages, ()
         with ThreadPoolExecutor(1) as thread:  # the caller may have an event loop of its own
-            reader = LocalImages(self._limits.max_pixels)
+            reader = LocalImages(self._limits.max_image_pixels)
             return thread.submit(asyncio.run, self.load(messages, reader)).result()
 
     def spelled(self, text: str, images: Sequence[Any]) -> str:
@@ -144,7 +144,7 @@ class ImagePrompts:
                 or fewer places for them.
         """
         vision = self._vision_for(len(images))
-        max_pixels = self._limits.max_pixels
+        max_pixels = self._limits.max_image_pixels
         decoded = [as_picture(image, max_pixels, f"image {n}") for n, image in enumerate(images, 1)]
         served = tuple(ServedImage.of(p.pixels, p.digest, vision, tenant) for p in decoded)
         written = [vision.tokens(image.grid) for image in served]

@@ -7,7 +7,8 @@ from typing import Any
 
 from ostinato.core.config import SchedulerConfig
 from ostinato.core.errors import ConfigError
-from ostinato.engine.settings.setting_checks import check_settings
+from ostinato.core.setting import check_settings, shared_settings
+from ostinato.engine.settings.setting_checks import check_combinations
 from ostinato.engine.settings.settings import DEFAULT_MODEL, EngineSettings
 from ostinato.engine.settings.vllm_keywords import translate_settings
 from ostinato.images.media import MediaLimits
@@ -31,6 +32,7 @@ class EngineConfig(EngineSettings):
             if alias is not None:
                 object.__setattr__(self, name, alias)
         check_settings(self)
+        check_combinations(self)
         self.cache(self.num_blocks or 2**31)
         self.scheduler(self.max_model_len or 1)
 
@@ -54,14 +56,7 @@ class EngineConfig(EngineSettings):
     @property
     def media(self) -> MediaLimits:
         """What images may be fetched and decoded."""
-        return MediaLimits(
-            self.allowed_local_media_path,
-            tuple(self.allowed_media_domains),
-            self.max_image_bytes,
-            self.max_image_pixels,
-            self.max_prompt_pixels,
-            self.media_timeout_s,
-        )
+        return MediaLimits(**shared_settings(self, MediaLimits))
 
     def cache(
         self,
@@ -71,24 +66,13 @@ class EngineConfig(EngineSettings):
         states: StateConfig | None = None,
     ) -> PrefixCacheConfig:
         """Return the cache's settings for pools of that size."""
-        return PrefixCacheConfig(
-            num_blocks=num_blocks,
-            block_size=self.block_size,
-            index=self.index,
-            free_order=self.free_order,
-            policy=self.eviction_policy,
-            digest=self.digest,
-            enable_prefix_caching=self.enable_prefix_caching,
-            seal_tails=self.seal_tails,
-            windows=windows,
-            states=states,
-            tenant_shares={salt.encode(): share for salt, share in self.tenant_shares.items()},
-            reserved_blocks=reserved_blocks,
-            keep_event_batches=self.num_kept_event_batches,
-            keep_explanations=self.keep_explanations,
-            ghost_blocks=self.ghost_blocks,
-            ghost_share=self.ghost_share,
-        )
+        given = shared_settings(self, PrefixCacheConfig) | {
+            "num_blocks": num_blocks,
+            "reserved_blocks": reserved_blocks,
+            "keep_event_batches": self.num_kept_event_batches,
+        }
+        shares = {salt.encode(): share for salt, share in self.tenant_shares.items()}
+        return PrefixCacheConfig(windows=windows, states=states, tenant_shares=shares, **given)
 
     def longest(self, limit: int, reason: str) -> int:
         """Return the longest sequence's tokens, at most the model's ``limit`` for a ``reason``."""
@@ -101,15 +85,8 @@ class EngineConfig(EngineSettings):
 
     def scheduler(self, max_model_len: int) -> SchedulerConfig:
         """Return the scheduler's settings for sequences of that length."""
-        return SchedulerConfig(
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            max_chunk_tokens=self.max_chunk_tokens,
-            max_step_ms=self.max_step_ms,
-            max_num_seqs=self.max_num_seqs,
-            max_model_len=max_model_len,
-            order=self.order,
-            max_overtakes=self.max_overtakes,
-        )
+        given = shared_settings(self, SchedulerConfig)
+        return SchedulerConfig(**given | {"max_model_len": max_model_len})
 
 
 class EngineArgs(EngineConfig):

@@ -7,6 +7,7 @@ the free memory, is split by ``hybrid.pool_sizes``, between states and blocks fi
 import logging
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import cast
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -73,7 +74,7 @@ def set_up(config: EngineConfig) -> Setup:
         config.revision,
         config.quantization,
         config.max_images > 0,
-        partial(_asked_kv_bytes, config),
+        partial(_set_kv_bytes, config),
     )
     if other_tokenizer is not None:
         loaded = replace(loaded, tokenizer=other_tokenizer)
@@ -81,8 +82,7 @@ def set_up(config: EngineConfig) -> Setup:
         keep_large_blocks()
     limit, spec = loaded.length_limit, loaded.kv_spec
     scheduling = config.scheduler(config.longest(limit.num_tokens, limit.reason))
-    auto = config.kv_cache_dtype == "auto"
-    kv_dtype = loaded.dtype if auto else getattr(torch, config.kv_cache_dtype)
+    kv_dtype = _kv_dtype(config, loaded.dtype)
     groups = group_layers(spec, scheduling.max_model_len)
     sizes = size_pools(config, scheduling, loaded, groups, kv_dtype)
     case = AttentionCase(spec, loaded.dtype, kv_dtype, config.block_size, loaded.device)
@@ -98,13 +98,18 @@ def set_up(config: EngineConfig) -> Setup:
     return Setup(loaded, runner, compute_path, sizes, scheduling)
 
 
-def _asked_kv_bytes(config: EngineConfig, spec: KVSpec) -> int:
-    """Return the bytes that settings ask for keys and values; 0 if they take what is left."""
+def _set_kv_bytes(config: EngineConfig, spec: KVSpec, dtype: torch.dtype) -> int:
+    """Return the bytes that settings give keys and values; 0 if they take what is left."""
     if config.num_blocks is None:
         return config.kv_cache_memory or 0
+    kv_dtype = _kv_dtype(config, dtype)
+    return config.num_blocks * config.block_size * spec.bytes_per_token(kv_dtype)
+
+
+def _kv_dtype(config: EngineConfig, dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of keys and values of a model that computes in ``dtype``."""
     auto = config.kv_cache_dtype == "auto"
-    dtype = torch.bfloat16 if auto else getattr(torch, config.kv_cache_dtype)
-    return config.num_blocks * config.block_size * spec.bytes_per_token(dtype)
+    return dtype if auto else cast(torch.dtype, getattr(torch, config.kv_cache_dtype))
 
 
 def size_pools(

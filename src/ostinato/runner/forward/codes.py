@@ -155,18 +155,13 @@ def joined(parts: Sequence[Codes]) -> Codes:
     Raises:
         UnsupportedModel: The orders of their inputs differ.
     """
-    format = CodeFormat(
-        4 if all(part.format == parts[0].format and part.format.bits == 4 for part in parts) else 8,
-        math.gcd(*(part.format.group_size for part in parts)),
-        any(part.format.has_minima for part in parts),
-        any(part.format.has_zeros for part in parts),
-    )
+    format = joined_format([part.format for part in parts])
     if not all(_same(part.order, parts[0].order) for part in parts):
         raise UnsupportedModel(
             "layers that read the same input were quantized in different orders of its columns "
             "(desc_act), so that they are not one product: set forward='packed'"
         )
-    wide = [part if part.format == format else _widened(part, format) for part in parts]
+    wide = [widened(part, format) for part in parts]
     return Codes(
         format,
         torch.cat([part.codes for part in wide]),
@@ -174,6 +169,17 @@ def joined(parts: Sequence[Codes]) -> Codes:
         _together([part.minima for part in wide]),
         _together([part.zeros for part in wide]),
         parts[0].order,
+    )
+
+
+def joined_format(formats: Sequence[CodeFormat]) -> CodeFormat:
+    """Return a format that represents weights of several without loss."""
+    is_small = all(format == formats[0] and format.bits == 4 for format in formats)
+    return CodeFormat(
+        4 if is_small else 8,
+        math.gcd(*(format.group_size for format in formats)),
+        any(format.has_minima for format in formats),
+        any(format.has_zeros for format in formats),
     )
 
 
@@ -188,8 +194,10 @@ def _together(parts: Sequence[Tensor | None]) -> Tensor | None:
     return torch.cat(found) if found else None
 
 
-def _widened(part: Codes, format: CodeFormat) -> Codes:
-    """Convert codes to a format of at least as many bits, and of smaller groups."""
+def widened(part: Codes, format: CodeFormat) -> Codes:
+    """Return codes in a format of at least as many bits, and of groups that divide theirs."""
+    if part.format == format:
+        return part
     times = part.format.group_size // format.group_size
     groups = format.num_groups(part.codes.shape[1])
     scales = part.scales.repeat_interleave(times, dim=1)[:, :groups]

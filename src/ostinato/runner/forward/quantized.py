@@ -4,15 +4,17 @@ Codes are packed once, into the tiles of ``native/src/weight_tiles.h``, and prod
 Scales are stored separately, those of 32 outputs of a group beside each other.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from ostinato.runner.forward.codes import CodeFormat, Codes, encode, joined
+from ostinato.runner.forward.codes import CodeFormat, Codes, encode, joined, joined_format, widened
 from ostinato.runner.forward.packed_linear import PackedLinear
+from ostinato.runner.gguf_codes import BlockRows
+from ostinato.runner.native.code_packing import FORMATS, TILE_OUTPUTS, CodeTiles
 from ostinato.runner.native.ctypes_api import DTYPES
 from ostinato.runner.native.packed import (
     PackedWeight,
@@ -23,10 +25,8 @@ from ostinato.runner.native.packed import (
 )
 from ostinato.runner.settings import QuantizationName
 
-_TILE_OUTPUTS = 32
-_SLICE_CODES = 2**22
-_FORMATS = {8: 1, 4: 2}
-"""Numbers of ``ost_weight_format`` by bits."""
+StoredRows = Codes | BlockRows
+"""A weight that came quantized."""
 
 
 class QuantizedWeight(PackedWeight):
@@ -42,14 +42,56 @@ class QuantizedWeight(PackedWeight):
 
     def __init__(self, codes: Codes, dtype: torch.dtype, activation_bits: int = 0) -> None:
         """Pack codes."""
-        self._native = required_library()
-        self.num_rows, self.num_columns = codes.codes.shape
-        self.dtype, self.format, self.activation_bits = dtype, codes.format, activation_bits
-        self._tiles = self._packed(codes.codes)
-        self._scales = self._by_tiles(codes.scales)
-        self._minima = None if codes.minima is None else self._by_tiles(codes.minima)
-        self._zeros = None if codes.zeros is None else self._by_tiles(codes.zeros)
+        self._allocate(codes.format, codes.codes.shape, codes.scales.dtype)
+        self.dtype, self.activation_bits = dtype, activation_bits
         self._order = None if codes.order is None else codes.order.int().contiguous()
+        self._put(0, codes)
+
+    @classmethod
+    def of_rows(
+        cls, parts: Sequence[StoredRows], dtype: torch.dtype, activation_bits: int = 0
+    ) -> "QuantizedWeight":
+        """Pack stored weights with the same input below each other.
+
+        Raises:
+            UnsupportedModel: The orders of their inputs differ.
+        """
+        if any(isinstance(part, Codes) and part.order is not None for part in parts):
+            codes = [part if isinstance(part, Codes) else part.nearest(dtype) for part in parts]
+            return cls(joined(codes), dtype, activation_bits)
+        weight = cls.__new__(cls)
+        shapes = [_shape(part) for part in parts]
+        scales = functools.reduce(torch.promote_types, map(_scale_dtype, parts))
+        format = joined_format([part.format for part in parts])
+        weight._allocate(format, (sum(rows for rows, _ in shapes), shapes[0][1]), scales)
+        weight.dtype, weight.activation_bits = dtype, activation_bits
+        first = 0
+        for part, (num_rows, _) in zip(parts, shapes, strict=True):
+            if isinstance(part, BlockRows) and part.is_packed_directly:
+                part.pack_into(weight._memory(), first, dtype)
+            else:
+                own = part if isinstance(part, Codes) else part.nearest(dtype)
+                weight._put(first, widened(own, format))
+            first += num_rows
+        return weight
+
+    @classmethod
+    def nearest(
+        cls, weights: Sequence[Tensor], format: CodeFormat, activation_bits: int = 0
+    ) -> "QuantizedWeight":
+        """Quantize weights with the same input below each other, as ``encode`` does."""
+        if format.has_zeros or (format.bits == 4 and not format.has_minima):
+            codes = [encode(weight, format) for weight in weights]
+            return cls(joined(codes), weights[0].dtype, activation_bits)
+        weight = cls.__new__(cls)
+        shape = sum(map(len, weights)), weights[0].shape[1]
+        weight._allocate(format, shape, torch.bfloat16)
+        weight.dtype, weight.activation_bits = weights[0].dtype, activation_bits
+        memory, first = weight._memory(), 0
+        for part in weights:
+            memory.put_numbers(first, part)
+            first += len(part)
+        return weight
 
     @property
     def nbytes(self) -> int:
@@ -60,7 +102,7 @@ class QuantizedWeight(PackedWeight):
     def record(self, rows: Tensor, bias: Tensor | None, outputs: Tensor) -> Product:
         """Check and describe a product; see ``PackedWeight``."""
         product = super().record(rows, bias, outputs)
-        product.weight_format = _FORMATS[self.format.bits]
+        product.weight_format = FORMATS[self.format.bits]
         product.scales = self._scales.data_ptr()
         product.minima = None if self._minima is None else self._minima.data_ptr()
         product.zeros = None if self._zeros is None else self._zeros.data_ptr()
@@ -74,8 +116,8 @@ class QuantizedWeight(PackedWeight):
     def codes(self, first: int = 0, last: int | None = None) -> Codes:
         """Return a copy of the codes of some rows; all by default."""
         last = self.num_rows if last is None else last
-        begin, end = first // _TILE_OUTPUTS, -(-last // _TILE_OUTPUTS)
-        within = slice(first - begin * _TILE_OUTPUTS, last - begin * _TILE_OUTPUTS)
+        begin, end = first // TILE_OUTPUTS, -(-last // TILE_OUTPUTS)
+        within = slice(first - begin * TILE_OUTPUTS, last - begin * TILE_OUTPUTS)
         found = _out_of_tiles(self._tiles[begin:end], self.format.bits)
         if self.format.bits == 8:
             found = found.view(torch.int8)
@@ -99,47 +141,51 @@ class QuantizedWeight(PackedWeight):
     def replace(self, first: int, rows: Tensor) -> None:
         """Quantize other numbers into some rows; see ``PackedWeight``."""
         rows = rows.detach()
-        codes = encode(rows if self._order is None else rows[:, self._order], self.format)
-        begin = first // _TILE_OUTPUTS
-        end = -(-(first + codes.codes.shape[0]) // _TILE_OUTPUTS)
-        first -= begin * _TILE_OUTPUTS
-        within = slice(first, first + len(codes.codes))
-        tiles = _out_of_tiles(self._tiles[begin:end], self.format.bits)
-        tiles[within, : self.num_columns] = codes.codes.view(torch.uint8)
-        self._tiles[begin:end] = _into_tiles(tiles, self.format.bits)
+        self._put(first, encode(rows if self._order is None else rows[:, self._order], self.format))
+
+    def _allocate(
+        self, format: CodeFormat, shape: tuple[int, ...], scale_dtype: torch.dtype
+    ) -> None:
+        """Allocate tiles, and the numbers of groups, shape (num_tiles, num_groups, 32)."""
+        self._native = required_library()
+        self.num_rows, self.num_columns = shape
+        self.format = format
+        num_tiles = -(-self.num_rows // TILE_OUTPUTS)
+        tile_bytes = TILE_OUTPUTS * padded_width(self.num_columns) * format.bits // 8
+        tiles = allocate_tiles(num_tiles * tile_bytes, torch.uint8)
+        self._tiles = tiles.view(num_tiles, tile_bytes)
+        if self.num_rows % TILE_OUTPUTS:
+            self._tiles[-1] = format.zero * (17 if format.bits == 4 else 1)
+        groups = (num_tiles, format.num_groups(self.num_columns), TILE_OUTPUTS)
+        self._scales = torch.zeros(groups, dtype=scale_dtype)
+        self._minima = torch.zeros_like(self._scales) if format.has_minima else None
+        self._zeros = torch.zeros(groups, dtype=torch.int8) if format.has_zeros else None
+        self._order: Tensor | None = None
+
+    def _memory(self) -> CodeTiles:
+        return CodeTiles(
+            self.num_rows,
+            self.num_columns,
+            self.format.bits,
+            self.format.group_size,
+            self.format.zero,
+            self._tiles,
+            self._scales,
+            self._minima,
+        )
+
+    def _put(self, first: int, codes: Codes) -> None:
+        """Pack codes of this format into some rows."""
+        assert codes.format == self.format, (codes.format, self.format)
+        self._memory().put_codes(first, codes.codes.view(torch.uint8))
+        outputs = torch.arange(first, first + len(codes.codes))
         for kept, given in (
             (self._scales, codes.scales),
             (self._minima, codes.minima),
             (self._zeros, codes.zeros),
         ):
             if kept is not None and given is not None:
-                numbers = _by_rows(kept[begin:end])
-                numbers[within] = given.to(kept.dtype)
-                kept[begin:end] = _tiled(numbers)
-
-    def _packed(self, codes: Tensor) -> Tensor:
-        """Return codes in tiles, packed some tiles at a time."""
-        width = padded_width(self.num_columns)
-        num_tiles = -(-self.num_rows // _TILE_OUTPUTS)
-        tile_bytes = _TILE_OUTPUTS * width * self.format.bits // 8
-        tiles = allocate_tiles(num_tiles * tile_bytes, torch.uint8).view(num_tiles, tile_bytes)
-        step = max(1, _SLICE_CODES // (_TILE_OUTPUTS * width))
-        for first in range(0, num_tiles, step):
-            rows = codes[first * _TILE_OUTPUTS : (first + step) * _TILE_OUTPUTS]
-            tiles[first : first + step] = _into_tiles(
-                self._codes_in_full_tiles(rows), self.format.bits
-            )
-        return tiles
-
-    def _codes_in_full_tiles(self, codes: Tensor) -> Tensor:
-        """Return codes as bytes, padded to whole tiles."""
-        more = (-len(codes)) % _TILE_OUTPUTS
-        width = padded_width(self.num_columns) - self.num_columns
-        return functional.pad(codes.view(torch.uint8), (0, width, 0, more), value=self.format.zero)
-
-    def _by_tiles(self, of_groups: Tensor) -> Tensor:
-        """Arrange scales by tiles, shape (num_tiles, num_groups, 32)."""
-        return _tiled(functional.pad(of_groups, (0, 0, 0, (-self.num_rows) % _TILE_OUTPUTS)))
+                kept[outputs // TILE_OUTPUTS, :, outputs % TILE_OUTPUTS] = given.to(kept.dtype)
 
 
 _INT8 = CodeFormat(bits=8, group_size=128)
@@ -160,7 +206,7 @@ class Quantization:
     """
 
     name: str
-    stored: Mapping[int, Codes] | None = None
+    stored: Mapping[int, StoredRows] | None = None
     activation_bits: int = 0
 
     @classmethod
@@ -170,16 +216,15 @@ class Quantization:
 
     def pack(self, linears: Sequence[nn.Linear], is_head: bool) -> PackedWeight:
         """Pack layers with the same input into one weight; see ``packing.Pack``."""
-        weights = [linear.weight for linear in linears]
-        if self.stored is not None and any(id(weight) not in self.stored for weight in weights):
-            return PackedWeight(weights)
-        format = _INT8 if is_head else self._format
-        codes = [
-            encode(weight.detach(), format) if self.stored is None else self.stored[id(weight)]
-            for weight in weights
-        ]
+        weights = [linear.weight.detach() for linear in linears]
         bits = 0 if is_head else self.activation_bits
-        return QuantizedWeight(joined(codes), weights[0].dtype, bits)
+        if self.stored is None:
+            return QuantizedWeight.nearest(weights, _INT8 if is_head else self._format, bits)
+        stored = [self.stored.get(id(linear.weight)) for linear in linears]
+        rows = [each for each in stored if each is not None]
+        if len(rows) < len(linears):
+            return PackedWeight(weights)
+        return QuantizedWeight.of_rows(rows, weights[0].dtype, bits)
 
     @property
     def _format(self) -> CodeFormat:
@@ -209,35 +254,28 @@ def unstack(model: nn.Module) -> None:
             layer.first_row = 0
 
 
-def _into_tiles(codes: Tensor, bits: int) -> Tensor:
-    """Arrange bytes (num_rows, num_inputs), multiples of 32, as (num_tiles, bytes of a tile)."""
-    tiles = codes.shape[0] // _TILE_OUTPUTS
-    if bits == 8:
-        pairs = codes.view(tiles, _TILE_OUTPUTS, -1, 2)
-        return pairs.transpose(1, 2).reshape(tiles, -1)
-    # Inputs 8 * step + 2 * nibble + place: nibbles of a word of two bytes.
-    words = codes.view(tiles, _TILE_OUTPUTS, -1, 2, 2, 2)
-    packed = words[..., 0, :] | words[..., 1, :] << 4  # (tile, output, step, byte, place)
-    return packed.permute(0, 2, 1, 4, 3).reshape(tiles, -1)
+def _shape(part: StoredRows) -> tuple[int, int]:
+    if isinstance(part, BlockRows):
+        return part.num_rows, part.num_columns
+    return part.codes.shape[0], part.codes.shape[1]
+
+
+def _scale_dtype(part: StoredRows) -> torch.dtype:
+    return part.scale_dtype if isinstance(part, BlockRows) else part.scales.dtype
 
 
 def _out_of_tiles(tiles: Tensor, bits: int) -> Tensor:
-    """Undo ``_into_tiles``."""
+    """Return the bytes of tiles by rows, multiples of 32; 4 bits have a byte each."""
     count = tiles.shape[0]
     if bits == 8:
-        rows = tiles.view(count, -1, _TILE_OUTPUTS, 2).transpose(1, 2)
-        return rows.reshape(count * _TILE_OUTPUTS, -1)
-    packed = tiles.view(count, -1, _TILE_OUTPUTS, 2, 2).permute(0, 2, 1, 4, 3)
+        rows = tiles.view(count, -1, TILE_OUTPUTS, 2).transpose(1, 2)
+        return rows.reshape(count * TILE_OUTPUTS, -1)
+    # Inputs 8 * step + 2 * nibble + place: nibbles of a word of two bytes.
+    packed = tiles.view(count, -1, TILE_OUTPUTS, 2, 2).permute(0, 2, 1, 4, 3)
     words = torch.stack((packed & 15, packed >> 4), dim=-2)
-    return words.reshape(count * _TILE_OUTPUTS, -1)
-
-
-def _tiled(of_groups: Tensor) -> Tensor:
-    """Arrange numbers of groups, shape (num_rows, num_groups), by tiles."""
-    tiles = of_groups.view(-1, _TILE_OUTPUTS, of_groups.shape[1])
-    return tiles.transpose(1, 2).contiguous()
+    return words.reshape(count * TILE_OUTPUTS, -1)
 
 
 def _by_rows(tiled: Tensor) -> Tensor:
-    """Undo ``_tiled``."""
+    """Return the numbers of groups by rows, shape (num_rows, num_groups)."""
     return tiled.transpose(1, 2).reshape(-1, tiled.shape[1])

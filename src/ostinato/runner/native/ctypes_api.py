@@ -145,6 +145,7 @@ def declare(native: ctypes.CDLL) -> None:
         "ost_ops_lora": (pointer,),
         "ost_ops_product": (pointer,),
         "ost_pack": (pointer,),
+        "ost_pack_codes": (pointer,),
         "ost_sample": (pointer,),
         "ost_unpack": (pointer,),
     }.items():

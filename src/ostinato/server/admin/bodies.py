@@ -3,9 +3,9 @@
 from pydantic import Field, model_validator
 
 from ostinato.engine.requests.prompts import Prompt, PromptDict, TokenIds
+from ostinato.protocol.body import Body, Items
+from ostinato.protocol.chat import ChatMessage
 from ostinato.server.prompting import sender
-from ostinato.server.protocol.body import Body, Items
-from ostinato.server.protocol.chat import ChatMessage
 from ostinato.server.state import ServerState
 from ostinato.tenants.terms import LeaseTerms
 

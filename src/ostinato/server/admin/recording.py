@@ -9,9 +9,9 @@ from pathlib import Path
 from fastapi import APIRouter
 from pydantic import Field
 
+from ostinato.protocol.body import Body
 from ostinato.server.access.callers import ADMIN_ONLY
 from ostinato.server.errors import ApiError
-from ostinato.server.protocol.body import Body
 from ostinato.server.state import StateDep
 
 router = APIRouter(prefix="/admin", tags=["administration"], dependencies=ADMIN_ONLY)
@@ -33,7 +33,9 @@ async def start_recording(body: RecordBody, state: StateDep) -> dict[str, str]:
         ApiError: The server was started without a folder for traces (409).
     """
     if state.config.traces_folder is None:
-        raise ApiError(409, "this server has no folder for traces: start it with --traces FOLDER")
+        raise ApiError(
+            409, "this server has no folder for traces: start it with --traces-folder FOLDER"
+        )
     path = await state.llm.start_recording(Path(state.config.traces_folder) / body.name)
     return {"path": str(path)}
 

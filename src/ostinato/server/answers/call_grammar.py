@@ -1,23 +1,74 @@
-"""The grammar for a response format or a tool format."""
+"""Sampling parameters of a body, with the grammar for its response format and its tools."""
 
 import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 from ostinato.engine.grammar.grammar import JSON_WHITE_SPACE
 from ostinato.engine.grammar.structured_outputs import StructuredOutputs
 from ostinato.engine.requests.sampling_params import SamplingParams
 from ostinato.errors import InvalidSamplingParams
+from ostinato.protocol.conversation import Tool, ToolUse
+from ostinato.protocol.sampling import Form
 from ostinato.server.answers.answer_formats import AnswerFormats
-from ostinato.server.answers.tools import Tool, ToolUse
 
 _MOST_CALLS = 16
 """Most parallel calls where a call is required: a model could go on forever."""
 
 _SPACING = {"x-guidance": {"whitespace_pattern": JSON_WHITE_SPACE}}
 """Options for ``llguidance``, as in structured outputs."""
+
+
+class SampledBody(Protocol):
+    """A request body that says how its answer is sampled."""
+
+    def sampler(self) -> dict[str, Any]:
+        """Return the keywords of ``SamplingParams``."""
+        ...
+
+    def form(self) -> Form | None:
+        """Return the structured output of the whole answer."""
+        ...
+
+
+class ChatBody(SampledBody, Protocol):
+    """A body with tools, whose answers may have a format."""
+
+    ANSWER_FIELD: ClassVar[str]
+
+    def answer_form(self) -> Form | None:
+        """Return the format of an answer without calls."""
+        ...
+
+    def tool_use(self) -> ToolUse:
+        """Return which tools may be called, and how."""
+        ...
+
+
+def sampling_params(body: SampledBody) -> SamplingParams:
+    """Return the sampling parameters of a body.
+
+    Raises:
+        InvalidSamplingParams: A value is out of range.
+    """
+    return SamplingParams(**body.sampler(), structured_outputs=_structured(body.form()))
+
+
+def chat_params(body: ChatBody, formats: AnswerFormats) -> SamplingParams:
+    """Return the sampling parameters of a chat; calls are written in the model's format.
+
+    Raises:
+        InvalidSamplingParams: A value is out of range.
+        RequestError: The tools contradict each other.
+    """
+    params, answer = sampling_params(body), _structured(body.answer_form())
+    return constrain(params, answer, body.tool_use(), formats, body.ANSWER_FIELD)
+
+
+def _structured(form: Form | None) -> StructuredOutputs | None:
+    return None if form is None else StructuredOutputs(**form)
 
 
 def constrain(
@@ -47,7 +98,13 @@ def constrain(
             f"structured_outputs constrains the whole answer: leave out {field}, and leave "
             "tool_choice at auto"
         )
-    return replace(params, structured_outputs=form, stop=(*params.stop, *use.stops(formats)))
+    return replace(params, structured_outputs=form, stop=(*params.stop, *_stops(use, formats)))
+
+
+def _stops(use: ToolUse, formats: AnswerFormats) -> tuple[str, ...]:
+    """Return strings that end the text because no second call may follow."""
+    is_single = use.tools and not use.is_parallel and use.choice == "auto"
+    return (formats.tools.closes,) if is_single and formats.tools.closes else ()
 
 
 def _form_of(

@@ -18,13 +18,9 @@ a tool                one call of it that fits its schema
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-from ostinato.server.answers.answer_formats import AnswerFormats
-from ostinato.server.errors import ApiError
-
-Message = dict[str, Any]
+from ostinato.protocol.conversation import Message, ToolUse
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 
@@ -36,85 +32,6 @@ To call one, answer with its name and its arguments as JSON between tags:
 <tool_call>
 {{"name": <name>, "arguments": <object that fits "parameters">}}
 </tool_call>"""
-
-
-@dataclass(frozen=True, slots=True)
-class Tool:
-    """One function that the client offers.
-
-    Attributes:
-        name: Its name.
-        description: Description for the model.
-        parameters: JSON schema of its arguments.
-        is_strict: Whether optional calls must match the schema.
-    """
-
-    name: str
-    description: str = ""
-    parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object"})
-    is_strict: bool = False
-
-    def describe(self) -> dict[str, Any]:
-        """Return it for chat templates."""
-        function = {"name": self.name, "description": self.description}
-        return {"type": "function", "function": {**function, "parameters": dict(self.parameters)}}
-
-
-@dataclass(frozen=True, slots=True)
-class ToolUse:
-    """The tools of a request.
-
-    Attributes:
-        tools: The tools offered; may be empty.
-        choice: Which calls are allowed or required.
-        only: The one tool that must be called, with the choice ``required``.
-        is_parallel: Whether several calls at once are allowed.
-    """
-
-    tools: tuple[Tool, ...] = ()
-    choice: Literal["auto", "required"] = "auto"
-    only: str | None = None
-    is_parallel: bool = True
-
-    def stops(self, formats: AnswerFormats) -> tuple[str, ...]:
-        """Return strings that end the text because no second call may follow."""
-        is_single = self.tools and not self.is_parallel and self.choice == "auto"
-        return (formats.tools.closes,) if is_single and formats.tools.closes else ()
-
-
-NO_TOOLS = ToolUse()
-
-
-def use_tools(
-    tools: Sequence[Tool], choice: str, only: str | None = None, is_parallel: bool = True
-) -> ToolUse:
-    """Settle which tools a request may call, and how.
-
-    Args:
-        tools: The tools offered.
-        choice: ``none``, ``auto`` or ``required``.
-        only: The one tool that must be called.
-        is_parallel: Whether several may be called at once.
-
-    Raises:
-        ApiError: Two tools share a name, the named one is not offered, or none is offered where
-            one must be called.
-    """
-    names = [tool.name for tool in tools]
-    for name in names:
-        if names.count(name) > 1:
-            raise _refusal(f"tools offers {name!r:.80} twice: rename one of them", "tools")
-    if only is not None and only not in names:
-        offered = ", ".join(names) or "none"
-        raise _refusal(f"tool_choice names {only!r:.80}: offered are {offered}", "tool_choice")
-    if choice == "required" and not tools:
-        raise _refusal("tool_choice requires a call, and tools offers nothing", "tool_choice")
-    if choice == "none" or not tools:
-        return NO_TOOLS
-    is_single = only is not None or not is_parallel
-    return ToolUse(
-        tuple(tools), "required" if choice == "required" else "auto", only, not is_single
-    )
 
 
 def describe_tools(messages: Sequence[Message], use: ToolUse) -> list[Message]:
@@ -178,22 +95,6 @@ def text_of(content: Any) -> str:
     return "".join(part.get("text") or "" for part in content)
 
 
-def add_call(messages: list[Message], call_id: str, name: str, arguments: str) -> None:
-    """Append a call to the assistant's message."""
-    if not messages or messages[-1]["role"] != "assistant":
-        messages.append({"role": "assistant", "content": ""})
-    function = {"name": name, "arguments": arguments}
-    call = {"id": call_id, "type": "function", "function": function}
-    last = messages[-1]
-    messages[-1] = {**last, "tool_calls": [*last.get("tool_calls", ()), call]}
-
-
-def add_reasoning(message: Message, reasoning: str | None) -> None:
-    """Add reasoning to the assistant's message, under each name that templates use."""
-    if reasoning:
-        message |= dict.fromkeys(("reasoning_content", "reasoning", "thinking"), reasoning)
-
-
 def _without_calls(message: Message) -> Message:
     """Write a message's calls or result as text."""
     if message["role"] == "tool":
@@ -240,7 +141,3 @@ def _with_text(call: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)
     return {**call, "type": "function", "function": {**call["function"], "arguments": arguments}}
-
-
-def _refusal(message: str, param: str) -> ApiError:
-    return ApiError(400, message, param=param, code="invalid_value")

@@ -16,8 +16,8 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
 from ostinato.engine.ledger.continuation import TurnReport
+from ostinato.protocol.dialects import Dialect, unused_fields
 from ostinato.server.errors import ApiError
-from ostinato.server.protocol.dialects import Dialect, unused_fields
 from ostinato.server.state import ServerState
 
 HEADERS = {

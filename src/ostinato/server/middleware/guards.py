@@ -118,7 +118,7 @@ class BodyGuard:
             raise ApiError(
                 429,
                 f"the bodies of this key's unfinished requests have more than {most} bytes: wait "
-                "until some of them have ended, or raise --max-tenant-bodies",
+                "until some of them have ended, or raise --max-tenant-body-bytes",
                 kind="rate_limit_error",
                 code="too_many_bytes",
                 headers={"Retry-After": "1"},

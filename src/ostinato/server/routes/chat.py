@@ -1,19 +1,31 @@
 """``/v1/chat/completions``."""
 
 import time
-import uuid
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
-from ostinato.engine.prompts.chat import sections_of
 from ostinato.engine.requests.outputs import RequestOutput
-from ostinato.server.access.callers import Caller, CallerDep
+from ostinato.protocol.answers import (
+    AnswerMessage,
+    ChatChoice,
+    ChatChunk,
+    ChatCompletion,
+    ChatDelta,
+    ChunkChoice,
+    Head,
+    ToolCallBody,
+    UsageBody,
+)
+from ostinato.protocol.chat import ChatBody
+from ostinato.protocol.dialects import CHAT
+from ostinato.protocol.logprobs import chat_logprobs, prompt_logprobs
+from ostinato.server.access.callers import CallerDep
 from ostinato.server.answers.answer_parser import (
+    AnswerParser,
     ArgumentsPiece,
     CallStart,
     ParsedAnswer,
@@ -23,17 +35,13 @@ from ostinato.server.answers.answer_parser import (
     ToolCall,
     parse_answer,
 )
-from ostinato.server.call import GenerateCall
-from ostinato.server.middleware.fields import DialectRoute, accept_fields, show_report
-from ostinato.server.prompting import AnswerReader, note_turn, read_with, render_chat, rendered
-from ostinato.server.protocol.answers import ChatCompletion, Usage
-from ostinato.server.protocol.chat import ChatBody
-from ostinato.server.protocol.dialects import CHAT
-from ostinato.server.protocol.logprobs import chat_logprobs, prompt_logprobs
-from ostinato.server.routes.models import adapter_of
-from ostinato.server.serving import check_room, last_output, serve
-from ostinato.server.state import ServerState, StateDep
-from ostinato.server.streaming import DONE, Delta, Deltas, begin, event, until_gone
+from ostinato.server.answers.call_grammar import chat_params
+from ostinato.server.generation import ChatAnswer, add_prompt, open_call, respond_to_chat
+from ostinato.server.middleware.fields import DialectRoute, accept_fields
+from ostinato.server.serving import check_room
+from ostinato.server.state import StateDep
+from ostinato.server.streaming import DONE, Delta, event
+from ostinato.server.usage import Usage
 
 ENDPOINT = "/v1/chat/completions"
 
@@ -44,154 +52,138 @@ router = APIRouter(tags=["chat"], route_class=DialectRoute)
 async def chat(body: ChatBody, request: Request, state: StateDep, caller: CallerDep) -> Response:
     """Continue a conversation, in one response or as a stream of server-sent events."""
     accept_fields(request, state, CHAT, body)
-    messages = [message.rendered() for message in body.messages]
-    call = GenerateCall(
-        endpoint=ENDPOINT,
-        adapter=adapter_of(state, body.model),
-        params=body.params(state.formats),
-        priority=body.priority,
-        user=body.acts_for,
-        sections=sections_of(messages),
-        request_id=f"chatcmpl-{uuid.uuid4().hex}",
-        **body.cache_settings(),
-    )
+    call = open_call(state, body, ENDPOINT, "chatcmpl-", chat_params(body, state.formats))
     check_room(state, caller, [call])  # before any work on the prompt
-    whose, tokens = await render_chat(state, caller, body, messages, call.adapter)
-    show_report(request, whose.report)
-    reader = await read_with(state, tokens, body.tool_use(), body.add_generation_prompt)
-    params = reader.settle(call.params)
-    call = replace(call, params=params, **rendered(whose, tokens))
-    answer = Answer(state, body, caller, call, reader)
-    if body.stream:
-        return await begin(request, answer.events())
-    return JSONResponse(await until_gone(request, answer.whole()))
+    messages = [message.rendered() for message in body.messages]
+    chat = await add_prompt(state, caller, body, call, messages, body.add_generation_prompt)
+    return await respond_to_chat(request, OpenAIAnswer(chat), body.stream)
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The response to one call."""
+@dataclass(slots=True)
+class OpenAIAnswer(ChatAnswer[ChatBody]):
+    """The answer as chat completions; each streamed choice begins with its role."""
 
-    state: ServerState
-    body: ChatBody
-    caller: Caller
-    call: GenerateCall
-    reader: AnswerReader
     created: int = field(default_factory=lambda: int(time.time()))
+    _parsers: list[AnswerParser] = field(init=False)
+    _answers: list[ParsedAnswer] = field(init=False)
 
-    async def whole(self) -> dict[str, Any]:
+    def __post_init__(self) -> None:
+        """Parse each continuation by itself."""
+        self._parsers = [self.chat.reader.parser() for _ in range(self.chat.body.n)]
+        self._answers = [ParsedAnswer() for _ in self._parsers]
+
+    def body_of(self, parts: Sequence[Delta]) -> ChatCompletion:
         """Return the complete response."""
-        last = await last_output(self.state, self.caller, self.call)
-        deltas = list(Deltas().take(last))
-        answers = [parse_answer(delta.text, self.reader.parser()) for delta in deltas]
-        for pair in zip(last.outputs, answers, strict=True):
-            note_turn(self.state, self.call, self.reader, *pair)
-        choices = [self._choice(*pair) for pair in zip(deltas, answers, strict=True)]
-        usage = self._usage(last, answers)
-        ids = {"prompt_token_ids": last.prompt_token_ids} if self.body.return_token_ids else {}
-        scored = prompt_logprobs(last.prompt_logprobs)
-        return {**self._head("chat.completion", choices), **ids, **scored, "usage": usage}
+        body, last = self.chat.body, self.last
+        assert last is not None
+        answers = [parse_answer(part.text, self._parsers[part.index]) for part in parts]
+        self._answers = answers
+        whole = ChatCompletion(
+            **self._head(),
+            object="chat.completion",
+            choices=[self._choice(*pair) for pair in zip(parts, answers, strict=True)],
+            usage=self._usage(last, answers),
+        )
+        if body.return_token_ids:
+            whole["prompt_token_ids"] = last.prompt_token_ids
+        if last.prompt_logprobs is not None:
+            whole["prompt_logprobs"] = prompt_logprobs(last.prompt_logprobs)
+        return whole
 
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        """Stream the response; each choice begins with its role."""
-        deltas, last = Deltas(), None
-        parsers = [self.reader.parser() for _ in range(self.body.n)]
-        answers = [ParsedAnswer() for _ in range(self.body.n)]
-        async with aclosing(serve(self.state, self.caller, self.call)) as outputs:
-            async for output in outputs:
-                last, chunks = output, list[dict[str, Any]]()
-                for delta in deltas.take(output):
-                    pieces = parsers[delta.index].feed(delta.text, delta.is_last)
-                    for piece in pieces:
-                        answers[delta.index].add(piece)
-                    if delta.finish_reason is not None:
-                        whole = output.outputs[delta.index]
-                        note_turn(self.state, self.call, self.reader, whole, answers[delta.index])
-                    if not delta.is_later:
-                        opening = {"role": "assistant", "content": ""}
-                        chunks.append(self._chunk(delta.index, opening))
-                    chunks += self._chunks(delta, pieces, answers[delta.index].has_calls)
-                usage = self._usage_so_far(output)
-                if chunks:  # the output of one step is sent in one piece
-                    yield b"".join([event(chunk | usage) for chunk in chunks])
-        end = DONE
-        if self.body.include_usage and last is not None:
-            head = self._head("chat.completion.chunk", [])
-            end = event({**head, "usage": self._usage(last, answers)}) + DONE
-        yield end
+    def parsed(self, index: int) -> ParsedAnswer:
+        """Return what was parsed of a choice so far."""
+        return self._answers[index]
 
-    def _usage_so_far(self, output: RequestOutput) -> dict[str, Any]:
-        return self.body.usage_so_far(lambda: Usage.of([output]).as_openai())
+    def added(self, delta: Delta) -> Iterable[bytes]:
+        """Return the chunks of the new part of a choice."""
+        pieces = self._parsers[delta.index].feed(delta.text, delta.is_last)
+        answer = self._answers[delta.index]
+        for piece in pieces:
+            answer.add(piece)
+        chunks = [*self._chunks(delta, pieces, answer.has_calls)]
+        if self.chat.body.return_token_ids and chunks:
+            chunks[0]["token_ids"] = delta.token_ids
+        if not delta.is_later:
+            opening = ChatDelta(role="assistant", content="")
+            chunks.insert(0, _chunk(delta.index, opening))
+        return [self._event([chunk]) for chunk in chunks]
 
-    def _usage(self, output: RequestOutput, answers: Sequence[ParsedAnswer]) -> dict[str, Any]:
-        reasoning = None
-        if self.reader.formats.reasoning is not None:
+    def closing(self) -> bytes:
+        """Return the token counts, if requested, and the end of the stream."""
+        if not self.chat.body.include_usage or self.last is None:
+            return DONE
+        return self._event([], self._usage(self.last, self._answers)) + DONE
+
+    def _event(self, choices: list[ChunkChoice], usage: UsageBody | None = None) -> bytes:
+        body, last = self.chat.body, self.last
+        chunk = ChatChunk(**self._head(), object="chat.completion.chunk", choices=choices)
+        if usage is None and body.has_running_usage and last is not None:
+            usage = Usage.of([last]).as_openai()
+        if body.include_usage:
+            chunk["usage"] = usage
+        return event(chunk)
+
+    def _usage(self, output: RequestOutput, answers: Sequence[ParsedAnswer]) -> UsageBody:
+        reader, reasoning = self.chat.reader, None
+        if reader.formats.reasoning is not None:
             pairs = zip(output.outputs, answers, strict=True)
-            reasoning = sum(self.reader.num_reasoning_tokens(o.token_ids, a) for o, a in pairs)
-        return Usage.of([output]).as_openai(self.call.num_retained_tokens, reasoning)
+            reasoning = sum(reader.num_reasoning_tokens(o.token_ids, a) for o, a in pairs)
+        return Usage.of([output]).as_openai(self.chat.call.num_retained_tokens, reasoning)
 
-    def _choice(self, delta: Delta, answer: ParsedAnswer) -> dict[str, Any]:
-        text, calls = answer.text, answer.calls
-        message: dict[str, Any] = {"role": "assistant", "content": text or None if calls else text}
-        if answer.reasoning and self.body.include_reasoning:
+    def _choice(self, part: Delta, answer: ParsedAnswer) -> ChatChoice:
+        body, text, calls = self.chat.body, answer.text, answer.calls
+        content = text or None if calls else text
+        message = AnswerMessage(role="assistant", content=content, refusal=None)
+        if answer.reasoning and body.include_reasoning:
             message["reasoning"] = answer.reasoning
         if calls:
             message["tool_calls"] = [_call(call) for call in calls]
-        return {
-            "index": delta.index,
-            "message": {**message, "refusal": None},
-            "logprobs": self._logprobs(delta),
-            "finish_reason": _finish_reason(delta, bool(calls)),
-            **({"token_ids": delta.token_ids} if self.body.return_token_ids else {}),
-        }
+        choice = ChatChoice(
+            index=part.index,
+            message=message,
+            logprobs=self._logprobs(part),
+            finish_reason=_finish_reason(part, bool(calls)),
+        )
+        if body.return_token_ids:
+            choice["token_ids"] = part.token_ids
+        return choice
 
     def _chunks(
         self, delta: Delta, pieces: Sequence[Piece], has_calls: bool
-    ) -> list[dict[str, Any]]:
-        """Return the chunks of new reasoning, text and calls, and the finish reason."""
-        chunks, logprobs = [], self._logprobs(delta)
-        if not self.body.include_reasoning:
+    ) -> Iterator[ChunkChoice]:
+        """Yield the chunks of new reasoning, text and calls, and of the finish reason."""
+        logprobs = self._logprobs(delta)
+        if not self.chat.body.include_reasoning:
             pieces = [piece for piece in pieces if not isinstance(piece, ReasoningPiece)]
         if logprobs is not None and not pieces:
             pieces = [TextPiece("")]
         for piece in pieces:
-            chunks.append(self._chunk(delta.index, _added(piece), logprobs))
+            yield _chunk(delta.index, _added(piece), logprobs)
             logprobs = None
-        if delta.finish_reason is not None:
-            reason = _finish_reason(delta, has_calls)
-            chunks.append(self._chunk(delta.index, {}, None, reason))
-        if self.body.return_token_ids and chunks:
-            chunks[0]["choices"][0]["token_ids"] = delta.token_ids
-        return chunks
-
-    def _chunk(
-        self,
-        index: int,
-        delta: dict[str, Any],
-        logprobs: dict[str, Any] | None = None,
-        finish_reason: str | None = None,
-    ) -> dict[str, Any]:
-        choice = {
-            "index": index,
-            "delta": delta,
-            "logprobs": logprobs,
-            "finish_reason": finish_reason,
-        }
-        return self._head("chat.completion.chunk", [choice])
+        if delta.is_last:
+            yield _chunk(delta.index, {}, None, _finish_reason(delta, has_calls))
 
     def _logprobs(self, delta: Delta) -> dict[str, Any] | None:
         if delta.logprobs is None:
             return None
-        return chat_logprobs(delta.logprobs, self.body.top_logprobs or 0)
+        return chat_logprobs(delta.logprobs, self.chat.body.top_logprobs or 0)
 
-    def _head(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {
-            "id": self.call.request_id,
-            "object": kind,
-            "created": self.created,
-            "model": self.body.model,
-            "system_fingerprint": self.state.fingerprint,
-            "choices": choices,
-        }
+    def _head(self) -> Head:
+        return Head(
+            id=self.chat.call.request_id,
+            created=self.created,
+            model=self.chat.body.model,
+            system_fingerprint=self.chat.state.fingerprint,
+        )
+
+
+def _chunk(
+    index: int,
+    delta: ChatDelta,
+    logprobs: dict[str, Any] | None = None,
+    finish_reason: str | None = None,
+) -> ChunkChoice:
+    return ChunkChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=finish_reason)
 
 
 def _finish_reason(delta: Delta, has_calls: bool) -> str | None:
@@ -199,12 +191,15 @@ def _finish_reason(delta: Delta, has_calls: bool) -> str | None:
     return "tool_calls" if has_calls and delta.finish_reason == "stop" else delta.finish_reason
 
 
-def _call(call: ToolCall) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"id": call.call_id, "type": "function", "function": function}
+def _call(call: ToolCall) -> ToolCallBody:
+    return ToolCallBody(
+        id=call.call_id,
+        type="function",
+        function={"name": call.name, "arguments": call.arguments},
+    )
 
 
-def _added(piece: Piece) -> dict[str, Any]:
+def _added(piece: Piece) -> ChatDelta:
     """Return a piece of an answer as OpenAI's ``delta``."""
     match piece:
         case TextPiece():
@@ -212,8 +207,7 @@ def _added(piece: Piece) -> dict[str, Any]:
         case ReasoningPiece():
             return {"reasoning": piece.text}
         case CallStart():
-            call = {**_call(ToolCall(piece.call_id, piece.name, "")), "index": piece.index}
-            return {"tool_calls": [call]}
+            call = _call(ToolCall(piece.call_id, piece.name, ""))
+            return {"tool_calls": [{**call, "index": piece.index}]}
         case ArgumentsPiece():
-            call = {"index": piece.index, "function": {"arguments": piece.text}}
-            return {"tool_calls": [call]}
+            return {"tool_calls": [{"index": piece.index, "function": {"arguments": piece.text}}]}

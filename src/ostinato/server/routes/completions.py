@@ -2,32 +2,29 @@
 
 import asyncio
 import time
-import uuid
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from ostinato.engine.api.async_llm import AsyncLLM
 from ostinato.engine.requests.outputs import RequestOutput
+from ostinato.protocol.answers import Completion, CompletionChoice, UsageBody
+from ostinato.protocol.completions import CompletionBody
+from ostinato.protocol.dialects import COMPLETIONS
+from ostinato.protocol.logprobs import Positions, completion_logprobs, prompt_logprobs
 from ostinato.server.access.callers import Caller, CallerDep
+from ostinato.server.answers.call_grammar import sampling_params
 from ostinato.server.call import GenerateCall
+from ostinato.server.generation import open_call, respond
 from ostinato.server.middleware.fields import DialectRoute, accept_fields
-from ostinato.server.protocol.answers import Completion, Usage
-from ostinato.server.protocol.completions import CompletionBody
-from ostinato.server.protocol.dialects import COMPLETIONS
-from ostinato.server.protocol.logprobs import (
-    Positions,
-    completion_logprobs,
-    prompt_logprobs,
-)
-from ostinato.server.routes.models import adapter_of
 from ostinato.server.serving import check_room, serve
 from ostinato.server.state import ServerState, StateDep
-from ostinato.server.streaming import DONE, Delta, Deltas, begin, event, until_gone
+from ostinato.server.streaming import DONE, Delta, Deltas, event
+from ostinato.server.usage import Usage
 
 ENDPOINT = "/v1/completions"
 
@@ -40,80 +37,75 @@ async def complete(
 ) -> Response:
     """Continue prompts, in one response or as a stream of server-sent events."""
     accept_fields(request, state, COMPLETIONS, body)
-    adapter = adapter_of(state, body.model)
-    answer = Answer(state, body, caller, adapter)
+    call = open_call(state, body, ENDPOINT, "cmpl-", sampling_params(body))
+    answer = CompletionAnswer(state, caller, body, call)
     check_room(state, caller, answer.calls)
-    if body.stream:
-        return await begin(request, answer.events())
-    return JSONResponse(await until_gone(request, answer.whole()))
+    return await respond(request, answer, body.stream)
 
 
 @dataclass(slots=True)
-class Answer:
-    """The response to one call, which may have many prompts.
+class CompletionAnswer:
+    """The answer to one request, which may have many prompts.
 
     Continuation j of prompt i is choice ``i * n + j``.
+
+    Attributes:
+        call: The call to the engine, without a prompt.
+        calls: One for each prompt.
+        last: The newest output of each prompt, by its number.
     """
 
     state: ServerState
-    body: CompletionBody
     caller: Caller
-    adapter: str
-    name: str = field(default_factory=lambda: f"cmpl-{uuid.uuid4().hex}")
+    body: CompletionBody
+    call: GenerateCall
     created: int = field(default_factory=lambda: int(time.time()))
     calls: list[GenerateCall] = field(init=False)
+    last: dict[int, RequestOutput] = field(default_factory=dict)
     _deltas: dict[int, Deltas] = field(default_factory=dict)
     _echoes: "dict[int, Echo]" = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Make one engine call per prompt; none is started yet."""
-        params = self.body.params()
         self.calls = [
-            GenerateCall(
-                endpoint=ENDPOINT,
-                adapter=self.adapter,
-                params=params,
+            replace(
+                self.call,
                 text=prompt if isinstance(prompt, str) else None,
                 token_ids=None if isinstance(prompt, str) else prompt,
-                priority=self.body.priority,
-                user=self.body.acts_for,
-                request_id=f"{self.name}-{number}",
-                **self.body.cache_settings(),
+                request_id=f"{self.call.request_id}-{number}",
+                num_retained_tokens=[],
             )
             for number, prompt in enumerate(self.body.prompts)
         ]
 
-    async def whole(self) -> dict[str, Any]:
-        """Return the complete response."""
-        outputs = {number: output async for number, output in self._outputs()}
-        choices = [
-            choice for number in sorted(outputs) for choice in await self._added(number, outputs)
-        ]
-        return {**self._head(choices), "usage": self._usage(outputs)}
-
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        """Stream the response."""
-        outputs: dict[int, RequestOutput] = {}
-        async with aclosing(self._outputs()) as stream:
-            async for number, output in stream:
-                outputs[number] = output
-                choices = await self._added(number, outputs)
-                usage = self.body.usage_so_far(lambda: self._usage(outputs))
-                if choices:  # the output of one step is sent in one piece
-                    yield b"".join([event(self._head([choice]) | usage) for choice in choices])
-        end = DONE
-        if self.body.include_usage:
-            end = event({**self._head([]), "usage": self._usage(outputs)}) + DONE
-        yield end
-
-    def _outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+    def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+        """Yield the outputs of all prompts, each with the prompt's number."""
         return merge([serve(self.state, self.caller, call) for call in self.calls])
 
-    async def _added(
-        self, number: int, outputs: Mapping[int, RequestOutput]
-    ) -> list[dict[str, Any]]:
+    async def take(self, output: tuple[int, RequestOutput]) -> Sequence[bytes]:
+        """Return the events of what an output adds."""
+        number, self.last[output[0]] = output
+        choices = await self._added(number)
+        usage = self._usage() if self.body.has_running_usage and choices else None
+        return [self._event([choice], usage) for choice in choices]
+
+    def closing(self) -> bytes:
+        """Return the token counts, if requested, and the end of the stream."""
+        return self._event([], self._usage()) + DONE if self.body.include_usage else DONE
+
+    async def whole(self) -> Completion:
+        """Return the complete response."""
+        async with aclosing(self.outputs()) as outputs:
+            async for number, output in outputs:
+                self.last[number] = output
+        choices = [choice for number in sorted(self.last) for choice in await self._added(number)]
+        completion = self._head(choices)
+        completion["usage"] = self._usage()
+        return completion
+
+    async def _added(self, number: int) -> list[CompletionChoice]:
         """Return the changed choices of a prompt, with the new part only."""
-        output = outputs[number]
+        output = self.last[number]
         if number not in self._echoes:
             is_alone = self.body.max_tokens == 0
             self._echoes[number] = (
@@ -121,34 +113,39 @@ class Answer:
             )
         echo, deltas = self._echoes[number], self._deltas.setdefault(number, Deltas())
         first = number * self.body.n
-        return [
-            {**echo.choice(delta, first + delta.index), **self._more(output, delta)}
-            for delta in deltas.take(output)
-        ]
+        return [self._choice(echo, first, output, delta) for delta in deltas.take(output)]
 
-    def _more(self, output: RequestOutput, delta: Delta) -> dict[str, Any]:
-        """Return the fields that vLLM adds to a choice on request."""
-        more: dict[str, Any] = {}
+    def _choice(
+        self, echo: "Echo", first: int, output: RequestOutput, delta: Delta
+    ) -> CompletionChoice:
+        """Return a choice, with the fields that vLLM adds on request."""
+        choice = echo.choice(delta, first + delta.index)
         if self.body.return_token_ids:
-            more["token_ids"] = delta.token_ids
+            choice["token_ids"] = delta.token_ids
             if not delta.is_later:
-                more["prompt_token_ids"] = output.prompt_token_ids
-        if self.body.prompt_logprobs is not None:
-            more |= prompt_logprobs(output.prompt_logprobs)
-        return more
+                choice["prompt_token_ids"] = output.prompt_token_ids
+        if self.body.prompt_logprobs is not None and output.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
+        return choice
 
-    def _head(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {
-            "id": self.name,
-            "object": "text_completion",
-            "created": self.created,
-            "model": self.body.model,
-            "system_fingerprint": self.state.fingerprint,
-            "choices": choices,
-        }
+    def _event(self, choices: list[CompletionChoice], usage: UsageBody | None) -> bytes:
+        chunk = self._head(choices)
+        if self.body.include_usage:
+            chunk["usage"] = usage
+        return event(chunk)
 
-    def _usage(self, outputs: Mapping[int, RequestOutput]) -> dict[str, Any]:
-        usage = Usage.of(outputs.values())
+    def _head(self, choices: list[CompletionChoice]) -> Completion:
+        return Completion(
+            id=self.call.request_id,
+            object="text_completion",
+            created=self.created,
+            model=self.body.model,
+            system_fingerprint=self.state.fingerprint,
+            choices=choices,
+        )
+
+    def _usage(self) -> UsageBody:
+        usage = Usage.of(self.last.values())
         if self.body.max_tokens == 0:  # the generated token is dropped
             usage = replace(usage, num_completion_tokens=0)
         return usage.as_openai([kept for call in self.calls for kept in call.num_retained_tokens])
@@ -183,15 +180,15 @@ class Echo:
         first = await llm.decode(ids[:1]) if scored else ""
         return cls(text, first, output.prompt_logprobs, is_alone)
 
-    def choice(self, delta: Delta, index: int) -> dict[str, Any]:
+    def choice(self, delta: Delta, index: int) -> CompletionChoice:
         """Return the new part of one choice, with the prompt before its first piece."""
         text = "" if self.is_alone else delta.text
-        return {
-            "index": index,
-            "text": text if delta.is_later else self.text + text,
-            "logprobs": self._logprobs(delta),
-            "finish_reason": delta.finish_reason,
-        }
+        return CompletionChoice(
+            index=index,
+            text=text if delta.is_later else self.text + text,
+            logprobs=self._logprobs(delta),
+            finish_reason=delta.finish_reason,
+        )
 
     def _logprobs(self, delta: Delta) -> dict[str, Any] | None:
         if delta.logprobs is None:

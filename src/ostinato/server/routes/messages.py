@@ -10,18 +10,18 @@ Events of a stream::
 """
 
 import json
-import uuid
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
-from ostinato.engine.prompts.chat import sections_of
 from ostinato.engine.requests.outputs import RequestOutput
-from ostinato.server.access.callers import Caller, CallerDep
+from ostinato.protocol.answers import Counted, MessageBody, MessageUsage, StopReason
+from ostinato.protocol.dialects import MESSAGES
+from ostinato.protocol.messages import CountBody, MessagesBody
+from ostinato.server.access.callers import CallerDep
 from ostinato.server.answers.answer_parser import (
     AnswerParser,
     ArgumentsPiece,
@@ -32,17 +32,20 @@ from ostinato.server.answers.answer_parser import (
     TextPiece,
     parse_answer,
 )
+from ostinato.server.answers.call_grammar import chat_params
 from ostinato.server.breakpoints import Covered, Kept, keep, measure
-from ostinato.server.call import GenerateCall
-from ostinato.server.middleware.fields import DialectRoute, accept_fields, show_report
-from ostinato.server.prompting import AnswerReader, note_turn, read_with, render_chat, rendered
-from ostinato.server.protocol.answers import Counted, MessageBody
-from ostinato.server.protocol.dialects import MESSAGES
-from ostinato.server.protocol.messages import CountBody, MessagesBody
-from ostinato.server.routes.models import adapter_of
-from ostinato.server.serving import check_room, serve
+from ostinato.server.generation import (
+    ChatAnswer,
+    adapter_of,
+    add_prompt,
+    open_call,
+    respond_to_chat,
+)
+from ostinato.server.middleware.fields import DialectRoute, accept_fields
+from ostinato.server.prompting import render_chat
+from ostinato.server.serving import check_room
 from ostinato.server.state import ServerState, StateDep
-from ostinato.server.streaming import Delta, Deltas, begin, named_event, until_gone
+from ostinato.server.streaming import Delta, named_event
 
 ENDPOINT = "/v1/messages"
 
@@ -57,30 +60,11 @@ async def create_message(
 ) -> Response:
     """Continue a conversation, in one response or as a stream of server-sent events."""
     body = accept_body(request, state, body)
-    messages = body.conversation()
-    call = GenerateCall(
-        endpoint=ENDPOINT,
-        adapter=adapter_of(state, body.model),
-        params=body.params(state.formats),
-        cache_salt=body.cache_salt,
-        cache_read=body.cache.read,
-        cache_write=body.cache.write,
-        keep_tokens=body.keep_tokens,
-        user=body.metadata.user_id,
-        sections=sections_of(messages),
-        request_id=f"msg_{uuid.uuid4().hex}",
-    )
+    call = open_call(state, body, ENDPOINT, "msg_", chat_params(body, state.formats))
     check_room(state, caller, [call])
-    whose, tokens = await render_chat(state, caller, body, messages, call.adapter)
-    show_report(request, whose.report)
-    reader = await read_with(state, tokens, body.tool_use())
-    params = reader.settle(call.params)
-    call = replace(call, params=params, **rendered(whose, tokens))
-    places = await measure(state, whose, body, tokens)
-    answer = MessageAnswer(state, body, caller, call, reader, places)
-    if body.stream:
-        return await begin(request, answer.events())
-    return JSONResponse(await until_gone(request, answer.whole()))
+    chat = await add_prompt(state, caller, body, call, body.conversation())
+    places = await measure(state, chat.prompt, body, chat.tokens)
+    return await respond_to_chat(request, AnthropicAnswer(chat, places), body.stream)
 
 
 @router.post(f"{ENDPOINT}/count_tokens", response_model=Counted)
@@ -110,70 +94,68 @@ def accept_body(request: Request, state: ServerState, body: BodyT) -> BodyT:
 
 
 @dataclass(slots=True)
-class MessageAnswer:
-    """The response to one call."""
+class AnthropicAnswer(ChatAnswer[MessagesBody]):
+    """The answer as a message of blocks.
 
-    state: ServerState
-    body: MessagesBody
-    caller: Caller
-    call: GenerateCall
-    reader: AnswerReader
+    Attributes:
+        places: What each breakpoint covers.
+    """
+
     places: list[Covered]
+    _parser: AnswerParser = field(init=False)
+    _answer: ParsedAnswer = field(default_factory=ParsedAnswer)
+    _kept: Kept | None = None
+    _num_output_tokens: int = 0
     _num_blocks: int = 0
     _open: str | None = None  # kind of the open block
 
-    async def whole(self) -> dict[str, Any]:
+    def __post_init__(self) -> None:
+        """Parse one answer."""
+        self._parser = self.chat.reader.parser()
+
+    def body_of(self, parts: Sequence[Delta]) -> MessageBody:
         """Return the complete response."""
-        last: RequestOutput | None = None
-        kept: Kept | None = None
-        async with aclosing(serve(self.state, self.caller, self.call)) as outputs:
-            async for output in outputs:
-                kept = kept or await self._keep(output)
-                last = output
-        assert last is not None and kept is not None, "a request ended without an output"
-        [delta] = Deltas().take(last)
-        answer = parse_answer(delta.text, self.reader.parser())
-        note_turn(self.state, self.call, self.reader, last.outputs[0], answer)
+        [part] = parts
+        self._answer = answer = parse_answer(part.text, self._parser)
         content = [self._thinking(answer.reasoning)] if answer.reasoning else []
         content += [{"type": "text", "text": answer.text}] if answer.text else []
         for call in answer.calls:
             given = _read(call.arguments)
             if given is not None:  # else it was truncated, and stop_reason says so
                 content.append({**_tool_use(call.call_id, call.name), "input": given})
-        usage = kept.usage(len(delta.token_ids))
-        return {**self._message(content, usage), **self._end(delta, bool(answer.calls))}
+        return self._message(content, len(part.token_ids), self._end(part, bool(answer.calls)))
 
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        """Stream the response."""
-        deltas, parser, answer = Deltas(), self.reader.parser(), ParsedAnswer()
-        kept, num_output_tokens = None, 0
-        async with aclosing(serve(self.state, self.caller, self.call)) as outputs:
-            async for output in outputs:
-                if kept is None:
-                    kept = await self._keep(output)
-                    yield _event("message_start", message=self._message([], kept.usage(0)))
-                for delta in deltas.take(output):
-                    num_output_tokens += len(delta.token_ids)
-                    for event in self._pieces(delta, parser, answer):
-                        yield event
-                    if delta.finish_reason is not None:
-                        note_turn(self.state, self.call, self.reader, output.outputs[0], answer)
-                        usage = kept.usage(num_output_tokens)
-                        end = self._end(delta, parser.num_calls > 0)
-                        yield _event("message_delta", delta=end, usage=usage)
-        yield _event("message_stop")
+    async def computed(self, first: RequestOutput) -> None:
+        """Lease the prompt up to its breakpoints."""
+        whose = self.chat.call.sender(self.chat.caller)
+        self._kept = await keep(self.chat.state.held_prefixes, whose, self.places, first)
 
-    async def _keep(self, output: RequestOutput) -> Kept:
-        whose = self.call.sender(self.caller)
-        return await keep(self.state.held_prefixes, whose, self.places, output)
+    def parsed(self, index: int) -> ParsedAnswer:
+        """Return what was parsed so far."""
+        return self._answer
 
-    def _pieces(self, delta: Delta, parser: AnswerParser, answer: ParsedAnswer) -> Iterator[bytes]:
-        """Add new pieces to the answer, and yield their events."""
-        for piece in parser.feed(delta.text, delta.is_last):
-            answer.add(piece)
+    def opening(self) -> Iterable[bytes]:
+        """Return the beginning of the message, with the prompt's token counts."""
+        yield _event("message_start", message=self._message([], 0, _RUNNING))
+
+    def added(self, delta: Delta) -> Iterator[bytes]:
+        """Yield the events of new pieces, and of the end."""
+        self._num_output_tokens += len(delta.token_ids)
+        for piece in self._parser.feed(delta.text, delta.is_last):
+            self._answer.add(piece)
             yield from self._piece(piece)
         if delta.is_last:
             yield from self._close()
+            end = self._end(delta, self._parser.num_calls > 0)
+            yield _event("message_delta", delta=end, usage=self._usage(self._num_output_tokens))
+
+    def closing(self) -> bytes:
+        """Return the end of the stream."""
+        return _event("message_stop")
+
+    def _usage(self, num_output_tokens: int) -> MessageUsage:
+        assert self._kept is not None, "a prompt is kept with its first output"
+        return self._kept.usage(num_output_tokens)
 
     def _piece(self, piece: Piece) -> Iterator[bytes]:
         match piece:
@@ -194,14 +176,10 @@ class MessageAnswer:
 
     def _thinking(self, text: str) -> dict[str, Any]:
         """Return a block of reasoning; its signature names the turn."""
-        thinking = self.body.thinking
+        thinking = self.chat.body.thinking
         is_omitted = thinking is not None and thinking.display == "omitted"
         shown = "" if is_omitted else text
-        return {"type": "thinking", "thinking": shown, "signature": self._signature()}
-
-    def _signature(self) -> str:
-        turns, begun = self.state.llm.engine.prompts.turns, self.call.begun
-        return "" if turns is None or begun is None else turns.name(begun)
+        return {"type": "thinking", "thinking": shown, "signature": self.chat.sealed_name() or ""}
 
     def _begin(self, kind: str, block: dict[str, Any]) -> Iterator[bytes]:
         yield from self._close()
@@ -214,34 +192,38 @@ class MessageAnswer:
     def _close(self) -> Iterator[bytes]:
         if self._open is not None:
             if self._open == "thinking":
-                signature = self._signature()
+                signature = self.chat.sealed_name() or ""
                 yield self._added({"type": "signature_delta", "signature": signature})
             yield _event("content_block_stop", index=self._num_blocks)
             self._num_blocks += 1
             self._open = None
 
-    def _message(self, content: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
-        return {
-            "id": self.call.request_id,
-            "type": "message",
-            "role": "assistant",
-            "model": self.body.model,
-            "content": content,
-            "stop_reason": None,
-            "stop_sequence": None,
-            "usage": usage,
-        }
+    def _message(
+        self, content: list[dict[str, Any]], num_output_tokens: int, end: StopReason
+    ) -> MessageBody:
+        return MessageBody(
+            id=self.chat.call.request_id,
+            type="message",
+            role="assistant",
+            model=self.chat.body.model,
+            content=content,
+            **end,
+            usage=self._usage(num_output_tokens),
+        )
 
-    def _end(self, delta: Delta, has_calls: bool) -> dict[str, Any]:
+    def _end(self, delta: Delta, has_calls: bool) -> StopReason:
         """Return Anthropic's stop reason."""
-        matched = delta.stop_reason if delta.stop_reason in self.body.stop_sequences else None
+        matched = delta.stop_reason if delta.stop_reason in self.chat.body.stop_sequences else None
         if delta.finish_reason == "length":
             reason = "max_tokens"
         elif matched is not None:
             reason = "stop_sequence"
         else:
             reason = "tool_use" if has_calls else "end_turn"
-        return {"stop_reason": reason, "stop_sequence": matched}
+        return StopReason(stop_reason=reason, stop_sequence=matched)
+
+
+_RUNNING: StopReason = {"stop_reason": None, "stop_sequence": None}
 
 
 def _tool_use(call_id: str, name: str) -> dict[str, Any]:

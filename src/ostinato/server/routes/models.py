@@ -13,63 +13,42 @@ from pydantic import Field
 
 from ostinato.core.errors import RequestError
 from ostinato.engine.loop.adapters import LoRARequest
+from ostinato.protocol.answers import ModelCard, ModelList
+from ostinato.protocol.body import Body
 from ostinato.runner.adapters.lora_config import CONFIG_FILE, WEIGHTS_FILE
 from ostinato.server.access.callers import ADMIN_ONLY, CallerDep
 from ostinato.server.errors import ApiError
-from ostinato.server.protocol.answers import ModelCard, ModelList
-from ostinato.server.protocol.body import Body
+from ostinato.server.generation import adapter_of
 from ostinato.server.state import ServerState, StateDep
 
 router = APIRouter(prefix="/v1", tags=["models"])
 
 
 @router.get("/models", response_model=ModelList)
-async def list_models(state: StateDep, caller: CallerDep) -> dict[str, Any]:
+async def list_models(state: StateDep, caller: CallerDep) -> ModelList:
     """List the model under each of its names, and its adapters."""
     names = [*state.config.model_names, *state.llm.engine.adapters.by_name]
     return {"object": "list", "data": [_card(state, name) for name in names]}
 
 
 @router.get("/models/{name:path}", response_model=ModelCard)
-async def get_model(name: str, state: StateDep, caller: CallerDep) -> dict[str, Any]:
+async def get_model(name: str, state: StateDep, caller: CallerDep) -> ModelCard:
     """Describe the model of that name."""
     adapter_of(state, name)
     return _card(state, name)
 
 
-def adapter_of(state: ServerState, name: str) -> str:
-    """Return the adapter of a model name; empty for the base model.
-
-    Raises:
-        ApiError: This server has no such model (404).
-    """
-    if name in state.config.model_names:
-        return ""
-    adapters = state.llm.engine.adapters.by_name
-    if name not in adapters:
-        known = ", ".join([*state.config.model_names, *adapters])
-        raise ApiError(
-            404,
-            f"model={name!r:.200}: this server has {known}",
-            param="model",
-            code="model_not_found",
-        )
-    return name
-
-
-def _card(state: ServerState, name: str) -> dict[str, Any]:
+def _card(state: ServerState, name: str) -> ModelCard:
     named = state.llm.engine.adapters.by_name.get(name)
-    of_adapter = {} if named is None else {
-        "parent": state.config.model_names[0], "adapter": named.adapter.digest.hex()
-    }  # fmt: skip
-    return {
-        **of_adapter,
-        "id": name,
-        "object": "model",
-        "created": state.started_s,
-        "owned_by": "ostinato",
-        "max_model_len": state.llm.max_model_len,
-    }
+    return ModelCard(
+        id=name,
+        object="model",
+        created=state.started_s,
+        owned_by="ostinato",
+        max_model_len=state.llm.max_model_len,
+        parent=None if named is None else state.config.model_names[0],
+        adapter=None if named is None else named.adapter.digest.hex(),
+    )
 
 
 class LoadAdapterBody(Body):

@@ -14,10 +14,11 @@ from fastapi.dependencies.models import Dependant
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import HTMLResponse
 from fastapi.routing import APIRoute
+from pydantic import TypeAdapter
 
+from ostinato.protocol.answers import AnthropicErrorBody, ErrorBody
 from ostinato.server.access.callers import require_administrator, require_caller
 from ostinato.server.errors import ANTHROPIC_PATH
-from ostinato.server.protocol.answers import AnthropicErrorBody, ErrorBody
 
 _REASONS = {
     400: "The request is invalid; the message names the parameter.",
@@ -67,7 +68,7 @@ def _describe(app: FastAPI, routers: Sequence[APIRouter], has_keys: bool) -> dic
     components = schema.setdefault("components", {})
     schemas = components.setdefault("schemas", {})
     for model in (ErrorBody, AnthropicErrorBody):
-        own = model.model_json_schema(ref_template="#/components/schemas/{model}")
+        own = TypeAdapter(model).json_schema(ref_template="#/components/schemas/{model}")
         schemas |= own.pop("$defs", {})
         schemas[model.__name__] = own
     for unused in ("HTTPValidationError", "ValidationError"):

@@ -13,10 +13,10 @@ from ostinato.core.errors import ConfigError
 from ostinato.engine.requests.outputs import RequestOutput
 from ostinato.engine.requests.sampling_params import SamplingParams
 from ostinato.lab.simulate.savings import Workload, as_figures
+from ostinato.protocol.body import Body
 from ostinato.server.access.callers import CallerDep
 from ostinato.server.call import GenerateCall
 from ostinato.server.errors import ApiError
-from ostinato.server.protocol.body import Body
 from ostinato.server.serving import last_output
 from ostinato.server.state import StateDep
 from ostinato.server.streaming import until_gone

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from ostinato.protocol.conversation import Message, add_call, add_reasoning
+from ostinato.protocol.response_tools import CallTarget, read_input
 from ostinato.server.answers.answer_parser import (
     ArgumentsPiece,
     CallStart,
@@ -22,8 +24,6 @@ from ostinato.server.answers.answer_parser import (
     ReasoningPiece,
     TextPiece,
 )
-from ostinato.server.answers.tools import Message, add_call, add_reasoning
-from ostinato.server.protocol.response_tools import CallTarget, read_input
 
 Event = tuple[str, dict[str, Any]]
 """An event: its type without ``response.``, and its fields."""

@@ -1,40 +1,43 @@
 """``/v1/responses``."""
 
 import time
-import uuid
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
-from ostinato.engine.prompts.chat import sections_of
-from ostinato.engine.requests.outputs import RequestOutput
-from ostinato.server.access.callers import Caller, CallerDep
-from ostinato.server.answers.answer_parser import AnswerParser, ParsedAnswer, TextPiece
-from ostinato.server.answers.tools import Message
-from ostinato.server.call import GenerateCall
-from ostinato.server.errors import ApiError
-from ostinato.server.middleware.fields import DialectRoute, accept_fields, show_report
-from ostinato.server.prompting import AnswerReader, note_turn, read_with, render_chat, rendered
-from ostinato.server.protocol.answers import (
+from ostinato.protocol.answers import (
     DeletedResponse,
     InputTokens,
     ItemList,
     ResponseBody,
-    Usage,
+    ResponseUsage,
 )
-from ostinato.server.protocol.dialects import RESPONSES
-from ostinato.server.protocol.logprobs import chat_logprobs
-from ostinato.server.protocol.responses import ResponsesBody
+from ostinato.protocol.conversation import Message
+from ostinato.protocol.dialects import RESPONSES
+from ostinato.protocol.logprobs import chat_logprobs
+from ostinato.protocol.responses import ResponsesBody
+from ostinato.server.access.callers import Caller, CallerDep
+from ostinato.server.answers.answer_parser import AnswerParser, ParsedAnswer, TextPiece
+from ostinato.server.answers.call_grammar import chat_params
+from ostinato.server.errors import ApiError
+from ostinato.server.generation import (
+    ChatAnswer,
+    adapter_of,
+    add_prompt,
+    open_call,
+    respond_to_chat,
+)
+from ostinato.server.middleware.fields import DialectRoute, accept_fields
+from ostinato.server.prompting import render_chat
 from ostinato.server.response_store import StoredResponse
-from ostinato.server.routes.models import adapter_of
 from ostinato.server.routes.response_items import Event, ItemWriter
-from ostinato.server.serving import check_room, last_output, serve
+from ostinato.server.serving import check_room
 from ostinato.server.state import ServerState, StateDep
-from ostinato.server.streaming import Delta, Deltas, begin, named_event, until_gone
+from ostinato.server.streaming import Delta, named_event
+from ostinato.server.usage import Usage
 
 ENDPOINT = "/v1/responses"
 
@@ -47,30 +50,11 @@ async def create_response(
 ) -> Response:
     """Continue a conversation, in one response or as a stream of server-sent events."""
     accept_fields(request, state, RESPONSES, body, body.left_out())
-    call = GenerateCall(
-        endpoint=ENDPOINT,
-        adapter=adapter_of(state, body.model),
-        params=body.params(state.formats),
-        user=body.user,
-        request_id=f"resp_{uuid.uuid4().hex}",
-        **body.cache_settings(),
-    )
+    call = open_call(state, body, ENDPOINT, "resp_", chat_params(body, state.formats))
     check_room(state, caller, [call])
     old, new = _earlier(state, caller, body), body.conversation()
-    messages = [*body.head(), *old, *new]
-    whose, tokens = await render_chat(state, caller, body, messages, call.adapter)
-    show_report(request, whose.report)
-    reader = await read_with(state, tokens, body.tool_use())
-    call = replace(
-        call,
-        params=reader.settle(call.params),
-        sections=sections_of(messages),
-        **rendered(whose, tokens),
-    )
-    answer = ResponseAnswer(state, body, caller, call, reader, old, new)
-    if body.stream:
-        return await begin(request, answer.events())
-    return JSONResponse(await until_gone(request, answer.whole()))
+    chat = await add_prompt(state, caller, body, call, [*body.head(), *old, *new])
+    return await respond_to_chat(request, ResponseAnswer(chat, [*old, *new]), body.stream)
 
 
 @router.post(f"{ENDPOINT}/input_tokens", response_model=InputTokens)
@@ -156,106 +140,111 @@ async def cancel_response(response_id: str, state: StateDep, caller: CallerDep) 
 
 
 @dataclass(slots=True)
-class ResponseAnswer:
-    """The response to one call."""
+class ResponseAnswer(ChatAnswer[ResponsesBody]):
+    """The answer as a response of items.
 
-    state: ServerState
-    body: ResponsesBody
-    caller: Caller
-    call: GenerateCall
-    reader: AnswerReader
-    old: list[Message]
-    new: list[Message]
+    Attributes:
+        conversation: The messages that it continues, without instructions.
+    """
+
+    conversation: list[Message]
     created: int = field(default_factory=lambda: int(time.time()))
+    _parser: AnswerParser = field(init=False)
     _writer: ItemWriter = field(init=False)
     _answer: ParsedAnswer = field(default_factory=ParsedAnswer)
     _num_events: int = 0
 
     def __post_init__(self) -> None:
         """Send calls in the shape of their tools."""
-        self._writer = ItemWriter(self.body.targets(), self._sealed_name)
+        self._parser = self.chat.reader.parser()
+        is_sealed = self.chat.body.includes_sealed_turns
+        self._writer = ItemWriter(
+            self.chat.body.targets(), self.chat.sealed_name if is_sealed else lambda: None
+        )
 
-    def _sealed_name(self) -> str | None:
-        """Return the name of the turn as encrypted content; None if it is not wanted."""
-        turns, begun = self.state.llm.engine.prompts.turns, self.call.begun
-        if turns is None or begun is None or not self.body.includes_sealed_turns:
-            return None
-        return turns.name(begun)
-
-    async def whole(self) -> dict[str, Any]:
+    def body_of(self, parts: Sequence[Delta]) -> ResponseBody:
         """Return the complete response."""
-        last = await last_output(self.state, self.caller, self.call)
-        [delta] = Deltas().take(last)
-        list(self._items(delta, self.reader.parser()))
-        return self._end(delta, last)
+        [part] = parts
+        list(self._items(part))
+        return self._end(part)
 
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        """Stream the response."""
-        deltas, parser, is_first = Deltas(), self.reader.parser(), True
-        async with aclosing(serve(self.state, self.caller, self.call)) as outputs:
-            async for output in outputs:
-                if is_first:
-                    is_first = False
-                    for kind in ("created", "in_progress"):
-                        yield self._event(kind, response=self._response("in_progress"))
-                for delta in deltas.take(output):
-                    events = list(self._items(delta, parser))
-                    if delta.finish_reason is not None:  # stored before a slow client has read it
-                        response = self._end(delta, output)
-                        events.append((response["status"], {"response": response}))
-                    for kind, content in events:
-                        yield self._event(kind, **content)
+    def parsed(self, index: int) -> ParsedAnswer:
+        """Return what was parsed so far."""
+        return self._answer
 
-    def _items(self, delta: Delta, parser: AnswerParser) -> Iterator[Event]:
+    def opening(self) -> Iterable[bytes]:
+        """Return the events before the first item."""
+        for kind in ("created", "in_progress"):
+            yield self._event(kind, response=self._response("in_progress"))
+
+    def added(self, delta: Delta) -> Iterable[bytes]:
+        """Return the events of new pieces, and of the end."""
+        events = list(self._items(delta))
+        if delta.is_last:  # stored before a slow client has read it
+            response = self._end(delta)
+            events.append((response["status"], {"response": response}))
+        return [self._event(kind, **content) for kind, content in events]
+
+    def _items(self, delta: Delta) -> Iterator[Event]:
         """Add new pieces, and yield their events."""
         logprobs: list[dict[str, Any]] = []
         if delta.logprobs is not None:
-            logprobs = chat_logprobs(delta.logprobs, self.body.top_logprobs or 0)["content"]
-        for piece in parser.feed(delta.text, delta.is_last):
+            top = self.chat.body.top_logprobs or 0
+            logprobs = chat_logprobs(delta.logprobs, top)["content"]
+        for piece in self._parser.feed(delta.text, delta.is_last):
             self._answer.add(piece)
             is_text = isinstance(piece, TextPiece)
             yield from self._writer.take(piece, logprobs if is_text else ())
             logprobs = [] if is_text else logprobs
-        if delta.finish_reason is not None:
+        if delta.is_last:
             yield from self._writer.finish(delta.finish_reason == "length")
 
-    def _end(self, delta: Delta, output: RequestOutput) -> dict[str, Any]:
+    def _end(self, delta: Delta) -> ResponseBody:
         """Return the complete response, and store it if requested."""
         is_cut = delta.finish_reason == "length"
         response = self._response("incomplete" if is_cut else "completed")
-        response["output"] = self._writer.items
-        note_turn(self.state, self.call, self.reader, output.outputs[0], self._answer)
-        ids = output.outputs[0].token_ids
-        num_reasoning = self.reader.num_reasoning_tokens(ids, self._answer)
-        usage = Usage.of([output]).as_openai(self.call.num_retained_tokens, num_reasoning)
-        response["usage"] = _usage(usage)
+        response["output"], response["usage"] = self._writer.items, self._usage()
         if is_cut:
             response["incomplete_details"] = {"reason": "max_output_tokens"}
-        if self.body.is_stored:
+        if self.chat.body.is_stored:
             self._store(response)
         return response
 
-    def _store(self, response: dict[str, Any]) -> None:
-        stored = StoredResponse(
-            salt=self.caller.narrow(self.body.cache_salt),
-            body=response,
-            messages=(*self.old, *self.new, *self._writer.messages()),
-            inputs=tuple(self.body.input_items()),
+    def _usage(self) -> ResponseUsage:
+        assert self.last is not None
+        ids = self.last.outputs[0].token_ids
+        num_reasoning = self.chat.reader.num_reasoning_tokens(ids, self._answer)
+        counts = Usage.of([self.last]).as_openai(self.chat.call.num_retained_tokens, num_reasoning)
+        return ResponseUsage(
+            input_tokens=counts["prompt_tokens"],
+            input_tokens_details=counts["prompt_tokens_details"],
+            output_tokens=counts["completion_tokens"],
+            output_tokens_details=counts["completion_tokens_details"],
+            total_tokens=counts["total_tokens"],
         )
-        self.state.responses.put(self.caller.salt, stored)
 
-    def _response(self, status: str) -> dict[str, Any]:
-        return {
-            "id": self.call.request_id,
-            "object": "response",
-            "created_at": self.created,
-            "status": status,
-            "error": None,
-            "incomplete_details": None,
-            "output": [],
-            "usage": None,
-            **self.body.echoed(),
-        }
+    def _store(self, response: ResponseBody) -> None:
+        caller, body = self.chat.caller, self.chat.body
+        stored = StoredResponse(
+            salt=caller.narrow(body.cache_salt),
+            body=response,
+            messages=(*self.conversation, *self._writer.messages()),
+            inputs=tuple(body.input_items()),
+        )
+        self.chat.state.responses.put(caller.salt, stored)
+
+    def _response(self, status: Literal["completed", "incomplete", "in_progress"]) -> ResponseBody:
+        return ResponseBody(
+            id=self.chat.call.request_id,
+            object="response",
+            created_at=self.created,
+            status=status,
+            error=None,
+            incomplete_details=None,
+            output=[],
+            usage=None,
+            **self.chat.body.echoed(),
+        )
 
     def _event(self, kind: str, **content: Any) -> bytes:
         name, number = f"response.{kind}", self._num_events
@@ -291,13 +280,3 @@ def _stored(state: ServerState, caller: Caller, response_id: str, param: str) ->
             code="response_not_found",
         )
     return stored
-
-
-def _usage(counts: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "input_tokens": counts["prompt_tokens"],
-        "input_tokens_details": counts["prompt_tokens_details"],
-        "output_tokens": counts["completion_tokens"],
-        "output_tokens_details": counts["completion_tokens_details"],
-        "total_tokens": counts["total_tokens"],
-    }

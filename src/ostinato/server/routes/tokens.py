@@ -1,19 +1,17 @@
 """``/tokenize`` and ``/detokenize``, as vLLM has them."""
 
-from typing import Any
-
 from fastapi import APIRouter
 from pydantic import ConfigDict, Field, model_validator
 
+from ostinato.protocol.answers import Detokenized, Tokenized
+from ostinato.protocol.body import MOST_MESSAGES, Body, Items
+from ostinato.protocol.chat import ChatMessage, TemplateFields
+from ostinato.protocol.conversation import ToolUse
+from ostinato.protocol.sampling import KEEP_TOKENS, ShortText
+from ostinato.protocol.tools import MOST_TOOLS, ToolBody, tool_use
 from ostinato.server.access.callers import CallerDep
-from ostinato.server.answers.tools import ToolUse
+from ostinato.server.generation import adapter_of
 from ostinato.server.prompting import render_chat, sender
-from ostinato.server.protocol.answers import Detokenized, Tokenized
-from ostinato.server.protocol.body import MOST_MESSAGES, Body, Items
-from ostinato.server.protocol.chat import ChatMessage, TemplateFields
-from ostinato.server.protocol.sampling import KEEP_TOKENS, ShortText
-from ostinato.server.protocol.tools import MOST_TOOLS, ToolBody, tool_use
-from ostinato.server.routes.models import adapter_of
 from ostinato.server.state import StateDep
 
 router = APIRouter(tags=["tokens"])
@@ -58,7 +56,7 @@ class DetokenizeBody(Body):
 
 
 @router.post("/tokenize", response_model=Tokenized)
-async def tokenize(body: TokenizeBody, state: StateDep, caller: CallerDep) -> dict[str, Any]:
+async def tokenize(body: TokenizeBody, state: StateDep, caller: CallerDep) -> Tokenized:
     """Return the prompt ids of a completion or a chat."""
     adapter_of(state, body.model or state.config.model_names[0])
     if body.messages is not None:
@@ -70,12 +68,16 @@ async def tokenize(body: TokenizeBody, state: StateDep, caller: CallerDep) -> di
         adds = body.add_special_tokens is not False
         tokens = await state.llm.encode(body.prompt or "", whose=whose, add_special_tokens=adds)
     texts = await state.llm.tokenizing.pieces(tokens) if body.return_token_strs else None
-    most = state.llm.max_model_len
-    return {"tokens": tokens, "count": len(tokens), "max_model_len": most, "token_strs": texts}
+    return Tokenized(
+        tokens=tokens,
+        count=len(tokens),
+        max_model_len=state.llm.max_model_len,
+        token_strs=texts,
+    )
 
 
 @router.post("/detokenize", response_model=Detokenized)
-async def detokenize(body: DetokenizeBody, state: StateDep, caller: CallerDep) -> dict[str, str]:
+async def detokenize(body: DetokenizeBody, state: StateDep, caller: CallerDep) -> Detokenized:
     """Return the text of ids, special tokens included."""
     adapter_of(state, body.model or state.config.model_names[0])
     return {"prompt": await state.llm.decode(body.tokens)}

@@ -1,0 +1,180 @@
+"""The blocks of messages of Anthropic's API, and how chat templates read them."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from ostinato.protocol.body import Items, OpenBody, TextOrImage
+from ostinato.protocol.conversation import Message, parts_of, turns_of_blocks
+from ostinato.protocol.tools import CallId, ToolName
+from ostinato.tenants.terms import ANTHROPIC_1H, ANTHROPIC_5M, LeaseTerms
+
+
+class CacheControl(OpenBody):
+    """Keep the prompt up to here."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] = Field(
+        default="5m", description="How long; each use restarts the time."
+    )
+
+    @property
+    def terms(self) -> LeaseTerms:
+        """The terms of the lease."""
+        return ANTHROPIC_1H if self.ttl == "1h" else ANTHROPIC_5M
+
+
+class TextBlock(OpenBody):
+    """A text."""
+
+    type: Literal["text"]
+    text: str
+    cache_control: CacheControl | None = None
+    citations: list[Any] = Field(default_factory=list, max_length=0)
+
+    def part(self) -> dict[str, Any]:
+        """Return it as chat templates read it."""
+        return {"type": "text", "text": self.text}
+
+
+class ImageSource(OpenBody):
+    """An image's file or URL."""
+
+    type: Literal["base64", "url"]
+    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"] | None = None
+    data: str | None = Field(default=None, description="The file in base64.")
+    url: str | None = Field(
+        default=None, description="Fetched only where the operator allows the host."
+    )
+
+    @model_validator(mode="after")
+    def _is_one_of_both(self) -> "ImageSource":
+        if (self.data is not None, self.url is not None) != (
+            self.type == "base64",
+            self.type == "url",
+        ):
+            raise ValueError("a source of type 'base64' has data, one of type 'url' has a url")
+        return self
+
+
+class ImageBlock(OpenBody):
+    """An image."""
+
+    type: Literal["image"]
+    source: ImageSource
+    cache_control: CacheControl | None = None
+
+    def part(self) -> dict[str, Any]:
+        """Return it in OpenAI's format."""
+        source = self.source
+        url = source.url or f"data:{source.media_type or 'image/png'};base64,{source.data}"
+        return {"type": "image_url", "image_url": {"url": url}}
+
+
+TextOrImageBlock = Annotated[TextBlock | ImageBlock, Field(discriminator="type")]
+
+
+class ToolUseBlock(OpenBody):
+    """A call that the model made earlier."""
+
+    type: Literal["tool_use"]
+    id: CallId
+    name: ToolName
+    input: dict[str, Any]
+    cache_control: CacheControl | None = None
+
+
+class ToolResultBlock(OpenBody):
+    """The result of a call."""
+
+    type: Literal["tool_result"]
+    tool_use_id: CallId
+    content: str | Items[Annotated[TextOrImageBlock, TextOrImage]] = ""
+    is_error: bool = False
+    cache_control: CacheControl | None = None
+
+
+class ThinkingBlock(OpenBody):
+    """The reasoning of an earlier turn."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str = Field(
+        default="", description="Names the turn, so that its reasoning is put back."
+    )
+    cache_control: None = None
+
+
+class RedactedThinkingBlock(OpenBody):
+    """Encrypted reasoning: it may name a turn, as a signature does; else it has no effect."""
+
+    type: Literal["redacted_thinking"]
+    data: str
+    cache_control: None = None
+
+
+Block = (
+    TextBlock | ImageBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock
+)
+BlockBody = Annotated[Annotated[Block, Field(discriminator="type")], TextOrImage]
+
+
+class AnthropicMessage(OpenBody):
+    """One message of a conversation."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | Items[BlockBody]
+
+    @model_validator(mode="after")
+    def _blocks_fit_the_role(self) -> "AnthropicMessage":
+        own = {
+            "assistant": (TextBlock, ToolUseBlock, ThinkingBlock, RedactedThinkingBlock),
+            "user": (TextBlock, ImageBlock, ToolResultBlock),
+            "system": (TextBlock,),
+        }
+        if not all(isinstance(block, own[self.role]) for block in self.blocks):
+            raise ValueError(
+                f"a message of role={self.role!r} has a block of the other role: "
+                "thinking and tool_use are the assistant's, images and tool_result are the user's"
+            )
+        return self
+
+    @property
+    def blocks(self) -> list[Block]:
+        """Its content as blocks."""
+        if isinstance(self.content, str):
+            return [TextBlock(type="text", text=self.content)]
+        return list(self.content)
+
+
+def template_messages(role: str, blocks: list[Block]) -> list[Message]:
+    """Return the blocks of one message for chat templates."""
+    results: list[Message] = []
+    content: list[TextBlock | ImageBlock] = []
+    thoughts: list[str] = []
+    seals: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for block in blocks:
+        match block:
+            case ThinkingBlock():
+                thoughts.append(block.thinking)
+                seals += [block.signature] if block.signature else []
+            case RedactedThinkingBlock():
+                seals.append(block.data)
+            case TextBlock() | ImageBlock():
+                content.append(block)
+            case ToolUseBlock():
+                function = {"name": block.name, "arguments": block.input}
+                calls.append({"id": block.id, "type": "function", "function": function})
+            case ToolResultBlock():
+                results.append(_result(block))
+    said = parts_of(content) if content else None
+    return turns_of_blocks(role, said, thoughts, calls, results, seals)
+
+
+def _result(block: ToolResultBlock) -> Message:
+    content = parts_of(block.content)
+    if block.is_error:
+        parts = [{"type": "text", "text": "Error: "}, *content]
+        content = f"Error: {content}" if isinstance(content, str) else parts
+    return {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}

@@ -1,0 +1,162 @@
+"""Tools and calls of ``/v1/responses``, and what the model sees of them.
+
+==============  ==========================================================================
+type            the prompt shows
+==============  ==========================================================================
+``function``    the function
+``custom``      a function with one text, ``input``; a regular expression binds that text
+``namespace``   its functions, as ``<namespace>__<name>``
+any other       nothing: a hosted service would run it, and the response says so
+==============  ==========================================================================
+
+A call is sent in the shape of its tool: with a ``namespace``, or as a ``custom_tool_call``.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from ostinato.protocol.body import Items, OpenBody
+from ostinato.protocol.conversation import Tool
+from ostinato.protocol.sampling import ShortText
+from ostinato.protocol.tools import MOST_TOOLS, FunctionBody, ToolName
+
+_INPUT = "input"
+"""The one argument of a custom tool."""
+
+
+class FunctionTool(FunctionBody):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+
+
+class TextInput(OpenBody):
+    """Any text."""
+
+    type: Literal["text"]
+
+
+class GrammarInput(OpenBody):
+    """A text that follows a grammar."""
+
+    type: Literal["grammar"]
+    syntax: Literal["lark", "regex"]
+    definition: str
+
+
+class CustomTool(OpenBody):
+    """A tool that takes one text instead of arguments."""
+
+    type: Literal["custom"]
+    name: ToolName
+    description: str | None = None
+    format: Annotated[TextInput | GrammarInput, Field(discriminator="type")] = TextInput(
+        type="text"
+    )
+
+    def tool(self) -> Tool:
+        """Return it as a function of one text.
+
+        A regular expression binds the text of a call; a Lark grammar is shown to the model, since
+        it cannot be enforced inside a JSON string.
+        """
+        text: dict[str, Any] = {"type": "string"}
+        description, grammar = self.description or "", self.format
+        if isinstance(grammar, GrammarInput):
+            description += f"\n\n{_INPUT} follows this grammar ({grammar.syntax}):\n"
+            description += grammar.definition
+        is_bound = isinstance(grammar, GrammarInput) and grammar.syntax == "regex"
+        if isinstance(grammar, GrammarInput) and is_bound:
+            text["pattern"] = f"^(?:{grammar.definition})$"
+        parameters = {
+            "type": "object",
+            "properties": {_INPUT: text},
+            "required": [_INPUT],
+            "additionalProperties": False,
+        }
+        return Tool(self.name, description.strip(), parameters, is_bound)
+
+
+class NamespaceTool(OpenBody):
+    """Functions under a common name."""
+
+    type: Literal["namespace"]
+    name: ToolName
+    description: str | None = None
+    tools: Items[FunctionTool] = Field(default_factory=list, max_length=MOST_TOOLS)
+
+
+class HostedTool(OpenBody):
+    """A tool that a hosted service runs; its settings are not read."""
+
+    type: ShortText
+
+
+def _kind(tool: Any) -> str:
+    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+    return str(kind) if kind in ("function", "custom", "namespace") else "hosted"
+
+
+ResponseTool = Annotated[
+    Annotated[FunctionTool, Tag("function")]
+    | Annotated[CustomTool, Tag("custom")]
+    | Annotated[NamespaceTool, Tag("namespace")]
+    | Annotated[HostedTool, Tag("hosted")],
+    Discriminator(_kind),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class CallTarget:
+    """The tool behind a function that the prompt shows.
+
+    Attributes:
+        name: Its own name.
+        namespace: The namespace that it is in.
+        is_custom: Whether it takes one text.
+    """
+
+    name: str
+    namespace: str | None = None
+    is_custom: bool = False
+
+
+def function_name(name: str, namespace: str | None) -> str:
+    """Return the name under which the prompt shows a function."""
+    return name if namespace is None else f"{namespace}__{name}"
+
+
+def offered_tools(tools: list[ResponseTool]) -> Iterator[tuple[Tool, CallTarget]]:
+    """Yield what the prompt shows of tools, each with its target."""
+    for tool in tools:
+        match tool:
+            case FunctionTool():
+                yield tool.tool(), CallTarget(tool.name)
+            case CustomTool():
+                yield tool.tool(), CallTarget(tool.name, is_custom=True)
+            case NamespaceTool():
+                for inner in tool.tools:
+                    function = inner.tool()
+                    shown = function_name(inner.name, tool.name)
+                    shown_tool = Tool(
+                        shown, function.description, function.parameters, function.is_strict
+                    )
+                    yield shown_tool, CallTarget(inner.name, tool.name)
+
+
+def write_input(text: str) -> str:
+    """Return the arguments of a call of a custom tool."""
+    return json.dumps({_INPUT: text}, ensure_ascii=False)
+
+
+def read_input(arguments: str) -> str:
+    """Return the text of a call of a custom tool; the arguments as they are if they were cut."""
+    try:
+        text = json.loads(arguments)[_INPUT]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return arguments
+    return text if isinstance(text, str) else arguments

@@ -1,0 +1,286 @@
+"""The fields that completions and chats share.
+
+OpenAI's, vLLM's additions under vLLM's names, and our own for the cache. Types are checked here,
+ranges by ``SamplingParams``.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, model_validator
+
+from ostinato.protocol.body import Body, Items, OpenBody
+from ostinato.tenants.terms import OPENAI_24H, LeaseTerms
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+EFFORT = "A variable of the chat template, for models that use it; high is the highest."
+
+
+def template_effort(effort: str) -> str:
+    """Return an effort as templates know it: none of them has more than ``high``."""
+    return "high" if effort in ("xhigh", "max") else effort
+
+
+TokenIdText = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,10}$")]
+"""Keys are strings, as JSON has no others."""
+
+MOST_BIASES = 1024
+
+
+def _few(biases: Any) -> Any:
+    """Refuse too many biases before validating each of them."""
+    if isinstance(biases, dict) and len(biases) > MOST_BIASES:
+        raise ValueError(f"{len(biases)} tokens: at most {MOST_BIASES} can be biased")
+    return biases
+
+
+Biases = Annotated[dict[TokenIdText, float], BeforeValidator(_few)]
+
+ShortText = Annotated[str, StringConstraints(max_length=512)]
+
+
+Metadata = Annotated[dict[ShortText, ShortText], Field(max_length=16)]
+
+_GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+
+Stops = Annotated[Items[ShortText], Field(max_length=64)]
+"""Stop strings; limited, since each is searched after every token."""
+
+
+class StreamOptions(OpenBody):
+    """Options of a stream."""
+
+    include_usage: bool = Field(
+        default=False, description="End with a chunk that has the token counts."
+    )
+    continuous_usage_stats: bool = Field(
+        default=False, description="Give every chunk the token counts so far; needs include_usage."
+    )
+
+
+Form = dict[str, Any]
+"""Keywords of ``StructuredOutputs``."""
+
+
+class FormBody(Body):
+    """Structured output, as in vLLM; exactly one of these."""
+
+    json_: dict[str, Any] | str | None = Field(default=None, alias="json")
+    json_object: bool = False
+    regex: str | None = None
+    choice: Items[str] | None = None
+    grammar: str | None = None
+
+    def form(self) -> Form:
+        """Return the structured output."""
+        names = ("json_object", "regex", "choice", "grammar")
+        return {"json": self.json_, **{name: getattr(self, name) for name in names}}
+
+
+class CacheUse(Body):
+    """How one request uses the cache."""
+
+    read: bool = Field(default=True, description="Whether to use cached tokens.")
+    write: bool = Field(default=True, description="Whether to publish computed blocks.")
+
+
+KEEP_TOKENS: Any = Field(
+    default=True,
+    description="Whether earlier answers keep the tokens that were generated; false tokenizes the "
+    "whole prompt anew.",
+)
+
+
+KEEP_REASONING: Any = Field(
+    default=None,
+    description="always: earlier reasoning stays where the chat template drops it; template: it is "
+    "dropped there. Left out, the server's setting.",
+)
+
+
+_UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600}
+_MAX_TTL_S = 24 * 3600
+
+
+def _seconds(ttl: str) -> float:
+    return float(ttl[:-1]) * _UNIT_SECONDS[ttl[-1]]
+
+
+def _at_most_a_day(ttl: str) -> str:
+    """Refuse a time that is zero or longer than the longest lease that clients get."""
+    if not 0 < _seconds(ttl) <= _MAX_TTL_S:
+        raise ValueError(f"ttl={ttl!r}: must be above 0 and at most 24h")
+    return ttl
+
+
+class PromptCacheOptions(OpenBody):
+    """How long the prompt is kept."""
+
+    ttl: (
+        Annotated[
+            str, StringConstraints(pattern=r"^[0-9]{1,6}[smh]$"), AfterValidator(_at_most_a_day)
+        ]
+        | None
+    ) = Field(default=None, description="Such as 30m; each use restarts the time.")
+
+
+class CacheFields(OpenBody):
+    """Cache salt, use and retention."""
+
+    cache_salt: ShortText = Field(
+        default="",
+        description="Only requests of the same salt share blocks; added to the key's salt.",
+    )
+    cache: CacheUse = CacheUse()
+    keep_tokens: bool = KEEP_TOKENS
+    prompt_cache_key: ShortText | None = Field(
+        default=None,
+        description="Group of requests; for the record, since all run on one engine.",
+    )
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = Field(
+        default=None,
+        description="24h leases the prompt for a day; in_memory keeps it until eviction.",
+    )
+    prompt_cache_options: PromptCacheOptions | None = Field(
+        default=None, description="Its ttl leases the prompt; it takes the place of retention."
+    )
+
+    @model_validator(mode="after")
+    def _keep_what_is_written(self) -> "CacheFields":
+        if self.retention is not None and not self.cache.write:
+            raise ValueError("a lease by prompt_cache_retention or ttl needs cache.write=true")
+        return self
+
+    @property
+    def retention(self) -> LeaseTerms | None:
+        """Terms of the prompt's lease; None for no lease."""
+        if self.prompt_cache_options is not None and self.prompt_cache_options.ttl is not None:
+            return LeaseTerms(_seconds(self.prompt_cache_options.ttl), refresh_on_hit=True)
+        return OPENAI_24H if self.prompt_cache_retention == "24h" else None
+
+    def call_settings(self) -> dict[str, Any]:
+        """Return the keywords of ``GenerateCall`` that clients set."""
+        return {
+            "cache_salt": self.cache_salt,
+            "cache_read": self.cache.read,
+            "cache_write": self.cache.write,
+            "keep_tokens": self.keep_tokens,
+            "cache_key": self.prompt_cache_key,
+            "retention": self.retention,
+        }
+
+
+class SamplerFields(OpenBody):
+    """Sampling and stop conditions."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Biases = Field(default_factory=dict)
+    seed: int | None = None
+    stop: ShortText | Stops | None = None
+    top_k: int = Field(default=0, description="0 or -1 keeps all tokens.")
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop_token_ids: Items[int] = Field(default_factory=list)
+
+    def sampler(self) -> dict[str, Any]:
+        """Return the keywords of ``SamplingParams``."""
+        names = [*SamplerFields.model_fields]
+        values = {name: getattr(self, name) for name in names}
+        biases = {int(token): bias for token, bias in self.logit_bias.items()}
+        top_k = 0 if self.top_k == -1 else self.top_k
+        return {**values, "logit_bias": biases, "top_k": top_k, "stop": self.stop or ()}
+
+
+class SamplingFields(SamplerFields, CacheFields):
+    """Sampling, and the format of the response."""
+
+    model: str
+    n: int = Field(default=1, ge=1)
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    stream_interval: int | None = Field(
+        default=None, ge=1, description="Tokens per chunk, if more than the server's."
+    )
+    user: ShortText | None = Field(
+        default=None, description="The client's end user, for the record."
+    )
+    bad_words: Stops = Field(default_factory=list, description="Texts that must not be generated.")
+    allowed_token_ids: Items[int] | None = Field(
+        default=None, description="Only these tokens may be generated."
+    )
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    structured_outputs: FormBody | None = None
+    guided_json: dict[str, Any] | str | None = Field(
+        default=None, description="Older name of structured_outputs.json; so are all guided_*."
+    )
+    guided_regex: str | None = None
+    guided_choice: Items[str] | None = None
+    guided_grammar: str | None = None
+    prompt_logprobs: int | None = Field(
+        default=None, description="Number of alternatives per prompt token; not streamed."
+    )
+    truncate_prompt_tokens: int | None = Field(
+        default=None,
+        ge=-1,
+        description="Keep the prompt's last tokens; -1: all that fit.",
+    )
+    return_token_ids: bool = Field(
+        default=False, description="Return the token ids of prompt and answer, as vLLM does."
+    )
+    best_of: Literal[1] | None = Field(default=None, description="Candidates are not ranked.")
+    metadata: Metadata = Field(default_factory=dict, description="Accepted, and not stored.")
+    safety_identifier: ShortText | None = Field(
+        default=None, description="The client's end user, if user is not set."
+    )
+    priority: int = Field(default=0, ge=-(2**31), lt=2**31, description="Lower goes first.")
+
+    @model_validator(mode="after")
+    def _options_need_a_stream(self) -> "SamplingFields":
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options are for streams: set stream=true, or leave them out")
+        if self.prompt_logprobs is not None and self.stream:
+            raise ValueError("prompt_logprobs are not streamed: set stream=false")
+        guided = [name for name in _GUIDED if getattr(self, name) is not None]
+        if len(guided) + (self.structured_outputs is not None) > 1:
+            raise ValueError(
+                f"{', '.join(guided)}: give at most one; structured_outputs is the newer name"
+            )
+        return self
+
+    def call_settings(self) -> dict[str, Any]:
+        """Return the keywords of ``GenerateCall`` that clients set."""
+        user = self.user or self.safety_identifier
+        return {**super().call_settings(), "priority": self.priority, "user": user}
+
+    def form(self) -> Form | None:
+        """Return the structured output of the whole answer, from its new or its old field."""
+        if self.structured_outputs is not None:
+            return self.structured_outputs.form()
+        for name in _GUIDED:
+            if getattr(self, name) is not None:
+                return {name.removeprefix("guided_"): getattr(self, name)}
+        return None
+
+    @property
+    def has_running_usage(self) -> bool:
+        """Whether each chunk of a stream has the token counts so far."""
+        options = self.stream_options
+        return options is not None and options.include_usage and options.continuous_usage_stats
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with token counts."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def sampler(self) -> dict[str, Any]:
+        """Return the keywords of ``SamplingParams``, without those that only one API has."""
+        names = (
+            "n", "bad_words", "allowed_token_ids", "prompt_logprobs", "truncate_prompt_tokens",
+            "include_stop_str_in_output", "skip_special_tokens", "stream_interval",
+        )  # fmt: skip
+        return {**super().sampler(), **{name: getattr(self, name) for name in names}}

@@ -1,0 +1,165 @@
+"""Packs rows of blocks, numbers or codes as the tiles of a quantized weight, on all threads.
+
+Rows are read where they are. Their bounds are checked here, since the library trusts its arguments:
+see ``ost_pack_codes`` in ``native/include/ostinato_ops.h``.
+"""
+
+import ctypes
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import gguf
+import torch
+from torch import Tensor
+
+from ostinato.runner.native.ctypes_api import DTYPES, int32s, int64s, pointers
+from ostinato.runner.native.packed import padded_width, required_library
+
+TILE_OUTPUTS = 32
+"""Outputs of a tile."""
+
+FORMATS = {8: 1, 4: 2}
+"""``ost_weight_format`` by bits."""
+
+_CODES, _NUMBERS = 0, 1
+
+
+@dataclass(frozen=True, slots=True)
+class BlockKind:
+    """How blocks of a GGUF file are packed.
+
+    Attributes:
+        number: ``ost_row_kind``.
+        bits: 8 or 4.
+        has_minima: Whether groups have a minimum.
+        scale_dtype: Dtype in which scales and minima are exact.
+    """
+
+    number: int
+    bits: int
+    has_minima: bool
+    scale_dtype: torch.dtype
+
+
+BLOCK_KINDS: Mapping[str, BlockKind] = {
+    "Q4_0": BlockKind(2, 4, False, torch.float16),
+    "Q4_1": BlockKind(3, 4, True, torch.float16),
+    "Q5_0": BlockKind(4, 8, False, torch.float16),
+    "Q5_1": BlockKind(5, 8, True, torch.float16),
+    "Q8_0": BlockKind(6, 8, False, torch.float16),
+    "Q4_K": BlockKind(7, 4, True, torch.float32),
+    "Q5_K": BlockKind(8, 8, True, torch.float32),
+    "Q6_K": BlockKind(9, 8, False, torch.bfloat16),
+}
+"""Formats that the library packs: all without loss but for Q6_K, whose groups have 16 inputs."""
+
+
+class CodePacking(ctypes.Structure):
+    """``ost_code_packing``."""
+
+    _fields_ = (
+        *pointers("tiles", "scales", "minima", "rows", "order"),
+        *int64s("row_bytes", "first_output", "num_rows"),
+        *int32s("num_inputs", "row_kind", "dtype", "weight_format", "scale_dtype"),
+        *int32s("group_size", "padding", "num_threads"),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CodeTiles:
+    """Memory of a quantized weight.
+
+    Attributes:
+        num_rows: Outputs.
+        num_columns: Inputs.
+        bits: 8 or 4.
+        group_size: Inputs of a group.
+        padding: The code of inputs that only fill up the last step.
+        tiles: Codes, shape (num_tiles, bytes of a tile).
+        scales: Shape (num_tiles, num_groups, 32).
+        minima: Likewise, or None.
+    """
+
+    num_rows: int
+    num_columns: int
+    bits: int
+    group_size: int
+    padding: int
+    tiles: Tensor
+    scales: Tensor
+    minima: Tensor | None
+
+    def put_codes(self, first: int, codes: Tensor) -> None:
+        """Pack codes without their scales, bytes of shape (num_rows, num_columns)."""
+        assert codes.itemsize == 1 and codes.shape[1] == self.num_columns, codes.shape
+        self._pack(first, codes, _CODES, torch.float32, None)
+
+    def put_numbers(self, first: int, numbers: Tensor) -> None:
+        """Pack the nearest codes of numbers, shape (num_rows, num_columns), and their scales."""
+        assert numbers.shape[1] == self.num_columns, numbers.shape
+        assert self.bits == 8 or self.minima is not None, "of 4 bits, with minima"
+        assert self.scales.dtype == torch.bfloat16, "scales are rounded to bfloat16"
+        self._pack(first, numbers, _NUMBERS, numbers.dtype, None)
+
+    def put_blocks(
+        self, first: int, blocks: Tensor, kind: str, dtype: torch.dtype, order: Tensor | None = None
+    ) -> None:
+        """Pack blocks of a GGUF file, codes and scales.
+
+        Args:
+            first: The output that the first row becomes.
+            blocks: Bytes, shape (num_rows, bytes of a row).
+            kind: One of ``BLOCK_KINDS``.
+            dtype: Compute dtype: numbers are rounded to it before their nearest codes are chosen.
+            order: Which row each output is, int64; None if they are in order.
+        """
+        known = BLOCK_KINDS[kind]
+        numbers, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+        assert blocks.dtype == torch.uint8 and self.num_columns % numbers == 0, kind
+        assert blocks.shape[1] == self.num_columns // numbers * size, blocks.shape
+        assert known.bits <= self.bits and self.group_size == TILE_OUTPUTS, kind
+        assert self.minima is not None or not known.has_minima, kind
+        if order is not None:
+            assert order.dtype == torch.int64 and order.shape == (len(blocks),), order.shape
+            assert int(order.min()) >= 0 and int(order.max()) < len(blocks), "rows of the blocks"
+            order = order.contiguous()
+        self._pack(first, blocks, known.number, dtype, order)
+
+    def _pack(
+        self, first: int, rows: Tensor, kind: int, dtype: torch.dtype, order: Tensor | None
+    ) -> None:
+        rows = rows.detach() if rows.stride(1) == 1 else rows.detach().contiguous()
+        assert 0 <= first <= first + len(rows) <= self.num_rows, (first, len(rows))
+        assert rows.device.type == "cpu" and dtype in DTYPES, (rows.device, dtype)
+        self._check()
+        has_scales = kind != _CODES
+        record = CodePacking(
+            self.tiles.data_ptr(),
+            self.scales.data_ptr() if has_scales else None,
+            self.minima.data_ptr() if has_scales and self.minima is not None else None,
+            rows.data_ptr(),
+            None if order is None else order.data_ptr(),
+            rows.stride(0) * rows.itemsize,
+            first,
+            len(rows),
+            self.num_columns,
+            kind,
+            DTYPES[dtype],
+            FORMATS[self.bits],
+            DTYPES[self.scales.dtype],
+            self.group_size,
+            self.padding,
+            torch.get_num_threads(),
+        )
+        required_library().ost_pack_codes(ctypes.byref(record))
+
+    def _check(self) -> None:
+        num_tiles = -(-self.num_rows // TILE_OUTPUTS)
+        tile_bytes = TILE_OUTPUTS * padded_width(self.num_columns) * self.bits // 8
+        assert self.tiles.shape == (num_tiles, tile_bytes), self.tiles.shape
+        groups = (num_tiles, -(-self.num_columns // self.group_size), TILE_OUTPUTS)
+        assert self.group_size % TILE_OUTPUTS == 0, self.group_size
+        for of_groups in (self.scales, self.minima):
+            assert of_groups is None or of_groups.shape == groups, groups
+            assert of_groups is None or of_groups.dtype == self.scales.dtype, "one dtype"
+        assert self.tiles.is_contiguous() and self.scales.is_contiguous(), "tiles side by side"

@@ -1,0 +1,68 @@
+"""Token counts of a response."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from ostinato.engine.requests.outputs import RequestOutput
+from ostinato.protocol.answers import UsageBody
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of a response.
+
+    Attributes:
+        num_prompt_tokens: Tokens of all prompts; a prompt with n continuations counts once.
+        num_cached_tokens: Prompt tokens that hit the cache.
+        num_completion_tokens: Tokens of all continuations.
+        num_kept_tokens: Prompt tokens of earlier answers, kept as generated.
+        cached_tokens_from: Cached tokens by the place their KV came from.
+    """
+
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_completion_tokens: int
+    num_kept_tokens: int = 0
+    cached_tokens_from: Counter[str] = field(default_factory=Counter)
+
+    @classmethod
+    def of(cls, outputs: Iterable[RequestOutput]) -> "Usage":
+        """Add up outputs."""
+        known = list(outputs)
+        return cls(
+            sum(len(output.prompt_token_ids) for output in known),
+            sum(output.num_cached_tokens for output in known),
+            sum(len(part.token_ids) for output in known for part in output.outputs),
+            sum(output.num_kept_tokens for output in known),
+            sum((Counter(output.cached_tokens_from) for output in known), Counter()),
+        )
+
+    @property
+    def loaded_tokens(self) -> dict[str, int]:
+        """Cached tokens from tiers, as ``disk_tokens`` and ``remote_tokens``."""
+        return {f"{k}_tokens": n for k, n in self.cached_tokens_from.items() if k != "pool"}
+
+    def as_openai(
+        self, retained: Sequence[int] = (), num_reasoning_tokens: int | None = None
+    ) -> UsageBody:
+        """Return OpenAI's ``usage``.
+
+        Args:
+            retained: Leased tokens of each prompt for which a lease was requested.
+            num_reasoning_tokens: Generated reasoning tokens; None if reasoning is not parsed.
+        """
+        details = {"cached_tokens": self.num_cached_tokens, **self.loaded_tokens}
+        if self.num_kept_tokens:
+            details["kept_tokens"] = self.num_kept_tokens
+        if retained:
+            details["retained_tokens"] = sum(retained)
+        counts = UsageBody(
+            prompt_tokens=self.num_prompt_tokens,
+            completion_tokens=self.num_completion_tokens,
+            total_tokens=self.num_prompt_tokens + self.num_completion_tokens,
+            prompt_tokens_details=details,
+        )
+        if num_reasoning_tokens is not None:
+            counts["completion_tokens_details"] = {"reasoning_tokens": num_reasoning_tokens}
+        return counts
