@@ -245,6 +245,7 @@ def test_streamed_turns_are_noted_before_their_stream_ends(http: httpx.Client):
 def second_question(http: httpx.Client, salt: str, **more: Any) -> tuple[Chat, str]:
     """Call two tools, answer, and be asked again; returns the client and the request's id."""
     agent = Chat(salt, **more)
+    agent.items = [agent.user(f"Look, {salt}.")]  # nothing that another tenant has sent
     for turn in range(2):
         agent.ask(http, written(turn, thought="A thought of more than one block."))
         agent.result("ok")
@@ -277,45 +278,34 @@ def test_keep_reasoning_hits_all_of_the_turns_before(http: httpx.Client):
 # --- sealed names of turns -----------------------------------------------------------------------
 
 
-def sealed_client(http: httpx.Client, salt: str) -> tuple[Responses, dict[str, Any]]:
-    """Answer twice at one place, with equal calls and other thoughts; returns the first item."""
+def two_answers(http: httpx.Client, salt: str) -> tuple[list[Responses], list[dict[str, Any]]]:
+    """Answer twice at one place, with equal calls; returns both clients and the first's items."""
     included = {"include": ["reasoning.encrypted_content"]}
-    agent = Responses(salt, **included)
     first, second = (Responses(salt, **included) for _ in range(2))
-    [item, call] = first.ask(http, written(0, thought="The first thought."))["output"]
+    items = first.ask(http, written(0, thought="The first thought."))["output"]
     second.ask(http, written(0, thought="The second thought."))
-    agent.items = [*agent.items, item, {**call, "call_id": "of the client's own"}]
-    agent.result("ok")
-    return agent, item
-
-
-def prompt_of(http: httpx.Client, state: ServerState, agent: Responses) -> str:
-    """Return the text of the client's next prompt."""
-    agent.ask(http, "Done.")
-    texts = state.llm.engine.texts
-    assert texts is not None
-    known = [entry.known.text.decode() for entry in texts.known._recent]
-    return next(text for text in reversed(known) if "<tool_response>\nok" in text)
+    return [first, second], items
 
 
 @pytest.mark.parametrize("is_sent", [True, False])
-def test_a_sealed_name_chooses_the_turn_that_was_written(
-    http: httpx.Client, state: ServerState, is_sent: bool
-):
+def test_a_sealed_name_chooses_the_turn_that_was_written(http: httpx.Client, is_sent: bool):
     """Two turns mean the same at one place; without a name, the newest is taken."""
-    agent, item = sealed_client(http, f"sealed {is_sent}")
-    assert "first" not in item["encrypted_content"]
-    agent.items[1] = {"type": "reasoning", "summary": []}
+    both, (item, call) = two_answers(http, f"sealed {is_sent}")
+    agent = Responses(f"sealed {is_sent}")
+    agent.items.append({"type": "reasoning", "summary": []})
     if is_sent:
-        agent.items[1]["encrypted_content"] = item["encrypted_content"]
-    text = prompt_of(http, state, agent)
-    assert ("The first thought." in text) is is_sent
+        agent.items[-1]["encrypted_content"] = item["encrypted_content"]
+    agent.items.append({**call, "call_id": "of the client's own"})
+    agent.result("ok")
+    agent.ask(http, "Done.")
+    prompt, _, answer = both[not is_sent].counts[0]
+    assert agent.counts[0][1] == prompt + answer - 1
     assert ("seals=1" in agent.header) is is_sent
 
 
 @pytest.mark.parametrize("what", ["another tenant's", "forged", "of another vendor", "empty"])
 def test_a_sealed_name_of_no_turn_here_has_no_effect_and_says_so(http: httpx.Client, what: str):
-    _, item = sealed_client(http, "victim")
+    _, (item, _) = two_answers(http, "victim")
     name = item["encrypted_content"]
     sent = {
         "another tenant's": name,
