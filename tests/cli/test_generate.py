@@ -173,6 +173,20 @@ def test_every_option_of_sampling_reaches_the_sampler(
     assert result.stdout != f"{plain}\n"
 
 
+def test_what_is_not_given_is_the_models_own_or_an_override_of_it(terminal: Terminal, llm: LLM):
+    """The embedded model says 0.8, and an option still wins."""
+    command = ("generate", PROMPT, "--no-echo", "--seed", "5", "--num-blocks", "64")
+    changed = ("--override-generation-config", '{"temperature": 0.3, "max_new_tokens": 20}')
+
+    own = terminal.run(*command, "--max-tokens", "40").stdout
+    over = terminal.run(*command, *changed).stdout
+    given = terminal.run(*command, *changed, "-t", "0.8", "--max-tokens", "20").stdout
+
+    assert own == f"{expected(llm, seed=5, max_tokens=40).outputs[0].text}\n"
+    assert over == f"{expected(llm, seed=5, max_tokens=20, temperature=0.3).outputs[0].text}\n"
+    assert given == f"{expected(llm, seed=5, max_tokens=20).outputs[0].text}\n"
+
+
 def test_every_setting_of_the_engine_reaches_it(terminal: Terminal, watch: EngineWatch):
     """Memory has a unit; 64 KiB hold 2 blocks of 8 tokens in float32."""
     result = terminal.run(

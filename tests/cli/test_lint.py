@@ -2,7 +2,11 @@
 
 import gzip
 import json
+import re
 from pathlib import Path
+
+from tests.support.chat_templates import FAMILIES
+from tests.support.checkpoints import make_tokenizer
 
 from .terminal import Terminal
 
@@ -110,3 +114,40 @@ def test_a_log_that_is_too_long_is_checked_in_part_and_says_so(terminal: Termina
     assert result.stdout.startswith("4 requests, ")
     assert "Only the first 4 requests were checked (1KiB of prompts; --max-text" in result.stderr
     assert "max_text='much'" in terminal.refuse("lint", log, "--max-text", "much")
+
+
+def test_a_template_that_only_appends_is_called_prefix_preserving(terminal: Terminal):
+    """No log, no weights: the embedded model's template renders synthetic dialogues."""
+    page = terminal.show("lint", "--template", "tiny-shakespeare", "--strict")
+    assert "each prompt begins with the one before" in page
+    assert "Prefix-preserving, as trainers need it: yes." in page
+    assert "not in this template" in page
+
+
+def test_a_template_that_drops_reasoning_names_the_turn_and_the_tokens(
+    terminal: Terminal, tmp_path: Path
+):
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = FAMILIES["qwen3"]
+    tokenizer.save_pretrained(tmp_path)
+    page = terminal.show("lint", "--template", str(tmp_path))
+    assert "earlier turns are rewritten in 3 dialogues" in " ".join(page.split())
+    assert re.search(
+        r"tool calls with reasoning +drops earlier reasoning +user message \(7\)", page
+    )
+    assert "<think>" in page
+    strict = terminal.run("lint", "--template", str(tmp_path), "--json", "--strict")
+    report = json.loads(strict.stdout)
+    assert (strict.exit_code, report["append_only"]) == (1, False)
+    assert report["drops_at_user_message"]
+
+
+def test_a_template_that_is_broken_or_missing_is_named(terminal: Terminal, tmp_path: Path):
+    tokenizer = make_tokenizer()
+    tokenizer.save_pretrained(tmp_path)
+    assert "has no chat template" in terminal.refuse("lint", "--template", str(tmp_path))
+    tokenizer.chat_template = "{% if %}"
+    tokenizer.save_pretrained(tmp_path)
+    page = terminal.show("lint", "--template", str(tmp_path))
+    assert "renders no conversation" in page and "Expected an expression" in page
+    assert "a log of requests, or --template" in terminal.refuse("lint")

@@ -1,12 +1,12 @@
 """Tables and lists on the pages hold what the code holds."""
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
 
 from ostinato.protocol.dialects import DIALECTS, READ_ON, Dialect
-from scripts.settings_page import KINDS, with_tables
 from tests.docs.reading import ROOT
 from tests.support.model_families import FAMILIES
 
@@ -17,8 +17,9 @@ ROOMS = sorted({path.parent for path in (ROOT / "src/ostinato").glob("*/[a-z]*.p
 
 def test_the_tables_of_settings_are_those_of_the_code():
     """``python scripts/settings_page.py`` writes them."""
-    assert with_tables(SETTINGS) == SETTINGS
-    assert set(re.findall("<!-- settings: (\\w+) -->", SETTINGS)) == set(KINDS)
+    script = runpy.run_path(str(ROOT / "scripts/settings_page.py"))
+    assert script["with_tables"](SETTINGS) == SETTINGS
+    assert set(re.findall(r"<!-- settings: (\w+) -->", SETTINGS)) == set(script["KINDS"])
 
 
 def test_the_models_page_names_the_families_that_are_tested_exactly():

@@ -22,6 +22,8 @@ SAME_SETTINGS = [
     "model",
     "revision",
     "tokenizer",
+    "generation_config",
+    "override_generation_config",
     "dtype",
     "kv_cache_dtype",
     "seed",

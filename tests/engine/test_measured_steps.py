@@ -6,7 +6,8 @@ from ostinato import LLM, SamplingParams
 from ostinato.core.errors import ConfigError
 from ostinato.lab.traces.recording import read_recording
 from ostinato.lab.work.cost_model import cost_of, error_of, measured_steps, of_repeats
-from ostinato.scheduling.step_prices import Work, fit
+from ostinato.scheduling.price_fit import fit
+from ostinato.scheduling.step_prices import Work
 
 
 def test_each_step_has_its_work_and_its_time(tmp_path):

@@ -6,7 +6,8 @@ import pytest
 
 from ostinato import SamplingParams
 from ostinato.engine.tiers.reader import TierReader
-from ostinato.scheduling.step_prices import LearnedPrices, StepPrices
+from ostinato.scheduling.learned_prices import LearnedPrices
+from ostinato.scheduling.step_prices import StepPrices
 from ostinato.tiers.port import LoadFault
 from tests.engine.tiered import GREEDY, TEXT, NewLLM, ask, engine_prompt, slow_computing
 from tests.support.memory_tier import MemoryTier

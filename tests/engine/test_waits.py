@@ -10,7 +10,7 @@ from ostinato.core.ids import SequenceId
 from ostinato.core.plan import ScheduledSequence, StepPlan
 from ostinato.engine.tiers.waits import WaitBook
 from ostinato.observe.explanation import Wait
-from ostinato.scheduling.step_prices import LearnedPrices
+from ostinato.scheduling.learned_prices import LearnedPrices
 from tests.support.tiny_scheduler import make_sequence
 
 

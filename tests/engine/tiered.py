@@ -9,7 +9,8 @@ from ostinato import LLM, RequestOutput, SamplingParams
 from ostinato.engine.loop import engine as engine_module
 from ostinato.engine.requests.prompts import parse_prompt
 from ostinato.engine.tiers import loads as tier_loads
-from ostinato.scheduling.step_prices import LearnedPrices, StepPrices
+from ostinato.scheduling.learned_prices import LearnedPrices
+from ostinato.scheduling.step_prices import StepPrices
 from tests.support.memory_tier import MemoryTier
 
 TEXT = [1 + (i * 37) % 61 for i in range(130)]

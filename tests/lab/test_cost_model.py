@@ -8,7 +8,8 @@ from ostinato.core.errors import ConfigError
 from ostinato.core.ids import SequenceId
 from ostinato.core.plan import ScheduledSequence, StepPlan
 from ostinato.lab.work.cost_model import CostModel, error_of
-from ostinato.scheduling.step_prices import Work, fit, plan_work
+from ostinato.scheduling.price_fit import fit
+from ostinato.scheduling.step_prices import Work, plan_work
 
 
 def prefill_work(num_tokens):

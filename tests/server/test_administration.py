@@ -134,6 +134,7 @@ def test_statistics_name_tenants_and_no_salt(keyed: Keyed):
     known = {"ann", "bob", "eve", "ops", "public manual"}
     assert set(stats["tenants"]) <= known, "each by its name, and no salt"
     assert stats["compute_path"]["attention"] in ("native", "torch")
+    assert stats["template"]["append_only"] and stats["template"]["summary"] == ""
     assert stats["blocks"]["evictable"] > 0 and stats["num_running"] == 0
     assert keyed.state.callers.named("ann").salt not in answer.text
 

@@ -1,6 +1,7 @@
 """Tiny GGUF files, as llama.cpp's converter writes them."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ def save_gguf(
     kind: str = "F32",
     architecture: str = "qwen3",
     tensors_per_part: int = 0,
+    extra: Callable[[gguf.GGUFWriter], object] = lambda writer: None,
 ) -> Path:
     """Write a Qwen3 or Llama checkpoint as one file, or in parts.
 
@@ -26,6 +28,7 @@ def save_gguf(
         kind: Of matrices: F32, Q8_0, Q4_1, ...; vectors stay in float32.
         architecture: What the file says it is; ``llama`` turns rows and has factors of RoPE.
         tensors_per_part: Splits the file; 0 does not.
+        extra: Adds more keys.
 
     Returns:
         The file, or its first part.
@@ -46,6 +49,7 @@ def save_gguf(
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
     _add_tokenizer(writer, checkpoint)
+    extra(writer)
     arch = gguf.MODEL_ARCH.LLAMA if architecture == "llama" else gguf.MODEL_ARCH.QWEN3
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     if architecture == "llama":

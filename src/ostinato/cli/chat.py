@@ -133,6 +133,7 @@ def run(
     EngineConfig.of(model, engine)
     template = None if chat_template is None else _read(chat_template)
     with loaded(model, engine) as llm:
+        params = sampling.fill(params, llm.engine.defaults)
         _converse(Conversation(llm, params, system, template), llm, model)
 
 

@@ -91,6 +91,7 @@ def run(
         from ostinato import LoRARequest
 
         adapter = None if lora is None else LoRARequest(lora, 1, lora)
+        params = sampling.fill(params, llm.engine.defaults)
         outputs = llm.generate(text, params, request_id=_REQUEST_ID, lora_request=adapter)
         if n == 1 and not as_json:
             output = follow(llm, outputs, _REQUEST_ID, _page(text, echo))

@@ -10,8 +10,15 @@ from rich.text import Text
 
 from ostinato.cli.options import engine_options as options
 from ostinato.cli.options.option_groups import option
-from ostinato.cli.options.tokenizer import IgnoredFields, TokenizerModel, load_tokenizer
+from ostinato.cli.options.tokenizer import (
+    IgnoredFields,
+    TokenizerModel,
+    load_tokenizer,
+    model_tokenizer,
+)
 from ostinato.cli.options.trace_source import SkipBroken, list_broken, progress_bar
+from ostinato.cli.output.template_table import print_template
+from ostinato.core.errors import ConfigError
 from ostinato.lab.lint.lint import Finding, LintReport, lint
 from ostinato.lab.lint.slots import SlotKind, shortened
 from ostinato.lab.log.request_log import LogOptions, read_request_log
@@ -23,13 +30,16 @@ _FEW_HITS = 0.1
 
 def run(
     requests: Annotated[
-        Path,
+        Path | None,
         typer.Argument(
             help="Log of requests to an OpenAI or Anthropic API: JSON lines or a JSON array, "
             "also gzipped.",
             show_default=False,
         ),
-    ],
+    ] = None,
+    template: str | None = option(
+        None, "Check this model's chat template instead: which turns it rewrites.", metavar="MODEL"
+    ),
     model: TokenizerModel = None,
     block_size: int = options.engine_option("block_size"),
     skip_broken: SkipBroken = False,
@@ -43,7 +53,16 @@ def run(
     Requests are grouped by template; each fix is tried on the real cache, and reported only if it
     saves tokens. No model is run: only the tokenizer of --model is loaded. Without it, a token is a
     word or a piece of one.
+
+    --template reads no log: the chat template of a model renders synthetic dialogues, and each
+    prompt is compared with the one before and its answer.
     """
+    if (requests is None) == (template is None):
+        raise ConfigError("requests: give a log of requests, or --template with a model")
+    if template is not None:
+        _check_template(template, as_json, strict)
+        return
+    assert requests is not None
     most = read_bytes("max_text", max_text)
     read = LogOptions("skip" if skip_broken else "refuse", ignore or ())
     log = read_request_log(requests, read, most)
@@ -59,6 +78,21 @@ def run(
     else:
         _print(report, model)
     if strict and report.findings:
+        raise typer.Exit(1)
+
+
+def _check_template(model: str, as_json: bool, strict: bool) -> None:
+    """Print what a model's chat template loses of earlier turns; no weights are loaded."""
+    from ostinato.engine.prompts.template_report import report_template
+
+    report = report_template(model_tokenizer(model), takes_images=True)
+    if report is None:
+        raise ConfigError(f"template={model!r}: its tokenizer has no chat template")
+    if as_json:
+        typer.echo(json.dumps({"model": model, **report.as_dict()}, indent=2, ensure_ascii=False))
+    else:
+        print_template(report, model)
+    if strict and not report.is_append_only:
         raise typer.Exit(1)
 
 

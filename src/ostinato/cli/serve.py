@@ -98,14 +98,19 @@ def _serve(model: str, config: ServerConfig, engine: dict[str, Any], start: _Sta
             state = open_state(model, engine, config)
             load_adapters(state, start.adapters)
             warm_up(state, prompts)
-        path = str(state.llm.engine.compute_path)
-        run_server(state, listener, lambda address: _announce(model, address, start.callers, path))
+        loaded = state.llm.engine
+        notes = [
+            f"Computing in {loaded.compute_path}.",
+            f"Requests that do not say sample with {loaded.defaults}.",
+            start.callers,
+        ]
+        run_server(state, listener, lambda address: _announce(model, address, notes))
 
 
-def _announce(model: str, address: str, callers: str, compute_path: str) -> None:
-    """Print the address, the compute path, and who may call."""
+def _announce(model: str, address: str, notes: list[str]) -> None:
+    """Print the address, and notes such as the compute path."""
     console = Console(stderr=True, soft_wrap=True)
     line = Text("Serving ").append(model, style="bold").append(" on ")
     console.print(line.append(f"{address}/v1", style="bold"))
-    console.print(f"Computing in {compute_path}.", style="dim", markup=False, highlight=False)
-    console.print(callers, style="dim")
+    for note in notes:
+        console.print(note, style="dim", markup=False, highlight=False)

@@ -9,6 +9,9 @@ from ostinato.core.ids import RequestId
 from ostinato.core.plan import TokenConstraint
 from ostinato.core.sampling_params import SamplingParams
 
+IDLE_WORK = "idle work "
+"""How the names of the engine's own requests begin, which it runs while it is idle."""
+
 
 class FinishReason(StrEnum):
     """Why a continuation ended."""

@@ -97,10 +97,9 @@ def same_setting(kind: type, name: str, default: Any = MISSING, **changes: Any) 
 
 
 @cache
-def setting_fields(kind: type) -> dict[str, "Field[Any]"]:
+def setting_fields(kind: type[Any]) -> dict[str, "Field[Any]"]:
     """Return the fields that are settings, by name and in their order."""
-    known: Any = kind
-    return {each.name: each for each in fields(known) if "setting" in each.metadata}
+    return {each.name: each for each in fields(kind) if "setting" in each.metadata}
 
 
 def shared_settings(source: object, kind: type) -> dict[str, Any]:
@@ -120,7 +119,7 @@ def choices_of(known: "Field[Any]") -> tuple[str, ...]:
     return choices or next(literals, ())
 
 
-def check_settings(config: object) -> None:
+def check_settings(config: Any) -> None:
     """Check each setting of a dataclass by itself.
 
     Raises:
@@ -150,8 +149,8 @@ def _problem(value: Any, types: tuple[Any, ...], choices: tuple[str, ...], about
     if bool in types:
         return "" if isinstance(value, bool) else "True or False"
     if int in types or float in types:
-        kinds = int if int in types else (int, float)
-        is_number = isinstance(value, kinds) and not isinstance(value, bool)
+        is_number = isinstance(value, int if int in types else (int, float))
+        is_number = is_number and not isinstance(value, bool)
         return "" if is_number and _is_within(value, about) else _number(types, about.limits)
     if str in types:
         kinds = (str, Path) if Path in types else str

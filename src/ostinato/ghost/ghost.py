@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.eviction import EvictionPolicy
 from ostinato.cache.observer import CacheObserver
-from ostinato.core.request import RequestContext
+from ostinato.core.request import IDLE_WORK, RequestContext
 from ostinato.eviction.learned_policy import LearnedPolicy
 from ostinato.ghost.estimator import LEARNED, LEARNING, PLAYED, Coverage, PairedEstimator
 from ostinato.ghost.sampler import SampledRequest, Sampler
@@ -104,7 +104,7 @@ class Ghost(CacheObserver):
 
     def on_admit(self, table: BlockTable, context: RequestContext) -> None:
         """Note that a request begins."""
-        if context.is_readmission:
+        if context.is_readmission or context.name.startswith(IDLE_WORK):
             return
         self._num_seen += 1
         if self._num_seen >= self._due:

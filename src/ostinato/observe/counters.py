@@ -12,7 +12,7 @@ from ostinato.cache.block import CacheEntry
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.observer import CacheObserver, Eviction
 from ostinato.cache.prefix_index import PublishResult
-from ostinato.core.request import RequestContext
+from ostinato.core.request import IDLE_WORK, RequestContext
 from ostinato.observe.histogram import Histogram
 from ostinato.settings import PolicyName
 
@@ -199,7 +199,7 @@ class CacheCounters(CacheObserver):
 
     def on_admit(self, table: BlockTable, context: RequestContext) -> None:
         """Count a look-up; a prompt with ``n`` continuations was looked up once."""
-        if context.is_sibling:
+        if context.is_sibling or context.name.startswith(IDLE_WORK):
             return
         shared, copied = table.num_shared_tokens, table.num_copied_tokens
         again = context.is_readmission

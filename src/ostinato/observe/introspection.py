@@ -29,7 +29,7 @@ from ostinato.cache.observer import CacheObserver, Eviction
 from ostinato.cache.prefix_index import CachedRun, PrefixIndex, Removal
 from ostinato.core.identity import Identity
 from ostinato.core.ids import BlockId
-from ostinato.core.request import RequestContext
+from ostinato.core.request import IDLE_WORK, RequestContext
 from ostinato.core.tokens import TOKEN_BYTES
 
 HEAD_TOKENS = 64
@@ -113,7 +113,8 @@ class HitCounts(CacheObserver):
 
     def on_admit(self, table: BlockTable, context: RequestContext) -> None:
         """Count a hit."""
-        if table.num_shared_tokens and not context.is_readmission:
+        is_counted = not (context.is_readmission or context.name.startswith(IDLE_WORK))
+        if table.num_shared_tokens and is_counted:
             self.by_block[table.blocks[-1]] += 1
 
     def on_evict(self, eviction: Eviction) -> None:

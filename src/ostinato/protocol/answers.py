@@ -250,6 +250,7 @@ class ModelCard(TypedDict):
     created: int
     owned_by: str
     max_model_len: int
+    default_sampling_params: dict[str, float]
     parent: str | None
     adapter: str | None
 

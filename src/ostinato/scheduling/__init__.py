@@ -3,7 +3,9 @@
 Files in reading order:
 
 * ``longest_prefix``: longest cached prefix first, and what all ranked orders share
-* ``step_prices``: what the work of a step costs, learned from measured steps
+* ``step_prices``: what the work of a step costs
+* ``price_fit``: fits these prices to measured steps
+* ``learned_prices``: keeps them current, tells the machine's pace, and bounds what is not measured
 * ``step_timer``: bounds steps by time
 * ``shortest_first``: the prompt with the least left to compute
 * ``depth_first``: requests that share a prefix, one after another

@@ -24,7 +24,7 @@ from ostinato.core.ids import SequenceId
 from ostinato.sched.sequence import Sequence
 from ostinato.sched.waiting_queue import NumCachedTokens, StepRoom
 from ostinato.scheduling.longest_prefix import MAX_RANKED, RankedOrder
-from ostinato.scheduling.step_timer import StepMeter, StepTimer
+from ostinato.scheduling.step_timer import NO_WORK, StepMeter, StepTimer
 
 MAX_REFRESHED = 32
 """Waiting sequences that a step looks up again; of the others, what an earlier one found ranks."""
@@ -122,7 +122,9 @@ class ShortestFirst(RankedOrder):
         return dict(self._starts)
 
     def _meter(self, num_tokens: int) -> StepMeter:
-        return StepMeter(num_tokens) if self._timer is None else self._timer.meter(num_tokens)
+        if self._timer is None:
+            return StepMeter(num_tokens, NO_WORK)
+        return self._timer.meter(num_tokens)
 
     def _sorted(
         self, prompts: list[Sequence], starts: dict[SequenceId, int], meter: StepMeter

@@ -5,19 +5,29 @@ more than a tenth of the prompt rate, since each step reads all weights; at most
 times as long as without prompts. Alone, a prompt takes the smallest step that is as fast as any
 within ``LOST_ALONE``: a request that arrives meanwhile waits for that step.
 
-An engine that has measured nothing takes a small step; the next one may be twice the largest that
-was measured, so that no step is far from what is known.
+Predictions may be wrong where nothing was measured: more tokens, longer prompts, more sequences
+than ever before. So a step takes at most ``MOST_LATE`` times its limit whatever the prices are, by
+the bound of ``learned_prices``: it grows in all kinds of work as fast as what was measured allows.
+An engine that has measured nothing takes a small step: a second where a large model computes 64
+tokens a second.
 """
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ostinato.core.plan import StepPlan
 from ostinato.sched.step_planner import StepCosts
-from ostinato.scheduling.step_prices import LearnedPrices, StepPrices, Work, plan_work
+from ostinato.scheduling.learned_prices import LearnedPrices, most_certain_tokens
+from ostinato.scheduling.step_prices import StepPrices, Work, plan_work, prompt_pairs
 
 FIRST_TOKENS = 64
-"""Prompt tokens of the first step: a second where a large model computes 64 a second."""
+"""Prompt tokens of a step while nothing is known of prices."""
+
+NO_WORK = Work(1, 0, 0)
+
+FIRST_PRICES = StepPrices(0.0, 1.0, 1 / 2048, "a guess, in tokens")
+"""What counts as a token of the first steps: a token, or so many pairs of a query and a key."""
 
 LOST_RATE = 0.1
 """Share of the prompt rate that steps may lose to stay within ``max_step_ms``."""
@@ -28,6 +38,12 @@ LOST_ALONE = 0.03
 MOST_DECODES = 8
 """A step takes at most so many times what its decodes alone would take, unless within the limit."""
 
+FEW_TOKENS = 8
+"""Tokens of a step whose time is about that of reading the weights."""
+
+MOST_LATE = 2
+"""A step takes at most so many times its limit, whatever is not measured yet."""
+
 
 @dataclass(slots=True)
 class StepMeter:
@@ -35,33 +51,51 @@ class StepMeter:
 
     Attributes:
         num_tokens: Tokens left.
-        prices: The price list; None if nothing is measured.
+        planned: Work of the step so far.
+        prices: The price list; None if tokens cost the same.
         seconds: Time left.
         num_free: Tokens left that cost nothing but their attention.
+        measured: Typical steps, which bound what a step may take.
+        certain_s: That bound.
     """
 
     num_tokens: int
+    planned: Work
     prices: StepPrices | None = None
     seconds: float = float("inf")
     num_free: int = 0
+    measured: Sequence[tuple[Work, float]] = ()
+    certain_s: float = float("inf")
 
     def most_tokens(self, start: int, share: float = 1.0) -> int:
         """Return how many tokens after ``start`` others fit into a share of what is left."""
         prices, limit_tokens = self.prices, max(0, int(self.num_tokens * share))
-        if prices is None or self.seconds == float("inf"):
+        if prices is None:
             return limit_tokens
         tokens, free = range(1, limit_tokens + 1), self.num_free
-        return bisect_right(
+        likely_tokens = bisect_right(
             tokens, self.seconds * share, key=lambda n: prices.prompt_s(start, n, free)
+        )
+        if not self.measured:
+            return likely_tokens
+        return most_certain_tokens(
+            self.measured, self.certain_s, self.planned, start, likely_tokens
         )
 
     def take(self, start: int, num_tokens: int) -> None:
         """Take tokens of a prompt out of what is left; a negative number gives them back."""
+        if not num_tokens:
+            return
+        sign, number = (1, num_tokens) if num_tokens > 0 else (-1, -num_tokens)
         self.num_tokens -= num_tokens
         if self.prices is not None:
-            sign, number = (1, num_tokens) if num_tokens > 0 else (-1, -num_tokens)
             self.seconds -= sign * self.prices.prompt_s(start, number, self.num_free)
         self.num_free = max(0, self.num_free - num_tokens)
+        pairs, keys = prompt_pairs(start, number), start + number
+        so_far = self.planned
+        self.planned = Work(
+            1, so_far.tokens + num_tokens, so_far.pairs + sign * pairs, so_far.keys + sign * keys
+        )
 
 
 class StepTimer(StepCosts):
@@ -79,25 +113,26 @@ class StepTimer(StepCosts):
         self.prices = LearnedPrices() if prices is None else prices
         self.limit_s = float("inf")
         self._max_step_s, self._max_tokens = max_step_ms / 1000, max_tokens
-        self._meter = StepMeter(max_tokens)
+        self._meter = StepMeter(max_tokens, NO_WORK)
 
     def begin(self, decoding: list[int], starts: list[int], is_alone: bool) -> None:
         """Begin a step with sequences that decode, and with prompts that have begun."""
-        num_decoding, measured = len(decoding), self.prices.most_tokens
-        prices = self.prices.now if measured >= FIRST_TOKENS else None
-        limit_tokens = (
-            FIRST_TOKENS if prices is None and not is_alone else 2 * measured - num_decoding
-        )
-        limit_tokens = min(self._max_tokens - num_decoding, max(FIRST_TOKENS, limit_tokens))
-        self.limit_s = float("inf")
-        self._meter = StepMeter(limit_tokens, prices)
-        if prices is None:
+        num_decoding, keys = len(decoding), sum(decoding)
+        decodes = Work(1, num_decoding, keys, keys)
+        room_tokens, prices = self._max_tokens - num_decoding, self.prices.now
+        if prices is None or self.prices.most_tokens < FIRST_TOKENS:
+            self.limit_s = float("inf")
+            self._meter = StepMeter(room_tokens, decodes, FIRST_PRICES, FIRST_TOKENS + 1)
             return
-        keys = sum(decoding)
-        decodes_s = prices.seconds(Work(1, num_decoding, keys, keys))
-        self.limit_s = self._limit_s(prices, decodes_s, max(starts, default=0), is_alone)
-        self._meter.seconds = self.limit_s - decodes_s
-        self._meter.num_free = max(0, prices.free_tokens - num_decoding)
+        decodes_s = prices.seconds(decodes)
+        self.limit_s = self._max_step_s
+        if self.prices.fewest_tokens <= max(num_decoding, FEW_TOKENS):  # else its time is a guess
+            self.limit_s = self._limit_s(prices, decodes_s, max(starts, default=0), is_alone)
+        free_tokens = max(0, prices.free_tokens - num_decoding)
+        self._meter = StepMeter(
+            room_tokens, decodes, prices, self.limit_s - decodes_s, free_tokens,
+            self.prices.measured, MOST_LATE * self.limit_s,
+        )  # fmt: skip
 
     def most_tokens(self, start: int) -> int:
         """Return how many tokens after ``start`` others still fit into the step."""

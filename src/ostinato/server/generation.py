@@ -41,6 +41,11 @@ class CallFields(Protocol):
 
     model: str
 
+    @property
+    def model_fields_set(self) -> set[str]:
+        """The fields that the client gave."""
+        ...
+
     def call_settings(self) -> dict[str, Any]:
         """Return the keywords of ``GenerateCall`` that clients set."""
         ...
@@ -49,7 +54,7 @@ class CallFields(Protocol):
 def open_call(
     state: ServerState, body: CallFields, endpoint: str, id_prefix: str, params: SamplingParams
 ) -> GenerateCall:
-    """Return a call to the engine, without its prompt.
+    """Return a call to the engine, without its prompt; what is not given is the model's default.
 
     Raises:
         ApiError: This server has no such model (404).
@@ -57,7 +62,7 @@ def open_call(
     return GenerateCall(
         endpoint=endpoint,
         adapter=adapter_of(state, body.model),
-        params=params,
+        params=state.llm.engine.defaults.fill(params, body.model_fields_set),
         request_id=f"{id_prefix}{uuid.uuid4().hex}",
         **body.call_settings(),
     )

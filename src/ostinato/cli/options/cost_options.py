@@ -33,7 +33,7 @@ from ostinato.lab.work.cost_model import (
 )
 from ostinato.lab.work.model_work import WEIGHT_FORMATS, model_work
 from ostinato.lab.work.roofline import Machine, RooflineCost, choose_machine
-from ostinato.scheduling.step_prices import Measured
+from ostinato.scheduling.price_fit import Measured
 
 if TYPE_CHECKING:
     from ostinato import LLM

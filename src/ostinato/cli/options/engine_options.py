@@ -4,7 +4,7 @@ Ranges are checked by ``EngineConfig`` and ``SamplingParams``, before anything i
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Annotated, Any
 
@@ -13,6 +13,7 @@ import typer
 from ostinato.cli.options.option_groups import option
 from ostinato.cli.options.setting_options import SettingOptions, setting_option
 from ostinato.core.errors import ConfigError
+from ostinato.engine.requests.generation_defaults import GenerationDefaults
 from ostinato.engine.requests.sampling_params import SamplingParams
 from ostinato.engine.settings.settings import COMPUTING, LORA, MODEL, EngineSettings
 
@@ -37,6 +38,10 @@ Model = Annotated[
 
 _sampling = partial(option, panel="Sampling")
 
+MAX_TOKENS = 200
+TEMPERATURE = 0.8
+"""What a terminal shows of a model that says nothing about generation."""
+
 
 def named_paths(option_name: str, given: Sequence[str]) -> dict[str, str]:
     """Return paths by name.
@@ -55,23 +60,39 @@ def named_paths(option_name: str, given: Sequence[str]) -> dict[str, str]:
 class SamplingOptions:
     """How the next token is chosen, as ``SamplingParams`` names it."""
 
-    max_tokens: int = _sampling(200, "Maximum tokens to generate.")
-    temperature: float = _sampling(
-        0.8, "0 is greedy; higher is more random.", "--temperature", "-t"
+    max_tokens: int | None = _sampling(
+        None, f"Maximum tokens to generate; by default the model's own number, or {MAX_TOKENS}."
     )
-    top_p: float = _sampling(
-        1.0, "Sample from the likeliest tokens that together have this probability; 1 is off."
+    temperature: float | None = _sampling(
+        None,
+        "0 is greedy; higher is more random; by default the model's own temperature, or "
+        f"{TEMPERATURE}.",
+        "--temperature",
+        "-t",
     )
-    top_k: int = _sampling(0, "Sample from this many of the likeliest tokens; 0 is off.")
-    min_p: float = _sampling(
-        0.0, "Drop tokens less likely than this share of the likeliest; 0 is off."
+    top_p: float | None = _sampling(
+        None,
+        "Sample from the likeliest tokens that together have this probability; 1 is off; by "
+        "default the model's own, or 1.",
+    )
+    top_k: int | None = _sampling(
+        None,
+        "Sample from this many of the likeliest tokens; 0 is off; by default the model's own, or "
+        "0.",
+    )
+    min_p: float | None = _sampling(
+        None,
+        "Drop tokens less likely than this share of the likeliest; 0 is off; by default the "
+        "model's own, or 0.",
     )
     presence_penalty: float = _sampling(
         0.0, "Lower the logit of every token generated so far, once."
     )
     frequency_penalty: float = _sampling(0.0, "Lower it for each time that it was generated.")
-    repetition_penalty: float = _sampling(
-        1.0, "Divide logits of tokens seen so far, prompt included; 1 is off."
+    repetition_penalty: float | None = _sampling(
+        None,
+        "Divide logits of tokens seen so far, prompt included; 1 is off; by default the model's "
+        "own, or 1.",
     )
     seed: int | None = _sampling(None, "The same seed gives the same text.")
     stop: list[str] | None = _sampling(
@@ -81,8 +102,24 @@ class SamplingOptions:
     def params(self, stop: Sequence[str] = (), **more: Any) -> SamplingParams:
         """Return the parameters, with default stop strings and those that one command adds.
 
+        What is not given has the model's own value once ``fill`` was called.
+
         Raises:
             InvalidSamplingParams: One is out of range.
         """
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
-        return SamplingParams(**{**given, "stop": self.stop or tuple(stop), **more})
+        return SamplingParams(**{**self._given, "stop": self.stop or tuple(stop), **more})
+
+    def fill(self, params: SamplingParams, defaults: GenerationDefaults) -> SamplingParams:
+        """Return parameters with the model's values for those that are not given, or this shell's.
+
+        ``TEMPERATURE`` and ``MAX_TOKENS`` apply where neither says anything.
+        """
+        own = {"temperature": TEMPERATURE, "max_tokens": MAX_TOKENS, **defaults.values}
+        if params.max_tokens is not None and "max_tokens" not in self._given:
+            params = replace(params, max_tokens=None)
+        return replace(defaults, values=own).fill(params, self._given)
+
+    @property
+    def _given(self) -> dict[str, Any]:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}

@@ -85,4 +85,5 @@ def _add(engine: Engine, named: NamedAdapter) -> None:
 def _end(engine: Engine, adapter: LoraAdapter) -> None:
     if engine.adapters.end(adapter, engine.cache.manager.tables.live.values()):
         engine.audit.remove_adapter(adapter.digest)
+        engine.rebase.remove_adapter(adapter.digest)
     engine.free_adapters()

@@ -163,6 +163,7 @@ class AdminApi:
         self._engine.grammars.erase(salt.decode(errors="replace"))
         num_texts, num_turns = self._engine.prompts.remove_texts(salt)
         self._engine.audit.erase(salt)
+        self._engine.rebase.erase(salt)
         self._engine.waits.erase(salt)
         if self._engine.image_encoder is not None:
             self._engine.image_encoder.remove_outputs(salt)
@@ -196,6 +197,7 @@ class AdminApi:
         epoch = engine.cache.admin.new_epoch(engine.loaded.fingerprint)
         engine.recorder.on_new_epoch()
         engine.prompts.remove_texts()
+        engine.rebase.erase()
         if engine.image_encoder is not None:
             engine.image_encoder.remove_outputs(None)
         return epoch

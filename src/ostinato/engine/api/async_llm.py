@@ -117,6 +117,10 @@ class AsyncLLM:
         """Most tokens of prompt and answer together."""
         return self._engine.max_model_len
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return what requests without parameters sample with; as in ``LLM``."""
+        return self._engine.defaults.params()
+
     async def encode(
         self, text: str, *, whose: Prompt = _ANYONE, add_special_tokens: bool = True
     ) -> list[int]:
@@ -152,7 +156,7 @@ class AsyncLLM:
 
         Args:
             prompt: A text, a row of token ids, or a dict (see ``PromptDict``).
-            sampling_params: How to sample; None is ``SamplingParams()``.
+            sampling_params: How to sample; None is ``get_default_sampling_params()``.
             request_id: For ``abort``; None generates one.
             priority: Lower goes first.
             lora_request: A LoRA adapter, loaded if it is not; None is the base model, or the
@@ -333,13 +337,13 @@ class AsyncLLM:
         priority: int,
         lora_request: LoRARequest | None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        wanted = SamplingParams() if params is None else params
+        params = self.get_default_sampling_params() if params is None else params
 
         async def make() -> PreparedRequest:
             made = await prompt()
             if lora_request is not None:
                 await self.add_lora(lora_request)
                 made = replace(made, adapter=lora_request.lora_name)
-            return await self.tokenizing.request(made, wanted, request_id, priority)
+            return await self.tokenizing.request(made, params, request_id, priority)
 
         return self._thread.stream(make)

@@ -160,6 +160,8 @@ class EngineThread:
     def _run_idle_work(self) -> bool:
         """Do a part of the work for idle moments; returns whether there is more."""
         ghost, tiers = self.engine.cache.ghost, self.engine.tiers
+        if self.engine.rebase.run_idle_work():
+            return True
         if self.engine.audit.run_idle_work() or (ghost is not None and ghost.rest()):
             return True
         return tiers is not None and tiers.run_idle_work()

@@ -117,8 +117,9 @@ class LLM:
 
         Args:
             prompts: A text, a row of token ids, a dict (see ``PromptDict``), or a list of those.
-            sampling_params: One for all, or one per prompt; None is ``SamplingParams()``. Outputs
-                are complete, whatever their ``output_kind``.
+            sampling_params: One for all, or one per prompt; None is
+                ``get_default_sampling_params()``. Outputs are complete, whatever their
+                ``output_kind``.
             use_tqdm: Whether to show progress, or what makes the bar.
             priority: One for all, or one per prompt; lower goes first, None is 0.
             lora_request: One for all, or one per prompt; None is the base model. An adapter is
@@ -221,8 +222,11 @@ class LLM:
         return self.engine.loaded.require_tokenizer()
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Return what ``generate`` samples with by default; the caller's own, to be changed."""
-        return SamplingParams()
+        """Return what ``generate`` samples with by default; the caller's own, to be changed.
+
+        These are the values of ``generation_config`` and ``override_generation_config``.
+        """
+        return self.engine.defaults.params()
 
     @property
     def cache_stats(self) -> CacheStats:

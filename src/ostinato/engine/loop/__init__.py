@@ -7,6 +7,7 @@ Files in reading order:
 * ``request_factory``: makes requests, checked in full, with identities that say who may share KV
 * ``trace_writer``, ``recorder``: record what happens to an engine
 * ``audit``: recomputes a share of the hits, and compares
+* ``idle_rebase``: computes the prompt that will follow an answer, while the engine is idle
 * ``engine``: the loop
 * ``snapshot``: copies of its counters, explanations of its requests
 * ``batch``: batches, with a progress bar and Ctrl-C

@@ -34,7 +34,7 @@ def run_batch(
 ) -> list[RequestOutput]:
     """Check everything, then add everything, then step until all have ended."""
     each_params = one_each(
-        "sampling_params", SamplingParams() if params is None else params, len(prompts)
+        "sampling_params", engine.defaults.params() if params is None else params, len(prompts)
     )
     each_priority = one_each("priority", 0 if priority is None else priority, len(prompts))
     made = [

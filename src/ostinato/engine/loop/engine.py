@@ -11,7 +11,9 @@ A step that raises ends the requests that took part in it and no others.
 import logging
 import time
 import weakref
+from array import array
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from ostinato.assembly import PrefixCache, build_cache, build_scheduler
@@ -21,14 +23,18 @@ from ostinato.core.plan import StepPlan, StepResult
 from ostinato.core.request import FinishReason
 from ostinato.engine.loop.adapters import Adapters
 from ostinato.engine.loop.audit import HitAudit
+from ostinato.engine.loop.idle_rebase import IdleRebase
 from ostinato.engine.loop.kv_events_publisher import publish_kv_events
 from ostinato.engine.loop.recorder import Recorder
 from ostinato.engine.loop.request_factory import Identities, RequestFactory
 from ostinato.engine.prompts.image_encoder import ImageEncoder
 from ostinato.engine.prompts.prompt_tokenizer import PromptTokenizer
 from ostinato.engine.prompts.public_prefixes import PublicPrefixes
+from ostinato.engine.prompts.template_report import report_template
 from ostinato.engine.requests.caller import Owner
 from ostinato.engine.requests.outputs import RequestOutput
+from ostinato.engine.requests.prompts import Prompt
+from ostinato.engine.requests.read_defaults import read_defaults
 from ostinato.engine.requests.request_state import RequestState
 from ostinato.engine.requests.request_validation import PreparedRequest
 from ostinato.engine.settings.config import EngineConfig
@@ -43,7 +49,7 @@ from ostinato.runner.model_loader import LoadedModel
 from ostinato.sched.sequence import Sequence, SequenceUpdate
 from ostinato.sched.stats import SchedulerStats
 from ostinato.scheduling.held_requests import HeldRequests
-from ostinato.scheduling.step_prices import LearnedPrices
+from ostinato.scheduling.learned_prices import LearnedPrices
 
 logger = logging.getLogger("ostinato")
 
@@ -54,10 +60,12 @@ class Engine:
     Attributes:
         owner: The process that it runs in.
         compute_path: How the runner computes steps, and why not faster.
+        defaults: Sampling parameters of requests that give none.
         adapters: LoRA adapters by name.
         public_prefixes: The prefixes that several tenants share.
         identities: With whom the KV of a prompt may be shared.
         make_request: Makes a request, checked in full: ``RequestFactory.make``.
+        rebase: Computes prompts to come in idle moments.
         audit: Recomputes hits in idle moments, and compares.
         grammars: Compiles structured outputs; safe in any thread.
         params: Prepares sampling parameters; safe in any thread.
@@ -69,6 +77,7 @@ class Engine:
         kv_events: Publishes KV events; None unless ``kv_events_endpoint`` is set.
         prompts: Turns the texts and images of prompts into token ids.
         texts: Tokenizes texts, and remembers them; None if the checkpoint has no tokenizer.
+        template: What the chat template loses of earlier turns; None if there is no template.
         image_prompts: Loads the images of prompts; safe in any thread.
         image_encoder: Encodes them beside the steps; None for a model that serves text alone.
     """
@@ -84,7 +93,12 @@ class Engine:
         self.owner = Owner()
         self.config = config
         setup = set_up(config)
+        self.defaults = read_defaults(config, setup.loaded.path)
         self.loaded: LoadedModel = setup.loaded
+        if self.defaults.eos_token_ids is not None:
+            self.loaded = replace(setup.loaded, eos_token_ids=self.defaults.eos_token_ids)
+        if self.defaults.values:
+            logger.info("%s samples by default with %s", self.loaded.name, self.defaults)
         self.runner, self.compute_path = setup.runner, setup.compute_path
         self.recorder = Recorder(clock)
         self.adapters = Adapters(config, self.runner.adapters)
@@ -109,7 +123,21 @@ class Engine:
         self._blocked: list[bytes] = []  # tenants that are being erased
         self.prompts = PromptTokenizer(self.loaded, config, self.public_prefixes)
         self.texts, self.image_prompts = self.prompts.texts, self.prompts.images
+        self.template = report_template(self.loaded.tokenizer, self.loaded.vision is not None)
+        if self.template is not None and self.template.summary():
+            logger.warning("%s: %s", self.loaded.name, self.template.summary())
         kv_dtype = self.runner.kv_stores[0].dtype
+        self.rebase = IdleRebase(
+            config.idle_rebase == "auto"
+            and config.enable_prefix_caching
+            and self.template is not None
+            and self.template.drops_at_user_message,
+            self.cache,
+            self.scheduler,
+            self._execute,
+            self.loaded.kv_spec.bytes_per_token(kv_dtype),
+            self.recorder,
+        )
         self.identities = Identities(
             self.loaded, kv_dtype, self.cache.manager, self.adapters, self.public_prefixes
         )
@@ -182,6 +210,7 @@ class Engine:
         self.recorder.tick()
         self.scheduler.add(made.request, made.seeds)
         self.recorder.on_added(made.request, made.arrival_s)
+        self.rebase.note_request(made.request)
         state = RequestState(made, None if self.texts is None else self.texts.table)
         self._states[made.request.request_id] = state
         [sequence] = self.scheduler.requests.live[made.request.request_id]
@@ -301,8 +330,30 @@ class Engine:
         if preempt_running:
             self.scheduler.preempt_all()
         self.cache.admin.reset()
+        self.rebase.erase()
         self.prompts.remove_texts()
         self.recorder.on_reset(preempt_running)
+
+    def offer_next(self, request_id: str, whose: Prompt, tokens: "array[int]") -> bool:
+        """Prepare the prompt that follows an answered request, in idle steps; see ``IdleRebase``.
+
+        Args:
+            request_id: The request.
+            whose: A prompt of its sender.
+            tokens: What is known of the prompt, packed, shape (num_tokens,).
+
+        Returns:
+            Whether there is something to compute.
+        """
+        if not self.rebase.is_wanted(request_id) or not len(tokens):
+            return False
+        try:
+            identity = self.identities.of_prompt(whose, tokens)
+        except RequestError:  # its adapter was unloaded
+            return False
+        if any(identity.belongs_to(salt) for salt in self._blocked):
+            return False
+        return self.rebase.offer(request_id, identity, tokens)
 
     @property
     def request_ids(self) -> list[RequestId]:
@@ -392,6 +443,7 @@ class Engine:
                 del self._states[request_id]
                 self.prompts.note_answers(state)
                 self.audit.note(state.request, state.num_cached_tokens)
+                self.rebase.note_answer(state)
                 self.recorder.on_ended(request_id)
         self.free_adapters()
         return list(touched.values())

@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from ostinato.engine.ledger.turns import LedgerCounts
 from ostinato.engine.loop.audit import AuditCounts
 from ostinato.engine.loop.engine import Engine
+from ostinato.engine.loop.idle_rebase import RebaseCounts
 from ostinato.engine.tiers.tiered_cache import TierCounts
 from ostinato.observe.counters import CacheStats
 from ostinato.observe.introspection import BlockState, count_states
 from ostinato.runner.compute_path import ComputePath
 from ostinato.sched.stats import SchedulerStats
-from ostinato.scheduling.step_prices import StepTimes
+from ostinato.scheduling.learned_prices import StepTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,7 @@ class Snapshot:
     compute_path: ComputePath  # how steps are computed, and why not faster
     audit: AuditCounts  # what audits of hits have found
     steps: StepTimes  # predicted and measured times of steps
+    rebase: RebaseCounts  # rows computed for prompts to come
     tiers: TierCounts | None = None  # what tiers did; None without any
     ledger: LedgerCounts | None = None  # turns that were written; None without a tokenizer
 
@@ -46,6 +48,7 @@ def take_snapshot(engine: Engine) -> Snapshot:
         engine.compute_path,
         engine.audit.counts,
         engine.prices.times,
+        engine.rebase.counts,
         None if engine.tiers is None else engine.tiers.counts,
         None if turns is None else replace(turns.ledger.counts),
     )

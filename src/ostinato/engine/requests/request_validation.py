@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from ostinato.core.request import Request
+from ostinato.core.request import IDLE_WORK, Request
 from ostinato.core.tokens import pack_tokens
 from ostinato.engine.ledger.continuation import TurnReport
 from ostinato.engine.ledger.turns import OpenTurn
@@ -181,6 +181,11 @@ def check_request_id(request_id: Any) -> str:
     """Return a request's id; other types than a str raise ``RequestError``."""
     if not isinstance(request_id, str):
         raise RequestError(f"request_id={request_id!r:.80}: must be a str")
+    if request_id.startswith(IDLE_WORK):
+        raise RequestError(
+            f"request_id={request_id!r:.80}: the engine's own work has names that begin with "
+            f"{IDLE_WORK!r}; choose another one"
+        )
     return request_id
 
 

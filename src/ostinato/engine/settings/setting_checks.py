@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ostinato.core.config import at_least
 from ostinato.core.errors import ConfigError
-from ostinato.engine.settings.settings import EngineSettings
+from ostinato.engine.settings.settings import GENERATION_NAMES, EngineSettings
 from ostinato.runner.settings import NATIVE_BLOCK
 from ostinato.settings import TenantShare
 
@@ -20,6 +20,11 @@ def check_combinations(settings: EngineSettings) -> None:
         raise ConfigError(
             f"num_blocks={settings.num_blocks} and kv_cache_memory={settings.kv_cache_memory} both "
             "size the pool: give one of them"
+        )
+    if unknown := [*set(settings.override_generation_config) - set(GENERATION_NAMES)]:
+        raise ConfigError(
+            f"override_generation_config={settings.override_generation_config!r:.200}: "
+            f"{unknown[0]!r} is none of {', '.join(GENERATION_NAMES)}"
         )
     _check_quantization(settings)
     _check_native_attention(settings)

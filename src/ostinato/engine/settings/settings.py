@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any, Literal
 
 from ostinato.core.config import SchedulerConfig, WaitingOrder
 from ostinato.core.setting import same_setting, setting
@@ -32,6 +33,14 @@ MAX_IMAGES = 16
 
 KEPT_EVENT_BATCHES = 10_000
 """Batches kept for consumers that missed some, by default, if KV events are published."""
+
+IdleRebaseMode = Literal["auto", "off"]
+
+GENERATION_NAMES = (
+    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens"),
+    "eos_token_id",
+)
+"""Values of a checkpoint's generation config that are used."""
 
 DEFAULT_MODEL = "tiny-shakespeare"
 """The model that ships with the package."""
@@ -77,6 +86,19 @@ class EngineSettings:
     keep_tokens: bool = _model(True, page="python.md#kept-tokens")
     """Keep the tokens of earlier answers as they were generated; off, every prompt is tokenized as
     a whole."""
+
+    idle_rebase: IdleRebaseMode = _model("auto", page="agents.md#prompts-computed-while-idle")
+    """Whether the prompt that follows an answer is computed in idle steps, up to the user's words,
+    where the chat template drops text of earlier turns."""
+    generation_config: str | Path = _model(
+        "auto", kind="'auto', 'vllm', a file or a directory", page="settings.md#sampling-defaults"
+    )
+    """Where sampling parameters come from that a request does not give: ``auto`` is the
+    checkpoint's ``generation_config.json``, ``vllm`` is none, or another such file or its
+    directory."""
+    override_generation_config: Mapping[str, Any] = _model(factory=dict)
+    """Single values in place of its own, as ``{"temperature": 0.5}``; ``max_new_tokens`` also
+    limits every answer of a server."""
 
     dtype: DtypeName = _computing("auto")
     """Dtype to compute in; ``auto`` is the checkpoint's."""

@@ -123,11 +123,6 @@ _BY_REASON: Mapping[str, Mapping[str, tuple[object, ...]]] = {
         "logits_processors": ([],),
         "logits_processor_pattern": (),
     },
-    "sampling defaults are those of SamplingParams(), never the checkpoint's: set "
-    "generation_config='vllm'": {
-        "generation_config": ("vllm",),
-        "override_generation_config": ({},),
-    },
     "give chat_template to chat()": {"chat_template": ()},
     "sliding windows are always respected": {
         "disable_sliding_window": (False,),

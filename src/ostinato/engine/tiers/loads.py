@@ -32,7 +32,7 @@ from ostinato.engine.tiers.prefixes import first_tokens, prefix_of
 from ostinato.engine.tiers.reader import Load, LookUp, Read, TierReader, pieces_of
 from ostinato.sched.sequence import Sequence
 from ostinato.scheduling.held_requests import HeldRequests
-from ostinato.scheduling.step_prices import LearnedPrices
+from ostinato.scheduling.learned_prices import LearnedPrices
 from ostinato.tiers.port import LoadFault, Namespace, TierListener
 
 LOOK_UP_PATIENCE_S = 0.002

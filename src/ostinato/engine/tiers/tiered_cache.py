@@ -36,7 +36,7 @@ from ostinato.runner.compute_path import ComputePath
 from ostinato.runner.model_runner import ModelRunner
 from ostinato.sched.scheduler import Scheduler
 from ostinato.scheduling.held_requests import HeldRequests
-from ostinato.scheduling.step_prices import LearnedPrices
+from ostinato.scheduling.learned_prices import LearnedPrices
 from ostinato.tenants.terms import EraseReceipt, LeaseId, LeaseTerms
 from ostinato.tiers.port import Namespace, TierStats
 

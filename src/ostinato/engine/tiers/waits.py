@@ -11,7 +11,7 @@ from ostinato.core.ids import RequestId, SequenceId
 from ostinato.core.plan import StepPlan
 from ostinato.observe.explanation import Wait
 from ostinato.sched.sequence import Sequence
-from ostinato.scheduling.step_prices import LearnedPrices
+from ostinato.scheduling.learned_prices import LearnedPrices
 
 
 @dataclass(slots=True)

@@ -24,7 +24,8 @@ from ostinato.core.errors import ConfigError
 from ostinato.core.plan import StepPlan
 from ostinato.lab.replay.replay import Replay
 from ostinato.lab.traces.recording import Recording
-from ostinato.scheduling.step_prices import Measured, StepPrices, Work, fit, plan_work
+from ostinato.scheduling.price_fit import Measured, fit
+from ostinato.scheduling.step_prices import StepPrices, Work, plan_work
 from ostinato.traces.format import Steps
 
 PerRequest = npt.NDArray[np.float64]
@@ -119,7 +120,7 @@ def cost_of(recording: Recording) -> CostModel:
 
 
 def fit_cost(measured: Measured, origin: str) -> CostModel:
-    """Fit prices to measured runs, as ``step_prices.fit``."""
+    """Fit prices to measured runs, as ``price_fit.fit``."""
     return CostModel(*astuple(fit(measured, origin)))
 
 

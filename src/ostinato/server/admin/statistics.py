@@ -31,7 +31,13 @@ async def statistics(state: StateDep) -> dict[str, Any]:
         name_of(state, salt): {**_counts(counts), "text_bytes": text_bytes.get(salt, 0)}
         for salt, counts in seen.cache.tenants.items()
     }
-    return {**_totals(seen), "text_bytes": sum(text_bytes.values()), "tenants": tenants}
+    template = state.llm.engine.template
+    return {
+        **_totals(seen),
+        "text_bytes": sum(text_bytes.values()),
+        "template": None if template is None else template.as_dict(),
+        "tenants": tenants,
+    }
 
 
 @router.get("/audit")

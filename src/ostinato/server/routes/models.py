@@ -46,6 +46,7 @@ def _card(state: ServerState, name: str) -> ModelCard:
         created=state.started_s,
         owned_by="ostinato",
         max_model_len=state.llm.max_model_len,
+        default_sampling_params=dict(state.llm.engine.defaults.values),
         parent=None if named is None else state.config.model_names[0],
         adapter=None if named is None else named.adapter.digest.hex(),
     )

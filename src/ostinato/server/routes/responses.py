@@ -243,7 +243,11 @@ class ResponseAnswer(ChatAnswer[ResponsesBody]):
             incomplete_details=None,
             output=[],
             usage=None,
-            **self.chat.body.echoed(),
+            **{
+                **self.chat.body.echoed(),
+                "temperature": self.chat.call.params.temperature,
+                "top_p": self.chat.call.params.top_p,
+            },
         )
 
     def _event(self, kind: str, **content: Any) -> bytes:

@@ -16,7 +16,7 @@ from ostinato.engine.loop.snapshot import Snapshot
 from ostinato.engine.tiers.tiered_cache import TierCounts
 from ostinato.observe.counters import GhostEstimate, StateCounts
 from ostinato.observe.histogram import Histogram
-from ostinato.scheduling.step_prices import StepTimes
+from ostinato.scheduling.learned_prices import StepTimes
 
 Samples = Mapping[Any, float]
 """Numbers by the value of the label; of several labels, by the tuple of their values."""
