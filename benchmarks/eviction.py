@@ -2,9 +2,9 @@
 
 ::
 
-    python benchmarks/eviction.py TRACE.npz ... --blocks 2000,5000,10000,20000
-    python benchmarks/eviction.py TRACE.npz --policies lru,reuse_hazard --slice 0.5:1
-    python benchmarks/eviction.py TRACE.npz --beside lru --policies reuse_hazard
+    python -m benchmarks.eviction TRACE.npz ... --blocks 2000,5000,10000,20000
+    python -m benchmarks.eviction TRACE.npz --policies lru,reuse_hazard --slice 0.5:1
+    python -m benchmarks.eviction TRACE.npz --beside lru --policies reuse_hazard
 
 Requests are served one by one in the order of their arrival, through the real cache manager: each
 is looked up, admitted, published and released, and every miss is inserted. A trace lists the full
@@ -31,9 +31,9 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
+from benchmarks.policies import POLICIES, policy_factory
 from ostinato.assembly import build_cache
 from ostinato.core.identity import Identity, PrefixKey
-from ostinato.lab.replay.policies import SIMULATED_POLICIES, SimulatedPolicyName, policy_factory
 from ostinato.lab.replay.serial_replay import replay_serially
 from ostinato.lab.simulate.simulation import belady_hits
 from ostinato.lab.traces.block_trace import BlockTrace
@@ -56,7 +56,7 @@ def read(path: Path, part: tuple[float, float] = (0.0, 1.0)) -> BlockTrace:
 class Served:
     """A cache of blocks of one token, and what serving it took."""
 
-    def __init__(self, num_blocks: int, policy: SimulatedPolicyName) -> None:
+    def __init__(self, num_blocks: int, policy: str) -> None:
         """Make an empty one."""
         self.now_s, self.took_s, self.hits = 0.0, 0.0, 0
         # Law 4 keeps a prompt's last token from hitting, and here each token stands for a block
@@ -83,9 +83,7 @@ class Served:
         self.took_s += time.process_time() - begun
 
 
-def compare(
-    trace: BlockTrace, num_blocks: int, pair: tuple[SimulatedPolicyName, ...]
-) -> tuple[str, ...]:
+def compare(trace: BlockTrace, num_blocks: int, pair: tuple[str, ...]) -> tuple[str, ...]:
     """Serve a policy and another one by turns; return what each took, and the worst moment."""
     caches, worst, seen = [Served(num_blocks, policy) for policy in pair], 0.0, 0
     paths = trace.paths()
@@ -110,7 +108,7 @@ def compare(
     )
 
 
-def allocated(trace: BlockTrace, num_blocks: int, policy: SimulatedPolicyName) -> int:
+def allocated(trace: BlockTrace, num_blocks: int, policy: str) -> int:
     """Count the bytes that a cache has allocated when it has served all."""
     paths = trace.paths()
     gc.collect()
@@ -130,9 +128,9 @@ def main() -> None:
     )
     parser.add_argument("traces", nargs="+", type=Path)
     parser.add_argument("--blocks", default="2000,5000,10000,20000")
-    parser.add_argument("--policies", default=",".join((*SIMULATED_POLICIES, *BOUNDS)))
+    parser.add_argument("--policies", default=",".join((*POLICIES, *BOUNDS)))
     parser.add_argument("--slice", default="0:1", help="part of each trace, as 0.5:1")
-    parser.add_argument("--beside", choices=SIMULATED_POLICIES, help="compare with this policy")
+    parser.add_argument("--beside", choices=POLICIES, help="compare with this policy")
     parser.add_argument("--json", type=Path, help="write the figures there as well")
     options = parser.parse_args()
     sizes = [int(size) for size in options.blocks.split(",")]
@@ -177,7 +175,7 @@ def measure(trace: BlockTrace, num_blocks: int, policy: Any) -> tuple[float, flo
         hits = belady_hits(trace.paths(), num_blocks, bypass=policy == "belady_bypass")
         ratio = hits * trace.block_tokens / max(1, trace.total_input_tokens)
     else:
-        ratio = replay_serially(trace, num_blocks, policy).hit_ratio
+        ratio = replay_serially(trace, num_blocks, policy_factory(policy)).hit_ratio
     return round(100 * ratio, 2), round(time.process_time() - begun, 1)
 
 

@@ -26,7 +26,8 @@ from ostinato.lab.work.cost_model import StepCost
 from ostinato.observe import events as observed
 from ostinato.observe.events import EventBatch
 from ostinato.router import Decision, Router, RouterConfig, RouteRequest
-from ostinato.router import events as routed
+from ostinato.router.policy import Prices
+from ostinato.router.policy import events as routed
 from ostinato.sched.sequence import SequenceUpdate
 from ostinato.settings import PrefixCacheConfig
 
@@ -237,7 +238,12 @@ class LibraryDispatcher:
     """One router, or several side by side that do not see each other's requests."""
 
     def __init__(
-        self, trace: BlockTrace, num_replicas: int, config: RouterConfig, num_routers: int = 1
+        self,
+        trace: BlockTrace,
+        num_replicas: int,
+        config: RouterConfig,
+        num_routers: int = 1,
+        prices: Prices | None = None,
     ) -> None:
         """Let all replicas join.
 
@@ -246,8 +252,9 @@ class LibraryDispatcher:
             num_replicas: Workers are named by their numbers.
             config: Settings of each router.
             num_routers: Requests take turns.
+            prices: What replicas publish of their steps; None for engines that publish nothing.
         """
-        self._trace = trace
+        self._trace, self._prices = trace, prices
         self._routers = [Router(config) for _ in range(num_routers)]
         self._decisions: dict[int, Decision] = {}
         self._sessions: dict[int, str] = {}  # by the block that ended a prompt
@@ -305,6 +312,7 @@ class LibraryDispatcher:
         """Note that a replica is back, with nothing cached."""
         for router in self._routers:
             router.add_worker(str(replica), block_size=self._trace.block_tokens)
+            router.set_prices(str(replica), self._prices)
 
 
 def _heard(event: observed.Event) -> routed.Event:

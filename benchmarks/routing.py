@@ -7,6 +7,7 @@ arrivals, in simulated time (``benchmarks/fleet.py``)::
     python -m benchmarks.routing agentic_a.npz --peers routers/bin/python   # see peers/routers.py
     python -m benchmarks.routing mooncake_synthetic.npz --late              # late events, and more
     python -m benchmarks.routing --hard              # a hot tenant, paced agents, a burst: made up
+    python -m benchmarks.routing --hard --order shortest_first   # as the engine has it by default
 
 One simulated token stands for ``SCALE`` of the trace, with the prices of a step to match, so that
 blocks of 512 tokens are blocks of 16. Arrivals are stretched until the fleet would be busy for 80 %
@@ -39,6 +40,7 @@ from ostinato.lab.traces.trace_builder import TraceBuilder
 from ostinato.lab.traces.traces import read_npz
 from ostinato.lab.work.cost_model import CostModel
 from ostinato.router import POLICIES, RouterConfig
+from ostinato.router.policy import Prices
 from ostinato.settings import PrefixCacheConfig
 
 NUM_REPLICAS = 8
@@ -109,6 +111,19 @@ def burst() -> BlockTrace:
     return _trace("a burst of one new prefix", paths, [number / 400 for number in range(400)])
 
 
+def long_and_short() -> BlockTrace:
+    """Turns of 64 chats, and after each thirty a prompt of 100,000 tokens that nothing has seen."""
+    chats: list[list[int | str]] = [[f"chat {number}"] for number in range(64)]
+    paths = []
+    for number in range(1500):
+        chat = chats[number % 64]
+        chat += [f"{number}.{block}" for block in range(2)]
+        paths.append(list(chat))
+        if number % 30 == 29:
+            paths.append([f"long {number}.{block}" for block in range(200)])
+    return _trace("long prompts", paths, [number * 0.06 for number in range(len(paths))])
+
+
 def _trace(name: str, paths: list[list[int | str]], arrivals: list[float]) -> BlockTrace:
     requests = [
         BlockRequest(at, len(path) * 512 // SCALE + 1, 4, tuple(path))
@@ -120,20 +135,23 @@ def _trace(name: str, paths: list[list[int | str]], arrivals: list[float]) -> Bl
 class Bench:
     """One trace, and what is the same for all routers."""
 
-    def __init__(self, trace: BlockTrace, num_blocks: int, load: float) -> None:
+    def __init__(self, trace: BlockTrace, num_blocks: int, load: float, order: str) -> None:
         """Set the fleet's size, and stretch the arrivals."""
         self.trace = trace
+        is_shortest_first = order == "shortest_first"
+        self.prices = Prices(COST.token_s, COST.pair_s, True) if is_shortest_first else None
+        scheduling = replace(SCHEDULING, order=order)
         slowdown = slowed_to_fit(trace, COST) / NUM_REPLICAS / load
         cache = PrefixCacheConfig(
             block_size=trace.block_tokens, num_blocks=num_blocks, keep_event_batches=16
         )
-        self.fleet = FleetConfig(NUM_REPLICAS, cache, SCHEDULING, COST, slowdown)
+        self.fleet = FleetConfig(NUM_REPLICAS, cache, scheduling, COST, slowdown)
         self.span_s = trace.duration_s * slowdown
 
     def library(self, policy: str, routers: int = 1) -> LibraryDispatcher:
         """Return our router, or several side by side."""
-        config = RouterConfig(policy, max_tokens=10**9)
-        return LibraryDispatcher(self.trace, NUM_REPLICAS, config, routers)
+        config = RouterConfig(policy, max_tracked_tokens=10**9)
+        return LibraryDispatcher(self.trace, NUM_REPLICAS, config, routers, self.prices)
 
     def run_as_one(self) -> None:
         """Replay on one engine with the memory and the speed of all, and print a row."""
@@ -143,10 +161,10 @@ class Bench:
             self.fleet,
             num_replicas=1,
             cache=blocks,
-            scheduling=replace(SCHEDULING, max_num_batched_tokens=tokens),
+            scheduling=replace(self.fleet.scheduling, max_num_batched_tokens=tokens),
             cost=cost_of(NUM_REPLICAS),
         )
-        config = RouterConfig("round_robin", max_tokens=10**9)
+        config = RouterConfig("round_robin", max_tracked_tokens=10**9)
         self.run("one engine of all", LibraryDispatcher(self.trace, 1, config), one)
 
     def run(
@@ -201,10 +219,10 @@ def disturb(bench: Bench) -> None:
     bench.run("a worker lost and back", ours("cache_state"), replace(fleet, outages=(outage,)))
 
 
-def endure() -> None:
+def endure(order: str) -> None:
     """Serve made-up traffic in which routers went wrong, at its own pace."""
-    for make in (hot_tenant, paced_agents, burst):
-        bench = Bench(make(), 1000, 1.0)
+    for make in (hot_tenant, paced_agents, burst, long_and_short):
+        bench = Bench(make(), 1000, 1.0, order)
         fleet = replace(bench.fleet, slowdown=1.0)
         for policy in ("cache_state", "session", "least_loaded"):
             bench.run(f"{bench.trace.name}, `{policy}`", bench.library(policy), fleet)
@@ -222,17 +240,19 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--routers", nargs="+", choices=everything, default=everything)
     parser.add_argument("--late", action="store_true", help="late events, two routers, an outage")
     parser.add_argument("--hard", action="store_true", help="made-up traffic in place of a trace")
+    orders = ["fcfs", "shortest_first"]
+    parser.add_argument("--order", choices=orders, default="fcfs", help="of the replicas")
     options = parser.parse_args(arguments)
     heading = (
         "| router | hits | imbalance | mean TTFT, s | p50 | p99 | CPU, s |\n|---|" + "--:|" * 6
     )
     if options.hard:
         print(heading)
-        return endure()
+        return endure(options.order)
     if options.trace is None:
         parser.error("name a trace, or --hard")
     trace = scaled(read_npz(options.trace).first(options.requests))
-    bench = Bench(trace, options.blocks, options.load)
+    bench = Bench(trace, options.blocks, options.load, options.order)
     pooled = pooled_hit_ratio(trace, options.blocks * NUM_REPLICAS)
     print(f"{trace.name}: {len(trace):,} requests; one pool of all finds {pooled:.2%}\n")
     print(heading)

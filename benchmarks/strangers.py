@@ -2,17 +2,22 @@
 
 ::
 
-    python -m benchmarks.peers.checkpoint FOLDER
-    python -m benchmarks.strangers FOLDER                             # ours, before, simulated
+    python -m benchmarks.strangers FOLDER --checkpoint qwen3-0.6b     # ours, before
     python -m benchmarks.strangers FOLDER --http --columns ours vllm --peers PEERS
     python -m benchmarks.strangers FOLDER --long 13000 --seconds 120 --json FILE
+    python -m benchmarks.strangers FOLDER --quick                     # seconds, to see that it runs
 
 Four streams decode all the time. Hits arrive at random: 2,048 cached tokens, 32 new ones. A prompt
 of 6,000 tokens that nothing has seen arrives every minute. First each kind runs alone.
 
 Columns: ``ours`` has the defaults, ``before`` serves by arrival in steps of 2,048 tokens;
-``vllm`` and ``llamacpp`` are servers, installed as for ``benchmarks.peers``. ``simulated`` is the
-lab's simulator with the price list that ``ours`` has learned. Each runs in a process of its own.
+``vllm`` and ``llamacpp`` are servers, installed as for ``benchmarks.peers``. Each runs in a process
+of its own. A second table has the predictions of the lab's simulator, with the price list that
+``ours`` has learned. Over HTTP the hits are another tenant than the rest, and a third table has
+what ``explain`` says of their waits.
+
+A column takes the time to start and to serve each kind alone, and at most twice ``--seconds``: with
+the shape of 0.6B on two cores, three columns take about eight minutes.
 """
 
 import argparse
@@ -31,6 +36,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.peers.checkpoint import SHAPES, make_checkpoint
 from benchmarks.peers.engines import SERVERS, http_worker_of, python_of
 from benchmarks.peers.workers.http_client import COMMANDS, MODEL, free_port
 from ostinato.core.config import SchedulerConfig
@@ -48,8 +54,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 """Settings of our columns."""
 
-Stream = Callable[[list[int], int], AsyncIterator[int]]
-"""Serves a prompt, and yields how many tokens came at once."""
+DEFAULTS: dict[str, Any] = {"order": "shortest_first", "max_step_ms": 250}
+"""The engine's, which the simulator has to be told."""
+
+Stream = Callable[[list[int], int, str], AsyncIterator[int]]
+"""Serves a prompt of a kind, and yields how many tokens came at once."""
 
 
 @dataclass(frozen=True)
@@ -89,9 +98,19 @@ class Scene:
         return streams + 3 * self.long + self.prefix + 64 * (self.tail + self.answer + BLOCK)
 
 
+QUICK = {
+    "seconds": 8.0, "long": 600, "long_at_s": 1.0, "hit_gap_s": 1.0, "num_streams": 2,
+    "prefix": 256, "tail": 16, "stream_answer": 800, "num_alone": 2,
+}  # fmt: skip
+"""A scene that shows that all of it runs."""
+
+
 @dataclass
 class Figures:
-    """What was measured, in seconds; ``alone`` is each kind's first token, alone."""
+    """What was measured, in seconds; ``alone`` is each kind's first token, alone.
+
+    ``waits`` has what is explained of each hit: in all, own work, its tenant's, that of others.
+    """
 
     hits: list[float] = field(default_factory=list)
     longs: list[float] = field(default_factory=list)
@@ -100,6 +119,7 @@ class Figures:
     seconds: float = 0.0
     alone: dict[str, float] = field(default_factory=dict)
     prices: list[Any] = field(default_factory=list)
+    waits: list[list[float]] = field(default_factory=list)
 
 
 class Prompts:
@@ -126,10 +146,12 @@ class Prompts:
 async def measure(scene: Scene, stream: Stream) -> Figures:
     """Run each kind alone, then the scene."""
     figures, prompts = Figures(), Prompts(scene)
-    await first_token_s(stream, prompts.prefix, 1)
-    alone = [await first_token_s(stream, prompts.of("hit"), 1) for _ in range(scene.num_alone)]
+    await first_token_s(stream, prompts.prefix, 1, "hit")
+    alone = [
+        await first_token_s(stream, prompts.of("hit"), 1, "hit") for _ in range(scene.num_alone)
+    ]
     figures.alone["hit"] = sorted(alone)[len(alone) // 2]
-    figures.alone["long"] = await first_token_s(stream, prompts.of("long"), 1)
+    figures.alone["long"] = await first_token_s(stream, prompts.of("long"), 1, "long")
     streams = [
         asyncio.create_task(_decode(stream, prompts, figures)) for _ in range(scene.num_streams)
     ]
@@ -139,7 +161,7 @@ async def measure(scene: Scene, stream: Stream) -> Figures:
     for at_s, kind in scene.arrivals():
         await asyncio.sleep(max(0.0, begin_s + at_s - time.monotonic()))
         tasks.append(asyncio.create_task(_arrive(stream, prompts, kind, figures)))
-    await asyncio.wait(tasks, timeout=5 * scene.seconds)
+    await asyncio.wait(tasks, timeout=scene.seconds)
     figures.seconds = time.monotonic() - begin_s
     for task in [*streams, *tasks]:
         task.cancel()
@@ -147,10 +169,10 @@ async def measure(scene: Scene, stream: Stream) -> Figures:
     return figures
 
 
-async def first_token_s(stream: Stream, prompt: list[int], num_tokens: int) -> float:
+async def first_token_s(stream: Stream, prompt: list[int], num_tokens: int, kind: str) -> float:
     """Serve a prompt, and return how long its first token took."""
     begin_s, first_s = time.monotonic(), 0.0
-    async for _ in stream(prompt, num_tokens):
+    async for _ in stream(prompt, num_tokens, kind):
         first_s = first_s or time.monotonic() - begin_s
     return first_s
 
@@ -158,7 +180,7 @@ async def first_token_s(stream: Stream, prompt: list[int], num_tokens: int) -> f
 async def _decode(stream: Stream, prompts: Prompts, figures: Figures) -> None:
     while True:
         last_s = None
-        async for number in stream(prompts.of("stream"), prompts.scene.stream_answer):
+        async for number in stream(prompts.of("stream"), prompts.scene.stream_answer, "stream"):
             now_s = time.monotonic()
             if last_s is not None:
                 figures.gaps.append(now_s - last_s)
@@ -168,19 +190,19 @@ async def _decode(stream: Stream, prompts: Prompts, figures: Figures) -> None:
 
 async def _arrive(stream: Stream, prompts: Prompts, kind: str, figures: Figures) -> None:
     scene = prompts.scene
-    first_s = await first_token_s(stream, prompts.of(kind), scene.answer)
+    first_s = await first_token_s(stream, prompts.of(kind), scene.answer, kind)
     (figures.hits if kind == "hit" else figures.longs).append(first_s)
     figures.num_tokens += scene.answer + (scene.tail if kind == "hit" else scene.long)
 
 
 @asynccontextmanager
 async def offline(model: str, settings: dict[str, Any], scene: Scene) -> AsyncIterator[Any]:
-    """Serve by ``AsyncLLM``; yields a ``Stream``, and its price list when called without prompt."""
+    """Serve by ``AsyncLLM``; yields a ``Stream``, and what completes the figures."""
     from ostinato import AsyncLLM, SamplingParams
 
     async with AsyncLLM(model, num_blocks=-(-scene.kv_tokens // BLOCK), **settings) as llm:
 
-        async def stream(prompt: list[int], num_tokens: int) -> AsyncIterator[int]:
+        async def stream(prompt: list[int], num_tokens: int, kind: str) -> AsyncIterator[int]:
             params = SamplingParams(
                 max_tokens=num_tokens, temperature=0, ignore_eos=True, detokenize=False
             )
@@ -190,12 +212,16 @@ async def offline(model: str, settings: dict[str, Any], scene: Scene) -> AsyncIt
                 yield num - known
                 known = num
 
-        yield stream, lambda: list(astuple(llm.engine.prices.now))
+        async def complete(figures: Figures) -> None:
+            if llm.engine.prices.now is not None:
+                figures.prices = list(astuple(llm.engine.prices.now))
+
+        yield stream, complete
 
 
 @asynccontextmanager
 async def over_http(server: str, model: str, options: argparse.Namespace) -> AsyncIterator[Any]:
-    """Start a server, and serve by its completions; yields a ``Stream``."""
+    """Start a server, and serve by its completions; yields a ``Stream``, and as ``offline``."""
     import aiohttp
 
     [engine] = [one for one in SERVERS if one.settings["server"] == server]
@@ -213,16 +239,36 @@ async def over_http(server: str, model: str, options: argparse.Namespace) -> Asy
         async with aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(None)) as session:
             await _until_ready(session, process)
 
-            async def stream(prompt: list[int], num_tokens: int) -> AsyncIterator[int]:
+            names: list[str] = []  # of hits, as ours answers them
+
+            async def stream(prompt: list[int], num_tokens: int, kind: str) -> AsyncIterator[int]:
                 body = {"model": MODEL, "prompt": prompt, "max_tokens": num_tokens, "stream": True}
                 body |= {"temperature": 0, "ignore_eos": True}
+                if server == "ours":
+                    body["cache_salt"] = "hits" if kind == "hit" else "strangers"
                 async with session.post("/v1/completions", json=body) as answer:
                     answer.raise_for_status()
+                    is_first = kind == "hit"
                     async for line in answer.content:
                         if line.startswith(b"data: {"):
+                            if is_first:
+                                names.append(json.loads(line[6:])["id"])
+                            is_first = False
                             yield 1
 
-            yield stream, list
+            async def complete(figures: Figures) -> None:
+                if server != "ours":
+                    return
+                async with session.get("/admin/steps") as answer:
+                    prices = (await answer.json())["prices"]
+                    figures.prices = [] if prices is None else list(prices.values())
+                for name in names[scene.num_alone + 1 :]:
+                    async with session.get(f"/v1/explain/{name}") as answer:
+                        if answer.status == 200:
+                            wait = (await answer.json())["wait"]
+                            figures.waits.append(list(wait.values()))
+
+            yield stream, complete
     finally:
         process.terminate()
         process.wait()
@@ -341,6 +387,16 @@ def table(columns: dict[str, Figures]) -> str:
     return "\n".join(lines)
 
 
+def waits(columns: dict[str, Figures]) -> str:
+    """Return what is explained of hits, in Markdown: means, and the share that steps explain."""
+    lines = ["| hits | first token | own work | its tenant's | others' |", "|---|--:|--:|--:|--:|"]
+    for name, figures in columns.items():
+        if figures.waits:
+            means = " | ".join(f"{mean:.3f} s" for mean in np.mean(figures.waits, axis=0))
+            lines.append(f"| {name}, as explained | {means} |")
+    return "\n".join(lines)
+
+
 def run_column(name: str, options: argparse.Namespace) -> Figures:
     """Measure one column, in this process."""
 
@@ -355,9 +411,9 @@ def run_column(name: str, options: argparse.Namespace) -> Figures:
                     word for k, v in settings for word in (f"--{k.replace('_', '-')}", str(v))
                 ]
                 context = over_http("ours" if is_ours else name, options.model, options)
-            stream, prices = await stack.enter_async_context(context)
+            stream, complete = await stack.enter_async_context(context)
             figures = await measure(options.scene, stream)
-            figures.prices = prices()
+            await complete(figures)
             return figures
 
     return asyncio.run(run())
@@ -366,31 +422,42 @@ def run_column(name: str, options: argparse.Namespace) -> Figures:
 def main() -> None:
     """Measure the columns one after the other, each in a process, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("model", help="a checkpoint")
+    parser.add_argument("model", type=Path, help="folder of a checkpoint")
+    parser.add_argument("--checkpoint", choices=SHAPES, help="write random weights there first")
+    parser.add_argument("--quick", action="store_true", help="a scene of seconds")
     parser.add_argument("--columns", nargs="+", default=["ours", "before"])
     parser.add_argument("--http", action="store_true", help="ours over HTTP, too")
     parser.add_argument("--peers", type=Path, help="folder of the peers' environments")
     parser.add_argument("--threads", type=int, default=2, help="of peers")
-    parser.add_argument("--long", type=int, default=Scene.long)
-    parser.add_argument("--seconds", type=float, default=Scene.seconds)
-    parser.add_argument("--streams", type=int, default=Scene.num_streams)
-    parser.add_argument("--prefix", type=int, default=Scene.prefix)
+    parser.add_argument("--long", type=int, help="tokens of the long prompt")
+    parser.add_argument("--seconds", type=float)
+    parser.add_argument("--streams", type=int, dest="num_streams")
+    parser.add_argument("--prefix", type=int, help="tokens of hits that are cached")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--column", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    options.scene = Scene(
-        seconds=options.seconds, long=options.long, num_streams=options.streams,
-        prefix=options.prefix,
-    )  # fmt: skip
+    given = {name: getattr(options, name) for name in ("long", "seconds", "num_streams", "prefix")}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    options.scene = Scene(**((QUICK if options.quick else {}) | chosen))
+    if options.checkpoint:
+        make_checkpoint(options.model, SHAPES[options.checkpoint])
+    options.model = str(options.model)
     if options.column:
         options.json.write_text(json.dumps(asdict(run_column(options.column, options))))
         return
     columns = {name: _in_process(name) for name in options.columns}
-    for name, title in (("ours", "simulated"), ("before", "before, simulated")):
-        if (priced := columns.get("ours")) and priced.prices and name in columns:
-            settings = {"order": "shortest_first", "max_step_ms": 250} | SETTINGS[name]
-            columns[title] = simulate(options.scene, priced.prices, **settings)
     print(table(columns))
+    priced = columns.get("ours")
+    if priced is not None and priced.prices:
+        predictions = {
+            f"{name}, simulated": simulate(options.scene, priced.prices, **(DEFAULTS | settings))
+            for name, settings in SETTINGS.items()
+            if name in columns
+        }
+        print("", table(predictions), sep="\n")
+        columns |= predictions
+    if any(figures.waits for figures in columns.values()):
+        print("", waits(columns), sep="\n")
     if options.json:
         options.json.write_text(json.dumps({n: asdict(f) for n, f in columns.items()}))
 

@@ -92,8 +92,8 @@ def test_a_first_start_says_in_a_terminal_that_python_compiles(tmp_path: Path, i
 
 def test_every_module_of_the_heart_loads_no_tensor_library():
     """A room's __init__ may import little; its files are asked one by one as well."""
-    names = ("core", "cache", "sched", "lab", "protocol", "router/policy", "router/process")
-    rooms = [ROOT / "src/ostinato" / name for name in names]
+    heads = ("core", "cache", "sched", "lab", "protocol", "router/policy", "router/process")
+    rooms = [ROOT / "src/ostinato" / name for name in heads]
     names = [
         ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)
         for room in rooms

@@ -3,9 +3,10 @@
 import inspect
 import re
 import warnings
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 import pytest
 import typer
@@ -32,6 +33,7 @@ from ostinato.engine.settings.config import EngineConfig
 from ostinato.engine.settings.settings import EngineSettings
 from ostinato.former_names import old_names_of
 from ostinato.images.media import MediaLimits
+from ostinato.router.policy import RouterConfig
 from ostinato.router.process.config import FleetConfig
 from ostinato.server.config import ListenerConfig, ServerConfig
 from ostinato.settings import PrefixCacheConfig, StateConfig, WindowConfig
@@ -42,12 +44,13 @@ __all__ = ["terminal"]
 SOURCE = Path(__file__).parents[1] / "src/ostinato"
 PUBLIC = {EngineSettings: "serve", ServerConfig: "serve", FleetConfig: "route"}
 """The settings that users give, and the command that has them as options."""
-PARTS = (CacheConfig, PrefixCacheConfig, SchedulerConfig, MediaLimits, ListenerConfig)
+PARTS = (CacheConfig, PrefixCacheConfig, SchedulerConfig, MediaLimits, ListenerConfig, RouterConfig)
 """The rooms' own, of which the public ones consist."""
 ALL = (*PUBLIC, *PARTS, StateConfig, WindowConfig)
 WITHOUT_OPTION = {"model", "tenant_shares", "record_trace"}
 """An argument, what the keys file says of each tenant, and what a running server starts."""
 
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+[a-z](?![\w-])")
 EACH = [(kind, name) for kind in PUBLIC for name in setting_fields(kind)]
 
 
@@ -104,6 +107,7 @@ def test_every_setting_of_a_part_is_a_setting_of_the_whole():
         assert setting_fields(part).keys() - derived <= setting_fields(EngineSettings).keys()
     for whole in (ServerConfig, FleetConfig):
         assert setting_fields(ListenerConfig).keys() <= setting_fields(whole).keys()
+    assert setting_fields(RouterConfig).keys() <= setting_fields(FleetConfig).keys()
 
 
 def test_settings_of_the_rooms_have_no_other_default_than_those_of_the_engine():
@@ -155,6 +159,8 @@ def test_a_value_of_the_wrong_type_or_out_of_range_is_refused_by_name(kind: Any,
     wrong: list[Any] = list(next((WRONG[one] for one in (bool, int, float) if one in types), ()))
     if str in types:
         wrong = [5, b"x", ["x"]]
+    if any(get_origin(one) is Mapping for one in types):
+        wrong = [5, "{}", ["image"]]
     if choices_of(field):
         wrong = ["nothing of the kind", ["auto"]]
     if rule.minimum is not None:
@@ -202,15 +208,15 @@ def test_messages_say_what_else_to_do():
 
 def test_a_former_name_is_accepted_with_a_warning():
     with pytest.warns(DeprecationWarning, match="policy is now eviction_policy") as warned:
-        config = PrefixCacheConfig(8, policy="arc")  # type: ignore[call-arg]
-    assert config.eviction_policy == "arc" and Path(warned[0].filename) == Path(__file__)
+        config = PrefixCacheConfig(8, policy="reuse_hazard")  # type: ignore[call-arg]
+    assert config.eviction_policy == "reuse_hazard" and Path(warned[0].filename) == Path(__file__)
     with pytest.warns(DeprecationWarning, match="for one release"):
-        assert config.policy == "arc"  # type: ignore[attr-defined]
+        assert config.policy == "reuse_hazard"  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match="policy is the former name of eviction_policy"):
-        PrefixCacheConfig(8, policy="arc", eviction_policy="lru")  # type: ignore[call-arg]
+        PrefixCacheConfig(8, policy="reuse_hazard", eviction_policy="reuse_hazard")  # type: ignore[call-arg]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert replace(config, block_size=8).eviction_policy == "arc"
+        assert replace(config, block_size=8).eviction_policy == "reuse_hazard"
 
 
 def test_every_class_with_a_former_name_accepts_it():
@@ -246,6 +252,30 @@ def test_the_changelog_names_the_former_options():
     assert {spelling for _, spelling, _ in FORMER} <= named
 
 
+def test_messages_name_options_by_their_present_names():
+    """What an error or a help text tells a user to set, there is."""
+    click_app: Any = typer.main.get_command(app)
+    shown = {"--help", *shown_options(click_app)}
+    pip = SOURCE / "runner/fetched_models.py"
+    texts = {path: path.read_text() for path in SOURCE.rglob("*.py") if path != pip}
+    unknown = {
+        f"{path.name}: {name}"
+        for path, text in texts.items()
+        for name in OPTION.findall(re.sub(r"old_options=\(.*?\)", "", text))
+        if name not in shown
+    }
+    assert unknown == set()
+
+
+def shown_options(command: Any) -> Iterator[str]:
+    """Walk the spellings of all options that a help page names, below a command."""
+    for option in command.params:
+        if not option.hidden or option.name.startswith("no_"):
+            yield from (*option.opts, *option.secondary_opts)
+    for below in getattr(command, "commands", {}).values():
+        yield from shown_options(below)
+
+
 def test_a_former_option_works_and_warns_once(terminal: Terminal):
     """The value comes to the same setting; under both names, it is refused."""
     result = terminal.run("route", "--max-body", "lots")
@@ -261,7 +291,9 @@ def test_a_former_option_works_and_warns_once(terminal: Terminal):
 
 def test_a_switch_that_is_on_may_be_turned_off(terminal: Terminal):
     """``--no-NAME`` is in the help of the switch, so that it takes no column of its own."""
-    assert "--no-keep-tokens turns it off." in unwrapped(terminal.show("chat", "--help"))
+    assert "--no-keep-tokens turns it off." in unwrapped(
+        Terminal(columns=200).show("chat", "--help")
+    )
     for off in ("--no-enable-prefix-caching", "--no-cache"):
         result = terminal.run("serve", "/no/such/model", off, "--kv-disk", "folder")
         assert "enable_prefix_caching=False: nothing is cached" in result.stderr

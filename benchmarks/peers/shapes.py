@@ -75,6 +75,7 @@ FULL = _qwen3(28, 1024, 3072, 16, vocab_size=32_000)
 SMALL = _qwen3(2, 128, 256, 4, num_key_value_heads=2, head_dim=64, vocab_size=512)
 SHAPES = {
     "random": FULL,
+    "tiny": Shape("qwen3", {**FULL.sizes, "num_hidden_layers": 2, "hidden_size": 256}),
     "qwen3-0.6b": _qwen3(28, 1024, 3072, 16),
     "qwen3-4b": _qwen3(36, 2560, 9728, 32),
     "llama-3.1-8b": Shape("llama", {

@@ -6,7 +6,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 LEFT_OUT = (
-    *("runner", "engine", "server", "cli", "lab", "models", "traces"),
+    *("runner", "engine", "server", "cli", "lab", "labs", "models", "plugins", "traces"),
     *("protocol", "testing", "router", "images", "tiers", "lora"),
     *("inputs.py", "ray.py", "sampling_params.py"),
 )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ostinato.cache.eviction import BlockShares, EvictionPolicy, PolicyFactory
-from ostinato.cache.manager import CacheManager
+from ostinato.cache.manager import CacheManager, MakeIndex
 from ostinato.cache.observer import CacheObserver, Observers
 from ostinato.cache.pool import BlockPool
 from ostinato.cache.radix_index import RadixIndex
@@ -32,7 +32,6 @@ from ostinato.observe.history import RequestHistory
 from ostinato.observe.introspection import HitCounts
 from ostinato.sched.scheduler import Scheduler
 from ostinato.sched.waiting_queue import FirstComeFirstServed, NumCachedTokens, WaitingOrder
-from ostinato.scheduling.depth_first import DepthFirst
 from ostinato.scheduling.fair_share import FairShare
 from ostinato.scheduling.held_requests import HeldRequests, SkipHeld
 from ostinato.scheduling.learned_prices import LearnedPrices
@@ -124,6 +123,7 @@ def build_cache(
     epoch: int = 0,
     policy: PolicyFactory | None = None,
     more_observers: Iterable[CacheObserver] = (),
+    make_index: MakeIndex | None = None,
 ) -> PrefixCache:
     """Make an empty cache.
 
@@ -134,6 +134,7 @@ def build_cache(
         epoch: Of the weights, to begin with.
         policy: Makes another eviction policy than the configured one.
         more_observers: Are told of what happens, after those that are made here.
+        make_index: Makes another prefix index than the configured one.
     """
     policy = policy or partial(make_policy, config.eviction_policy)
     counters, history, hits = CacheCounters(clock), RequestHistory(config, clock), HitCounts()
@@ -154,7 +155,7 @@ def build_cache(
     if all(isinstance(policy, LearnedPolicy) for policy in shares.policies):
         observers.append(MissObserver(shares, config.block_size, clock))
     observers += more_observers
-    manager = make_manager(config, clock, digest, shares, observers, public, epoch)
+    manager = make_manager(config, clock, digest, shares, observers, public, epoch, make_index)
     erasables: list[Erasable] = [counters, history]
     if recorder is not None:
         erasables.append(recorder)
@@ -172,6 +173,7 @@ def make_manager(
     observers: list[CacheObserver],
     public: PublicPrefixes,
     epoch: int,
+    make_index: MakeIndex | None = None,
 ) -> CacheManager:
     """Make the manager, with a group of layers per sliding window and one for states."""
     function = make_digest(config.digest) if digest is None else digest
@@ -192,7 +194,8 @@ def make_manager(
             groups.append(make_states(config, clock, observers, copies, hasher, orphans))
         return groups
 
-    make_index = RadixIndex if config.index == "radix" else make_hash_index
+    if make_index is None:
+        make_index = RadixIndex if config.index == "radix" else make_hash_index
     make_pool = _POOLS[config.free_order]
     arguments = (
         config, clock, shares, make_index, observers, public.may_continue, epoch, make_pool,
@@ -269,6 +272,8 @@ def build_scheduler(
     clock: Clock = time.monotonic,
     held: Sequence[HeldRequests] = (),
     prices: LearnedPrices | None = None,
+    order: Callable[[NumCachedTokens], WaitingOrder] | None = None,
+    wrap_order: Callable[[WaitingOrder], WaitingOrder] | None = None,
 ) -> Scheduler:
     """Make a scheduler without requests over a cache.
 
@@ -278,6 +283,8 @@ def build_scheduler(
         clock: Seconds that never fall; with ``max_step_ms``, steps are measured by it.
         held: Requests that it passes over.
         prices: The price list of steps; by default it is learned.
+        order: Makes a waiting order in place of ``config.order``, given a look-up without effects.
+        wrap_order: Returns an order around it, such as one that takes notes.
 
     Raises:
         ConfigError: A step has no room for a chunk of a model with states.
@@ -298,16 +305,15 @@ def build_scheduler(
                 )
             case "longest_prefix":
                 return LongestPrefixFirst(config.max_overtakes, num_cached_tokens)
-            case "depth_first":
-                return DepthFirst(config.max_overtakes, num_cached_tokens)
             case "fair_share":
                 return FairShare(config.max_overtakes)
             case "fcfs":
                 return FirstComeFirstServed()
 
     def make_skipping(num_cached_tokens: NumCachedTokens) -> WaitingOrder:
-        order = make_order(num_cached_tokens)
-        return SkipHeld(order, held) if held else order
+        chosen = (order or make_order)(num_cached_tokens)
+        chosen = chosen if wrap_order is None else wrap_order(chosen)
+        return SkipHeld(chosen, held) if held else chosen
 
     return Scheduler(config, cache.manager, clock, make_skipping, timer)
 

@@ -6,7 +6,7 @@ device, memory), in ``engine.config``.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from ostinato.core.config import CacheConfig
 from ostinato.core.errors import ConfigError
@@ -19,7 +19,8 @@ KeepReasoning = Literal["template", "always"]
 FreeOrder = Literal["unused_first", "classic"]
 IndexName = Literal["radix", "hash"]
 DigestName = Literal["sha256", "xxh3_128"]
-PolicyName = Literal["lru", "s3fifo", "arc", "reuse_hazard"]
+PolicyName = Literal["lru", "reuse_hazard"]
+_COMPARED = "s3fifo, arc, lfu, slru and cost_aware are compared by benchmarks/eviction.py alone"
 CheckpointPlacement = Literal["where_prompts_part", "prompt_end", "every_unit"]
 
 GHOST_MIN_POOL_BLOCKS = 64
@@ -97,6 +98,13 @@ class TenantShare:
             )
 
 
+def check_policy(name: str, value: str) -> None:
+    """Raise ConfigError unless a value is the name of an eviction policy."""
+    if value not in get_args(PolicyName):
+        choices = ", ".join(get_args(PolicyName))
+        raise ConfigError(f"{name}={value!r}: must be one of {choices}; {_COMPARED}")
+
+
 @accept_old_names
 @dataclass(frozen=True, slots=True)
 class PrefixCacheConfig(CacheConfig):
@@ -109,7 +117,9 @@ class PrefixCacheConfig(CacheConfig):
     index: IndexName = setting("radix")
     """Prefix index: ``radix`` (a tree) or ``hash`` (chained digests); both match the same blocks.
     """
-    eviction_policy: PolicyName = setting("lru", page="eviction.md", old_names=("policy",))
+    eviction_policy: PolicyName = setting(
+        "lru", page="eviction.md", old_names=("policy",), hint=_COMPARED
+    )
     """Eviction policy: which cached block is evicted first."""
     digest: DigestName = setting("sha256")
     """Content digest of the hash index."""

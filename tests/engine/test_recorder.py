@@ -68,7 +68,7 @@ def mixed_traffic(llm: LLM, seed: int, rounds: int = 5) -> None:
 
 @pairwise(
     "how",
-    [("fcfs", "reuse_hazard"), ("depth_first", "arc"), ("fair_share", "lru")],
+    [("fcfs", "lru"), ("longest_prefix", "reuse_hazard"), ("fair_share", "lru")],
     "index",
     ["radix", "hash"],
 )

@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 
-from ostinato.lab.replay.policies import SIMULATED_POLICIES
+from benchmarks.policies import POLICIES, policy_factory
 from ostinato.lab.replay.serial_replay import replay_serially
 from ostinato.lab.simulate.simulation import belady_hits
 from ostinato.lab.traces.block_trace import BlockRequest
@@ -67,9 +67,13 @@ def test_the_bound_with_bypass_is_at_least_the_bound_without():
         assert belady_hits(paths, 4, bypass=True) >= belady_hits(paths, 4)
 
 
-@pytest.mark.parametrize("policy", SIMULATED_POLICIES)
+@pytest.mark.parametrize("policy", POLICIES)
 def test_no_policy_finds_more_than_belady(policy):
     paths = trees(random.Random(2), 300)
     requests = (BlockRequest(at_s, len(path) + 1, 10, path) for at_s, path in enumerate(paths))
     trace = TraceBuilder(requests).build("trees", block_tokens=1)
-    assert 0 < replay_serially(trace, 5, policy).total_hit_tokens <= belady_hits(paths, 5)
+    assert (
+        0
+        < replay_serially(trace, 5, policy_factory(policy)).total_hit_tokens
+        <= belady_hits(paths, 5)
+    )

@@ -1,12 +1,13 @@
 """The serial replay finds what a slow and obvious cache finds, and hits end where ids part."""
 
 from itertools import pairwise
+from typing import get_args
 
 import pytest
 
-from ostinato.lab.replay.policies import SIMULATED_POLICIES
 from ostinato.lab.replay.serial_replay import replay_serially
 from ostinato.lab.simulate.simulation import add_bounds, simulate, usual_capacities
+from ostinato.settings import PolicyName
 from tests.lab.small_traces import drawn_trace, trace_of
 
 
@@ -58,7 +59,7 @@ def test_of_a_prompt_longer_than_the_cache_the_beginning_is_used():
     assert found.hit_tokens.tolist() == [0, 0, 20, 0] and found.num_cut == 2
 
 
-@pytest.mark.parametrize("policy", SIMULATED_POLICIES)
+@pytest.mark.parametrize("policy", get_args(PolicyName))
 def test_no_policy_exceeds_the_bounds(policy):
     found = simulate(drawn_trace(9), (10, 30, 100), [policy])
     add_bounds(found)
@@ -67,7 +68,7 @@ def test_no_policy_exceeds_the_bounds(policy):
         assert 0 < result.hit_ratio <= bound + 1e-9 <= looser + 2e-9
 
 
-@pytest.mark.parametrize("policy", SIMULATED_POLICIES)
+@pytest.mark.parametrize("policy", get_args(PolicyName))
 def test_every_policy_stays_below_a_cache_that_never_evicts(policy):
     trace = drawn_trace(7)
     told = []

@@ -36,6 +36,7 @@ class StubWorker:
         is_ours: Whether it has the administration of an Ostinato server.
         models: That it serves.
         keys_file: Keys that its administration asks for.
+        prices: What ``/admin/steps`` answers.
     """
 
     name: str
@@ -50,6 +51,7 @@ class StubWorker:
     is_ours: bool = False
     models: tuple[str, ...] = ()
     keys_file: str | None = None
+    prices: dict[str, Any] | None = None
     _runner: web.AppRunner | None = None
     _port: int = 0
     _listening: Any = None
@@ -65,6 +67,8 @@ class StubWorker:
         if self.is_ours:
             app.router.add_get("/admin/kv/events", self._no_events)
             app.router.add_route("*", "/admin/public/{rest:.*}", self._public)
+        if self.prices is not None:
+            app.router.add_get("/admin/steps", self._steps)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.01)
         await self._runner.setup()
         self._listening = await asyncio.get_running_loop().create_server(
@@ -102,6 +106,9 @@ class StubWorker:
             except ApiError as error:
                 return web.Response(status=error.status)
         return web.json_response({"endpoint": None})
+
+    async def _steps(self, request: web.Request) -> web.Response:
+        return web.json_response(self.prices)
 
     async def _public(self, request: web.Request) -> web.Response:
         return web.json_response({"num_tokens": len((await request.json()).get("prompt", ()))})

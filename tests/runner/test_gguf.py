@@ -13,6 +13,7 @@ from ostinato import LLM, SamplingParams
 from ostinato.errors import BrokenCheckpoint, ModelNotFound, UnsupportedModel
 from ostinato.runner.block_embedding import BlockEmbedding
 from ostinato.runner.checkpoint import weight_files
+from ostinato.runner.gguf_file import open_gguf
 from ostinato.runner.model_loader import load_model
 from tests.runner.bench import own_logits, random_prompt
 from tests.support.checkpoints import Checkpoints
@@ -220,3 +221,24 @@ def test_a_file_of_another_format_is_refused(tmp_path: Path):
 
     with pytest.raises(BrokenCheckpoint, match="does not begin with 'GGUF'"):
         load_model(path)
+
+
+def test_a_header_is_parsed_as_the_package_parses_it(plain_file: Path):
+    """Every value of every field; and a file that ends within its words is refused."""
+    reference = gguf.GGUFReader(str(plain_file))
+    with open_gguf(plain_file):
+        reader = gguf.GGUFReader(str(plain_file))
+
+    assert type(reader) is not type(reference)
+    assert list(reader.fields) == list(reference.fields)
+    for name, field in reference.fields.items():
+        own = reader.fields[name]
+        assert own.types == field.types and own.contents() == field.contents(), name
+        values = [own.parts[place].tolist() for place in own.data]
+        assert values == [field.parts[place].tolist() for place in field.data], name
+    assert [t.data_offset for t in reader.tensors] == [t.data_offset for t in reference.tensors]
+    words = reference.fields["tokenizer.ggml.tokens"]
+    short = plain_file.with_name("short.gguf")
+    short.write_bytes(plain_file.read_bytes()[: words.offset + 500])
+    with pytest.raises(BrokenCheckpoint, match="not a complete GGUF file"), open_gguf(short):
+        pass

@@ -70,7 +70,7 @@ def test_a_model_that_is_read_as_a_whole_has_to_fit_as_well(
     with_free(monkeypatch, STEP)
 
     with pytest.raises(ConfigError, match=r"read as a whole, which needs .* are free"):
-        load_model(checkpoints.path("qwen3_moe"))
+        load_model(checkpoints.path("deepseek_v3"))
 
 
 def test_progress_has_a_rate_and_the_time_left():
@@ -78,6 +78,8 @@ def test_progress_has_a_rate_and_the_time_left():
     progress.add(2**30)
 
     assert progress.line(2.0) == "loading big: 1.00 of 4.00 GiB, 512 MiB/s, 6 s left"
+    progress.add(4 * 2**30)
+    assert progress.line(2.0).endswith(" 0 s left"), "whatever is read twice"
 
 
 def test_without_a_terminal_there_are_lines(

@@ -1,10 +1,12 @@
 """A model that is read weight by weight is the model that ``transformers`` reads as a whole."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from ostinato.runner import model_loader
 from ostinato.runner.attention.registration import register
@@ -12,6 +14,7 @@ from ostinato.runner.model_loader import LoadedModel, load_model
 from ostinato.runner.model_support import check_attention_interface
 from ostinato.runner.probe import observe_without_weights
 from ostinato.runner.skeleton import build_skeleton, cut_to_trial, trial_layers
+from ostinato.runner.streamed import stream_model
 from tests.runner.bench import Bench, random_prompt
 from tests.support.checkpoints import Checkpoints, make_config
 
@@ -24,6 +27,7 @@ STREAMED: dict[str, dict[str, Any]] = {
     "phi3": {},
     "granite": {},
     "glm": {},
+    "qwen3_moe": {},
 }
 
 
@@ -73,6 +77,33 @@ def test_weights_that_are_quantized_while_they_are_read_are_the_same(
 
     monkeypatch.setattr(model_loader, "read_whole", None)
     same(load_model(path, **settings), whole)
+
+
+@pytest.mark.parametrize("change", [0.0, 1.0])
+def test_a_tied_head_that_is_there_as_well_is_read_if_it_is_the_embedding(
+    change: float,
+    checkpoints: Checkpoints,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Many published checkpoints have both; with other numbers it is for ``transformers``."""
+    tied = checkpoints.path("qwen3", tie_word_embeddings=True)
+    path = Path(shutil.copytree(tied, tmp_path / "both"))
+    weights = load_file(path / "model.safetensors")
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone() + change
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
+    streamed: list[bool] = []
+
+    def stream(*arguments: Any) -> Any:
+        built = stream_model(*arguments)
+        streamed.append(built is not None)
+        return built
+
+    monkeypatch.setattr(model_loader, "stream_model", stream)
+    loaded = load_model(path, "bfloat16")
+
+    assert streamed == [change == 0.0]
+    same(loaded, load_whole(path, monkeypatch, dtype="bfloat16"))
 
 
 @pytest.mark.parametrize(("forward", "dtype"), [("plain", "float64"), ("packed", "float16")])

@@ -1,20 +1,14 @@
-"""Cache-aware and fair orders: the depth-first walk over what waits, and shares by tenant."""
+"""Cache-aware and fair orders: prefixes that are cached go first, and shares by tenant."""
 
 from collections import Counter, defaultdict
 from typing import get_args
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ostinato.core.config import SchedulerConfig, WaitingOrder
 from ostinato.core.errors import ConfigError
-from ostinato.core.identity import ImageSpan
-from ostinato.sched.sequence import Sequence
 from ostinato.scheduling import fair_share
-from ostinato.scheduling.depth_first import depth_first
 from ostinato.scheduling.fair_share import FairShare
-from ostinato.scheduling.longest_prefix import MAX_RANKED
 from tests.support.memory_search import search
 from tests.support.tiny_scheduler import TinyScheduler, make_request, make_sequence, tiny_scheduler
 
@@ -24,37 +18,18 @@ ORDERS = get_args(WaitingOrder)
 def test_an_unknown_order_is_refused_with_those_there_are():
     with pytest.raises(ConfigError, match=r"'lifo'.*fcfs, shortest_first, longest_prefix"):
         SchedulerConfig(order="lifo")
+    with pytest.raises(
+        ConfigError, match=r"'depth_first': must be one of fcfs.*benchmarks/orders.py"
+    ):
+        SchedulerConfig(order="depth_first")
 
 
-# --- depth first ----------------------------------------------------------------------------
+# --- cached prefixes first ------------------------------------------------------------------
 
 
 def names_of(steps: list[str]) -> list[str]:
     """Return who was served, one per step."""
     return [step.split(":")[0] for step in steps]
-
-
-def test_depth_first_serves_a_documents_questions_one_after_another():
-    """The picture of the module: B is cached, then A has more requests than C."""
-    tiny = tiny_scheduler(max_num_seqs=1, order="depth_first")
-    tiny.serve("warm", "BBBB")
-    tiny.add("1", "AAAAx")
-    tiny.add("2", "CCCCx")
-    tiny.add("3", "BBBBx")
-    tiny.add("4", "AAAAy")
-    assert tiny.run() == ["3:....x", "1:AAAAx", "4:....y", "2:CCCCx"]
-
-
-def test_depth_first_groups_within_one_cold_step_where_longest_prefix_cannot():
-    """Nothing is cached when they are ranked, and four find a seat in the first step."""
-    served = {}
-    for order in ("longest_prefix", "depth_first"):
-        tiny = tiny_scheduler(max_num_seqs=4, order=order)
-        for number, document in enumerate("ABCABC"):
-            tiny.add(f"{document}{number}", document * 4 + "xyzuvw"[number])
-        served[order] = tiny.step()
-    assert served["longest_prefix"] == "A0:AAAAx B1:BBBBy C2:CCCCz A3:....u"
-    assert served["depth_first"] == "A0:AAAAx A3:....u B1:BBBBy B4:....v"
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -67,22 +42,22 @@ def test_a_pool_of_one_document_computes_it_once_or_for_every_question(order):
     tiny.run()
     in_all = 9 * 9
     saved = 3 * 2 * 8  # two of three questions find their document
-    grouped = order in ("shortest_first", "longest_prefix", "depth_first")
+    grouped = order in ("shortest_first", "longest_prefix")
     expected = in_all - saved if grouped else in_all
     assert tiny.scheduler.stats.computed_prompt_tokens == expected
 
 
-def test_priority_goes_before_the_walk():
-    tiny = tiny_scheduler(max_num_seqs=1, order="depth_first")
+def test_priority_goes_before_a_cached_prefix():
+    tiny = tiny_scheduler(max_num_seqs=1, order="longest_prefix")
     tiny.add("late", "AAAAx", priority=1)
     tiny.add("first", "AAAAy")
     tiny.add("urgent", "BBBB", priority=-1)
     assert names_of(tiny.run()) == ["urgent", "first", "late"]
 
 
-def test_the_walk_overtakes_no_sequence_more_often_than_the_bound():
+def test_no_sequence_is_overtaken_more_often_than_the_bound():
     """Two questions on the cached document pass the stranger; then it goes first."""
-    tiny = tiny_scheduler(max_num_seqs=1, order="depth_first", max_overtakes=2)
+    tiny = tiny_scheduler(max_num_seqs=1, order="longest_prefix", max_overtakes=2)
     tiny.serve("warm", "AAAA")
     tiny.add("patient", "xyz")
     for number in "1234":
@@ -90,8 +65,8 @@ def test_the_walk_overtakes_no_sequence_more_often_than_the_bound():
     assert names_of(tiny.run()) == ["1", "2", "patient", "3", "4"]
 
 
-def test_the_bound_holds_within_one_step_of_the_walk():
-    tiny = tiny_scheduler(max_num_seqs=4, order="depth_first", max_overtakes=2)
+def test_the_bound_of_overtaking_holds_within_one_step():
+    tiny = tiny_scheduler(max_num_seqs=4, order="longest_prefix", max_overtakes=2)
     tiny.serve("warm", "AAAA")
     tiny.add("patient", "xyz")
     for number in "1234":
@@ -109,18 +84,7 @@ def test_a_bound_of_zero_is_first_come_first_served_in_every_order(order):
     assert names_of(tiny.run()) == list("01234")
 
 
-def test_depth_first_looks_at_the_first_that_came_only():
-    """The one with a cached prefix stands behind as many as are ranked."""
-    tiny = tiny_scheduler(max_num_seqs=1, order="depth_first")
-    tiny.serve("warm", "ABCD")
-    for number in range(MAX_RANKED):
-        tiny.scheduler.add(make_request(f"{number}", "xyz"), (0,))
-    tiny.scheduler.add(make_request("too far back", "ABCDx"), (0,))
-    plan = tiny.scheduler.plan()
-    assert [list(map(chr, s.tokens)) for s in plan.sequences] == [["x", "y", "z"]]
-
-
-@pytest.mark.parametrize("order", ["longest_prefix", "depth_first"])
+@pytest.mark.parametrize("order", ["longest_prefix", "shortest_first"])
 def test_no_prompt_is_looked_up_while_every_seat_is_taken(order, monkeypatch):
     """Ranking a long queue costs, and most steps admit no request."""
     tiny = tiny_scheduler(max_num_seqs=1, order=order)
@@ -140,70 +104,6 @@ def test_no_prompt_is_looked_up_while_every_seat_is_taken(order, monkeypatch):
 
 
 # --- the walk itself ------------------------------------------------------------------------
-
-
-def naive_walk(waiting: list[Sequence], num_cached: list[int]) -> list[Sequence]:
-    """Walk a trie with a node per token, drawn from the definition."""
-    cached = dict(zip(waiting, num_cached, strict=True))
-
-    def weigh(branch: list[Sequence]) -> tuple[int, int, int]:
-        longest = max(cached[s] for s in branch)
-        return -longest, -len(branch), min(s.sequence_id for s in branch)
-
-    def visit(branch: list[Sequence], depth: int) -> list[Sequence]:
-        here = sorted((s for s in branch if len(s.key) == depth), key=lambda s: s.sequence_id)
-        forks = defaultdict(list)
-        for sequence in branch:
-            if len(sequence.key) > depth:
-                forks[sequence.key.tokens[depth]].append(sequence)
-        for fork in sorted(forks.values(), key=weigh):
-            here += visit(fork, depth + 1)
-        return here
-
-    trees = defaultdict(list)
-    for sequence in waiting:
-        trees[sequence.key.identity].append(sequence)
-    return [s for tree in sorted(trees.values(), key=weigh) for s in visit(tree, 0)]
-
-
-prompts = st.text("ABC", min_size=1, max_size=7)
-crowds = st.lists(
-    st.tuples(prompts, st.sampled_from(["", "", "t"]), st.integers(0, 4)), max_size=14
-)
-
-
-@given(crowds)
-def test_the_order_is_that_of_a_walk_over_a_naive_trie(crowd: list[tuple[str, str, int]]):
-    waiting = [
-        make_sequence(i, prompt, tenant=tenant) for i, (prompt, tenant, _) in enumerate(crowd)
-    ]
-    cached = [num_cached for _, _, num_cached in crowd]
-    assert list(depth_first(waiting, cached)) == naive_walk(waiting, cached)
-
-
-pictures = st.sampled_from([(), (ImageSpan(b"cat", 1, 2),), (ImageSpan(b"dog", 1, 2),)])
-
-
-@given(st.lists(st.tuples(st.text("AB", min_size=3, max_size=6), pictures), max_size=9))
-def test_sequences_that_share_a_prefix_stand_together_also_with_images(crowd):
-    """Between two that share some tokens stands none that shares fewer with either."""
-    waiting = [
-        make_sequence(i, text[0] + "ii" + text[3:] if images else text, images=images)
-        for i, (text, images) in enumerate(crowd)
-    ]
-    walk = list(depth_first(waiting, [0] * len(waiting)))
-    assert sorted(s.sequence_id for s in walk) == list(range(len(waiting)))
-    for i, first in enumerate(walk):
-        for j in range(i + 2, len(walk)):
-            common = first.key.num_common_tokens(walk[j].key)
-            between = [first.key.num_common_tokens(s.key) for s in walk[i + 1 : j]]
-            assert min(between) >= common
-
-
-def test_turns_that_nest_a_thousand_deep_are_walked_without_recursion():
-    waiting = [make_sequence(i, "A" * (1200 - i)) for i in range(1200)]
-    walk = list(depth_first(waiting, [0] * len(waiting)))
-    assert walk == waiting[::-1]
 
 
 # --- fair share -----------------------------------------------------------------------------

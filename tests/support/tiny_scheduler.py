@@ -150,6 +150,14 @@ class TinyScheduler:
         self.runner.expect(SequenceId(first), request, seeds)
         self.checks.know(request)
 
+    def adopt(self) -> None:
+        """Learn the live requests that other code has added to the scheduler itself."""
+        for sequence in self.checks.live():
+            if sequence.sequence_id not in self._names:
+                self._names[sequence.sequence_id] = sequence.request.request_id
+                self.runner.expect(sequence.sequence_id, sequence.request, (sequence.seed,))
+                self.checks.know(sequence.request)
+
     def step(self) -> str:
         """Run one step.
 

@@ -71,11 +71,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "windows and states": {
         "windows": (WindowConfig(6, 24),),
         "states": StateConfig(8, unit=4),
-        "policy": "arc",
+        "policy": "reuse_hazard",
     },
     "shares": {
         "tenant_shares": {b"somebody else": TenantShare(guaranteed=2, quota=6)},
-        "policy": "s3fifo",
+        "policy": "lru",
     },
     "classic": {"free_order": "classic"},
     "ghost": {"ghost_blocks": 64},

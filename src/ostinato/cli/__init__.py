@@ -12,6 +12,7 @@ Files in reading order:
 * ``explain``, ``lint``: why prompts miss, and how to fix it
 * ``size``, ``savings``, ``simulate``, ``plan``: what caching costs and saves
 * ``models``, ``cache``, ``keys``: fetch models, administer a running server and its API keys
+* ``labs``: writes and checks the labs
 * ``output/``: tables, plots and streams of text
 * ``options/``: options that several commands share
 * ``demonstration/``: the traffic and the examples of ``demo``
@@ -41,6 +42,7 @@ from ostinato.cli import (
     explain,
     generate,
     keys,
+    labs,
     lint,
     models,
     plan,
@@ -53,7 +55,7 @@ from ostinato.cli import (
 from ostinato.cli.options import option_groups as _option_groups
 
 _COMMANDS = (demo, generate, chat, serve, explain, lint, size, savings, simulate, plan)
-_GROUPS = (route, models, cache, keys)
+_GROUPS = (route, models, cache, keys, labs)
 """Modules with several commands, in an ``app`` of their own."""
 
 app = _option_groups.GroupedTyper(

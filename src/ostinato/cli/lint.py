@@ -1,6 +1,7 @@
 """``ostinato lint``: finds what breaks the prefixes of requests."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, get_args
 
@@ -46,6 +47,12 @@ def run(
     ignore: IgnoredFields = None,
     max_text: str = option("64MiB", "Check only this much prompt text."),
     as_json: bool = option(False, "Print the findings as JSON.", "--json"),
+    fix: bool = option(
+        False,
+        "Print rules for 'ostinato serve --stabilise' that set aside the times, dates, ids and "
+        "counters among the findings.",
+        "--fix",
+    ),
     strict: bool = option(False, "Exit with code 1 if anything is found.", "--strict"),
 ) -> None:
     """Find what breaks prefixes early, and what fixing it would save.
@@ -73,7 +80,9 @@ def run(
     if log.is_cut:
         first = f"Only the first {count(report.num_requests, 'request')} were checked"
         typer.echo(f"{first} ({max_text} of prompts; --max-text sets the limit).", err=True)
-    if as_json:
+    if fix:
+        _print_rules(report)
+    elif as_json:
         typer.echo(json.dumps(report.as_dict(), indent=2, ensure_ascii=False))
     else:
         _print(report, model)
@@ -107,6 +116,20 @@ def _print(report: LintReport, model: str | None) -> None:
     console.print(Text(_end(report)))
     unit = "words and pieces of words" if model is None else f"those of {model}"
     console.print(Text(f"Tokens are {unit}.", style="dim"))
+
+
+def _print_rules(report: LintReport) -> None:
+    """Print the rules of all findings, each once, as a file of rules."""
+    rules = {rule: finding for finding in report.findings for rule in finding.rules}
+    typer.echo(f"# {count(len(rules), 'rule')} for 'ostinato serve --stabilise FILE'.")
+    typer.echo("# What a pattern has in parentheses is replaced by put, for each request.")
+    names: dict[str, int] = {}
+    for rule, finding in rules.items():
+        names[rule.name] = number = names.get(rule.name, 0) + 1
+        name = rule.name if number == 1 else f"{rule.name}-of-template-{number}"
+        values = ", ".join(repr(shortened(example)) for example in finding.examples)
+        typer.echo(f"\n# {values}: {finding.saved_tokens:,} tokens of the log")
+        typer.echo(replace(rule, name=name).as_toml(), nl=False)
 
 
 def _title(report: LintReport) -> str:

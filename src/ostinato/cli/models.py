@@ -1,5 +1,6 @@
-"""``ostinato models``: lists, fetches and removes models."""
+"""``ostinato models``: lists, fetches and removes models, and packed weights of any model."""
 
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +19,7 @@ from ostinato.runner.fetched_models import (
     models_folder,
     remove,
 )
+from ostinato.runner.weight_cache.folder import KeptWeights, cache_folder, clean, entries
 
 KNOWN_MODELS = (DEFAULT_MODEL, *FETCHED_MODELS)
 """Names that the list has."""
@@ -25,7 +27,8 @@ KNOWN_MODELS = (DEFAULT_MODEL, *FETCHED_MODELS)
 _Name = Annotated[str, typer.Argument(help=f"One of: {', '.join(FETCHED_MODELS)}.")]
 
 app = typer.Typer(
-    invoke_without_command=True, help="List, fetch and remove models that are known by name."
+    invoke_without_command=True,
+    help="List, fetch and remove models that are known by name, and packed weights of any.",
 )
 
 
@@ -48,7 +51,23 @@ def list_models() -> None:
         path = models_folder() / f"{name}.gguf"
         note = "" if path.exists() else f"; not fetched yet: ostinato models get {name}"
         table.add_row(*_row(name, path), model.about + note)
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    if packed := entries():
+        console.print(_packed_table(packed))
+        total = write_bytes(sum(entry.num_bytes for entry in packed))
+        console.print(f"{total} of packed weights in {cache_folder()}: ostinato models clean")
+
+
+def _packed_table(packed: list[KeptWeights]) -> FigureTable:
+    table = FigureTable()
+    table.add_column("Packed weights of", overflow="fold")
+    table.add_column("On disk", justify="right")
+    table.add_column("Last used", justify="right")
+    for entry in reversed(packed):
+        used = datetime.fromtimestamp(entry.used_s).astimezone()
+        table.add_row(entry.model, write_bytes(entry.num_bytes), f"{used:%Y-%m-%d %H:%M}")
+    return table
 
 
 _EMBEDDED = "part of the package; writes like Shakespeare, character by character"
@@ -71,6 +90,12 @@ def remove_model(name: _Name) -> None:
     """Remove a fetched model from this machine."""
     was_there = remove(name)
     typer.echo(f"{name} is removed." if was_there else f"{name} was not on this machine.")
+
+
+@app.command("clean")
+def clean_weights() -> None:
+    """Remove the packed weights of all models; the next start of each packs them again."""
+    typer.echo(f"{write_bytes(clean())} of packed weights are removed.")
 
 
 def _row(name: str, path: Path) -> tuple[str, str, str]:

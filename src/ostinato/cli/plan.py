@@ -17,12 +17,10 @@ from ostinato.cli.options.cost_options import CostOptions, MachineOptions
 from ostinato.cli.options.option_groups import option
 from ostinato.cli.output.report_folder import list_written, open_folder, unwritable
 from ostinato.cli.output.tables import FigureTable
-from ostinato.core.config import one_of
 from ostinato.core.errors import ConfigError
 from ostinato.hybrid.pool_sizes import TOKENS_PER_CHECKPOINT
 from ostinato.lab.plan.plan import Fleet, Option, Plan, Prices, Setup, make_plan
 from ostinato.lab.plan.plan_words import in_words, money
-from ostinato.lab.replay.policies import ENGINE_POLICIES
 from ostinato.lab.replay.serial_replay import USUAL_POLICY
 from ostinato.lab.size.image_tokens import encoder_weights
 from ostinato.lab.size.kv_bytes import kv_bytes
@@ -33,7 +31,7 @@ from ostinato.lab.traces.block_trace import BlockTrace
 from ostinato.lab.work.cost_model import StepCost
 from ostinato.lab.work.kv_groups import KVGroups, kv_groups
 from ostinato.lab.work.roofline import RooflineCost
-from ostinato.settings import PolicyName
+from ostinato.settings import PolicyName, check_policy
 
 _MONEY = "What things cost"
 
@@ -99,7 +97,7 @@ def run(
 
     Try: ostinato plan trace.jsonl --model tiny-shakespeare
     """
-    one_of("policy", policy, ENGINE_POLICIES)
+    check_policy("policy", policy)
     prices = Prices(compute_price, memory_price)
     steps.check(machine)
     traffic, recording = reading.open(trace, model), reading.recording(trace)

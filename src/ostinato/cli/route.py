@@ -17,7 +17,7 @@ from ostinato.cli.options.option_groups import GroupedTyper, grouped, option
 from ostinato.cli.options.setting_options import SettingOptions
 from ostinato.cli.output.tables import FigureTable
 from ostinato.core.errors import ConfigError
-from ostinato.router.process.config import FleetConfig
+from ostinato.router.process.config import GROUPS, FleetConfig
 
 _POLL_S = 0.2
 """Seconds between two looks at workers that do not answer yet."""
@@ -45,7 +45,7 @@ class RouterAddress:
 def run(
     context: typer.Context,
     *,
-    settings: Annotated[dict[str, Any], SettingOptions(FleetConfig)],
+    settings: Annotated[dict[str, Any], SettingOptions(FleetConfig, GROUPS)],
 ) -> None:
     """Route requests to workers until SIGTERM or Ctrl-C.
 
@@ -88,7 +88,14 @@ def status(
         table.add_row(
             row["name"], health, known, *(f"{n:,}" for n in counts), f"{row['computed_tokens']:,}"
         )
-    Console().print(f"Workers, policy {answer['policy']}:", table, sep="\n", highlight=False)
+    console = Console(highlight=False)
+    console.print(f"Workers, policy {answer['policy']}:", table, sep="\n")
+    if (both := answer.get("plugged")) is not None:
+        console.print(
+            f"Of the prompt tokens of {both['requests']:,} requests {both['own_ratio']:.1%} were "
+            f"expected to hit; cache_state, asked beside it, would have had "
+            f"{both['built_in_ratio']:.1%}."
+        )
 
 
 def _workers(client: AdminClient, deadline_s: float) -> dict[str, Any]:

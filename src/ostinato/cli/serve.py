@@ -16,6 +16,7 @@ from ostinato.cli.options.option_groups import option
 from ostinato.cli.options.setting_options import SettingOptions
 from ostinato.engine.settings.config import EngineConfig
 from ostinato.engine.settings.settings import DEFAULT_MODEL
+from ostinato.plugins.explainer import check_explainer
 from ostinato.server.config import SERVER, ServerConfig
 
 _server = partial(option, panel=SERVER)
@@ -69,6 +70,8 @@ def run(
         share = more.gpu_memory_utilization
         EngineConfig.of(model, engine | {"gpu_memory_utilization": share})
         callers = note_on_callers(server.get("keys_file"), more.api_key)
+        if config.explainer is not None:
+            check_explainer(config.explainer)
         _serve(model, config, engine, _Start(adapters, more.prewarm, callers))
 
 

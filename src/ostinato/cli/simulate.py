@@ -3,7 +3,7 @@
 import json
 from math import lcm
 from pathlib import Path
-from typing import cast
+from typing import cast, get_args
 
 import typer
 
@@ -13,9 +13,8 @@ from ostinato.cli.options.cost_options import CostOptions, MachineOptions
 from ostinato.cli.options.option_groups import option
 from ostinato.cli.output import simulation_output as output
 from ostinato.cli.output.report_folder import open_folder
-from ostinato.core.config import SchedulerConfig, at_least, one_of
+from ostinato.core.config import SchedulerConfig, at_least
 from ostinato.core.errors import ConfigError
-from ostinato.lab.replay.policies import ENGINE_POLICIES, SIMULATED_POLICIES, SimulatedPolicyName
 from ostinato.lab.replay.replay import Replay
 from ostinato.lab.replay.serial_replay import USUAL_POLICY
 from ostinato.lab.replay.tier_model import DiskModel
@@ -34,8 +33,15 @@ from ostinato.lab.size.quantities import read_bytes, read_count
 from ostinato.lab.traces.block_trace import BlockTrace
 from ostinato.lab.work.cost_model import ASSUMED, StepCost
 from ostinato.lab.work.kv_groups import KVGroups, kv_groups
-from ostinato.settings import PolicyName, PrefixCacheConfig, StateConfig, WindowConfig
+from ostinato.settings import (
+    PolicyName,
+    PrefixCacheConfig,
+    StateConfig,
+    WindowConfig,
+    check_policy,
+)
 
+_POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 _CACHE = "Caches"
 _TIMED = "Times"
 
@@ -56,7 +62,7 @@ def run(
     ),
     policy: str | None = option(
         None,
-        f"Which to try, with commas: {', '.join(SIMULATED_POLICIES)}. All by default.",
+        f"Which to try, with commas: {', '.join(_POLICIES)}. All by default.",
         "--policy",
         "-p",
         panel=_CACHE,
@@ -201,11 +207,11 @@ def _size(text: str, trace: BlockTrace, kv: KVGroups | None) -> int:
     return kv.pools(memory, trace.block_tokens).full
 
 
-def _policies(text: str | None) -> tuple[SimulatedPolicyName, ...]:
-    names = SIMULATED_POLICIES if text is None else tuple(each.strip() for each in text.split(","))
+def _policies(text: str | None) -> tuple[PolicyName, ...]:
+    names = _POLICIES if text is None else tuple(each.strip() for each in text.split(","))
     for name in names:
-        one_of("policy", name, SIMULATED_POLICIES)
-    return cast("tuple[SimulatedPolicyName, ...]", tuple(dict.fromkeys(names)))
+        check_policy("policy", name)
+    return cast("tuple[PolicyName, ...]", tuple(dict.fromkeys(names)))
 
 
 def _add_times(
@@ -260,10 +266,8 @@ def _timed_runs(
     found: Simulation, has_states: bool
 ) -> list[tuple[str, bool, PolicyName, DiskModel | None]]:
     """Return the runs: name, whether there is a cache, its policy, and the disk behind it."""
-    runs: list[tuple[str, bool, PolicyName, DiskModel | None]] = [
-        ("no cache", False, ENGINE_POLICIES[0], None)
-    ]
-    runs += [(each, True, each, None) for each in ENGINE_POLICIES if each in found.results]
+    runs: list[tuple[str, bool, PolicyName, DiskModel | None]] = [("no cache", False, "lru", None)]
+    runs += [(each, True, each, None) for each in _POLICIES if each in found.results]
     if found.disk is not None and len(runs) > 1:
         usual = USUAL_POLICY if USUAL_POLICY in found.results else runs[1][2]
         runs.append((f"{usual} + disk", True, usual, found.disk))

@@ -6,7 +6,7 @@ from typing import Literal
 from ostinato.core.errors import ConfigError
 from ostinato.core.setting import check_settings, setting
 
-WaitingOrder = Literal["fcfs", "shortest_first", "longest_prefix", "depth_first", "fair_share"]
+WaitingOrder = Literal["fcfs", "shortest_first", "longest_prefix", "fair_share"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +51,14 @@ class SchedulerConfig:
     """Maximum number of running sequences."""
     max_model_len: int = setting(2**31, minimum=1)
     """Maximum tokens of a sequence, prompt and output together."""
-    order: WaitingOrder = setting("fcfs", page="rooms/scheduling.md#shortest-first")
+    order: WaitingOrder = setting(
+        "fcfs",
+        page="rooms/scheduling.md#shortest-first",
+        hint="depth_first is compared by benchmarks/orders.py alone",
+    )
     """Waiting order within a priority. ``shortest_first``: least left to compute; ``fcfs``: by
-    arrival; ``longest_prefix``: most cached tokens; ``depth_first``: requests that share a prefix
-    one after another; ``fair_share``: the tenant that was served least."""
+    arrival; ``longest_prefix``: most cached tokens; ``fair_share``: the tenant that was served
+    least."""
     max_overtakes: int = setting(64, minimum=0)
     """How many later requests may be admitted before a waiting one, except with ``fcfs``; then it
     goes first. With ``fair_share``, before the first of a tenant."""

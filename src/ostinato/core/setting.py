@@ -125,21 +125,37 @@ def check_settings(config: Any) -> None:
     Raises:
         ConfigError: One is of the wrong type or out of range; the message names both.
     """
-    for known in setting_fields(type(config)).values():
-        check_setting(known, getattr(config, known.name))
+    for rule in _rules(config.__class__).values():
+        _check(rule, getattr(config, rule[0]))
 
 
-def check_setting(known: "Field[Any]", value: object) -> None:
-    """Raise ConfigError unless a setting may have a value."""
-    types, about = value_types(known.type), known.metadata["setting"]
+def check_setting(kind: type, name: str, value: object) -> None:
+    """Check one value of a setting; errors are those of ``check_settings``."""
+    _check(_rules(kind)[name], value)
+
+
+_Rule = tuple[str, tuple[Any, ...], tuple[str, ...], Setting]
+
+
+def _check(rule: _Rule, value: object) -> None:
+    name, types, choices, about = rule
     if value is None and NoneType in types:
         return
-    problem = _problem(value, types, choices_of(known), about)
+    problem = _problem(value, types, choices, about)
     if problem:
         problem = about.kind or problem
         or_none = ", or None" if NoneType in types else ""
         hint = f"; {about.hint}" if about.hint else ""
-        raise ConfigError(f"{known.name}={value!r:.200}: must be {problem}{or_none}{hint}")
+        raise ConfigError(f"{name}={value!r:.200}: must be {problem}{or_none}{hint}")
+
+
+@cache
+def _rules(kind: type) -> dict[str, _Rule]:
+    """Return what checks need of each setting; the cache saves most of their time."""
+    known = setting_fields(kind).values()
+    return {
+        e.name: (e.name, value_types(e.type), choices_of(e), e.metadata["setting"]) for e in known
+    }
 
 
 def _problem(value: Any, types: tuple[Any, ...], choices: tuple[str, ...], about: Setting) -> str:
@@ -155,7 +171,9 @@ def _problem(value: Any, types: tuple[Any, ...], choices: tuple[str, ...], about
     if str in types:
         kinds = (str, Path) if Path in types else str
         return "" if isinstance(value, kinds) else "a path" if Path in types else "text"
-    if any(get_args(one)[:1] == (str,) and get_origin(one) is not Mapping for one in types):
+    if any(get_origin(one) is Mapping for one in types):
+        return "" if isinstance(value, Mapping) else "a mapping"
+    if any(get_args(one)[:1] == (str,) for one in types):
         is_list = isinstance(value, Sequence) and not isinstance(value, str)
         return "" if is_list and all(isinstance(one, str) for one in value) else "a list of texts"
     return ""

@@ -4,9 +4,7 @@ Files in reading order:
 
 * ``learned_policy``: what policies that learn observe of requests, and what they tell the ghost
 * ``classic_order``: a pool that allocates what was released longest ago, cached or not
-* ``leaf_heap``: evicts the leaf with the least rank
 * ``ghost_list``: remembers what was evicted recently, so that its return can be noticed
-* ``s3_fifo``, ``arc``: adapt to what returns
 * ``lifetimes``: counts how long it takes until blocks are used again
 * ``hazard_table``: what a block of a class and an age is worth
 * ``lru_shadow``: what LRU would have cached, and how far a policy may diverge from it
@@ -25,9 +23,7 @@ Rules:
 from collections.abc import Callable
 
 from ostinato.cache.eviction import EvictionPolicy, LeastRecentlyUsed
-from ostinato.eviction.arc import AdaptiveReplacement
 from ostinato.eviction.reuse_hazard import ReuseHazard
-from ostinato.eviction.s3_fifo import S3Fifo
 from ostinato.settings import PolicyName
 
 
@@ -41,8 +37,4 @@ def make_policy(name: PolicyName, num_blocks: int, clock: Callable[[], float]) -
     """
     if name == "lru":
         return LeastRecentlyUsed()
-    if name == "s3fifo":
-        return S3Fifo(num_blocks)
-    if name == "arc":
-        return AdaptiveReplacement(num_blocks)
     return ReuseHazard(num_blocks, clock)

@@ -39,13 +39,10 @@ class SimulationError(NamedTuple):
     Attributes:
         scale: Error of the hit ratio because it is small, times the root of its blocks.
         gain: Error of the additional hits, as a share of them.
-        learning: Error of the hit ratio because it has seen little, times the root of the sampled
-            blocks.
     """
 
     scale: float
     gain: float = 0.0
-    learning: float = 0.0
 
 
 PLAYED = SimulationError(0.06)
@@ -53,9 +50,6 @@ PLAYED = SimulationError(0.06)
 
 LEARNED = SimulationError(0.1, 0.15)
 """Of a policy that uses what the real one has learned, which is limited by its memory."""
-
-LEARNING = SimulationError(0.4, learning=4.0)
-"""Of a policy that learns from the sample only: it does what LRU does until it has seen enough."""
 
 _DRIFT = 1.0
 """Error of an estimate, as a share of the difference between the hit ratios of the sampled traffic
@@ -179,11 +173,8 @@ class PairedEstimator:
         return sqrt(variance * (1 - 1 / self._stride))  # 0 if all blocks are sampled
 
     def _simulation_error(self) -> float:
-        """Return the error of a ratio because a simulation is small and sees little."""
-        if self._stride <= 1:
-            return 0.0
-        seen = max(1, self.num_blocks)
-        return hypot(self._unsure.scale / sqrt(self._size), self._unsure.learning / sqrt(seen))
+        """Return the error of a ratio because a simulation is small."""
+        return 0.0 if self._stride <= 1 else self._unsure.scale / sqrt(self._size)
 
     def _size_error(self, block_size: int) -> float:
         """Return the share by which the misses of the sample differ from those of the cache.

@@ -1,4 +1,4 @@
-"""Estimates the hit rates of other pool sizes and eviction policies.
+"""Estimates the hit rates of other pool sizes, and of LRU beside a policy that learns.
 
 A fixed share of all blocks is sampled, in windows, and replayed by small simulated caches::
 
@@ -19,13 +19,12 @@ from ostinato.cache.eviction import EvictionPolicy
 from ostinato.cache.observer import CacheObserver
 from ostinato.core.request import IDLE_WORK, RequestContext
 from ostinato.eviction.learned_policy import LearnedPolicy
-from ostinato.ghost.estimator import LEARNED, LEARNING, PLAYED, Coverage, PairedEstimator
+from ostinato.ghost.estimator import LEARNED, PLAYED, Coverage, PairedEstimator
 from ostinato.ghost.sampler import SampledRequest, Sampler
 from ostinato.ghost.sampling_window import WINDOW_BLOCKS, SamplingPlan, SamplingWindow
 from ostinato.ghost.simulated_cache import (
     LearnedPolicySimulation,
     LruSimulation,
-    PolicySimulation,
     SimulatedCache,
 )
 from ostinato.observe.counters import GhostEstimate, LookupCounts
@@ -33,9 +32,6 @@ from ostinato.settings import PolicyName, PrefixCacheConfig
 
 SIZES = (0.5, 2.0, 4.0)
 """Multiples of the memory for which estimates are made."""
-
-ALTERNATIVES: tuple[PolicyName, ...] = ("lru", "reuse_hazard")
-"""Policies for which estimates are made at the cache's own size."""
 
 WINDOW_COST = 1300
 """Requests of the cache that take as long as one window, by ``benchmarks/ghost.py``."""
@@ -69,7 +65,7 @@ class Candidate:
 
 
 class Ghost(CacheObserver):
-    """Estimates for other sizes and policies.
+    """Estimates for other sizes, and for LRU.
 
     Attributes:
         is_sampling: Whether blocks of new requests are sampled.
@@ -211,7 +207,8 @@ class Ghost(CacheObserver):
         """Create the simulation of the cache itself, and those of all candidates."""
         own = self._config.eviction_policy
         candidates = [Candidate(memory, own) for memory in SIZES]
-        candidates += [Candidate(1.0, policy) for policy in ALTERNATIVES if policy != own]
+        if self._learned:
+            candidates.append(Candidate(1.0, "lru"))
         others = [
             (self._simulation(each, plan), self._estimator(each, plan)) for each in candidates
         ]
@@ -219,9 +216,7 @@ class Ghost(CacheObserver):
 
     def _estimator(self, candidate: Candidate, plan: SamplingPlan) -> PairedEstimator:
         """Return a candidate's estimator over all windows."""
-        unsure = PLAYED
-        if candidate.policy == "reuse_hazard":
-            unsure = LEARNED if self._learned else LEARNING
+        unsure = PLAYED if candidate.policy == "lru" else LEARNED
         size = max(1, int(min(1.0, candidate.memory) * plan.size))
         new = PairedEstimator(plan.stride, size, unsure)
         return self._estimators.setdefault(candidate, new)
@@ -231,9 +226,7 @@ class Ghost(CacheObserver):
         size = max(1, round(candidate.memory * plan.size))
         if candidate.policy == "lru":
             return LruSimulation(size)
-        if self._learned:
-            return LearnedPolicySimulation(size, self._learned[0])
-        return PolicySimulation(size, candidate.policy)
+        return LearnedPolicySimulation(size, self._learned[0])
 
     def _estimate(self, candidate: Candidate, estimator: PairedEstimator) -> GhostEstimate:
         """Return a candidate's estimate."""

@@ -248,6 +248,7 @@ class Explanation:
         num_forgotten: Earlier ones that were no longer remembered.
         num_kept: Prompt tokens of earlier answers that stand as they were generated.
         wait: For whose work it waited; None if that is not remembered.
+        num_prepared: Cached tokens that were computed for it in idle steps, after the last answer.
         num_restored_turns: Earlier answers that stand as they were written, although the client
             sent them otherwise, or the template would write them otherwise.
         num_restored_tokens: The tokens of those.
@@ -260,6 +261,7 @@ class Explanation:
     num_forgotten: int = 0
     num_kept: int = 0
     wait: Wait | None = None
+    num_prepared: int = 0
     num_restored_turns: int = 0
     num_restored_tokens: int = 0
 
@@ -300,6 +302,7 @@ class Explanation:
             "num_remembered": self.num_remembered,
             "num_forgotten": self.num_forgotten,
             "num_kept_tokens": self.num_kept,
+            "num_prepared_tokens": self.num_prepared,
             "wait": None if self.wait is None else asdict(self.wait),
             "num_restored_turns": self.num_restored_turns,
             "num_restored_tokens": self.num_restored_tokens,
@@ -321,6 +324,7 @@ class Explanation:
             int(plain["num_forgotten"]),
             int(plain.get("num_kept_tokens", 0)),
             None if (wait := plain.get("wait")) is None else Wait(**_known(Wait, wait)),
+            int(plain.get("num_prepared_tokens", 0)),
             int(plain.get("num_restored_turns", 0)),
             int(plain.get("num_restored_tokens", 0)),
         )
@@ -349,6 +353,13 @@ class Explanation:
         if self.num_kept:
             what = "1 token was" if self.num_kept == 1 else f"{self.num_kept:,} tokens were"
             notes.append(f"{what} kept as generated, in the answers of earlier turns.")
+        if self.num_prepared:
+            what = (
+                "1 cached token was"
+                if self.num_prepared == 1
+                else (f"{self.num_prepared:,} cached tokens were")
+            )
+            notes.append(f"{what} computed in idle steps, after the last answer (idle_rebase).")
         if self.num_restored_turns:
             num = self.num_restored_turns
             what = "1 turn was" if num == 1 else f"{num:,} turns were"

@@ -4,11 +4,15 @@ Files in reading order:
 
 * ``body``: the base class of request bodies
 * ``conversation``: messages and tools, independent of the API
+* ``marks``: marks up to which a prompt is kept
+* ``pattern_limits``, ``volatile``: set aside what clients change in prompts without meaning
 * ``sampling``: the fields that completions and chats share
+* ``schemas``: closes the objects of JSON schemas
 * ``tools``: tools, tool calls and response formats in OpenAI's API
 * ``dialects``: fields of each API that have no effect here, and those that are refused
 * ``completions``: the body of ``/v1/completions``
 * ``chat``: the body of ``/v1/chat/completions``
+* ``lark``: grammars of tools as regular expressions
 * ``response_tools``: tools and calls of ``/v1/responses``
 * ``responses``: the body of ``/v1/responses``
 * ``message_blocks``: the blocks of messages of Anthropic's API

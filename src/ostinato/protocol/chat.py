@@ -6,6 +6,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from ostinato.protocol.body import MOST_MESSAGES, Items, OpenBody, TextOrImageUrl
 from ostinato.protocol.conversation import ToolUse, add_reasoning, parts_of
+from ostinato.protocol.marks import Breakpoint, CacheControl, MarkedPart, breakpoints_of
 from ostinato.protocol.sampling import (
     EFFORT,
     KEEP_REASONING,
@@ -25,9 +26,10 @@ from ostinato.protocol.tools import (
     tool_use,
 )
 from ostinato.settings import KeepReasoning
+from ostinato.tenants.terms import LeaseTerms
 
 
-class TextPart(OpenBody):
+class TextPart(MarkedPart):
     """A text part."""
 
     type: Literal["text"]
@@ -38,7 +40,6 @@ class TextPart(OpenBody):
         return {"type": "text", "text": self.text}
 
 
-ImageDetail = Literal["auto", "low", "high", "original"]
 IMAGE_URL = "A data URI; files and http(s) URLs where the operator allows them."
 IMAGE_DETAIL = "Images are resized as the model's processor says."
 
@@ -47,10 +48,10 @@ class ImageUrl(OpenBody):
     """The location of an image."""
 
     url: str = Field(min_length=1, description=IMAGE_URL)
-    detail: ImageDetail | None = Field(default=None, description=IMAGE_DETAIL)
+    detail: ShortText | None = Field(default=None, description=IMAGE_DETAIL)
 
 
-class ImagePart(OpenBody):
+class ImagePart(MarkedPart):
     """An image part."""
 
     type: Literal["image_url"]
@@ -76,6 +77,9 @@ class ChatMessage(OpenBody):
     reasoning_content: str | None = Field(default=None, description="Older name of reasoning.")
     refusal: Literal[""] | None = None
     annotations: list[Any] = Field(default_factory=list, max_length=0)
+    cache_control: CacheControl | None = Field(
+        default=None, description="Keep the prompt up to the end of this message."
+    )
 
     @model_validator(mode="after")
     def _fits_its_role(self) -> "ChatMessage":
@@ -96,6 +100,21 @@ class ChatMessage(OpenBody):
         if self.content is None and not self.tool_calls:
             raise ValueError("content is missing: a message without tool_calls needs one")
         return self
+
+    def marks(self, ttl: str) -> list[LeaseTerms | None]:
+        """Return for how long the prompt is kept up to each part; a text is one part."""
+        parts = self.content if isinstance(self.content, list) else []
+        terms = [part.terms(ttl) for part in parts] or [None]
+        if self.cache_control is not None:
+            terms[-1] = self.cache_control.terms
+        return terms
+
+    def first_parts(self, number: int) -> "ChatMessage":
+        """Return the message with its first parts only."""
+        parts = self.content
+        if not isinstance(parts, list) or number >= len(parts):
+            return self
+        return self.model_copy(update={"content": parts[:number]})
 
     def rendered(self) -> dict[str, Any]:
         """Return the message for templates: texts joined, ``developer`` as ``system``."""
@@ -188,6 +207,23 @@ class ChatBody(TemplateFields, SamplingFields):
                 f"top_logprobs={self.top_logprobs} without logprobs: set logprobs=true"
             )
         return self
+
+    def breakpoints(self) -> list[Breakpoint]:
+        """Return the last marks, in order; none without ``cache.write``."""
+        marks = (mark for message in self.messages for mark in message.marks(self.mark_ttl))
+        return breakpoints_of(marks) if self.cache.write else []
+
+    def conversation(self, num_parts: int | None = None) -> list[dict[str, Any]]:
+        """Return messages for chat templates: all, or those of the first parts."""
+        if num_parts is None:
+            return [message.rendered() for message in self.messages]
+        messages, left = [], num_parts
+        for message in self.messages:
+            if left <= 0:
+                break
+            messages.append(message.first_parts(left).rendered())
+            left -= len(message.marks(self.mark_ttl))
+        return messages
 
     def sampler(self) -> dict[str, Any]:
         """Return the keywords of ``SamplingParams``."""

@@ -27,12 +27,14 @@ class Tool:
         description: Description for the model.
         parameters: JSON schema of its arguments.
         is_strict: Whether optional calls must match the schema.
+        binding: The schema that a call must match; None: the one that is shown.
     """
 
     name: str
     description: str = ""
     parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object"})
     is_strict: bool = False
+    binding: Mapping[str, Any] | None = None
 
     def describe(self) -> dict[str, Any]:
         """Return it for chat templates."""

@@ -18,10 +18,11 @@ import msgspec
 from pydantic import ValidationError
 
 from ostinato.protocol.conversation import Message, Tool, Turns, add_reasoning, turns_of_blocks
-from ostinato.protocol.messages import thinking_variables, without_checksum
+from ostinato.protocol.messages import thinking_variables
 from ostinato.protocol.response_tools import CustomTool, function_name, write_input
 from ostinato.protocol.sampling import template_effort
 from ostinato.protocol.tools import MOST_TOOLS
+from ostinato.protocol.volatile import CHECKSUM_RULES, Stabiliser
 
 DEFAULT_ANSWER_TOKENS = 256
 MAX_ANSWER_TOKENS = 1_000_000
@@ -29,6 +30,7 @@ MAX_ANSWER_TOKENS = 1_000_000
 Values = dict[str, Any]
 
 _encode = msgspec.json.encode
+_checksums = Stabiliser(CHECKSUM_RULES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,10 @@ def read_leniently(path: str, body: bytes) -> LenientBody:
         return LenientBody()
     if not isinstance(fields, dict):
         return LenientBody()
-    return LenientBody(**_common(fields), **_READERS.get(path, _any)(fields))
+    read = _READERS.get(path, _any)(fields)
+    if "messages" in read:
+        read["messages"] = _checksums.settle(read["messages"]).messages
+    return LenientBody(**_common(fields), **read)
 
 
 def _common(fields: Values) -> Values:
@@ -145,7 +150,7 @@ def _chat_turn(message: Values) -> Message:
 
 def _messages(fields: Values) -> Values:
     """Read Anthropic's body."""
-    system = _system_text(fields.get("system"))
+    system = _text(fields.get("system"))
     turns: list[Message] = [{"role": "system", "content": system}] if system else []
     for message in _objects(fields.get("messages")):
         turns += _anthropic_turn(_string(message.get("role")) or "user", message.get("content"))
@@ -202,12 +207,12 @@ def _responses(fields: Values) -> Values:
                 turns.say(_string(item.get("role")) or "user", _text(item.get("content")))
             case "function_call":
                 name = function_name(_string(item.get("name")), item.get("namespace"))
-                turns.call(item.get("call_id"), name, _arguments(item.get("arguments")))
+                turns.call(_string(item.get("call_id")), name, _arguments(item.get("arguments")))
             case "custom_tool_call":
                 text = write_input(_string(item.get("input")))
-                turns.call(item.get("call_id"), _string(item.get("name")), text)
+                turns.call(_string(item.get("call_id")), _string(item.get("name")), text)
             case "function_call_output" | "custom_tool_call_output":
-                turns.answer(item.get("call_id"), _text(item.get("output")))
+                turns.answer(_string(item.get("call_id")), _text(item.get("output")))
             case "reasoning":
                 turns.think(_text(item.get("content")) or _text(item.get("summary")))
     effort = _string(_object(fields.get("reasoning")).get("effort"))
@@ -242,14 +247,6 @@ _READERS: Mapping[str, Callable[[Values], Values]] = {
     "/v1/messages": _messages,
     "/v1/messages/count_tokens": _messages,
 }
-
-
-def _system_text(system: Any) -> str:
-    """Join the blocks of a system text, without the checksum of the first, as servers do."""
-    if not isinstance(system, list):
-        return _text(system)
-    first, *rest = [_part(block) for block in _objects(system)] or [""]
-    return without_checksum(first) + "".join(rest)
 
 
 def _tools(fields: Values) -> list[Values]:

@@ -6,22 +6,8 @@ from pydantic import Field, model_validator
 
 from ostinato.protocol.body import Items, OpenBody, TextOrImage
 from ostinato.protocol.conversation import Message, parts_of, turns_of_blocks
+from ostinato.protocol.marks import CacheControl
 from ostinato.protocol.tools import CallId, ToolName
-from ostinato.tenants.terms import ANTHROPIC_1H, ANTHROPIC_5M, LeaseTerms
-
-
-class CacheControl(OpenBody):
-    """Keep the prompt up to here."""
-
-    type: Literal["ephemeral"]
-    ttl: Literal["5m", "1h"] = Field(
-        default="5m", description="How long; each use restarts the time."
-    )
-
-    @property
-    def terms(self) -> LeaseTerms:
-        """The terms of the lease."""
-        return ANTHROPIC_1H if self.ttl == "1h" else ANTHROPIC_5M
 
 
 class TextBlock(OpenBody):

@@ -4,17 +4,15 @@ A request is a sequence of blocks: those of the system text, then those of each 
 precede all of them, as in the prompt, so a breakpoint is a position in the sequence.
 """
 
-import re
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from ostinato.protocol.body import MOST_MESSAGES, Items, OpenBody
 from ostinato.protocol.conversation import Message, Tool, ToolUse, use_tools
+from ostinato.protocol.marks import Breakpoint, CacheControl
 from ostinato.protocol.message_blocks import (
     AnthropicMessage,
-    CacheControl,
     TextBlock,
     template_messages,
 )
@@ -29,27 +27,11 @@ from ostinato.protocol.sampling import (
     ShortText,
     template_effort,
 )
+from ostinato.protocol.schemas import closed
 from ostinato.protocol.tools import MOST_TOOLS, ToolName
 from ostinato.settings import KeepReasoning
-from ostinato.tenants.terms import LeaseTerms
 
 MOST_BREAKPOINTS = 4
-
-_BILLING_LINE = "x-anthropic-billing-header:"
-_CHECKSUM = re.compile(
-    r"\b(cc_version=[0-9]+\.[0-9]+\.[0-9]+)\.[0-9a-f]{1,16}\b|\b(?:cch=)[0-9a-f]{1,16};?"
-)
-
-
-def without_checksum(system: str) -> str:
-    """Return the first block of a system text with a constant for a client's checksum.
-
-    Claude Code begins its system text with a line for the vendor's accounts, in which a checksum
-    follows the version. Nothing behind it could be found in the cache.
-    """
-    if not system.startswith(_BILLING_LINE):
-        return system
-    return _CHECKSUM.sub(lambda match: match[1] or "", system, count=2)
 
 
 def thinking_variables(kind: str | None) -> dict[str, Any]:
@@ -127,22 +109,9 @@ class Thinking(OpenBody):
     budget_tokens: int | None = Field(
         default=None, ge=1024, description="A hint: only max_tokens bounds thinking."
     )
-    display: Literal["summarized", "omitted"] | None = Field(
-        default=None, description="omitted: blocks without text."
+    display: ShortText | None = Field(
+        default=None, description="omitted: blocks without text; any other value: in full."
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Breakpoint:
-    """A position up to which the prompt is kept.
-
-    Attributes:
-        num_blocks: Blocks of system and messages before it; 0 is after the tools.
-        terms: For how long.
-    """
-
-    num_blocks: int
-    terms: LeaseTerms
 
 
 class CountBody(OpenBody):
@@ -191,16 +160,6 @@ class CountBody(OpenBody):
         choice = self.tool_choice
         kind = {"any": "required", "tool": "required"}.get(choice.type, choice.type)
         return use_tools(offered, kind, choice.name, not choice.disable_parallel_tool_use)
-
-    def without_checksum(self) -> Self:
-        """Return the body with a constant for what a client changes in each conversation."""
-        if isinstance(self.system, str) or not self.system:
-            return self
-        first, *rest = self.system
-        if (text := without_checksum(first.text)) == first.text:
-            return self
-        first = first.model_copy(update={"text": text})
-        return self.model_copy(update={"system": [first, *rest]})
 
     def left_out(self) -> list[str]:
         """Return the places of tools that the prompt does not show."""
@@ -290,4 +249,4 @@ class MessagesBody(CountBody):
     def answer_form(self) -> Form | None:
         """Return the format of the answer; calls are not bound by it."""
         answer = self.output_config.format
-        return None if answer is None else {"json": answer.schema_}
+        return None if answer is None else {"json": closed(answer.schema_)}

@@ -4,7 +4,8 @@
 type            the prompt shows
 ==============  ==========================================================================
 ``function``    the function
-``custom``      a function with one text, ``input``; a regular expression binds that text
+``custom``      a function with one text, ``input``; a regular expression binds that text, and so
+                does a Lark grammar without recursion
 ``namespace``   its functions, as ``<namespace>__<name>``
 any other       nothing: a hosted service would run it, and the response says so
 ==============  ==========================================================================
@@ -15,12 +16,14 @@ A call is sent in the shape of its tool: with a ``namespace``, or as a ``custom_
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
 from ostinato.protocol.body import Items, OpenBody
 from ostinato.protocol.conversation import Tool
+from ostinato.protocol.lark import NotRegular, expression_of
 from ostinato.protocol.sampling import ShortText
 from ostinato.protocol.tools import MOST_TOOLS, FunctionBody, ToolName
 
@@ -47,6 +50,16 @@ class GrammarInput(OpenBody):
     syntax: Literal["lark", "regex"]
     definition: str
 
+    @cached_property
+    def expression(self) -> str | None:
+        """The grammar as a regular expression; None for one that is not regular."""
+        if self.syntax == "regex":
+            return self.definition
+        try:
+            return expression_of(self.definition)
+        except NotRegular:
+            return None
+
 
 class CustomTool(OpenBody):
     """A tool that takes one text instead of arguments."""
@@ -59,26 +72,32 @@ class CustomTool(OpenBody):
     )
 
     def tool(self) -> Tool:
-        """Return it as a function of one text.
-
-        A regular expression binds the text of a call; a Lark grammar is shown to the model, since
-        it cannot be enforced inside a JSON string.
-        """
-        text: dict[str, Any] = {"type": "string"}
+        """Return it as a function of one text, which a call's grammar binds where it can."""
         description, grammar = self.description or "", self.format
         if isinstance(grammar, GrammarInput):
             description += f"\n\n{_INPUT} follows this grammar ({grammar.syntax}):\n"
             description += grammar.definition
-        is_bound = isinstance(grammar, GrammarInput) and grammar.syntax == "regex"
-        if isinstance(grammar, GrammarInput) and is_bound:
-            text["pattern"] = f"^(?:{grammar.definition})$"
-        parameters = {
-            "type": "object",
-            "properties": {_INPUT: text},
-            "required": [_INPUT],
-            "additionalProperties": False,
-        }
-        return Tool(self.name, description.strip(), parameters, is_bound)
+        expression = grammar.expression if isinstance(grammar, GrammarInput) else None
+        binding = None
+        if expression is not None:
+            binding = _parameters({"type": "string", "pattern": f"^(?:{expression})$"})
+        shown = _parameters({"type": "string"})
+        return Tool(self.name, description.strip(), shown, binding is not None, binding)
+
+    @property
+    def is_unbound(self) -> bool:
+        """Whether it has a grammar that is shown to the model, and not enforced."""
+        return isinstance(self.format, GrammarInput) and self.format.expression is None
+
+
+def _parameters(text: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a function of one text."""
+    return {
+        "type": "object",
+        "properties": {_INPUT: text},
+        "required": [_INPUT],
+        "additionalProperties": False,
+    }
 
 
 class NamespaceTool(OpenBody):

@@ -1,12 +1,13 @@
 """The body of ``/v1/responses``: text, images, streams and tools that the client runs."""
 
 import uuid
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from ostinato.protocol.body import Items, OpenBody, TextOrInputImage
-from ostinato.protocol.chat import IMAGE_DETAIL, IMAGE_URL, ImageDetail
+from ostinato.protocol.chat import IMAGE_DETAIL, IMAGE_URL
 from ostinato.protocol.conversation import (
     Message,
     ToolUse,
@@ -14,8 +15,10 @@ from ostinato.protocol.conversation import (
     parts_of,
     use_tools,
 )
+from ostinato.protocol.marks import Breakpoint, MarkedPart, breakpoints_of
 from ostinato.protocol.response_tools import (
     CallTarget,
+    CustomTool,
     HostedTool,
     ResponseTool,
     function_name,
@@ -44,17 +47,15 @@ from ostinato.protocol.tools import (
 )
 from ostinato.settings import KeepReasoning
 
-Status = Literal["in_progress", "completed", "incomplete"]
-
 
 class ItemBody(OpenBody):
     """Fields that every item may have; accepted and ignored."""
 
     id: ShortText | None = None
-    status: Status | None = None
+    status: ShortText | None = None
 
 
-class ContentText(OpenBody):
+class ContentText(MarkedPart):
     """A text of either role."""
 
     type: Literal["input_text", "output_text"]
@@ -67,12 +68,12 @@ class ContentText(OpenBody):
         return {"type": "text", "text": self.text}
 
 
-class ContentImage(OpenBody):
+class ContentImage(MarkedPart):
     """An image."""
 
     type: Literal["input_image"]
     image_url: str = Field(min_length=1, description=IMAGE_URL)
-    detail: ImageDetail | None = Field(default=None, description=IMAGE_DETAIL)
+    detail: ShortText | None = Field(default=None, description=IMAGE_DETAIL)
 
     def part(self) -> dict[str, Any]:
         """Return it in the format of chat completions."""
@@ -90,7 +91,7 @@ class MessageItem(ItemBody):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: str | Items[Content]
-    phase: Literal["commentary", "final_answer"] | None = None
+    phase: ShortText | None = None
 
     @model_validator(mode="after")
     def _fits_its_role(self) -> "MessageItem":
@@ -215,17 +216,6 @@ class Reasoning(OpenBody):
 
 _LOGPROBS = "message.output_text.logprobs"
 
-Included = Literal[
-    "message.output_text.logprobs",
-    "reasoning.encrypted_content",
-    "message.input_image.image_url",
-    "file_search_call.results",
-    "web_search_call.results",
-    "web_search_call.action.sources",
-    "computer_call_output.output.image_url",
-    "code_interpreter_call.outputs",
-]
-
 
 class ResponsesBody(SamplerFields, CacheFields):
     """Continue a conversation that the server may store."""
@@ -249,10 +239,10 @@ class ResponsesBody(SamplerFields, CacheFields):
     metadata: Metadata = Field(default_factory=dict)
     truncation: Literal["disabled"] = "disabled"
     background: Literal[False] = False
-    include: list[Included] = Field(
+    include: list[ShortText] = Field(
         default_factory=list,
         max_length=16,
-        description="Log-probabilities and encrypted reasoning; there are no hosted tools.",
+        description=f"{_LOGPROBS} and reasoning.encrypted_content.",
     )
     top_logprobs: int | None = Field(default=None, ge=0, description="With include.")
     reasoning: Reasoning | None = None
@@ -303,12 +293,22 @@ class ResponsesBody(SamplerFields, CacheFields):
         """Return the message of the instructions, which apply to this request alone."""
         return [{"role": "system", "content": self.instructions}] if self.instructions else []
 
-    def conversation(self) -> list[Message]:
-        """Return the new messages for chat templates, without instructions."""
+    def breakpoints(self) -> list[Breakpoint]:
+        """Return the last marks of the input, in order; none without ``cache.write``."""
+        items = [] if isinstance(self.input, str) else self.input
+        marks = [part.terms(self.mark_ttl) for item in items for part in _parts_of(item)]
+        return breakpoints_of(marks) if self.cache.write else []
+
+    def conversation(self, num_parts: int | None = None) -> list[Message]:
+        """Return the new messages for chat templates, without instructions.
+
+        Args:
+            num_parts: Number of leading parts of messages to include; None for all.
+        """
         if isinstance(self.input, str):
             return [{"role": "user", "content": self.input}]
         turns = Turns()
-        for item in self.input:
+        for item in self.input if num_parts is None else _first_parts(self.input, num_parts):
             match item:
                 case ReasoningItem():
                     text = "".join(part.text for part in item.content or item.summary)
@@ -348,8 +348,13 @@ class ResponsesBody(SamplerFields, CacheFields):
         return {tool.name: target for tool, target in offered_tools(self.tools)}
 
     def left_out(self) -> list[str]:
-        """Return the places of tools and items that the prompt does not show."""
-        tools = [f"tools[{n}]" for n, tool in enumerate(self.tools) if isinstance(tool, HostedTool)]
+        """Return the places of tools and items that are not shown, and of grammars not enforced."""
+        tools = []
+        for number, tool in enumerate(self.tools):
+            if isinstance(tool, HostedTool):
+                tools.append(f"tools[{number}]")
+            elif isinstance(tool, CustomTool) and tool.is_unbound:
+                tools.append(f"tools[{number}].format")
         items = enumerate(() if isinstance(self.input, str) else self.input)
         return tools + [f"input[{n}]" for n, item in items if isinstance(item, HostedItem)]
 
@@ -391,6 +396,23 @@ class ResponsesBody(SamplerFields, CacheFields):
             **blank, **shown, "tools": tools, "store": self.is_stored, "reasoning": reasoning,
             "top_logprobs": self.top_logprobs or 0,
         }  # fmt: skip
+
+
+def _parts_of(item: Item) -> list[ContentText | ContentImage]:
+    """Return the parts of a message, which may have marks."""
+    is_list = isinstance(item, MessageItem) and isinstance(item.content, list)
+    return item.content if is_list else []  # type: ignore[union-attr,return-value]
+
+
+def _first_parts(items: list[Item], number: int) -> Iterator[Item]:
+    """Yield items up to the end of a part."""
+    for item in items:
+        parts = _parts_of(item)
+        if number <= len(parts):
+            yield item.model_copy(update={"content": parts[:number]})
+            return
+        number -= len(parts)
+        yield item
 
 
 def _with_id(item: ItemBody) -> dict[str, Any]:

@@ -6,9 +6,10 @@ ranges by ``SamplingParams``.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
 from ostinato.protocol.body import Body, Items, OpenBody
+from ostinato.protocol.marks import Ttl, seconds_of
 from ostinato.tenants.terms import OPENAI_24H, LeaseTerms
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -97,30 +98,19 @@ KEEP_REASONING: Any = Field(
 )
 
 
-_UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600}
-_MAX_TTL_S = 24 * 3600
-
-
-def _seconds(ttl: str) -> float:
-    return float(ttl[:-1]) * _UNIT_SECONDS[ttl[-1]]
-
-
-def _at_most_a_day(ttl: str) -> str:
-    """Refuse a time that is zero or longer than the longest lease that clients get."""
-    if not 0 < _seconds(ttl) <= _MAX_TTL_S:
-        raise ValueError(f"ttl={ttl!r}: must be above 0 and at most 24h")
-    return ttl
-
-
 class PromptCacheOptions(OpenBody):
     """How long the prompt is kept."""
 
-    ttl: (
-        Annotated[
-            str, StringConstraints(pattern=r"^[0-9]{1,6}[smh]$"), AfterValidator(_at_most_a_day)
-        ]
-        | None
-    ) = Field(default=None, description="Such as 30m; each use restarts the time.")
+    mode: Literal["implicit", "explicit"] = Field(
+        default="implicit",
+        description="implicit keeps all of the prompt for the ttl, if one is given; explicit keeps "
+        "it up to its marks only.",
+    )
+    ttl: Ttl | None = Field(default=None, description="Such as 30m; each use restarts the time.")
+
+
+DEFAULT_TTL = "30m"
+"""Of marks without a time, as in OpenAI's API."""
 
 
 class CacheFields(OpenBody):
@@ -153,9 +143,18 @@ class CacheFields(OpenBody):
     @property
     def retention(self) -> LeaseTerms | None:
         """Terms of the prompt's lease; None for no lease."""
-        if self.prompt_cache_options is not None and self.prompt_cache_options.ttl is not None:
-            return LeaseTerms(_seconds(self.prompt_cache_options.ttl), refresh_on_hit=True)
+        options = self.prompt_cache_options
+        if options is not None and options.mode == "explicit":
+            return None
+        if options is not None and options.ttl is not None:
+            return LeaseTerms(seconds_of(options.ttl), refresh_on_hit=True)
         return OPENAI_24H if self.prompt_cache_retention == "24h" else None
+
+    @property
+    def mark_ttl(self) -> str:
+        """The time of marks that have none of their own."""
+        options = self.prompt_cache_options
+        return DEFAULT_TTL if options is None else options.ttl or DEFAULT_TTL
 
     def call_settings(self) -> dict[str, Any]:
         """Return the keywords of ``GenerateCall`` that clients set."""

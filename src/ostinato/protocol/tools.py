@@ -7,6 +7,7 @@ from pydantic import Field, StringConstraints
 from ostinato.protocol.body import OpenBody
 from ostinato.protocol.conversation import Tool, ToolUse, use_tools
 from ostinato.protocol.sampling import Form
+from ostinato.protocol.schemas import closed
 
 ToolName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_.:-]{1,128}$")]
 
@@ -112,7 +113,7 @@ class SchemaBody(OpenBody):
 
     def form(self) -> Form:
         """Return the structured output."""
-        return {"json": self.schema_}
+        return {"json": closed(self.schema_)}
 
 
 class JsonSchemaFormat(OpenBody):

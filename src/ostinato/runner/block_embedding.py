@@ -33,6 +33,27 @@ class BlockEmbedding(nn.Module):
         self._table: Tensor | None = None
         self.eval()
 
+    @classmethod
+    def of_kind(cls, blocks: NDArray[np.uint8], kind: str, dtype: torch.dtype) -> "BlockEmbedding":
+        """Take blocks of a format by its name."""
+        return cls(blocks, gguf.GGMLQuantizationType[kind], dtype)
+
+    @property
+    def blocks(self) -> NDArray[np.uint8]:
+        """The blocks, shape (num_embeddings, bytes of a row)."""
+        return self._blocks
+
+    @blocks.setter
+    def blocks(self, blocks: NDArray[np.uint8]) -> None:
+        """Keep the same blocks in other memory."""
+        assert blocks.shape == self._blocks.shape and blocks.dtype == np.uint8, blocks.shape
+        self._blocks = blocks
+
+    @property
+    def kind(self) -> str:
+        """Format of the blocks."""
+        return str(self._kind.name)
+
     @property
     def is_replaced(self) -> bool:
         """Whether other numbers were loaded."""

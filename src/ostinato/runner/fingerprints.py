@@ -63,6 +63,15 @@ def fingerprinting(checkpoint: Path, weights: Sequence[Path]) -> Iterator[Callab
         thread.join()
 
 
+def remembered(checkpoint: Path, weights: Sequence[Path]) -> bytes | None:
+    """Return the fingerprint of files that have not changed since it was computed, or None."""
+    files = fingerprinted_files(checkpoint, tuple(weights))
+    if sum(file.stat().st_size for file in files) < REMEMBERED_BYTES:
+        return None
+    known = _read().get(_key(files)[0])
+    return None if known is None else bytes.fromhex(known)
+
+
 def memory_file() -> Path:
     """Return the file in which fingerprints are remembered; its name has the format's version."""
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"

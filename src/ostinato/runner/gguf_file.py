@@ -6,6 +6,7 @@ and converts quantized weights to the compute dtype.
 
 import functools
 import re
+import struct
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -97,7 +98,8 @@ def open_gguf(path: Path) -> Iterator[None]:
 class _Reader(gguf.GGUFReader):
     """Reads a model of one or several files.
 
-    Twice as fast as its base: a slice of a plain array costs half of that of a ``memmap``.
+    Its base takes ten seconds for a vocabulary of 150,000. Here a word costs one slice of a plain
+    array, in place of a dozen views of a ``memmap``.
     """
 
     def __init__(self, path: str) -> None:
@@ -114,6 +116,43 @@ class _Reader(gguf.GGUFReader):
     @data.setter
     def data(self, mapped: Any) -> None:
         self._data = mapped.view(np.ndarray)
+
+    def _get_field_parts(
+        self, orig_offs: int, raw_type: int
+    ) -> tuple[int, list[Any], list[int], list[gguf.GGUFValueType]]:
+        """Return a field's size, parts, the places of its values among them, and types."""
+        kinds = gguf.GGUFValueType
+        if kinds(raw_type) != kinds.ARRAY or self.byte_order == "S":
+            return super()._get_field_parts(orig_offs, raw_type)
+        head = [self._get(orig_offs, np.uint32), self._get(orig_offs + 4, np.uint64)]
+        kind, count = kinds(int(head[0][0])), int(head[1][0])
+        first, start = len(head), orig_offs + 12
+        if count and kind == kinds.STRING:
+            values, end = self._words(start, count)
+            lengths = [head[1]] * count  # which nothing reads
+            parts = [part for both in zip(lengths, values, strict=True) for part in both]
+            places = range(first + 1, first + 2 * count, 2)
+        elif count and kind in self.gguf_scalar_to_np:
+            numbers = self._get(start, self.gguf_scalar_to_np[kind], count)
+            if len(numbers) != count:
+                raise ValueError(f"an array of {count} numbers ends beyond the file")
+            parts = [numbers[index : index + 1] for index in range(count)]
+            places, end = range(first, first + count), start + numbers.nbytes
+        else:
+            return super()._get_field_parts(orig_offs, raw_type)
+        return end - orig_offs, head + parts, list(places), [kinds.ARRAY, kind]
+
+    def _words(self, start: int, count: int) -> tuple[list[Any], int]:
+        """Return the bytes of strings that follow each other, and where they end."""
+        data, words = self.data, []
+        memory = memoryview(data)
+        for _ in range(count):
+            (length,) = struct.unpack_from("<Q", memory, start)
+            start += 8 + length
+            words.append(data[start - length : start])
+        if start > len(data):
+            raise ValueError(f"an array of {count} strings ends beyond the file")
+        return words, start
 
 
 class _Located:

@@ -5,7 +5,7 @@ ways: llama.cpp's RoPE pairs neighbours, so that rows of queries and keys are in
 norms have one added; and the RoPE of Llama 3.1 and later is scaled by a tensor of factors.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from ostinato.runner.forward.plain_layers import is_plain_linear
 from ostinato.runner.forward.quantized import Quantization, QuantizedWeight
 from ostinato.runner.gguf_codes import NEAREST, PLAIN_KINDS, BlockRows, dequantized
 from ostinato.runner.gguf_file import architecture_of
-from ostinato.runner.weight_source import FileRange
+from ostinato.runner.weight_source import FileRange, equal_ranges
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -92,6 +92,12 @@ class GgufSource:
             numbers = numbers - 1
         return numbers.to(dtype)
 
+    def are_equal(self, names: Sequence[str]) -> bool:
+        """Return whether several weights are the same bytes in the files."""
+        tensors = [self._tensors[name] for name in names]
+        kinds = {(tensor.tensor_type, _shape(tensor)) for tensor in tensors}
+        return len(kinds) == 1 and equal_ranges([_range(tensor) for tensor in tensors])
+
     def codes(self, name: str, dtype: torch.dtype, num_rows: int | None = None) -> BlockRows:
         """Return a weight of ``kinds``, or its first rows; they are read when they are packed."""
         tensor = self._tensors[name]
@@ -115,8 +121,7 @@ class GgufSource:
         """Read rows as bytes, in the order of the file; a vector is one row."""
         data = tensor.data
         row_bytes = data.nbytes // (len(data) if data.ndim > 1 else 1)
-        where = FileRange(tensor.path, tensor.data_offset, data.nbytes)
-        rows = where.read(first * row_bytes, (last - first) * row_bytes)
+        rows = _range(tensor).read(first * row_bytes, (last - first) * row_bytes)
         self.on_read(rows.nbytes)
         return rows.reshape(-1, row_bytes)
 
@@ -155,6 +160,10 @@ def _model_names(model: "PreTrainedModel", architecture: str) -> dict[str, str]:
         model, processor(config={})
     )
     return names
+
+
+def _range(tensor: Any) -> FileRange:
+    return FileRange(tensor.path, tensor.data_offset, tensor.data.nbytes)
 
 
 def _shape(tensor: Any) -> tuple[int, ...]:

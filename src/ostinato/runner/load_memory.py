@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 KVBytes = Callable[[KVSpec, torch.dtype], int]
 """Bytes that settings give keys and values, for the dtype that a model computes in."""
 
-_STEP_BYTES = 2**28
+STEP_BYTES = 2**28
 """Buffers of a step, and what packing a weight needs beside its numbers."""
 
 _FILE_BITS = {"Q4_0": 4.5, "Q4_1": 5.0, "Q4_K": 6.0, "Q5_1": 9.0, "Q5_K": 10.0}
@@ -46,13 +46,13 @@ class LoadMemory:
     @property
     def total(self) -> int:
         """All of it, at the peak."""
-        return self.weights + max(self.packing, self.kv) + _STEP_BYTES
+        return self.weights + max(self.packing, self.kv) + STEP_BYTES
 
     def __str__(self) -> str:
         """Name the parts."""
         return (
-            f"{_gib(self.total)}: {_gib(self.weights)} of weights, {_gib(self.packing)} while they "
-            f"are packed, {_gib(self.kv)} of keys and values, {_gib(_STEP_BYTES)} for a step"
+            f"{gib(self.total)}: {gib(self.weights)} of weights, {gib(self.packing)} while they "
+            f"are packed, {gib(self.kv)} of keys and values, {gib(STEP_BYTES)} for a step"
         )
 
 
@@ -81,11 +81,11 @@ def check_memory(
     if free is None or needed.total <= free:
         return
     others = {other: _needed(model, source, names, other, kv).total for other in ("int8", "int4")}
-    advice = [f"quantization={other!r} ({_gib(n)})" for other, n in others.items() if n <= free]
-    if needed.weights + needed.packing + _STEP_BYTES <= free:
+    advice = [f"quantization={other!r} ({gib(n)})" for other, n in others.items() if n <= free]
+    if needed.weights + needed.packing + STEP_BYTES <= free:
         advice.append("fewer blocks (num_blocks or kv_cache_memory) or a smaller max_model_len")
     raise ConfigError(
-        f"the model needs {needed}; {_gib(free)} are free (MemAvailable, or what the container's "
+        f"the model needs {needed}; {gib(free)} are free (MemAvailable, or what the container's "
         f"limit leaves): {' or '.join(advice) or 'a smaller model, or more memory'} would fit"
     )
 
@@ -127,14 +127,15 @@ def check_whole(model: "PreTrainedModel", dtype: torch.dtype, is_gguf: bool) -> 
     """
     free = available_bytes()
     item_bytes = dtype.itemsize + (4 if is_gguf else 0)
-    needed = sum(parameter.numel() for parameter in model.parameters()) * item_bytes + _STEP_BYTES
+    needed = sum(parameter.numel() for parameter in model.parameters()) * item_bytes + STEP_BYTES
     if free is not None and needed > free:
         raise ConfigError(
-            f"{type(model).__name__} is read as a whole, which needs {_gib(needed)} in "
-            f"{str(dtype).removeprefix('torch.')}; {_gib(free)} are free (MemAvailable, or what "
+            f"{type(model).__name__} is read as a whole, which needs {gib(needed)} in "
+            f"{str(dtype).removeprefix('torch.')}; {gib(free)} are free (MemAvailable, or what "
             "the container's limit leaves): a smaller model, or dtype='bfloat16', may fit"
         )
 
 
-def _gib(num_bytes: int) -> str:
+def gib(num_bytes: int) -> str:
+    """Write bytes in GiB."""
     return f"{num_bytes / 2**30:.2f} GiB"

@@ -33,6 +33,7 @@ class LoadProgress:
 
     def add(self, num_bytes: int) -> None:
         """Count bytes, and show them."""
+        num_bytes = min(num_bytes, self._total - self._read)  # a tied embedding is read twice
         self._read += num_bytes
         self._bar.update(num_bytes)
         now = time.monotonic()

@@ -28,6 +28,7 @@ def num_blocks_for(
     num_blocks: int | None = None,
     kv_cache_memory: int | None = None,
     reserved_bytes: int = 0,
+    mapped_bytes: int = 0,
     device: torch.device | str = "cpu",
 ) -> int:
     """Return the number of blocks of the KV store.
@@ -40,6 +41,7 @@ def num_blocks_for(
         num_blocks: The result, if given.
         kv_cache_memory: Bytes to fill with blocks, if given.
         reserved_bytes: Bytes of this memory that states take.
+        mapped_bytes: Bytes of weights mapped from files, which count as free memory but are not.
         device: Device whose free memory is used otherwise.
 
     Raises:
@@ -52,7 +54,7 @@ def num_blocks_for(
         )
     if num_blocks is not None:
         return _at_least_one(num_blocks, f"num_blocks={num_blocks}", bytes_per_block)
-    memory, setting = memory_for(kv_cache_memory, device)
+    memory, setting = memory_for(kv_cache_memory, device, mapped_bytes)
     if reserved_bytes:
         setting += f", less {reserved_bytes:,} bytes for states,"
     fitting = (memory - reserved_bytes) // bytes_per_block
@@ -62,7 +64,9 @@ def num_blocks_for(
     return min(found, max_num_seqs * -(-max_model_len // block_size))
 
 
-def memory_for(kv_cache_memory: int | None, device: torch.device | str) -> tuple[int, str]:
+def memory_for(
+    kv_cache_memory: int | None, device: torch.device | str, mapped_bytes: int = 0
+) -> tuple[int, str]:
     """Return the bytes that keys, values and states may take, and the setting behind them.
 
     Raises:
@@ -73,7 +77,7 @@ def memory_for(kv_cache_memory: int | None, device: torch.device | str) -> tuple
     free = available_bytes(device)
     if free is None:
         raise ConfigError(f"free memory of {device} is unknown: set num_blocks or kv_cache_memory")
-    share = int(free * DEFAULT_SHARE)
+    share = int(max(free - mapped_bytes, 0) * DEFAULT_SHARE)
     return share, (
         f"the default kv_cache_memory of {share:,} bytes ({DEFAULT_SHARE:.0%} of what is free)"
     )

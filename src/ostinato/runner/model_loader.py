@@ -37,6 +37,7 @@ from ostinato.runner.model_support import (
 from ostinato.runner.pretrained import (
     TOKENIZER_FILES,
     load_config,
+    load_saved_tokenizer,
     load_tokenizer,
     load_weights,
     quiet,
@@ -47,6 +48,11 @@ from ostinato.runner.quantization import check_quantization, quantization_settin
 from ostinato.runner.settings import AttentionName, DtypeName, ForwardName, QuantizationName
 from ostinato.runner.states.store import StateSpec
 from ostinato.runner.streamed import Assembled, LoadSettings, stream_model
+from ostinato.runner.weight_cache.cache import WeightCache
+from ostinato.runner.weight_cache.entry import Entry
+from ostinato.runner.weight_cache.folder import MAX_BYTES
+from ostinato.runner.weight_cache.recording import Recorder
+from ostinato.runner.weight_cache.restoring import restore_model
 from ostinato.runner.word_codes import WordCheckpoint, is_in_words, read_words
 
 if TYPE_CHECKING:
@@ -73,6 +79,8 @@ class LoadedModel:
         kv_spec: KV per token of each layer.
         state_spec: States of the layers that have one.
         forward: How steps are computed, and why not faster.
+        mapped_bytes: Bytes of weights that are mapped from the cache folder; the kernel counts them
+            as free.
         quantization: Quantization of the linear layers; None if they are not quantized.
         vision: The image encoder; None if only text is served.
         why_no_images: Why only text is served; empty if images are.
@@ -93,6 +101,7 @@ class LoadedModel:
     kv_spec: KVSpec
     state_spec: StateSpec
     forward: ChosenForward
+    mapped_bytes: int = 0
     quantization: Quantization | None = None
     vision: Vision | None = None
     why_no_images: str = ""
@@ -136,6 +145,7 @@ def load_model(
     quantization: QuantizationName | None = None,
     images: bool = True,
     kv_bytes: KVBytes = lambda spec, dtype: 0,
+    weight_cache_bytes: int = MAX_BYTES,
 ) -> LoadedModel:
     """Load a model and check that it can be served correctly.
 
@@ -149,6 +159,8 @@ def load_model(
         quantization: Quantization of the linear layers; None leaves their weights as they are.
         images: Whether to keep the image encoder, if the model has one.
         kv_bytes: Bytes that settings ask for keys and values, which have to fit as well.
+        weight_cache_bytes: Maximum bytes of packed weights in the user's cache folder; 0 keeps and
+            uses none.
 
     Raises:
         ConfigError: An unknown dtype or forward, a device that does not exist, or one without
@@ -157,7 +169,7 @@ def load_model(
         BrokenCheckpoint: Files are missing or damaged, or weights do not fit the config.
         UnsupportedModel: It would load, but could not be served correctly.
 
-    Effects: may download; remembers the fingerprint in the user's cache folder.
+    Effects: may download; keeps packed weights and the fingerprint in the user's cache folder.
     """
     one_of("dtype", dtype, get_args(DtypeName))
     one_of("forward", forward, get_args(ForwardName))
@@ -165,38 +177,77 @@ def load_model(
     quantized = None if quantization is None else Quantization.named(quantization)
     register()
     path = resolve_model(name, revision)
-    with quiet(), _named_refusals(path), open_gguf(path) if path.is_file() else nullcontext():
-        config = load_config(path)
+    request = _Request(
+        str(name), path, dtype, device, attention, forward, quantized, images, kv_bytes
+    )
+    with quiet(), _named_refusals(path):
         files = weight_files(path)
+        cache = WeightCache(path, files, request.facts, weight_cache_bytes * (device.type == "cpu"))
+        if (entry := cache.find()) is not None:
+            try:
+                return _load(request, files, cache, entry)
+            except (OstinatoError, MemoryError):
+                raise
+            except Exception as error:  # an entry may be damaged in any way
+                cache.remove(entry, error)
+        return _load(request, files, cache, None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """What ``load_model`` was called with, checked."""
+
+    name: str
+    path: Path
+    dtype: DtypeName
+    device: torch.device
+    attention: AttentionName
+    forward: ForwardName
+    quantization: Quantization | None
+    images: bool
+    kv_bytes: KVBytes
+
+    @property
+    def facts(self) -> tuple[str, ...]:
+        """Everything that packed weights depend on besides the checkpoint."""
+        return self.dtype, self.attention, self.forward, str(self.quantization or "")
+
+
+def _load(
+    request: _Request, files: tuple[Path, ...], cache: WeightCache, entry: Entry | None
+) -> LoadedModel:
+    """Load a model from packed weights, or else from its checkpoint."""
+    path, device = request.path, request.device
+    origin = path if entry is None or path.is_dir() else entry.folder
+    with open_gguf(path) if origin.is_file() else nullcontext():
+        config = load_config(origin)
         check_config(config)
         check_quantization(config)
-        on_meta = check_attention_interface(config)
         settings = LoadSettings(
             path=path,
             files=files,
             config=config,
-            dtype=torch_dtype(dtype, config),
-            attention=attention,
-            forward=forward,
-            quantization=quantized,
-            kv_bytes=kv_bytes,
-            name=str(name),
+            dtype=torch_dtype(request.dtype, config),
+            attention=request.attention,
+            forward=request.forward,
+            quantization=request.quantization,
+            kv_bytes=request.kv_bytes,
+            name=request.name,
         )
-        with fingerprinting(path, files) as weights_digest:
-            built = stream_model(settings, on_meta) if device.type == "cpu" else None
-            encoder = None
-            if built is None:
-                if device.type == "cpu" and not any(True for _ in quantization_settings(config)):
-                    check_whole(on_meta, settings.dtype, path.is_file())
-                built, encoder = read_whole(settings, device)
+        with fingerprinting(path, files) as weights_digest, cache.recording(entry) as recorder:
+            if entry is not None:
+                built, encoder = restore_model(entry, settings), None
+            else:
+                built, encoder = _build(settings, device, recorder)
+            tokenizer = load_tokenizer(path) if origin == path else load_saved_tokenizer(origin)
+            cache.publish(recorder, built, weights_digest, config, tokenizer)
             model = built.model
-            tokenizer = load_tokenizer(path)
             vision, why_no_images = _load_vision(
-                path, encoder if images else None, model, tokenizer
+                path, encoder if request.images else None, model, tokenizer
             )
             digest = quantized_fingerprint(weights_digest(), str(built.quantization or ""))
     return LoadedModel(
-        name=str(name),
+        name=request.name,
         path=path,
         model=model,
         call=built.call,
@@ -211,10 +262,27 @@ def load_model(
         kv_spec=built.probed.spec,
         state_spec=built.probed.states,
         forward=built.forward,
+        mapped_bytes=recorder.num_bytes if entry is None else entry.num_bytes,
         quantization=built.quantization,
         vision=vision,
-        why_no_images=why_no_images if images else "images are switched off (limit_mm_per_prompt)",
+        why_no_images=why_no_images
+        if request.images
+        else "images are switched off (limit_mm_per_prompt)",
     )
+
+
+def _build(
+    settings: LoadSettings, device: torch.device, recorder: Recorder
+) -> tuple[Assembled, nn.Module | None]:
+    """Read a model weight by weight if that is possible, else as a whole."""
+    on_meta = check_attention_interface(settings.config)
+    if device.type == "cpu":
+        built = stream_model(settings, on_meta, recorder)
+        if built is not None:
+            return built, None
+        if not any(True for _ in quantization_settings(settings.config)):
+            check_whole(on_meta, settings.dtype, settings.path.is_file())
+    return read_whole(settings, device)
 
 
 @contextmanager

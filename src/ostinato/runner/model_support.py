@@ -121,8 +121,10 @@ def check_attention_interface(config: PreTrainedConfig) -> "PreTrainedModel":
         UnsupportedModel: There is no causal language model of that type, or its attention cannot
             be replaced.
     """
+    from transformers.initialization import no_init_weights
+
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), no_init_weights():
             model: PreTrainedModel = auto_class(config).from_config(
                 config, attn_implementation=ATTENTION_NAME
             )

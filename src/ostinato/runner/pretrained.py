@@ -26,6 +26,12 @@ from ostinato.runner.word_codes import WordCheckpoint
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+_TEXT_METHODS = (
+    *("__call__", "encode", "decode", "tokenize", "_encode_plus", "_decode"),
+    *("convert_tokens_to_string", "apply_chat_template"),
+)
+"""What turns text into tokens and back."""
+
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
 
 
@@ -143,6 +149,43 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerBase | None:
     except Exception as error:  # the tokenizer library raises plain Exception for bad JSON
         raise BrokenCheckpoint(f"{path}: the tokenizer does not load: {error}") from error
     return tokenizer
+
+
+def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Save a tokenizer that ``load_saved_tokenizer`` reads in a second.
+
+    Raises:
+        ValueError: It would not be the same: its class has code of its own, or sets what its files
+            do not say.
+    """
+    plain: Any = transformers.PreTrainedTokenizerFast
+    own = [name for name in _TEXT_METHODS if _of(type(tokenizer), name) is not _of(plain, name)]
+    if not isinstance(tokenizer, plain) or own:
+        raise ValueError(f"{type(tokenizer).__name__} has its own {', '.join(own) or 'code'}")
+    tokenizer.save_pretrained(folder)
+    saved: Any = load_saved_tokenizer(folder)
+    kept: Any = tokenizer
+    if (
+        saved.backend_tokenizer.to_str() != kept.backend_tokenizer.to_str()
+        or saved.special_tokens_map != kept.special_tokens_map
+        or saved.chat_template != kept.chat_template
+    ):
+        raise ValueError(f"the files of {type(tokenizer).__name__} do not give the same tokenizer")
+
+
+def load_saved_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
+    """Read what ``save_tokenizer`` saved; None if there is nothing.
+
+    The class that the files name is not used: it would build another tokenizer of the same words.
+    """
+    if not (folder / "tokenizer.json").exists():
+        return None
+    loaded: PreTrainedTokenizerBase = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+    return loaded
+
+
+def _of(kind: type, name: str) -> Any:
+    return getattr(kind, name, None)
 
 
 def _origin(path: Path) -> dict[str, Any]:

@@ -32,8 +32,9 @@ _VALUES = (bool, int, float, str, tuple, type(None))
 def build_skeleton(config: PreTrainedConfig, dtype: torch.dtype) -> "PreTrainedModel":
     """Return a model whose buffers are computed, and whose weights have no storage."""
     from accelerate import init_empty_weights
+    from transformers.initialization import no_init_weights
 
-    with init_empty_weights(include_buffers=False):
+    with init_empty_weights(include_buffers=False), no_init_weights():
         model: PreTrainedModel = auto_class(config).from_config(
             copy.deepcopy(config), attn_implementation=ATTENTION_NAME, dtype=dtype
         )
@@ -100,13 +101,19 @@ def keep_blocks(model: "PreTrainedModel", source: WeightSource, dtype: torch.dty
 
 
 def reads_all(model: "PreTrainedModel", source: WeightSource) -> bool:
-    """Return whether a source has exactly the weights of a skeleton, under its names."""
+    """Return whether a source has exactly the weights of a skeleton, under its names.
+
+    Cost: reads headers, and weights that are there several times.
+    """
     if any(True for _ in _meta_buffers(model)):
         return False
     unread = set(source.shapes)
     for parameter, holders in _holders(model, frozenset()):
         names = [name for name, _, _ in holders if name in source.shapes]
-        if len(names) != 1 or source.shapes[names[0]] != tuple(parameter.shape):
+        if not names or any(source.shapes[name] != tuple(parameter.shape) for name in names):
+            return False
+        # What is tied may be there twice, as a published lm_head is; other numbers are not tied.
+        if len(names) > 1 and not source.are_equal(names):
             return False
         unread -= set(names)
     return not unread

@@ -7,8 +7,8 @@
     skeleton         ─► read a product's weights, pack them, forget   (all layers)
 
 So the peak of memory is what stays, and the largest product once more. Models that this cannot
-load as ``transformers`` would, are loaded by it: experts, states, encoders, weights that came
-quantized, and checkpoints whose names differ from the model's.
+load as ``transformers`` would, are loaded by it: experts in GGUF files, states, encoders, weights
+that came quantized, and checkpoints whose names differ from the model's.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ from ostinato.runner.forward.decoder import parse_decoder
 from ostinato.runner.forward.fused import FusedForward
 from ostinato.runner.forward.ops import NativeOps
 from ostinato.runner.forward.packed_linear import PackedLinear
-from ostinato.runner.forward.packing import pack_linears, pack_plain, why_unpacked
+from ostinato.runner.forward.packing import Pack, pack_linears, pack_plain, why_unpacked
 from ostinato.runner.forward.plain_layers import is_plain_linear
 from ostinato.runner.forward.quantized import Quantization, QuantizedWeight
 from ostinato.runner.forward.select_forward import ChosenForward, choose_forward
@@ -35,6 +35,7 @@ from ostinato.runner.images.vision_families import FAMILIES
 from ostinato.runner.kv.kv_store import KVSpec
 from ostinato.runner.load_memory import KVBytes, check_memory
 from ostinato.runner.load_progress import LoadProgress
+from ostinato.runner.merged_experts import MergedExperts
 from ostinato.runner.model_call import ModelCall
 from ostinato.runner.native.packed import PackedWeight, required_library
 from ostinato.runner.probe import Probed, check_finite, observe_without_weights, probe_model
@@ -48,6 +49,7 @@ from ostinato.runner.skeleton import (
     reads_all,
     trial_layers,
 )
+from ostinato.runner.weight_cache.recording import Recorder
 from ostinato.runner.weight_source import SafetensorsSource, WeightSource
 
 if TYPE_CHECKING:
@@ -100,12 +102,15 @@ class LoadSettings:
     name: str
 
 
-def stream_model(settings: LoadSettings, on_meta: "PreTrainedModel") -> Assembled | None:
+def stream_model(
+    settings: LoadSettings, on_meta: "PreTrainedModel", recorder: Recorder | None = None
+) -> Assembled | None:
     """Load a model weight by weight; None if ``transformers`` has to.
 
     Args:
         settings: What to load.
         on_meta: The model without storage, as ``check_attention_interface`` builds it.
+        recorder: Writes packed weights into the cache folder; None does not.
 
     Raises:
         BrokenCheckpoint: A file changed meanwhile.
@@ -119,7 +124,8 @@ def stream_model(settings: LoadSettings, on_meta: "PreTrainedModel") -> Assemble
     if _has_more_than_a_decoder(on_meta):
         return None
     source = _source(settings, on_meta)
-    observed = observe_without_weights(on_meta)
+    # Grouped products of experts have no float32 without numbers.
+    observed = observe_without_weights(on_meta.to(torch.bfloat16))
     if source is None or observed is None:
         return None
     skeleton = build_skeleton(config, settings.dtype)
@@ -139,20 +145,34 @@ def stream_model(settings: LoadSettings, on_meta: "PreTrainedModel") -> Assemble
         or trial.probed.styles != styles[:num_layers]
     ):
         return None
-    probed = replace(trial.probed, spec=spec, styles=styles)
-    progress = LoadProgress(settings.name, source.num_bytes)
-    source.on_read = progress.add
-    try:
-        forward = _complete(skeleton, source, replace(trial, probed=probed))
-    finally:
-        progress.close()
     call = ModelCall(skeleton)
     if trial.call.hands_step:
         call.hand_step_to_attention()
+    known = Assembled(
+        skeleton,
+        call,
+        replace(trial.probed, spec=spec, styles=styles),
+        ChosenForward(trial.forward.name, trial.forward.reason),
+        trial.quantization,
+    )
+    del trial  # its layers, which are read again
+    progress = LoadProgress(settings.name, source.num_bytes)
+    source.on_read = progress.add
+    try:
+        names = {id(linear): name for linear, name in linear_names(skeleton, source)}
+        pack = Packing(source, names, known.quantization, settings.dtype)
+        forward = complete_model(skeleton, source, known, pack, recorder)
+    finally:
+        progress.close()
     check_finite(skeleton, call)
-    if not settings.path.is_file() and (settings.path / "generation_config.json").exists():
-        skeleton.generation_config = transformers.GenerationConfig.from_pretrained(settings.path)
-    return Assembled(skeleton, call, probed, forward, trial.quantization)
+    read_generation_config(skeleton, settings.path)
+    return replace(known, forward=forward)
+
+
+def read_generation_config(model: "PreTrainedModel", path: Path) -> None:
+    """Give a model the generation settings of its directory, if there are any."""
+    if not path.is_file() and (path / "generation_config.json").exists():
+        model.generation_config = transformers.GenerationConfig.from_pretrained(path)
 
 
 def _check_memory(
@@ -184,8 +204,16 @@ def _has_more_than_a_decoder(model: "PreTrainedModel") -> bool:
 def _source(settings: LoadSettings, model: "PreTrainedModel") -> WeightSource | None:
     if settings.path.is_file():
         return GgufSource.of_file(settings.path, model)
-    source = SafetensorsSource(settings.files)
-    return source if source.are_numbers else None
+    plain = SafetensorsSource(settings.files)
+    if not plain.are_numbers:
+        return None
+    source = MergedExperts(plain)
+    # Experts are not quantized, and the grouped products of transformers take no float64.
+    if source.has_experts and (
+        settings.quantization is not None or settings.dtype == torch.float64
+    ):
+        return None
+    return source
 
 
 class _Trial:
@@ -241,9 +269,23 @@ def scale_rope(model: "PreTrainedModel", source: WeightSource) -> None:
         rotary.inv_freq = rotary.inv_freq / factors.to(rotary.inv_freq)
 
 
-def _complete(model: "PreTrainedModel", source: WeightSource, trial: Assembled) -> ChosenForward:
-    """Give a skeleton all its weights, packed as the trial was."""
-    dtype, chosen = model.dtype, trial.forward
+def complete_model(
+    model: "PreTrainedModel",
+    source: WeightSource,
+    known: Assembled,
+    pack: Pack,
+    recorder: Recorder | None = None,
+) -> ChosenForward:
+    """Give a skeleton all its weights, packed as is known to be right.
+
+    Args:
+        model: The skeleton.
+        source: Its weights, for those that are not packed.
+        known: What the trial showed.
+        pack: Reads and packs weights.
+        recorder: Writes them into the cache folder; None does not.
+    """
+    dtype, chosen = model.dtype, known.forward
     scale_rope(model, source)
     if chosen.name == "plain":
         fill(model, source, dtype, frozenset())
@@ -258,10 +300,12 @@ def _complete(model: "PreTrainedModel", source: WeightSource, trial: Assembled) 
     if isinstance(model.get_input_embeddings(), BlockEmbedding):
         skipped.add(id(head.weight))
     fill(model, source, dtype, frozenset(skipped))
-    pack = _Packing(source, names, trial.quantization, dtype)
+    if recorder is not None and recorder.is_writing:
+        recorder.add_embedding(model)
+        pack = recorder.recorded(pack, names)
     with torch.no_grad():
         if chosen.name == "fused":
-            decoder = parse_decoder(model, trial.probed.styles, pack)
+            decoder = parse_decoder(model, known.probed.styles, pack)
             chosen = replace(chosen, fused=FusedForward(decoder, NativeOps(required_library())))
         else:
             pack_linears(model, pack)
@@ -269,10 +313,12 @@ def _complete(model: "PreTrainedModel", source: WeightSource, trial: Assembled) 
     if is_tied and isinstance(kept, BlockEmbedding) and isinstance(packed, PackedLinear):
         packed.tied = (kept,)
     fill(model, source, dtype, frozenset())
+    if recorder is not None:
+        recorder.add_others(model, source, chosen.fused is not None)
     return chosen
 
 
-class _Packing:
+class Packing:
     """Reads and packs weights; see ``packing.Pack``."""
 
     def __init__(
@@ -286,6 +332,7 @@ class _Packing:
         self._quantization, self._dtype = quantization, dtype
 
     def __call__(self, linears: Sequence[nn.Linear], is_head: bool) -> PackedWeight:
+        """Pack layers with the same input into one weight."""
         names = [self._names[id(linear)] for linear in linears]
         quantization, kinds = self._quantization, self._source.kinds
         has_own = quantization is not None and quantization.stored is not None

@@ -5,7 +5,7 @@ What it returns is memory of its own: files may change afterwards.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,6 +24,9 @@ _DTYPES = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
+
+
+_PIECE_BYTES = 2**24
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,19 @@ class FileRange:
         if len(content) != count:
             raise BrokenCheckpoint(f"{self.path} became shorter while it was read")
         return content
+
+
+def equal_ranges(ranges: Sequence[FileRange]) -> bool:
+    """Return whether ranges of files have the same bytes, read some at a time."""
+    first, *others = ranges
+    if any(other.num_bytes != first.num_bytes for other in others):
+        return False
+    for start in range(0, first.num_bytes, _PIECE_BYTES):
+        count = min(_PIECE_BYTES, first.num_bytes - start)
+        piece = first.read(start, count)
+        if any(not np.array_equal(other.read(start, count), piece) for other in others):
+            return False
+    return True
 
 
 class WeightSource(Protocol):
@@ -69,6 +85,10 @@ class WeightSource(Protocol):
     @property
     def kinds(self) -> Mapping[str, str]:
         """Formats of the weights by name, those that ``codes`` returns codes for."""
+        ...
+
+    def are_equal(self, names: Sequence[str]) -> bool:
+        """Return whether several weights are the same bytes in the files."""
         ...
 
     def plain(self, name: str, dtype: torch.dtype, num_rows: int | None = None) -> Tensor:
@@ -121,6 +141,12 @@ class SafetensorsSource:
         content = torch.from_numpy(where.read(0, num_bytes))
         self.on_read(num_bytes)
         return content.view(_DTYPES[kind]).view(shape).to(dtype)
+
+    def are_equal(self, names: Sequence[str]) -> bool:
+        """Return whether several weights are the same bytes in the files."""
+        entries = [self._ranges[name] for name in names]
+        kinds = {(kind, shape) for _, kind, shape in entries}
+        return len(kinds) == 1 and equal_ranges([where for where, _, _ in entries])
 
     def codes(self, name: str, dtype: torch.dtype, num_rows: int | None = None) -> StoredRows:
         """Raise KeyError: all weights are plain."""

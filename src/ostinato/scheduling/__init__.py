@@ -8,7 +8,6 @@ Files in reading order:
 * ``learned_prices``: keeps them current, tells the machine's pace, and bounds what is not measured
 * ``step_timer``: bounds steps by time
 * ``shortest_first``: the prompt with the least left to compute
-* ``depth_first``: requests that share a prefix, one after another
 * ``fair_share``: the tenant that was served least
 * ``held_requests``: passes over requests that wait for a load
 

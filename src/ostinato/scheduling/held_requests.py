@@ -18,18 +18,18 @@ class SkipHeld(WaitingOrder):
 
     def __init__(self, order: WaitingOrder, held: Iterable[HeldRequests]) -> None:
         """Wrap an order; a request in any of the sets is passed over."""
-        self._order, self._held = order, tuple(held)
+        self.order, self._held = order, tuple(held)
         self.admitted, self.planned = order.admitted, order.planned  # type: ignore[method-assign]
 
     def divide(
         self, prefilling: list[Sequence], waiting: list[Sequence], room: StepRoom
     ) -> dict[SequenceId, int]:
         """Divide the step among the others."""
-        return self._order.divide(prefilling, self._ready(waiting), room)
+        return self.order.divide(prefilling, self._ready(waiting), room)
 
     def candidates(self, waiting: list[Sequence]) -> Iterator[Sequence]:
         """Walk the others in their order."""
-        return self._order.candidates(self._ready(waiting))
+        return self.order.candidates(self._ready(waiting))
 
     def _ready(self, waiting: list[Sequence]) -> list[Sequence]:
         for held in filter(None, self._held):

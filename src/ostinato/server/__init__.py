@@ -16,6 +16,7 @@ Files in reading order:
 * ``usage``: token counts of a response
 * ``streaming``: server-sent events, client disconnects, new parts of outputs
 * ``prompting``: turns a conversation with tools into a prompt, and reads its answer
+* ``next_prompts``: offers the engine the prompt that will follow an answer
 * ``generation``: the common way of requests that generate, whatever their API
 * ``response_store``: stored responses, for ``previous_response_id``
 * ``held_prefixes``: leases of prefixes that clients asked to keep

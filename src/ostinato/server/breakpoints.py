@@ -1,4 +1,4 @@
-"""Anthropic's breakpoints (``cache_control``): the tokens they cover, and those kept.
+"""Breakpoints of Anthropic's and OpenAI's APIs: the tokens they cover, and those kept.
 
 A breakpoint's position is found by rendering the conversation up to it and comparing that with the
 whole prompt, so no chat template needs to be understood.
@@ -6,7 +6,8 @@ whole prompt, so no chat template needs to be understood.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 from ostinato.core.errors import RequestError
 from ostinato.core.tokens import num_common_tokens
@@ -15,13 +16,14 @@ from ostinato.engine.requests.prompts import Prompt, PromptDict
 from ostinato.engine.text.tokenized_text import TokenizedText
 from ostinato.images.parts import images_in, without_sources
 from ostinato.protocol.answers import MessageUsage
-from ostinato.protocol.conversation import Message
-from ostinato.protocol.messages import CountBody
-from ostinato.server.held_prefixes import HeldPrefixes
+from ostinato.protocol.conversation import Message, ToolUse
+from ostinato.protocol.marks import Breakpoint
+from ostinato.server.call import Covered
+from ostinato.server.held_prefixes import HeldPrefixes, hold_all
 from ostinato.server.prompting import render_prompt
 from ostinato.server.state import ServerState
 from ostinato.server.usage import Usage
-from ostinato.tenants.terms import ANTHROPIC_1H, LeaseTerms
+from ostinato.tenants.terms import ANTHROPIC_1H
 
 _STAND_IN: Message = {"role": "user", "content": "?"}
 """Templates need a message; this one stands in where a breakpoint has none before it."""
@@ -44,10 +46,7 @@ class Kept:
     def usage(self, num_output_tokens: int) -> MessageUsage:
         """Return Anthropic's ``usage``; its three input counts add up to the prompt."""
         written, prompt = self.num_5m + self.num_1h, self.prompt
-        more: Any = {f"cache_read_{k}": n for k, n in prompt.loaded_tokens.items()}
-        if prompt.num_kept_tokens:
-            more["kept_tokens"] = prompt.num_kept_tokens
-        return MessageUsage(
+        usage = MessageUsage(
             input_tokens=prompt.num_prompt_tokens - prompt.num_cached_tokens - written,
             cache_read_input_tokens=prompt.num_cached_tokens,
             cache_creation_input_tokens=written,
@@ -56,39 +55,64 @@ class Kept:
                 "ephemeral_1h_input_tokens": self.num_1h,
             },
             output_tokens=num_output_tokens,
-            **more,
         )
+        if prompt.num_kept_tokens:
+            usage["kept_tokens"] = prompt.num_kept_tokens
+        loaded: Any = {f"cache_read_{k}": n for k, n in prompt.loaded_tokens.items()}
+        return {**usage, **loaded}
 
 
-@dataclass(frozen=True, slots=True)
-class Covered:
-    """The part of a prompt that a breakpoint covers.
+class MarkedBody(Protocol):
+    """A conversation with marks."""
 
-    Attributes:
-        num_tokens: Tokens from the beginning of the prompt.
-        num_images: Images among them.
-        terms: Terms of the lease.
-    """
+    def breakpoints(self) -> list[Breakpoint]:
+        """Return the marks, in order."""
+        ...
 
-    num_tokens: int
-    num_images: int
-    terms: LeaseTerms
+    def conversation(self, number: int | None = None, /) -> list[Message]:
+        """Return messages for chat templates: all, or those before a mark."""
+        ...
+
+    def tool_use(self) -> ToolUse:
+        """Return which tools may be called, and how."""
+        ...
+
+    def template(self) -> dict[str, Any]:
+        """Return the options of the chat template."""
+        ...
 
 
 async def measure(
-    state: ServerState, whose: Prompt, body: CountBody, tokens: TokenizedText
+    state: ServerState,
+    whose: Prompt,
+    body: MarkedBody,
+    tokens: TokenizedText,
+    before: Sequence[Message] = (),
 ) -> list[Covered]:
-    """Return what each breakpoint covers and for how long, in order."""
+    """Return what each mark covers and for how long, in order.
+
+    Args:
+        state: Server state.
+        whose: The prompt's sender, with its images.
+        body: The conversation.
+        tokens: The whole prompt.
+        before: Messages that precede those of the body.
+
+    Raises:
+        RequestError: The template refuses a conversation that ends at a mark.
+    """
     places = []
     for mark in body.breakpoints():
-        messages = body.conversation(mark.num_blocks)
+        part = [*before, *body.conversation(mark.num_blocks)]
+        settled = partial(state.stabiliser.settle, part)
+        messages = (await state.llm.tokenizing.run(settled, whose.cache_salt)).messages
         images = whose.images[: len(images_in(messages))]
         messages = without_sources(messages)
         if not any(message["role"] == "user" for message in messages):
             messages = [*messages, _STAND_IN]
         try:
             prompt, options = replace(whose, images=images), body.template()
-            options["add_generation_prompt"] = False
+            options |= {"add_generation_prompt": False, "continue_final_message": False}
             head = await render_prompt(state, messages, body.tool_use(), prompt, **options)
         except RequestError as error:
             raise RequestError(f"cache_control cannot be placed there: {error}") from error
@@ -98,6 +122,23 @@ async def measure(
     return places
 
 
+async def measured(
+    state: ServerState,
+    whose: Prompt,
+    body: MarkedBody,
+    tokens: TokenizedText,
+    before: Sequence[Message] = (),
+) -> tuple[Covered, ...]:
+    """Return what marks cover, as ``measure``; none where the template ends no turn there.
+
+    OpenAI's marks only speed later requests up, so that a template refuses none of them.
+    """
+    try:
+        return tuple(await measure(state, whose, body, tokens, before))
+    except RequestError:
+        return ()
+
+
 async def keep(
     held: HeldPrefixes,
     whose: PromptDict,
@@ -105,15 +146,8 @@ async def keep(
     output: RequestOutput,
 ) -> Kept:
     """Lease a prompt up to its breakpoints, as soon as its first output shows it is computed."""
-    tokens, num_cached = output.prompt_token_ids, output.num_cached_tokens
-    done, written = num_cached, {True: 0, False: 0}
-    images = whose.get("multi_modal_data", {}).get("image", ())
-    for place in places:
-        if not place.num_tokens:
-            continue
-        if images:
-            whose = {**whose, "multi_modal_data": {"image": images[: place.num_images]}}
-        receipt = await held.hold(whose, tokens[: place.num_tokens], place.terms, num_cached)
-        written[place.terms == ANTHROPIC_1H] += max(0, receipt.num_tokens - done)
-        done = max(done, receipt.num_tokens)
+    done, written = output.num_cached_tokens, {True: 0, False: 0}
+    async for place, num_tokens in hold_all(held, whose, places, output):
+        written[place.terms == ANTHROPIC_1H] += max(0, num_tokens - done)
+        done = max(done, num_tokens)
     return Kept(Usage.of([output]), written[False], written[True])

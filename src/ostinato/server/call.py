@@ -12,6 +12,21 @@ from ostinato.server.access.callers import Caller
 from ostinato.tenants.terms import LeaseTerms
 
 
+@dataclass(frozen=True, slots=True)
+class Covered:
+    """The part of a prompt that a mark covers.
+
+    Attributes:
+        num_tokens: Tokens from the beginning of the prompt.
+        num_images: Images among them.
+        terms: Terms of the lease.
+    """
+
+    num_tokens: int
+    num_images: int
+    terms: LeaseTerms
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateCall:
     """One prompt and its parameters.
@@ -29,6 +44,7 @@ class GenerateCall:
         keep_tokens: Whether known text keeps the tokens it was generated with.
         priority: Lower is scheduled first.
         retention: Lease of the prompt once it is computed; None for no lease.
+        kept: Beginnings of the prompt that are leased as well.
         cache_key: ``prompt_cache_key``, for the record.
         user: The client's end user, for the record.
         sections: Names and texts of the prompt's parts, in order; for explanations.
@@ -50,6 +66,7 @@ class GenerateCall:
     keep_tokens: bool = True
     priority: int = 0
     retention: LeaseTerms | None = None
+    kept: tuple[Covered, ...] = ()
     cache_key: str | None = None
     user: str | None = None
     sections: tuple[tuple[str, str], ...] = ()

@@ -96,6 +96,8 @@ class ServerConfig(ListenerConfig):
     """File of the certificate chain of ``tls_key_file``."""
     lora_folders: tuple[str, ...] = _server((), options=("--lora-folder",), page="adapters.md")
     """Folders that adapters may be loaded from over HTTP."""
+    explainer: str | None = _server(None, page="learn.md")
+    """Function that explains misses beside the engine, as ``FILE.py:function``."""
     max_requests: int = same_setting(ListenerConfig, "max_requests")
     """Maximum concurrent continuations, running and waiting; beyond that, requests get 429."""
     key_share: float = _limits(0.5, above=0, maximum=1)
@@ -128,6 +130,9 @@ class ServerConfig(ListenerConfig):
     strict_fields: bool = _answers(False)
     """Refuse requests with fields that this server does not know; by default a header of the
     response names them."""
+    stabilise: str | None = _answers(None, page="agents.md#volatile-bytes")
+    """File of rules for texts that clients change without meaning, such as a date: a constant takes
+    their place, so that what follows hits. ``ostinato lint --fix`` writes one."""
     keep_checksums: bool = _answers(False)
     """Keep the checksum in the first line of Claude Code's system text, which makes every
     conversation miss; by default it is set aside."""

@@ -185,7 +185,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
     def answer_invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        message, param, code = describe_invalid(error.errors())
+        message, param, code = describe_invalid(error.errors(), error.body)
         return response_of(request.url.path, ApiError(400, message, param=param, code=code))
 
     app.add_exception_handler(ApiError, answer)
@@ -201,50 +201,79 @@ _CODES = {
     "json_invalid": "invalid_json",
     "unsupported_content": "unsupported_content",
 }
-_TYPES = ("str", "int", "float", "bool", "dict", "message")
-"""Members of unions, which pydantic names in place of a field."""
-
 _MOST_SHOWN = 3
 
 
-def describe_invalid(errors: Sequence[Any]) -> tuple[str, str | None, str]:
+def describe_invalid(errors: Sequence[Any], body: Any) -> tuple[str, str | None, str]:
     """Describe what is wrong with a body, and where.
 
     Args:
         errors: Pydantic's errors; at least one.
+        body: The body as it was sent, in which their places are looked up.
 
     Returns:
         A message, the field (None for the whole body), and a code.
     """
     media = [error for error in errors if error["type"] == "unsupported_content"]
-    errors = media or errors
-    first = errors[0]
-    param = _place(first["loc"])
+    placed = [(_place(error, body), error) for error in media or errors]
+    # Each member of a union reports its own errors; the one that was meant fits the furthest.
+    about = [each for each in placed if _top(each[1]) == _top(placed[0][1])]
+    deepest = max(len(steps) for steps, _ in about)
+    about = [each for each in about if len(each[0]) == deepest]
+    steps, first = about[0]
+    param = _written(steps)
     code = _CODES.get(first["type"])
     if code is None:
         code = "invalid_type" if first["type"].endswith("_type") else "invalid_value"
     if first["type"] == "extra_forbidden":
         name = str(first["loc"][-1])
         return f"unknown parameter {name!r:.200}: this server does not know it", param, code
-    # Each member of a union reports an error for the same field.
-    about = [error for error in errors if _top(error["loc"]) == _top(first["loc"])]
-    reasons = list(dict.fromkeys(_reason(error) for error in about))[:_MOST_SHOWN]
-    message = "; or: ".join(reasons)
+    reasons = dict.fromkeys(_reason(error) for place, error in about if place == steps)
+    message = "; or: ".join([*reasons][:_MOST_SHOWN])
     return (f"{param}: {message}" if param else message), param, code
 
 
-def _top(loc: Sequence[str | int]) -> str | int | None:
-    """Return the top-level field of a location."""
-    return loc[1] if len(loc) > 1 else None
+Steps = tuple[str | int, ...]
+"""Names and positions that lead to a value of a body."""
 
 
-def _place(loc: Sequence[str | int]) -> str | None:
-    """Format a location, such as ``messages[1].content``."""
+def _top(error: Any) -> str | int | None:
+    """Return the top-level field of an error."""
+    return error["loc"][1] if len(error["loc"]) > 1 else None
+
+
+def _place(error: Any, body: Any) -> Steps:
+    """Return where an error is in the body: pydantic's place without the members of unions."""
+    loc = tuple(error["loc"][1:])
+    if not isinstance(body, (dict, list)):
+        return loc
+    return _looked_up(loc, body, error["type"] == "missing")[2]
+
+
+def _looked_up(loc: Steps, value: Any, is_missing: bool) -> tuple[bool, int, Steps]:
+    """Look a place up; of several readings, the best reaches its last step, and is the longest."""
+    if not loc:
+        return False, 0, ()
+    step, rest = loc[0], loc[1:]
+    left_out = _looked_up(rest, value, is_missing)
+    in_list = isinstance(value, list) and isinstance(step, int) and step < len(value)
+    if in_list or (isinstance(value, dict) and step in value):
+        after = value[step]
+    elif isinstance(value, dict) and is_missing and not rest:
+        after = None
+    else:
+        return left_out
+    ends, length, steps = _looked_up(rest, after, is_missing)
+    return max(left_out, (ends or not rest, length + 1, (step, *steps)), key=lambda each: each[:2])
+
+
+def _written(steps: Steps) -> str | None:
+    """Format a place, such as ``messages[1].content``."""
     place = ""
-    for step in loc[1:]:
+    for step in steps:
         if isinstance(step, int):
             place += f"[{step}]"
-        elif step.isidentifier() and step not in _TYPES:
+        elif step.isidentifier():
             place += f".{step}" if place else step
     return place or None
 

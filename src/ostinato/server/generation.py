@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
@@ -22,12 +22,15 @@ from ostinato.engine.requests.prompts import Prompt
 from ostinato.engine.requests.sampling_params import SamplingParams
 from ostinato.engine.text.tokenized_text import TokenizedText
 from ostinato.protocol.conversation import Message
+from ostinato.protocol.volatile import Settled
 from ostinato.server.access.callers import Caller
 from ostinato.server.answers.answer_parser import ParsedAnswer
+from ostinato.server.breakpoints import measured
 from ostinato.server.call import GenerateCall
 from ostinato.server.errors import ApiError
 from ostinato.server.middleware.fields import show_report
-from ostinato.server.prompting import AnswerReader, note_turn, read_with, render_chat
+from ostinato.server.next_prompts import offer_next
+from ostinato.server.prompting import AnswerReader, ChatFields, note_turn, read_with, render_chat
 from ostinato.server.serving import serve
 from ostinato.server.state import ServerState
 from ostinato.server.streaming import Delta, Deltas, begin, until_gone
@@ -100,6 +103,7 @@ class Conversation(Generic[BodyT]):
         reader: How its answer is parsed.
         prompt: Identifies the sender, and has the images.
         tokens: The prompt's token ids; an image is one placeholder.
+        messages: What it was rendered from.
     """
 
     state: ServerState
@@ -109,6 +113,7 @@ class Conversation(Generic[BodyT]):
     reader: AnswerReader
     prompt: Prompt
     tokens: TokenizedText
+    messages: Sequence[Message]
 
     def sealed_name(self) -> str | None:
         """Return the name of the turn that is being written, for its client; None without one."""
@@ -125,27 +130,38 @@ async def add_prompt(
     caller: Caller,
     body: Any,
     call: GenerateCall,
-    messages: Sequence[Message],
+    settled: Settled,
     opens_turn: bool = True,
 ) -> Conversation[Any]:
-    """Render a conversation, and settle how its answer is sampled and parsed.
+    """Render a settled conversation; choose how its answer is sampled and parsed.
 
     Raises:
         MissingTokenizer: The checkpoint has none.
         RequestError: The template refuses the conversation, or an image cannot be loaded.
     """
-    prompt, tokens = await render_chat(state, caller, body, messages, call.adapter)
+    prompt, tokens = await render_chat(state, caller, body, settled.messages, call.adapter)
     reader = await read_with(state, tokens, body.tool_use(), opens_turn)
     call = replace(
         call,
         params=reader.settle(call.params),
         token_ids=tokens,
         images=prompt.images,
-        sections=sections_of(messages),
+        sections=settled.named(sections_of(settled.messages)),
         begun=prompt.begun,
         report=prompt.report,
     )
-    return Conversation(state, caller, body, call, reader, prompt, tokens)
+    return Conversation(state, caller, body, call, reader, prompt, tokens, settled.messages)
+
+
+async def lease_marks(chat: Conversation[Any], before: Sequence[Message] = ()) -> Conversation[Any]:
+    """Return a conversation whose prompt is leased up to the marks of its body.
+
+    Args:
+        chat: The conversation.
+        before: Messages that precede those of the body.
+    """
+    kept = await measured(chat.state, chat.prompt, chat.body, chat.tokens, before)
+    return replace(chat, call=replace(chat.call, kept=kept)) if kept else chat
 
 
 class Answer(Protocol[OutputT]):
@@ -205,9 +221,15 @@ class ChatAnswer(Generic[BodyT]):
     last: RequestOutput | None = field(init=False, default=None)
     _deltas: Deltas = field(init=False, default_factory=Deltas)
 
-    def outputs(self) -> AsyncGenerator[RequestOutput, None]:
-        """Yield the engine's outputs."""
-        return serve(self.chat.state, self.chat.caller, self.chat.call)
+    async def outputs(self) -> AsyncGenerator[RequestOutput, None]:
+        """Yield the engine's outputs; after the last one, the next prompt is prepared beside it."""
+        chat, output = self.chat, None
+        async with aclosing(serve(chat.state, chat.caller, chat.call)) as outputs:
+            async for output in outputs:
+                yield output
+        if output is not None and chat.state.llm.prepares_next:
+            turn = chat.call, chat.reader, chat.prompt, chat.messages, output
+            chat.state.run_beside(offer_next(chat.state, cast(ChatFields, chat.body), *turn))
 
     async def take(self, output: RequestOutput) -> Sequence[bytes]:
         """Return the events of what an output adds."""
@@ -224,15 +246,17 @@ class ChatAnswer(Generic[BodyT]):
 
     async def whole(self) -> Mapping[str, Any]:
         """Return the complete response."""
+        whole: Mapping[str, Any] | None = None
         async with aclosing(self.outputs()) as outputs:
             async for output in outputs:
                 if self.last is None:
                     await self.computed(output)
                 self.last = output
-        assert self.last is not None, "a request ended without an output"
-        whole = self.body_of([*self._deltas.take(self.last)])
-        for output in self.last.outputs:
-            self.chat.note(output, self.parsed(output.index))
+                if output.finished:  # noted before the next prompt is prepared
+                    whole = self.body_of([*self._deltas.take(output)])
+                    for part in output.outputs:
+                        self.chat.note(part, self.parsed(part.index))
+        assert whole is not None, "a request ended without its last output"
         return whole
 
     async def computed(self, first: RequestOutput) -> None:

@@ -8,11 +8,13 @@ of its own. Otherwise a busy prompt would be leased thousands of times.
 import asyncio
 import hashlib
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
 from ostinato.core.tokens import pack_tokens
 from ostinato.engine.api.async_llm import AsyncLLM
+from ostinato.engine.requests.outputs import RequestOutput
 from ostinato.engine.requests.prompts import PromptDict
+from ostinato.server.call import Covered
 from ostinato.tenants.terms import LeaseReceipt, LeaseTerms, is_salt_of
 
 MOST_HELD = 4096
@@ -78,3 +80,18 @@ class HeldPrefixes:
         for key in keys:
             del self._held[key]
         return len(keys)
+
+
+async def hold_all(
+    held: HeldPrefixes, whose: PromptDict, places: Sequence[Covered], output: RequestOutput
+) -> AsyncIterator[tuple[Covered, int]]:
+    """Lease the beginnings of a prompt that was just computed; yield how much of each is leased."""
+    tokens, num_cached = output.prompt_token_ids, output.num_cached_tokens
+    images = whose.get("multi_modal_data", {}).get("image", ())
+    for place in places:
+        if not place.num_tokens:
+            continue
+        if images:
+            whose = {**whose, "multi_modal_data": {"image": images[: place.num_images]}}
+        receipt = await held.hold(whose, tokens[: place.num_tokens], place.terms, num_cached)
+        yield place, receipt.num_tokens

@@ -14,6 +14,7 @@ input items. Equal pieces of one tenant are kept once::
 
 import json
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
@@ -40,7 +41,7 @@ class StoredResponse:
     """
 
     salt: str
-    body: dict[str, Any]
+    body: Mapping[str, Any]
     messages: tuple[Message, ...]
     inputs: tuple[dict[str, Any], ...]
 

@@ -17,6 +17,7 @@ from ostinato.errors import InvalidSamplingParams, StepFailed
 from ostinato.server.access.callers import Caller
 from ostinato.server.call import GenerateCall
 from ostinato.server.errors import ApiError, api_error, stopping
+from ostinato.server.held_prefixes import hold_all
 from ostinato.server.state import ServerState
 from ostinato.server.telemetry.observer import ServedRequest
 from ostinato.tenants.terms import LeaseTerms
@@ -140,6 +141,10 @@ def _refusals_observed(state: ServerState, caller: Caller, call: GenerateCall) -
 
 async def _begin(state: ServerState, record: ServedRequest, output: RequestOutput) -> None:
     """Lease a prompt once it is computed, charge for it, and notify observers."""
+    if record.call.kept:
+        whose, held = record.call.sender(record.caller), state.held_prefixes
+        lengths = [n async for _, n in hold_all(held, whose, record.call.kept, output)]
+        record.call.num_retained_tokens.append(max(lengths, default=0))
     if record.call.retention is not None:
         await _keep(state, record, record.call.retention, output)
     state.rate_limit.charge(record.caller, len(output.prompt_token_ids))
@@ -155,7 +160,7 @@ async def _keep(
     record.lease = await state.held_prefixes.hold(
         whose, output.prompt_token_ids, terms, output.num_cached_tokens
     )
-    record.call.num_retained_tokens.append(record.lease.num_tokens)
+    record.call.num_retained_tokens[:] = [record.lease.num_tokens]  # it covers those of marks
 
 
 def _raise_if_failed(output: RequestOutput) -> None:

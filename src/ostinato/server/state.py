@@ -1,14 +1,18 @@
 """The state of a running server."""
 
 import asyncio
+import logging
 import time
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
 from ostinato.engine.api.async_llm import AsyncLLM
 from ostinato.engine.loop.snapshot import Snapshot, take_snapshot
+from ostinato.plugins.explainer import Explainer
+from ostinato.protocol.volatile import CHECKSUM_RULES, Stabiliser, read_rules
 from ostinato.server.access.callers import AnyCaller, Callers
 from ostinato.server.access.rate_limit import RateLimit
 from ostinato.server.access.unread_output import UnreadOutput
@@ -19,6 +23,8 @@ from ostinato.server.response_store import ResponseStore
 from ostinato.server.telemetry.engine_watch import EngineWatch
 from ostinato.server.telemetry.observer import Observer
 from ostinato.server.telemetry.tenant_usage import TenantUsage
+
+logger = logging.getLogger("ostinato")
 
 
 @dataclass(eq=False)
@@ -38,6 +44,8 @@ class ServerState:
         snapshots: The engine's counters, for metrics and the page.
         started_s: Start time, in seconds since 1970.
         formats: Formats of the model's answers.
+        stabiliser: Replaces texts that clients change without meaning.
+        explainer: Explains misses beside the engine; None if none is configured.
         loading_adapter: Lock held while an adapter is loaded, so that numbers are unique.
         is_draining: Whether it refuses new requests, and ends with the last one.
     """
@@ -54,8 +62,22 @@ class ServerState:
     held_prefixes: HeldPrefixes = field(init=False)
     snapshots: EngineWatch[Snapshot] = field(init=False)
     formats: AnswerFormats = field(init=False)
+    stabiliser: Stabiliser = field(init=False)
+    explainer: Explainer | None = field(init=False)
     loading_adapter: asyncio.Lock = field(default_factory=asyncio.Lock)
     is_draining: bool = False
+    _beside: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def run_beside(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run work that no response waits for; what it raises is logged."""
+        task = asyncio.create_task(work)
+        self._beside.add(task)
+        task.add_done_callback(self._end_beside)
+
+    def _end_beside(self, task: asyncio.Task[None]) -> None:
+        self._beside.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("work beside the responses failed", exc_info=error)
 
     @property
     def num_live(self) -> int:
@@ -71,13 +93,16 @@ class ServerState:
         """Create the state, and choose the formats of answers.
 
         Raises:
-            ConfigError: The chosen parsers do not fit the model.
+            ConfigError: The chosen parsers do not fit the model, or a rule is invalid.
         """
         config, tokenizer = self.config, self.llm.engine.loaded.tokenizer
         self.formats = AnswerFormats.of(tokenizer, config.tool_call_parser, config.reasoning_parser)
+        rules = () if config.keep_checksums else CHECKSUM_RULES
+        self.stabiliser = Stabiliser((*rules, *read_rules(config.stabilise)))
         self.unread = UnreadOutput(config.max_unread_bytes, config.max_tenant_unread_bytes)
         self.held_prefixes = HeldPrefixes(self.llm)
         self.snapshots = EngineWatch(self.llm, take_snapshot)
+        self.explainer = None if config.explainer is None else Explainer(config.explainer)
         self.observers.append(self.usage)
 
 

@@ -18,6 +18,7 @@ class Usage:
         num_completion_tokens: Tokens of all continuations.
         num_kept_tokens: Prompt tokens of earlier answers, kept as generated.
         cached_tokens_from: Cached tokens by the place their KV came from.
+        num_written_tokens: Prompt tokens that were computed and published.
     """
 
     num_prompt_tokens: int
@@ -25,17 +26,20 @@ class Usage:
     num_completion_tokens: int
     num_kept_tokens: int = 0
     cached_tokens_from: Counter[str] = field(default_factory=Counter)
+    num_written_tokens: int = 0
 
     @classmethod
-    def of(cls, outputs: Iterable[RequestOutput]) -> "Usage":
-        """Add up outputs."""
+    def of(cls, outputs: Iterable[RequestOutput], writes: bool = True) -> "Usage":
+        """Add up outputs, of requests that publish what they compute or do not."""
         known = list(outputs)
+        computed = sum(len(o.prompt_token_ids) - o.num_cached_tokens for o in known)
         return cls(
             sum(len(output.prompt_token_ids) for output in known),
             sum(output.num_cached_tokens for output in known),
             sum(len(part.token_ids) for output in known for part in output.outputs),
             sum(output.num_kept_tokens for output in known),
             sum((Counter(output.cached_tokens_from) for output in known), Counter()),
+            computed if writes else 0,
         )
 
     @property
@@ -52,7 +56,11 @@ class Usage:
             retained: Leased tokens of each prompt for which a lease was requested.
             num_reasoning_tokens: Generated reasoning tokens; None if reasoning is not parsed.
         """
-        details = {"cached_tokens": self.num_cached_tokens, **self.loaded_tokens}
+        details = {
+            "cached_tokens": self.num_cached_tokens,
+            "cache_write_tokens": self.num_written_tokens,
+            **self.loaded_tokens,
+        }
         if self.num_kept_tokens:
             details["kept_tokens"] = self.num_kept_tokens
         if retained:

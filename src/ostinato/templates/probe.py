@@ -218,12 +218,12 @@ class Probe:
         more |= {**dialogue.variables, **variables}
         tools = list(dialogue.tools) or None
         try:
-            return self.render(messages, tools=tools, **more)  # type: ignore[arg-type]
+            return self.render(messages, tools=tools, **more)
         except Exception:  # some templates join arguments as text
             if not any("tool_calls" in message for message in messages):
                 raise
             written = with_text_arguments(messages, json.dumps)
-            return self.render(written, tools=tools, **more)  # type: ignore[arg-type]
+            return self.render(written, tools=tools, **more)
 
 
 def _answered(shown: str, prompt: str) -> str:

@@ -67,7 +67,7 @@ class EventStreams(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.router = fleet("ab", max_tokens=10_000)
+        self.router = fleet("ab", max_tracked_tokens=10_000)
         self.clock = [0.0]
         self.worker = Worker(self.clock)
         self.on_the_way: list[EventBatch] = []

@@ -335,7 +335,7 @@ def test_every_policy_serves_any_prompt(policy):
 
 
 @pytest.mark.parametrize(
-    "setting", [{"policy": "best"}, {"max_tokens": 0}, {"guess_ttl_s": -1}, {"silent_s": 0}]
+    "setting", [{"policy": "best"}, {"max_tracked_tokens": 0}, {"guess_ttl_s": -1}, {"silent_s": 0}]
 )
 def test_settings_that_cannot_be_are_refused(setting):
     with pytest.raises(ConfigError, match=next(iter(setting))):
@@ -352,21 +352,22 @@ def test_recent_work_fades_with_the_time_that_sessions_take_to_return():
 
 
 def test_the_bound_always_leaves_room_somewhere():
+    work = Assigned(1, 0, "", 0, 0, 0.0)
     for running in ([0], [3, 3, 3], [9, 0], [1, 2, 3, 4, 5]):
-        loads = [Load(num_running=each) for each in running]
+        loads = [Load(running={n: work for n in range(each)}) for each in running]
         fleet_ = Fleet([], loads)
         assert any(fleet_.has_room(place) for place in range(len(loads)))
 
 
 def test_memory_is_bounded_and_what_did_not_fit_is_said():
-    router = fleet("ab", max_tokens=400)
+    router = fleet("ab", max_tracked_tokens=400)
     router.apply("a", batch(0, stored(LONG[:200])))
     assert picture(router, "ABCD" * 60, names="a") == "a:exact 200"
     for number in range(200):
         decision = router.route(prompt(f"{number:>4}" * 20), number)
         router.finished(decision, number)
         router.check()
-    assert "raise max_tokens" in router.workers()[0].reason
+    assert "raise max_tracked_tokens" in router.workers()[0].reason
     assert picture(router, "ABCD" * 60, names="a") == "a:degraded 0"
     assert router.num_tokens <= 400
 
@@ -375,7 +376,7 @@ def test_memory_is_bounded_and_what_did_not_fit_is_said():
 @pytest.mark.parametrize("num_requests", [500, pytest.param(1_000_000, marks=pytest.mark.nightly)])
 def test_memory_stays_flat_over_many_requests(num_requests):
     """Sessions, prefixes and marks come and go; what is kept does not grow with them."""
-    router = fleet("abcd", max_tokens=4_000)
+    router = fleet("abcd", max_tracked_tokens=4_000)
     for number in range(num_requests):
         request = prompt(f"{number % 977:>4}" * 8 + f"{number:>8}", session=str(number % 5_000))
         decision = router.route(request, number / 10)

@@ -38,7 +38,7 @@ def test_a_decision_in_slices_is_the_decision():
 @pytest.mark.parametrize("moment", range(0, 40, 3))
 def test_whatever_happens_between_two_slices_leaves_a_sound_tree(moment: int):
     """A worker clears its blocks, another leaves, a third comes, and others have short prompts."""
-    router = fleet("abc", max_tokens=40_000)
+    router = fleet("abc", max_tracked_tokens=40_000)
     router.finished(router.route(LONG, 0.0), 0.0)
 
     def disturb(number: int) -> None:

@@ -4,11 +4,12 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from ostinato.router import Router, RouteRequest, WorkerState
-from ostinato.router.process.kv_feed import Endpoints, KVFeed
+from ostinato.router.process.kv_feed import Endpoints, KVFeed, KVFeeds
 from tests.router.publishers import FakePublisher, of_sglang, of_vllm
 from tests.support.waiting import until
 
@@ -129,3 +130,36 @@ async def test_one_event_that_makes_no_sense_is_made_up_for_by_a_replay():
         assert missing.begins and "not a batch of KV events" in missing.reason
         await heard.feed.fill(missing)
         assert (heard.cached(TEXT), heard.state) == (40, WorkerState.EXACT)
+
+
+async def test_a_subscription_that_fails_is_made_again(caplog: pytest.LogCaptureFixture):
+    """In the process and on Ray alike: what is known counts as broken until then."""
+    publisher, router = FakePublisher(), Router()
+    feeds = KVFeeds(router)
+    run, num_runs = KVFeed.run, 0
+
+    async def fail_once(feed: KVFeed) -> None:
+        nonlocal num_runs
+        num_runs += 1
+        if num_runs == 1:
+            raise OSError("no socket is left")
+        await run(feed)
+
+    async def no_snapshot() -> None:
+        return None
+
+    with (
+        mock.patch.object(KVFeed, "run", fail_once),
+        mock.patch("ostinato.router.process.kv_feed.RESUBSCRIBE_S", 0.01),
+    ):
+        feed = feeds.listen("w", Endpoints(publisher.events, None, "kv"), no_snapshot, 4)
+        await until(lambda: num_runs == 2)
+        assert router.workers()[0].state is WorkerState.GUESSED
+        await publisher.wait_for_subscriber()
+        await publisher.publish(of_vllm(TEXT))
+        await until(lambda: feed.num_batches == 1)
+    assert "no socket is left" in caplog.text
+    feeds.drop("w")
+    assert not feeds.by_name
+    await feeds.stop()
+    publisher.close()

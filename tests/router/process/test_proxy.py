@@ -411,3 +411,26 @@ async def test_workers_that_are_killed_at_random_lose_nothing_that_had_not_begun
         router.app.fleet.router.check()
     assert tally["whole"] + tally["broke off"] == num_requests
     assert tally["whole"] > num_requests / 2
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["x-session-id", "x-session-affinity", "x-claude-code-session-id", "session_id", "thread-id"],
+)
+async def test_the_conversation_is_read_from_the_headers_of_agents(name: str):
+    """Two conversations have two homes, whatever the agent calls them; each keeps its own."""
+    async with routed(*names("a", "b"), policy="session") as router:
+
+        async def home(session: str) -> str:
+            body = {"prompt": f"Of {session}.", "model": "tiny"}
+            headers = {name: session}
+            async with router.client.post(
+                f"{router.url}/v1/completions", json=body, headers=headers
+            ) as answer:
+                await answer.read()
+                return answer.headers["x-ostinato-worker"]
+
+        homes = {session: await home(session) for session in ("one", "two")}
+        assert sorted(homes.values()) == ["a", "b"]
+        for session in ("two", "one", "two"):
+            assert await home(session) == homes[session]

@@ -1,6 +1,7 @@
 """Requests in the shapes that coding agents send: accepted, obeyed or set aside, and said so."""
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -60,7 +61,7 @@ def test_claude_code_connects_and_learns_which_tool_is_left_out(http: httpx.Clie
     answer = http.post("/v1/messages?beta=true", json=claude_code())
     assert answer.status_code == 200, answer.text
     assert answer.headers[IGNORED] == "tools[2]"
-    assert answer.headers[SET_ASIDE] == "system[0]"
+    assert answer.headers[SET_ASIDE] == "claude-code-checksum"
     counted = http.post("/v1/messages/count_tokens?beta=true", json=claude_code())
     usage = answer.json()["usage"]
     inputs = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
@@ -157,6 +158,29 @@ def test_a_regular_expression_binds_the_text_of_a_custom_tool(tool_client: opena
     assert len(response.output[0].input) == 3 and response.output[0].input.isdigit()
 
 
+def test_a_lark_grammar_binds_the_text_of_a_custom_tool(tool_client: openai.OpenAI):
+    """Quotes, line ends and backslashes of the text are written as JSON, and fit all the same."""
+    lark = 'start: "say \\"" WORD "\\"" LF path\npath: "a\\\\b"\nWORD: /[xyz]{3}/\n'
+    lark += "%import common.LF\n"
+    grammar = {"type": "grammar", "syntax": "lark", "definition": lark}
+    tools: Any = [{"type": "custom", "name": "code", "format": grammar}]
+    choice: Any = {"type": "custom", "name": "code"}
+    response = tool_client.responses.create(
+        model="scribe", input="Code?", tools=tools, tool_choice=choice, max_output_tokens=200
+    )
+    text = response.output[0].input
+    assert re.fullmatch(r'say "[xyz]{3}"\na\\b', text), text
+
+
+def test_a_grammar_that_is_not_enforced_is_named(http: httpx.Client):
+    lark = 'start: "(" start ")" | "x"'
+    tool = {"type": "custom", "name": "nest", "format": {
+        "type": "grammar", "syntax": "lark", "definition": lark}}  # fmt: skip
+    body = {"model": "scribe", "input": "Hi.", "tools": [tool], "max_output_tokens": 1}
+    answer = http.post("/v1/responses", json=body)
+    assert answer.status_code == 200 and answer.headers[IGNORED] == "tools[0].format"
+
+
 NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -205,6 +229,17 @@ def test_a_field_that_nobody_knows_is_named_and_counted(http: httpx.Client):
     assert counted() - before == 2
 
 
+def test_a_value_that_nobody_knows_is_accepted_where_nothing_depends_on_it(http: httpx.Client):
+    """Claude Code 2.1.332 sends ``display: updates`` first, and falls back after a 400."""
+    body = claude_code()
+    body["thinking"] |= {"display": "updates"}
+    assert http.post(MESSAGES.path, json=body).status_code == 200
+    item = {**CODEX["input"][0], "phase": "draft", "status": "queued"}
+    body = {**CODEX, "input": [item], "include": ["reasoning.summary_of_tomorrow"]}
+    answer = http.post("/v1/responses", json=body)
+    assert answer.status_code == 200, answer.text
+
+
 @pytest.mark.parametrize("api", DIALECTS, ids=lambda api: api.path)
 def test_what_would_change_the_answer_is_refused_by_place(http: httpx.Client, api):
     bodies: dict[str, Any] = {
@@ -216,6 +251,55 @@ def test_what_would_change_the_answer_is_refused_by_place(http: httpx.Client, ap
     for name in api.refused:
         answer = http.post(api.path, json={"model": "scribe", **bodies[api.path], name: "x"})
         assert answer.status_code == 400 and name in answer.json()["error"]["message"], name
+
+
+PLACES: dict[str, tuple[str, dict[str, Any]]] = {
+    "tools[0].strict": ("/v1/responses", {"tools": [
+        {"type": "function", "name": "f", "strict": "yes"}]}),
+    "tools[1].tools[0].name": ("/v1/responses", {"tools": [
+        {"type": "web_search"},
+        {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "a b"}]}]}),
+    "tools[0].format.definition": ("/v1/responses", {"tools": [
+        {"type": "custom", "name": "f", "format": {"type": "grammar", "syntax": "lark"}}]}),
+    "input[1].call_id": ("/v1/responses", {"input": [
+        {"type": "message", "role": "user", "content": "x"},
+        {"type": "function_call", "name": "f", "arguments": "{}"}]}),
+    "input[0].content[1].text": ("/v1/responses", {"input": [
+        {"role": "user", "content": [{"type": "input_text", "text": "x"},
+                                     {"type": "input_text", "text": 1}]}]}),
+    "input[0].output": ("/v1/responses", {"input": [
+        {"type": "function_call_output", "call_id": "c", "output": 3}]}),
+    "text.format.schema": ("/v1/responses", {"text": {"format": {
+        "type": "json_schema", "name": "s", "schema": 1}}}),
+    "messages[0].content[1].text": ("/v1/chat/completions", {"messages": [
+        {"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "text"}]}]}),
+    "tools[0].function.name": ("/v1/chat/completions", {"tools": [
+        {"type": "function", "function": {"name": "a b"}}]}),
+    "response_format.json_schema.schema": ("/v1/chat/completions", {"response_format": {
+        "type": "json_schema", "json_schema": {"name": "s", "schema": []}}}),
+    "messages[0].content[0].input": ("/v1/messages", {"messages": [
+        {"role": "assistant", "content": [
+            {"type": "tool_use", "id": "c", "name": "f", "input": "x"}]},
+        {"role": "user", "content": "x"}]}),
+    "messages[0].content[0].content[0].text": ("/v1/messages", {"messages": [
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c",
+                                      "content": [{"type": "text", "text": 1}]}]}]}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_an_error_names_the_place_as_the_client_wrote_it(http: httpx.Client, place: str):
+    """No names of alternatives that the server tried, such as ``tools[0].function.strict``."""
+    path, wrong = PLACES[place]
+    ask = [{"role": "user", "content": "x"}]
+    plain: dict[str, dict[str, Any]] = {
+        "/v1/responses": {"input": "x"},
+        "/v1/chat/completions": {"messages": ask},
+        "/v1/messages": {"messages": ask, "max_tokens": 1},
+    }
+    error = http.post(path, json={"model": "scribe", **plain[path], **wrong}).json()["error"]
+    assert error["message"].startswith(f"{place}: "), error
+    assert error.get("param", place) == place
 
 
 def test_an_error_of_messages_names_the_place(http: httpx.Client):
@@ -234,10 +318,72 @@ def test_a_lease_lasts_as_long_as_the_cache_options_say(http: httpx.Client):
         assert wrong.json()["error"]["param"] == "prompt_cache_options.ttl"
 
 
+SHARED = "Keep the rules of this long text in mind, whatever is said later. " * 6
+
+
+@pytest.mark.parametrize(
+    ("mark", "ttl_s"),
+    [
+        ({"prompt_cache_breakpoint": {"mode": "explicit"}}, 2700),
+        ({"prompt_cache_breakpoint": {"mode": "explicit", "ttl": "12h"}}, 12 * 3600),
+        ({"cache_control": {"type": "ephemeral"}}, 300),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+def test_a_mark_of_a_part_leases_the_prompt_up_to_it(
+    http: httpx.Client, path: str, mark: Any, ttl_s: int
+):
+    """What follows the mark is not leased; the mode ``explicit`` leases nothing else."""
+    salt = f"{path} {mark}"
+    kind = "text" if "chat" in path else "input_text"
+    parts = [{"type": kind, "text": SHARED, **mark}, {"type": kind, "text": "And now? " * 20}]
+    turns = [{"role": "user", "content": parts}]
+    body: dict[str, Any] = {
+        "model": "scribe", "cache_salt": salt,
+        "prompt_cache_options": {"mode": "explicit", "ttl": "45m"},
+        **({"messages": turns, "max_tokens": 1} if "chat" in path
+           else {"input": turns, "max_output_tokens": 1}),
+    }  # fmt: skip
+    usage = http.post(path, json=body).json()["usage"]
+    details = usage.get("prompt_tokens_details") or usage["input_tokens_details"]
+    num_prompt = usage.get("prompt_tokens") or usage["input_tokens"]
+    assert 0.5 * num_prompt < details["retained_tokens"] < 0.9 * num_prompt
+    assert details["cache_write_tokens"] == num_prompt
+    [lease] = [
+        lease
+        for lease in http.get("/admin/leases").json()["leases"]
+        if ttl_s - 60 < lease["expires_in_s"] <= ttl_s
+        and lease["num_tokens"] == details["retained_tokens"]
+    ]
+    http.delete(f"/admin/leases/{lease['lease_id']}")
+
+
+def test_of_many_marks_the_last_four_are_leased_and_none_is_an_error(http: httpx.Client):
+    parts = [
+        {"type": "text", "text": f"Part {n}. ", "prompt_cache_breakpoint": {}} for n in range(60)
+    ]
+    body = {"model": "scribe", "messages": [{"role": "user", "content": parts}], "max_tokens": 1}
+    answer = http.post("/v1/chat/completions", json={**body, "cache_salt": "many"})
+    assert answer.status_code == 200, answer.text
+    assert IGNORED not in answer.headers
+
+
+def test_what_is_not_published_counts_as_not_written(http: httpx.Client):
+    body = {"model": "scribe", "messages": [{"role": "user", "content": "Once."}], "max_tokens": 1}
+    for write in (False, True):
+        answer = http.post("/v1/chat/completions", json={**body, "cache": {"write": write}})
+        usage = answer.json()["usage"]
+        written = usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"]
+        expected = written if write else 0
+        assert usage["prompt_tokens_details"]["cache_write_tokens"] == expected
+
+
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_a_path_of_the_api_is_no_response_id(http: httpx.Client, method: str):
     answer = http.request(method, "/v1/responses/compact", json={})
     assert answer.status_code == 404 and "is not served" in answer.json()["error"]["message"]
+    wrong = http.get("/v1/responses/input_tokens")
+    assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
     counted = http.post("/v1/responses/input_tokens", json=CODEX).json()
     assert counted["object"] == "response.input_tokens" and counted["input_tokens"] > 20
 

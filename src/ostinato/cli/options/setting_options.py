@@ -41,7 +41,7 @@ class SettingOptions:
 
     Attributes:
         kind: The dataclass.
-        groups: Groups whose settings are options; all by default.
+        groups: Groups whose settings are options, in the order of the help; all by default.
     """
 
     kind: type
@@ -49,12 +49,9 @@ class SettingOptions:
 
     def fields(self) -> "list[Field[Any]]":
         """The settings that are options."""
-        known = setting_fields(self.kind).values()
-        return [
-            each
-            for each in known
-            if about(each).group and (not self.groups or about(each).group in self.groups)
-        ]
+        known = [each for each in setting_fields(self.kind).values() if about(each).group]
+        groups = self.groups or dict.fromkeys(about(each).group for each in known)
+        return [each for group in groups for each in known if about(each).group == group]
 
     def parameters(self) -> list[Parameter]:
         """Return the parameters of a command, hidden ones for former spellings among them."""
@@ -83,7 +80,7 @@ def setting_option(kind: type, name: str) -> Any:
 def _parameters(kind: type, known: "Field[Any]") -> list[Parameter]:
     """Return a setting's option, then hidden ones: how to turn it off, and former spellings."""
     hint = _hint(known)
-    shown = Annotated[hint, _option(kind, known)]
+    shown: Any = Annotated[hint, _option(kind, known)]
     default = None if _has_off(known) or hint == list[str] | None else _default(known)
     parameters = [Parameter(known.name, Parameter.KEYWORD_ONLY, default=default, annotation=shown)]
     hidden = {f"{_FORMER}{known.name}": former_options(known)} if former_options(known) else {}
@@ -91,7 +88,7 @@ def _parameters(kind: type, known: "Field[Any]") -> list[Parameter]:
         hidden[f"{_OFF}{known.name}"] = (_no(known),)
     for name, flags in hidden.items():
         value = hint if name.startswith(_FORMER) else bool | None
-        annotation = Annotated[value, typer.Option(*flags, hidden=True)]
+        annotation: Any = Annotated[value, typer.Option(*flags, hidden=True)]
         parameters.append(
             Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
         )

@@ -209,6 +209,13 @@ class AdminApi:
             raise ConfigError(
                 f"a recording to {str(recorder.path)!r} runs: stop it before you begin another one"
             )
+        if engine.plugged.wrap_order is not None:
+            raise ConfigError(
+                f"a plug-in serves (index={engine.config.index!r}, "
+                f"eviction_policy={engine.config.eviction_policy!r}, "
+                f"order={engine.config.order!r}), and a trace cannot be replayed under code of "
+                "your own: serve without it to record"
+            )
         cache = engine.cache
         engine.prices.reset()  # a replay begins unmeasured
         is_cold = not engine.has_work and cache.manager.pool.num_unused == cache.config.num_blocks

@@ -12,11 +12,15 @@ delays no other. The reader's side takes the new part of it, if ``output_kind`` 
 """
 
 import asyncio
+import logging
+from array import array
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from ostinato.core.errors import OstinatoError
 from ostinato.engine.api.adapter_api import load_adapter_between, remove_adapter
 from ostinato.engine.api.admin_api import AdminApi, AsyncAdminApi
 from ostinato.engine.api.engine_thread import EngineThread, run_in_new_thread
@@ -26,6 +30,8 @@ from ostinato.engine.api.tokenizer_executor import TokenizerExecutor
 from ostinato.engine.loop.adapters import LoRARequest
 from ostinato.engine.loop.engine import Engine
 from ostinato.engine.prompts.chat import Message, sections_of
+from ostinato.engine.prompts.chat_turns import RenderedChat
+from ostinato.engine.prompts.next_prompt import known_head
 from ostinato.engine.requests.outputs import RequestOutput
 from ostinato.engine.requests.prompts import (
     Prompt,
@@ -35,7 +41,7 @@ from ostinato.engine.requests.prompts import (
     parse_prompt,
 )
 from ostinato.engine.requests.request_validation import PreparedRequest
-from ostinato.engine.requests.sampling_params import SamplingParams
+from ostinato.engine.requests.sampling_params import RequestOutputKind, SamplingParams
 from ostinato.engine.settings.config import EngineConfig
 from ostinato.engine.settings.settings import DEFAULT_MODEL
 from ostinato.engine.settings.vllm_keywords import refuse_arguments, refuse_call
@@ -43,6 +49,8 @@ from ostinato.engine.settings.weights import WeightSource, read_weights
 from ostinato.observe.counters import CacheStats
 from ostinato.observe.explanation import Explanation
 from ostinato.tenants.terms import PINNED, EraseReceipt, LeaseId, LeaseReceipt, LeaseTerms
+
+logger = logging.getLogger("ostinato")
 
 _ANYONE = Prompt()
 
@@ -197,26 +205,61 @@ class AsyncLLM:
             RequestError: As in ``generate``, or the chat template refuses.
         """
         self._engine.loaded.require_tokenizer()
+        adapter = "" if lora_request is None else lora_request.lora_name
+        whose = Prompt(
+            keep_tokens=keep_tokens,
+            sections=sections_of(messages),
+            adapter=adapter,
+            keep_reasoning=check_keep_reasoning(keep_reasoning),
+        )
+
+        async def render(conversation: Sequence[Message], images: Any = ()) -> RenderedChat:
+            return await self.tokenizing.render(
+                replace(whose, images=images),
+                conversation,
+                chat_template,
+                add_generation_prompt=add_generation_prompt,
+            )
 
         async def prompt() -> Prompt:
             loaded, images = await self.tokenizing.load_images(messages)
-            whose = Prompt(
-                keep_tokens=keep_tokens,
-                sections=sections_of(messages),
-                images=images,
-                adapter="" if lora_request is None else lora_request.lora_name,
-                keep_reasoning=check_keep_reasoning(keep_reasoning),
-            )
-            chat = await self.tokenizing.render(
-                whose, loaded, chat_template, add_generation_prompt=add_generation_prompt
-            )
+            chat = await render(loaded, images)
             ids = chat.tokens
-            text = ids.text.decode()
             return replace(
-                whose, text=text, token_ids=ids, known=ids, begun=chat.begun, report=chat.report
+                whose,
+                images=images,
+                text=ids.text.decode(),
+                token_ids=ids,
+                known=ids,
+                begun=chat.begun,
+                report=chat.report,
             )
 
-        return self._stream(prompt, sampling_params, request_id, priority, lora_request)
+        outputs = self._stream(prompt, sampling_params, request_id, priority, lora_request)
+        kind = sampling_params.output_kind if sampling_params is not None else None
+        if not self.prepares_next or kind is RequestOutputKind.DELTA or not add_generation_prompt:
+            return outputs
+        return self._then_prepare(
+            outputs, lambda answer: known_head(render, messages, answer), whose
+        )
+
+    @property
+    def prepares_next(self) -> bool:
+        """Whether prompts that follow an answer are computed in idle steps (``idle_rebase``)."""
+        return self._engine.rebase.is_on
+
+    async def offer_next(self, request_id: str, whose: Prompt, tokens: "array[int]") -> bool:
+        """Compute what is known of the prompt after an answer in idle steps.
+
+        Args:
+            request_id: The request that was answered; each takes one offer.
+            whose: A prompt of its sender.
+            tokens: The known beginning of the next prompt, from ``known_head``.
+
+        Returns:
+            Whether there is something to compute.
+        """
+        return await self._thread.call(lambda: self._engine.offer_next(request_id, whose, tokens))
 
     async def explain(
         self,
@@ -328,6 +371,25 @@ class AsyncLLM:
     async def __aexit__(self, *_: object) -> None:
         """Shut down without blocking the event loop."""
         await asyncio.to_thread(self.shutdown)
+
+    async def _then_prepare(
+        self,
+        outputs: AsyncGenerator[RequestOutput, None],
+        head: "Callable[[dict[str, Any]], Awaitable[array[int]]]",
+        whose: Prompt,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Yield a conversation's outputs, then offer the prompt that follows its answer."""
+        output = None
+        async with aclosing(outputs):
+            async for output in outputs:
+                yield output
+        if output is None or [o.finish_reason for o in output.outputs] != ["stop"]:
+            return
+        answer = {"role": "assistant", "content": output.outputs[0].text}
+        try:
+            await self.offer_next(output.request_id, whose, await head(answer))
+        except OstinatoError as error:  # the template refuses, or the engine stops
+            logger.debug("the prompt after %s is not prepared: %s", output.request_id, error)
 
     def _stream(
         self,

@@ -1,4 +1,4 @@
-"""Grammars as token constraints.
+"""Compiles grammars to token constraints.
 
 ``llguidance`` (https://github.com/guidance-ai/llguidance) does the work: an Earley parser over
 lexemes that are derivatives of regular expressions, walking a trie of the vocabulary's bytes. The
@@ -18,7 +18,6 @@ Source: Willard and Louf, arXiv 2307.09702, for masks from regular expressions; 
 2407.08103, for the walk over bytes.
 """
 
-import copy
 import json
 import re
 import threading
@@ -28,10 +27,15 @@ from typing import Any
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
-from numpy.typing import NDArray
 
 from ostinato.core.plan import TokenConstraint
 from ostinato.engine.grammar.grammar_check import GrammarChecker
+from ostinato.engine.grammar.grammar_constraints import (
+    DelayedConstraint,
+    GrammarBudget,
+    GrammarConstraint,
+    brief,
+)
 from ostinato.engine.grammar.grammar_vocabulary import grammar_vocabulary
 from ostinato.engine.grammar.structured_outputs import StructuredOutputs
 from ostinato.engine.text.token_table import TokenTable
@@ -54,99 +58,14 @@ _TOKEN_ID = re.compile(r"<\[\d+\]>")
 _JSON_PARTS = '{}[]":,'
 
 
-class GrammarConstraint:
-    """A matcher of ``llguidance`` as a ``TokenConstraint``, whose masks have ``num_bytes``."""
-
-    def __init__(self, matcher: LLMatcher, num_bytes: int) -> None:
-        self._matcher = matcher
-        self._num_bytes = num_bytes
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the output is complete and nothing may follow."""
-        return self._matcher.is_stopped() and not self._matcher.is_error()
-
-    @property
-    def error(self) -> str:
-        """Why it cannot go on; empty if it can."""
-        return _brief(self._matcher.get_error()) if self._matcher.is_error() else ""
-
-    def copy(self) -> "GrammarConstraint":
-        """Return an independent constraint in the same state."""
-        return GrammarConstraint(self._matcher.deep_copy(), self._num_bytes)
-
-    def mask(self) -> NDArray[np.uint8]:
-        """Return which ids may come next, one bit each; none after a failure."""
-        bits = b"" if self._matcher.is_error() else self._matcher.compute_bitmask()
-        if self._matcher.is_error():
-            return np.zeros(self._num_bytes, dtype=np.uint8)
-        return np.frombuffer(bits, dtype=np.uint8)
-
-    def advance(self, token_id: int) -> None:
-        """Add a sampled token; one that is not allowed puts the matcher into error."""
-        self._matcher.consume_token(token_id)
-
-
-class DelayedConstraint:
-    """A constraint that applies once the output has passed an expression: after the reasoning."""
-
-    _MOST_TEXT = 256
-    """Characters at the end of the text that the expression is looked for in."""
-
-    def __init__(
-        self, constraint: TokenConstraint, wanted: StructuredOutputs, tokens: TokenTable
-    ) -> None:
-        self._constraint, self._tokens = constraint, tokens
-        self._after = re.compile(wanted.after or "")
-        self._opening = wanted.opening
-        self._text = ""
-        self._is_free = wanted.opening is None
-        self._is_undecided = not self._is_free
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the output satisfies the constraint and nothing may follow."""
-        return not self._is_free and self._constraint.is_complete
-
-    @property
-    def error(self) -> str:
-        """Why it cannot go on; empty if it can."""
-        return "" if self._is_free else self._constraint.error
-
-    def copy(self) -> "DelayedConstraint":
-        """Return an independent constraint in the same state."""
-        other = copy.copy(self)
-        other._constraint = self._constraint.copy()
-        return other
-
-    def mask(self) -> NDArray[np.uint8]:
-        """Return which ids may come next, one bit each: all before the constraint applies."""
-        mask = self._constraint.mask()
-        if self._is_free:
-            return np.full_like(mask, 255)
-        opening = self._tokens.id_of(self._opening or "") if self._is_undecided else None
-        if opening is not None:
-            mask = mask.copy()
-            mask[opening // 8] |= 1 << opening % 8
-        return mask
-
-    def advance(self, token_id: int) -> None:
-        """Add a sampled token, which may end the unconstrained part."""
-        if self._is_undecided:
-            self._is_undecided = False
-            self._is_free = token_id == self._tokens.id_of(self._opening or "")
-        if not self._is_free:
-            self._constraint.advance(token_id)
-            return
-        self._text = (self._text + self._tokens.text(token_id))[-self._MOST_TEXT :]
-        self._is_free = self._after.search(self._text) is None
-
-
 class GrammarCompiler:
     """Compiles grammars for one model's vocabulary, read when first needed. Thread-safe."""
 
-    def __init__(self, loaded: LoadedModel, checker: GrammarChecker | None = None) -> None:
-        self._loaded = loaded
+    def __init__(
+        self, loaded: LoadedModel, checker: GrammarChecker | None = None, max_ms: int = 2
+    ) -> None:
+        """Allow requests ``max_ms`` of processor time a token for their grammars."""
+        self._loaded, self._max_ms = loaded, max_ms
         self._checker = checker or GrammarChecker()
         self._guard = threading.RLock()
         self._vocabulary: LLTokenizer | None = None
@@ -188,9 +107,13 @@ class GrammarCompiler:
                 known.popitem(last=False)
         if isinstance(constraint, str):
             raise InvalidSamplingParams(constraint)
-        if wanted.after is None:
-            return constraint.copy()
-        return DelayedConstraint(constraint.copy(), wanted, self._tokens)
+        budget = GrammarBudget(self._max_ms)
+        begun = constraint.begin(budget)
+        return (
+            begun
+            if wanted.after is None
+            else DelayedConstraint(begun, wanted, self._tokens, budget)
+        )
 
     @cached_property
     def _tokens(self) -> TokenTable:
@@ -216,7 +139,8 @@ class GrammarCompiler:
         if matcher.is_error():
             raise _refusal(wanted, matcher.get_error())
         self._check_vocabulary(wanted, vocabulary)
-        constraint = GrammarConstraint(matcher, 4 * -(-vocabulary.vocab_size // 32))
+        num_bytes = 4 * -(-vocabulary.vocab_size // 32)
+        constraint = GrammarConstraint(matcher, num_bytes, GrammarBudget(self._max_ms))
         first = np.unpackbits(constraint.copy().mask(), bitorder="little")
         if not first[: self._loaded.vocab_size].any():
             raise _refusal(wanted, "no token of this model's vocabulary can begin it")
@@ -266,9 +190,4 @@ def _grammar(wanted: StructuredOutputs) -> str:
 
 def _refusal(wanted: StructuredOutputs, reason: str) -> InvalidSamplingParams:
     given = f"={wanted.source!r:.80}" if wanted.source else ""
-    return InvalidSamplingParams(f"structured_outputs.{wanted.kind}{given}: {_brief(reason)}")
-
-
-def _brief(message: str) -> str:
-    """Leave out the library's dump of its state, and keep the message to a few lines."""
-    return message.split("<state>")[0].strip()[:400]
+    return InvalidSamplingParams(f"structured_outputs.{wanted.kind}{given}: {brief(reason)}")

@@ -1,10 +1,11 @@
 """Structured outputs: a constraint on the output's text, such as a JSON schema."""
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import regex
 
 from ostinato.engine.settings.keywords import Unsupported, accepts_vllm_keywords
 from ostinato.errors import InvalidSamplingParams
@@ -13,6 +14,9 @@ _KINDS = ("json", "json_object", "regex", "choice", "grammar")
 
 MAX_SOURCE_CHARACTERS = 200_000
 """Longest schema, regex or grammar: it is compiled before the request is admitted."""
+
+MAX_AFTER_CHARACTERS = 1_000
+"""Longest expression after which a constraint applies."""
 
 
 UNSUPPORTED_STRUCTURED: Mapping[str, Unsupported] = {
@@ -81,12 +85,8 @@ class StructuredOutputs:
                     f"structured_outputs.{name}={value!r:.80}: must be a text"
                 )
         _check_text(self.kind, self.source)
-        try:
-            re.compile(self.after or "")
-        except re.error as error:
-            raise InvalidSamplingParams(
-                f"structured_outputs.after={self.after!r:.80}: is no expression: {error}"
-            ) from error
+        if self.after is not None:
+            _check_after(self.after)
 
     @property
     def kind(self) -> str:
@@ -130,6 +130,20 @@ def _choices(choice: Any) -> tuple[str, ...]:
             "and none of them empty"
         )
     return tuple(choice)
+
+
+def _check_after(after: str) -> None:
+    if not isinstance(after, str) or len(after) > MAX_AFTER_CHARACTERS:
+        raise InvalidSamplingParams(
+            f"structured_outputs.after={after!r:.80}: must be a text of at most "
+            f"{MAX_AFTER_CHARACTERS} characters: it is looked for after each token"
+        )
+    try:
+        regex.compile(after)
+    except regex.error as error:
+        raise InvalidSamplingParams(
+            f"structured_outputs.after={after!r:.80}: is no expression: {error}"
+        ) from error
 
 
 def _check_text(kind: str, source: str) -> None:

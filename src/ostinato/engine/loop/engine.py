@@ -43,8 +43,9 @@ from ostinato.engine.tiers.open_tiers import open_tiers
 from ostinato.engine.tiers.stores import TierStores
 from ostinato.engine.tiers.tiered_cache import WAIT_S, TieredCache
 from ostinato.engine.tiers.waits import WaitBook
-from ostinato.errors import RequestError
+from ostinato.errors import ConfigError, RequestError
 from ostinato.observe.counters import CacheStats
+from ostinato.plugins.plugged import plug_in
 from ostinato.runner.model_loader import LoadedModel
 from ostinato.sched.sequence import Sequence, SequenceUpdate
 from ostinato.sched.stats import SchedulerStats
@@ -69,6 +70,7 @@ class Engine:
         audit: Recomputes hits in idle moments, and compares.
         grammars: Compiles structured outputs; safe in any thread.
         params: Prepares sampling parameters; safe in any thread.
+        plugged: What replaces built-in parts.
         is_computing: Whether a forward pass is running: an exception now only ends the step.
         recorder: Records traces, where one was started.
         tiers: Where prefixes outlive the pool; None unless one is set.
@@ -103,6 +105,9 @@ class Engine:
         self.recorder = Recorder(clock)
         self.adapters = Adapters(config, self.runner.adapters)
         stores, held = TierStores(config.block_size), HeldRequests()
+        self.plugged = plug_in(
+            config.index, config.eviction_policy, config.order, config.max_overtakes
+        )
         self.cache = self._build_cache(setup, stores)
         self.public_prefixes = PublicPrefixes(self.cache.admin, config.block_size)
         self.image_encoder: ImageEncoder | None = None
@@ -113,8 +118,9 @@ class Engine:
         # Steps are measured by the recorder's clock, so that a replay learns the same prices.
         self.prices, steps_clock = LearnedPrices(), self.recorder.clock
         self.scheduler = build_scheduler(
-            setup.scheduling, self.cache, steps_clock, holding, self.prices
-        )
+            setup.scheduling, self.cache, steps_clock, holding, self.prices,
+            self.plugged.make_order, self.plugged.wrap_order,
+        )  # fmt: skip
         self.waits = WaitBook(self.prices, config.keep_explanations)
         self.audit = HitAudit(config.audit_share, config.audit_quarantine, self.runner, self.cache)
         self.is_computing = False
@@ -166,7 +172,15 @@ class Engine:
         observers: list[CacheObserver] = [stores] if config.has_tiers else []
         if config.enable_lora:
             observers.append(self.adapters)
-        return build_cache(caching, self.recorder.clock, more_observers=tuple(observers))
+        if self.plugged.make_index is not None and (sizes.windows or sizes.states):
+            raise ConfigError(
+                f"index={config.index!r}: a plug-in knows full attention alone, and "
+                f"{config.model!r} has windows or states: set index='radix'"
+            )
+        return build_cache(
+            caching, self.recorder.clock, more_observers=tuple(observers),
+            policy=self.plugged.policy, make_index=self.plugged.make_index,
+        )  # fmt: skip
 
     def _clean_up_with(self, stop: Callable[[], object]) -> None:
         """Call ``stop`` when the engine is collected, or at exit, without a call of ``close``."""

@@ -140,6 +140,7 @@ class IdleRebase:
         execute: Callable[[StepPlan], StepResult],
         row_bytes: int,
         recorder: Recorder,
+        piece_tokens: int = PIECE_TOKENS,
     ) -> None:
         """Prepare nothing yet.
 
@@ -150,6 +151,7 @@ class IdleRebase:
             execute: Runs a planned step; may raise anything.
             row_bytes: Of the keys and values of one token.
             recorder: Records the steps, if a recording runs.
+            piece_tokens: Tokens to compute in one step at most.
         """
         self.is_on = is_on
         self._cache, self._scheduler, self._execute = cache, scheduler, execute
@@ -157,7 +159,7 @@ class IdleRebase:
         rows = int(cache.config.num_blocks * cache.block_size * POOL_SHARE)
         self._most_rows = min(rows, MAX_BYTES // max(1, row_bytes))
         # Models with states keep one per piece, so theirs are computed in one.
-        self._piece = None if cache.config.states is not None else PIECE_TOKENS
+        self._piece = None if cache.config.states is not None else piece_tokens
         self._tickets: OrderedDict[str, Identity] = OrderedDict()  # of answered requests, by name
         self._accounts: OrderedDict[bytes, _Account] = OrderedDict()  # by owner, last used last
         self._queue: deque[_Head] = deque()  # heads with rows to compute

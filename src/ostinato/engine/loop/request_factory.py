@@ -103,7 +103,7 @@ class RequestFactory:
         identities: Identities,
         clock: Callable[[], float],
     ) -> None:
-        self.grammars = GrammarCompiler(loaded)  # safe in any thread
+        self.grammars = GrammarCompiler(loaded, max_ms=config.max_grammar_ms)  # for any thread
         self.params = ParamsPreparer(loaded, config.max_logprobs)  # likewise
         self._loaded = loaded
         self._scheduler = scheduler

@@ -12,6 +12,7 @@ from ostinato.engine.settings.setting_checks import check_combinations
 from ostinato.engine.settings.settings import DEFAULT_MODEL, EngineSettings
 from ostinato.engine.settings.vllm_keywords import translate_settings
 from ostinato.images.media import MediaLimits
+from ostinato.plugins.loading import is_plugin
 from ostinato.settings import PrefixCacheConfig, StateConfig, WindowConfig
 
 _ALIASES = {"half": "float16", "float": "float32", "int8_per_token_head": "int8"}
@@ -65,12 +66,16 @@ class EngineConfig(EngineSettings):
         reserved_blocks: int = 0,
         states: StateConfig | None = None,
     ) -> PrefixCacheConfig:
-        """Return the cache's settings for pools of that size."""
+        """Return the cache's settings for pools of that size; built-in names for plug-ins."""
         given = shared_settings(self, PrefixCacheConfig) | {
             "num_blocks": num_blocks,
             "reserved_blocks": reserved_blocks,
             "keep_event_batches": self.num_kept_event_batches,
         }
+        if is_plugin(self.index):
+            given["index"] = "radix"
+        if is_plugin(self.eviction_policy):  # no ghost can make its estimates
+            given |= {"eviction_policy": "lru", "ghost_blocks": 0}
         shares = {salt.encode(): share for salt, share in self.tenant_shares.items()}
         return PrefixCacheConfig(windows=windows, states=states, tenant_shares=shares, **given)
 
@@ -85,8 +90,10 @@ class EngineConfig(EngineSettings):
 
     def scheduler(self, max_model_len: int) -> SchedulerConfig:
         """Return the scheduler's settings for sequences of that length."""
-        given = shared_settings(self, SchedulerConfig)
-        return SchedulerConfig(**given | {"max_model_len": max_model_len})
+        given = shared_settings(self, SchedulerConfig) | {"max_model_len": max_model_len}
+        if is_plugin(self.order):
+            given["order"] = "fcfs"
+        return SchedulerConfig(**given)
 
 
 class EngineArgs(EngineConfig):

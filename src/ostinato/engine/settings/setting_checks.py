@@ -1,13 +1,21 @@
 """Refuses settings of an engine that contradict each other."""
 
-from collections.abc import Mapping
 from pathlib import Path
 
-from ostinato.core.config import at_least
+from ostinato.core.config import SchedulerConfig, at_least
 from ostinato.core.errors import ConfigError
+from ostinato.core.setting import check_setting
 from ostinato.engine.settings.settings import GENERATION_NAMES, EngineSettings
+from ostinato.plugins.loading import is_plugin
 from ostinato.runner.settings import NATIVE_BLOCK
-from ostinato.settings import TenantShare
+from ostinato.settings import PrefixCacheConfig, TenantShare
+
+_PLUGGABLE: dict[str, type] = {
+    "index": PrefixCacheConfig,
+    "eviction_policy": PrefixCacheConfig,
+    "order": SchedulerConfig,
+}
+"""Settings that may name a class of one's own, and the settings that know the built-in names."""
 
 
 def check_combinations(settings: EngineSettings) -> None:
@@ -21,17 +29,38 @@ def check_combinations(settings: EngineSettings) -> None:
             f"num_blocks={settings.num_blocks} and kv_cache_memory={settings.kv_cache_memory} both "
             "size the pool: give one of them"
         )
-    if unknown := [*set(settings.override_generation_config) - set(GENERATION_NAMES)]:
-        raise ConfigError(
-            f"override_generation_config={settings.override_generation_config!r:.200}: "
-            f"{unknown[0]!r} is none of {', '.join(GENERATION_NAMES)}"
-        )
+    _check_generation(settings)
+    _check_plugins(settings)
     _check_quantization(settings)
     _check_native_attention(settings)
     _check_kv_events(settings)
     _check_images(settings)
     _check_tiers(settings)
     _check_tenant_shares(settings)
+
+
+def _check_generation(settings: EngineSettings) -> None:
+    """Refuse names that no default sampling parameter has."""
+    override = settings.override_generation_config
+    unknown = [name for name in override if name not in GENERATION_NAMES]
+    if unknown:
+        raise ConfigError(
+            f"override_generation_config={override!r:.200}: {unknown[0]!r} is none of "
+            f"{', '.join(GENERATION_NAMES)}"
+        )
+
+
+def _check_plugins(settings: EngineSettings) -> None:
+    """Refuse unknown names, and a trace of what a plug-in decides: a trace names no code."""
+    for name, kind in _PLUGGABLE.items():
+        value = getattr(settings, name)
+        if not is_plugin(value):
+            check_setting(kind, name, value)
+        elif settings.record_trace is not None:
+            raise ConfigError(
+                f"{name}={value!r} with record_trace={str(settings.record_trace)!r}: a trace "
+                "cannot be replayed under code of your own; leave one of them out"
+            )
 
 
 def _check_native_attention(settings: EngineSettings) -> None:
@@ -69,7 +98,7 @@ def _check_quantization(settings: EngineSettings) -> None:
 
 def _check_images(settings: EngineSettings) -> None:
     limits = settings.limit_mm_per_prompt
-    if not isinstance(limits, Mapping) or set(limits) - {"image", "video", "audio"}:
+    if set(limits) - {"image", "video", "audio"}:
         raise ConfigError(f"limit_mm_per_prompt={limits!r}: must be like {{'image': 16}}")
     at_least("limit_mm_per_prompt['image']", settings.max_images, 0)
     for name in ("video", "audio"):
@@ -81,8 +110,6 @@ def _check_images(settings: EngineSettings) -> None:
 
 
 def _check_tenant_shares(settings: EngineSettings) -> None:
-    if not isinstance(settings.tenant_shares, Mapping):
-        raise ConfigError(f"tenant_shares={settings.tenant_shares!r}: must map salts to shares")
     for salt, share in settings.tenant_shares.items():
         if not isinstance(salt, str) or not isinstance(share, TenantShare):
             raise ConfigError(

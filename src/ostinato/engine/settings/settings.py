@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from ostinato.core.config import SchedulerConfig, WaitingOrder
+from ostinato.core.config import SchedulerConfig
 from ostinato.core.setting import same_setting, setting
 from ostinato.images.media import MediaLimits
 from ostinato.runner.settings import (
@@ -21,9 +21,7 @@ from ostinato.runner.settings import (
 from ostinato.settings import (
     DigestName,
     FreeOrder,
-    IndexName,
     KeepReasoning,
-    PolicyName,
     PrefixCacheConfig,
     TenantShare,
 )
@@ -70,7 +68,9 @@ class EngineSettings:
     """Branch, tag or commit of a model on the hub; by default its main branch."""
     tokenizer: str | Path | None = _model(None, kind="a name or a directory")
     """Directory or hub name of a tokenizer other than the model's own."""
-    index: IndexName = _cache("index")
+    index: str = _cache("index", page="learn.md")
+    """Prefix index: ``radix`` (a tree) or ``hash`` (chained digests), which match the same blocks;
+    or a class of your own as ``FILE.py:Class``."""
     block_size: int = _cache("block_size")
     num_blocks: int | None = _cache("num_blocks", None)
     """Blocks in the pool, or give ``kv_cache_memory``; else a share of free memory."""
@@ -96,7 +96,9 @@ class EngineSettings:
     """Where sampling parameters come from that a request does not give: ``auto`` is the
     checkpoint's ``generation_config.json``, ``vllm`` is none, or another such file or its
     directory."""
-    override_generation_config: Mapping[str, Any] = _model(factory=dict)
+    override_generation_config: Mapping[str, Any] = _model(
+        factory=dict, kind="like {'temperature': 0.5}"
+    )
     """Single values in place of its own, as ``{"temperature": 0.5}``; ``max_new_tokens`` also
     limits every answer of a server."""
 
@@ -119,6 +121,11 @@ class EngineSettings:
     )
     """Keep the weights of linear layers in 8 or 4 bits, on a CPU: ``int8`` or ``int4``; with
     activations in 8 bits as well, ``w8a8`` or ``w4a8``."""
+    weight_cache_bytes: int = _computing(
+        32 * 2**30, minimum=0, unit="bytes", page="models.md#packed-weights"
+    )
+    """Maximum size of the folder of packed weights in the user's cache folder, such as ``64GiB``,
+    which a second start maps instead of packing them again; 0 keeps and uses none."""
     read_once: ReadOnce = _computing("auto")
     """Whether a step reads blocks shared by its sequences only once: ``auto``, where that is
     cheaper, ``always`` or ``never``."""
@@ -136,10 +143,18 @@ class EngineSettings:
     max_chunk_tokens: int | None = _scheduling("max_chunk_tokens")
     max_step_ms: int | None = _scheduling("max_step_ms", 250)
     max_num_seqs: int = _scheduling("max_num_seqs")
-    order: WaitingOrder = _scheduling("order", "shortest_first")
+    order: str = _scheduling("order", "shortest_first")
+    """Waiting order within a priority. ``shortest_first``: least left to compute; ``fcfs``: by
+    arrival; ``longest_prefix``: most cached tokens; ``fair_share``: the tenant that was served
+    least; or a class of your own as ``FILE.py:Class``."""
     max_overtakes: int = _scheduling("max_overtakes")
     max_logprobs: int = setting(20, minimum=-1, group="Scheduling")
     """Maximum alternatives per token in log-probabilities; -1 is the whole vocabulary."""
+    max_grammar_ms: int = setting(
+        2, minimum=1, group="Scheduling", page="structured.md#what-it-costs"
+    )
+    """Processor time per token that the grammar of a request may take, in milliseconds, with 250
+    tokens' worth of it in advance; a request that takes more ends with an error."""
     stream_interval: int = setting(1, minimum=1, group="Scheduling")
     """Tokens per chunk of a stream, of which more cost less time around the model; the first and
     the last chunk are sent at once."""
@@ -147,10 +162,14 @@ class EngineSettings:
     """Seed of the generator of seeds, for requests without one."""
 
     free_order: FreeOrder = _caching("free_order")
-    eviction_policy: PolicyName = _caching("eviction_policy", "reuse_hazard", old_names=())
+    eviction_policy: str = _caching("eviction_policy", "reuse_hazard", old_names=())
+    """Eviction policy: which cached block is evicted first, by ``reuse_hazard``, ``lru`` or
+    ``s3fifo``, or by a class of your own as ``FILE.py:Class``."""
     digest: DigestName = _caching("digest")
     seal_tails: bool = _caching("seal_tails")
-    tenant_shares: Mapping[str, TenantShare] = setting(factory=dict, page="security.md")
+    tenant_shares: Mapping[str, TenantShare] = setting(
+        factory=dict, kind="a mapping from salts to TenantShare", page="security.md"
+    )
     """Guarantees and quotas in blocks, each a ``TenantShare``, by the ``cache_salt`` of a tenant's
     requests."""
     keep_explanations: int = _caching("keep_explanations")
@@ -212,7 +231,9 @@ class EngineSettings:
     kv_events_topic: str = _events("")
     """First frame of every message with KV events."""
 
-    limit_mm_per_prompt: Mapping[str, int] = _images(factory=dict, page="images.md")
+    limit_mm_per_prompt: Mapping[str, int] = _images(
+        factory=dict, kind="like {'image': 16}", page="images.md"
+    )
     """Maximum images per prompt, as ``{"image": 4}``; 16 by default, and 0 serves only text and
     leaves the encoder out of memory."""
     mm_encoder_cache_bytes: int = _images(256 * 2**20, minimum=0)

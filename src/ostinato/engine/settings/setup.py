@@ -75,6 +75,7 @@ def set_up(config: EngineConfig) -> Setup:
         config.quantization,
         config.max_images > 0,
         partial(_set_kv_bytes, config),
+        config.weight_cache_bytes,
     )
     if other_tokenizer is not None:
         loaded = replace(loaded, tokenizer=other_tokenizer)
@@ -142,6 +143,7 @@ def size_pools(
         num_blocks=config.num_blocks,
         kv_cache_memory=config.kv_cache_memory,
         reserved_bytes=num_slots * loaded.state_spec.bytes_per_slot,
+        mapped_bytes=loaded.mapped_bytes,
         device=loaded.device,
     )
     if config.num_blocks is not None:
@@ -173,7 +175,7 @@ def size_states(
     if asked_for is not None:
         return StateConfig(asked_for)
     running = 2 * scheduling.max_num_seqs
-    memory, _ = memory_for(config.kv_cache_memory, loaded.device)
+    memory, _ = memory_for(config.kv_cache_memory, loaded.device, loaded.mapped_bytes)
     if config.num_blocks is None:
         _, slots = split_states(memory, block_bytes, state_bytes, config.block_size, scheduling)
     else:

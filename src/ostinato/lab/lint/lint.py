@@ -20,6 +20,7 @@ from ostinato.lab.lint.messages import message_remedies
 from ostinato.lab.lint.remedies import remedies_for
 from ostinato.lab.lint.replay import Replayed, replay
 from ostinato.lab.lint.rewrites import Remedy
+from ostinato.lab.lint.rules import VolatileRule
 from ostinato.lab.lint.slots import shortened
 from ostinato.lab.lint.templates import Group, group_requests
 from ostinato.lab.log.request_log import LoggedRequest
@@ -48,6 +49,7 @@ class Finding:
         before: Hit ratio with only earlier findings fixed.
         after: Hit ratio with this one fixed as well.
         fixed_before: Kinds of the findings of the same template that are fixed before.
+        rules: Rules with which ``ostinato serve --stabilise`` fixes it; may be empty.
     """
 
     kind: str
@@ -61,6 +63,7 @@ class Finding:
     before: float
     after: float
     fixed_before: tuple[str, ...] = ()
+    rules: tuple[VolatileRule, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +276,7 @@ def _finding(
         before.hit_ratio,
         after.hit_ratio,
         tuple(remedy.kind for remedy in fixed),
+        remedy.rules,
     )
 
 

@@ -26,6 +26,7 @@ from ostinato.lab.lint.rewrites import (
     with_tail,
     without_spans,
 )
+from ostinato.lab.lint.rules import rules_for
 from ostinato.lab.lint.slots import SlotKind, shortened
 from ostinato.lab.lint.templates import Group, slot_spans
 from ostinato.lab.log.request_log import LoggedRequest
@@ -135,7 +136,9 @@ def _slot_remedies(group: Group) -> list[Remedy]:
         values = dict.fromkeys(v.strip(_AROUND_VALUES) for v in first.values.values() if v)
         examples = tuple(shortened(value) for value in values)[:3]
         rewrite = _to_tail(group.words, numbers)
-        remedies.append(Remedy(kind, _SLOT_ADVICE[kind], rewrite, first.before, examples))
+        rules = rules_for(kind, [slots[number] for number in numbers], group.requests)
+        advice = _SLOT_ADVICE[kind]
+        remedies.append(Remedy(kind, advice, rewrite, first.before, examples, rules))
     return remedies
 
 

@@ -10,6 +10,7 @@ from heapq import heappop, heappush
 from itertools import pairwise
 from typing import TypeVar
 
+from ostinato.lab.lint.rules import VolatileRule
 from ostinato.lab.log.logged_prompt import Block, BlockKind, Message, Prompt
 from ostinato.lab.log.request_log import LoggedRequest
 
@@ -29,6 +30,7 @@ class Remedy:
         rewrite: Does it; None where the replay tokenizes earlier text by itself.
         where: The field, or the words before the place, if it is one.
         examples: Some of the values there.
+        rules: Rules with which the server does it, for what a constant may take the place of.
     """
 
     kind: str
@@ -36,6 +38,7 @@ class Remedy:
     rewrite: Rewrite | None
     where: str = ""
     examples: tuple[str, ...] = ()
+    rules: tuple[VolatileRule, ...] = ()
 
 
 def with_messages(request: LoggedRequest, messages: Iterable[Message]) -> LoggedRequest:

@@ -3,7 +3,6 @@
 Files in reading order:
 
 * ``replay``: replays a recorded run and compares its hits
-* ``policies``: eviction policies for comparison: LFU, SLRU, cost-aware
 * ``tier_model``: a simulated disk behind the pool: its contents and load times
 * ``serial_replay``: the hits of a cache of a given size and policy on a trace
 * ``explain_log``: explains the misses of each request of a log or of a recorded run

@@ -14,13 +14,16 @@ load, which ``timed_replay`` simulates.
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 
 from ostinato.assembly import build_cache
+from ostinato.cache.eviction import PolicyFactory
 from ostinato.core.identity import Identity, PrefixKey
-from ostinato.lab.replay.policies import SimulatedPolicyName, policy_factory
+from ostinato.eviction import make_policy
 from ostinato.lab.replay.tier_model import SimulatedDisk
 from ostinato.lab.traces.block_trace import BlockTrace, Numbers
 from ostinato.settings import PolicyName, PrefixCacheConfig, StateConfig, WindowConfig
@@ -40,7 +43,7 @@ class SerialResult:
     """The hits of one cache.
 
     Attributes:
-        policy: Policy of the cache.
+        policy: Policy of the cache; ``custom`` for one that the product does not have.
         num_blocks: Number of blocks of the cache, in blocks of the trace.
         hit_tokens: Prompt tokens that hit, shape (num_requests,).
         evicted_blocks: Blocks that were evicted.
@@ -50,7 +53,7 @@ class SerialResult:
         written_blocks: Blocks that were written to the disk.
     """
 
-    policy: SimulatedPolicyName
+    policy: PolicyName | Literal["custom"]
     num_blocks: int
     hit_tokens: Numbers
     evicted_blocks: int
@@ -99,7 +102,7 @@ class SerialCache:
     def __init__(
         self,
         pools: Pools,
-        policy: SimulatedPolicyName,
+        policy: PolicyName | PolicyFactory,
         num_distinct: int,
         disk_blocks: int = 0,
     ) -> None:
@@ -122,8 +125,9 @@ class SerialCache:
         spare = [window.num_blocks - window.window for window in config.windows]
         self._step_blocks = max(1, min(spare)) if spare else None
         self.disk = SimulatedDisk(disk_blocks, 1, lambda: self._now_s) if disk_blocks else None
-        make_policy, more = policy_factory(policy), () if self.disk is None else (self.disk,)
-        cache = build_cache(config, lambda: self._now_s, policy=make_policy, more_observers=more)
+        make = partial(make_policy, policy) if isinstance(policy, str) else policy
+        more = () if self.disk is None else (self.disk,)
+        cache = build_cache(config, lambda: self._now_s, policy=make, more_observers=more)
         self.manager, self.stats = cache.manager, cache.stats
         if self.disk is not None:
             self.disk.open(self.manager)
@@ -165,7 +169,7 @@ class SerialCache:
 def replay_serially(
     trace: BlockTrace,
     pools: Pools | int,
-    policy: SimulatedPolicyName = USUAL_POLICY,
+    policy: PolicyName | PolicyFactory = USUAL_POLICY,
     progress: Callable[[int], None] | None = None,
     disk_blocks: int = 0,
 ) -> SerialResult:
@@ -174,7 +178,7 @@ def replay_serially(
     Args:
         trace: The traffic.
         pools: Sizes of the cache; a number is that of full attention, without windows.
-        policy: Eviction policy.
+        policy: Eviction policy, or what makes one.
         progress: Called with numbers of requests that were served.
         disk_blocks: Blocks of a disk behind the cache; 0 for none.
 
@@ -195,7 +199,7 @@ def replay_serially(
     if progress is not None:
         progress(len(trace) % REQUESTS_PER_REPORT)
     return SerialResult(
-        policy,
+        policy if isinstance(policy, str) else "custom",
         pools.full,
         hit_tokens(trace, hits),
         cache.stats.evicted_blocks,

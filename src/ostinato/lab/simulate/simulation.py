@@ -11,11 +11,11 @@ Source: L. A. Belady, A study of replacement algorithms for a virtual-storage co
 import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from ostinato.lab.replay.policies import SIMULATED_POLICIES, SimulatedPolicyName
 from ostinato.lab.replay.replay import ReplayedRequest
 from ostinato.lab.replay.serial_replay import (
     USUAL_POLICY,
@@ -28,7 +28,7 @@ from ostinato.lab.replay.tier_model import DiskModel
 from ostinato.lab.simulate.timed_replay import TimedResult
 from ostinato.lab.traces.block_trace import BlockTrace
 from ostinato.lab.work.kv_groups import KVGroups
-from ostinato.settings import CheckpointPlacement, StateConfig
+from ostinato.settings import CheckpointPlacement, PolicyName, StateConfig
 
 PLACEMENTS: Mapping[str, CheckpointPlacement] = {
     "where prompts part": "where_prompts_part",
@@ -116,7 +116,7 @@ def add_disk(
     simulation: Simulation, disk: DiskModel, progress: Callable[[int], None] | None = None
 ) -> None:
     """Add what a disk behind each cache would have found, under the usual policy or the first."""
-    known = [name for name in SIMULATED_POLICIES if name in simulation.results]
+    known = [name for name in get_args(PolicyName) if name in simulation.results]
     policy = USUAL_POLICY if USUAL_POLICY in known else known[0]
     trace, kv, simulation.disk = simulation.trace, simulation.kv, disk
     simulation.tiered = [
@@ -139,7 +139,7 @@ def usual_capacities(trace: BlockTrace) -> tuple[int, ...]:
 def simulate(
     trace: BlockTrace,
     capacities: Sequence[int],
-    policies: Sequence[SimulatedPolicyName] = SIMULATED_POLICIES,
+    policies: Sequence[PolicyName] = get_args(PolicyName),
     progress: Callable[[int], None] | None = None,
     kv: KVGroups | None = None,
 ) -> Simulation:

@@ -12,6 +12,7 @@ Files in reading order:
 * ``worker``: one worker
 * ``policies``: ``prefix_hash``, ``session``, ``least_loaded``, ``round_robin``
 * ``cache_state``: the default policy
+* ``plugged``: a policy of one's own
 * ``router``: ``Router``
 
 Rules:
@@ -31,12 +32,14 @@ from ostinato.router.policy.decision import (
     WorkerState,
     WorkerStatus,
 )
+from ostinato.router.policy.load import Prices
 from ostinato.router.policy.router import POLICIES, Router, RouterConfig
 
 __all__ = [
     "POLICIES",
     "Candidate",
     "Decision",
+    "Prices",
     "Resync",
     "RouteRequest",
     "Router",

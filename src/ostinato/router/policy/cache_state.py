@@ -1,16 +1,19 @@
 """``CacheState``, the default policy: short waits, within a budget of hits given up.
 
-The score of a request at a worker, in tokens to compute::
+The score of a request at a worker, in tokens of the fleet's mean price::
 
-    work   =  to compute                       what its hits there do not save
+    work   =  to compute * price               what its hits there do not save
             + excess                           recent work of the worker above the mean
-    wait   =  queued + work                    prompts ahead of it there, and its own
+    wait   =  queued * price + work            prompts ahead of it there, and its own
     score  =  mean * exp(wait / mean) + price * work
 
 * A long *wait* costs more than many short ones of the same sum. The slowest 1 % of requests are the
   longest prompts, and short ones that wait ten seconds for one of those to save half a second of
   work; a cost that grows exponentially sends the short ones elsewhere. *mean* is that of recently
   chosen waits, which gives the cost the scale of the traffic.
+* *Prices* are those that workers publish of their steps; one that publishes none, such as vLLM, has
+  the mean of the others. *Queued* is what goes before the request: where the shortest prompt goes
+  first, the shorter ones, and of all longer ones the share of a step that the eldest keeps.
 * A *hit given up* is a token that another worker has cached. That is right where waiting costs more
   than computing, but each such token is cached twice from then on, so the fleet has a budget for
   it: ``GIVEN_UP`` of all possible hits.
@@ -65,10 +68,8 @@ class CacheState:
     def choose(self, request: RouteRequest, fleet: Fleet) -> Choice:
         """Return the candidate with the lowest score; among equals, the least recent work."""
         excess, candidates = self._excess(fleet), fleet.candidates
-        work = [
-            each.tokens_to_compute + more for each, more in zip(candidates, excess, strict=True)
-        ]
-        waits = [each.load_tokens + own for each, own in zip(candidates, work, strict=True)]
+        work = [each.work + more for each, more in zip(candidates, excess, strict=True)]
+        waits = [each.queued + own for each, own in zip(candidates, work, strict=True)]
         delays = self._delays(waits)
         price = self._price
         scores = [delay + price * own for delay, own in zip(delays, work, strict=True)]
@@ -77,7 +78,7 @@ class CacheState:
         chosen = candidates[place]
         self._learn(request, fleet, chosen)
         reason = (
-            f"{delays[place]:,.0f} for {chosen.load_tokens:,} tokens queued + {price:.1f} * "
+            f"{delays[place]:,.0f} for {chosen.queued:,.0f} tokens queued + {price:.1f} * "
             f"({chosen.tokens_to_compute:,} to compute + {excess[place]:,.0f} above its share "
             "recently)"
         )
@@ -104,7 +105,7 @@ class CacheState:
         possible_hits = max(0, len(request.tokens) - least)
         newest = max(_SMOOTHING, 1 / self._num_choices)
         self._mean_hit += (max(1, possible_hits) - self._mean_hit) * newest
-        wait = chosen.load_tokens + chosen.tokens_to_compute
+        wait = chosen.queued + chosen.work
         self._mean_wait += (wait - self._mean_wait) * newest
         over_budget = chosen.tokens_to_compute - least - GIVEN_UP * possible_hits
         step = _STEP * over_budget / self._mean_hit

@@ -77,7 +77,9 @@ class Candidate:
         cached_tokens: Prompt tokens that are cached by its events.
         expected_tokens: Prompt tokens after those that were sent there, without an event so far.
         tokens_to_compute: The rest, at least 1, and the cost of loading from slower tiers.
-        load_tokens: Tokens to compute of the prompts ahead of it.
+        load_tokens: Tokens to compute of the worker's unfinished prompts.
+        work: What there is to compute, by the worker's prices: in tokens of the fleet's mean price.
+        queued: What goes before it there, likewise.
         score: The policy's score, lower is better; 0 if the policy has none.
     """
 
@@ -87,7 +89,9 @@ class Candidate:
     expected_tokens: int
     tokens_to_compute: int
     load_tokens: int
-    score: float
+    work: float
+    queued: float
+    score: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,7 +172,7 @@ class EventFeed:
 
     def evicted(self) -> None:
         """Record that the tree has evicted one of its blocks."""
-        self._missing = "the router's memory does not hold all prefixes: raise max_tokens"
+        self._missing = "the router's memory does not hold all prefixes: raise max_tracked_tokens"
         self.cached_tokens -= self.block_size
         if 2 * self.cached_tokens < len(self._blocks) * self.block_size:
             self._blocks = {name: node for name, node in self._blocks.items() if node.is_live}

@@ -1,9 +1,9 @@
 """Load of a worker: assigned and unfinished work, and recent work.
 
-All figures are in tokens to compute. Blocks of a prompt that the worker's events report are done,
-so the progress of a long prompt is known. A session is idle between its turns, but it returns:
-*recent* work decays over the measured time that sessions take to return, so that a worker does not
-look idle because its agents think.
+All figures are in tokens to compute; ``Prices`` says what they cost at a worker. Blocks of a
+prompt that the worker's events report are done, so the progress of a long prompt is known. A
+session is idle between its turns, but it returns: *recent* work decays over the measured time that
+sessions take to return, so that a worker does not look idle because its agents think.
 """
 
 from collections import OrderedDict
@@ -15,6 +15,29 @@ from ostinato.router.policy.prefix_tree import Node
 
 MAX_SESSIONS = 100_000
 """Sessions whose last turn is remembered."""
+
+
+LONGER_SHARE = 1 / 3
+"""What longer prompts compute beside a shorter one, of its own: they share a quarter of a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What a worker publishes of its steps.
+
+    Attributes:
+        token_s: Seconds per token.
+        pair_s: Seconds per pair of a query and a key.
+        is_shortest_first: Whether prompts with less to compute go before those with more.
+    """
+
+    token_s: float
+    pair_s: float = 0.0
+    is_shortest_first: bool = False
+
+    def seconds(self, start: int, num_tokens: int) -> float:
+        """Return what tokens after ``start`` others cost."""
+        return num_tokens * (self.token_s + self.pair_s * (start + num_tokens / 2))
 
 
 @dataclass(slots=True)
@@ -71,17 +94,28 @@ class Load:
 
     Attributes:
         prefill_tokens: Tokens left to compute of assigned prompts.
-        num_running: Unfinished requests.
+        running: Unfinished requests, by the numbers of their decisions.
         recent_tokens: Assigned work, decayed, as of ``decayed_at``.
         recent_variance: Its variance if requests arrived by chance, in tokens squared.
         decayed_at: Time of the last decay.
     """
 
     prefill_tokens: int = 0
-    num_running: int = 0
+    running: dict[int, Assigned] = field(default_factory=dict)
     recent_tokens: float = 0.0
     recent_variance: float = 0.0
     decayed_at: float = 0.0
+
+    @property
+    def num_running(self) -> int:
+        """Unfinished requests."""
+        return len(self.running)
+
+    def tokens_before(self, num_tokens: int) -> float:
+        """Return the queued tokens that go before so many, where the shortest goes first."""
+        queue = [work.prefill_tokens for work in self.running.values()]
+        shorter = sum(queued for queued in queue if queued <= num_tokens)
+        return shorter + min(self.prefill_tokens - shorter, LONGER_SHARE * num_tokens)
 
     def decay(self, now: float, time_s: float) -> None:
         """Decay recent work, to 1/e in ``time_s``."""
@@ -92,7 +126,7 @@ class Load:
 
     def assign(self, work: Assigned) -> None:
         """Add a request."""
-        self.num_running += 1
+        self.running[work.number] = work
         self.prefill_tokens += work.prefill_tokens
         self.recent_tokens += work.prefill_tokens
         self.recent_variance += work.prefill_tokens**2
@@ -111,7 +145,7 @@ class Load:
     def remove(self, work: Assigned) -> None:
         """Remove a request."""
         self.prefilled(work)
-        self.num_running -= 1
+        del self.running[work.number]
 
     def withdraw(self, work: Assigned, time_s: float) -> None:
         """Subtract the work of a request that failed from recent work."""
@@ -121,5 +155,5 @@ class Load:
 
     def check(self, running: Sequence[Assigned]) -> None:
         """Assert that the sums are those of the unfinished requests."""
-        assert self.num_running == len(running)
+        assert list(self.running.values()) == running
         assert self.prefill_tokens == sum(work.prefill_tokens for work in running)

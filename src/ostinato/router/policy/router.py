@@ -6,8 +6,12 @@ steady clock, and the workers' events as they arrive.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 from ostinato.core.errors import ConfigError
+from ostinato.core.setting import check_settings, setting
+from ostinato.former_names import accept_old_names
+from ostinato.plugins.loading import is_plugin
 from ostinato.router.policy.cache_state import CacheState
 from ostinato.router.policy.decision import (
     Candidate,
@@ -20,8 +24,9 @@ from ostinato.router.policy.decision import (
 from ostinato.router.policy.event_feed import EventFeed
 from ostinato.router.policy.events import EventBatch
 from ostinato.router.policy.evidence import Hits
-from ostinato.router.policy.load import Assigned, ReturnTimes
+from ostinato.router.policy.load import Assigned, Prices, ReturnTimes
 from ostinato.router.policy.lookup import Found, Steps, exhaust, expect, look_up
+from ostinato.router.policy.plugged import make_policy
 from ostinato.router.policy.policies import (
     Choice,
     Fleet,
@@ -45,29 +50,32 @@ POLICIES = tuple(_POLICIES)
 """Names of policies, the default first."""
 
 
+def check_policy_name(value: str) -> None:
+    """Raise ConfigError unless a value names a built-in policy, or may name a class."""
+    if value not in _POLICIES and not is_plugin(value):
+        known = ", ".join(POLICIES)
+        raise ConfigError(f"policy={value!r}: one of {known} is known, or a class as FILE.py:Class")
+
+
+@accept_old_names
 @dataclass(frozen=True, slots=True)
 class RouterConfig:
-    """Settings of a router.
+    """Settings of a router's choice."""
 
-    Attributes:
-        policy: Name, one of ``POLICIES``.
-        max_tokens: Maximum tokens of tracked prefixes, over all workers.
-        guess_ttl_s: Time after which a prefix sent to a worker without events counts as evicted.
-        silent_s: Time after which a worker whose events are due counts as silent.
-    """
-
-    policy: str = "cache_state"
-    max_tokens: int = 4_000_000
-    guess_ttl_s: float = 120.0
-    silent_s: float = 10.0
+    policy: str = setting(POLICIES[0], page="learn.md")
+    """How workers are chosen: ``cache_state``, ``prefix_hash``, ``session``, ``least_loaded`` or
+    ``round_robin``, or by a class of your own as ``FILE.py:Class``."""
+    max_tracked_tokens: int = setting(4_000_000, minimum=1, old_names=("max_tokens",))
+    """Maximum tokens of known prefixes, over all workers."""
+    guess_ttl_s: float = setting(120.0, above=0)
+    """Seconds after which a prefix sent to a worker without events counts as evicted."""
+    silent_s: float = setting(10.0, above=0)
+    """Seconds after which a worker whose events are due counts as silent."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError if a setting is out of range."""
-        if self.policy not in _POLICIES:
-            raise ConfigError(f"policy={self.policy!r}: one of {', '.join(POLICIES)} is known")
-        for name in ("max_tokens", "guess_ttl_s", "silent_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name}={getattr(self, name)}: must be above 0")
+        check_settings(self)
+        check_policy_name(self.policy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +92,8 @@ class Router:
 
     def __init__(self, config: RouterConfig | None = None) -> None:
         self.config = config or RouterConfig()
-        self._policy: Policy = _POLICIES[self.config.policy]()
-        self._tree = PrefixTree(self.config.max_tokens, self._on_evict)
+        self.policy: Policy = make_policy(self.config.policy, _POLICIES)
+        self._tree = PrefixTree(self.config.max_tracked_tokens, self._on_evict)
         self._workers: dict[str, Worker] = {}
         self._by_bit: dict[int, Worker] = {}
         self._running: dict[int, Assigned] = {}
@@ -112,6 +120,10 @@ class Router:
         worker.is_draining = False
         worker.announced_size = block_size or worker.announced_size
         worker.feed.sends_events |= sends_events
+
+    def set_prices(self, name: str, prices: Prices | None) -> None:
+        """Set what a worker publishes of its steps; None if it publishes nothing."""
+        self._workers[name].prices = prices
 
     def drain(self, name: str) -> None:
         """Send no new requests to a worker."""
@@ -148,7 +160,7 @@ class Router:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all tracked prefixes; at most ``max_tokens``."""
+        """Tokens of all tracked prefixes; at most ``max_tracked_tokens``."""
         return self._tree.num_tokens
 
     # Requests
@@ -179,7 +191,7 @@ class Router:
         if not options:
             return None
         fleet = Fleet([x.candidate for x in options], [x.worker.load for x in options])
-        choice = self._policy.choose(request, fleet)
+        choice = self.policy.choose(request, fleet)
         decision, work = self._assign(request, now, options, choice)
         try:
             found = options[choice.place].found
@@ -300,11 +312,18 @@ class Router:
         found = yield from look_up(self._tree, request, sizes, now)
         for worker in workers:
             worker.load.decay(now, self._returns.mean_s)
+        mean_token_s = self._mean_token_s
         return [
-            _Option(worker, each, worker.candidate(request, each))
+            _Option(worker, each, worker.candidate(request, each, mean_token_s))
             for worker, each in zip(workers, found, strict=True)
             if not worker.is_draining and self._workers.get(worker.name) is worker
         ]
+
+    @property
+    def _mean_token_s(self) -> float:
+        """Mean price of a token, over the workers that publish one; 1 if none does."""
+        prices = [worker.prices.token_s for worker in self._workers.values() if worker.prices]
+        return fmean(prices) if prices else 1.0
 
     def _assign(
         self, request: RouteRequest, now: float, options: Sequence[_Option], choice: Choice

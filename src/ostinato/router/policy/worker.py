@@ -12,7 +12,7 @@ from ostinato.router.policy.decision import (
 )
 from ostinato.router.policy.event_feed import EventFeed
 from ostinato.router.policy.evidence import Evidence, Hits
-from ostinato.router.policy.load import Assigned, Load
+from ostinato.router.policy.load import Assigned, Load, Prices
 from ostinato.router.policy.lookup import Found
 
 _SILENT = "silent for {:g} s after a request that stored blocks"
@@ -35,6 +35,7 @@ class Worker:
         announced_size: Tokens per block, until its events say.
         is_draining: Whether it gets no new requests.
         load: What it has to do.
+        prices: What it publishes of its steps; None if nothing.
         evidence: Checks of its events.
         trial: Why its events were not believed, until enough checks agree; empty if they are.
         events_due_since: When a request that must have stored blocks ended, if no event came since.
@@ -50,6 +51,7 @@ class Worker:
     announced_size: int
     is_draining: bool = False
     load: Load = field(default_factory=Load)
+    prices: Prices | None = None
     evidence: Evidence = field(default_factory=Evidence)
     trial: str = ""
     events_due_since: float | None = None
@@ -81,20 +83,28 @@ class Worker:
         """Return the number of tokens, or characters, that are compared as one block."""
         return self.block_size * (CHARACTERS_PER_TOKEN if request.characters else 1)
 
-    def candidate(self, request: RouteRequest, found: Found) -> Candidate:
-        """Return the cost of a prompt here."""
+    def candidate(self, request: RouteRequest, found: Found, mean_token_s: float) -> Candidate:
+        """Return the cost of a prompt here; a worker without prices has the fleet's mean price."""
         num_tokens = len(request.tokens)
         most = max(0, num_tokens - 1)  # the last token is always computed
         cached = min(max(found.cached_tokens, request.held.get(self.name, 0)), most)
         expected = min(found.expected_tokens, most - cached)
+        left, prices, price = max(1, num_tokens - cached - expected), self.prices, 1.0
+        tokens_to_compute, queued = left + found.load_tokens, float(self.load.prefill_tokens)
+        if prices is not None:
+            price = prices.seconds(cached + expected, left) / (left * mean_token_s)
+            if prices.is_shortest_first:
+                queued = self.load.tokens_before(tokens_to_compute)
+            queued *= prices.token_s / mean_token_s
         return Candidate(
             self.name,
             WorkerState.GUESSED if request.characters else self.state,
             cached,
             expected,
-            max(1, num_tokens - cached - expected) + found.load_tokens,
+            tokens_to_compute,
             self.load.prefill_tokens,
-            0.0,
+            tokens_to_compute * price,
+            queued,
         )
 
     def check(self, work: Assigned, hits: Hits | None, now: float) -> None:

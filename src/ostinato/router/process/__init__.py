@@ -4,11 +4,11 @@ Files in reading order:
 
 * ``config``: its settings
 * ``routing_fields``: reads the part of a request's body that routing needs
-* ``known_texts``, ``tokenizer``, ``tokens``: tokenize prompts as the workers do
-* ``kv_feed``: receives a worker's KV events, and recovers missing ones
-* ``worker``, ``fleet``: the workers and their health
+* ``incremental_tokenizer``, ``tokenizer``, ``tokens``: tokenize prompts as the workers do
+* ``kv_feed``: receives the KV events of workers, and recovers missing ones; Ray uses it too
+* ``worker``, ``worker_pool``: the workers and their health
 * ``decisions``: the latest routing decisions
-* ``peek``: reads usage and ids from responses as they pass
+* ``usage_sniffer``: reads usage and ids from responses as they pass
 * ``admission``: limits concurrent requests and bytes
 * ``public_prefixes``: prefixes that all tenants share
 * ``headers``: headers that are forwarded, and that are set here

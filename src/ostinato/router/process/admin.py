@@ -7,12 +7,13 @@ import msgspec
 from aiohttp import web
 
 from ostinato.core.errors import ConfigError
+from ostinato.router.policy.plugged import PluggedPolicy, beside_built_in
 from ostinato.router.process.admission import Admission
 from ostinato.router.process.config import WorkerSpec
 from ostinato.router.process.decisions import MAX_RECORDS, DecisionLog, DecisionRecord
-from ostinato.router.process.fleet import Fleet
 from ostinato.router.process.proxy import Proxy
 from ostinato.router.process.public_prefixes import FleetPrefixes, copies_of
+from ostinato.router.process.worker_pool import WorkerPool
 from ostinato.server.access.callers import Caller, require_administrator
 from ostinato.server.errors import ApiError
 
@@ -27,7 +28,7 @@ class FleetAdmin:
 
     def __init__(
         self,
-        fleet: Fleet,
+        fleet: WorkerPool,
         proxy: Proxy,
         admission: Admission,
         decisions: DecisionLog,
@@ -51,7 +52,13 @@ class FleetAdmin:
     async def list_workers(self, request: web.Request) -> web.Response:
         """Return every worker's state."""
         self.check(request)
-        return web.json_response({"policy": self._fleet.config.policy, "workers": self.rows()})
+        return web.json_response(
+            {
+                "policy": self._fleet.config.policy,
+                "workers": self.rows(),
+                "plugged": self._plugged(),
+            }
+        )
 
     async def join(self, request: web.Request) -> web.Response:
         """Add a worker: ``{"url": ..., "name": ..., "events": ..., "replay": ...}``."""
@@ -159,10 +166,16 @@ class FleetAdmin:
         return web.json_response(
             {
                 "policy": self._fleet.config.policy,
+                "plugged": self._plugged(),
                 "workers": self.rows(),
                 "decisions": [record.row() for record in self._decisions.newest(20)],
             }
         )
+
+    def _plugged(self) -> dict[str, Any] | None:
+        """Return the hits of a policy of one's own beside the default's; None without one."""
+        policy = self._fleet.router.policy
+        return beside_built_in(policy) if isinstance(policy, PluggedPolicy) else None
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a row for each worker."""

@@ -19,12 +19,12 @@ from ostinato.router.process.admission import Admission
 from ostinato.router.process.config import FleetConfig
 from ostinato.router.process.connections import note_requests
 from ostinato.router.process.decisions import DecisionLog
-from ostinato.router.process.fleet import Fleet
 from ostinato.router.process.metrics import FleetMetrics
 from ostinato.router.process.proxy import Proxy
 from ostinato.router.process.public_prefixes import FleetPrefixes
 from ostinato.router.process.tokenizer import LocalTokenizer
 from ostinato.router.process.tokens import PromptTokens
+from ostinato.router.process.worker_pool import WorkerPool
 from ostinato.server.access.callers import AnyCaller, KeyedCallers
 from ostinato.server.config import is_loopback_address
 from ostinato.server.errors import ApiError, api_error, body_of, foreign_host
@@ -85,7 +85,7 @@ class FleetApp:
         if config.tokenizer:
             tokenizer = LocalTokenizer(config.tokenizer, limit)
         self._session = _make_session(config)
-        self.fleet = Fleet(config, self._session)
+        self.fleet = WorkerPool(config, self._session)
         self._metrics = FleetMetrics(self.fleet)
         self._tokens = PromptTokens(self.fleet.workers, tokenizer, limit, self._metrics.tokenized)
         decisions = DecisionLog()

@@ -10,11 +10,16 @@ from msgspec.structs import force_setattr
 
 from ostinato.core.errors import ConfigError
 from ostinato.core.setting import same_setting, setting
-from ostinato.router.policy import POLICIES
+from ostinato.router.policy import RouterConfig
 from ostinato.router.process.routing_fields import MAX_PROMPT_CHARACTERS
 from ostinato.server.config import CONNECTIONS, LIMITS, SERVER, ListenerConfig
 
-_routing = partial(setting, group="Routing")
+ROUTING = "Routing"
+GROUPS = (ROUTING, SERVER, LIMITS, CONNECTIONS)
+"""Groups of settings, in the order in which a reader needs them."""
+
+_routing = partial(setting, group=ROUTING)
+_policy = partial(same_setting, RouterConfig, group=ROUTING)
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -88,8 +93,7 @@ class FleetConfig(ListenerConfig):
     workers: tuple[WorkerSpec, ...] = _routing((), parse=WorkerSpec.parse, options=("--worker",))
     """Engines at the start, of which others may join later; each is a URL, and ``,name=``,
     ``,events=``, ``,replay=`` and ``,topic=`` may follow."""
-    policy: str = _routing("cache_state", choices=POLICIES)
-    """How workers are chosen."""
+    policy: str = _policy("policy")
     tokenizer: str | None = _routing(None)
     """Folder or hub name of the workers' tokenizer; else their ``/tokenize`` is called, and without
     one the router works by characters."""
@@ -99,8 +103,9 @@ class FleetConfig(ListenerConfig):
     """Send ``worker_key`` in place of callers' keys."""
     retries: int = _routing(2, minimum=0)
     """Other workers to try, as long as no byte was sent."""
-    max_tracked_tokens: int = _routing(16_000_000, minimum=1)
-    """Maximum tokens of known prefixes, over all workers."""
+    max_tracked_tokens: int = _policy("max_tracked_tokens", 16_000_000, old_names=())
+    guess_ttl_s: float = _policy("guess_ttl_s")
+    silent_s: float = _policy("silent_s")
     health_interval_s: float = _routing(2.0, above=0, old_options=("--health-interval",))
     """Seconds between health checks of a worker."""
     connect_timeout_s: float = setting(

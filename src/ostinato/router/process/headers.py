@@ -15,6 +15,24 @@ _OF_ONE_CONNECTION = frozenset(
 )
 _KEYS = ("authorization", "x-api-key")
 _OURS = "x-ostinato-"
+_SESSIONS = (
+    *("x-session-id", "x-session-affinity", "x-claude-code-session-id"),
+    *("session-id", "session_id", "thread-id", "conversation_id"),
+)
+"""In which agents name their conversation: OpenCode and others, Claude Code, Codex."""
+
+_MAX_SESSION_CHARS = 200
+
+
+def session_of(headers: Mapping[str, str], named: str) -> str:
+    """Return the conversation of a request; empty if unknown.
+
+    Args:
+        headers: Of the request.
+        named: The conversation that its body names; headers come first.
+    """
+    given = next((headers[name] for name in _SESSIONS if headers.get(name)), named)
+    return given[:_MAX_SESSION_CHARS]
 
 
 def keys_for_worker(headers: Mapping[str, str], config: FleetConfig) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""A worker's KV events over ZeroMQ, and the recovery of missing ones.
+"""KV events of workers over ZeroMQ, and the recovery of missing ones; for the process and Ray.
 
 ::
 
@@ -9,8 +9,10 @@ The router says what is missing, and this file fetches it, while live batches qu
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 import zmq
 import zmq.asyncio
@@ -25,6 +27,10 @@ _REPLAY_TIMEOUT_S = 5.0
 _MAX_BATCHES = 100_000
 _MAX_MESSAGE_BYTES = 2**28
 _MAX_ATTEMPTS = 5
+OVERDUE_INTERVAL_S = 2.0
+RESUBSCRIBE_S = 30.0
+"""Seconds between the failure of a subscription and the next one."""
+
 _THREAD_BYTES = 65_536
 """Size from which a message is decoded in a thread."""
 
@@ -181,6 +187,83 @@ class KVFeed:
         socket.setsockopt(zmq.LINGER, 0)
         socket.connect(endpoint)
         return socket
+
+
+class KVFeeds:
+    """The feeds of all workers of a router; for its event loop only.
+
+    A feed that fails is subscribed again. Workers that were due to publish and are silent are
+    asked for what they may have published.
+
+    Attributes:
+        by_name: Feeds by the names of their workers.
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        clock: Callable[[], float] = time.monotonic,
+        is_reachable: Callable[[str], bool] = lambda name: True,
+    ) -> None:
+        """Start without feeds; workers that are not reachable are not asked."""
+        self.by_name: dict[str, KVFeed] = {}
+        self._router, self._clock, self._is_reachable = router, clock, is_reachable
+        self._tasks: dict[str, set[asyncio.Task[None]]] = {}  # of each worker
+        self._polling: asyncio.Task[None] | None = None
+
+    def listen(
+        self,
+        name: str,
+        endpoints: Endpoints,
+        fetch_snapshot: FetchSnapshot,
+        block_size: int | None = None,
+    ) -> KVFeed:
+        """Subscribe to a worker's events."""
+        self.drop(name)
+        feed = self.by_name[name] = KVFeed(name, endpoints, self._router, fetch_snapshot)
+        self._router.add_worker(name, block_size=block_size, sends_events=True)
+        self._start(name, self._run(name, feed))
+        if self._polling is None:
+            self._polling = asyncio.create_task(self._poll_overdue())
+        return feed
+
+    def drop(self, name: str) -> None:
+        """End a worker's feed, if it has one."""
+        self.by_name.pop(name, None)
+        for task in self._tasks.pop(name, ()):
+            task.cancel()
+
+    async def stop(self) -> None:
+        """End all feeds, and wait until they have ended."""
+        polling = () if self._polling is None else (self._polling,)
+        tasks = [*polling, *(task for each in self._tasks.values() for task in each)]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _start(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        running = self._tasks.setdefault(name, set())
+        running.add(task)
+        task.add_done_callback(running.discard)
+
+    async def _run(self, name: str, feed: KVFeed) -> None:
+        while True:
+            try:
+                await feed.run()
+            except Exception:
+                logger.exception("worker %s: its events ended", name)
+                self._router.broken(name, "its subscription to events failed")
+            await asyncio.sleep(RESUBSCRIBE_S)
+
+    async def _poll_overdue(self) -> None:
+        """Fetch what silent workers may have published."""
+        while True:
+            await asyncio.sleep(OVERDUE_INTERVAL_S)
+            for missing in self._router.overdue(self._clock()):
+                feed = self.by_name.get(missing.worker)
+                if feed is not None and self._is_reachable(missing.worker):
+                    self._start(missing.worker, feed.fill(missing))
 
 
 async def _decoded(sequence: int, payload: bytes) -> EventBatch:

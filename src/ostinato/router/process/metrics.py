@@ -5,7 +5,7 @@ from prometheus_client.exposition import generate_latest
 
 from ostinato.router.policy import WorkerState
 from ostinato.router.process.decisions import DecisionRecord
-from ostinato.router.process.fleet import Fleet
+from ostinato.router.process.worker_pool import WorkerPool
 
 _OVERHEAD_S = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
 
@@ -18,7 +18,7 @@ class FleetMetrics:
         broken_off: Responses that broke off.
     """
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: WorkerPool) -> None:
         self._fleet = fleet
         self._registry = CollectorRegistry()
         count, gauge = self._counter, self._gauge

@@ -24,19 +24,20 @@ from yarl import URL
 from ostinato.router.policy import RouteRequest
 from ostinato.router.process.admission import Admission, Job
 from ostinato.router.process.decisions import DecisionLog, DecisionRecord
-from ostinato.router.process.fleet import Fleet, Owner
 from ostinato.router.process.headers import (
     end_to_end,
     headers_to_worker,
     keys_for_worker,
     routing_headers,
+    session_of,
 )
 from ostinato.router.process.metrics import FleetMetrics
-from ostinato.router.process.peek import Peek
 from ostinato.router.process.public_prefixes import FleetPrefixes
 from ostinato.router.process.routing_fields import RoutingFields
 from ostinato.router.process.tokens import PromptTokens
+from ostinato.router.process.usage_sniffer import UsageSniffer
 from ostinato.router.process.worker import Worker
+from ostinato.router.process.worker_pool import ResponseOwner, WorkerPool
 from ostinato.server.access.callers import Caller
 from ostinato.server.errors import ApiError
 
@@ -84,7 +85,7 @@ class Attempt:
     job: Job
     worker: Worker
     record: DecisionRecord | None
-    peek: Peek = field(default_factory=Peek)
+    peek: UsageSniffer = field(default_factory=UsageSniffer)
 
 
 class Proxy:
@@ -92,7 +93,7 @@ class Proxy:
 
     def __init__(
         self,
-        fleet: Fleet,
+        fleet: WorkerPool,
         admission: Admission,
         tokens: PromptTokens,
         decisions: DecisionLog,
@@ -136,7 +137,7 @@ class Proxy:
         caller.priority_of(prompt.priority)  # refused here for workers that know no keys
         is_separate = self._is_separate
         salt = caller.narrow(prompt.salt) if is_separate else prompt.salt
-        session = headers.get("x-session-id", "")[:200] or prompt.session
+        session = session_of(headers, prompt.session)
         session = f"{caller.tenant}\0{session}" if session and caller.tenant else session
         keys = keys_for_worker(headers, self._config)
         view = await self._tokens.request(prompt, salt, caller.tenant, session, keys)
@@ -154,7 +155,7 @@ class Proxy:
         self, record: DecisionRecord, path: str, body: bytes, headers: Mapping[str, str]
     ) -> None:
         """Send a prompt to the worker of a decision, only to fill its cache."""
-        worker, peek, status = self._fleet.workers[record.decision.worker], Peek(), "failed"
+        worker, peek, status = self._fleet.workers[record.decision.worker], UsageSniffer(), "failed"
         sent = {**keys_for_worker(headers, self._config), "Content-Type": "application/json"}
         worker.num_live += 1
         try:
@@ -252,7 +253,7 @@ class Proxy:
             response = await self._exchange(attempt)
             status = "failed" if response.status >= 400 else "finished"
             if peek.number:
-                self._fleet.note_owner(peek.number, Owner(worker.name, job.caller.tenant))
+                self._fleet.note_owner(peek.number, ResponseOwner(worker.name, job.caller.tenant))
             return response
         except asyncio.CancelledError:
             status = "cancelled"
@@ -358,7 +359,11 @@ class Proxy:
             job.request.transport.close()
 
     def _ended(
-        self, record: DecisionRecord | None, status: str, peek: Peek, is_comparable: bool = True
+        self,
+        record: DecisionRecord | None,
+        status: str,
+        peek: UsageSniffer,
+        is_comparable: bool = True,
     ) -> None:
         """Report to the router how a request ended, and its hits if they are of the prompt."""
         if record is None:

@@ -27,7 +27,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from ostinato.core.errors import ConfigError
-from ostinato.router.process.known_texts import CHUNK, Beginning, KnownTexts
+from ostinato.router.process.incremental_tokenizer import CHUNK, Beginning, IncrementalTokenizer
 from ostinato.router.process.routing_fields import (
     MAX_PROMPT_CHARACTERS,
     RoutingFields,
@@ -92,7 +92,7 @@ class LocalTokenizer:
         marks = [t.content for t in added if not t.normalized and not t.rstrip and t.content]
         marks.sort(key=len, reverse=True)
         self._marks = re.compile("|".join(map(re.escape, marks)) or r"(?!)")
-        self._texts = KnownTexts(self._tokenizer)
+        self._texts = IncrementalTokenizer(self._tokenizer)
         self._known: OrderedDict[str, array[int]] = OrderedDict()
         self._num_known_characters = 0
         self._guard = threading.Lock()

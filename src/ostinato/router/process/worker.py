@@ -7,12 +7,14 @@ import time
 from array import array
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
 
+from ostinato.router.policy import Prices
 from ostinato.router.process.config import WorkerSpec
 from ostinato.router.process.kv_feed import Endpoints, KVFeed, Snapshot
 
@@ -61,6 +63,7 @@ class Worker:
         models: Its models, with the adapters in its events; empty if unknown.
         is_ours: Whether it is an Ostinato, which has snapshots.
         tokenizes: Whether it answers ``/tokenize``.
+        has_prices: Whether it publishes the prices of its steps, as far as is known.
         num_live: Unfinished requests.
         num_failed: Requests that failed.
         was_gone: Whether it was unreachable since it was healthy, so it may have restarted.
@@ -84,6 +87,7 @@ class Worker:
     models: dict[str, str] = field(default_factory=dict)
     is_ours: bool = False
     tokenizes: bool = True
+    has_prices: bool = True
     num_live: int = 0
     num_failed: int = 0
     was_gone: bool = False
@@ -193,6 +197,17 @@ class Worker:
             logger.warning("worker %s: no snapshot: %r", self.name, error)
             return None
 
+    async def prices(self) -> Prices | None:
+        """Return the prices of its steps; None if it publishes none."""
+        if not self.has_prices:
+            return None
+        try:
+            status, content = await self._get("/admin/steps")
+            self.has_prices = status not in _NO_ROUTE
+            return _prices_in(content) if status == 200 else None
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError, TypeError, KeyError):
+            return None
+
     @property
     def can_tokenize(self) -> bool:
         """Whether it can be asked for tokens."""
@@ -232,7 +247,7 @@ class Worker:
 
     def _note_gone(self) -> None:
         """Note that nothing listens there: another server may come back."""
-        self.was_gone = True
+        self.was_gone = self.has_prices = True
         if self.has_tenants:
             self.refusal = _NOT_CHECKED
 
@@ -320,6 +335,16 @@ def _tokens_in(answer: bytes) -> "array[int] | None":
     content = msgspec.json.decode(answer)
     tokens = content.get("tokens") if isinstance(content, dict) else None
     return array("I", tokens) if isinstance(tokens, list) else None
+
+
+def _prices_in(content: Any) -> Prices | None:
+    prices = content["prices"]
+    if prices is None:
+        return None
+    token_s, pair_s = float(prices["token_s"]), float(prices["pair_s"])
+    if not (0 < token_s < inf and 0 <= pair_s < inf):
+        return None
+    return Prices(token_s, pair_s, content["order"] == "shortest_first")
 
 
 def _short(error: Exception) -> str:

@@ -5,6 +5,7 @@
     serve run ostinato.router.ray:app model=tiny-shakespeare num_replicas=4
 """
 
+import warnings
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -12,6 +13,8 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 
+from ostinato.former_names import renamed
+from ostinato.router.policy import POLICIES
 from ostinato.router.ray.ingress import Ingress
 from ostinato.router.ray.replica import EngineReplica
 from ostinato.router.ray.request_router import PrefixRequestRouter
@@ -31,8 +34,8 @@ class AppSettings(BaseModel):
         num_gpus: GPUs of each engine.
         num_ingress: Processes that accept HTTP requests; each routes by its own requests and the
             events of all engines.
-        policy: How engines are chosen, one of ``ostinato.router.POLICIES``.
-        keys: File of API keys, at the same path on each node; None admits all clients.
+        policy: How engines are chosen, one of ``ostinato.router.policy.POLICIES``.
+        keys_file: File of API keys, at the same path on each node; None admits all clients.
         engine: Settings of each engine, see ``EngineConfig``.
     """
 
@@ -46,8 +49,8 @@ class AppSettings(BaseModel):
     num_cpus: float = Field(default=1.0, ge=0)
     num_gpus: float = Field(default=0.0, ge=0)
     num_ingress: int = Field(default=1, ge=1)
-    policy: str = "cache_state"
-    keys: str | None = None
+    policy: str = POLICIES[0]
+    keys_file: str | None = None
     engine: dict[str, Any] = {}
 
     def scaling(self) -> dict[str, Any]:
@@ -67,6 +70,10 @@ def app(settings: dict[str, Any]) -> Application:
     Raises:
         ValidationError: A setting is unknown or out of range.
     """
+    if "keys" in settings:
+        warnings.warn(renamed("keys", "keys_file"), DeprecationWarning, stacklevel=2)
+        settings = {"keys_file": settings["keys"]} | settings
+        del settings["keys"]
     given = AppSettings.model_validate(settings)
     router = RequestRouterConfig(
         request_router_class=PrefixRequestRouter,
@@ -86,5 +93,5 @@ def app(settings: dict[str, Any]) -> Application:
         max_ongoing_requests=4096,
         ray_actor_options={"num_cpus": 0},
     )
-    handle = engines.bind(given.model, given.engine, given.keys)
-    return ingress.bind(handle, given.model, given.keys)
+    handle = engines.bind(given.model, given.engine, given.keys_file)
+    return ingress.bind(handle, given.model, given.keys_file)

@@ -16,10 +16,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
 from ostinato.core.errors import ConfigError, OstinatoError
-from ostinato.router.process.headers import routing_headers
-from ostinato.router.process.peek import Peek
+from ostinato.router.process.headers import routing_headers, session_of
 from ostinato.router.process.tokenizer import LocalTokenizer
 from ostinato.router.process.tokens import PromptTokens
+from ostinato.router.process.usage_sniffer import UsageSniffer
 from ostinato.router.ray.call import Call, Head, Progress
 from ostinato.server.access.callers import AnyCaller, KeyedCallers
 from ostinato.server.errors import ApiError, api_error, body_of, body_too_long
@@ -80,7 +80,7 @@ class Ingress:
             prompt = await self._tokens.read(path, body, caller.tenant)
             call.is_comparable = prompt.is_whole
             salt = caller.narrow(prompt.salt)
-            session = request.headers.get("x-session-id", "")[:200] or prompt.session
+            session = session_of(request.headers, prompt.session)
             call.route_request = await self._tokens.request(
                 prompt, salt, caller.tenant, session, {}
             )
@@ -120,7 +120,7 @@ class Ingress:
 
 async def _relay(call: Call, answer: Any, status: int) -> AsyncIterator[bytes]:
     """Forward an answer, and report its progress to the request router."""
-    peek = Peek()
+    peek = UsageSniffer()
     try:
         async for piece in answer:
             if status < 400:

@@ -24,14 +24,13 @@ import zmq.asyncio
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from ostinato.router.policy import Decision, Router, RouterConfig, RouteRequest
-from ostinato.router.process.kv_feed import Endpoints, KVFeed, Snapshot
+from ostinato.router.process.kv_feed import Endpoints, KVFeeds, Snapshot
 from ostinato.router.process.routing_fields import RoutingFields
 from ostinato.router.ray.call import Call, Progress
 
 logger = logging.getLogger("ostinato")
 
 _SNAPSHOT_TIMEOUT_S = 30.0
-_OVERDUE_INTERVAL_S = 2.0
 
 
 class PrefixRequestRouter(RequestRouter):
@@ -45,10 +44,9 @@ class PrefixRequestRouter(RequestRouter):
         Raises:
             ConfigError: There is no such policy, or the number is not above 0.
         """
-        self._library = Router(RouterConfig(policy, max_tokens=max_tracked_tokens))
+        self._library = Router(RouterConfig(policy, max_tracked_tokens))
         self._names: set[str] = set()
-        self._feeds: dict[str, KVFeed] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._feeds = KVFeeds(self._library)
 
     @property
     def library(self) -> Router:
@@ -68,7 +66,7 @@ class PrefixRequestRouter(RequestRouter):
                 self._names.add(name)
                 self._library.add_worker(name)
             stats = replica.routing_stats
-            if name not in self._feeds and stats.get("kv_events"):
+            if name not in self._feeds.by_name and stats.get("kv_events"):
                 self._listen(name, stats)
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
@@ -80,27 +78,12 @@ class PrefixRequestRouter(RequestRouter):
     def _remove(self, name: str) -> None:
         self._names.discard(name)
         self._library.remove(name)
-        self._feeds.pop(name, None)
-        if (task := self._tasks.pop(name, None)) is not None:
-            task.cancel()
+        self._feeds.drop(name)
 
     def _listen(self, name: str, stats: dict[str, Any]) -> None:
         endpoints = Endpoints(stats["kv_events"], stats.get("kv_replay"))
         snapshot = partial(_snapshot, stats.get("kv_snapshot"))
-        feed = KVFeed(name, endpoints, self._library, snapshot)
-        self._library.add_worker(name, block_size=stats["block_size"], sends_events=True)
-        self._feeds[name] = feed
-        self._tasks[name] = asyncio.create_task(feed.run())
-        if "" not in self._tasks:
-            self._tasks[""] = asyncio.create_task(self._poll_overdue())
-
-    async def _poll_overdue(self) -> None:
-        """Fetch what silent replicas may have published."""
-        while True:
-            await asyncio.sleep(_OVERDUE_INTERVAL_S)
-            overdue = self._library.overdue(time.monotonic())
-            known = [each for each in overdue if each.worker in self._feeds]
-            await asyncio.gather(*(self._feeds[each.worker].fill(each) for each in known))
+        self._feeds.listen(name, endpoints, snapshot, stats["block_size"])
 
     # --- calls ---
 

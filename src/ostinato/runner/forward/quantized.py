@@ -93,11 +93,45 @@ class QuantizedWeight(PackedWeight):
             first += len(part)
         return weight
 
+    @classmethod
+    def of_codes_in_memory(
+        cls,
+        format: CodeFormat,
+        shape: tuple[int, int],
+        dtype: torch.dtype,
+        activation_bits: int,
+        memory: Mapping[str, Tensor],
+    ) -> "QuantizedWeight":
+        """Return a weight that was packed before; see ``memory``."""
+        weight = cls.__new__(cls)
+        weight._native = required_library()
+        weight.num_rows, weight.num_columns = shape
+        weight.format, weight.dtype, weight.activation_bits = format, dtype, activation_bits
+        weight.use_memory(memory)
+        return weight
+
+    def memory(self) -> dict[str, Tensor]:
+        """Return everything that the weight consists of, by name; not copied."""
+        parts = {
+            "tiles": self._tiles,
+            "scales": self._scales,
+            "minima": self._minima,
+            "zeros": self._zeros,
+            "order": self._order,
+        }
+        return {name: part for name, part in parts.items() if part is not None}
+
+    def use_memory(self, memory: Mapping[str, Tensor]) -> None:
+        """Keep the same numbers in other memory, before any program points to the weight."""
+        self._tiles, self._scales = memory["tiles"], memory["scales"]
+        self._minima, self._zeros = memory.get("minima"), memory.get("zeros")
+        self._order = memory.get("order")
+        self._memory().check()
+
     @property
     def nbytes(self) -> int:
         """Bytes of codes, scales, minima, zero points and the order of inputs."""
-        parts = (self._tiles, self._scales, self._minima, self._zeros, self._order)
-        return sum(part.nbytes for part in parts if part is not None)
+        return sum(part.nbytes for part in self.memory().values())
 
     def record(self, rows: Tensor, bias: Tensor | None, outputs: Tensor) -> Product:
         """Check and describe a product; see ``PackedWeight``."""

@@ -125,13 +125,25 @@ class CodeTiles:
             order = order.contiguous()
         self._pack(first, blocks, known.number, dtype, order)
 
+    def check(self) -> None:
+        """Check that shapes and dtypes fit each other; an error is a bug of this package."""
+        num_tiles = -(-self.num_rows // TILE_OUTPUTS)
+        tile_bytes = TILE_OUTPUTS * padded_width(self.num_columns) * self.bits // 8
+        assert self.tiles.shape == (num_tiles, tile_bytes), self.tiles.shape
+        groups = (num_tiles, -(-self.num_columns // self.group_size), TILE_OUTPUTS)
+        assert self.group_size % TILE_OUTPUTS == 0, self.group_size
+        for of_groups in (self.scales, self.minima):
+            assert of_groups is None or of_groups.shape == groups, groups
+            assert of_groups is None or of_groups.dtype == self.scales.dtype, "one dtype"
+        assert self.tiles.is_contiguous() and self.scales.is_contiguous(), "tiles side by side"
+
     def _pack(
         self, first: int, rows: Tensor, kind: int, dtype: torch.dtype, order: Tensor | None
     ) -> None:
         rows = rows.detach() if rows.stride(1) == 1 else rows.detach().contiguous()
         assert 0 <= first <= first + len(rows) <= self.num_rows, (first, len(rows))
         assert rows.device.type == "cpu" and dtype in DTYPES, (rows.device, dtype)
-        self._check()
+        self.check()
         has_scales = kind != _CODES
         record = CodePacking(
             self.tiles.data_ptr(),
@@ -152,14 +164,3 @@ class CodeTiles:
             torch.get_num_threads(),
         )
         required_library().ost_pack_codes(ctypes.byref(record))
-
-    def _check(self) -> None:
-        num_tiles = -(-self.num_rows // TILE_OUTPUTS)
-        tile_bytes = TILE_OUTPUTS * padded_width(self.num_columns) * self.bits // 8
-        assert self.tiles.shape == (num_tiles, tile_bytes), self.tiles.shape
-        groups = (num_tiles, -(-self.num_columns // self.group_size), TILE_OUTPUTS)
-        assert self.group_size % TILE_OUTPUTS == 0, self.group_size
-        for of_groups in (self.scales, self.minima):
-            assert of_groups is None or of_groups.shape == groups, groups
-            assert of_groups is None or of_groups.dtype == self.scales.dtype, "one dtype"
-        assert self.tiles.is_contiguous() and self.scales.is_contiguous(), "tiles side by side"

@@ -14,7 +14,7 @@ A row's product has the same bits alone and in a batch of any size.
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -127,6 +127,27 @@ class PackedWeight:
         for part in parts:
             self.replace(first, part.detach())
             first += part.shape[0]
+
+    @classmethod
+    def of_memory(
+        cls, num_rows: int, num_columns: int, dtype: torch.dtype, memory: Mapping[str, Tensor]
+    ) -> "PackedWeight":
+        """Return a weight that was packed before; see ``memory``."""
+        weight = cls.__new__(cls)
+        weight._native = required_library()
+        weight.num_rows, weight.num_columns, weight.dtype = num_rows, num_columns, dtype
+        weight.use_memory(memory)
+        return weight
+
+    def memory(self) -> dict[str, Tensor]:
+        """Return everything that the weight consists of, by name; not copied."""
+        return {"tiles": self._tiles}
+
+    def use_memory(self, memory: Mapping[str, Tensor]) -> None:
+        """Keep the same numbers in other memory, before any program points to the weight."""
+        tiles, size = memory["tiles"], packed_size(self.num_rows, self.num_columns)
+        assert tiles.shape == (size,) and tiles.dtype == self.dtype, (tiles.shape, size)
+        self._tiles = tiles
 
     @property
     def nbytes(self) -> int:

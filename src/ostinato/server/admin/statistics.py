@@ -40,6 +40,13 @@ async def statistics(state: StateDep) -> dict[str, Any]:
     }
 
 
+@router.get("/steps")
+async def steps(state: StateDep) -> dict[str, Any]:
+    """Return the learned prices of a step, and predicted and measured times."""
+    seen = (await state.llm.look(take_snapshot)).steps
+    return {"order": state.llm.engine.config.order, **asdict(seen)}
+
+
 @router.get("/audit")
 async def audits(state: StateDep) -> dict[str, Any]:
     """Return the results of audits of hits."""
@@ -123,6 +130,7 @@ def _totals(seen: Snapshot) -> dict[str, Any]:
         "sealed_tails": cache.sealed_tails,
         "evicted_blocks": cache.evicted_blocks,
         "states": None if cache.states is None else asdict(cache.states),
+        "idle_rebase": {**asdict(seen.rebase), "pending": seen.rebase.pending},
         "ghosts": [_ghost(ghost) for ghost in cache.ghosts],
     }
 

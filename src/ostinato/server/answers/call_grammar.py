@@ -12,6 +12,7 @@ from ostinato.engine.requests.sampling_params import SamplingParams
 from ostinato.errors import InvalidSamplingParams
 from ostinato.protocol.conversation import Tool, ToolUse
 from ostinato.protocol.sampling import Form
+from ostinato.protocol.schemas import closed
 from ostinato.server.answers.answer_formats import AnswerFormats
 
 _MOST_CALLS = 16
@@ -98,7 +99,10 @@ def constrain(
             f"structured_outputs constrains the whole answer: leave out {field}, and leave "
             "tool_choice at auto"
         )
-    return replace(params, structured_outputs=form, stop=(*params.stop, *_stops(use, formats)))
+    stops = _stops(use, formats)
+    if form is params.structured_outputs and not stops:
+        return params  # unchanged, and checked already
+    return replace(params, structured_outputs=form, stop=(*params.stop, *stops))
 
 
 def _stops(use: ToolUse, formats: AnswerFormats) -> tuple[str, ...]:
@@ -121,7 +125,7 @@ def _form_of(
     called = [tool for tool in use.tools if use.only in (None, tool.name)]
     rules = _CallRules(formats, called, use.is_parallel)
     if use.choice == "required":
-        reasoning = rules.reasoning if is_framed else ""
+        reasoning = rules.reasoning if is_framed else rules.gap
         head = [f"start: {reasoning}{rules.calls}"]
     elif answer is not None:
         assert answer.json_object or answer.json is not None, "formats of answers are text or JSON"
@@ -139,6 +143,7 @@ class _CallRules:
         lines: The rules.
         calls: Expression for all calls of an answer.
         reasoning: Expression for what may precede them in harmony's format.
+        gap: Expression for what may stand between reasoning in tags and them.
     """
 
     def __init__(self, formats: AnswerFormats, tools: Sequence[Tool], is_parallel: bool) -> None:
@@ -150,13 +155,17 @@ class _CallRules:
         for name, tool in zip(names, tools, strict=True):
             self.lines += [
                 f"{name}: {self._call(self._written.written, name, tool)}",
-                f"{name}_arguments: {_json_rule({'type': 'object', **tool.parameters})}",
+                f"{name}_arguments: {_json_rule({'type': 'object', **_schema_of(tool)})}",
             ]
         self._tools = dict(zip(names, tools, strict=True))
         first, last = self._written.group
         more = f"({self._literal(self._written.separator or '')} call){{0,{_MOST_CALLS - 1}}}"
         several = f"call {more}" if self._is_parallel else "call"
         self.calls = f"{self._literal(first)} {several} {self._literal(last)}"
+        self.gap = ""
+        if formats.reasoning is not None:  # templates write an empty line there, and models do
+            self.gap = "GAP? "
+            self.lines.append(r"GAP: /\n{1,2}/")
         self.reasoning = (
             f"({self._literal('<|channel|>analysis<|message|>')} TEXT "
             f"{self._literal('<|end|><|start|>assistant')})? "
@@ -195,6 +204,10 @@ class _CallRules:
             f"<[{ids[p]}]>" if p in ids else json.dumps(p, ensure_ascii=False) for p in parts if p
         )
         return " ".join(written)
+
+
+def _schema_of(tool: Tool) -> Mapping[str, Any]:
+    return closed(tool.parameters) if tool.binding is None else tool.binding
 
 
 def _json_rule(schema: Mapping[str, Any]) -> str:

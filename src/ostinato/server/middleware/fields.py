@@ -2,8 +2,8 @@
 
 A response names unknown fields, and tools that are left out of the prompt, in the header
 ``x-ostinato-ignored-fields``; ``/metrics`` counts them. The header ``x-ostinato-set-aside`` names
-texts of which a part was replaced by a constant, and ``x-ostinato-ledger`` counts the earlier
-answers that stand in the prompt as they were written.
+the rules by which texts of the prompt were replaced by constants, and ``x-ostinato-ledger`` counts
+the earlier answers that stand in the prompt as they were written.
 """
 
 import re
@@ -16,7 +16,9 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
 from ostinato.engine.ledger.continuation import TurnReport
+from ostinato.protocol.conversation import Message
 from ostinato.protocol.dialects import Dialect, unused_fields
+from ostinato.protocol.volatile import Settled
 from ostinato.server.errors import ApiError
 from ostinato.server.state import ServerState
 
@@ -88,6 +90,24 @@ def show_report(request: Request, report: TurnReport | None) -> None:
             "ignored-seals": report.num_ignored_seals,
         }
         request.state.ledger = [f"{name}={count}" for name, count in counts.items() if count]
+
+
+async def set_aside(
+    request: Request, state: ServerState, salt: str, messages: Sequence[Message]
+) -> Settled:
+    """Replace what rules name in a conversation; the response will name the rules.
+
+    Args:
+        request: The request.
+        state: Server state.
+        salt: The caller's, with whose turn the work is done.
+        messages: For chat templates.
+    """
+    settle = state.stabiliser.settle
+    settled = await state.llm.tokenizing.run(lambda: settle(messages), salt)
+    request.app.state.metrics.set_aside(settled.counts, settled.late)
+    request.state.set_aside = list(settled.counts)
+    return settled
 
 
 def _shown(place: str) -> str:

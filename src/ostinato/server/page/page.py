@@ -31,6 +31,7 @@ HEADERS = {
 }
 
 
+@router.head("/", include_in_schema=False)
 @router.get("/", response_class=Response)
 async def page() -> Response:
     """Return the page."""

@@ -28,6 +28,7 @@ from ostinato.observe.introspection import (
 )
 from ostinato.server.access.accounts import Account, merge
 from ostinato.server.access.callers import Caller, CallerDep
+from ostinato.server.page.comparison import Comparison
 from ostinato.server.page.figures import (
     SHOWN_STATES,
     LoadHistory,
@@ -108,6 +109,7 @@ def install(app: FastAPI, state: ServerState) -> None:
     """Add the observers that the page needs to an application."""
     app.state.views = CacheViews(state.llm)
     app.state.load_history = LoadHistory(state.snapshots.look)
+    app.state.comparison = Comparison(state.llm)
     state.observers += [app.state.views, app.state.load_history]
 
 
@@ -144,7 +146,14 @@ async def page_state(
         "load_history": load_history.rows() if caller.may_administer else [],
         "blocks": lay_out_blocks(state, seen.blocks, caller),
         "prefixes": await _prefixes(state, seen.prefixes),
+        "plugged": await _plugged(request, caller),
     }
+
+
+async def _plugged(request: Request, caller: Caller) -> dict[str, Any] | None:
+    """Return what plug-ins found beside what built-in parts find; None without plug-ins."""
+    comparison: Comparison = request.app.state.comparison
+    return await comparison.look() if caller.may_administer else None
 
 
 def _tenants(accounts: dict[str, Account]) -> list[dict[str, Any]]:
@@ -168,6 +177,7 @@ def _load(state: ServerState, snapshot: Snapshot) -> dict[str, Any]:
         "states": None if (states := snapshot.cache.states) is None else asdict(states),
         "leased_blocks": snapshot.num_leased_blocks,
         "compute_path": str(snapshot.compute_path),
+        "idle_rebase": asdict(snapshot.rebase),
         "audited_hits": snapshot.audit.num_same + snapshot.audit.num_different,
         "different_hits": snapshot.audit.num_different,
         "tiers": _tiers(snapshot.tiers),

@@ -16,7 +16,6 @@ from ostinato.protocol.answers import (
     ChatCompletion,
     ChatDelta,
     ChunkChoice,
-    Head,
     ToolCallBody,
     UsageBody,
 )
@@ -36,8 +35,14 @@ from ostinato.server.answers.answer_parser import (
     parse_answer,
 )
 from ostinato.server.answers.call_grammar import chat_params
-from ostinato.server.generation import ChatAnswer, add_prompt, open_call, respond_to_chat
-from ostinato.server.middleware.fields import DialectRoute, accept_fields
+from ostinato.server.generation import (
+    ChatAnswer,
+    add_prompt,
+    lease_marks,
+    open_call,
+    respond_to_chat,
+)
+from ostinato.server.middleware.fields import DialectRoute, accept_fields, set_aside
 from ostinato.server.serving import check_room
 from ostinato.server.state import StateDep
 from ostinato.server.streaming import DONE, Delta, event
@@ -54,8 +59,9 @@ async def chat(body: ChatBody, request: Request, state: StateDep, caller: Caller
     accept_fields(request, state, CHAT, body)
     call = open_call(state, body, ENDPOINT, "chatcmpl-", chat_params(body, state.formats))
     check_room(state, caller, [call])  # before any work on the prompt
-    messages = [message.rendered() for message in body.messages]
-    chat = await add_prompt(state, caller, body, call, messages, body.add_generation_prompt)
+    settled = await set_aside(request, state, caller.narrow(body.cache_salt), body.conversation())
+    chat = await add_prompt(state, caller, body, call, settled, body.add_generation_prompt)
+    chat = await lease_marks(chat)
     return await respond_to_chat(request, OpenAIAnswer(chat), body.stream)
 
 
@@ -79,8 +85,11 @@ class OpenAIAnswer(ChatAnswer[ChatBody]):
         answers = [parse_answer(part.text, self._parsers[part.index]) for part in parts]
         self._answers = answers
         whole = ChatCompletion(
-            **self._head(),
+            id=self.chat.call.request_id,
             object="chat.completion",
+            created=self.created,
+            model=body.model,
+            system_fingerprint=self.chat.state.fingerprint,
             choices=[self._choice(*pair) for pair in zip(parts, answers, strict=True)],
             usage=self._usage(last, answers),
         )
@@ -116,9 +125,16 @@ class OpenAIAnswer(ChatAnswer[ChatBody]):
 
     def _event(self, choices: list[ChunkChoice], usage: UsageBody | None = None) -> bytes:
         body, last = self.chat.body, self.last
-        chunk = ChatChunk(**self._head(), object="chat.completion.chunk", choices=choices)
+        chunk = ChatChunk(
+            id=self.chat.call.request_id,
+            object="chat.completion.chunk",
+            created=self.created,
+            model=body.model,
+            system_fingerprint=self.chat.state.fingerprint,
+            choices=choices,
+        )
         if usage is None and body.has_running_usage and last is not None:
-            usage = Usage.of([last]).as_openai()
+            usage = Usage.of([last], self.chat.call.cache_write).as_openai()
         if body.include_usage:
             chunk["usage"] = usage
         return event(chunk)
@@ -128,7 +144,8 @@ class OpenAIAnswer(ChatAnswer[ChatBody]):
         if reader.formats.reasoning is not None:
             pairs = zip(output.outputs, answers, strict=True)
             reasoning = sum(reader.num_reasoning_tokens(o.token_ids, a) for o, a in pairs)
-        return Usage.of([output]).as_openai(self.chat.call.num_retained_tokens, reasoning)
+        call = self.chat.call
+        return Usage.of([output], call.cache_write).as_openai(call.num_retained_tokens, reasoning)
 
     def _choice(self, part: Delta, answer: ParsedAnswer) -> ChatChoice:
         body, text, calls = self.chat.body, answer.text, answer.calls
@@ -167,14 +184,6 @@ class OpenAIAnswer(ChatAnswer[ChatBody]):
         if delta.logprobs is None:
             return None
         return chat_logprobs(delta.logprobs, self.chat.body.top_logprobs or 0)
-
-    def _head(self) -> Head:
-        return Head(
-            id=self.chat.call.request_id,
-            created=self.created,
-            model=self.chat.body.model,
-            system_fingerprint=self.chat.state.fingerprint,
-        )
 
 
 def _chunk(

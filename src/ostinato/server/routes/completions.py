@@ -145,7 +145,7 @@ class CompletionAnswer:
         )
 
     def _usage(self) -> UsageBody:
-        usage = Usage.of(self.last.values())
+        usage = Usage.of(self.last.values(), self.calls[0].cache_write)
         if self.body.max_tokens == 0:  # the generated token is dropped
             usage = replace(usage, num_completion_tokens=0)
         return usage.as_openai([kept for call in self.calls for kept in call.num_retained_tokens])

@@ -4,12 +4,14 @@ By the id of the response, for the tenant that sent the request. Tenants learn n
 requests of others, not even that there were any; administrators also see matches across tenants.
 """
 
+import asyncio
 from typing import Any
 
 from fastapi import APIRouter
 
 from ostinato.core.errors import RequestError
 from ostinato.observe.explanation import Explanation
+from ostinato.plugins.explainer import Explainer, read_prompt
 from ostinato.server.access.callers import Caller, CallerDep
 from ostinato.server.errors import ApiError
 from ostinato.server.state import ServerState, StateDep
@@ -21,7 +23,16 @@ router = APIRouter(tags=["explanations"])
 async def explain(response_id: str, state: StateDep, caller: CallerDep) -> dict[str, Any]:
     """Explain for every token of a prompt whether it hit, and why it missed."""
     found = await _explanation(state, caller, response_id)
-    return {"object": "explanation", "id": response_id, **found.as_dict(), "text": str(found)}
+    answer = {"object": "explanation", "id": response_id, **found.as_dict(), "text": str(found)}
+    if state.explainer is not None and caller.may_administer:
+        answer["own"] = await _own(state, state.explainer, found.request_id)
+    return answer
+
+
+async def _own(state: ServerState, explainer: Explainer, name: str) -> dict[str, Any] | None:
+    """Return the explanation of a function of one's own; None if nothing is remembered."""
+    asked = await state.llm.look(lambda engine: read_prompt(engine.cache.history, name))
+    return None if asked is None else await asyncio.to_thread(explainer.spans, asked)
 
 
 async def _explanation(state: ServerState, caller: Caller, response_id: str) -> Explanation:

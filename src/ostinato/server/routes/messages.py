@@ -12,7 +12,7 @@ Events of a stream::
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -33,7 +33,8 @@ from ostinato.server.answers.answer_parser import (
     parse_answer,
 )
 from ostinato.server.answers.call_grammar import chat_params
-from ostinato.server.breakpoints import Covered, Kept, keep, measure
+from ostinato.server.breakpoints import Kept, keep, measure
+from ostinato.server.call import Covered
 from ostinato.server.generation import (
     ChatAnswer,
     adapter_of,
@@ -41,15 +42,13 @@ from ostinato.server.generation import (
     open_call,
     respond_to_chat,
 )
-from ostinato.server.middleware.fields import DialectRoute, accept_fields
+from ostinato.server.middleware.fields import DialectRoute, accept_fields, set_aside
 from ostinato.server.prompting import render_chat
 from ostinato.server.serving import check_room
-from ostinato.server.state import ServerState, StateDep
+from ostinato.server.state import StateDep
 from ostinato.server.streaming import Delta, named_event
 
 ENDPOINT = "/v1/messages"
-
-BodyT = TypeVar("BodyT", bound=CountBody)
 
 router = APIRouter(tags=["messages"], route_class=DialectRoute)
 
@@ -59,10 +58,11 @@ async def create_message(
     body: MessagesBody, request: Request, state: StateDep, caller: CallerDep
 ) -> Response:
     """Continue a conversation, in one response or as a stream of server-sent events."""
-    body = accept_body(request, state, body)
+    accept_fields(request, state, MESSAGES, body, body.left_out())
     call = open_call(state, body, ENDPOINT, "msg_", chat_params(body, state.formats))
     check_room(state, caller, [call])
-    chat = await add_prompt(state, caller, body, call, body.conversation())
+    settled = await set_aside(request, state, caller.narrow(body.cache_salt), body.conversation())
+    chat = await add_prompt(state, caller, body, call, settled)
     places = await measure(state, chat.prompt, body, chat.tokens)
     return await respond_to_chat(request, AnthropicAnswer(chat, places), body.stream)
 
@@ -72,25 +72,11 @@ async def count_tokens(
     body: CountBody, request: Request, state: StateDep, caller: CallerDep
 ) -> dict[str, int]:
     """Count the tokens of a prompt, without running it."""
-    body = accept_body(request, state, body)
-    adapter = adapter_of(state, body.model)
-    whose, tokens = await render_chat(state, caller, body, body.conversation(), adapter)
-    return {"input_tokens": state.llm.tokenizing.num_tokens(whose.images, tokens.tokens)}
-
-
-def accept_body(request: Request, state: ServerState, body: BodyT) -> BodyT:
-    """Return a body as it is rendered: without a checksum that changes in each conversation.
-
-    Raises:
-        ApiError: A field would change the answer, or is unknown and refused.
-    """
     accept_fields(request, state, MESSAGES, body, body.left_out())
-    if state.config.keep_checksums:
-        return body
-    settled = body.without_checksum()
-    if settled is not body:
-        request.state.set_aside = ["system[0]"]
-    return settled
+    adapter = adapter_of(state, body.model)
+    settled = await set_aside(request, state, caller.narrow(body.cache_salt), body.conversation())
+    whose, tokens = await render_chat(state, caller, body, settled.messages, adapter)
+    return {"input_tokens": state.llm.tokenizing.num_tokens(whose.images, tokens.tokens)}
 
 
 @dataclass(slots=True)

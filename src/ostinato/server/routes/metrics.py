@@ -9,7 +9,7 @@ otherwise tenants are ``tenant-1``, ``tenant-2``, in order of their first reques
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from itertools import count
 
@@ -105,6 +105,16 @@ class ServerMetrics(Observer, Collector):
             "Fields of requests that this server does not know, and tools left out of prompts.",
             ["path"],
         )
+        self._set_aside = counter(
+            "ostinato_set_aside",
+            "Texts of prompts that a constant took the place of, by the rule that names them.",
+            ["rule"],
+        )
+        self._late_rules = counter(
+            "ostinato_set_aside_timeouts",
+            "Prompts in which a rule was not tried to the end, since it took too long.",
+            ["rule"],
+        )
         self._first_token = seconds(
             "ostinato_time_to_first_token_seconds",
             "Time from a request's arrival to its first token, by the share of its prompt that "
@@ -147,6 +157,13 @@ class ServerMetrics(Observer, Collector):
     def ignored_fields(self, path: str, number: int) -> None:
         """Count fields of a request that were ignored."""
         self._ignored_fields.labels(path).inc(number)
+
+    def set_aside(self, counts: Mapping[str, int], late: Iterable[str]) -> None:
+        """Count what rules replaced in a prompt, and the rules that took too long."""
+        for rule, number in counts.items():
+            self._set_aside.labels(rule).inc(number)
+        for rule in late:
+            self._late_rules.labels(rule).inc()
 
     def first_token(self, record: ServedRequest) -> None:
         """Observe the time to first token."""

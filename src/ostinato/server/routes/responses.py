@@ -27,10 +27,11 @@ from ostinato.server.generation import (
     ChatAnswer,
     adapter_of,
     add_prompt,
+    lease_marks,
     open_call,
     respond_to_chat,
 )
-from ostinato.server.middleware.fields import DialectRoute, accept_fields
+from ostinato.server.middleware.fields import DialectRoute, accept_fields, set_aside
 from ostinato.server.prompting import render_chat
 from ostinato.server.response_store import StoredResponse
 from ostinato.server.routes.response_items import Event, ItemWriter
@@ -53,7 +54,9 @@ async def create_response(
     call = open_call(state, body, ENDPOINT, "resp_", chat_params(body, state.formats))
     check_room(state, caller, [call])
     old, new = _earlier(state, caller, body), body.conversation()
-    chat = await add_prompt(state, caller, body, call, [*body.head(), *old, *new])
+    before, salt = [*body.head(), *old], caller.narrow(body.cache_salt)
+    settled = await set_aside(request, state, salt, [*before, *new])
+    chat = await lease_marks(await add_prompt(state, caller, body, call, settled), before)
     return await respond_to_chat(request, ResponseAnswer(chat, [*old, *new]), body.stream)
 
 
@@ -65,7 +68,8 @@ async def count_input_tokens(
     accept_fields(request, state, RESPONSES, body, body.left_out())
     adapter = adapter_of(state, body.model)
     messages = [*body.head(), *_earlier(state, caller, body), *body.conversation()]
-    prompt, tokens = await render_chat(state, caller, body, messages, adapter)
+    settled = await set_aside(request, state, caller.narrow(body.cache_salt), messages)
+    prompt, tokens = await render_chat(state, caller, body, settled.messages, adapter)
     count = state.llm.tokenizing.num_tokens(prompt.images, tokens.tokens)
     return {"object": "response.input_tokens", "input_tokens": count}
 
@@ -84,10 +88,25 @@ async def compact() -> None:
     )
 
 
+@router.get(f"{ENDPOINT}/input_tokens", include_in_schema=False)
+async def count_with_get() -> None:
+    """Refuse: this is no response's id.
+
+    Raises:
+        ApiError: Always (405).
+    """
+    raise ApiError(
+        405,
+        f"GET {ENDPOINT}/input_tokens: send the body of a request with POST",
+        code="method_not_allowed",
+        headers={"Allow": "POST"},
+    )
+
+
 @router.get(f"{ENDPOINT}/{{response_id}}")
 async def get_response(response_id: str, state: StateDep, caller: CallerDep) -> dict[str, Any]:
     """Return a stored response."""
-    return _stored(state, caller, response_id, "response_id").body
+    return dict(_stored(state, caller, response_id, "response_id").body)
 
 
 @router.delete(f"{ENDPOINT}/{{response_id}}", response_model=DeletedResponse)
@@ -214,7 +233,9 @@ class ResponseAnswer(ChatAnswer[ResponsesBody]):
         assert self.last is not None
         ids = self.last.outputs[0].token_ids
         num_reasoning = self.chat.reader.num_reasoning_tokens(ids, self._answer)
-        counts = Usage.of([self.last]).as_openai(self.chat.call.num_retained_tokens, num_reasoning)
+        call = self.chat.call
+        usage = Usage.of([self.last], call.cache_write)
+        counts = usage.as_openai(call.num_retained_tokens, num_reasoning)
         return ResponseUsage(
             input_tokens=counts["prompt_tokens"],
             input_tokens_details=counts["prompt_tokens_details"],
@@ -234,7 +255,7 @@ class ResponseAnswer(ChatAnswer[ResponsesBody]):
         self.chat.state.responses.put(caller.salt, stored)
 
     def _response(self, status: Literal["completed", "incomplete", "in_progress"]) -> ResponseBody:
-        return ResponseBody(
+        response = ResponseBody(
             id=self.chat.call.request_id,
             object="response",
             created_at=self.created,
@@ -243,12 +264,11 @@ class ResponseAnswer(ChatAnswer[ResponsesBody]):
             incomplete_details=None,
             output=[],
             usage=None,
-            **{
-                **self.chat.body.echoed(),
-                "temperature": self.chat.call.params.temperature,
-                "top_p": self.chat.call.params.top_p,
-            },
         )
+        params = self.chat.call.params  # with the model's defaults
+        settings: Any = {"temperature": params.temperature, "top_p": params.top_p}
+        response.update(self.chat.body.echoed() | settings)
+        return response
 
     def _event(self, kind: str, **content: Any) -> bytes:
         name, number = f"response.{kind}", self._num_events

@@ -12,6 +12,7 @@ async function show() {
   $("explanation-bar").replaceChildren();
   $("explanation-list").replaceChildren();
   $("explanation-more").textContent = "";
+  drawOwn(null);
   if (!$("explanation").open) $("explanation").showModal();
   try {
     draw(await ask(`/v1/explain/${id}`));
@@ -35,8 +36,28 @@ function draw(found) {
     element("b", {}, part.stop - part.start > 1 ? `Tokens ${count(part.start)}–${count(part.stop - 1)} ` : `Token ${count(part.start)} `),
     part.sentence,
   )));
+  drawOwn(found.own);
   // After the title and the list: both sides of a difference, and advice.
   $("explanation-more").textContent = found.text.split("\n\n").slice(2).join("\n\n");
+}
+
+// Of a function of one's own: a hit is cached, all else was computed.
+function drawOwn(own) {
+  $("explanation-own").hidden = !own;
+  if (!own) return;
+  $("explanation-own-title").textContent = own.error ? `${own.name}: ${own.error}` : own.name;
+  const kind = (part) => `swatch ${part.reason === "hit" ? "cached" : "computed"}`;
+  $("explanation-own-bar").replaceChildren(...own.spans.map((part) => {
+    const piece = element("i", { class: kind(part), title: part.reason });
+    piece.style.flexGrow = part.stop - part.start;
+    return piece;
+  }));
+  $("explanation-own-list").replaceChildren(...own.spans.map((part) => element(
+    "li", {}, element("i", { class: kind(part) }),
+    element("b", {}, part.stop - part.start > 1
+      ? `Tokens ${count(part.start)}–${count(part.stop - 1)} ` : `Token ${count(part.start)} `),
+    part.other ? `${part.reason}: ${part.other}` : part.reason,
+  )));
 }
 
 addEventListener("hashchange", show);

@@ -55,17 +55,32 @@ function draw(state) {
     : "that got a first token";
   const audited = load?.audited_hits
     ? ` · ${count(load.audited_hits)} hits audited, ${count(load.different_hits)} wrong` : "";
+  const idle = load?.idle_rebase;
+  const prepared = idle?.computed
+    ? ` · ${compact(idle.computed)} tokens prepared while idle, ${compact(idle.used)} used, ${compact(idle.wasted)} wasted` : "";
   const times = load?.step_times;
   const steps = times?.num_steps
     ? ` · a step takes ${duration(times.measured_s / times.num_steps)}, predicted ${duration(times.predicted_s / times.num_steps)}` : "";
   $("compute-path").textContent = load
-    ? ` · computing in ${load.compute_path}${steps}${audited}` : "";
+    ? ` · computing in ${load.compute_path}${steps}${audited}${prepared}` : "";
   drawOverTime(state);
   drawRequests(state.requests, state.administrator);
   drawBlocks(state.blocks);
   drawPrefixes(state.prefixes, state.administrator);
   drawTenants(state.tenants);
   drawTiers(load?.tiers ?? { rows: [] });
+  drawPlugged(state.plugged);
+}
+
+function drawPlugged(plugged) {
+  $("tile-plugged").hidden = !plugged;
+  if (!plugged) return;
+  $("plugged-own").textContent = plugged.requests ? percent(plugged.own_ratio) : "–";
+  $("plugged-built-in").textContent = plugged.requests ? percent(plugged.built_in_ratio) : "–";
+  const faults = plugged.faults ? ` · ${count(plugged.faults)} faults, see the log` : "";
+  $("plugged-detail").textContent = plugged.requests
+    ? `${plugged.names.join(", ")} · the same ${count(plugged.requests)} requests${faults}`
+    : `${plugged.names.join(", ")} · no request has ended yet`;
 }
 
 async function look() {

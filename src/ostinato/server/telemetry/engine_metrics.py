@@ -31,6 +31,7 @@ def engine_metrics(seen: Snapshot) -> Iterator[Metric]:
     yield from _states(seen.cache.states or StateCounts())
     yield from _ghosts(seen.cache.ghosts)
     yield from _audits(seen)
+    yield from _rebase(seen)
     yield from tier_metrics(seen.tiers)
     yield from _ledger(seen.ledger)
     yield from _scheduling(seen)
@@ -60,7 +61,7 @@ def _prompt_tokens(seen: Snapshot) -> Iterator[Metric]:
         "whole blocks; copied out of a block; waited for, computed by another request meanwhile.",
         ["origin"],
         {
-            "computed": scheduler.computed_prompt_tokens,
+            "computed": scheduler.computed_prompt_tokens - seen.rebase.computed,
             "cached": cache.first.shared_tokens - scheduler.waited_prompt_tokens,
             "copied": cache.first.copied_tokens,
             "waited": scheduler.waited_prompt_tokens,
@@ -194,6 +195,28 @@ def _ghosts(ghosts: Sequence[GhostEstimate]) -> Iterator[Metric]:
     ):
         samples = {cache: getattr(ghost, field) for cache, ghost in caches.items()}
         yield _family(GaugeMetricFamily, f"ostinato_ghost_{name}", text, labels, samples)
+
+
+def _rebase(seen: Snapshot) -> Iterator[Metric]:
+    rows = seen.rebase
+    yield _family(
+        CounterMetricFamily,
+        "ostinato_idle_rebase_tokens",
+        "Tokens of prompts to come that were computed in idle steps: all of them, those that the "
+        "next request used, and those that it did not.",
+        ["outcome"],
+        {"computed": rows.computed, "used": rows.used, "wasted": rows.wasted},
+    )
+    yield CounterMetricFamily(
+        "ostinato_idle_rebase_late",
+        "Prompts whose request came before anything of them was computed.",
+        rows.late,
+    )
+    yield GaugeMetricFamily(
+        "ostinato_idle_rebase_stopped_tenants",
+        "Tenants for which nothing more is prepared: they used less than a third.",
+        rows.stopped,
+    )
 
 
 def _audits(seen: Snapshot) -> Iterator[Metric]:

@@ -49,7 +49,12 @@ function decisionRow(decision) {
 
 function show(state) {
   const most = Math.max(1, ...state.workers.map((w) => w.hit_tokens + w.computed_tokens));
-  $("policy").textContent = state.policy;
+  const both = state.plugged;
+  $("policy").textContent = both ? both.names.join(", ") : state.policy;
+  $("plugged").hidden = !both;
+  $("plugged").textContent = !both ? "" : `${percent(both.own_ratio)} of the prompt tokens of ` +
+    `${count(both.requests)} requests were expected to hit; cache_state, asked beside it, would ` +
+    `have had ${percent(both.built_in_ratio)}`;
   $("workers").replaceChildren(...state.workers.map((worker) => workerRow(worker, most)));
   $("decisions").replaceChildren(...state.decisions.map(decisionRow));
   $("no-workers").hidden = state.workers.length > 0;

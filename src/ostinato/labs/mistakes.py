@@ -1,0 +1,105 @@
+"""What a check raises: a mistake with its kind, the smallest input that shows it, and a picture."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from types import ModuleType
+from typing import Any
+
+BLOCK = 2
+"""Tokens per block in the checks, so that counterexamples are short."""
+
+
+class Mistake(Exception):
+    """Something that a lab's file does wrong."""
+
+    def __init__(self, kind: str, what: str, picture: Iterable[str] = (), why: str = "") -> None:
+        """Describe it.
+
+        Args:
+            kind: Its name, in words that are joined by hyphens.
+            what: One sentence: what the code does.
+            picture: The input that shows it, and what comes out; one line each.
+            why: One sentence: what goes wrong with a model if it is left so.
+        """
+        super().__init__(what)
+        self.kind, self.what, self.picture, self.why = kind, what, tuple(picture), why
+
+
+class Story(list[str]):
+    """What a check did so far, in a line each; shown if the code raises."""
+
+
+CheckFunction = Callable[[ModuleType | Any, Story], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One step of a lab's check: it passes if nothing is raised."""
+
+    title: str
+    holes: tuple[int, ...]  # that have to be filled first
+    run: CheckFunction
+
+
+@dataclass(slots=True)
+class CheckList:
+    """The checks of a lab, in order."""
+
+    checks: list[Check] = field(default_factory=list)
+
+    def add(self, title: str, *holes: int) -> Callable[[CheckFunction], CheckFunction]:
+        """Add a check that needs some holes filled."""
+
+        def decorate(run: CheckFunction) -> CheckFunction:
+            self.checks.append(Check(title, holes, run))
+            return run
+
+        return decorate
+
+
+def expect_type(value: object, kind: type | tuple[type, ...], call: str, name: str = "") -> None:
+    """Raise a mistake unless what a call returns is of a type."""
+    if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
+        return
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    wanted = name or " or ".join(one.__name__ for one in kinds)
+    raise Mistake(
+        "wrong-type",
+        f"{call} returns {type(value).__name__}, and has to return {wanted}.",
+        [f"{call}  ->  {value!r:.60}"],
+    )
+
+
+def expect_list(value: object, kind: type, call: str) -> None:
+    """Raise a mistake unless what a call returns is a list of a type."""
+    expect_type(value, list, call, f"a list of {kind.__name__}")
+    for one in value if isinstance(value, list) else ():
+        expect_type(one, kind, f"an element of {call}")
+
+
+def tokens(text: str) -> list[int]:
+    """Return letters as token ids; blanks are for the eye alone."""
+    return [ord(letter) for letter in text if letter != " "]
+
+
+def letters(ids: Iterable[int]) -> str:
+    """Return token ids as the letters that they stand for."""
+    return "".join(map(chr, ids))
+
+
+def spaced(text: str, size: int = BLOCK) -> str:
+    """Return a text with a blank after each block."""
+    return " ".join(text[at : at + size] for at in range(0, len(text), size))
+
+
+def texts(longest: int, alphabet: str = "AB", shortest: int = 1) -> Iterator[str]:
+    """Walk all texts over an alphabet, short ones first."""
+    for length in range(shortest, longest + 1):
+        yield from map("".join, product(alphabet, repeat=length))
+
+
+def num_common(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """Count the leading elements that two sequences share."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))

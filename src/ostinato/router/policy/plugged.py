@@ -1,0 +1,193 @@
+"""A routing policy of one's own, as ``FILE.py:Class``, beside what the default would have chosen.
+
+A class with ``choose(num_tokens, workers)`` sees one ``WorkerView`` per worker and returns a place
+among them. What it cannot be used for goes to the least loaded worker, and is counted.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from ostinato.core.errors import ConfigError
+from ostinato.plugins.child import NO_RESULT, OUT_OF_TIME, run_limited
+from ostinato.plugins.faults import Faults
+from ostinato.plugins.loading import is_plugin, load_plugin
+from ostinato.router.policy.cache_state import CacheState
+from ostinato.router.policy.decision import Candidate, RouteRequest, WorkerState
+from ostinato.router.policy.load import Load
+from ostinato.router.policy.policies import Choice, Fleet, Policy
+
+CONTRACT_S = 20.0
+"""Time limit of the contract."""
+
+
+@dataclass(slots=True)
+class WorkerView:
+    """What a policy sees of a worker, for one prompt; all in tokens but the name.
+
+    Attributes:
+        name: Its name.
+        cached: Leading prompt tokens that it has cached.
+        expected: Tokens after those that are being computed there for an earlier request.
+        queued: Tokens still to be computed of prompts that were sent there before.
+        recent: Tokens that it was sent lately, decayed.
+    """
+
+    name: str
+    cached: int
+    expected: int
+    queued: int
+    recent: float
+
+
+@dataclass(slots=True)
+class RoutedTokens:
+    """Sums over all choices: what was expected to hit.
+
+    Attributes:
+        num_requests: Choices so far.
+        prompt: All prompt tokens.
+        own: Those that were expected to hit where the policy sent them.
+        built_in: Those that were expected to hit where the default would have sent them, with the
+            workers as they were at that moment.
+    """
+
+    num_requests: int = 0
+    prompt: int = 0
+    own: int = 0
+    built_in: int = 0
+
+
+class PluggedPolicy:
+    """Asks a class of one's own, and the default beside it."""
+
+    def __init__(self, value: str) -> None:
+        """Load a class by a setting's value.
+
+        Raises:
+            ConfigError: It cannot be loaded.
+        """
+        self.name = value.rpartition("/")[2]
+        cls: Any = load_plugin("policy", value)
+        self._chooser = cls()
+        self._default = CacheState()
+        self.faults, self.tokens = Faults(value), RoutedTokens()
+
+    def choose(self, request: RouteRequest, fleet: Fleet) -> Choice:
+        """Return the worker that the class chooses."""
+        place = self._place(request, fleet)
+        beside = self._default.choose(request, fleet).place
+        sums, candidates = self.tokens, fleet.candidates
+        sums.num_requests += 1
+        sums.prompt += len(request.tokens)
+        sums.own += _hit(candidates[place])
+        sums.built_in += _hit(candidates[beside])
+        return Choice(place, f"{self.name} chose it")
+
+    def _place(self, request: RouteRequest, fleet: Fleet) -> int:
+        """Return the class's answer, or the least loaded worker if it is none."""
+        views, num_tokens = views_of(fleet), len(request.tokens)
+        place: object = self.faults.call(
+            "choose", lambda: self._chooser.choose(num_tokens, views), None
+        )
+        is_place = isinstance(place, int) and not isinstance(place, bool)
+        if is_place and isinstance(place, int) and 0 <= place < len(views):
+            return place
+        self.faults.note("choose", f"returns {place!r:.60} for {len(views)} workers")
+        return fleet.least_loaded()
+
+
+def views_of(fleet: Fleet) -> list[WorkerView]:
+    """Return what a small policy sees of each worker."""
+    return [
+        WorkerView(
+            each.worker, each.cached_tokens, each.expected_tokens, each.load_tokens,
+            load.recent_tokens,
+        )
+        for each, load in zip(fleet.candidates, fleet.loads, strict=True)
+    ]  # fmt: skip
+
+
+def _hit(candidate: Candidate) -> int:
+    return candidate.cached_tokens + candidate.expected_tokens
+
+
+def make_policy(value: str, built_in: dict[str, type[Policy]]) -> Policy:
+    """Return a built-in policy, or one that was checked and loaded.
+
+    Raises:
+        ConfigError: It cannot be loaded, or breaks its contract.
+    """
+    if not is_plugin(value):
+        return built_in[value]()
+    check_policy(value)
+    return PluggedPolicy(value)
+
+
+def check_policy(value: str) -> None:
+    """Check a policy in a process of its own.
+
+    Raises:
+        ConfigError: It cannot be loaded or breaks its contract; the message has the counterexample.
+    """
+    function = "ostinato.router.policy.plugged:failure_of"
+    answer = run_limited(function, [value], CONTRACT_S)
+    answer = {
+        OUT_OF_TIME: f"it did not return within {CONTRACT_S:g} s",
+        NO_RESULT: "it ended the process that checked it",
+    }.get(answer, answer)
+    if answer:
+        raise ConfigError(f"policy={value!r} is not plugged in: {answer}")
+
+
+def failure_of(value: str) -> str:
+    """Return why a policy breaks its contract; empty if it passes.
+
+    It names one of the workers, for one to three of them in any state, and changes none.
+    """
+    try:
+        policy = PluggedPolicy(value)
+    except ConfigError as error:
+        return str(error)
+    states = [(0, 0, 0), (96, 0, 0), (0, 64, 500), (99, 0, 2000)]
+    for count in (1, 2, 3):
+        for chosen in product(states, repeat=count):
+            fleet = _fleet(chosen)
+            before = views_of(fleet)
+            policy.choose(RouteRequest([1] * 100), fleet)
+            if policy.faults.num_faults:
+                return f"{policy.faults.first}; workers: {_shown(before)}"
+            if views_of(fleet) != before:
+                return f"choose changes the workers: {_shown(before)}"
+    return ""
+
+
+def _fleet(states: Sequence[tuple[int, int, int]]) -> Fleet:
+    """Return workers with so many tokens cached, expected and queued."""
+    candidates, loads = list[Candidate](), list[Load]()
+    for number, (cached, expected, queued) in enumerate(states):
+        left = max(1, 100 - cached - expected)
+        name = f"worker {number}"
+        candidates.append(Candidate(name, WorkerState.EXACT, cached, expected, left, queued, 0.0))
+        loads.append(Load(queued, min(1, queued), float(queued)))
+    return Fleet(candidates, loads)
+
+
+def _shown(views: Sequence[WorkerView]) -> str:
+    return "; ".join(
+        f"{view.cached} cached, {view.expected} expected, {view.queued} queued" for view in views
+    )
+
+
+def beside_built_in(value: PluggedPolicy) -> dict[str, Any]:
+    """Return the hits of a plugged policy beside the default's, as JSON."""
+    sums = value.tokens
+    total = max(1, sums.prompt)
+    return {
+        "names": [value.name],
+        "requests": sums.num_requests,
+        "own_ratio": sums.own / total,
+        "built_in_ratio": sums.built_in / total,
+        "faults": value.faults.num_faults,
+    }

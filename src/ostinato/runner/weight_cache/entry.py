@@ -1,0 +1,204 @@
+"""One model's packed weights: their file, and how it is written and checked.
+
+::
+
+    weights.bin    tensors side by side, each at a multiple of 4,096 bytes
+    index.json     {"sha256": of the text, "text": places, dtypes, shapes, checksums, ...}
+
+A checksum is a CRC-32 of the tensor's bytes, computed while it is written.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import threading
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ostinato.runner.weight_cache.folder import INDEX, WEIGHTS, PartialFolder, mark_used
+
+logger = logging.getLogger("ostinato")
+
+_ALIGNMENT = 4096
+_PIECE_BYTES = 2**24
+_LARGE_BYTES = 2**28
+
+Record = dict[str, Any]
+
+
+class EntryWriter:
+    """Writes an entry tensor by tensor, and returns each as it is mapped from the file.
+
+    Attributes:
+        index: What the index will hold besides the tensors.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        """Create the files; raises OSError where that fails.
+
+        Args:
+            max_bytes: Bytes that the weights may take.
+        """
+        self._partial = PartialFolder()
+        self._path = self._partial.path / WEIGHTS
+        self._file = self._path.open("wb")
+        self._max_bytes = max_bytes
+        self._tensors: dict[str, Record] = {}
+        self.index: Record = {}
+
+    @property
+    def folder(self) -> Path:
+        """The folder that is written to."""
+        return self._partial.path
+
+    def add(self, name: str, tensor: Tensor) -> Tensor:
+        """Write a tensor, and return the same numbers mapped from the file.
+
+        Raises:
+            OSError: It does not fit.
+        """
+        content = _bytes_of(tensor)
+        start = -(-self._file.tell() // _ALIGNMENT) * _ALIGNMENT
+        if start + len(content) > self._max_bytes:
+            raise OSError(f"packed weights take more than {self._max_bytes:,} bytes")
+        self._file.seek(start)
+        checksum = 0
+        for first in range(0, len(content), _PIECE_BYTES):
+            piece = content[first : first + _PIECE_BYTES]
+            checksum = zlib.crc32(piece, checksum)
+            self._file.write(piece)
+        self._file.flush()
+        record = {
+            "start": start,
+            "dtype": str(tensor.dtype).removeprefix("torch."),
+            "shape": list(tensor.shape),
+            "crc32": checksum,
+        }
+        self._tensors[name] = record
+        return _mapped(self._path, record)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def publish(self, key: str) -> None:
+        """Make the entry visible; raises OSError where that fails.
+
+        Large weights are published by a thread: the disk may take as long as the load did.
+        """
+        self._file.flush()
+        if self._file.tell() < _LARGE_BYTES:
+            return self._publish(key)
+        thread = threading.Thread(target=self._publish_or_log, args=(key,), name="ostinato-weights")
+        thread.start()  # no daemon: a process that ends waits for it
+        return None
+
+    def _publish_or_log(self, key: str) -> None:
+        try:
+            self._publish(key)
+        except OSError as error:
+            logger.info("packed weights are not kept: %s", error)
+            self.discard()
+
+    def _publish(self, key: str) -> None:
+        os.fsync(self._file.fileno())  # or a crash could leave a file of zeros
+        self._file.close()
+        content = {"tensors": self._tensors, "file": _facts(self._path), **self.index}
+        text = json.dumps(content)
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        index = self._partial.path / INDEX
+        index.write_text(json.dumps({"sha256": digest, "text": text}), encoding="utf-8")
+        if self._partial.publish(key):
+            logger.info("packed weights are kept in %s", self._partial.path.with_name(key))
+
+    def discard(self) -> None:
+        """Delete the files; what was mapped from them stays until it is released."""
+        self._file.close()
+        self._partial.discard()
+
+
+class Entry:
+    """A complete entry.
+
+    Attributes:
+        folder: Its folder.
+        index: What its writer kept besides the tensors.
+    """
+
+    def __init__(self, folder: Path, index: Record) -> None:
+        """Use the index of a folder that was checked."""
+        self.folder, self.index = folder, index
+        self._path = folder / WEIGHTS
+        self._tensors: Mapping[str, Record] = index["tensors"]
+
+    @classmethod
+    def open(cls, folder: Path) -> "Entry":
+        """Check an entry.
+
+        Raises:
+            ValueError: It is damaged.
+            OSError: It cannot be read.
+
+        Cost: reads the index; all bytes where the file is not the one that was written.
+        """
+        outer = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        text = outer["text"]
+        if hashlib.sha256(text.encode()).hexdigest() != outer["sha256"]:
+            raise ValueError("its index is damaged")
+        entry = cls(folder, json.loads(text))
+        if entry.index["file"] != _facts(entry._path):
+            entry.verify()
+        mark_used(folder)
+        return entry
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that are mapped."""
+        return int(self.index["file"][0])
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def tensor(self, name: str) -> Tensor:
+        """Return a tensor, mapped: its pages are read when they are used."""
+        return _mapped(self._path, self._tensors[name])
+
+    def verify(self) -> None:
+        """Compare all tensors with their checksums.
+
+        Raises:
+            ValueError: They differ, or the file is too short.
+
+        Cost: reads every byte.
+        """
+        if self._path.stat().st_size != self.num_bytes:
+            raise ValueError(f"{WEIGHTS} has not the size that was written")
+        for name, record in self._tensors.items():
+            if zlib.crc32(_bytes_of(_mapped(self._path, record))) != record["crc32"]:
+                raise ValueError(f"{name} is damaged")
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    return tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data
+
+
+def _mapped(path: Path, record: Record) -> Tensor:
+    """Map a tensor; writing to it changes this process's copy alone."""
+    dtype, shape = getattr(torch, record["dtype"]), tuple(record["shape"])
+    num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    if num_bytes == 0:
+        return torch.empty(shape, dtype=dtype)
+    content = np.memmap(path, np.uint8, "c", offset=record["start"], shape=(num_bytes,))
+    return torch.from_numpy(content.view(np.ndarray)).view(dtype).view(shape)
+
+
+def _facts(path: Path) -> list[int]:
+    """Return what changes with a file."""
+    state = path.stat()
+    return [state.st_size, state.st_dev, state.st_ino, state.st_mtime_ns, state.st_ctime_ns]

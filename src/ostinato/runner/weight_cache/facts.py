@@ -1,0 +1,87 @@
+"""On what packed weights depend, and what the probe learned about them.
+
+The layout of packed weights is one for all instruction sets, but which forward passes the probe may
+differ. So a key has everything that either depends on: the checkpoint's fingerprint, settings, the
+instruction set, and the versions of all code that loads a model.
+"""
+
+import functools
+import hashlib
+import json
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ostinato.runner import native
+from ostinato.runner.attention.backend import AttentionStyle
+from ostinato.runner.kv.kv_store import KVSpec, LayerKV
+from ostinato.runner.native.library import PATH, attention_isa, current_isa, library
+from ostinato.runner.probe import Probed
+from ostinato.runner.settings import AttentionName
+from ostinato.runner.states.store import StateSpec
+
+FORMAT = 1
+"""Version of the index and of the layout of tiles."""
+
+_PACKAGES = ("ostinato", "torch", "transformers", "gguf", "tokenizers")
+_STYLE = ("scale", "window", "soft_cap")
+
+
+def key_of(fingerprint: bytes, settings: tuple[str, ...]) -> str | None:
+    """Return the name of an entry; None where nothing is packed.
+
+    Args:
+        fingerprint: The checkpoint's.
+        settings: Names of everything that was requested.
+    """
+    loaded = library()
+    if loaded is None:
+        return None
+    isas = current_isa(loaded).name, attention_isa(loaded).name
+    facts = [FORMAT, fingerprint.hex(), settings, isas, _code()]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+
+
+@functools.cache
+def _code() -> str:
+    """Return what changes with the code that loads models."""
+    versions = [version(name) for name in _PACKAGES]
+    room = Path(native.__file__).parents[1]
+    files = sorted((*room.rglob("*.py"), PATH))
+    states = [(str(file.relative_to(room)), *_times(file)) for file in files]
+    return hashlib.sha256(json.dumps([versions, states]).encode()).hexdigest()
+
+
+def _times(file: Path) -> Iterator[int]:
+    state = file.stat()
+    yield from (state.st_size, state.st_mtime_ns)
+
+
+def probed_record(probed: Probed) -> dict[str, Any] | None:
+    """Return what the probe learned, for the index; None if it cannot be kept."""
+    if probed.states.layers or any(style.sinks is not None for style in probed.styles):
+        return None
+    return {
+        "layers": [
+            [layer.num_kv_heads, layer.key_dim, layer.value_dim, layer.sliding_window]
+            for layer in probed.spec.layers
+        ],
+        "styles": [[getattr(style, name) for name in _STYLE] for style in probed.styles],
+    }
+
+
+def probed_of(record: dict[str, Any], attention: AttentionName) -> Probed:
+    """Return what the probe learned, without the logits that it compared."""
+    return Probed(
+        KVSpec(tuple(LayerKV(*layer) for layer in record["layers"])),
+        StateSpec(),
+        tuple(
+            AttentionStyle(**dict(zip(_STYLE, style, strict=True))) for style in record["styles"]
+        ),
+        attention,
+        torch.empty(0),
+        torch.empty(0),
+    )

@@ -1,0 +1,223 @@
+"""Writes an entry while a model is packed.
+
+Each packed weight is written, and then used as it is mapped from the file: a first start keeps no
+more memory of its own than a second one.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+from ostinato.runner.block_embedding import BlockEmbedding
+from ostinato.runner.forward.packing import Pack
+from ostinato.runner.forward.quantized import QuantizedWeight
+from ostinato.runner.native.packed import PackedWeight
+from ostinato.runner.pretrained import save_tokenizer
+from ostinato.runner.weight_cache.entry import EntryWriter, Record
+from ostinato.runner.weight_cache.folder import make_room
+from ostinato.runner.weight_source import WeightSource
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+logger = logging.getLogger("ostinato")
+
+MIN_BYTES = 2**26
+"""Smaller checkpoints are packed in a moment."""
+
+NAMES_BETWEEN = "+"
+"""Stands between the names of weights that are packed as one."""
+
+
+class Recorder:
+    """Writes a model's packed weights; what fails is logged, and has no other effect.
+
+    Attributes:
+        num_bytes: Bytes that are mapped from the files.
+    """
+
+    def __init__(self) -> None:
+        """Write nothing, until it begins."""
+        self._writer: EntryWriter | None = None
+        self._packed: list[PackedWeight] = []
+        self._weights: dict[str, Record] = {}
+        self._blocks: dict[str, str] = {}
+        self._embedding: nn.Module | None = None
+        self._moved: list[nn.Parameter] = []
+        self._is_in_use = False
+        self.num_bytes = 0
+
+    def begin(self, num_bytes: int, max_bytes: int) -> None:
+        """Create an entry's files, where packed weights are to be kept.
+
+        Args:
+            num_bytes: Bytes of the checkpoint.
+            max_bytes: Limit of the cache folder; 0 keeps nothing.
+        """
+        if max_bytes <= 0 or num_bytes < MIN_BYTES:
+            return
+        try:
+            reason = make_room(num_bytes, max_bytes)
+            if reason is None:
+                self._writer = EntryWriter(max_bytes)
+                return
+        except OSError as error:
+            reason = str(error)
+        logger.info("packed weights are not kept: %s", reason)
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether all that was packed so far is in the files."""
+        return self._writer is not None
+
+    def recorded(self, pack: Pack, names: Mapping[int, str]) -> Pack:
+        """Return a function that packs likewise, and writes what it packs."""
+
+        def recording(linears: Sequence[nn.Linear], is_head: bool) -> PackedWeight:
+            joined = NAMES_BETWEEN.join(names[id(linear)] for linear in linears)
+            weight = pack(linears, is_head)
+            if self._writer is not None:
+                self._packed.append(weight)
+                mapped = {
+                    part: self._add(f"{joined}/{part}", tensor)
+                    for part, tensor in weight.memory().items()
+                }
+                self._weights[joined] = _record_of(weight)
+                weight.use_memory(mapped)
+                if self._writer is None:
+                    self._restore()
+            return weight
+
+        return recording
+
+    def add_embedding(self, model: "PreTrainedModel") -> None:
+        """Write the embedding, the largest weight that is not packed, and map it likewise."""
+        embedding = model.get_input_embeddings()
+        name = next(name for name, module in model.named_modules() if module is embedding)
+        if isinstance(embedding, BlockEmbedding):
+            self._blocks[f"{name}.weight"] = embedding.kind
+        self._embedding = embedding
+        _move(embedding, self._add(f"{name}.weight", _memory_of(embedding)))
+
+    def add_others(self, model: "PreTrainedModel", source: WeightSource, is_fused: bool) -> None:
+        """Write the weights that are neither packed nor embeddings.
+
+        Args:
+            model: Complete.
+            source: Names its weights.
+            is_fused: Whether programs point to its weights, which then stay where they are.
+        """
+        self._is_in_use = is_fused
+        for name in source.shapes:
+            path, _, own = name.rpartition(".")
+            parameter = model.get_submodule(path)._parameters.get(own)
+            if self._writer is not None and parameter is not None and name not in self._writer:
+                mapped = self._add(name, parameter.data)
+                if not is_fused and self._writer is not None:
+                    parameter.data = mapped
+                    self._moved.append(parameter)
+        if self._writer is not None:
+            factors = getattr(source, "rope_factors", None)
+            self._writer.index |= {
+                "blocks": self._blocks,
+                "weights": self._weights,
+                "shapes": {name: list(shape) for name, shape in source.shapes.items()},
+                "rope factors": None if factors is None else factors.tolist(),
+            }
+
+    def publish(
+        self,
+        key: str,
+        index: Record,
+        config: PreTrainedConfig | None,
+        tokenizer: PreTrainedTokenizerBase | None,
+    ) -> None:
+        """Make the entry visible.
+
+        Args:
+            key: Its name.
+            index: What else a second start has to know.
+            config: Saved with the weights, since a GGUF file takes seconds to parse; None if the
+                checkpoint has a file of it.
+            tokenizer: Likewise.
+        """
+        writer = self._writer
+        if writer is None:
+            return
+        try:
+            if config is not None:
+                config.save_pretrained(writer.folder)
+            if tokenizer is not None:
+                save_tokenizer(tokenizer, writer.folder)
+            writer.index |= index
+            self._writer = None
+            writer.publish(key)
+        except Exception as error:  # code of any tokenizer
+            logger.info("packed weights are not kept: %s", error)
+            writer.discard()
+
+    def discard(self) -> None:
+        """Delete the files of a load that failed."""
+        if self._writer is not None:
+            self._writer.discard()
+            self._writer = None
+
+    def _add(self, name: str, tensor: Tensor) -> Tensor:
+        if self._writer is None:
+            return tensor
+        try:
+            mapped = self._writer.add(name, tensor)
+            self.num_bytes += mapped.nbytes
+            return mapped
+        except OSError as error:
+            self._fail(error)
+            return tensor
+
+    def _fail(self, error: Exception) -> None:
+        """Delete the files, whose disk space would be in use as long as they are mapped."""
+        logger.info("packed weights are not kept: %s", error)
+        self.discard()
+        self._restore()
+
+    def _restore(self) -> None:
+        """Take what was mapped into memory of this process."""
+        if self._is_in_use:
+            return
+        for weight in self._packed:
+            weight.use_memory({part: t.clone() for part, t in weight.memory().items()})
+        if self._embedding is not None:
+            _move(self._embedding, _memory_of(self._embedding).clone())
+        for parameter in self._moved:
+            parameter.data = parameter.data.clone()
+        self._packed.clear()
+        self.num_bytes = 0
+
+
+def _record_of(weight: PackedWeight) -> Record:
+    """Describe a packed weight, without its memory."""
+    record: Record = {
+        "shape": [weight.num_rows, weight.num_columns],
+        "parts": list(weight.memory()),
+    }
+    if isinstance(weight, QuantizedWeight):
+        format = weight.format
+        record["format"] = [format.bits, format.group_size, format.has_minima, format.has_zeros]
+        record["activation_bits"] = weight.activation_bits
+    return record
+
+
+def _memory_of(embedding: nn.Module) -> Tensor:
+    if isinstance(embedding, BlockEmbedding):
+        return torch.from_numpy(embedding.blocks)
+    return cast(nn.Parameter, embedding.weight).data
+
+
+def _move(embedding: nn.Module, memory: Tensor) -> None:
+    if isinstance(embedding, BlockEmbedding):
+        embedding.blocks = memory.numpy()
+    else:
+        cast(nn.Parameter, embedding.weight).data = memory

@@ -1,0 +1,177 @@
+"""Builds a model from an entry: nothing is read, packed, or compared again."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ostinato.core.errors import ConfigError
+from ostinato.runner.block_embedding import BlockEmbedding
+from ostinato.runner.forward.codes import CodeFormat
+from ostinato.runner.forward.quantized import Quantization, QuantizedWeight, StoredRows
+from ostinato.runner.forward.select_forward import ChosenForward
+from ostinato.runner.load_memory import STEP_BYTES, gib
+from ostinato.runner.memory import available_bytes
+from ostinato.runner.model_call import ModelCall
+from ostinato.runner.native.packed import PackedWeight
+from ostinato.runner.skeleton import build_skeleton
+from ostinato.runner.streamed import (
+    Assembled,
+    LoadSettings,
+    complete_model,
+    linear_names,
+    read_generation_config,
+)
+from ostinato.runner.weight_cache.entry import Entry, Record
+from ostinato.runner.weight_cache.facts import probed_of, probed_record
+from ostinato.runner.weight_cache.folder import INDEX, cache_folder, remove_folder, why_unsafe
+from ostinato.runner.weight_cache.recording import NAMES_BETWEEN
+
+logger = logging.getLogger("ostinato")
+
+_ROPE_FACTORS = "rope factors"
+
+
+def find_entry(key: str | None) -> Entry | None:
+    """Return the entry of a key; None if there is none that can be used.
+
+    Effects: removes a damaged one, and logs why one is not used.
+    """
+    if key is None or not (cache_folder() / key / INDEX).exists():
+        return None
+    folder = cache_folder() / key
+    if (reason := why_unsafe(folder)) is not None:
+        logger.warning("packed weights are not used: %s", reason)
+        return None
+    try:
+        return Entry.open(folder)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        logger.warning("packed weights in %s are packed again: %s", folder, error)
+        remove_folder(folder)
+        return None
+
+
+def index_of(built: Assembled) -> Record | None:
+    """Return what a second start has to know; None if that cannot be kept."""
+    probed = probed_record(built.probed)
+    if probed is None or built.forward.name == "plain":
+        return None
+    return {
+        "probed": probed,
+        "hands_step": built.call.hands_step,
+        "forward": [built.forward.name, built.forward.reason],
+        "quantization": _quantization_record(built.quantization),
+    }
+
+
+def _quantization_record(quantization: Quantization | None) -> list[object] | None:
+    if quantization is None:
+        return None
+    return [quantization.name, quantization.stored is not None, quantization.activation_bits]
+
+
+def restore_model(entry: Entry, settings: LoadSettings) -> Assembled:
+    """Build a model whose weights are mapped.
+
+    Raises:
+        ConfigError: It does not fit in free memory with the keys and values of the settings.
+    """
+    index, source = entry.index, EntrySource(entry)
+    probed = probed_of(index["probed"], settings.attention)
+    _check_memory(entry.num_bytes, settings.kv_bytes(probed.spec, settings.dtype))
+    skeleton = build_skeleton(settings.config, settings.dtype)
+    call = ModelCall(skeleton)
+    if index["hands_step"]:
+        call.hand_step_to_attention()
+    quantization = None
+    if index["quantization"] is not None:
+        name, is_stored, activation_bits = index["quantization"]
+        quantization = Quantization(name, {} if is_stored else None, activation_bits)
+    known = Assembled(skeleton, call, probed, ChosenForward(*index["forward"]), quantization)
+    names = {id(linear): name for linear, name in linear_names(skeleton, source)}
+    forward = complete_model(skeleton, source, known, source.packing(names, settings.dtype))
+    read_generation_config(skeleton, settings.path)
+    return Assembled(skeleton, call, probed, forward, quantization)
+
+
+def _check_memory(weights: int, kv: int) -> None:
+    free = available_bytes()
+    if free is not None and weights + kv + STEP_BYTES > free:
+        raise ConfigError(
+            f"the model needs {gib(weights + kv + STEP_BYTES)}: {gib(weights)} of weights, "
+            f"{gib(kv)} of keys and values, {gib(STEP_BYTES)} for a step; {gib(free)} are free "
+            "(MemAvailable, or what the container's limit leaves): fewer blocks (num_blocks or "
+            "kv_cache_memory), a smaller max_model_len or quantization='int4' may fit"
+        )
+
+
+class EntrySource:
+    """The weights of an entry; see ``WeightSource``."""
+
+    kinds: Mapping[str, str] = {}
+
+    def __init__(self, entry: Entry) -> None:
+        """Read nothing."""
+        self.on_read: Callable[[int], object] = lambda _: None
+        self._entry = entry
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Shapes of all weights of the checkpoint by name."""
+        return {name: tuple(shape) for name, shape in self._entry.index["shapes"].items()}
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that are mapped."""
+        return self._entry.num_bytes
+
+    @property
+    def rope_factors(self) -> Tensor | None:
+        """Factors that divide the frequencies of RoPE, of a GGUF file."""
+        factors = self._entry.index.get(_ROPE_FACTORS)
+        return None if factors is None else torch.tensor(factors)
+
+    def are_equal(self, names: Sequence[str]) -> bool:
+        """Return True: what was tied once is not compared again."""
+        return True
+
+    def plain(self, name: str, dtype: torch.dtype, num_rows: int | None = None) -> Tensor:
+        """Return a weight that was not packed, mapped."""
+        return self._entry.tensor(name)
+
+    def codes(self, name: str, dtype: torch.dtype, num_rows: int | None = None) -> StoredRows:
+        """Raise KeyError: what has codes is packed."""
+        raise KeyError(name)
+
+    def embedding(self, name: str, dtype: torch.dtype) -> nn.Module | None:
+        """Return an embedding of a file's blocks, mapped; None if it is plain."""
+        kind = self._entry.index["blocks"].get(name)
+        if kind is None:
+            return None
+        return BlockEmbedding.of_kind(self._entry.tensor(name).numpy(), kind, dtype)
+
+    def packing(
+        self, names: Mapping[int, str], dtype: torch.dtype
+    ) -> Callable[[Sequence[nn.Linear], bool], PackedWeight]:
+        """Return a function that packs nothing, but returns what was packed."""
+
+        def packed(linears: Sequence[nn.Linear], is_head: bool) -> PackedWeight:
+            joined = NAMES_BETWEEN.join(names[id(linear)] for linear in linears)
+            return self._packed(joined, dtype)
+
+        return packed
+
+    def _packed(self, joined: str, dtype: torch.dtype) -> PackedWeight:
+        record = self._entry.index["weights"][joined]
+        num_rows, num_columns = record["shape"]
+        memory = {part: self._entry.tensor(f"{joined}/{part}") for part in record["parts"]}
+        if "format" not in record:
+            return PackedWeight.of_memory(num_rows, num_columns, dtype, memory)
+        return QuantizedWeight.of_codes_in_memory(
+            CodeFormat(*record["format"]),
+            (num_rows, num_columns),
+            dtype,
+            record["activation_bits"],
+            memory,
+        )

@@ -1,0 +1,61 @@
+"""Offers the engine the prompt that will follow an answer, to be computed in idle steps.
+
+Only where the chat template drops text at a user message, for one continuation of a conversation of
+text that has ended by itself; after a call the next message is its result, and nothing is dropped.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from ostinato.core.errors import OstinatoError
+from ostinato.engine.prompts.next_prompt import known_head
+from ostinato.engine.requests.outputs import RequestOutput
+from ostinato.engine.requests.prompts import Prompt
+from ostinato.protocol.conversation import Message, add_reasoning
+from ostinato.server.answers.answer_parser import parse_answer
+from ostinato.server.call import GenerateCall
+from ostinato.server.prompting import AnswerReader, ChatFields, render_prompt
+from ostinato.server.state import ServerState
+
+logger = logging.getLogger("ostinato")
+
+
+async def offer_next(
+    state: ServerState,
+    body: ChatFields,
+    call: GenerateCall,
+    reader: AnswerReader,
+    whose: Prompt,
+    messages: Sequence[Message],
+    output: RequestOutput,
+) -> None:
+    """Render the next prompt up to the user's words, and offer it; does nothing where it cannot.
+
+    Args:
+        state: Server state.
+        body: Of the request: its tools and the variables of its template.
+        call: The call that was answered.
+        reader: How its answer is parsed.
+        whose: Its sender.
+        messages: The conversation up to the answer.
+        output: The call's last output.
+    """
+    options = body.template()
+    is_opened = options.get("add_generation_prompt", True)
+    is_plain = not call.images and len(output.outputs) == 1
+    if not (is_plain and is_opened) or output.outputs[0].finish_reason != "stop":
+        return
+    answer = parse_answer(output.outputs[0].text, reader.parser())
+    if answer.has_calls:
+        return
+    message: Message = {"role": "assistant", "content": answer.text}
+    add_reasoning(message, answer.reasoning)
+    whose = replace(whose, adapter=call.adapter)
+    render = partial(render_prompt, state, use=body.tool_use(), whose=whose, **options)
+    try:
+        tokens = await known_head(render, messages, message)
+        await state.llm.offer_next(call.request_id, whose, tokens)
+    except OstinatoError as error:  # the template refuses, or the server stops
+        logger.debug("the next prompt of %s is not prepared: %s", call.request_id, error)

@@ -1,0 +1,1 @@
+"""Coding agents as npm and PyPI ship them, against the real server."""

@@ -1,0 +1,74 @@
+"""The scripted model: its answers are computed like any other, and obey the request's grammar."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.scripted_model import (
+    ScriptedLLM,
+    ToolLoop,
+    hit_shares,
+    scripted_server,
+    written_call,
+)
+
+SH: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "sh",
+        "description": "Run a command.",
+        "parameters": {
+            "type": "object",
+            "properties": {"command": {"type": "string"}},
+            "required": ["command"],
+        },
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[httpx.Client, ScriptedLLM]]:
+    """Serve a model that answers by calls of ``sh``."""
+    loop = ToolLoop("Play", "sh", lambda step: {"command": f"echo {step}"}, num_calls=3)
+    with (
+        scripted_server(tmp_path_factory.mktemp("scripted"), loop) as (url, llm),
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+        yield client, llm
+
+
+def ask(client: httpx.Client, messages: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    body = {"model": "local", "messages": messages, "tools": [SH], **more}
+    answer = client.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]["message"]
+
+
+def test_an_append_only_client_hits_all_but_the_last_token(server):
+    client, llm = server
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": "You help."},
+        {"role": "user", "content": "Play."},
+    ]
+    for step in range(4):
+        answer = ask(client, messages)
+        assert answer["reasoning"] == f"Step {step} comes now."
+        messages.append({k: v for k, v in answer.items() if v is not None})
+        for call in answer.get("tool_calls", ()):
+            result = {"role": "tool", "tool_call_id": call["id"], "content": f"{step}\n"}
+            messages.append(result)
+    assert messages[-1]["content"] == "All 3 calls are done."
+    assert hit_shares(llm.turns) == [1.0, 1.0, 1.0]
+
+
+def test_a_forced_call_may_stand_an_empty_line_behind_the_reasoning(server):
+    """As the template writes it, and the model does of its own accord."""
+    client, llm = server
+    script = llm.script
+    llm.script = lambda _: "<think>\nWell.\n</think>\n\n" + written_call("sh", {"command": "ls"})
+    answer = ask(client, [{"role": "user", "content": "Play."}], tool_choice="required")
+    llm.script = script
+    assert answer["reasoning"] == "Well." and answer["content"] is None
+    assert [call["function"]["name"] for call in answer["tool_calls"]] == ["sh"]

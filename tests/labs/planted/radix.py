@@ -1,0 +1,84 @@
+"""Mistakes of lab 2: the kind that the check names, and the change that plants it."""
+
+PLANTED = {
+    "differing-block-counts": (
+        "            if list(tokens[run]) != node.tokens[run]:\n                break\n",
+        "            if tokens[run][0:1] != node.tokens[run][0:1]:\n                break\n",
+    ),
+    "common-block-missed": (
+        "while count < len(node.blocks):",
+        "while count < len(node.blocks[1:]):",
+    ),
+    "whole-edges-only": (
+        "            found += child.blocks[:count]\n",
+        "            if count < len(child.blocks):\n                break\n"
+        "            found += child.blocks[:count]\n",
+    ),
+    "goes-on-past-a-difference": (
+        "            if count < len(child.blocks):\n                break\n"
+        "            node = child\n        return found",
+        "            node = child\n        return found",
+    ),
+    "stops-too-early": (
+        "            node = child\n        return found\n",
+        "            break\n        return found\n",
+    ),
+    "match-has-effects": (
+        "            found += child.blocks[:count]\n",
+        "            if 0 < count < len(child.blocks):\n"
+        "                child = self.split(child, count)\n"
+        "            found += child.blocks[:count]\n",
+    ),
+    "split-returns-the-tail": ("        return head\n", "        return node\n"),
+    "head-not-linked": ("        node.parent.children[self.name(head.tokens)] = head\n", ""),
+    "tail-lost": ("        head.children[self.name(node.tokens)] = node\n", ""),
+    "tokens-cut-wrong": ("end = num_blocks * self.block_size", "end = num_blocks"),
+    "blocks-cut-wrong": (
+        "head, node.tokens[end:], node.blocks[num_blocks:]",
+        "head, node.tokens[end:], node.blocks",
+    ),
+    "parents-wrong": (
+        "node.parent, node.tokens, node.blocks = head,",
+        "_, node.tokens, node.blocks = head,",
+    ),
+    "grandchild-lost": (
+        "        head.children[self.name(node.tokens)] = node\n",
+        "        head.children[self.name(node.tokens)] = node\n        node.children = {}\n",
+    ),
+    "other-branch-lost": (
+        "            node = child if count == len(child.blocks) else self.split(child, count)\n",
+        "            node = child\n"
+        "            if count < len(child.blocks):\n"
+        "                del child.blocks[count:], child.tokens[count * self.block_size :]\n",
+    ),
+    "insert-drops-the-rest": (
+        "                node.children[self.name(rest)] = Node(node, rest, left)\n",
+        "                node.children[self.name(rest)] = Node(node, self.name(rest), left[:1])\n",
+    ),
+    "insert-returns-own-blocks": (
+        "            kept += node.blocks\n",
+        "            kept += left[:count]\n",
+    ),
+    "newer-block-replaces": (
+        "            kept += node.blocks\n",
+        "            node.blocks = left[:count]\n            kept += node.blocks\n",
+    ),
+    "child-under-wrong-name": (
+        "                node.children[self.name(rest)] = Node(node, rest, left)\n",
+        "                node.children[self.name(rest)] = Node(node, rest, left)\n"
+        "                node.children[tuple(rest)] = node.children[self.name(rest)]\n",
+    ),
+    "remove-forgets-nothing": (
+        "        del node.blocks[-1], node.tokens[-self.block_size :]\n",
+        "",
+    ),
+    "remove-takes-too-much": (
+        "        if not node.blocks and node.parent is not None:\n",
+        "        if node.parent is not None:\n",
+    ),
+    "empty-node-left": (
+        "        if not node.blocks and node.parent is not None:\n"
+        "            del node.parent.children[first]\n",
+        "        del first\n",
+    ),
+}

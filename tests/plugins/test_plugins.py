@@ -1,0 +1,208 @@
+"""Classes of one's own: loaded, checked by contract, and driven over the whole ports."""
+
+from pathlib import Path
+
+import pytest
+
+from ostinato.cache.eviction import BlockShares
+from ostinato.core.errors import ConfigError
+from ostinato.engine.settings.config import EngineConfig
+from ostinato.labs.course import lab_of
+from ostinato.plugins import contracts
+from ostinato.plugins.contracts import LetterCache, check_plugin, failure_of
+from ostinato.plugins.factories import index_factory, policy_factory
+from ostinato.plugins.loading import load_plugin
+
+GOOD = """
+class Map:
+    def __init__(self, size):
+        self.size, self.blocks = size, {}
+
+    def names(self, tokens):
+        ends = range(self.size, len(tokens) + 1, self.size)
+        return [tuple(tokens[:end]) for end in ends]
+
+    def match(self, tokens):
+        found = []
+        for name in self.names(tokens):
+            if name not in self.blocks:
+                break
+            found.append(self.blocks[name])
+        return found
+
+    def insert(self, tokens, blocks):
+        return [self.blocks.setdefault(*pair) for pair in zip(self.names(tokens), blocks)]
+
+    def remove(self, tokens):
+        del self.blocks[tuple(tokens)]
+
+
+class Evictor:
+    def __init__(self):
+        self.queue = []
+
+    def add(self, entries):
+        self.queue += entries
+
+    def remove(self, entries):
+        for entry in entries:
+            self.queue.remove(entry)
+
+    def victim(self):
+        return next((entry for entry in self.queue if entry.is_leaf), None)
+
+
+class Ranking:
+    def rank(self, num_tokens, num_cached, num_waited):
+        return num_tokens - num_cached
+"""
+
+SETTINGS = {"index": "Map", "eviction_policy": "Evictor", "order": "Ranking"}
+
+
+@pytest.fixture
+def write(tmp_path: Path):
+    """Return a function that writes the good file with a change, and names a class of it."""
+
+    def write(name: str, old: str = "", new: str = "") -> str:
+        assert old in GOOD
+        path = tmp_path / "mine.py"
+        path.write_text(GOOD.replace(old, new) if old else GOOD)
+        return f"{path}:{name}"
+
+    return write
+
+
+# --- loading ---
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("nowhere.py:Map", "there is no file"),
+        ("no_such_module:Map", "cannot be imported"),
+        (":Map", "must be FILE.py:Class"),
+        ("x.py:", "must be FILE.py:Class"),
+    ],
+)
+def test_what_cannot_be_loaded_is_refused_by_name(value: str, words: str):
+    with pytest.raises(ConfigError, match=words):
+        load_plugin("index", value)
+
+
+def test_a_file_that_raises_is_refused_with_its_line(tmp_path: Path):
+    path = tmp_path / "broken.py"
+    path.write_text("x = 1\ny = x / 0\n")
+    with pytest.raises(ConfigError, match="ZeroDivisionError in line 2"):
+        load_plugin("index", f"{path}:Map")
+    path.write_text("def f(:\n")
+    with pytest.raises(ConfigError, match="SyntaxError in line 1"):
+        load_plugin("index", f"{path}:Map")
+
+
+def test_a_missing_class_is_refused_with_those_that_are_there(write):
+    with pytest.raises(ConfigError, match="defines no Tree; its classes: Map, Evictor, Ranking"):
+        load_plugin("index", write("Tree"))
+
+
+# --- contracts ---
+
+
+@pytest.mark.parametrize(("setting", "name"), SETTINGS.items())
+def test_a_good_class_passes_its_contract(setting: str, name: str, write):
+    assert failure_of(setting, write(name)) == ""
+
+
+NIGHTLY = [pytest.param(number, marks=pytest.mark.nightly) for number in (1, 3, 4, 5)]
+
+
+@pytest.mark.parametrize("number", [2, *NIGHTLY])
+def test_the_solutions_of_labs_pass_the_contract(number: int, tmp_path: Path):
+    """What is checked by a lab is what the engine requires."""
+    lab = lab_of(number)
+    path = tmp_path / f"{lab.name}.py"
+    path.write_text(lab.solution)
+    option, value = lab.serve.format(file=path).split()[-2:]
+    assert failure_of(option[2:].replace("-", "_"), value) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "words"),
+    [
+        ("Map", "tuple(tokens[:end])", "tuple(tokens[end - self.size:end])", "are cached"),
+        ("Map", "return found", "return []", "2 tokens in whole blocks are cached"),
+        ("Map", "return found", "return found[::-1]", "Requests so far"),
+        ("Map", "return found", "return found + [99]", "for other tokens"),
+        ("Map", "        del self.blocks[tuple(tokens)]", "        pass", "for other tokens"),
+        ("Map", "found = []", "found = [1 / 0]", "ZeroDivisionError"),
+        ("Evictor", "if entry.is_leaf", "if not entry.is_leaf", "no evictable leaf"),
+        ("Evictor", "self.queue.remove(entry)", "pass", "no evictable leaf"),
+        ("Ranking", "return num_tokens - num_cached", "return None", "rank raises TypeError"),
+    ],
+)
+def test_a_broken_class_is_refused_with_its_counterexample(
+    name: str, old: str, new: str, words: str, write
+):
+    setting = {value: key for key, value in SETTINGS.items()}[name]
+    assert words in failure_of(setting, write(name, old, new))
+
+
+def test_a_class_that_does_not_return_is_refused(write, monkeypatch: pytest.MonkeyPatch):
+    """In a process of its own, with the line of the loop."""
+    monkeypatch.setattr(contracts, "CONTRACT_S", 1.0)
+    value = write("Map", "found = []", "\n        while True: pass")
+    with pytest.raises(ConfigError, match="it does not return; it was in match, line"):
+        check_plugin("index", value)
+
+
+# --- while it serves ---
+
+
+def test_a_map_that_lies_while_it_serves_costs_hits_and_gives_no_wrong_one(write):
+    """Rule 2: a match ends before the first block that is not the continuation."""
+    value = write("Map", "return found", "return [9] if len(tokens) > 6 else found")
+    cache = LetterCache(12, make_index=index_factory(value))
+    assert [cache.serve(prompt) for prompt in ("ABABAB", "ABABAB", "ABABABAB")] == [0, 4, 0]
+    assert cache.manager.index.faults.num_faults == 1
+    cache.manager.check()
+
+
+def test_an_evictor_that_raises_is_answered_for(write):
+    """Rule 3: the engine goes on, with what was released longest ago."""
+    value = write("Evictor", "return next(", "raise RuntimeError\n        return next(")
+    policy = policy_factory(value)(4, lambda: 0.0)
+    cache = LetterCache(4, shares=BlockShares(policy))
+    for prompt in ("ABABAB", "BBBBBB", "AAAAAA"):
+        cache.serve(prompt)
+    assert policy.faults.num_faults > 0
+    cache.manager.check()
+
+
+def test_a_failed_step_takes_back_what_it_told_a_map(write):
+    """Law 5, over the small port."""
+    cache = LetterCache(8, make_index=index_factory(write("Map")))
+    cache.serve("ABAB")
+    table = cache.begin("ABABAB")
+    cache.end(table, 6)
+    manager = cache.manager
+    key = table.key.copy()
+    key.append(ord("B"))
+    key.append(ord("B"))
+    admitted, _ = manager.admit(key, manager.match(key))
+    manager.publish(admitted, 8)
+    manager.fail()
+    manager.check()
+    assert manager.match(key).num_shared_tokens == 6
+
+
+# --- settings ---
+
+
+def test_a_trace_cannot_be_recorded_of_what_a_plug_in_decides(write):
+    """Nor can a trace name a plug-in: its header knows the built-in names alone."""
+    with pytest.raises(ConfigError, match="a trace cannot be replayed"):
+        EngineConfig.of("tiny-shakespeare", {"index": write("Map"), "record_trace": "x.jsonl"})
+    config = EngineConfig.of("tiny-shakespeare", {"index": write("Map")})
+    assert config.cache(8).index == "radix"
+    with pytest.raises(ConfigError, match="must be one of"):
+        EngineConfig.of("tiny-shakespeare", {"index": "radox"})

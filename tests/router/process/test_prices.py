@@ -1,0 +1,34 @@
+"""The router asks workers for the prices of their steps; those that publish none, once."""
+
+from typing import Any
+
+import pytest
+
+from ostinato.router.policy import Prices
+from ostinato.router.process.worker import _prices_in
+from tests.router.stub_workers import names, routed
+from tests.support.waiting import until
+
+PRICES = {"fixed_s": 0.03, "token_s": 0.004, "pair_s": 1e-7, "key_s": 0.0, "free_tokens": 8}
+
+
+async def test_prices_are_taken_from_the_workers_that_publish_them():
+    ours, other = names("a", "b")
+    ours.prices = {"order": "shortest_first", "prices": PRICES}
+    async with routed(ours, other) as router:
+        fleet = router.app.fleet
+        workers = {each.name: each for each in fleet.router._workers.values()}
+        await until(lambda: workers["a"].prices is not None)
+        assert workers["a"].prices == Prices(0.004, 1e-7, is_shortest_first=True)
+        await until(lambda: not fleet.workers["b"].has_prices)
+        assert workers["b"].prices is None
+        ours.prices = {"order": "fcfs", "prices": None}
+        await until(lambda: workers["a"].prices is None)
+
+
+@pytest.mark.parametrize(
+    "prices",
+    [None, {**PRICES, "token_s": 0.0}, {**PRICES, "token_s": "nan"}, {**PRICES, "pair_s": "inf"}],
+)
+def test_prices_that_cannot_be_are_none(prices: Any):
+    assert _prices_in({"order": "fcfs", "prices": prices}) is None

@@ -1,0 +1,299 @@
+"""A second start maps packed weights, and gives the model that the first one packed."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ostinato.core.errors import ConfigError
+from ostinato.runner import fingerprints, load_memory, model_loader
+from ostinato.runner.forward.weight_refs import replace_weights
+from ostinato.runner.model_loader import LoadedModel, load_model
+from ostinato.runner.weight_cache import entry, folder, recording, restoring
+from ostinato.runner.weight_cache.entry import Entry, EntryWriter
+from ostinato.runner.weight_cache.folder import INDEX, WEIGHTS, cache_folder, entries
+from tests.runner.test_streamed import same
+from tests.support.checkpoints import Checkpoints
+from tests.support.gguf_files import save_gguf
+from tests.support.instruction_sets import needs_library
+
+pytestmark = needs_library
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder of the test's own that keeps small and new checkpoints too."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for module in (fingerprints, recording):
+        name = "REMEMBERED_BYTES" if module is fingerprints else "MIN_BYTES"
+        monkeypatch.setattr(module, name, 0)
+    monkeypatch.setattr(fingerprints, "SETTLED_NS", -(10**18))
+    monkeypatch.setattr(folder, "SPARE_BYTES", 0)
+    return cache_folder()
+
+
+@pytest.fixture
+def llama(checkpoints: Checkpoints) -> Path:
+    return checkpoints.path("llama")
+
+
+def packs_nothing(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Fail where anything but packed weights is read."""
+    for name in ("stream_model", "read_whole", "open_gguf"):
+        monkeypatch.setattr(model_loader, name, None)
+    return monkeypatch
+
+
+def second(path: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> LoadedModel:
+    with monkeypatch.context() as patch:
+        packs_nothing(patch)
+        return load_model(path, **settings)
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("llama", {"dtype": "bfloat16"}),
+        ("qwen3", {"dtype": "bfloat16", "quantization": "int8"}),
+        ("qwen2", {"dtype": "float32", "quantization": "w4a8"}),
+        ("gemma2", {"dtype": "float16"}),
+        ("qwen3_moe", {"dtype": "bfloat16"}),
+    ],
+)
+def test_a_second_start_is_the_first_one(
+    family: str,
+    settings: dict[str, Any],
+    checkpoints: Checkpoints,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Nothing is read or compared: weights and what the probe learned are the entry's."""
+    path = checkpoints.path(family)
+    first = load_model(path, **settings)
+
+    restored = second(path, monkeypatch, **settings)
+
+    same(restored, first)
+    assert restored.mapped_bytes == pytest.approx(first.mapped_bytes, abs=2**17)
+    assert len(entries()) == 1
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "llama"])
+def test_so_is_that_of_a_gguf_file(
+    architecture: str, checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Tokenizer and config are the entry's too; a Llama has rows in another order."""
+    sizes: dict[str, Any] = {"hidden_size": 64, "tie_word_embeddings": True}
+    if architecture == "qwen3":
+        sizes["head_dim"] = 128
+    checkpoint = checkpoints.path(architecture, **sizes)
+    path = save_gguf(tmp_path / "tiny.gguf", checkpoint, "Q4_0", architecture)
+    first = load_model(path, "bfloat16")
+
+    restored = second(path, monkeypatch, dtype="bfloat16")
+
+    same(restored, first)
+    text = "The same prefix, another suffix."
+    one, other = restored.require_tokenizer(), first.require_tokenizer()
+    assert one(text)["input_ids"] == other(text)["input_ids"]
+    assert one.chat_template == other.chat_template
+    assert one.backend_tokenizer.to_str() == other.backend_tokenizer.to_str()
+
+
+def test_other_settings_are_another_entry(llama: Path):
+    load_model(llama, "bfloat16")
+    load_model(llama, "bfloat16", quantization="int8")
+
+    assert len(entries()) == 2
+
+
+def test_weights_that_are_replaced_change_one_process_alone(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """They are mapped privately: the next start has the numbers of the checkpoint."""
+    first = load_model(llama, "bfloat16")
+    before = {name: tensor.clone() for name, tensor in first.model.state_dict().items()}
+    restored = second(llama, monkeypatch, dtype="bfloat16")
+    for loaded in (first, restored):
+        replace_weights(loaded.model, {name: tensor + 1 for name, tensor in before.items()})
+
+    again = second(llama, monkeypatch, dtype="bfloat16").model.state_dict()
+    assert all(torch.equal(again[name], before[name]) for name in before)
+    Entry.open(entries()[0].folder).verify()
+
+
+def write_anew(file: Path, content: bytes) -> None:
+    """Replace a file, which a model may have mapped."""
+    file.unlink()
+    file.write_bytes(content)
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[0] ^= 1
+    write_anew(file, content)
+
+
+def shorten(file: Path) -> None:
+    write_anew(file, file.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize("name", [INDEX, WEIGHTS])
+@pytest.mark.parametrize("damage", [flip, shorten, Path.unlink])
+def test_a_damaged_entry_is_packed_again(
+    name: str, damage: Callable[[Path], None], llama: Path, monkeypatch: pytest.MonkeyPatch
+):
+    first = load_model(llama, "bfloat16")
+    damage(entries()[0].folder / name)
+
+    same(load_model(llama, "bfloat16"), first)
+    same(second(llama, monkeypatch, dtype="bfloat16"), first)
+
+
+def test_an_entry_that_builds_no_model_is_packed_again(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As one that lacks a weight, which no checksum shows."""
+    first = load_model(llama, "bfloat16")
+    with monkeypatch.context() as patch:
+        patch.setattr(Entry, "tensor", lambda self, name: {}[name])
+        same(load_model(llama, "bfloat16"), first)
+    same(second(llama, monkeypatch, dtype="bfloat16"), first)
+
+
+def test_a_copied_entry_is_compared_with_its_checksums(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Its inode and times are others; once they are known, nothing is read."""
+    first = load_model(llama, "bfloat16")
+    own = entries()[0].folder
+    shutil.copytree(own, own.with_name("copy"))
+    shutil.rmtree(own)
+    own.with_name("copy").rename(own)
+    verified: list[Entry] = []
+    verify = Entry.verify
+    monkeypatch.setattr(Entry, "verify", lambda self: (verified.append(self), verify(self)))
+
+    same(second(llama, monkeypatch, dtype="bfloat16"), first)
+    assert len(verified) == 1
+
+
+@pytest.mark.parametrize("num_writes", [0, 1, 5, 100])
+def test_a_full_disk_costs_a_line_in_the_log(
+    num_writes: int, llama: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Nothing is left on it, and nothing of the model is mapped from what was deleted."""
+    expected = load_model(llama, "bfloat16", weight_cache_bytes=0)
+    add, written = EntryWriter.add, 0
+
+    def limited(self: EntryWriter, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        nonlocal written
+        written += 1
+        if written > num_writes:
+            raise OSError(28, "No space left on device")
+        return add(self, name, tensor)
+
+    monkeypatch.setattr(EntryWriter, "add", limited)
+    loaded = load_model(llama, "bfloat16")
+
+    same(loaded, expected)
+    if written > num_writes:
+        assert not list(cache_folder().iterdir()) and loaded.mapped_bytes == 0
+        assert str(cache_folder()) not in Path("/proc/self/maps").read_text()
+
+
+def test_without_a_folder_to_write_into_a_model_is_packed_each_time(llama: Path, tmp_path: Path):
+    (tmp_path / "cache").write_text("a file where a folder should be")
+
+    same(load_model(llama, "bfloat16"), load_model(llama, "bfloat16"))
+
+
+def test_a_folder_that_others_can_write_to_is_not_used(
+    llama: Path, cache: Path, caplog: pytest.LogCaptureFixture
+):
+    first = load_model(llama, "bfloat16")
+    cache.chmod(0o777)
+
+    with caplog.at_level("INFO", "ostinato"):
+        again = load_model(llama, "bfloat16")
+
+    same(again, first)
+    assert again.mapped_bytes == 0 and "others can write to" in caplog.text
+
+
+def test_of_two_writers_one_publishes(llama: Path, cache: Path):
+    """Both go on with what they wrote."""
+    cache.mkdir(parents=True)
+    writers = EntryWriter(2**20), EntryWriter(2**20)
+    numbers = [writer.add("a", torch.arange(5)) for writer in writers]
+    for writer in writers:
+        writer.publish("key")
+
+    assert [kept.folder.name for kept in entries()] == ["key"]
+    assert [path.name for path in cache.iterdir()] == ["key"]
+    assert all(torch.equal(each, torch.arange(5)) for each in numbers)
+    assert torch.equal(Entry.open(cache / "key").tensor("a"), torch.arange(5))
+
+
+def test_what_a_killed_process_left_is_removed(llama: Path, cache: Path):
+    """But not what another one is writing."""
+    cache.mkdir(parents=True)
+    writer = EntryWriter(2**20)
+    killed = cache / ".partial-killed"
+    killed.mkdir()
+    (killed / "weights.bin").write_bytes(b"half")
+
+    load_model(llama, "bfloat16")
+
+    assert writer.folder.exists() and not killed.exists()
+    writer.discard()
+
+
+def test_what_was_used_least_recently_is_evicted(llama: Path):
+    sizes = []
+    for quantization in (None, "int8", "int4"):
+        load_model(llama, "bfloat16", quantization=quantization)
+        sizes.append(entries()[-1].num_bytes)
+    load_model(llama, "bfloat16")
+    oldest, _, newest = (each.folder for each in entries())
+
+    load_model(llama, "bfloat16", quantization="w8a8", weight_cache_bytes=sum(sizes))
+
+    remaining = [each.folder for each in entries()]
+    assert oldest not in remaining and newest in remaining
+
+
+def test_0_keeps_and_uses_nothing(llama: Path, cache: Path):
+    assert load_model(llama, "bfloat16", weight_cache_bytes=0).mapped_bytes == 0
+    assert not cache.exists()
+
+
+def test_mapped_weights_have_to_fit_with_the_keys_and_values(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+):
+    load_model(llama, "bfloat16")
+    monkeypatch.setattr(restoring, "available_bytes", lambda: load_memory.STEP_BYTES)
+
+    with pytest.raises(ConfigError, match=r"of weights, .* of keys and values.* are free"):
+        second(llama, monkeypatch, dtype="bfloat16")
+
+
+def test_a_tensor_of_any_dtype_and_shape_is_mapped_as_it_was(cache: Path):
+    cache.mkdir(parents=True)
+    writer = EntryWriter(2**20)
+    tensors = {
+        "vector": torch.randn(7, dtype=torch.bfloat16),
+        "cube": torch.randint(-5, 5, (3, 2, 5), dtype=torch.int8),
+        "none": torch.empty(0, 4),
+    }
+    for name, tensor in tensors.items():
+        assert torch.equal(writer.add(name, tensor), tensor)
+    with pytest.raises(OSError, match="more than"):
+        writer.add("large", torch.zeros(2**20))
+    writer.publish("key")
+
+    opened = Entry.open(cache / "key")
+    assert all(torch.equal(opened.tensor(name), tensor) for name, tensor in tensors.items())
+    assert entry.WEIGHTS == WEIGHTS and "vector" in opened and "other" not in opened

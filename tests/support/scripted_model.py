@@ -1,0 +1,381 @@
+"""A served model whose answers are written in advance, and computed all the same.
+
+A script reads each prompt, as the chat template wrote it, and returns the answer. The answer's
+tokens then go through the real engine: a constraint allows one token per step, so scheduler, cache,
+sampler, detokenizer and parsers do what they do for any model. Where a request has a grammar of its
+own (``tool_choice``, strict tools), the script must obey it too::
+
+    prompt ─► script ─► answer ─► its tokens ─► one allowed token per step ─► the real engine
+                                                    └─ and allowed by the request's own grammar
+"""
+
+import json
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from ostinato import AsyncLLM
+from ostinato.core.plan import TokenConstraint
+from ostinato.engine.grammar.structured_outputs import StructuredOutputs
+from ostinato.engine.requests.outputs import RequestOutput
+from ostinato.engine.requests.sampling_params import SamplingParams
+from ostinato.server.config import ServerConfig
+from ostinato.server.state import ServerState
+from tests.support.checkpoints import make_config, save_checkpoint
+from tests.support.servers import serving
+
+CONTEXT = 131_072
+"""Context of the model, as Qwen3's coders have it and more."""
+
+_END = "<|im_end|>"
+_SPECIAL = ("<|endoftext|>", "<|im_start|>", _END)
+_MARKS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>",
+          "<think>", "</think>")  # fmt: skip
+"""One token each, and not special, as in Qwen's tokenizers."""
+
+_VOCABULARY = 4096
+_TEXTS = Path(__file__).parents[2] / "docs"
+
+TEMPLATE = """\
+{%- macro turn(role, content) -%}
+<|im_start|>{{ role }}
+{{ content }}<|im_end|>
+{% endmacro -%}
+{%- set first = messages[0].content if messages[0].role == 'system' else '' -%}
+{%- if tools -%}
+<|im_start|>system
+{% if first %}{{ first }}
+
+{% endif %}# Tools
+
+Functions that may be called:
+<tools>{% for tool in tools %}{{ '\\n' }}{{ tool | tojson }}{% endfor %}
+</tools>
+
+A call is a JSON object with a name and arguments, between <tool_call> and </tool_call>.<|im_end|>
+{% elif first -%}
+{{ turn('system', first) }}
+{%- endif -%}
+{%- set last = namespace(question=-1) -%}
+{%- for m in messages -%}
+{%- if m.role == 'user' -%}{%- set last.question = loop.index0 -%}{%- endif -%}
+{%- endfor -%}
+{%- for m in messages -%}
+{%- if m.role == 'user' or (m.role == 'system' and not loop.first) -%}
+{{ turn(m.role, m.content) }}
+{%- elif m.role == 'assistant' -%}
+<|im_start|>assistant
+{% if loop.index0 > last.question and m.reasoning_content -%}
+<think>
+{{ m.reasoning_content.strip('\\n') }}
+</think>
+
+{% endif -%}
+{{ (m.content or '').lstrip('\\n') }}
+{%- for call in m.tool_calls or [] -%}
+{%- if not loop.first or m.content %}{{ '\\n' }}{% endif -%}
+<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>
+{%- endfor -%}
+<|im_end|>
+{% elif m.role == 'tool' -%}
+{%- if loop.index0 == 0 or messages[loop.index0 - 1].role != 'tool' -%}
+<|im_start|>user{% endif -%}
+{{ '\\n' }}<tool_response>
+{{ m.content }}
+</tool_response>
+{%- if loop.last or messages[loop.index0 + 1].role != 'tool' -%}
+<|im_end|>
+{% endif -%}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+<|im_start|>assistant
+{% if enable_thinking is defined and not enable_thinking -%}
+<think>
+
+</think>
+
+{% endif -%}
+{%- endif -%}
+"""
+"""Of Qwen3's kind, in our own words: the reasoning of turns before the last question is dropped."""
+
+
+Script = Callable[[str], str]
+"""Returns the answer to a prompt."""
+
+
+@dataclass(frozen=True)
+class ToolLoop:
+    """A script: a question is answered by calls of one tool, one after the other, then by a text.
+
+    Attributes:
+        question: Words of the user's message that starts a loop.
+        tool: Name of the tool, as the prompt shows it.
+        arguments: Of the call of each step.
+        num_calls: Calls until the text.
+        reasoning: Whether each answer begins with reasoning.
+        words: Whether a text precedes each call.
+        ending: The last answer; None for a text.
+        result: Words that stand before each result in the prompt.
+    """
+
+    question: str
+    tool: str
+    arguments: Callable[[int], dict[str, Any]]
+    num_calls: int = 10
+    reasoning: bool = True
+    words: bool = True
+    ending: str | None = None
+    result: str = "<tool_response>"
+
+    def __call__(self, prompt: str) -> str:
+        """Return the answer; requests without the tool, such as those for a title, get a word."""
+        tools, _, _ = prompt.partition("</tools>")
+        asked = prompt.rfind(self.question)
+        if asked < 0 or f'"name": "{self.tool}"' not in tools or len(tools) == len(prompt):
+            return "Echoes"
+        step = prompt.count(self.result, asked)
+        thought = f"<think>\nStep {step} comes now.\n</think>\n\n" if self.reasoning else ""
+        if step >= self.num_calls:
+            return thought + (self.ending or f"All {step} calls are done.")
+        call = written_call(self.tool, self.arguments(step))
+        words = f"I make call {step}.\n" if self.words else ""
+        return f"{thought}{words}{call}"
+
+
+@dataclass(frozen=True)
+class CodeLoop:
+    """A script for agents whose calls are code, and whose results are a user's observations.
+
+    Attributes:
+        question: Words of the user's message that starts a loop.
+        code: What step n writes between its tags.
+        ending: What the last step writes.
+        num_calls: Steps before the last one.
+    """
+
+    question: str
+    code: Callable[[int], str]
+    ending: str
+    num_calls: int = 10
+
+    def __call__(self, prompt: str) -> str:
+        """Return the answer."""
+        step = prompt.count("Observation:", max(0, prompt.rfind(self.question)))
+        code = self.code(step) if step < self.num_calls else self.ending
+        return f"Thought: step {step} comes now.\n<code>\n{code}\n</code>"
+
+
+@dataclass(frozen=True)
+class Talk:
+    """A script for agents without tools: a short text for each question."""
+
+    question: str
+
+    def __call__(self, prompt: str) -> str:
+        """Return the answer."""
+        number = prompt.count(self.question)
+        return f"<think>\nQuestion {number}.\n</think>\n\nNothing is to be changed here."
+
+
+def written_call(name: str, arguments: dict[str, Any]) -> str:
+    """Return a call as the model writes it."""
+    call = json.dumps({"name": name, "arguments": arguments})
+    return f"<tool_call>\n{call}\n</tool_call>"
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What one request hit.
+
+    Attributes:
+        prompt: Its token ids.
+        answer: The ids that were generated.
+        num_cached: Prompt tokens that hit.
+        text: The prompt as text.
+    """
+
+    prompt: list[int]
+    answer: list[int]
+    num_cached: int
+    text: str = field(repr=False, default="")
+
+    @property
+    def num_reusable(self) -> int:
+        """Tokens that an append-only client's next request hits.
+
+        It sends prompt and answer again; no step has computed the keys and values of the answer's
+        last token.
+        """
+        return len(self.prompt) + len(self.answer) - 1
+
+    def is_of(self, tool: str) -> bool:
+        """Whether its prompt shows a tool; every prompt shows the tool without a name."""
+        tools, closing, _ = self.text.partition("</tools>")
+        return not tool or (bool(closing) and f'"name": "{tool}"' in tools)
+
+    def num_asked(self, question: str) -> int:
+        """Return how often its conversation has a question."""
+        return self.text.count(question)
+
+
+class ScriptedLLM(AsyncLLM):
+    """An engine that generates what a script says.
+
+    Attributes:
+        script: The script; may be replaced between two conversations.
+        turns: All requests that have ended, in the order of their ends.
+    """
+
+    script: Script
+    turns: list[Turn]
+
+    def __init__(self, model: str, script: Script, **settings: Any) -> None:
+        """Load a model; ``settings`` as for ``AsyncLLM``."""
+        super().__init__(model, **settings)
+        self.script, self.turns = script, []
+        engine = self.engine
+        tokenizer = engine.loaded.require_tokenizer()
+        self._grammars = _DictatedGrammars(engine.grammars, tokenizer, engine.loaded.vocab_size)
+        engine.grammars = self._grammars  # type: ignore[assignment]
+
+    async def generate(  # type: ignore[override]
+        self, prompt: Any, sampling_params: SamplingParams, *args: Any, **more: Any
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Continue a prompt as the script says."""
+        text = await self.decode(list(prompt["prompt_token_ids"]))
+        form = self._grammars.dictate(self.script(text), sampling_params.structured_outputs)
+        params = replace(sampling_params, structured_outputs=form)
+        last: RequestOutput | None = None
+        async for last in super().generate(prompt, params, *args, **more):
+            yield last
+        if last is not None:
+            ids = list(last.prompt_token_ids)
+            answer = list(last.outputs[0].token_ids)
+            self.turns.append(Turn(ids, answer, last.num_cached_tokens, text))
+
+
+class _DictatedGrammars:
+    """The engine's grammars, and answers that were written in advance."""
+
+    def __init__(self, grammars: Any, tokenizer: Any, vocab_size: int) -> None:
+        self._grammars, self._tokenizer, self._vocab_size = grammars, tokenizer, vocab_size
+        self._inner: dict[str, StructuredOutputs | None] = {}
+
+    def dictate(self, answer: str, inner: StructuredOutputs | None) -> StructuredOutputs:
+        """Return a form that is compiled to an answer, within a request's own form."""
+        form = StructuredOutputs(choice=[answer])
+        self._inner[form.source] = inner
+        return form
+
+    def compile(self, wanted: StructuredOutputs, tenant: str) -> TokenConstraint:
+        """Compile a form, dictated or not."""
+        if wanted.source not in self._inner:
+            return self._grammars.compile(wanted, tenant)
+        inner = self._inner.pop(wanted.source)
+        [answer] = json.loads(wanted.source)
+        ids = self._tokenizer(answer, add_special_tokens=False)["input_ids"]
+        ids.append(self._tokenizer.eos_token_id)
+        return _Dictation(
+            ids, self._vocab_size, None if inner is None else self._grammars.compile(inner, tenant)
+        )
+
+    def erase(self, tenant: str) -> None:
+        """Remove what was compiled for a tenant."""
+        self._grammars.erase(tenant)
+
+
+class _Dictation:
+    """Allows one sequence of tokens, where the request's own grammar allows it."""
+
+    def __init__(self, ids: list[int], vocab_size: int, inner: TokenConstraint | None) -> None:
+        self._ids, self._place, self._vocab_size, self._inner = ids, 0, vocab_size, inner
+
+    @property
+    def is_complete(self) -> bool:
+        return self._place >= len(self._ids)
+
+    @property
+    def error(self) -> str:
+        return "" if self._inner is None else self._inner.error
+
+    def copy(self) -> "_Dictation":
+        inner = None if self._inner is None else self._inner.copy()
+        other = _Dictation(self._ids, self._vocab_size, inner)
+        other._place = self._place
+        return other
+
+    def mask(self) -> NDArray[np.uint8]:
+        mask = np.zeros(-(-self._vocab_size // 32) * 4, dtype=np.uint8)
+        token = self._ids[min(self._place, len(self._ids) - 1)]
+        mask[token // 8] |= 1 << token % 8
+        if self._inner is not None and not self._inner.is_complete:
+            allowed = self._inner.mask()[: len(mask)]
+            mask[: len(allowed)] &= allowed
+        return mask
+
+    def advance(self, token_id: int) -> None:
+        self._place += 1
+        if self._inner is not None and not self._inner.is_complete:
+            self._inner.advance(token_id)
+
+
+@contextmanager
+def scripted_server(path: Path, script: Script, **config: Any) -> Iterator[tuple[str, ScriptedLLM]]:
+    """Serve a tiny random Qwen3 with Qwen3's kind of template; yields its address and engine."""
+    tokenizer = _train_tokenizer()
+    sizes = {"max_position_embeddings": CONTEXT, "vocab_size": len(tokenizer)}
+    save_checkpoint(path, make_config("qwen3", **sizes, eos_token_id=tokenizer.eos_token_id))
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(path)
+    llm = ScriptedLLM(str(path), script, dtype="float32", num_blocks=24_000)
+    settings = ServerConfig(model_names=("local",), reasoning_parser="qwen3", **config)
+    try:
+        with serving(ServerState(llm, settings)) as url:
+            yield url, llm
+    finally:
+        llm.shutdown()
+
+
+def _train_tokenizer() -> PreTrainedTokenizerFast:
+    """Train a byte-level BPE on the project's pages, so that prompts have a usual length."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=_VOCABULARY,
+        special_tokens=[*_SPECIAL],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train([str(page) for page in sorted(_TEXTS.glob("*.md"))], trainer)
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<|endoftext|>", eos_token=_END,
+        clean_up_tokenization_spaces=False,
+    )  # fmt: skip
+    wrapped.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in _MARKS])
+    return wrapped
+
+
+def hit_shares(turns: list[Turn]) -> list[float]:
+    """Return what each turn after the first hit, as a share of an append-only client's hits."""
+    return [later.num_cached / earlier.num_reusable for earlier, later in pairwise(turns)]
+
+
+def common_prefix(first: list[int], second: list[int]) -> int:
+    """Return how many tokens two prompts have in common at their beginning."""
+    pairs = zip(first, second, strict=False)
+    return next(
+        (place for place, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second))
+    )
