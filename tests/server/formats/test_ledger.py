@@ -37,7 +37,9 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerState]:
     sizes = {"max_position_embeddings": 4096, "vocab_size": len(tokenizer)}
     save_checkpoint(path, make_config("llama", **sizes))
     tokenizer.save_pretrained(path)
-    llm = AsyncLLM(str(path), dtype="float32", num_blocks=2048, eviction_policy="lru")
+    # Prompts are not prepared in idle steps, which would hit what the ledger alone does not.
+    settings = {"eviction_policy": "lru", "idle_rebase": "off"}
+    llm = AsyncLLM(str(path), dtype="float32", num_blocks=2048, **settings)
     state = ServerState(llm, ServerConfig(model_names=("m",), reasoning_parser="qwen3"))
     assert state.formats.reasoning is not None
     dictated = replace(state.formats.reasoning, before_text="")  # reasoning follows grammars too

@@ -20,6 +20,9 @@ from ostinato.tiers.port import LoadFault
 
 _PLACES = {"remote": "remote server"}
 
+MAX_CHANCE_TOKENS = 2
+"""Tokens that dropped reasoning and what stands in its place may begin with alike."""
+
 _REASONS = {
     LoadFault.CHECKSUM: MissReason.CHECKSUM,
     LoadFault.DEADLINE: MissReason.TOO_SLOW,
@@ -79,7 +82,7 @@ def with_turns(explanation: Explanation, report: TurnReport) -> Explanation:
 
 def _dropped(span: PromptSpan, dropped: Sequence[DroppedReasoning]) -> PromptSpan:
     """Name the reasoning that the template dropped where a span begins, if it did."""
-    here = [drop for drop in dropped if drop.place <= span.start <= drop.place + drop.num_tokens]
+    here = [drop for drop in dropped if 0 <= span.start - drop.place <= MAX_CHANCE_TOKENS]
     if span.reason not in (MissReason.NEVER_SEEN, MissReason.DIFFERS) or not here:
         return span
     drop = here[-1]
