@@ -12,7 +12,7 @@
 import json
 import re
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -93,7 +93,7 @@ class LedgerTalk:
         sender = replace(self.sender, **options)
         turns = self.turns if is_on else self.without
 
-        def render(messages: Sequence[Message], opens: bool) -> str:
+        def render(messages: Sequence[Mapping[str, Any]], opens: bool) -> str:
             return render_text(self.tokenizer, messages, None, opens, opening=self.family.opening)
 
         template = self.family.template

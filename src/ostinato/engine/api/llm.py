@@ -189,7 +189,7 @@ class LLM:
         refuse_arguments(unsupported)
         self.engine.loaded.require_tokenizer()
         conversations: Any = [messages] if is_conversation(messages) else messages
-        options = {"add_generation_prompt": add_generation_prompt, "tools": tools}
+        options: dict[str, Any] = {"add_generation_prompt": add_generation_prompt, "tools": tools}
         options |= chat_template_kwargs or {}
         if continue_final_message:
             options["continue_final_message"] = True
