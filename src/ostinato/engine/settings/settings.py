@@ -21,6 +21,7 @@ from ostinato.runner.settings import (
 from ostinato.settings import (
     DigestName,
     FreeOrder,
+    KeepReasoning,
     PrefixCacheConfig,
     TenantShare,
 )
@@ -177,6 +178,19 @@ class EngineSettings:
     keep_texts_bytes: int = setting(64 * 2**20, minimum=0, group="What stays cached")
     """Memory for known texts and their tokens, for all tenants; about 8 bytes per token, and 0
     keeps none."""
+    ledger_bytes: int = setting(
+        64 * 2**20,
+        minimum=0,
+        group="What stays cached",
+        page="agents.md#turns-continue-as-they-were-written",
+    )
+    """Memory for turns that the model wrote, for all tenants, which later prompts continue as they
+    were written; 0 keeps none."""
+    keep_reasoning: KeepReasoning = setting(
+        "template", group="What stays cached", page="agents.md#turns-continue-as-they-were-written"
+    )
+    """Drop the reasoning of earlier turns where the chat ``template`` does, or keep it
+    ``always``."""
     ghost_blocks: int | None = _caching("ghost_blocks")
     ghost_share: float = _caching("ghost_share")
     audit_share: float = setting(
