@@ -133,7 +133,7 @@ def traffic(
         return
     typer.echo(f"{both['requests']} calls answered; share of prompt tokens that hit:")
     typer.echo(f"  {both['own_ratio']:7.1%}  with {', '.join(both['names'])}")
-    typer.echo(f"  {both['built_in_ratio']:7.1%}  with Ostinato's own index, policy and order")
+    typer.echo(f"  {both['built_in_ratio']:7.1%}  with Ostinato's own in its place")
     if both["faults"]:
         typer.echo(f"  {both['faults']} answers of your class could not be used: see the log")
 

@@ -143,11 +143,13 @@ def check_merge(lab: Any, story: Story) -> None:
 
 def _weighed(out: Floats, lse: Floats, other: Floats, others: Floats) -> Floats:
     one, two = np.exp(lse), np.exp(others)
-    return (out * one[:, None] + other * two[:, None]) / (one + two)[:, None]
+    mean: Floats = (out * one[:, None] + other * two[:, None]) / (one + two)[:, None]
+    return mean
 
 
 def _by_count(one: Floats, num_one: int, two: Floats, num_two: int) -> Floats:
-    return (one * num_one + two * num_two) / (num_one + num_two)
+    mean: Floats = (one * num_one + two * num_two) / (num_one + num_two)
+    return mean
 
 
 def _check_far(lab: Any) -> None:
