@@ -8,6 +8,7 @@ it, everything runs in plain torch. Files in reading order:
 * ``checks``: checks arguments before the library gets a pointer
 * ``pages``: allocates memory pages for keys and values
 * ``packed``: a weight in tiles, and products with it
+* ``code_packing``: packs rows of blocks, numbers or codes as tiles of a quantized weight
 * ``argmax``: the largest number of each row
 * ``sampling``: sampling, and log-probabilities
 * ``delta``: the step of a gated delta rule
