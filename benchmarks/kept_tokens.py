@@ -58,10 +58,9 @@ def history(llm: LLM, num_tokens: int) -> list[dict[str, str]]:
 
 def schedule(engine: Engine, messages: list[dict[str, str]], keep_tokens: bool) -> int:
     """Bring a conversation into the queue and out again; returns its tokens."""
-    tokenizer = engine.loaded.require_tokenizer()
     prompt = Prompt(keep_tokens=keep_tokens)
     made = engine.make_request(
-        engine.prompts.tokenized_chat(prompt, render_text(tokenizer, messages)),
+        engine.prompts.tokenized_chat(prompt, engine.prompts.continued(prompt, messages)),
         SamplingParams(max_tokens=1),
     )
     engine.add(made)

@@ -33,7 +33,7 @@ from benchmarks.fleet import (
     replay_fleet,
 )
 from benchmarks.peers.routers import DYNAMO, NAMES, DynamoRouter, HttpRouter
-from ostinato.core.config import SchedulerConfig
+from ostinato.core.config import SchedulerConfig, WaitingOrder
 from ostinato.lab.simulate.timed_replay import slowed_to_fit
 from ostinato.lab.traces.block_trace import BlockRequest, BlockTrace
 from ostinato.lab.traces.trace_builder import TraceBuilder
@@ -135,7 +135,9 @@ def _trace(name: str, paths: list[list[int | str]], arrivals: list[float]) -> Bl
 class Bench:
     """One trace, and what is the same for all routers."""
 
-    def __init__(self, trace: BlockTrace, num_blocks: int, load: float, order: str) -> None:
+    def __init__(
+        self, trace: BlockTrace, num_blocks: int, load: float, order: WaitingOrder
+    ) -> None:
         """Set the fleet's size, and stretch the arrivals."""
         self.trace = trace
         is_shortest_first = order == "shortest_first"
@@ -219,7 +221,7 @@ def disturb(bench: Bench) -> None:
     bench.run("a worker lost and back", ours("cache_state"), replace(fleet, outages=(outage,)))
 
 
-def endure(order: str) -> None:
+def endure(order: WaitingOrder) -> None:
     """Serve made-up traffic in which routers went wrong, at its own pace."""
     for make in (hot_tenant, paced_agents, burst, long_and_short):
         bench = Bench(make(), 1000, 1.0, order)

@@ -36,8 +36,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.peers.checkpoint import SHAPES, make_checkpoint
+from benchmarks.peers.checkpoint import make_checkpoint
 from benchmarks.peers.engines import SERVERS, http_worker_of, python_of
+from benchmarks.peers.shapes import SHAPES
 from benchmarks.peers.workers.http_client import COMMANDS, MODEL, free_port
 from ostinato.core.config import SchedulerConfig
 from ostinato.lab.simulate.timed_replay import TimedReplica

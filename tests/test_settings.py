@@ -80,7 +80,8 @@ def test_the_command_line_has_the_name_default_and_help_of_the_field(kind: type,
     option = OPTIONS[PUBLIC[kind]][option_names(field)[0]]
     assert option.name == name and help_line(kind, name).rstrip(".") in option.help
     if option.default is not None:
-        default = field.default if field.default is not MISSING else field.default_factory()
+        factory: Any = field.default_factory
+        default = factory() if field.default is MISSING else field.default
         in_words = write_exactly(default) if is_bytes(field) else default
         assert option.default == ("{}" if in_words == {} else in_words)
     if about(field).options:
@@ -199,7 +200,7 @@ def test_messages_say_what_else_to_do():
         "ghost_share=0: must be a number above 0 and at most 1; ghost_blocks=0 makes no estimates"
     )
     with pytest.raises(ConfigError) as refused:
-        EngineConfig(quantization="int2")  # type: ignore[arg-type]
+        EngineConfig(quantization="int2")
     assert str(refused.value) == (
         "quantization='int2': must be one of int8, int4, w8a8, w4a8, or None; a checkpoint that "
         "came quantized is loaded as its config says"

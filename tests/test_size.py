@@ -19,10 +19,10 @@ from ostinato.server.state import ServerState
 from tests.support.servers import serving
 from tests.test_heart import ROOT, code_lines
 
-MAX_CODE_LINES = {"src": 49_200, "tests": 42_500, "benchmarks": 8_200}
+MAX_CODE_LINES = {"src": 55_600, "tests": 45_900, "benchmarks": 8_000}
 """Without blank lines, comments and docstrings, so that explaining costs nothing."""
 
-MAX_CHAT_CALLS, MAX_CHAT_FILES = 1_000, 110
+MAX_CHAT_CALLS, MAX_CHAT_FILES = 1_280, 130
 
 PACKAGE = f"{ROOT / 'src/ostinato'}/"
 

@@ -13,6 +13,9 @@ from ostinato.core.errors import ConfigError
 from ostinato.core.setting import check_settings, setting
 from ostinato.former_names import accept_old_names
 
+KeepReasoning = Literal["template", "always"]
+"""Whether the reasoning of earlier turns is dropped where the chat template drops it."""
+
 FreeOrder = Literal["unused_first", "classic"]
 IndexName = Literal["radix", "hash"]
 DigestName = Literal["sha256", "xxh3_128"]

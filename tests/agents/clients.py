@@ -33,9 +33,8 @@ class AgentClient:
         ending: The last answer; None for a text.
         result: Words that stand before each result in the prompt.
         first: The command for a conversation's first message; ``{question}`` is the message.
-        later: The command for the following ones, in which ``{session}`` is the conversation;
-            empty: ``first`` gets all as arguments.
-        sessions: Folder of its home that has a folder for each conversation.
+        later: The command for the following ones; empty: ``first`` gets all as arguments.
+        continues: Whether a conversation has a second question.
         talks: Whether its questions are lines of its input, in one process.
         script: Makes its script from a question and a number of calls; None: calls of the tool.
         least_in_loop: Share of an append-only client's hits that every request of a loop has.
@@ -55,7 +54,7 @@ class AgentClient:
     environment: Mapping[str, str] = field(default_factory=dict)
     first: tuple[str, ...] = ()
     later: tuple[str, ...] = ()
-    sessions: str = ""
+    continues: bool = True
     least_in_loop: float = 0.999
     least_second: float = 0.99
     python: str = "python3"
@@ -97,12 +96,11 @@ class AgentClient:
         values = {**_COMMON, **self.environment}
         return {k: v.replace("{url}", url).replace("{home}", str(home)) for k, v in values.items()}
 
-    def commands(self, folder: Path, home: Path, questions: Sequence[str]) -> Iterator[list[str]]:
-        """Yield the commands of one conversation, each once the one before has ended.
+    def commands(self, folder: Path, questions: Sequence[str]) -> Iterator[list[str]]:
+        """Yield the commands of one conversation.
 
         Args:
             folder: Where its packages are installed.
-            home: Its home.
             questions: The user's messages.
         """
         program = folder / ("node_modules/.bin" if self.source == "npm" else "bin") / self.first[0]
@@ -111,14 +109,7 @@ class AgentClient:
             return
         for place, question in enumerate(questions):
             words = self.later if place else self.first
-            values = {"{question}": question, "{session}": self._session(home) if place else ""}
-            yield [str(program), *(values.get(word, word) for word in words[1:])]
-
-    def _session(self, home: Path) -> str:
-        """Return the name of the newest conversation, where it is needed to go on with it."""
-        if not self.sessions:
-            return ""
-        return max((home / self.sessions).iterdir(), key=lambda path: path.stat().st_mtime).name
+            yield [str(program), *(w.replace("{question}", question) for w in words[1:])]
 
 
 _COMMON = {
@@ -257,8 +248,8 @@ _CLINE = AgentClient(
         )
     },
     first=("cline", "{question}"),
-    later=("cline", "--id", "{session}", "{question}"),
-    sessions=".cline/data/sessions",
+    later=("cline", "{question}"),
+    continues=False,  # without a terminal a session is not taken up again
 )  # fmt: skip
 
 _CONTINUE = AgentClient(

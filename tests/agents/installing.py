@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -57,17 +58,23 @@ def _from_npm(folder: Path, client: AgentClient) -> None:
 
 
 def _from_pypi(folder: Path, client: AgentClient) -> None:
-    python = shutil.which(client.python) or _of_pyenv(client.python)
+    python = next(filter(_runs, _interpreters(client.python)), None)
     if python is None:
         pytest.skip(f"{client.name} needs {client.python}, which is not installed")
     _run(python, "-m", "venv", str(folder))
     _run(str(folder / "bin/pip"), "install", "--quiet", *client.packages)
 
 
-def _of_pyenv(name: str) -> str | None:
-    """Return an interpreter that pyenv has and does not show."""
+def _interpreters(name: str) -> Iterator[str]:
+    """Yield interpreters of a name: on the path, where it may be a shim, and pyenv's."""
+    if on_path := shutil.which(name):
+        yield on_path
     versions = Path.home().glob(f".pyenv/versions/{name.removeprefix('python')}*/bin/python")
-    return next(map(str, sorted(versions)), None)
+    yield from map(str, sorted(versions))
+
+
+def _runs(python: str) -> bool:
+    return subprocess.run([python, "-c", ""], capture_output=True, check=False).returncode == 0
 
 
 def _run(*command: str) -> None:

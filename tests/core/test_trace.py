@@ -35,7 +35,9 @@ def test_what_is_no_line_of_a_trace_is_refused():
 
 def test_a_header_of_version_1_is_read_with_the_names_of_today():
     """Its cache has ``policy``; without that name, a replay would silently evict by LRU."""
-    cache = PrefixCacheConfig(8, eviction_policy="arc", tenant_shares={b"a": TenantShare(2, 4)})
+    cache = PrefixCacheConfig(
+        8, eviction_policy="reuse_hazard", tenant_shares={b"a": TenantShare(2, 4)}
+    )
     header = Header(
         version=VERSION,
         cache=cache,

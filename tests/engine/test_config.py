@@ -45,7 +45,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
         ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype='fp8': must be one of auto.*, int8"),
         ({"attention": "fast"}, "attention='fast': must be one of auto, native, torch"),
         ({"index": "tree"}, "index='tree': must be one of radix, hash"),
-        ({"index": ["radix"]}, r"index=\['radix'\]: must be one of radix, hash"),
+        ({"index": ["radix"]}, r"index=\['radix'\]: must be a name, or a class of your own"),
         ({"order": "lifo"}, "order='lifo': must be one of fcfs, shortest_first"),
         ({"free_order": "random"}, "free_order='random': must be one of unused_first"),
         ({"eviction_policy": "mru"}, "^eviction_policy='mru': must be one of lru"),

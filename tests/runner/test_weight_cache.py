@@ -12,7 +12,7 @@ from ostinato.core.errors import ConfigError
 from ostinato.runner import fingerprints, load_memory, model_loader
 from ostinato.runner.forward.weight_refs import replace_weights
 from ostinato.runner.model_loader import LoadedModel, load_model
-from ostinato.runner.weight_cache import entry, folder, recording, restoring
+from ostinato.runner.weight_cache import folder, recording, restoring
 from ostinato.runner.weight_cache.entry import Entry, EntryWriter
 from ostinato.runner.weight_cache.folder import INDEX, WEIGHTS, cache_folder, entries
 from tests.runner.test_streamed import same
@@ -296,4 +296,4 @@ def test_a_tensor_of_any_dtype_and_shape_is_mapped_as_it_was(cache: Path):
 
     opened = Entry.open(cache / "key")
     assert all(torch.equal(opened.tensor(name), tensor) for name, tensor in tensors.items())
-    assert entry.WEIGHTS == WEIGHTS and "vector" in opened and "other" not in opened
+    assert "vector" in opened and "other" not in opened

@@ -3,7 +3,7 @@
 import httpx
 import pytest
 
-from tests.server.keyed import Keyed, keyed_server
+from tests.server.keyed import MODEL, Keyed, keyed_server
 
 PROMPT = "When shall we three meet again, in thunder, lightning, or in rain? "
 
@@ -58,3 +58,24 @@ def test_no_tenant_learns_of_another_s_request(keyed: Keyed):
     told = keyed.ask("bob", f"/v1/explain/{theirs}", method="GET").json()
     assert [s["reason"] for s in told["spans"]] == ["never seen"]
     assert (told["num_remembered"], told["num_forgotten"]) == (0, 0)
+
+
+def test_a_wait_for_a_stranger_s_work_is_told_apart_from_the_own_tenant_s(keyed: Keyed):
+    """While Ann's answer streams, Bob's two prompts take part in her steps, and in each other's."""
+    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 900, "ignore_eos": True, "stream": True}
+    with keyed.client("ann").stream("POST", "/v1/completions", json=body) as stream:
+        lines = stream.iter_lines()
+        next(line for line in lines if line.startswith("data: {"))
+        name = keyed.complete("bob", [PROMPT, PROMPT[::-1]])["id"]
+    waits = [
+        keyed.ask("bob", f"/v1/explain/{name}-{number}", method="GET").json()["wait"]
+        for number in (0, 1)
+    ]
+    for wait in waits:
+        parts_s = wait["own_s"] + wait["tenant_s"] + wait["others_s"]
+        assert wait["own_s"] > 0 and wait["others_s"] > 0
+        assert parts_s <= wait["seconds"] * (1 + 1e-6)
+    assert any(wait["tenant_s"] > 0 for wait in waits), "one ran beside the other"
+    alone = keyed.complete("bob", PROMPT[1:] + "?")["id"]
+    wait = keyed.ask("bob", f"/v1/explain/{alone}", method="GET").json()["wait"]
+    assert wait["tenant_s"] == 0

@@ -46,7 +46,7 @@ class TimedScheduler:
         """Begin with an empty cache, or with that of another scheduler."""
         self.now_s, self.took_s, self.limit_s, self.plan = 0.0, 0.0, 0.0, StepPlan(())
         self.cache = cache or build_cache(PrefixCacheConfig(8_000, 4), lambda: self.now_s)
-        chosen = {"max_step_ms": 250, "order": "shortest_first"} | config
+        chosen: dict[str, Any] = {"max_step_ms": 250, "order": "shortest_first"} | config
         self.prices = LearnedPrices(true_prices if knows_prices else None)
         settings = SchedulerConfig(**chosen)
         self.scheduler = build_scheduler(

@@ -7,6 +7,7 @@ from ostinato.core.errors import ConfigError
 from ostinato.core.setting import check_settings, setting
 
 WaitingOrder = Literal["fcfs", "shortest_first", "longest_prefix", "fair_share"]
+_REMOVED = "depth_first is compared by benchmarks/orders.py alone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +52,7 @@ class SchedulerConfig:
     """Maximum number of running sequences."""
     max_model_len: int = setting(2**31, minimum=1)
     """Maximum tokens of a sequence, prompt and output together."""
-    order: WaitingOrder = setting(
-        "fcfs",
-        page="rooms/scheduling.md#shortest-first",
-        hint="depth_first is compared by benchmarks/orders.py alone",
-    )
+    order: WaitingOrder = setting("fcfs", page="rooms/scheduling.md#shortest-first", hint=_REMOVED)
     """Waiting order within a priority. ``shortest_first``: least left to compute; ``fcfs``: by
     arrival; ``longest_prefix``: most cached tokens; ``fair_share``: the tenant that was served
     least."""

@@ -75,11 +75,10 @@ def setting(default: Any = MISSING, *, factory: Any = MISSING, **about: Any) -> 
         factory: Makes a default that is mutable.
         **about: Attributes of ``Setting``.
     """
-    metadata = {"setting": Setting(**about)}
-    return field(default=default, default_factory=factory, metadata=metadata)
+    return field(default=default, default_factory=factory, metadata={"setting": Setting(**about)})
 
 
-def same_setting(kind: type, name: str, default: Any = MISSING, **changes: Any) -> Any:
+def same_setting(kind: type, name: str, default: Any = MISSING, /, **changes: Any) -> Any:
     """Return a field that is the setting of another dataclass, with its docstring.
 
     Args:
@@ -125,37 +124,31 @@ def check_settings(config: Any) -> None:
     Raises:
         ConfigError: One is of the wrong type or out of range; the message names both.
     """
-    for rule in _rules(config.__class__).values():
-        _check(rule, getattr(config, rule[0]))
+    for known in setting_fields(config.__class__).values():
+        _check(known, getattr(config, known.name))
 
 
 def check_setting(kind: type, name: str, value: object) -> None:
     """Check one value of a setting; errors are those of ``check_settings``."""
-    _check(_rules(kind)[name], value)
+    _check(setting_fields(kind)[name], value)
 
 
-_Rule = tuple[str, tuple[Any, ...], tuple[str, ...], Setting]
-
-
-def _check(rule: _Rule, value: object) -> None:
-    name, types, choices, about = rule
+def _check(known: "Field[Any]", value: object) -> None:
+    types, choices, about = _rule(known)
     if value is None and NoneType in types:
         return
-    problem = _problem(value, types, choices, about)
-    if problem:
-        problem = about.kind or problem
+    if problem := _problem(value, types, choices, about):
         or_none = ", or None" if NoneType in types else ""
         hint = f"; {about.hint}" if about.hint else ""
-        raise ConfigError(f"{name}={value!r:.200}: must be {problem}{or_none}{hint}")
+        raise ConfigError(
+            f"{known.name}={value!r:.200}: must be {about.kind or problem}{or_none}{hint}"
+        )
 
 
 @cache
-def _rules(kind: type) -> dict[str, _Rule]:
-    """Return what checks need of each setting; the cache saves most of their time."""
-    known = setting_fields(kind).values()
-    return {
-        e.name: (e.name, value_types(e.type), choices_of(e), e.metadata["setting"]) for e in known
-    }
+def _rule(known: "Field[Any]") -> tuple[tuple[Any, ...], tuple[str, ...], Setting]:
+    """Return what a check needs; looking at annotations takes most of its time."""
+    return value_types(known.type), choices_of(known), known.metadata["setting"]
 
 
 def _problem(value: Any, types: tuple[Any, ...], choices: tuple[str, ...], about: Setting) -> str:
@@ -180,9 +173,8 @@ def _problem(value: Any, types: tuple[Any, ...], choices: tuple[str, ...], about
 
 
 def _number(types: tuple[Any, ...], limits: str) -> str:
-    if int in types:
-        return f"an integer, {limits}" if limits else "an integer"
-    return f"a number {limits}" if limits else "a number"
+    noun = "an integer, " if int in types else "a number "
+    return f"{noun}{limits}".rstrip(", ")
 
 
 def _is_within(value: float, about: Setting) -> bool:

@@ -57,6 +57,7 @@ class MissReason(StrEnum):
     BLOCK_BOUNDARY = "block boundary"
     NO_STATE = "no state"
     SWITCHED_OFF = "switched off"
+    TEMPLATE_DROPPED = "template dropped"
     LAST_TOKEN = "last token"
     NOT_KEPT = "not kept"
     CHEAPER = "cheaper to compute"
@@ -159,6 +160,7 @@ _COMPUTED = {
     ),
     MissReason.BLOCK_BOUNDARY: "computed for {other}, in a partly filled block that was not kept",
     MissReason.NO_STATE: "state kept at {position}: {again}",
+    MissReason.TEMPLATE_DROPPED: "the template dropped {setting}",
     MissReason.SWITCHED_OFF: "reading the cache was switched off: {setting}",
     MissReason.LAST_TOKEN: "the last token is always computed: the next one needs its query",
     MissReason.NOT_KEPT: "not known: its tokens were not kept ({setting})",
@@ -247,6 +249,9 @@ class Explanation:
         num_kept: Prompt tokens of earlier answers that stand as they were generated.
         wait: For whose work it waited; None if that is not remembered.
         num_prepared: Cached tokens that were computed for it in idle steps, after the last answer.
+        num_restored_turns: Earlier answers that stand as they were written, although the client
+            sent them otherwise, or the template would write them otherwise.
+        num_restored_tokens: The tokens of those.
     """
 
     request_id: str
@@ -257,6 +262,8 @@ class Explanation:
     num_kept: int = 0
     wait: Wait | None = None
     num_prepared: int = 0
+    num_restored_turns: int = 0
+    num_restored_tokens: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -297,6 +304,8 @@ class Explanation:
             "num_kept_tokens": self.num_kept,
             "num_prepared_tokens": self.num_prepared,
             "wait": None if self.wait is None else asdict(self.wait),
+            "num_restored_turns": self.num_restored_turns,
+            "num_restored_tokens": self.num_restored_tokens,
         }
 
     @classmethod
@@ -316,6 +325,8 @@ class Explanation:
             int(plain.get("num_kept_tokens", 0)),
             None if (wait := plain.get("wait")) is None else Wait(**_known(Wait, wait)),
             int(plain.get("num_prepared_tokens", 0)),
+            int(plain.get("num_restored_turns", 0)),
+            int(plain.get("num_restored_tokens", 0)),
         )
 
     @property
@@ -349,6 +360,11 @@ class Explanation:
                 else (f"{self.num_prepared:,} cached tokens were")
             )
             notes.append(f"{what} computed in idle steps, after the last answer (idle_rebase).")
+        if self.num_restored_turns:
+            num = self.num_restored_turns
+            what = "1 turn was" if num == 1 else f"{num:,} turns were"
+            tokens = f"{self.num_restored_tokens:,} token{'s' * (self.num_restored_tokens != 1)}"
+            notes.append(f"{what} put back as the model wrote them: {tokens}.")
         if self.num_forgotten:
             notes.append(
                 f"Compared with {self.num_remembered:,} sequences; {self.num_forgotten:,} earlier "

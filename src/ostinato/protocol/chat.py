@@ -9,6 +9,7 @@ from ostinato.protocol.conversation import ToolUse, add_reasoning, parts_of
 from ostinato.protocol.marks import Breakpoint, CacheControl, MarkedPart, breakpoints_of
 from ostinato.protocol.sampling import (
     EFFORT,
+    KEEP_REASONING,
     Effort,
     Form,
     SamplingFields,
@@ -24,6 +25,7 @@ from ostinato.protocol.tools import (
     ToolChoice,
     tool_use,
 )
+from ostinato.settings import KeepReasoning
 from ostinato.tenants.terms import LeaseTerms
 
 
@@ -149,6 +151,7 @@ class TemplateFields(OpenBody):
     continue_final_message: bool = Field(
         default=False, description="Continue the last message instead of opening a new one."
     )
+    keep_reasoning: KeepReasoning | None = KEEP_REASONING
     chat_template_kwargs: TemplateValues = Field(
         default_factory=dict, description="Variables of the chat template, such as enable_thinking."
     )

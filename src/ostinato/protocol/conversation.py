@@ -12,6 +12,11 @@ from ostinato.core.errors import RequestError
 
 Message = dict[str, Any]
 
+ASIDE = "ostinato"
+"""The key of a message for what chat templates do not see: ``seals``, the sealed names of turns
+that the client sent with it, and ``is_beside_result``, whether a user's message is part of one with
+results of calls."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tool:
@@ -99,10 +104,11 @@ class Turns:
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self._thought = ""
+        self._seals: list[str] = []
 
-    def think(self, text: str) -> None:
-        """Keep reasoning for the message or call that follows it."""
-        self._thought = text
+    def think(self, text: str, seal: str | None = None) -> None:
+        """Keep reasoning, and its encrypted content, for the message or call that follows it."""
+        self._thought, self._seals = text, [seal] if seal else []
 
     def say(self, role: str, content: Any) -> None:
         """Add a message; ``developer`` becomes ``system``."""
@@ -123,9 +129,10 @@ class Turns:
         self._settle()
 
     def _settle(self) -> None:
-        if self._thought and self.messages[-1]["role"] == "assistant":
+        if self.messages[-1]["role"] == "assistant":
             add_reasoning(self.messages[-1], self._thought)
-        self._thought = ""
+            add_seals(self.messages[-1], self._seals)
+        self._thought, self._seals = "", []
 
 
 def turns_of_blocks(
@@ -134,6 +141,7 @@ def turns_of_blocks(
     thoughts: Sequence[str] = (),
     calls: Sequence[Mapping[str, Any]] = (),
     results: Sequence[Message] = (),
+    seals: Sequence[str] = (),
 ) -> list[Message]:
     """Return the messages of one message in Anthropic's blocks: results are their own.
 
@@ -143,11 +151,15 @@ def turns_of_blocks(
         thoughts: Its reasoning.
         calls: Its calls.
         results: Messages of its results of calls.
+        seals: Signatures of its reasoning, and encrypted reasoning.
     """
     if content is None and not calls:
         return [*results]
     message: Message = {"role": role, "content": "" if content is None else content}
     add_reasoning(message, "".join(thoughts))
+    add_seals(message, seals)
+    if results:
+        message[ASIDE] = {**message.get(ASIDE, {}), "is_beside_result": True}
     if calls:
         message["tool_calls"] = [*calls]
     return [*results, message]
@@ -181,3 +193,9 @@ def add_reasoning(message: Message, reasoning: str | None) -> None:
     """Add reasoning to the assistant's message, under each name that templates use."""
     if reasoning:
         message |= dict.fromkeys(("reasoning_content", "reasoning", "thinking"), reasoning)
+
+
+def add_seals(message: Message, seals: Sequence[str]) -> None:
+    """Add sealed names of turns to the assistant's message, aside from what templates see."""
+    if seals:
+        message[ASIDE] = {**message.get(ASIDE, {}), "seals": [*seals]}

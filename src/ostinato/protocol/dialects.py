@@ -106,7 +106,6 @@ RESPONSES = Dialect(
         "text.verbosity": "templates know no such variable; say it in the instructions",
         "max_tool_calls": "no tool is run here",
         "prompt_cache_options.prewarm": _AUTOMATIC,
-        "input[].encrypted_content": "the text of reasoning is used where the client sends it",
         "reasoning.summary": "reasoning is sent in full",
         "reasoning.generate_summary": "reasoning is sent in full",
         "reasoning.context": _HISTORY,

@@ -85,12 +85,14 @@ class ThinkingBlock(OpenBody):
 
     type: Literal["thinking"]
     thinking: str
-    signature: str = Field(default="", description="Not verified.")
+    signature: str = Field(
+        default="", description="Names the turn, so that its reasoning is put back."
+    )
     cache_control: None = None
 
 
 class RedactedThinkingBlock(OpenBody):
-    """Encrypted reasoning of another model; left out of the prompt."""
+    """Encrypted reasoning: it may name a turn, as a signature does; else it has no effect."""
 
     type: Literal["redacted_thinking"]
     data: str
@@ -136,11 +138,15 @@ def template_messages(role: str, blocks: list[Block]) -> list[Message]:
     results: list[Message] = []
     content: list[TextBlock | ImageBlock] = []
     thoughts: list[str] = []
+    seals: list[str] = []
     calls: list[dict[str, Any]] = []
     for block in blocks:
         match block:
             case ThinkingBlock():
                 thoughts.append(block.thinking)
+                seals += [block.signature] if block.signature else []
+            case RedactedThinkingBlock():
+                seals.append(block.data)
             case TextBlock() | ImageBlock():
                 content.append(block)
             case ToolUseBlock():
@@ -148,7 +154,8 @@ def template_messages(role: str, blocks: list[Block]) -> list[Message]:
                 calls.append({"id": block.id, "type": "function", "function": function})
             case ToolResultBlock():
                 results.append(_result(block))
-    return turns_of_blocks(role, parts_of(content) if content else None, thoughts, calls, results)
+    said = parts_of(content) if content else None
+    return turns_of_blocks(role, said, thoughts, calls, results, seals)
 
 
 def _result(block: ToolResultBlock) -> Message:

@@ -18,6 +18,7 @@ from ostinato.protocol.message_blocks import (
 )
 from ostinato.protocol.sampling import (
     EFFORT,
+    KEEP_REASONING,
     KEEP_TOKENS,
     CacheUse,
     Effort,
@@ -28,6 +29,7 @@ from ostinato.protocol.sampling import (
 )
 from ostinato.protocol.schemas import closed
 from ostinato.protocol.tools import MOST_TOOLS, ToolName
+from ostinato.settings import KeepReasoning
 
 MOST_BREAKPOINTS = 4
 
@@ -127,6 +129,7 @@ class CountBody(OpenBody):
     )
     cache_salt: ShortText = Field(default="", description="Extension: as in chat completions.")
     keep_tokens: bool = KEEP_TOKENS
+    keep_reasoning: KeepReasoning | None = KEEP_REASONING
 
     @model_validator(mode="after")
     def _answerable(self) -> "CountBody":

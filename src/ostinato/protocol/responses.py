@@ -27,6 +27,7 @@ from ostinato.protocol.response_tools import (
 )
 from ostinato.protocol.sampling import (
     EFFORT,
+    KEEP_REASONING,
     CacheFields,
     Effort,
     Form,
@@ -44,6 +45,7 @@ from ostinato.protocol.tools import (
     TextFormat,
     ToolName,
 )
+from ostinato.settings import KeepReasoning
 
 
 class ItemBody(OpenBody):
@@ -150,6 +152,9 @@ class ReasoningItem(ItemBody):
     type: Literal["reasoning"]
     summary: Items[ReasoningText] = Field(default_factory=list)
     content: Items[ReasoningText] = Field(default_factory=list)
+    encrypted_content: str | None = Field(
+        default=None, description="Names the turn, so that its reasoning is put back."
+    )
 
 
 def _kind(item: Any) -> str:
@@ -237,10 +242,11 @@ class ResponsesBody(SamplerFields, CacheFields):
     include: list[ShortText] = Field(
         default_factory=list,
         max_length=16,
-        description=f"{_LOGPROBS}; there is nothing else to include.",
+        description=f"{_LOGPROBS} and reasoning.encrypted_content.",
     )
     top_logprobs: int | None = Field(default=None, ge=0, description="With include.")
     reasoning: Reasoning | None = None
+    keep_reasoning: KeepReasoning | None = KEEP_REASONING
     user: ShortText | None = None
     safety_identifier: ShortText | None = None
     structured_outputs: FormBody | None = Field(default=None, description="Ours, from vLLM.")
@@ -258,6 +264,11 @@ class ResponsesBody(SamplerFields, CacheFields):
         if self.store and not self.cache.write:
             raise ValueError("store=true needs cache.write=true")
         return self
+
+    @property
+    def includes_sealed_turns(self) -> bool:
+        """Whether items of reasoning have encrypted content."""
+        return "reasoning.encrypted_content" in self.include
 
     @property
     def includes_logprobs(self) -> bool:
@@ -300,7 +311,8 @@ class ResponsesBody(SamplerFields, CacheFields):
         for item in self.input if num_parts is None else _first_parts(self.input, num_parts):
             match item:
                 case ReasoningItem():
-                    turns.think("".join(part.text for part in item.content or item.summary))
+                    text = "".join(part.text for part in item.content or item.summary)
+                    turns.think(text, item.encrypted_content)
                 case MessageItem():
                     turns.say(item.role, parts_of(item.content))
                 case CallItem():

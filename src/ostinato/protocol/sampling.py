@@ -91,6 +91,13 @@ KEEP_TOKENS: Any = Field(
 )
 
 
+KEEP_REASONING: Any = Field(
+    default=None,
+    description="always: earlier reasoning stays where the chat template drops it; template: it is "
+    "dropped there. Left out, the server's setting.",
+)
+
+
 class PromptCacheOptions(OpenBody):
     """How long the prompt is kept."""
 

@@ -20,7 +20,6 @@ Files in reading order:
 * ``weight_source``: weights of a checkpoint, read from its files one by one
 * ``merged_experts``: the experts of a layer as one weight
 * ``gguf_file``: opens a GGUF file and checks that it can be loaded
-* ``gguf_codes``: blocks of a GGUF file as codes of ours
 * ``gguf_source``: the weights of a GGUF file, read one by one under the names of the model
 * ``block_embedding``: an embedding whose rows stay in the blocks of a GGUF file
 * ``compressed_codes``: the codes of a compressed-tensors checkpoint for a model's linear layers

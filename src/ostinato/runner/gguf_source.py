@@ -17,9 +17,9 @@ from torch import Tensor
 
 from ostinato.runner.block_embedding import BlockEmbedding
 from ostinato.runner.forward.codes import Codes, encode
+from ostinato.runner.forward.gguf_codes import NEAREST, PLAIN_KINDS, BlockRows, dequantized
 from ostinato.runner.forward.plain_layers import is_plain_linear
 from ostinato.runner.forward.quantized import Quantization, QuantizedWeight
-from ostinato.runner.gguf_codes import NEAREST, PLAIN_KINDS, BlockRows, dequantized
 from ostinato.runner.gguf_file import architecture_of
 from ostinato.runner.weight_source import FileRange, equal_ranges
 
@@ -207,7 +207,9 @@ def equal_codes(tensor: Any, weight: Tensor, heads: Iterable[int]) -> Codes | No
     data, kind = np.asarray(tensor.data), tensor.tensor_type
     if data.ndim != 2 or _shape(tensor) != tuple(weight.shape):
         return None
-    rows = BlockRows(kind.name, *weight.shape, lambda first, last: data[first:last].copy())
+    rows = BlockRows(
+        kind.name, len(weight), weight.shape[1], lambda first, last: data[first:last].copy()
+    )
     codes = QuantizedWeight.of_rows([rows], weight.dtype).codes()
     for order in (torch.arange(len(data)), *_orders(len(data), heads)):
         minima = None if codes.minima is None else codes.minima[order]

@@ -14,7 +14,7 @@ that came quantized, and checkpoints whose names differ from the model's.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 import transformers
@@ -49,7 +49,6 @@ from ostinato.runner.skeleton import (
     reads_all,
     trial_layers,
 )
-from ostinato.runner.weight_cache.recording import Recorder
 from ostinato.runner.weight_source import SafetensorsSource, WeightSource
 
 if TYPE_CHECKING:
@@ -102,8 +101,29 @@ class LoadSettings:
     name: str
 
 
+class PackingRecorder(Protocol):
+    """Keeps what a model is packed into, as ``weight_cache.recording`` does."""
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether anything is kept."""
+        ...
+
+    def recorded(self, pack: Pack, names: Mapping[int, str]) -> Pack:
+        """Return a function that packs likewise, and keeps what it packs."""
+        ...
+
+    def add_embedding(self, model: "PreTrainedModel") -> None:
+        """Keep the embedding."""
+        ...
+
+    def add_others(self, model: "PreTrainedModel", source: WeightSource, is_fused: bool) -> None:
+        """Keep what is neither packed nor an embedding."""
+        ...
+
+
 def stream_model(
-    settings: LoadSettings, on_meta: "PreTrainedModel", recorder: Recorder | None = None
+    settings: LoadSettings, on_meta: "PreTrainedModel", recorder: PackingRecorder | None = None
 ) -> Assembled | None:
     """Load a model weight by weight; None if ``transformers`` has to.
 
@@ -274,7 +294,7 @@ def complete_model(
     source: WeightSource,
     known: Assembled,
     pack: Pack,
-    recorder: Recorder | None = None,
+    recorder: PackingRecorder | None = None,
 ) -> ChosenForward:
     """Give a skeleton all its weights, packed as is known to be right.
 
@@ -313,7 +333,7 @@ def complete_model(
     if is_tied and isinstance(kept, BlockEmbedding) and isinstance(packed, PackedLinear):
         packed.tied = (kept,)
     fill(model, source, dtype, frozenset())
-    if recorder is not None:
+    if recorder is not None and recorder.is_writing:
         recorder.add_others(model, source, chosen.fused is not None)
     return chosen
 

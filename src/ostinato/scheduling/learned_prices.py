@@ -118,7 +118,8 @@ class LearnedPrices:
         self.fewest_tokens = min(self.fewest_tokens, work.tokens)
         key = work.tokens.bit_length(), work.pairs.bit_length()
         self._note_pace(key, work, seconds)
-        cell = self._cells[key] = self._cells.pop(key, None) or _Cell()  # the newest is last
+        cell = self._cells.pop(key) if key in self._cells else _Cell()
+        self._cells[key] = cell  # the newest is last
         cell.add(work, seconds / self.pace, self._steady)
         self._unfitted_s += seconds
         number = self._num_noted

@@ -116,7 +116,7 @@ async def measure(
             head = await render_prompt(state, messages, body.tool_use(), prompt, **options)
         except RequestError as error:
             raise RequestError(f"cache_control cannot be placed there: {error}") from error
-        num_common = num_common_tokens(head.tokens.tobytes(), tokens.tokens.tobytes())
+        num_common = num_common_tokens(head.tokens.tokens.tobytes(), tokens.tokens.tobytes())
         num_tokens = state.llm.tokenizing.num_tokens(images, tokens.tokens[:num_common])
         places.append(Covered(num_tokens, len(images), mark.terms))
     return places

@@ -4,6 +4,8 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
+from ostinato.engine.ledger.continuation import TurnReport
+from ostinato.engine.ledger.turns import OpenTurn
 from ostinato.engine.requests.prompts import PromptDict, TokenIds
 from ostinato.engine.requests.sampling_params import SamplingParams
 from ostinato.server.access.callers import Caller
@@ -46,6 +48,8 @@ class GenerateCall:
         cache_key: ``prompt_cache_key``, for the record.
         user: The client's end user, for the record.
         sections: Names and texts of the prompt's parts, in order; for explanations.
+        begun: Where its answer is noted in the ledger of turns; None if it is not.
+        report: What the ledger did to the prompt.
         request_id: The engine's request id.
         num_retained_tokens: Set by ``serve``: number of leased tokens, if a lease was requested.
     """
@@ -66,6 +70,8 @@ class GenerateCall:
     cache_key: str | None = None
     user: str | None = None
     sections: tuple[tuple[str, str], ...] = ()
+    begun: OpenTurn | None = None
+    report: TurnReport | None = None
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     num_retained_tokens: list[int] = field(default_factory=list, compare=False)
 
@@ -85,6 +91,7 @@ class GenerateCall:
         prompt = self.sender(caller)
         prompt["cache_read"], prompt["cache_write"] = self.cache_read, self.cache_write
         prompt["keep_tokens"], prompt["sections"] = self.keep_tokens, self.sections
+        prompt["report"] = self.report
         if self.token_ids is not None:
             prompt["prompt_token_ids"] = self.token_ids
         else:

@@ -17,18 +17,20 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
 from ostinato.engine.prompts.chat import sections_of
-from ostinato.engine.requests.outputs import RequestOutput
+from ostinato.engine.requests.outputs import CompletionOutput, RequestOutput
 from ostinato.engine.requests.prompts import Prompt
 from ostinato.engine.requests.sampling_params import SamplingParams
 from ostinato.engine.text.tokenized_text import TokenizedText
 from ostinato.protocol.conversation import Message
 from ostinato.protocol.volatile import Settled
 from ostinato.server.access.callers import Caller
+from ostinato.server.answers.answer_parser import ParsedAnswer
 from ostinato.server.breakpoints import measured
 from ostinato.server.call import GenerateCall
 from ostinato.server.errors import ApiError
+from ostinato.server.middleware.fields import show_report
 from ostinato.server.next_prompts import offer_next
-from ostinato.server.prompting import AnswerReader, ChatFields, read_with, render_chat
+from ostinato.server.prompting import AnswerReader, ChatFields, note_turn, read_with, render_chat
 from ostinato.server.serving import serve
 from ostinato.server.state import ServerState
 from ostinato.server.streaming import Delta, Deltas, begin, until_gone
@@ -113,6 +115,15 @@ class Conversation(Generic[BodyT]):
     tokens: TokenizedText
     messages: Sequence[Message]
 
+    def sealed_name(self) -> str | None:
+        """Return the name of the turn that is being written, for its client; None without one."""
+        turns, begun = self.state.llm.engine.prompts.turns, self.call.begun
+        return None if turns is None or begun is None else turns.name(begun)
+
+    def note(self, output: CompletionOutput, answer: ParsedAnswer) -> None:
+        """Note a complete continuation in the ledger of turns."""
+        note_turn(self.state, self.call, self.reader, output, answer)
+
 
 async def add_prompt(
     state: ServerState,
@@ -128,7 +139,7 @@ async def add_prompt(
         MissingTokenizer: The checkpoint has none.
         RequestError: The template refuses the conversation, or an image cannot be loaded.
     """
-    prompt, tokens = await render_chat(state, caller, body, settled.messages)
+    prompt, tokens = await render_chat(state, caller, body, settled.messages, call.adapter)
     reader = await read_with(state, tokens, body.tool_use(), opens_turn)
     call = replace(
         call,
@@ -136,6 +147,8 @@ async def add_prompt(
         token_ids=tokens,
         images=prompt.images,
         sections=settled.named(sections_of(settled.messages)),
+        begun=prompt.begun,
+        report=prompt.report,
     )
     return Conversation(state, caller, body, call, reader, prompt, tokens, settled.messages)
 
@@ -169,6 +182,14 @@ class Answer(Protocol[OutputT]):
     async def whole(self) -> Mapping[str, Any]:
         """Return the complete response."""
         ...
+
+
+async def respond_to_chat(
+    request: Request, answer: "ChatAnswer[Any]", is_streamed: bool
+) -> Response:
+    """Run the answer to a conversation, and tell what the ledger of turns did; as ``respond``."""
+    show_report(request, answer.chat.prompt.report)
+    return await respond(request, answer, is_streamed)
 
 
 async def respond(request: Request, answer: Answer[Any], is_streamed: bool) -> Response:
@@ -219,17 +240,24 @@ class ChatAnswer(Generic[BodyT]):
         self.last = output
         for delta in self._deltas.take(output):
             events += self.added(delta)
+            if delta.is_last:  # noted before its client has all of it
+                self.chat.note(output.outputs[delta.index], self.parsed(delta.index))
         return events
 
     async def whole(self) -> Mapping[str, Any]:
         """Return the complete response."""
+        whole: Mapping[str, Any] | None = None
         async with aclosing(self.outputs()) as outputs:
             async for output in outputs:
                 if self.last is None:
                     await self.computed(output)
                 self.last = output
-        assert self.last is not None, "a request ended without an output"
-        return self.body_of([*self._deltas.take(self.last)])
+                if output.finished:  # noted before the next prompt is prepared
+                    whole = self.body_of([*self._deltas.take(output)])
+                    for part in output.outputs:
+                        self.chat.note(part, self.parsed(part.index))
+        assert whole is not None, "a request ended without its last output"
+        return whole
 
     async def computed(self, first: RequestOutput) -> None:
         """Note that the prompt is computed: its first output is there."""
@@ -237,6 +265,10 @@ class ChatAnswer(Generic[BodyT]):
     def opening(self) -> Iterable[bytes]:
         """Return the events before all others."""
         return ()
+
+    @abstractmethod
+    def parsed(self, index: int) -> ParsedAnswer:
+        """Return what was parsed of a continuation so far."""
 
     @abstractmethod
     def added(self, delta: Delta) -> Iterable[bytes]:

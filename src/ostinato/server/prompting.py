@@ -8,19 +8,23 @@ from typing import Any, Protocol
 from transformers import PreTrainedTokenizerBase
 
 from ostinato.core.errors import RequestError
+from ostinato.engine.prompts.chat_turns import RenderedChat, WrittenAnswer
+from ostinato.engine.requests.outputs import CompletionOutput
 from ostinato.engine.requests.prompts import Prompt
 from ostinato.engine.requests.sampling_params import SamplingParams
 from ostinato.engine.text.tokenized_text import TokenizedText
 from ostinato.protocol.conversation import Message, ToolUse
 from ostinato.server.access.callers import Caller
 from ostinato.server.answers.answer_formats import AnswerFormats
-from ostinato.server.answers.answer_parser import AnswerParser, ParsedAnswer
+from ostinato.server.answers.answer_parser import AnswerParser, ParsedAnswer, parse_answer
 from ostinato.server.answers.tools import (
     describe_tools,
     read_arguments,
     without_later_systems,
 )
+from ostinato.server.call import GenerateCall
 from ostinato.server.state import ServerState
+from ostinato.settings import KeepReasoning
 
 _ARGUMENTS = {*inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters}
 _ARGUMENTS -= {"add_generation_prompt", "continue_final_message"}  # fields of the body
@@ -45,14 +49,35 @@ class AnswerReader:
     may_reason: bool = False
     is_reasoning: bool = False
 
-    def parser(self) -> AnswerParser:
-        """Return a parser for one answer."""
+    def parser(self, is_limited: bool = True) -> AnswerParser:
+        """Return a parser for one answer; unlimited, it reads calls that the request forbids."""
         return AnswerParser(
             self.formats.tools if self.use.tools else None,
             self.formats.reasoning if self.may_reason else None,
             self.is_reasoning,
-            None if self.use.is_parallel else 1,
+            None if self.use.is_parallel or not is_limited else 1,
         )
+
+    @property
+    def has_frames(self) -> bool:
+        """Whether each part of an answer has a header of its own, as in harmony's format."""
+        return self.formats.reasoning is not None and bool(self.formats.reasoning.frames)
+
+    def spoken(self, text: str) -> str | None:
+        """Return what follows the reasoning of an answer; None if there is none, or no end."""
+        reasoning = self.formats.reasoning
+        if reasoning is None or not self.may_reason or not reasoning.closing or self.has_frames:
+            return None
+        if not (self.is_reasoning or text.lstrip().startswith(reasoning.opening)):
+            return None
+        _, closing, spoken = text.partition(reasoning.closing)
+        return spoken if closing else None
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """The special tokens that are read out of the answer."""
+        is_read = bool(self.use.tools) or self.may_reason
+        return frozenset(self.formats.special_ids.values() if is_read else ())
 
     def settle(self, params: SamplingParams) -> SamplingParams:
         """Return sampling parameters: marks are kept, and grammars start after the reasoning."""
@@ -85,6 +110,42 @@ class AnswerReader:
         return round(len(ids) * len(answer.reasoning) / (len(answer.reasoning) + rest))
 
 
+def note_turn(
+    state: ServerState,
+    call: GenerateCall,
+    reader: AnswerReader,
+    output: CompletionOutput,
+    answer: ParsedAnswer,
+) -> None:
+    """Note a complete answer in the ledger of turns, before its client has all of it.
+
+    Left out are answers that say less than what was written: those cut at a stop string, and those
+    with more calls than the request allows.
+    """
+    turns, begun = state.llm.engine.prompts.turns, call.begun
+    if turns is None or begun is None or not (call.cache_write and call.keep_tokens):
+        return
+    if output.finish_reason not in ("stop", "length") or call.params.include_stop_str_in_output:
+        return
+    tokens = list(output.token_ids)
+    if isinstance(output.stop_reason, int):
+        tokens.pop()
+    text = output.text
+    if isinstance(output.stop_reason, str):
+        text = state.llm.engine.loaded.require_tokenizer().decode(tokens)
+    whole = parse_answer(text, reader.parser(is_limited=False))
+    if whole.meaning != answer.meaning:
+        return
+    written = WrittenAnswer(
+        answer.message(),
+        tokens,
+        reader.special_ids,
+        reader.spoken(text),
+        reader.num_reasoning_tokens(output.token_ids, answer),
+    )
+    turns.note(begun, written, output.index)
+
+
 async def read_with(
     state: ServerState, token_ids: Sequence[int], use: ToolUse, opens_turn: bool = True
 ) -> AnswerReader:
@@ -107,6 +168,7 @@ class ChatFields(Protocol):
 
     cache_salt: str
     keep_tokens: bool
+    keep_reasoning: KeepReasoning | None
 
     def tool_use(self) -> ToolUse:
         """Return which tools may be called, and how."""
@@ -118,12 +180,17 @@ class ChatFields(Protocol):
 
 
 async def render_chat(
-    state: ServerState, caller: Caller, body: ChatFields, messages: Sequence[Message]
+    state: ServerState,
+    caller: Caller,
+    body: ChatFields,
+    messages: Sequence[Message],
+    adapter: str = "",
 ) -> tuple[Prompt, TokenizedText]:
     """Load the images of a conversation in OpenAI's format, and render it as token ids.
 
     Returns:
-        A prompt that identifies the sender and has the images, and the token ids.
+        A prompt that identifies the sender, and has the images and what the ledger of turns did;
+        and the token ids.
 
     Raises:
         MissingTokenizer: The checkpoint has none.
@@ -134,8 +201,9 @@ async def render_chat(
     _check_variables(options)
     whose = sender(caller, body.cache_salt, body.keep_tokens)
     messages, images = await state.llm.tokenizing.load_images(messages, whose.cache_salt)
-    whose = replace(whose, images=images)
-    return whose, await render_prompt(state, messages, body.tool_use(), whose, **options)
+    whose = replace(whose, images=images, adapter=adapter, keep_reasoning=body.keep_reasoning)
+    chat = await render_prompt(state, messages, body.tool_use(), whose, **options)
+    return replace(whose, begun=chat.begun, report=chat.report), chat.tokens
 
 
 def _check_variables(options: Mapping[str, Any]) -> None:
@@ -153,7 +221,7 @@ def _check_variables(options: Mapping[str, Any]) -> None:
 
 async def render_prompt(
     state: ServerState, messages: Sequence[Message], use: ToolUse, whose: Prompt, **options: Any
-) -> TokenizedText:
+) -> RenderedChat:
     """Render a conversation as token ids, by the model's chat template.
 
     An image is one placeholder token here, and more once the prompt has its images.
@@ -169,7 +237,7 @@ async def render_prompt(
         MissingTokenizer: The checkpoint has none.
         RequestError: There is no template, or it refuses the conversation.
     """
-    described = None
+    described, history = None, messages
     if not state.formats.takes_later_systems:
         messages = without_later_systems(messages)
     if state.formats.is_native:
@@ -178,7 +246,9 @@ async def render_prompt(
     else:
         messages = describe_tools(messages, use)
     options.setdefault("add_generation_prompt", True)
-    return await state.llm.tokenizing.render(whose, messages, tools=described, **options)
+    return await state.llm.tokenizing.render(
+        whose, messages, tools=described, history=history, **options
+    )
 
 
 def sender(caller: Caller, cache_salt: str = "", keep_tokens: bool = True) -> Prompt:

@@ -98,6 +98,7 @@ class EraseReceipt:
             and every other one without live content.
         num_texts: Texts that were known with their tokens.
         tiers: What was erased from each tier, if the engine has any.
+        num_turns: Turns of the ledger.
     """
 
     num_requests: int = 0
@@ -107,3 +108,4 @@ class EraseReceipt:
     num_zeroed_slots: int = 0
     num_texts: int = 0
     tiers: tuple[TierReceipt, ...] = ()
+    num_turns: int = 0

@@ -4,12 +4,13 @@ from typing import Any
 
 import pytest
 
+from ostinato.router import RouteRequest
 from ostinato.router.policy import Prices
-from ostinato.router.process.worker import _prices_in
+from ostinato.router.process.worker import prices_in
 from tests.router.stub_workers import names, routed
 from tests.support.waiting import until
 
-PRICES = {"fixed_s": 0.03, "token_s": 0.004, "pair_s": 1e-7, "key_s": 0.0, "free_tokens": 8}
+PRICES = {"fixed_s": 0.03, "token_s": 0.004, "pair_s": 8e-5, "key_s": 0.0, "free_tokens": 8}
 
 
 async def test_prices_are_taken_from_the_workers_that_publish_them():
@@ -17,13 +18,16 @@ async def test_prices_are_taken_from_the_workers_that_publish_them():
     ours.prices = {"order": "shortest_first", "prices": PRICES}
     async with routed(ours, other) as router:
         fleet = router.app.fleet
-        workers = {each.name: each for each in fleet.router._workers.values()}
-        await until(lambda: workers["a"].prices is not None)
-        assert workers["a"].prices == Prices(0.004, 1e-7, is_shortest_first=True)
+
+        def works() -> list[float]:
+            return [each.work for each in fleet.router.look_up(RouteRequest(range(100)), 0.0)]
+
+        await until(lambda: works() == pytest.approx([200.0, 100.0]))
+        prices = await fleet.workers["a"].prices()
+        assert prices == Prices(0.004, 8e-5, is_shortest_first=True)
         await until(lambda: not fleet.workers["b"].has_prices)
-        assert workers["b"].prices is None
         ours.prices = {"order": "fcfs", "prices": None}
-        await until(lambda: workers["a"].prices is None)
+        await until(lambda: works() == [100.0, 100.0])
 
 
 @pytest.mark.parametrize(
@@ -31,4 +35,4 @@ async def test_prices_are_taken_from_the_workers_that_publish_them():
     [None, {**PRICES, "token_s": 0.0}, {**PRICES, "token_s": "nan"}, {**PRICES, "pair_s": "inf"}],
 )
 def test_prices_that_cannot_be_are_none(prices: Any):
-    assert _prices_in({"order": "fcfs", "prices": prices}) is None
+    assert prices_in({"order": "fcfs", "prices": prices}) is None

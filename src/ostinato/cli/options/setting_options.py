@@ -159,7 +159,8 @@ def _given(known: "Field[Any]", given: dict[str, Any]) -> Any:
         given_value = False
     if former is None or former == []:
         return None if given_value == [] else given_value
-    spellings = former_options(known)[0], option_names(known)[0]
+    now = option_names(known)[0]
+    spellings = former_options(known)[0], f"{now}/{_no(known)}" if _has_off(known) else now
     if given_value is not None:
         raise ConfigError(f"{spellings[0]} is the former name of {spellings[1]}: give one of them")
     Console(stderr=True, soft_wrap=True).print(renamed(*spellings), style="yellow", markup=False)

@@ -161,7 +161,7 @@ class AdminApi:
         self._engine.recorder.tick()
         receipt = self._engine.cache.admin.erase(salt)
         self._engine.grammars.erase(salt.decode(errors="replace"))
-        num_texts = self._engine.prompts.remove_texts(salt)
+        num_texts, num_turns = self._engine.prompts.remove_texts(salt)
         self._engine.audit.erase(salt)
         self._engine.rebase.erase(salt)
         self._engine.waits.erase(salt)
@@ -175,6 +175,7 @@ class AdminApi:
             receipt.num_events,
             self._zero_unused_slots(),
             num_texts,
+            num_turns=num_turns,
         )
         if tiers is not None:
             return tiers.begin_erase(salt, receipt)

@@ -30,16 +30,22 @@ from ostinato.engine.api.tokenizer_executor import TokenizerExecutor
 from ostinato.engine.loop.adapters import LoRARequest
 from ostinato.engine.loop.engine import Engine
 from ostinato.engine.prompts.chat import Message, sections_of
+from ostinato.engine.prompts.chat_turns import RenderedChat
 from ostinato.engine.prompts.next_prompt import known_head
 from ostinato.engine.requests.outputs import RequestOutput
-from ostinato.engine.requests.prompts import Prompt, PromptInput, TokenIds, parse_prompt
+from ostinato.engine.requests.prompts import (
+    Prompt,
+    PromptInput,
+    TokenIds,
+    check_keep_reasoning,
+    parse_prompt,
+)
 from ostinato.engine.requests.request_validation import PreparedRequest
 from ostinato.engine.requests.sampling_params import RequestOutputKind, SamplingParams
 from ostinato.engine.settings.config import EngineConfig
 from ostinato.engine.settings.settings import DEFAULT_MODEL
 from ostinato.engine.settings.vllm_keywords import refuse_arguments, refuse_call
 from ostinato.engine.settings.weights import WeightSource, read_weights
-from ostinato.engine.text.tokenized_text import TokenizedText
 from ostinato.observe.counters import CacheStats
 from ostinato.observe.explanation import Explanation
 from ostinato.tenants.terms import PINNED, EraseReceipt, LeaseId, LeaseReceipt, LeaseTerms
@@ -190,8 +196,9 @@ class AsyncLLM:
         priority: int = 0,
         lora_request: LoRARequest | None = None,
         keep_tokens: bool = True,
+        keep_reasoning: str | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Continue a conversation; as ``generate``, and ``keep_tokens`` as in ``LLM.chat``.
+        """Continue a conversation; as ``generate``, and the last two as in ``LLM.chat``.
 
         Raises:
             MissingTokenizer: The checkpoint has none.
@@ -199,9 +206,14 @@ class AsyncLLM:
         """
         self._engine.loaded.require_tokenizer()
         adapter = "" if lora_request is None else lora_request.lora_name
-        whose = Prompt(keep_tokens=keep_tokens, sections=sections_of(messages), adapter=adapter)
+        whose = Prompt(
+            keep_tokens=keep_tokens,
+            sections=sections_of(messages),
+            adapter=adapter,
+            keep_reasoning=check_keep_reasoning(keep_reasoning),
+        )
 
-        async def render(conversation: Sequence[Message], images: Any = ()) -> TokenizedText:
+        async def render(conversation: Sequence[Message], images: Any = ()) -> RenderedChat:
             return await self.tokenizing.render(
                 replace(whose, images=images),
                 conversation,
@@ -211,8 +223,17 @@ class AsyncLLM:
 
         async def prompt() -> Prompt:
             loaded, images = await self.tokenizing.load_images(messages)
-            ids = await render(loaded, images)
-            return replace(whose, images=images, text=ids.text.decode(), token_ids=ids, known=ids)
+            chat = await render(loaded, images)
+            ids = chat.tokens
+            return replace(
+                whose,
+                images=images,
+                text=ids.text.decode(),
+                token_ids=ids,
+                known=ids,
+                begun=chat.begun,
+                report=chat.report,
+            )
 
         outputs = self._stream(prompt, sampling_params, request_id, priority, lora_request)
         kind = sampling_params.output_kind if sampling_params is not None else None

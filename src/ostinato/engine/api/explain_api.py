@@ -4,10 +4,12 @@ The cache's history has what was admitted and evicted; the engine adds the token
 had, and the output adds the tokens if the history does not keep them.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
 from ostinato.core.tokens import pack_tokens
+from ostinato.engine.ledger.continuation import DroppedReasoning, TurnReport
 from ostinato.engine.loop.engine import Engine
 from ostinato.engine.prompts.image_prompts import decode_prompt
 from ostinato.engine.requests.outputs import RequestOutput
@@ -17,6 +19,9 @@ from ostinato.observe.explanation import Explanation, MissReason, PromptSpan, Sp
 from ostinato.tiers.port import LoadFault
 
 _PLACES = {"remote": "remote server"}
+
+MAX_CHANCE_TOKENS = 2
+"""Tokens that dropped reasoning and what stands in its place may begin with alike."""
 
 _REASONS = {
     LoadFault.CHECKSUM: MissReason.CHECKSUM,
@@ -58,8 +63,32 @@ def explain_request(
     found = explain(engine.cache.history, name, viewer)
     prepared = engine.rebase.rows_used_by(name)
     found = replace(found, wait=engine.waits.wait_of(name), num_prepared=prepared)
+    report = None if engine.prompts.turns is None else engine.prompts.turns.reports.of(name)
+    found = found if report is None else with_turns(found, report)
     note = None if engine.tiers is None else engine.tiers.note_of(name)
     return found if note is None else with_load(found, note)
+
+
+def with_turns(explanation: Explanation, report: TurnReport) -> Explanation:
+    """Return an explanation with what the ledger put back, and what the template dropped."""
+    spans = tuple(_dropped(span, report.dropped) for span in explanation.spans)
+    return replace(
+        explanation,
+        spans=spans,
+        num_restored_turns=report.num_restored,
+        num_restored_tokens=report.num_restored_tokens,
+    )
+
+
+def _dropped(span: PromptSpan, dropped: Sequence[DroppedReasoning]) -> PromptSpan:
+    """Name the reasoning that the template dropped where a span begins, if it did."""
+    here = [drop for drop in dropped if 0 <= span.start - drop.place <= MAX_CHANCE_TOKENS]
+    if span.reason not in (MissReason.NEVER_SEEN, MissReason.DIFFERS) or not here:
+        return span
+    drop = here[-1]
+    num = f"{drop.num_tokens:,} token{'s' * (drop.num_tokens != 1)}"
+    cause = f"the reasoning of message {drop.message}: {num} from token {drop.place:,} on"
+    return replace(span, reason=MissReason.TEMPLATE_DROPPED, setting=cause)
 
 
 def with_load(explanation: Explanation, note: LoadNote) -> Explanation:

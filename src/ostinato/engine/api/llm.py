@@ -9,6 +9,7 @@ print(llm.generate("To be, or not to be", SamplingParams(max_tokens=64))[0].outp
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
@@ -19,12 +20,13 @@ from ostinato.engine.api.explain_api import explain_request
 from ostinato.engine.loop.adapters import LoRARequest
 from ostinato.engine.loop.batch import ShowProgress, run_batch
 from ostinato.engine.loop.engine import Engine
-from ostinato.engine.prompts.chat import Message, is_conversation, render_text, sections_of
+from ostinato.engine.prompts.chat import Message, is_conversation, sections_of
 from ostinato.engine.requests.caller import CallGate
 from ostinato.engine.requests.outputs import RequestOutput
 from ostinato.engine.requests.prompts import (
     Prompt,
     PromptInput,
+    check_keep_reasoning,
     check_salt,
     parse_prompt,
     parse_prompts,
@@ -153,6 +155,7 @@ class LLM:
         priority: int | Sequence[int] | None = None,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         keep_tokens: bool = True,
+        keep_reasoning: str | None = None,
         **unsupported: Any,
     ) -> list[RequestOutput]:
         """Continue conversations.
@@ -171,6 +174,8 @@ class LLM:
             lora_request: As in ``generate``.
             keep_tokens: Whether earlier answers keep the tokens that were generated; False
                 tokenizes the whole conversation again.
+            keep_reasoning: ``always`` keeps reasoning of earlier turns that the template drops,
+                ``template`` does not; None is the engine's setting.
             **unsupported: As in ``generate``.
 
         Returns:
@@ -182,20 +187,30 @@ class LLM:
             ConcurrentCall: Another call is running.
         """
         refuse_arguments(unsupported)
-        tokenizer = self.engine.loaded.require_tokenizer()
+        self.engine.loaded.require_tokenizer()
         conversations: Any = [messages] if is_conversation(messages) else messages
-        options = {**(chat_template_kwargs or {})}
+        options: dict[str, Any] = {"add_generation_prompt": add_generation_prompt, "tools": tools}
+        options |= chat_template_kwargs or {}
         if continue_final_message:
             options["continue_final_message"] = True
-        prompts = []
-        for conversation in conversations:
-            m, images = self.engine.image_prompts.load_now(conversation)
-            text = render_text(
-                tokenizer, m, chat_template, add_generation_prompt, tools, bool(images), **options
+        loaded = [self.engine.image_prompts.load_now(messages) for messages in conversations]
+        prompts = [
+            Prompt(
+                keep_tokens=keep_tokens,
+                images=images,
+                keep_reasoning=check_keep_reasoning(keep_reasoning),
             )
-            prompt = Prompt(keep_tokens=keep_tokens, sections=sections_of(m), images=images)
-            prompts.append(self.engine.prompts.tokenized_chat(prompt, text))
+            for _, images in loaded
+        ]
         prompts = with_adapters(self.engine, prompts, lora_request)
+        continued, tokenized = self.engine.prompts.continued, self.engine.prompts.tokenized_chat
+        prompts = [
+            replace(
+                tokenized(prompt, continued(prompt, m, chat_template, **options)),
+                sections=sections_of(m),
+            )
+            for prompt, (m, _) in zip(prompts, loaded, strict=True)
+        ]
         return run_batch(self.engine, prompts, sampling_params, use_tqdm, priority)
 
     def get_tokenizer(self) -> Any:

@@ -19,8 +19,10 @@ from transformers import PreTrainedTokenizerBase
 from ostinato.core.plan import TokenConstraint
 from ostinato.engine.api.thread_bridge import AnswerT
 from ostinato.engine.grammar.grammar_check import NUM_WORKERS
+from ostinato.engine.ledger.continuation import Continuation
 from ostinato.engine.loop.engine import Engine
-from ostinato.engine.prompts.chat import Message, render_text
+from ostinato.engine.prompts.chat import Message
+from ostinato.engine.prompts.chat_turns import RenderedChat
 from ostinato.engine.prompts.image_decoder import ImageDecoder
 from ostinato.engine.prompts.image_prompts import decode_prompt
 from ostinato.engine.prompts.text_tokenizer import PartlyTokenized
@@ -128,7 +130,10 @@ class TokenizerExecutor:
             return await self._with_ids(prompt, None, None, lambda p: list(p.token_ids or ()))
         text = prompt.text or ""
         return await self._tokenized(
-            prompt, lambda: text, None, lambda known: known.tokens.tolist()
+            prompt,
+            lambda: engine.prompts.begin_text(text, prompt),
+            None,
+            lambda known: known.tokens.tolist(),
         )
 
     async def decode(self, token_ids: TokenIds) -> str:
@@ -162,30 +167,40 @@ class TokenizerExecutor:
         whose: Prompt,
         messages: Sequence[Message],
         chat_template: str | None = None,
+        history: Sequence[Message] | None = None,
         **settings: Any,
-    ) -> TokenizedText:
+    ) -> RenderedChat:
         """Return a conversation's token ids, which may be passed on as ``prompt_token_ids``.
 
         Args:
-            whose: A prompt of its sender: whose texts are known, and whether they are used.
+            whose: A prompt of its sender: whose texts and turns are known, and whether they are
+                used.
             messages: In order.
             chat_template: Jinja; None is the tokenizer's own.
+            history: The messages as the client sent them; None if they are the same.
             **settings: As of ``render_text``.
 
         Raises:
             MissingTokenizer: The checkpoint has none.
             RequestError: There is no message or no template, or the template refuses.
         """
-        tokenizer = self._engine.loaded.require_tokenizer()
+        self._engine.loaded.require_tokenizer()
+        prompts, turns = self._engine.prompts, self._engine.prompts.turns
+        assert turns is not None, "there is a tokenizer"
+        written: list[Continuation] = []
 
-        def write() -> str:
-            has_images = bool(whose.images)
-            text = render_text(
-                tokenizer, messages, chat_template, has_images=has_images, **settings
-            )
-            return self._engine.image_prompts.spelled(text, whose.images)
+        def begin() -> PartlyTokenized:
+            continuation = prompts.continued(whose, messages, chat_template, history, **settings)
+            partly, continuation = prompts.begin_chat(continuation, whose)
+            written.append(continuation)
+            return partly
 
-        return await self._tokenized(whose, write, self._engine.max_model_len, lambda known: known)
+        return await self._tokenized(
+            whose,
+            begin,
+            self._engine.max_model_len,
+            lambda known: turns.finished(written[0], known),
+        )
 
     async def _with_ids(
         self,
@@ -199,7 +214,7 @@ class TokenizerExecutor:
         if keep is None and engine.texts is not None and engine.texts.takes_prompts:
             return await self._tokenized(
                 prompt,
-                lambda: text,
+                lambda: engine.prompts.begin_text(text, prompt),
                 most,
                 lambda known: use(engine.prompts.with_ids(prompt, known)),
             )
@@ -219,7 +234,7 @@ class TokenizerExecutor:
     async def _tokenized(
         self,
         whose: Prompt,
-        write: Callable[[], str],
+        begin_text: Callable[[], PartlyTokenized],
         most: int | None,
         use: Callable[[TokenizedText], AnswerT],
     ) -> AnswerT:
@@ -229,7 +244,7 @@ class TokenizerExecutor:
         engine.owner.check()
 
         def begin() -> tuple[PartlyTokenized, AnswerT | None]:
-            partly = engine.prompts.begin_text(write(), whose)
+            partly = begin_text()
             is_long = self._is_long(partly.num_left)
             return partly, None if is_long else use(texts.finish(partly, most=most))
 

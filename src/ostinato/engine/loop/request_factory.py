@@ -166,9 +166,9 @@ class RequestFactory:
         is_noted = prompt.cache_write and prompt.keep_tokens and prompt.publishes is None
         if known is not None and not (is_noted and known.boundaries.ends):
             known = None
-        return PreparedRequest(
-            request, params, prompt.text, seeds, arrival_s, prepared.stops, known, images
-        )
+        begun = prompt.begun if is_noted else None
+        parts = request, params, prompt.text, seeds, arrival_s, prepared.stops, known, images
+        return PreparedRequest(*parts, begun, prompt.report)
 
     def _new_id(self) -> str:
         """Return a name that no live request has."""

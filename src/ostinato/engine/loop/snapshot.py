@@ -5,6 +5,7 @@ Metrics and pages format it without stopping the engine.
 
 from dataclasses import dataclass, replace
 
+from ostinato.engine.ledger.turns import LedgerCounts
 from ostinato.engine.loop.audit import AuditCounts
 from ostinato.engine.loop.engine import Engine
 from ostinato.engine.loop.idle_rebase import RebaseCounts
@@ -31,10 +32,12 @@ class Snapshot:
     steps: StepTimes  # predicted and measured times of steps
     rebase: RebaseCounts  # rows computed for prompts to come
     tiers: TierCounts | None = None  # what tiers did; None without any
+    ledger: LedgerCounts | None = None  # turns that were written; None without a tokenizer
 
 
 def take_snapshot(engine: Engine) -> Snapshot:
     """Copy an engine's counters, between steps; in O(tenants + live sequences)."""
+    turns = engine.prompts.turns
     return Snapshot(
         engine.cache_stats.copy(),
         replace(engine.scheduler_stats),
@@ -47,4 +50,5 @@ def take_snapshot(engine: Engine) -> Snapshot:
         engine.prices.times,
         engine.rebase.counts,
         None if engine.tiers is None else engine.tiers.counts,
+        None if turns is None else replace(turns.ledger.counts),
     )

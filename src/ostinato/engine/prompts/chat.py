@@ -69,19 +69,7 @@ def render_text(
     Raises:
         RequestError: There is no message or no template, or the template refuses.
     """
-    if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
-        raise RequestError(
-            f"a conversation must be a list of messages, not {type(messages).__name__} "
-            f"({messages!r:.80})"
-        )
-    if not messages:
-        raise RequestError("messages is empty: a conversation needs at least one message")
-    for position, message in enumerate(messages):
-        if not isinstance(message, Mapping) or "role" not in message or "content" not in message:
-            raise RequestError(
-                f"message {position} is {message!r:.80}: it needs a 'role' and a 'content'"
-            )
-        _check_parts(position, message["content"], has_images)
+    check_messages(messages, has_images)
     if chat_template is None and not getattr(tokenizer, "chat_template", None):
         raise RequestError(
             "the tokenizer has no chat template: give chat_template, or use generate()"
@@ -98,6 +86,23 @@ def render_text(
     except Exception as error:  # a template may raise anything
         raise RequestError(f"the chat template refuses these messages: {error}") from error
     return whole_characters("messages", str(text))
+
+
+def check_messages(messages: Any, has_images: bool = False) -> None:
+    """Raise ``RequestError`` for what is no conversation, or has media that were not loaded."""
+    if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
+        raise RequestError(
+            f"a conversation must be a list of messages, not {type(messages).__name__} "
+            f"({messages!r:.80})"
+        )
+    if not messages:
+        raise RequestError("messages is empty: a conversation needs at least one message")
+    for position, message in enumerate(messages):
+        if not isinstance(message, Mapping) or "role" not in message or "content" not in message:
+            raise RequestError(
+                f"message {position} is {message!r:.80}: it needs a 'role' and a 'content'"
+            )
+        _check_parts(position, message["content"], has_images)
 
 
 def _check_parts(position: int, content: object, has_images: bool) -> None:

@@ -6,14 +6,14 @@ from typing import Any
 
 from ostinato.core.tokens import num_common_tokens
 from ostinato.engine.prompts.chat import Message
-from ostinato.engine.text.tokenized_text import TokenizedText
+from ostinato.engine.prompts.chat_turns import RenderedChat
 
 _WORDS = ("Hello", "1 + 1")
 """Two messages that begin differently: what both prompts have does not depend on the words."""
 
 
 async def known_head(
-    render: Callable[[Sequence[Message]], Awaitable[TokenizedText]],
+    render: Callable[[Sequence[Message]], Awaitable[RenderedChat]],
     messages: Sequence[Message],
     answer: dict[str, Any],
 ) -> "array[int]":
@@ -31,7 +31,7 @@ async def known_head(
         RequestError: The template refuses a further user message.
     """
     first, second = [
-        (await render([*messages, answer, {"role": "user", "content": words}])).tokens
+        (await render([*messages, answer, {"role": "user", "content": words}])).tokens.tokens
         for words in _WORDS
     ]
     return first[: num_common_tokens(memoryview(first).cast("B"), memoryview(second).cast("B"))]

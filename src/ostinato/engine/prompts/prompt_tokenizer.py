@@ -1,9 +1,14 @@
 """Turns the texts and images of one engine's prompts into token ids."""
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from ostinato.core.identity import ImageSpan
+from ostinato.engine.ledger.continuation import Continuation
+from ostinato.engine.prompts.chat import Message, check_messages, render_text
+from ostinato.engine.prompts.chat_turns import ChatTurns, WrittenAnswer
 from ostinato.engine.prompts.image_prompts import ImagePrompts
 from ostinato.engine.prompts.public_prefixes import PublicPrefixes
 from ostinato.engine.prompts.text_tokenizer import PartlyTokenized, TextTokenizer
@@ -21,6 +26,7 @@ class PromptTokenizer:
 
     Attributes:
         texts: Tokenizes texts, and remembers them; None if the checkpoint has no tokenizer.
+        turns: Continues conversations with what was written; None without a tokenizer.
         images: Loads the images of prompts; safe in any thread.
     """
 
@@ -30,6 +36,16 @@ class PromptTokenizer:
         max_bytes = config.keep_texts_bytes if config.keep_tokens else 0
         tokenizer = loaded.tokenizer
         self.texts = None if tokenizer is None else TextTokenizer(tokenizer, max_bytes)
+        self.turns: ChatTurns | None = None
+        if self.texts is not None:
+            ledger_bytes = config.ledger_bytes if config.keep_tokens else 0
+            self.turns = ChatTurns(
+                self.texts,
+                ledger_bytes,
+                config.keep_reasoning,
+                loaded.eos_token_ids,
+                config.keep_explanations,
+            )
         self.images = ImagePrompts(loaded, config.media, config.max_images)
         self._loaded = loaded
         self._keep_tokens = config.keep_tokens
@@ -63,19 +79,73 @@ class PromptTokenizer:
         partly = self.begin_text(prompt.text or "", prompt)
         return self.with_ids(prompt, self.texts.finish(partly, most=most))
 
-    def tokenized_chat(self, prompt: Prompt, text: str) -> Prompt:
-        """Return a prompt that is a conversation, written as a text, with its ids."""
-        assert self.texts is not None, "conversations need a tokenizer"
-        text = self.images.spelled(text, prompt.images)
-        known = self.texts.finish(self.begin_text(text, prompt))
-        return replace(prompt, text=text, token_ids=known, known=known)
+    def tokenized_chat(self, prompt: Prompt, continuation: Continuation) -> Prompt:
+        """Return a prompt that is a conversation, with its ids."""
+        assert self.texts is not None and self.turns is not None, "conversations need a tokenizer"
+        partly, continuation = self.begin_chat(continuation, prompt)
+        known = self.texts.finish(partly)
+        chat = self.turns.finished(continuation, known)
+        text = known.text.decode()
+        return replace(
+            prompt, text=text, token_ids=known, known=known, begun=chat.begun, report=chat.report
+        )
 
     def begin_text(self, text: str, prompt: Prompt) -> PartlyTokenized:
         """Find what is known of a text for the sender of a prompt; safe in any thread."""
         assert self.texts is not None, "there is a tokenizer"
-        names = self._public_prefixes.salts_of(prompt.public_prefixes)
         is_kept = self._keep_tokens and prompt.keep_tokens
-        return self.texts.begin(text, (prompt.cache_salt.encode(), *names), is_kept)
+        return self.texts.begin(text, self._namespaces(prompt), is_kept)
+
+    def continued(
+        self,
+        prompt: Prompt,
+        messages: Sequence[Message],
+        chat_template: str | None = None,
+        history: Sequence[Message] | None = None,
+        **settings: Any,
+    ) -> Continuation:
+        """Write a conversation as a text, with its turns as they were written.
+
+        Args:
+            prompt: Names the sender, and has the images.
+            messages: As the template reads them.
+            chat_template: Jinja; None is the tokenizer's own.
+            history: The messages as the client sent them; None if they are the same.
+            **settings: As of ``render_text``.
+
+        Raises:
+            RequestError: There is no message or no template, or the template refuses.
+        """
+        assert self.turns is not None, "conversations need a tokenizer"
+        tokenizer = self._loaded.require_tokenizer()
+        check_messages(messages, bool(prompt.images))
+        opens = settings.pop("add_generation_prompt", True)
+        has_images = bool(prompt.images)
+
+        def render(messages: Sequence[Message], opens_turn: bool) -> str:
+            return render_text(
+                tokenizer,
+                messages,
+                chat_template,
+                opens_turn,
+                has_images=has_images,
+                **settings,
+            )
+
+        if settings.get("continue_final_message"):
+            return Continuation(render(messages, opens))
+        template = str(chat_template or getattr(tokenizer, "chat_template", None))
+        return self.turns.continued(prompt, render, messages, history, template, opens)
+
+    def begin_chat(
+        self, continuation: Continuation, prompt: Prompt
+    ) -> tuple[PartlyTokenized, Continuation]:
+        """Find what is known of a conversation's prompt; as ``ChatTurns.begin``."""
+        assert self.turns is not None, "conversations need a tokenizer"
+        text = self.images.spelled(continuation.text, prompt.images)
+        if prompt.images or not continuation.placed:
+            return self.begin_text(text, prompt), continuation
+        return self.turns.begin(continuation, self._namespaces(prompt))
 
     def with_ids(self, prompt: Prompt, known: TokenizedText) -> Prompt:
         """Return a prompt that is a text with its ids."""
@@ -83,19 +153,34 @@ class PromptTokenizer:
         return replace(prompt, token_ids=self.texts.with_special_tokens(known), known=known)
 
     def note(self, made: PreparedRequest) -> None:
-        """Remember the tokens of a prompt that is a text."""
+        """Remember the tokens of a prompt that is a text, and what the ledger did to it."""
         if made.known is not None and self.texts is not None:
             self.texts.known.note(made.request.identity.tenant, made.known)
+        if made.report is not None and self.turns is not None:
+            self.turns.remember(made.request.request_id, made.request.identity.tenant, made.report)
 
     def note_answers(self, state: RequestState) -> None:
-        """Remember which tokens a prompt's continuations are made of."""
+        """Remember which tokens a prompt's continuations are made of, and the turns they are."""
         if state.known is not None and self.texts is not None:
             for answer in state.answers():
                 self.texts.known.note_answer(state.request.identity.tenant, state.known, answer)
+        if state.begun is not None and self.turns is not None and state.params.detokenize:
+            for index, text, tokens in state.whole_answers():
+                message = {"role": "assistant", "content": text}
+                self.turns.note(state.begun, WrittenAnswer(message, tokens), index)
 
-    def remove_texts(self, tenant: bytes | None = None) -> int:
-        """Remove the known texts of a tenant, or all; returns how many."""
-        if self.texts is None:
-            return 0
-        known = self.texts.known
-        return known.clear() if tenant is None else known.erase(tenant)
+    def remove_texts(self, tenant: bytes | None = None) -> tuple[int, int]:
+        """Remove the known texts and the turns of a tenant, or all; returns how many of each."""
+        if self.texts is None or self.turns is None:
+            return 0, 0
+        known, turns = self.texts.known, self.turns
+        if tenant is None:
+            return known.clear(), turns.clear()
+        return known.erase(tenant), turns.erase(tenant)
+
+    def _namespaces(self, prompt: Prompt) -> tuple[bytes, ...]:
+        """Return whose texts a prompt may use, its sender's own first."""
+        return (
+            prompt.cache_salt.encode(),
+            *self._public_prefixes.salts_of(prompt.public_prefixes),
+        )

@@ -119,6 +119,18 @@ class TextTokenizer:
         assert self._before is not None, "see takes_prompts"
         return array("I", self._before) + known.tokens
 
+    def spell(self, tokens: "array[int]", before: "array[int]") -> str:
+        """Return the text that tokens add to those before them, special ones included."""
+        detokenizer = Detokenizer(self.table, skip_special_tokens=False, prompt=before)
+        return detokenizer.append(tokens) + detokenizer.finish()
+
+    def num_tokens_before(self, known: TokenizedText, end: int) -> int:
+        """Return how many tokens of a text stand before a byte of it that begins a token."""
+        places = known.boundaries.up_to(end)
+        start, count = (places.ends[-1], places.counts[-1]) if places.ends else (0, 0)
+        [rest] = _encode(self._tokenizer, [known.text[start:end]])
+        return count + len(rest)
+
     def _cut(self, text: bytes, known: TokenizedText, num_alike: int) -> PartlyTokenized:
         """Return how much of a text can be taken from one with the same beginning."""
         places = known.boundaries.up_to(num_alike)
@@ -144,9 +156,7 @@ class TextTokenizer:
         if not part:
             return PartlyTokenized(text, known, end, count)
         [tokens] = _encode(self._tokenizer, [part])
-        before = known.tokens[max(0, count - 8) : count]
-        detokenizer = Detokenizer(self.table, skip_special_tokens=False, prompt=before)
-        if (detokenizer.append(tokens) + detokenizer.finish()).encode() != part:
+        if self.spell(array("I", tokens), known.tokens[max(0, count - 8) : count]).encode() != part:
             return None  # such as one that puts a space before each text
         return PartlyTokenized(text, known, end, count, tokens_between=tuple(tokens))
 

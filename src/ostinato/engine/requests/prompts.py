@@ -11,6 +11,8 @@ from typing import Any, TypedDict
 import numpy as np
 
 from ostinato.core.errors import RequestError
+from ostinato.engine.ledger.continuation import TurnReport
+from ostinato.engine.ledger.turns import OpenTurn
 from ostinato.engine.text.tokenized_text import TokenizedText
 
 TokenIds = Sequence[int]
@@ -31,6 +33,7 @@ class PromptDict(TypedDict, total=False):
         sections: Names and texts of its messages and fields, in order; for explanations.
         multi_modal_data: ``{"image": ...}``: an image or a list of them, in the order of their
             placeholders; each a ``PIL.Image``, an RGB array of uint8, or a file's bytes.
+        report: What the ledger of turns did to it, as the engine rendered it; for explanations.
     """
 
     prompt: str
@@ -43,6 +46,7 @@ class PromptDict(TypedDict, total=False):
     keep_tokens: bool
     sections: Sequence[tuple[str, str]]
     multi_modal_data: Mapping[str, Any]
+    report: TurnReport | None
 
 
 PromptInput = str | TokenIds | PromptDict
@@ -62,6 +66,10 @@ class Prompt:
         publishes: Name of the public prefix that it is computed for; usually None.
         known: Its text with its tokens, if they are known to belong together.
         images: In the order of their placeholders.
+        keep_reasoning: Whether a conversation keeps reasoning that its template drops: ``always``
+            or ``template``; None is the engine's setting.
+        begun: Where its answer is noted in the ledger; None if it is not.
+        report: What the ledger did to it.
     """
 
     text: str | None = None
@@ -76,6 +84,9 @@ class Prompt:
     sections: tuple[tuple[str, str], ...] = ()
     known: TokenizedText | None = None
     images: tuple[Any, ...] = ()
+    keep_reasoning: str | None = None
+    begun: OpenTurn | None = None
+    report: TurnReport | None = None
 
 
 def parse_prompts(prompts: PromptInput | Iterable[PromptInput]) -> list[Prompt]:
@@ -113,6 +124,13 @@ def check_salt(cache_salt: object) -> None:
     whole_characters("cache_salt", cache_salt)
 
 
+def check_keep_reasoning(choice: str | None) -> str | None:
+    """Return a choice of ``KeepReasoning``, or None; others raise ``RequestError``."""
+    if choice not in (None, "template", "always"):
+        raise RequestError(f"keep_reasoning={choice!r:.80}: must be 'template' or 'always'")
+    return choice
+
+
 def _parse_dict(prompt: dict[str, Any]) -> Prompt:
     unknown = set(prompt) - set(PromptDict.__annotations__)
     if unknown:
@@ -134,7 +152,9 @@ def _parse_dict(prompt: dict[str, Any]) -> Prompt:
     whole_characters("prompt", prompt.get("prompt", ""))
     if not isinstance(prompt.get("adapter", ""), str):
         raise RequestError(f"adapter={prompt['adapter']!r:.80}: must be a name")
-    as_given = ("cache_salt", "cache_read", "cache_write", "keep_tokens", "adapter")
+    if not isinstance(prompt.get("report"), (TurnReport, type(None))):
+        raise RequestError(f"report={prompt['report']!r:.80}: must be of a rendered conversation")
+    as_given = ("cache_salt", "cache_read", "cache_write", "keep_tokens", "adapter", "report")
     return Prompt(
         text=text,
         token_ids=token_ids,

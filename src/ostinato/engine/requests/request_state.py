@@ -99,6 +99,7 @@ class RequestState:
         self.error: str | None = None  # why it failed
         self._has_own_error = False
         self.known = made.known  # its prompt, if its answers are to be remembered
+        self.begun = made.begun  # where its answers are noted as turns; None if they are not
         self.images: tuple[ServedImage, ...] = ()  # kept for as long as steps may need them
         self.load_note: LoadNote | None = None  # what a tier had of its prompt
         self._prompt = made.prompt
@@ -183,6 +184,19 @@ class RequestState:
     def answers(self) -> "list[array[int]]":
         """Return the tokens of each continuation, packed, but for those without any."""
         return [array("I", c.token_ids) for c in self._completions if c.token_ids]
+
+    def whole_answers(self) -> "list[tuple[int, str, list[int]]]":
+        """Return number, text and tokens of the continuations that the model ended itself.
+
+        A stop string and its like are left out of the text, but not of the tokens.
+        """
+        return [
+            (c.index, c.text, c.token_ids)
+            for c in self._completions
+            if c.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
+            and c.stop_reason is None
+            and not self.params.include_stop_str_in_output
+        ]
 
     def output(self) -> RequestOutput:
         """Return the output so far."""

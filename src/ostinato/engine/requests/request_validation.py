@@ -15,6 +15,8 @@ from transformers import PreTrainedTokenizerBase
 
 from ostinato.core.request import IDLE_WORK, Request
 from ostinato.core.tokens import pack_tokens
+from ostinato.engine.ledger.continuation import TurnReport
+from ostinato.engine.ledger.turns import OpenTurn
 from ostinato.engine.requests.prompts import Prompt
 from ostinato.engine.requests.sampling_params import SamplingParams
 from ostinato.engine.text.stop_strings import StopStrings
@@ -43,6 +45,8 @@ class PreparedRequest:
     stops: StopStrings  # the stop strings of its parameters
     known: TokenizedText | None = None  # the prompt, if it is to be remembered
     images: tuple[ServedImage, ...] = ()  # among its tokens
+    begun: OpenTurn | None = None  # where its answer is noted in the ledger
+    report: TurnReport | None = None  # what the ledger did to the prompt
 
 
 def tokenize(

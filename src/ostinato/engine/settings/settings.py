@@ -21,6 +21,7 @@ from ostinato.runner.settings import (
 from ostinato.settings import (
     DigestName,
     FreeOrder,
+    KeepReasoning,
     PrefixCacheConfig,
     TenantShare,
 )
@@ -45,6 +46,8 @@ DEFAULT_MODEL = "tiny-shakespeare"
 MODEL, COMPUTING, LORA = "Model and cache", "Computing", "LoRA adapters"
 """Groups of settings that matter where one request runs at a time."""
 
+_NAME = "a name, or a class of your own as FILE.py:Class"
+
 _model = partial(setting, group=MODEL)
 _computing = partial(setting, group=COMPUTING)
 _lora = partial(setting, group=LORA)
@@ -67,7 +70,7 @@ class EngineSettings:
     """Branch, tag or commit of a model on the hub; by default its main branch."""
     tokenizer: str | Path | None = _model(None, kind="a name or a directory")
     """Directory or hub name of a tokenizer other than the model's own."""
-    index: str = _cache("index", page="learn.md")
+    index: str = _cache("index", page="learn.md", kind=_NAME)
     """Prefix index: ``radix`` (a tree) or ``hash`` (chained digests), which match the same blocks;
     or a class of your own as ``FILE.py:Class``."""
     block_size: int = _cache("block_size")
@@ -142,7 +145,7 @@ class EngineSettings:
     max_chunk_tokens: int | None = _scheduling("max_chunk_tokens")
     max_step_ms: int | None = _scheduling("max_step_ms", 250)
     max_num_seqs: int = _scheduling("max_num_seqs")
-    order: str = _scheduling("order", "shortest_first")
+    order: str = _scheduling("order", "shortest_first", kind=_NAME)
     """Waiting order within a priority. ``shortest_first``: least left to compute; ``fcfs``: by
     arrival; ``longest_prefix``: most cached tokens; ``fair_share``: the tenant that was served
     least; or a class of your own as ``FILE.py:Class``."""
@@ -161,7 +164,7 @@ class EngineSettings:
     """Seed of the generator of seeds, for requests without one."""
 
     free_order: FreeOrder = _caching("free_order")
-    eviction_policy: str = _caching("eviction_policy", "reuse_hazard", old_names=())
+    eviction_policy: str = _caching("eviction_policy", "reuse_hazard", old_names=(), kind=_NAME)
     """Eviction policy: which cached block is evicted first, by ``reuse_hazard``, ``lru`` or
     ``s3fifo``, or by a class of your own as ``FILE.py:Class``."""
     digest: DigestName = _caching("digest")
@@ -175,6 +178,19 @@ class EngineSettings:
     keep_texts_bytes: int = setting(64 * 2**20, minimum=0, group="What stays cached")
     """Memory for known texts and their tokens, for all tenants; about 8 bytes per token, and 0
     keeps none."""
+    ledger_bytes: int = setting(
+        64 * 2**20,
+        minimum=0,
+        group="What stays cached",
+        page="agents.md#turns-continue-as-they-were-written",
+    )
+    """Memory for turns that the model wrote, for all tenants, which later prompts continue as they
+    were written; 0 keeps none."""
+    keep_reasoning: KeepReasoning = setting(
+        "template", group="What stays cached", page="agents.md#turns-continue-as-they-were-written"
+    )
+    """Drop the reasoning of earlier turns where the chat ``template`` does, or keep it
+    ``always``."""
     ghost_blocks: int | None = _caching("ghost_blocks")
     ghost_share: float = _caching("ghost_share")
     audit_share: float = setting(

@@ -204,7 +204,7 @@ class Worker:
         try:
             status, content = await self._get("/admin/steps")
             self.has_prices = status not in _NO_ROUTE
-            return _prices_in(content) if status == 200 else None
+            return prices_in(content) if status == 200 else None
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError, TypeError, KeyError):
             return None
 
@@ -337,7 +337,12 @@ def _tokens_in(answer: bytes) -> "array[int] | None":
     return array("I", tokens) if isinstance(tokens, list) else None
 
 
-def _prices_in(content: Any) -> Prices | None:
+def prices_in(content: Any) -> Prices | None:
+    """Return the prices in an answer of ``/admin/steps``; None if they cannot be.
+
+    Raises:
+        KeyError, TypeError, ValueError: It has another form.
+    """
     prices = content["prices"]
     if prices is None:
         return None

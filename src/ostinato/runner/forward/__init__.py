@@ -3,6 +3,7 @@
 Files in reading order:
 
 * ``codes``: weights in 8 or 4 bits
+* ``gguf_codes``: blocks of a GGUF file as codes of ours
 * ``quantized``: such a weight packed for the native library, and which layers get one
 * ``packed_linear``: a linear layer whose weight is packed
 * ``plain_layers``: checks that a linear layer is unmodified, and creates such layers

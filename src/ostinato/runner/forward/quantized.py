@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from ostinato.runner.forward.codes import CodeFormat, Codes, encode, joined, joined_format, widened
+from ostinato.runner.forward.gguf_codes import BlockRows
 from ostinato.runner.forward.packed_linear import PackedLinear
-from ostinato.runner.gguf_codes import BlockRows
 from ostinato.runner.native.code_packing import FORMATS, TILE_OUTPUTS, CodeTiles
 from ostinato.runner.native.ctypes_api import DTYPES
 from ostinato.runner.native.packed import (
@@ -44,7 +44,8 @@ class QuantizedWeight(PackedWeight):
         """Pack codes."""
         self._allocate(codes.format, codes.codes.shape, codes.scales.dtype)
         self.dtype, self.activation_bits = dtype, activation_bits
-        self._order = None if codes.order is None else codes.order.int().contiguous()
+        if codes.order is not None:
+            self._order = codes.order.int().contiguous()
         self._put(0, codes)
 
     @classmethod

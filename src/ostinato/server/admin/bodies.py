@@ -37,11 +37,12 @@ class PrefixBody(TenantBody):
             OstinatoError: The model has no tokenizer or template, or the template refuses.
         """
         if self.messages is not None:
-            return await state.llm.tokenizing.render(
+            chat = await state.llm.tokenizing.render(
                 whose or Prompt(),
                 [message.rendered() for message in self.messages],
                 add_generation_prompt=self.add_generation_prompt,
             )
+            return chat.tokens
         if isinstance(self.prompt, str):
             return await state.llm.encode(self.prompt, whose=whose or Prompt())
         return self.prompt or []

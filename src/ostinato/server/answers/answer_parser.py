@@ -119,6 +119,24 @@ class ParsedAnswer:
         return [ToolCall(c.call_id, c.name, "".join(parts)) for c, parts in self._calls]
 
     @property
+    def meaning(self) -> tuple[Any, ...]:
+        """Reasoning, text, and names and arguments of the calls: all but their ids."""
+        return self.reasoning, self.text, [(call.name, call.arguments) for call in self.calls]
+
+    def message(self) -> dict[str, Any]:
+        """Return it as a message of the assistant, in OpenAI's format."""
+        calls = [
+            {"id": call.call_id, "function": {"name": call.name, "arguments": call.arguments}}
+            for call in self.calls
+        ]
+        return {
+            "role": "assistant",
+            "content": self.text,
+            "tool_calls": calls,
+            "reasoning": self.reasoning,
+        }
+
+    @property
     def has_calls(self) -> bool:
         """Whether there is any call."""
         return bool(self._calls)

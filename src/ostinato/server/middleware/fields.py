@@ -2,7 +2,8 @@
 
 A response names unknown fields, and tools that are left out of the prompt, in the header
 ``x-ostinato-ignored-fields``; ``/metrics`` counts them. The header ``x-ostinato-set-aside`` names
-the rules by which texts of the prompt were replaced by constants.
+the rules by which texts of the prompt were replaced by constants, and ``x-ostinato-ledger`` counts
+the earlier answers that stand in the prompt as they were written.
 """
 
 import re
@@ -14,6 +15,7 @@ from fastapi.responses import Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
+from ostinato.engine.ledger.continuation import TurnReport
 from ostinato.protocol.conversation import Message
 from ostinato.protocol.dialects import Dialect, unused_fields
 from ostinato.protocol.volatile import Settled
@@ -23,8 +25,9 @@ from ostinato.server.state import ServerState
 HEADERS = {
     "ignored_fields": "x-ostinato-ignored-fields",
     "set_aside": "x-ostinato-set-aside",
+    "ledger": "x-ostinato-ledger",
 }
-"""Headers by the attribute of the request's state that has the names."""
+"""Headers by the attribute of the request's state that has their parts."""
 
 _MAX_NAME_CHARS = 100
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.\[\]-]")
@@ -71,6 +74,22 @@ def accept_fields(
     if ignored:
         request.app.state.metrics.ignored_fields(dialect.path, len(ignored))
         request.state.ignored_fields = ignored
+
+
+def show_report(request: Request, report: TurnReport | None) -> None:
+    """Have the response tell what the ledger of turns did to the prompt; zeros are left out."""
+    if report is not None:
+        counts = {
+            "turns": report.num_turns,
+            "restored": report.num_restored,
+            "restored-tokens": report.num_restored_tokens,
+            "restored-reasoning": report.num_reasoning,
+            "dropped-reasoning": len(report.dropped),
+            "unequal": report.num_unequal,
+            "seals": report.num_seals,
+            "ignored-seals": report.num_ignored_seals,
+        }
+        request.state.ledger = [f"{name}={count}" for name, count in counts.items() if count]
 
 
 async def set_aside(

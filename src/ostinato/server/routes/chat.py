@@ -35,7 +35,13 @@ from ostinato.server.answers.answer_parser import (
     parse_answer,
 )
 from ostinato.server.answers.call_grammar import chat_params
-from ostinato.server.generation import ChatAnswer, add_prompt, lease_marks, open_call, respond
+from ostinato.server.generation import (
+    ChatAnswer,
+    add_prompt,
+    lease_marks,
+    open_call,
+    respond_to_chat,
+)
 from ostinato.server.middleware.fields import DialectRoute, accept_fields, set_aside
 from ostinato.server.serving import check_room
 from ostinato.server.state import StateDep
@@ -56,7 +62,7 @@ async def chat(body: ChatBody, request: Request, state: StateDep, caller: Caller
     settled = await set_aside(request, state, caller.narrow(body.cache_salt), body.conversation())
     chat = await add_prompt(state, caller, body, call, settled, body.add_generation_prompt)
     chat = await lease_marks(chat)
-    return await respond(request, OpenAIAnswer(chat), body.stream)
+    return await respond_to_chat(request, OpenAIAnswer(chat), body.stream)
 
 
 @dataclass(slots=True)
@@ -77,6 +83,7 @@ class OpenAIAnswer(ChatAnswer[ChatBody]):
         body, last = self.chat.body, self.last
         assert last is not None
         answers = [parse_answer(part.text, self._parsers[part.index]) for part in parts]
+        self._answers = answers
         whole = ChatCompletion(
             id=self.chat.call.request_id,
             object="chat.completion",
@@ -91,6 +98,10 @@ class OpenAIAnswer(ChatAnswer[ChatBody]):
         if last.prompt_logprobs is not None:
             whole["prompt_logprobs"] = prompt_logprobs(last.prompt_logprobs)
         return whole
+
+    def parsed(self, index: int) -> ParsedAnswer:
+        """Return what was parsed of a choice so far."""
+        return self._answers[index]
 
     def added(self, delta: Delta) -> Iterable[bytes]:
         """Return the chunks of the new part of a choice."""

@@ -26,6 +26,7 @@ from ostinato.server.answers.answer_parser import (
     AnswerParser,
     ArgumentsPiece,
     CallStart,
+    ParsedAnswer,
     Piece,
     ReasoningPiece,
     TextPiece,
@@ -34,7 +35,13 @@ from ostinato.server.answers.answer_parser import (
 from ostinato.server.answers.call_grammar import chat_params
 from ostinato.server.breakpoints import Kept, keep, measure
 from ostinato.server.call import Covered
-from ostinato.server.generation import ChatAnswer, adapter_of, add_prompt, open_call, respond
+from ostinato.server.generation import (
+    ChatAnswer,
+    adapter_of,
+    add_prompt,
+    open_call,
+    respond_to_chat,
+)
 from ostinato.server.middleware.fields import DialectRoute, accept_fields, set_aside
 from ostinato.server.prompting import render_chat
 from ostinato.server.serving import check_room
@@ -57,7 +64,7 @@ async def create_message(
     settled = await set_aside(request, state, caller.narrow(body.cache_salt), body.conversation())
     chat = await add_prompt(state, caller, body, call, settled)
     places = await measure(state, chat.prompt, body, chat.tokens)
-    return await respond(request, AnthropicAnswer(chat, places), body.stream)
+    return await respond_to_chat(request, AnthropicAnswer(chat, places), body.stream)
 
 
 @router.post(f"{ENDPOINT}/count_tokens", response_model=Counted)
@@ -66,9 +73,9 @@ async def count_tokens(
 ) -> dict[str, int]:
     """Count the tokens of a prompt, without running it."""
     accept_fields(request, state, MESSAGES, body, body.left_out())
-    adapter_of(state, body.model)
+    adapter = adapter_of(state, body.model)
     settled = await set_aside(request, state, caller.narrow(body.cache_salt), body.conversation())
-    whose, tokens = await render_chat(state, caller, body, settled.messages)
+    whose, tokens = await render_chat(state, caller, body, settled.messages, adapter)
     return {"input_tokens": state.llm.tokenizing.num_tokens(whose.images, tokens.tokens)}
 
 
@@ -82,6 +89,7 @@ class AnthropicAnswer(ChatAnswer[MessagesBody]):
 
     places: list[Covered]
     _parser: AnswerParser = field(init=False)
+    _answer: ParsedAnswer = field(default_factory=ParsedAnswer)
     _kept: Kept | None = None
     _num_output_tokens: int = 0
     _num_blocks: int = 0
@@ -94,7 +102,7 @@ class AnthropicAnswer(ChatAnswer[MessagesBody]):
     def body_of(self, parts: Sequence[Delta]) -> MessageBody:
         """Return the complete response."""
         [part] = parts
-        answer = parse_answer(part.text, self._parser)
+        self._answer = answer = parse_answer(part.text, self._parser)
         content = [self._thinking(answer.reasoning)] if answer.reasoning else []
         content += [{"type": "text", "text": answer.text}] if answer.text else []
         for call in answer.calls:
@@ -108,6 +116,10 @@ class AnthropicAnswer(ChatAnswer[MessagesBody]):
         whose = self.chat.call.sender(self.chat.caller)
         self._kept = await keep(self.chat.state.held_prefixes, whose, self.places, first)
 
+    def parsed(self, index: int) -> ParsedAnswer:
+        """Return what was parsed so far."""
+        return self._answer
+
     def opening(self) -> Iterable[bytes]:
         """Return the beginning of the message, with the prompt's token counts."""
         yield _event("message_start", message=self._message([], 0, _RUNNING))
@@ -116,6 +128,7 @@ class AnthropicAnswer(ChatAnswer[MessagesBody]):
         """Yield the events of new pieces, and of the end."""
         self._num_output_tokens += len(delta.token_ids)
         for piece in self._parser.feed(delta.text, delta.is_last):
+            self._answer.add(piece)
             yield from self._piece(piece)
         if delta.is_last:
             yield from self._close()
@@ -148,10 +161,11 @@ class AnthropicAnswer(ChatAnswer[MessagesBody]):
                 yield self._added({"type": "input_json_delta", "partial_json": piece.text})
 
     def _thinking(self, text: str) -> dict[str, Any]:
-        """Return a block of reasoning; its signature is empty."""
+        """Return a block of reasoning; its signature names the turn."""
         thinking = self.chat.body.thinking
         is_omitted = thinking is not None and thinking.display == "omitted"
-        return {"type": "thinking", "thinking": "" if is_omitted else text, "signature": ""}
+        shown = "" if is_omitted else text
+        return {"type": "thinking", "thinking": shown, "signature": self.chat.sealed_name() or ""}
 
     def _begin(self, kind: str, block: dict[str, Any]) -> Iterator[bytes]:
         yield from self._close()
@@ -163,8 +177,9 @@ class AnthropicAnswer(ChatAnswer[MessagesBody]):
 
     def _close(self) -> Iterator[bytes]:
         if self._open is not None:
-            if self._open == "thinking":  # clients wait for a signature; it is empty
-                yield self._added({"type": "signature_delta", "signature": ""})
+            if self._open == "thinking":
+                signature = self.chat.sealed_name() or ""
+                yield self._added({"type": "signature_delta", "signature": signature})
             yield _event("content_block_stop", index=self._num_blocks)
             self._num_blocks += 1
             self._open = None

@@ -11,7 +11,7 @@
 """
 
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -36,13 +36,18 @@ class ItemWriter:
         items: Items so far; the last one gets its text when it ends.
     """
 
-    def __init__(self, targets: Mapping[str, CallTarget] = MappingProxyType({})) -> None:
+    def __init__(
+        self,
+        targets: Mapping[str, CallTarget] = MappingProxyType({}),
+        sealed_name: Callable[[], str | None] = lambda: None,
+    ) -> None:
         """Start without items.
 
         Args:
             targets: The tools behind functions, by the names that the model writes.
+            sealed_name: Returns the encrypted content of reasoning; None if there is none.
         """
-        self._targets = targets
+        self._targets, self._sealed_name = targets, sealed_name
         self._calls: dict[str, tuple[str, str]] = {}  # name and arguments as written, by item
         self.items: list[dict[str, Any]] = []
         self._is_open = False
@@ -107,6 +112,8 @@ class ItemWriter:
         part: dict[str, Any] = {"type": "output_text", "text": "", "annotations": []}
         if kind == "reasoning":
             item = {"id": _name("rs"), "type": kind, "summary": []}
+            if (sealed := self._sealed_name()) is not None:
+                item["encrypted_content"] = sealed
             part = {"type": "reasoning_text", "text": ""}
         else:
             part["logprobs"] = []

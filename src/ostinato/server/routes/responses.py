@@ -29,7 +29,7 @@ from ostinato.server.generation import (
     add_prompt,
     lease_marks,
     open_call,
-    respond,
+    respond_to_chat,
 )
 from ostinato.server.middleware.fields import DialectRoute, accept_fields, set_aside
 from ostinato.server.prompting import render_chat
@@ -57,7 +57,7 @@ async def create_response(
     before, salt = [*body.head(), *old], caller.narrow(body.cache_salt)
     settled = await set_aside(request, state, salt, [*before, *new])
     chat = await lease_marks(await add_prompt(state, caller, body, call, settled), before)
-    return await respond(request, ResponseAnswer(chat, [*old, *new]), body.stream)
+    return await respond_to_chat(request, ResponseAnswer(chat, [*old, *new]), body.stream)
 
 
 @router.post(f"{ENDPOINT}/input_tokens", response_model=InputTokens)
@@ -66,10 +66,10 @@ async def count_input_tokens(
 ) -> dict[str, Any]:
     """Count the tokens of a prompt, without running it."""
     accept_fields(request, state, RESPONSES, body, body.left_out())
-    adapter_of(state, body.model)
+    adapter = adapter_of(state, body.model)
     messages = [*body.head(), *_earlier(state, caller, body), *body.conversation()]
     settled = await set_aside(request, state, caller.narrow(body.cache_salt), messages)
-    prompt, tokens = await render_chat(state, caller, body, settled.messages)
+    prompt, tokens = await render_chat(state, caller, body, settled.messages, adapter)
     count = state.llm.tokenizing.num_tokens(prompt.images, tokens.tokens)
     return {"object": "response.input_tokens", "input_tokens": count}
 
@@ -176,13 +176,20 @@ class ResponseAnswer(ChatAnswer[ResponsesBody]):
     def __post_init__(self) -> None:
         """Send calls in the shape of their tools."""
         self._parser = self.chat.reader.parser()
-        self._writer = ItemWriter(self.chat.body.targets())
+        is_sealed = self.chat.body.includes_sealed_turns
+        self._writer = ItemWriter(
+            self.chat.body.targets(), self.chat.sealed_name if is_sealed else lambda: None
+        )
 
     def body_of(self, parts: Sequence[Delta]) -> ResponseBody:
         """Return the complete response."""
         [part] = parts
         list(self._items(part))
         return self._end(part)
+
+    def parsed(self, index: int) -> ParsedAnswer:
+        """Return what was parsed so far."""
+        return self._answer
 
     def opening(self) -> Iterable[bytes]:
         """Return the events before the first item."""

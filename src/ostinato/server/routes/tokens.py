@@ -58,12 +58,12 @@ class DetokenizeBody(Body):
 @router.post("/tokenize", response_model=Tokenized)
 async def tokenize(body: TokenizeBody, state: StateDep, caller: CallerDep) -> Tokenized:
     """Return the prompt ids of a completion or a chat."""
-    adapter_of(state, body.model or state.config.model_names[0])
+    adapter = adapter_of(state, body.model or state.config.model_names[0])
     if body.messages is not None:
         messages = [message.rendered() for message in body.messages]
         salt, settle = caller.narrow(body.cache_salt), state.stabiliser.settle
         settled = await state.llm.tokenizing.run(lambda: settle(messages), salt)
-        whose, rendered = await render_chat(state, caller, body, settled.messages)
+        whose, rendered = await render_chat(state, caller, body, settled.messages, adapter)
         tokens = await state.llm.tokenizing.with_images(rendered, whose.images)
     else:
         whose = sender(caller, body.cache_salt, body.keep_tokens)

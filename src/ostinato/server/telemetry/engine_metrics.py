@@ -11,6 +11,7 @@ from prometheus_client.core import (
     Metric,
 )
 
+from ostinato.engine.ledger.turns import LedgerCounts
 from ostinato.engine.loop.snapshot import Snapshot
 from ostinato.engine.tiers.tiered_cache import TierCounts
 from ostinato.observe.counters import GhostEstimate, StateCounts
@@ -32,6 +33,7 @@ def engine_metrics(seen: Snapshot) -> Iterator[Metric]:
     yield from _audits(seen)
     yield from _rebase(seen)
     yield from tier_metrics(seen.tiers)
+    yield from _ledger(seen.ledger)
     yield from _scheduling(seen)
     yield from _step_times(seen.steps)
 
@@ -232,6 +234,34 @@ def _audits(seen: Snapshot) -> Iterator[Metric]:
         "Blocks removed because an audit found them, or a block before them, wrong.",
         audit.num_removed,
     )
+
+
+def _ledger(counts: LedgerCounts | None) -> Iterator[Metric]:
+    """Yield the metrics of the ledger of turns; none without a tokenizer."""
+    if counts is None:
+        return
+    for name, text, value in (
+        ("turns", "Turns that the model wrote and later prompts may continue.", counts.num_turns),
+        ("bytes", "Memory of these turns.", counts.num_bytes),
+    ):
+        yield GaugeMetricFamily(f"ostinato_ledger_{name}", text, value)
+    for name, text, value in (
+        ("noted_turns", "Turns that were noted.", counts.noted),
+        ("evicted_turns", "Turns that were dropped for the bound.", counts.evicted),
+        ("restored_turns", "Turns that prompts continue as they were written.", counts.restored),
+        ("restored_tokens", "Tokens of these turns.", counts.restored_tokens),
+        (
+            "restored_reasoning_turns",
+            "Turns of these whose reasoning the client had dropped.",
+            counts.restored_reasoning,
+        ),
+        ("unequal_messages", "Messages that differ from what was written.", counts.unequal),
+        ("dropped_turns", "Turns whose reasoning the template dropped.", counts.dropped),
+        ("dropped_tokens", "Tokens of that reasoning.", counts.dropped_tokens),
+        ("seals", "Sealed names of turns that named one.", counts.opened_seals),
+        ("ignored_seals", "Sealed names of turns without effect.", counts.ignored_seals),
+    ):
+        yield CounterMetricFamily(f"ostinato_ledger_{name}", text, value)
 
 
 def tier_metrics(seen: TierCounts | None) -> Iterator[Metric]:
