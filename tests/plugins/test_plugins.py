@@ -1,6 +1,7 @@
 """Classes of one's own: loaded, checked by contract, and driven over the whole ports."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -163,14 +164,15 @@ def test_a_map_that_lies_while_it_serves_costs_hits_and_gives_no_wrong_one(write
     value = write("Map", "return found", "return [9] if len(tokens) > 6 else found")
     cache = LetterCache(12, make_index=index_factory(value))
     assert [cache.serve(prompt) for prompt in ("ABABAB", "ABABAB", "ABABABAB")] == [0, 4, 0]
-    assert cache.manager.index.faults.num_faults == 1
+    index: Any = cache.manager.index
+    assert index.faults.num_faults == 1
     cache.manager.check()
 
 
 def test_an_evictor_that_raises_is_answered_for(write):
     """Rule 3: the engine goes on, with what was released longest ago."""
     value = write("Evictor", "return next(", "raise RuntimeError\n        return next(")
-    policy = policy_factory(value)(4, lambda: 0.0)
+    policy: Any = policy_factory(value)(4, lambda: 0.0)
     cache = LetterCache(4, shares=BlockShares(policy))
     for prompt in ("ABABAB", "BBBBBB", "AAAAAA"):
         cache.serve(prompt)

@@ -101,8 +101,8 @@ class Explainer:
             ]  # fmt: skip
         except Exception as error:
             return {"name": self.name, "spans": [], "error": f"{type(error).__name__}: {error}"}
-        error = sum_error(spans, len(asked.prompt))
-        return {"name": self.name, "spans": [] if error else spans, "error": error}
+        fault = sum_error(spans, len(asked.prompt))
+        return {"name": self.name, "spans": [] if fault else spans, "error": fault}
 
 
 def sum_error(spans: Sequence[dict[str, Any]], num_tokens: int) -> str:
@@ -140,7 +140,7 @@ def failure_of(value: str) -> str:
         explainer = Explainer(value)
     except ConfigError as error:
         return str(error)
-    histories = ([], ["AB"], ["ABAB"], ["ABBA", "BB"])
+    histories: tuple[list[str], ...] = ([], ["AB"], ["ABAB"], ["ABBA", "BB"])
     prompts = ("".join(text) for length in range(1, 5) for text in product("AB", repeat=length))
     for prompt, history in product(prompts, histories):
         earlier = [
@@ -148,7 +148,7 @@ def failure_of(value: str) -> str:
             for number, text in enumerate(history)
         ]
         asked = ExplainedPrompt([ord(letter) for letter in prompt], 0, earlier, "")
-        error = explainer.spans(asked)["error"]
-        if error:
-            return f"{error}; prompt {prompt}, earlier {', '.join(history) or 'none'}"
+        fault = explainer.spans(asked)["error"]
+        if fault:
+            return f"{fault}; prompt {prompt}, earlier {', '.join(history) or 'none'}"
     return ""

@@ -132,7 +132,8 @@ class MapIndex:
         tail: TailMatch | None = None
         if known is not None:
             tokens = key.tokens[:num_tokens].tolist()
-            blocks = self.faults.call("match", lambda: list(known.match(tokens)), [])
+            nothing = list[int]()
+            blocks = self.faults.call("match", lambda: list(known.match(tokens)), nothing)
             self._follow(scope, key, blocks[: num_tokens // size], entries)
             if hasattr(known, "tail"):
                 tail = self._tail(known, key, tokens, entries)
