@@ -151,7 +151,7 @@ def test_an_llm_samples_with_its_checkpoints_values(checkpoints: Checkpoints, tm
         [same] = llm.generate([[5, 6, 7]], params, use_tqdm=False)
         given = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
         [whole] = llm.generate([[5, 6, 7]], given, use_tqdm=False)
-        params.max_tokens = 3
+        params.max_tokens = 3  # type: ignore[misc]
         assert llm.get_default_sampling_params().max_tokens == 5, "each call has its own"
     assert by_default.outputs[0].token_ids == same.outputs[0].token_ids
     assert len(by_default.outputs[0].token_ids) <= 5

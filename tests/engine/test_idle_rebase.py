@@ -15,7 +15,9 @@ from ostinato.core.plan import StepPlan, StepResult
 from ostinato.engine.loop import idle_rebase
 from ostinato.engine.loop.idle_rebase import IdleRebase
 from ostinato.engine.loop.recorder import Recorder
+from ostinato.scheduling.step_prices import StepPrices
 from ostinato.settings import TenantShare
+from tests.support.timed_scheduler import TimedScheduler
 from tests.support.tiny_scheduler import TinyScheduler, make_request, tiny_scheduler
 
 ANSWERED = "SYS:QQQQ" + "rrrrrrrrAAAAAAAA"
@@ -49,7 +51,7 @@ class Idle:
         request = make_request(name, prompt, tenant=tenant, **how)
         self.rebase.note_request(request)
         self.tiny.run()
-        self.rebase.note_answer(SimpleNamespace(request=request, error=None))  # type: ignore[arg-type]
+        self.rebase.note_answer(SimpleNamespace(request=request, error=None))
 
     def offer(self, name: str, tokens: str, tenant: str = "") -> bool:
         identity = Identity(tenant=tenant.encode())
@@ -172,7 +174,7 @@ def test_requests_that_keep_nothing_are_offered_nothing(how: dict[str, Any]):
 def test_a_failed_answer_is_offered_nothing():
     idle = Idle()
     request = make_request("one", ANSWERED)
-    idle.rebase.note_answer(SimpleNamespace(request=request, error="failed"))  # type: ignore[arg-type]
+    idle.rebase.note_answer(SimpleNamespace(request=request, error="failed"))
     assert not idle.offer("one", HEAD)
 
 
@@ -290,3 +292,27 @@ def test_quotas_of_a_tenant_hold_for_its_idle_work():
     assert idle.hit(HEAD + "BBBBnext", tenant="a") >= 16
     of_a = [e for e in idle.tiny.cache.manager.pool.entries() if e.identity.owner == b"a"]
     assert sum(entry.num_blocks for entry in of_a) <= 6
+
+
+@pytest.mark.parametrize(
+    ("token_s", "piece_tokens"),
+    [(0.001, 128), (0.010, 25), (0.100, 4)],
+    ids=["fast", "mid", "slow"],
+)
+def test_a_piece_takes_no_longer_than_a_step_while_others_wait(token_s, piece_tokens):
+    """A slow machine computes little at a time, at least a block; a hit waits for that alone."""
+    prices = StepPrices(0.0, token_s, 0.0, free_tokens=0)
+    timed = TimedScheduler(true_prices=prices, max_step_ms=250)
+    computed: list[int] = []
+
+    def execute(plan: StepPlan) -> StepResult:
+        computed.append(plan.num_tokens)
+        raise RuntimeError("one piece is enough")
+
+    clock = Recorder(lambda: timed.now_s)
+    rebase = IdleRebase(True, timed.cache, timed.scheduler, execute, 1, clock)
+    rebase.note_answer(SimpleNamespace(request=make_request("one", ANSWERED), error=None))
+    identity, tokens = make_request("one", "").identity, array("I", range(400))
+    assert rebase.offer("one", identity, tokens)
+    rebase.run_idle_work()
+    assert computed == [piece_tokens]

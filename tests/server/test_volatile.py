@@ -58,7 +58,7 @@ def test_a_rule_reads_the_messages_of_its_role_alone():
 def test_text_parts_are_settled_and_images_stay():
     rule = Rule(name="today", where="user", pattern=r"\d{4}", put="year")
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,2026"}}
-    parts = [{"type": "text", "text": "In 2026"}, image]
+    parts: list[dict[str, Any]] = [{"type": "text", "text": "In 2026"}, image]
     settled = Stabiliser([rule]).settle([{"role": "user", "content": parts}])
     assert settled.messages[0]["content"] == [{"type": "text", "text": "In year"}, image]
     assert parts[0]["text"] == "In 2026", "the request itself is not changed"

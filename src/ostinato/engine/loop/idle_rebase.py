@@ -10,8 +10,9 @@ is cached::
 
 Who answered offers the head of the next prompt, by the name of the request that it follows. It is
 computed by the real scheduler as an ordinary request, of the same identity and the lowest priority,
-``PIECE_TOKENS`` at a time: one step, between two looks for commands, so a request that arrives
-waits for one such step at most. Nothing is live between two steps.
+``PIECE_TOKENS`` at a time, or fewer where a step may not take so long while others wait. That is
+one step, between two looks for commands, so a request that arrives waits for one such step at most.
+Nothing is live between two steps.
 
 The next request of that identity which begins like a head settles it: rows that it hit were used,
 the others wasted. Where less than a third is used, a tenant's heads are prepared no more.
@@ -267,7 +268,7 @@ class IdleRebase:
         """Compute the next piece of a head; returns whether that brought it further."""
         manager, tokens = self._cache.manager, head.key.tokens
         cached = manager.match(head.key, len(tokens)).num_tokens
-        stop = len(tokens) if self._piece is None else min(len(tokens), cached + self._piece)
+        stop = min(len(tokens), cached + self._piece_tokens(cached))
         if stop <= cached:
             head.end = len(tokens)
             return True
@@ -289,6 +290,14 @@ class IdleRebase:
         head.end = max(head.end, min(end, stop))
         account.add(computed=num_new)
         return num_new > 0
+
+    def _piece_tokens(self, start: int) -> int:
+        """Return how many tokens to compute next: what a step may take while others wait."""
+        if self._piece is None:
+            return 2**31
+        costs = self._scheduler.costs
+        costs.begin([], [start], is_alone=False)
+        return max(self._cache.block_size, min(self._piece, costs.most_tokens(start)))
 
     def _run_step(self, name: RequestId) -> int:
         """Run one step, and end its request; returns how many tokens of it are computed."""

@@ -40,6 +40,10 @@ class QuantizedWeight(PackedWeight):
         activation_bits: 8 if inputs are quantized to 8 bits before they are multiplied; else 0.
     """
 
+    _minima: Tensor | None
+    _zeros: Tensor | None
+    _order: Tensor | None
+
     def __init__(self, codes: Codes, dtype: torch.dtype, activation_bits: int = 0) -> None:
         """Pack codes."""
         self._allocate(codes.format, codes.codes.shape, codes.scales.dtype)
@@ -195,7 +199,7 @@ class QuantizedWeight(PackedWeight):
         self._scales = torch.zeros(groups, dtype=scale_dtype)
         self._minima = torch.zeros_like(self._scales) if format.has_minima else None
         self._zeros = torch.zeros(groups, dtype=torch.int8) if format.has_zeros else None
-        self._order: Tensor | None = None
+        self._order = None
 
     def _memory(self) -> CodeTiles:
         return CodeTiles(
