@@ -1,8 +1,8 @@
-"""How long does a model take to start, the first time and the second, and in how much memory?
+"""Starts a model twice, and prints the time, the processor time and the memory of each phase.
 
 ::
 
-    python -m benchmarks.start /tmp/models --shape qwen3-4b --gguf Q4_0
+    python -m benchmarks.start FOLDER --shape qwen3-4b --gguf Q4_0
     python -m benchmarks.start model.gguf --dtype bfloat16 --tokens 1024
 
 Each start is a process of its own, from the import to the first token, with a cache folder that is

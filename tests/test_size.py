@@ -22,7 +22,7 @@ from tests.test_heart import ROOT, code_lines
 MAX_CODE_LINES = {"src": 56_900, "tests": 47_100, "benchmarks": 8_100}
 """Without blank lines, comments and docstrings, so that explaining costs nothing."""
 
-MAX_CHAT_CALLS, MAX_CHAT_FILES = 1_280, 130
+MAX_CHAT_CALLS, MAX_CHAT_FILES = 1_400, 140
 
 PACKAGE = f"{ROOT / 'src/ostinato'}/"
 

@@ -139,11 +139,11 @@ def test_batches_are_kept_if_they_are_published_and_nothing_else_is_said():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"kv_events_endpoint": 5557}, "kv_events_endpoint=5557: must be like 'tcp:"),
+        ({"kv_events_endpoint": 5557}, "kv_events_endpoint=5557: must be text"),
         ({"kv_events_endpoint": "localhost:5557"}, "kv_events_endpoint='localhost:5557': must be"),
         ({"kv_events_replay_endpoint": ANY_PORT}, "without kv_events_endpoint"),
         ({"kv_events_topic": "kv"}, "kv_events_topic='kv' without kv_events_endpoint"),
-        ({"kv_events_endpoint": ANY_PORT, "kv_events_topic": b"kv"}, "must be a string"),
+        ({"kv_events_endpoint": ANY_PORT, "kv_events_topic": b"kv"}, "must be text"),
         ({"kv_events_endpoint": ANY_PORT, "keep_event_batches": 0}, "keep_event_batches=0, which"),
         ({"kv_events_endpoint": ANY_PORT, "keep_event_batches": -1}, "keep_event_batches=-1: must"),
         ({"kv_events_endpoint": ANY_PORT, "enable_prefix_caching": False}, "nothing is cached"),

@@ -223,5 +223,5 @@ def test_a_trace_of_a_newer_version_is_refused(tmp_path):
     header = {"event": "header", "version": 99, "model": {}, "is_cold": True, "epoch": 0}
     header |= {"cache": {"num_blocks": 1}, "scheduler": {}, "start_us": 0, "unix_s": 0}
     (tmp_path / "t").write_text(json.dumps(header))
-    with pytest.raises(BrokenTrace, match="version 99 and this Ostinato reads up to 1"):
+    with pytest.raises(BrokenTrace, match="version 99 and this Ostinato reads up to 2"):
         read_trace(tmp_path / "t")

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from ostinato.protocol.chat import ChatBody
+from ostinato.protocol.conversation import ASIDE
 from ostinato.protocol.lenient import LenientBody, read_leniently
 from ostinato.protocol.messages import MessagesBody
 from ostinato.protocol.responses import ResponsesBody
@@ -233,6 +234,7 @@ def both(model: type[BaseModel], path: str, body: Body) -> tuple[Any, LenientBod
 
 
 def assert_same(model: Any, lenient: LenientBody, messages: list[Body]) -> None:
+    messages = [{k: v for k, v in message.items() if k != ASIDE} for message in messages]
     assert list(map(with_objects, lenient.messages or ())) == list(map(with_objects, messages))
     assert lenient.tools == [tool.describe() for tool in model.tool_use().tools]
     variables = {"add_generation_prompt": True, **lenient.template}

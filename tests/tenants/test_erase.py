@@ -63,19 +63,22 @@ def serve_in_two_steps(cache: TinyCache, prompt: str, **identity: Any) -> BlockT
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
-    **{policy: {"policy": policy} for policy in get_args(PolicyName)},
+    **{policy: {"eviction_policy": policy} for policy in get_args(PolicyName)},
     "xxh3": {"digest": "xxh3_128"},
     "windows": {"windows": (WindowConfig(6, 24),)},
     "states": {"states": StateConfig(8, unit=4)},
-    "every state": {"states": StateConfig(8, unit=4, placement="every_unit"), "policy": "lru"},
+    "every state": {
+        "states": StateConfig(8, unit=4, placement="every_unit"),
+        "eviction_policy": "lru",
+    },
     "windows and states": {
         "windows": (WindowConfig(6, 24),),
         "states": StateConfig(8, unit=4),
-        "policy": "reuse_hazard",
+        "eviction_policy": "reuse_hazard",
     },
     "shares": {
         "tenant_shares": {b"somebody else": TenantShare(guaranteed=2, quota=6)},
-        "policy": "lru",
+        "eviction_policy": "lru",
     },
     "classic": {"free_order": "classic"},
     "ghost": {"ghost_blocks": 64},

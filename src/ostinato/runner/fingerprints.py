@@ -66,7 +66,8 @@ def fingerprinting(checkpoint: Path, weights: Sequence[Path]) -> Iterator[Callab
 def remembered(checkpoint: Path, weights: Sequence[Path]) -> bytes | None:
     """Return the fingerprint of files that have not changed since it was computed, or None."""
     files = fingerprinted_files(checkpoint, tuple(weights))
-    if sum(file.stat().st_size for file in files) < REMEMBERED_BYTES:
+    is_whole = all(file.is_file() for file in files)
+    if not is_whole or sum(file.stat().st_size for file in files) < REMEMBERED_BYTES:
         return None
     known = _read().get(_key(files)[0])
     return None if known is None else bytes.fromhex(known)

@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from ostinato.core.config import one_of
 from ostinato.errors import ConfigError, MissingTokenizer, OstinatoError, UnsupportedModel
 from ostinato.runner.attention.registration import register
-from ostinato.runner.checkpoint import quantized_fingerprint, weight_files
+from ostinato.runner.checkpoint import quantized_fingerprint, read_config, weight_files
 from ostinato.runner.compressed_codes import codes_of_layers
 from ostinato.runner.fingerprints import fingerprinting
 from ostinato.runner.forward.fused import FusedForward
@@ -181,6 +181,8 @@ def load_model(
         str(name), path, dtype, device, attention, forward, quantized, images, kv_bytes
     )
     with quiet(), _named_refusals(path):
+        if path.is_dir():
+            read_config(path)  # without one it is no checkpoint, whatever else is there
         files = weight_files(path)
         cache = WeightCache(path, files, request.facts, weight_cache_bytes * (device.type == "cpu"))
         if (entry := cache.find()) is not None:
