@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from ostinato import SamplingParams
+from ostinato.core.ids import RequestId
 from ostinato.engine.tiers.reader import TierReader
 from ostinato.scheduling.learned_prices import LearnedPrices
 from ostinato.scheduling.step_prices import StepPrices
@@ -138,7 +139,8 @@ def test_a_preempted_request_loads_again_what_the_pool_has_lost(new_llm: NewLLM)
     llm.reset_prefix_cache()
     engine = llm.engine
     engine.add(engine.make_request(engine_prompt(TEXT), GREEDY, "preempted"))
-    while not engine.scheduler.num_running:  # its look-up may take a moment
+    [sequence] = engine.scheduler.requests.live[RequestId("preempted")]
+    while sequence.num_computed < 128:  # its look-up may take a moment, and its prompt some steps
         engine.step()
     engine.tiers.stores.queue_everything()
     engine.tiers.stores.flush(10)

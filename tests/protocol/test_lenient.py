@@ -234,8 +234,11 @@ def both(model: type[BaseModel], path: str, body: Body) -> tuple[Any, LenientBod
 
 
 def assert_same(model: Any, lenient: LenientBody, messages: list[Body]) -> None:
-    messages = [{k: v for k, v in message.items() if k != ASIDE} for message in messages]
-    assert list(map(with_objects, lenient.messages or ())) == list(map(with_objects, messages))
+    seen, expected = (
+        [{k: v for k, v in with_objects(message).items() if k != ASIDE} for message in each]
+        for each in (lenient.messages or (), messages)
+    )
+    assert seen == expected, "what templates see"
     assert lenient.tools == [tool.describe() for tool in model.tool_use().tools]
     variables = {"add_generation_prompt": True, **lenient.template}
     assert variables == {"add_generation_prompt": True, **model.template()}
