@@ -123,7 +123,7 @@ def test_the_worst_text_for_the_worst_pattern_ends_in_time():
     assert MAX_WAYS >= 64 * 63
     text = "a" * 1_000_000 + "cb"
     began = time.process_time()
-    settled = Stabiliser([rule], limit_s=0.05).settle([{"role": "user", "content": text}] * 50)
+    settled = Stabiliser([rule], limit_s=0.001).settle([{"role": "user", "content": text}] * 50)
     assert settled.late == ("worst",)
     assert settled.messages[0]["content"] == text, "what takes too long stays as it is"
     assert time.process_time() - began < 20, "50 messages share one limit"
