@@ -40,7 +40,7 @@ def test_it_serves_this_machine_alone_drains_when_it_is_told_to_end_and_hits_aft
             answer = client.completions.create(model="sql", prompt="To be", max_tokens=3)
         assert answer.usage is not None and answer.usage.completion_tokens == 3
         text, details = continued(http)
-        assert details["cached_tokens"] == 0
+        assert details == {"cached_tokens": 0}
 
         call = {"model": MODEL, "prompt": "To be", "ignore_eos": True, "max_tokens": 300}
         options_of_stream = {"stream": True, "stream_options": {"include_usage": True}}
@@ -71,7 +71,9 @@ def continued(http: httpx.Client) -> tuple[str, dict[str, int]]:
     """Return how a prompt of 112 letters goes on, and where its tokens came from."""
     call = {"model": MODEL, "prompt": "To be, or not " * 8, "max_tokens": 4, "temperature": 0}
     answer = http.post("/v1/completions", json=call).json()
-    return answer["choices"][0]["text"], answer["usage"]["prompt_tokens_details"]
+    details = answer["usage"]["prompt_tokens_details"]
+    details.pop("cache_write_tokens", None)  # what is published depends on what was loaded
+    return answer["choices"][0]["text"], details
 
 
 def test_another_host_is_refused_without_keys(terminal: Terminal):
