@@ -9,7 +9,7 @@ from ostinato.cache.eviction import BlockShares
 from ostinato.core.errors import ConfigError
 from ostinato.engine.settings.config import EngineConfig
 from ostinato.labs.course import lab_of
-from ostinato.plugins import contracts
+from ostinato.plugins import child
 from ostinato.plugins.contracts import LetterCache, check_plugin, failure_of
 from ostinato.plugins.factories import index_factory, policy_factory
 from ostinato.plugins.loading import load_plugin
@@ -150,7 +150,7 @@ def test_a_broken_class_is_refused_with_its_counterexample(
 
 def test_a_class_that_does_not_return_is_refused(write, monkeypatch: pytest.MonkeyPatch):
     """In a process of its own, with the line of the loop."""
-    monkeypatch.setattr(contracts, "CONTRACT_S", 1.0)
+    monkeypatch.setattr(child, "CONTRACT_S", 1.0)
     value = write("Map", "found = []", "\n        while True: pass")
     with pytest.raises(ConfigError, match="it does not return; it was in match, line"):
         check_plugin("index", value)

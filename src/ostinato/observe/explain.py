@@ -277,12 +277,12 @@ class _ExplanationBuilder:
         if best is None:
             return None, 0
         reason = self._what_differs(best[1])
-        whose = None if reason is MissReason.OTHER_TENANT else best[1].name
+        other_request = None if reason is MissReason.OTHER_TENANT else best[1].name
         setting = None
         if reason is MissReason.OTHER_ADAPTER:
             models = map(self.viewer.model_of, (best[1].identity, self.record.identity))
             setting = "computed by {}, and this request asks for {}".format(*models)
-        return self._computed(0, 0, reason, request=whose, setting=setting), best[0]
+        return self._computed(0, 0, reason, request=other_request, setting=setting), best[0]
 
     def _may_know(self, other: RequestRecord) -> bool:
         return self.viewer.administrator or other.identity.tenant == self.record.identity.tenant

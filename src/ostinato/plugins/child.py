@@ -19,6 +19,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from ostinato.core.errors import ConfigError
+
 MAX_MEMORY_BYTES = 8 * 2**30
 """Of address space, which libraries reserve more of than they use."""
 
@@ -30,6 +32,9 @@ _MAX_RINGS, _STUCK = 3, 75
 
 _CLOCK_FACTOR, _MIN_CLOCK_S = 6.0, 60.0
 """Seconds of a clock per second of processor time, and at least so many."""
+
+CONTRACT_S = 30.0
+"""Time limit of a contract; the solutions of the labs take less than one second."""
 
 OUT_OF_TIME, NO_RESULT = "out of time", "no result"
 
@@ -68,6 +73,26 @@ def run_limited(function: str, arguments: list[Any], seconds: float) -> Any:
         if ended.returncode in (_STUCK, -signal.SIGXCPU, -signal.SIGKILL):
             return OUT_OF_TIME
         return json.loads(result.read_text()) if result.exists() else NO_RESULT
+
+
+def pass_contract(name: str, function: str, arguments: list[Any]) -> None:
+    """Refuse code that breaks its contract, as a child process finds it.
+
+    Args:
+        name: The setting that names the code.
+        function: As in ``run_limited``; returns the counterexample, or an empty text.
+        arguments: JSON values, the last of which names the code.
+
+    Raises:
+        ConfigError: It cannot be loaded or breaks its contract; the message has the counterexample.
+    """
+    answer = run_limited(function, arguments, CONTRACT_S)
+    failure = {
+        OUT_OF_TIME: f"it did not return within {CONTRACT_S:g} s",
+        NO_RESULT: "it ended the process that checked it",
+    }.get(answer, answer)
+    if failure:
+        raise ConfigError(f"{name}={arguments[-1]!r} is not plugged in: {failure}")
 
 
 def _environment() -> dict[str, str]:

@@ -14,11 +14,8 @@ from ostinato.core.errors import ConfigError
 from ostinato.core.ids import BlockId
 from ostinato.observe.history import RequestHistory
 from ostinato.observe.request_record import RequestRecord
-from ostinato.plugins.child import NO_RESULT, OUT_OF_TIME, run_limited
+from ostinato.plugins.child import pass_contract
 from ostinato.plugins.loading import load_plugin
-
-CONTRACT_S = 20.0
-"""Time limit of the contract."""
 
 MAX_EARLIER = 200
 """Earlier requests that a function is shown, the newest."""
@@ -121,14 +118,7 @@ def check_explainer(value: str) -> None:
     Raises:
         ConfigError: It cannot be loaded or breaks its contract; the message has the counterexample.
     """
-    function = "ostinato.plugins.explainer:failure_of"
-    answer = run_limited(function, [value], CONTRACT_S)
-    answer = {
-        OUT_OF_TIME: f"it did not return within {CONTRACT_S:g} s",
-        NO_RESULT: "it ended the process that checked it",
-    }.get(answer, answer)
-    if answer:
-        raise ConfigError(f"explainer={value!r} is not plugged in: {answer}")
+    pass_contract("explainer", "ostinato.plugins.explainer:failure_of", [value])
 
 
 def failure_of(value: str) -> str:

@@ -14,7 +14,7 @@ Rules:
 1. What is found is what the map says, as far as it is true: each block is compared with the entry
    of that number. A match ends before the first one that is not the continuation.
 2. A block whose content the map has already, by what ``insert`` returns, is a duplicate.
-3. An entry's parent is held by whoever holds the entry.
+3. A sequence that holds an entry holds its parent.
 
 Source: the interface of SGLang's radix cache (``match_prefix``, ``insert``, ``evict``).
 """

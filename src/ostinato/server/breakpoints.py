@@ -84,7 +84,7 @@ class MarkedBody(Protocol):
 
 async def measure(
     state: ServerState,
-    whose: Prompt,
+    prompt_context: Prompt,
     body: MarkedBody,
     tokens: TokenizedText,
     before: Sequence[Message] = (),
@@ -93,7 +93,7 @@ async def measure(
 
     Args:
         state: Server state.
-        whose: The prompt's sender, with its images.
+        prompt_context: The prompt's sender, with its images.
         body: The conversation.
         tokens: The whole prompt.
         before: Messages that precede those of the body.
@@ -105,13 +105,13 @@ async def measure(
     for mark in body.breakpoints():
         part = [*before, *body.conversation(mark.num_blocks)]
         settled = partial(state.stabiliser.settle, part)
-        messages = (await state.llm.tokenizing.run(settled, whose.cache_salt)).messages
-        images = whose.images[: len(images_in(messages))]
+        messages = (await state.llm.tokenizing.run(settled, prompt_context.cache_salt)).messages
+        images = prompt_context.images[: len(images_in(messages))]
         messages = without_sources(messages)
         if not any(message["role"] == "user" for message in messages):
             messages = [*messages, _STAND_IN]
         try:
-            prompt, options = replace(whose, images=images), body.template()
+            prompt, options = replace(prompt_context, images=images), body.template()
             options |= {"add_generation_prompt": False, "continue_final_message": False}
             head = await render_prompt(state, messages, body.tool_use(), prompt, **options)
         except RequestError as error:
@@ -124,7 +124,7 @@ async def measure(
 
 async def measured(
     state: ServerState,
-    whose: Prompt,
+    prompt_context: Prompt,
     body: MarkedBody,
     tokens: TokenizedText,
     before: Sequence[Message] = (),
@@ -134,20 +134,20 @@ async def measured(
     OpenAI's marks only speed later requests up, so that a template refuses none of them.
     """
     try:
-        return tuple(await measure(state, whose, body, tokens, before))
+        return tuple(await measure(state, prompt_context, body, tokens, before))
     except RequestError:
         return ()
 
 
 async def keep(
     held: HeldPrefixes,
-    whose: PromptDict,
+    prompt_context: PromptDict,
     places: Sequence[Covered],
     output: RequestOutput,
 ) -> Kept:
     """Lease a prompt up to its breakpoints, as soon as its first output shows it is computed."""
     done, written = output.num_cached_tokens, {True: 0, False: 0}
-    async for place, num_tokens in hold_all(held, whose, places, output):
+    async for place, num_tokens in hold_all(held, prompt_context, places, output):
         written[place.terms == ANTHROPIC_1H] += max(0, num_tokens - done)
         done = max(done, num_tokens)
     return Kept(Usage.of([output]), written[False], written[True])

@@ -77,14 +77,14 @@ class GenerateCall:
 
     def sender(self, caller: Caller) -> PromptDict:
         """Return what its prompt is cached under: salt, public prefixes, adapter and images."""
-        whose = PromptDict(
+        prompt_context = PromptDict(
             cache_salt=caller.narrow(self.cache_salt),
             public_prefixes=caller.public_prefixes,
             adapter=self.adapter,
         )
         if self.images:
-            whose["multi_modal_data"] = {"image": self.images}
-        return whose
+            prompt_context["multi_modal_data"] = {"image": self.images}
+        return prompt_context
 
     def prompt(self, caller: Caller) -> PromptDict:
         """Return the engine's prompt."""

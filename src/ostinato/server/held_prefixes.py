@@ -37,12 +37,12 @@ class HeldPrefixes:
         return len(self._held)
 
     async def hold(
-        self, whose: PromptDict, tokens: Sequence[int], terms: LeaseTerms, num_cached: int
+        self, prompt_context: PromptDict, tokens: Sequence[int], terms: LeaseTerms, num_cached: int
     ) -> LeaseReceipt:
         """Lease a prefix that a request has just computed or hit.
 
         Args:
-            whose: Salt, public prefixes, adapter and images of the request.
+            prompt_context: Salt, public prefixes, adapter and images of the request.
             tokens: Token ids of the prefix.
             terms: For how long.
             num_cached: Prompt tokens that hit, which refreshed their lease.
@@ -51,12 +51,12 @@ class HeldPrefixes:
             How much of it is leased, by a new lease or an earlier one.
         """
         content = hashlib.sha256(pack_tokens(tokens).tobytes())
-        content.update(whose.get("adapter", "").encode())
-        for picture in whose.get("multi_modal_data", {}).get("image", ()):
+        content.update(prompt_context.get("adapter", "").encode())
+        for picture in prompt_context.get("multi_modal_data", {}).get("image", ()):
             content.update(picture.digest)
-        key = whose["cache_salt"], terms, content.digest()
+        key = prompt_context["cache_salt"], terms, content.digest()
         async with self._holding:
-            prompt = PromptDict(**whose, prompt_token_ids=tokens)
+            prompt = PromptDict(**prompt_context, prompt_token_ids=tokens)
             return await self._hold(key, prompt, num_cached)
 
     async def _hold(self, key: _Key, prompt: PromptDict, num_cached: int) -> LeaseReceipt:
@@ -83,15 +83,20 @@ class HeldPrefixes:
 
 
 async def hold_all(
-    held: HeldPrefixes, whose: PromptDict, places: Sequence[Covered], output: RequestOutput
+    held: HeldPrefixes, prompt_context: PromptDict, places: Sequence[Covered], output: RequestOutput
 ) -> AsyncIterator[tuple[Covered, int]]:
     """Lease the beginnings of a prompt that was just computed; yield how much of each is leased."""
     tokens, num_cached = output.prompt_token_ids, output.num_cached_tokens
-    images = whose.get("multi_modal_data", {}).get("image", ())
+    images = prompt_context.get("multi_modal_data", {}).get("image", ())
     for place in places:
         if not place.num_tokens:
             continue
         if images:
-            whose = {**whose, "multi_modal_data": {"image": images[: place.num_images]}}
-        receipt = await held.hold(whose, tokens[: place.num_tokens], place.terms, num_cached)
+            prompt_context = {
+                **prompt_context,
+                "multi_modal_data": {"image": images[: place.num_images]},
+            }
+        receipt = await held.hold(
+            prompt_context, tokens[: place.num_tokens], place.terms, num_cached
+        )
         yield place, receipt.num_tokens

@@ -27,7 +27,7 @@ async def offer_next(
     body: ChatFields,
     call: GenerateCall,
     reader: AnswerReader,
-    whose: Prompt,
+    prompt_context: Prompt,
     messages: Sequence[Message],
     output: RequestOutput,
 ) -> None:
@@ -38,7 +38,7 @@ async def offer_next(
         body: Of the request: its tools and the variables of its template.
         call: The call that was answered.
         reader: How its answer is parsed.
-        whose: Its sender.
+        prompt_context: Its sender.
         messages: The conversation up to the answer.
         output: The call's last output.
     """
@@ -52,10 +52,12 @@ async def offer_next(
         return
     message: Message = {"role": "assistant", "content": answer.text}
     add_reasoning(message, answer.reasoning)
-    whose = replace(whose, adapter=call.adapter)
-    render = partial(render_prompt, state, use=body.tool_use(), whose=whose, **options)
+    prompt_context = replace(prompt_context, adapter=call.adapter)
+    render = partial(
+        render_prompt, state, use=body.tool_use(), prompt_context=prompt_context, **options
+    )
     try:
         tokens = await known_head(render, messages, message)
-        await state.llm.offer_next(call.request_id, whose, tokens)
+        await state.llm.offer_next(call.request_id, prompt_context, tokens)
     except OstinatoError as error:  # the template refuses, or the server stops
         logger.debug("the next prompt of %s is not prepared: %s", call.request_id, error)

@@ -199,11 +199,13 @@ async def render_chat(
     """
     options = body.template()
     _check_variables(options)
-    whose = sender(caller, body.cache_salt, body.keep_tokens)
-    messages, images = await state.llm.tokenizing.load_images(messages, whose.cache_salt)
-    whose = replace(whose, images=images, adapter=adapter, keep_reasoning=body.keep_reasoning)
-    chat = await render_prompt(state, messages, body.tool_use(), whose, **options)
-    return replace(whose, begun=chat.begun, report=chat.report), chat.tokens
+    prompt_context = sender(caller, body.cache_salt, body.keep_tokens)
+    messages, images = await state.llm.tokenizing.load_images(messages, prompt_context.cache_salt)
+    prompt_context = replace(
+        prompt_context, images=images, adapter=adapter, keep_reasoning=body.keep_reasoning
+    )
+    chat = await render_prompt(state, messages, body.tool_use(), prompt_context, **options)
+    return replace(prompt_context, begun=chat.begun, report=chat.report), chat.tokens
 
 
 def _check_variables(options: Mapping[str, Any]) -> None:
@@ -220,7 +222,11 @@ def _check_variables(options: Mapping[str, Any]) -> None:
 
 
 async def render_prompt(
-    state: ServerState, messages: Sequence[Message], use: ToolUse, whose: Prompt, **options: Any
+    state: ServerState,
+    messages: Sequence[Message],
+    use: ToolUse,
+    prompt_context: Prompt,
+    **options: Any,
 ) -> RenderedChat:
     """Render a conversation as token ids, by the model's chat template.
 
@@ -230,7 +236,7 @@ async def render_prompt(
         state: Server state.
         messages: In OpenAI's format, with loaded images.
         use: The tools of the request.
-        whose: From ``sender``: the tenant to tokenize for, and its known texts.
+        prompt_context: From ``sender``: the tenant to tokenize for, and its known texts.
         **options: Variables of the template; by default it opens the assistant's turn.
 
     Raises:
@@ -247,7 +253,7 @@ async def render_prompt(
         messages = describe_tools(messages, use)
     options.setdefault("add_generation_prompt", True)
     return await state.llm.tokenizing.render(
-        whose, messages, tools=described, history=history, **options
+        prompt_context, messages, tools=described, history=history, **options
     )
 
 

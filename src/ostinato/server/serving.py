@@ -142,8 +142,8 @@ def _refusals_observed(state: ServerState, caller: Caller, call: GenerateCall) -
 async def _begin(state: ServerState, record: ServedRequest, output: RequestOutput) -> None:
     """Lease a prompt once it is computed, charge for it, and notify observers."""
     if record.call.kept:
-        whose, held = record.call.sender(record.caller), state.held_prefixes
-        lengths = [n async for _, n in hold_all(held, whose, record.call.kept, output)]
+        prompt_context, held = record.call.sender(record.caller), state.held_prefixes
+        lengths = [n async for _, n in hold_all(held, prompt_context, record.call.kept, output)]
         record.call.num_retained_tokens.append(max(lengths, default=0))
     if record.call.retention is not None:
         await _keep(state, record, record.call.retention, output)
@@ -156,9 +156,9 @@ async def _keep(
     state: ServerState, record: ServedRequest, terms: LeaseTerms, output: RequestOutput
 ) -> None:
     """Lease a prompt that was just computed; repeated requests share one lease."""
-    whose = record.call.sender(record.caller)
+    prompt_context = record.call.sender(record.caller)
     record.lease = await state.held_prefixes.hold(
-        whose, output.prompt_token_ids, terms, output.num_cached_tokens
+        prompt_context, output.prompt_token_ids, terms, output.num_cached_tokens
     )
     record.call.num_retained_tokens[:] = [record.lease.num_tokens]  # it covers those of marks
 

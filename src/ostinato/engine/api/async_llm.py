@@ -130,15 +130,20 @@ class AsyncLLM:
         return self._engine.defaults.params()
 
     async def encode(
-        self, text: str, *, whose: Prompt = _ANYONE, add_special_tokens: bool = True
+        self, text: str, *, prompt_context: Prompt = _ANYONE, add_special_tokens: bool = True
     ) -> list[int]:
-        """Return a text's token ids, as ``generate`` tokenizes it; ``whose`` names its sender.
+        """Return a text's token ids, as ``generate`` tokenizes it.
+
+        Args:
+            text: The text.
+            prompt_context: A prompt of its sender: tokens that its tenant has kept are used.
+            add_special_tokens: Whether the tokenizer adds its special tokens.
 
         Raises:
             MissingTokenizer: The checkpoint has none.
             RequestError: It is no text.
         """
-        prompt = replace(whose, text=parse_prompt(text).text)
+        prompt = replace(prompt_context, text=parse_prompt(text).text)
         return await self.tokenizing.encode(prompt, add_special_tokens)
 
     async def decode(self, token_ids: TokenIds) -> str:
@@ -206,7 +211,7 @@ class AsyncLLM:
         """
         self._engine.loaded.require_tokenizer()
         adapter = "" if lora_request is None else lora_request.lora_name
-        whose = Prompt(
+        prompt_context = Prompt(
             keep_tokens=keep_tokens,
             sections=sections_of(messages),
             adapter=adapter,
@@ -215,7 +220,7 @@ class AsyncLLM:
 
         async def render(conversation: Sequence[Message], images: Any = ()) -> RenderedChat:
             return await self.tokenizing.render(
-                replace(whose, images=images),
+                replace(prompt_context, images=images),
                 conversation,
                 chat_template,
                 add_generation_prompt=add_generation_prompt,
@@ -226,7 +231,7 @@ class AsyncLLM:
             chat = await render(loaded, images)
             ids = chat.tokens
             return replace(
-                whose,
+                prompt_context,
                 images=images,
                 text=ids.text.decode(),
                 token_ids=ids,
@@ -240,7 +245,7 @@ class AsyncLLM:
         if not self.prepares_next or kind is RequestOutputKind.DELTA or not add_generation_prompt:
             return outputs
         return self._then_prepare(
-            outputs, lambda answer: known_head(render, messages, answer), whose
+            outputs, lambda answer: known_head(render, messages, answer), prompt_context
         )
 
     @property
@@ -248,18 +253,22 @@ class AsyncLLM:
         """Whether prompts that follow an answer are computed in idle steps (``idle_rebase``)."""
         return self._engine.rebase.is_on
 
-    async def offer_next(self, request_id: str, whose: Prompt, tokens: "array[int]") -> bool:
+    async def offer_next(
+        self, request_id: str, prompt_context: Prompt, tokens: "array[int]"
+    ) -> bool:
         """Compute what is known of the prompt after an answer in idle steps.
 
         Args:
             request_id: The request that was answered; each takes one offer.
-            whose: A prompt of its sender.
+            prompt_context: A prompt of its sender.
             tokens: The known beginning of the next prompt, from ``known_head``.
 
         Returns:
             Whether there is something to compute.
         """
-        return await self._thread.call(lambda: self._engine.offer_next(request_id, whose, tokens))
+        return await self._thread.call(
+            lambda: self._engine.offer_next(request_id, prompt_context, tokens)
+        )
 
     async def explain(
         self,
@@ -376,7 +385,7 @@ class AsyncLLM:
         self,
         outputs: AsyncGenerator[RequestOutput, None],
         head: "Callable[[dict[str, Any]], Awaitable[array[int]]]",
-        whose: Prompt,
+        prompt_context: Prompt,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield a conversation's outputs, then offer the prompt that follows its answer."""
         output = None
@@ -387,7 +396,7 @@ class AsyncLLM:
             return
         answer = {"role": "assistant", "content": output.outputs[0].text}
         try:
-            await self.offer_next(output.request_id, whose, await head(answer))
+            await self.offer_next(output.request_id, prompt_context, await head(answer))
         except OstinatoError as error:  # the template refuses, or the engine stops
             logger.debug("the prompt after %s is not prepared: %s", output.request_id, error)
 

@@ -164,7 +164,7 @@ class TokenizerExecutor:
 
     async def render(
         self,
-        whose: Prompt,
+        prompt_context: Prompt,
         messages: Sequence[Message],
         chat_template: str | None = None,
         history: Sequence[Message] | None = None,
@@ -173,8 +173,8 @@ class TokenizerExecutor:
         """Return a conversation's token ids, which may be passed on as ``prompt_token_ids``.
 
         Args:
-            whose: A prompt of its sender: whose texts and turns are known, and whether they are
-                used.
+            prompt_context: A prompt of its sender: whose texts and turns are known, and whether
+                they are used.
             messages: In order.
             chat_template: Jinja; None is the tokenizer's own.
             history: The messages as the client sent them; None if they are the same.
@@ -190,13 +190,15 @@ class TokenizerExecutor:
         written: list[Continuation] = []
 
         def begin() -> PartlyTokenized:
-            continuation = prompts.continued(whose, messages, chat_template, history, **settings)
-            partly, continuation = prompts.begin_chat(continuation, whose)
+            continuation = prompts.continued(
+                prompt_context, messages, chat_template, history, **settings
+            )
+            partly, continuation = prompts.begin_chat(continuation, prompt_context)
             written.append(continuation)
             return partly
 
         return await self._tokenized(
-            whose,
+            prompt_context,
             begin,
             self._engine.max_model_len,
             lambda known: turns.finished(written[0], known),
@@ -233,13 +235,13 @@ class TokenizerExecutor:
 
     async def _tokenized(
         self,
-        whose: Prompt,
+        prompt_context: Prompt,
         begin_text: Callable[[], PartlyTokenized],
         most: int | None,
         use: Callable[[TokenizedText], AnswerT],
     ) -> AnswerT:
         """Tokenize the unknown part of a text; among the long texts only if that part is long."""
-        engine, texts, salt = self._engine, self._engine.texts, whose.cache_salt
+        engine, texts, salt = self._engine, self._engine.texts, prompt_context.cache_salt
         assert texts is not None, "there is a tokenizer"
         engine.owner.check()
 

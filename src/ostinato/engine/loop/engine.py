@@ -348,12 +348,12 @@ class Engine:
         self.prompts.remove_texts()
         self.recorder.on_reset(preempt_running)
 
-    def offer_next(self, request_id: str, whose: Prompt, tokens: "array[int]") -> bool:
+    def offer_next(self, request_id: str, prompt_context: Prompt, tokens: "array[int]") -> bool:
         """Prepare the prompt that follows an answered request, in idle steps; see ``IdleRebase``.
 
         Args:
             request_id: The request.
-            whose: A prompt of its sender.
+            prompt_context: A prompt of its sender.
             tokens: What is known of the prompt, packed, shape (num_tokens,).
 
         Returns:
@@ -362,7 +362,7 @@ class Engine:
         if not self.rebase.is_wanted(request_id) or not len(tokens):
             return False
         try:
-            identity = self.identities.of_prompt(whose, tokens)
+            identity = self.identities.of_prompt(prompt_context, tokens)
         except RequestError:  # its adapter was unloaded
             return False
         if any(identity.belongs_to(salt) for salt in self._blocked):

@@ -121,5 +121,5 @@ def _named(explanation: Explanation) -> Explanation:
     spans = tuple(
         replace(span, request=name(span.request), by=name(span.by)) for span in explanation.spans
     )
-    whose = name(explanation.request_id) or ""
-    return replace(explanation, request_id=whose, spans=spans)
+    other_request = name(explanation.request_id) or ""
+    return replace(explanation, request_id=other_request, spans=spans)

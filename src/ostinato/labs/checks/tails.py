@@ -162,7 +162,7 @@ def check_write(lab: Any, story: Story) -> None:
     state = f"table {table}, holders {counts}, free {free}"
     picture = [*story, f"->  {copied}, {state}", "not True, table [7, 9], holders of 8: 2, of 9: 1"]
     if not copied and table == [7, 8]:
-        why = "Whoever shares the block reads another sequence's tokens (law 3)."
+        why = "A sequence that shares the block reads another one's tokens (law 3)."
         raise Mistake(
             "writes-what-others-read", "A shared block is written in place.", picture, why
         )
@@ -185,7 +185,7 @@ def _check_alone(lab: Any) -> None:
     copied = lab.writable(table, 1, counts, free)
     picture = ["table 7 8, one holder of 8", f"writable(table, 1)  ->  {copied}, table {table}"]
     if copied or table != [7, 8] or free != [9]:
-        what = "A block that nobody else holds is copied."
+        what = "A block without another holder is copied."
         raise Mistake("copies-its-own-block", what, picture, "A block and a copy for nothing.")
 
 

@@ -69,8 +69,8 @@ def release(path: list[Block], policy: Policy) -> None:
     Raises:
         ValueError: One of them is not held; then nothing has changed.
     """
-    # Hole 5 (Counting holders): count one holder less, from the tail to the root, and add what
-    # nobody holds any more to the policy in that order, in one call.
+    # Hole 5 (Counting holders): count one holder less, from the tail to the root, and add the
+    # blocks that have no holder any more to the policy in that order, in one call.
     if any(not block.ref_count for block in path):
         raise ValueError("a block is released that is not held")
     for block in path:

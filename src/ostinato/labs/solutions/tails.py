@@ -78,8 +78,8 @@ class Index:
 
     def seal(self, tokens: Sequence[int], block: int) -> bool:
         """Add the last block of a sequence that is not full; return whether it was taken."""
-        # Hole 4 (Sealed tails): not if a sibling begins with the same tokens already: whoever looks
-        # for them finds that one. The tokens before the tail are whole blocks.
+        # Hole 4 (Sealed tails): not if a sibling begins with the same tokens already: a look-up
+        # of them finds that one. The tokens before the tail are whole blocks.
         start = len(tokens) // self.block_size * self.block_size
         own = tuple(tokens[start:])
         if any(other[: len(own)] == own for other, _ in self.siblings(tokens[:start])):
@@ -104,7 +104,7 @@ def writable(table: list[int], place: int, ref_counts: dict[int, int], free: lis
         table: Block numbers of the sequence; changed where a block is copied.
         place: Which of them is to be written.
         ref_counts: Holders of each block.
-        free: Blocks that nobody holds; the last one is taken.
+        free: Blocks without a holder; the last one is taken.
 
     Returns:
         Whether the block has to be copied. The caller copies it, from the old number to the new.

@@ -12,16 +12,13 @@ from itertools import product
 from typing import Any
 
 from ostinato.core.errors import ConfigError
-from ostinato.plugins.child import NO_RESULT, OUT_OF_TIME, run_limited
+from ostinato.plugins.child import pass_contract
 from ostinato.plugins.faults import Faults
 from ostinato.plugins.loading import is_plugin, load_plugin
 from ostinato.router.policy.cache_state import CacheState
 from ostinato.router.policy.decision import Candidate, RouteRequest, WorkerState
 from ostinato.router.policy.load import Load
 from ostinato.router.policy.policies import Choice, Fleet, Policy
-
-CONTRACT_S = 20.0
-"""Time limit of the contract."""
 
 
 @dataclass(slots=True)
@@ -142,14 +139,7 @@ def check_policy(value: str) -> None:
     Raises:
         ConfigError: It cannot be loaded or breaks its contract; the message has the counterexample.
     """
-    function = "ostinato.router.policy.plugged:failure_of"
-    answer = run_limited(function, [value], CONTRACT_S)
-    answer = {
-        OUT_OF_TIME: f"it did not return within {CONTRACT_S:g} s",
-        NO_RESULT: "it ended the process that checked it",
-    }.get(answer, answer)
-    if answer:
-        raise ConfigError(f"policy={value!r} is not plugged in: {answer}")
+    pass_contract("policy", "ostinato.router.policy.plugged:failure_of", [value])
 
 
 def failure_of(value: str) -> str:

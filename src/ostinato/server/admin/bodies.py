@@ -30,7 +30,7 @@ class PrefixBody(TenantBody):
             raise ValueError("give one of prompt and messages")
         return self
 
-    async def token_ids(self, state: ServerState, whose: Prompt | None = None) -> TokenIds:
+    async def token_ids(self, state: ServerState, prompt_context: Prompt | None = None) -> TokenIds:
         """Return its token ids, as a request of that sender would have them.
 
         Raises:
@@ -38,13 +38,13 @@ class PrefixBody(TenantBody):
         """
         if self.messages is not None:
             chat = await state.llm.tokenizing.render(
-                whose or Prompt(),
+                prompt_context or Prompt(),
                 [message.rendered() for message in self.messages],
                 add_generation_prompt=self.add_generation_prompt,
             )
             return chat.tokens
         if isinstance(self.prompt, str):
-            return await state.llm.encode(self.prompt, whose=whose or Prompt())
+            return await state.llm.encode(self.prompt, prompt_context=prompt_context or Prompt())
         return self.prompt or []
 
     async def as_prompt(self, state: ServerState) -> PromptDict:

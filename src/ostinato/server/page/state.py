@@ -219,14 +219,14 @@ def lay_out_blocks(state: ServerState, drawn: BlockMap, caller: Caller) -> dict[
     per_cell = 1 if len(states) <= MAX_CELLS else -(-len(states) // MANY_CELLS)
     mixes = _count_by_cell(states, per_cell, len(BlockState))
     shown = np.array(SHOWN_STATES)[(mixes[:, SHOWN_STATES] > 0).argmax(1)]
-    whose = _count_by_cell(owners + 1, per_cell, len(tenants) + 1)[:, 1:]
-    most = whose.argmax(1) if tenants else np.zeros(len(whose), int)
+    prompt_context = _count_by_cell(owners + 1, per_cell, len(tenants) + 1)[:, 1:]
+    most = prompt_context.argmax(1) if tenants else np.zeros(len(prompt_context), int)
     return {
         "count": len(states),
         "per_cell": per_cell,
         "states": "".join(map(str, shown.tolist())),
         "mixes": mixes.tolist() if per_cell > 1 else [],
-        "owners": np.where(whose.any(1), most, -1).tolist(),
+        "owners": np.where(prompt_context.any(1), most, -1).tolist(),
         "tenants": tenants,
         "counts": {kind.name.lower(): int(mixes[:, kind].sum()) for kind in BlockState},
     }

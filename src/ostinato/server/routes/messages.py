@@ -75,8 +75,8 @@ async def count_tokens(
     accept_fields(request, state, MESSAGES, body, body.left_out())
     adapter = adapter_of(state, body.model)
     settled = await set_aside(request, state, caller.narrow(body.cache_salt), body.conversation())
-    whose, tokens = await render_chat(state, caller, body, settled.messages, adapter)
-    return {"input_tokens": state.llm.tokenizing.num_tokens(whose.images, tokens.tokens)}
+    prompt_context, tokens = await render_chat(state, caller, body, settled.messages, adapter)
+    return {"input_tokens": state.llm.tokenizing.num_tokens(prompt_context.images, tokens.tokens)}
 
 
 @dataclass(slots=True)
@@ -113,8 +113,8 @@ class AnthropicAnswer(ChatAnswer[MessagesBody]):
 
     async def computed(self, first: RequestOutput) -> None:
         """Lease the prompt up to its breakpoints."""
-        whose = self.chat.call.sender(self.chat.caller)
-        self._kept = await keep(self.chat.state.held_prefixes, whose, self.places, first)
+        prompt_context = self.chat.call.sender(self.chat.caller)
+        self._kept = await keep(self.chat.state.held_prefixes, prompt_context, self.places, first)
 
     def parsed(self, index: int) -> ParsedAnswer:
         """Return what was parsed so far."""

@@ -63,12 +63,14 @@ async def tokenize(body: TokenizeBody, state: StateDep, caller: CallerDep) -> To
         messages = [message.rendered() for message in body.messages]
         salt, settle = caller.narrow(body.cache_salt), state.stabiliser.settle
         settled = await state.llm.tokenizing.run(lambda: settle(messages), salt)
-        whose, rendered = await render_chat(state, caller, body, settled.messages, adapter)
-        tokens = await state.llm.tokenizing.with_images(rendered, whose.images)
+        prompt_context, rendered = await render_chat(state, caller, body, settled.messages, adapter)
+        tokens = await state.llm.tokenizing.with_images(rendered, prompt_context.images)
     else:
-        whose = sender(caller, body.cache_salt, body.keep_tokens)
+        prompt_context = sender(caller, body.cache_salt, body.keep_tokens)
         adds = body.add_special_tokens is not False
-        tokens = await state.llm.encode(body.prompt or "", whose=whose, add_special_tokens=adds)
+        tokens = await state.llm.encode(
+            body.prompt or "", prompt_context=prompt_context, add_special_tokens=adds
+        )
     texts = await state.llm.tokenizing.pieces(tokens) if body.return_token_strs else None
     return Tokenized(
         tokens=tokens,
