@@ -286,6 +286,8 @@ def test_a_former_option_works_and_warns_once(terminal: Terminal):
         warning == "--max-body is now --max-body-bytes; the former name is accepted for one release"
     )
     assert error.startswith("error: max_body_bytes='lots': must be an amount above 0")
+    error = terminal.refuse("serve", "--weight-cache-bytes", "lots")
+    assert error.startswith("error: weight_cache_bytes='lots': must be an amount, such as")
     both = terminal.refuse("route", "--max-body", "1MiB", "--max-body-bytes", "2MiB")
     assert both == "error: --max-body is the former name of --max-body-bytes: give one of them"
 

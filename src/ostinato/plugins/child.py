@@ -92,7 +92,9 @@ def pass_contract(name: str, function: str, arguments: list[Any]) -> None:
         NO_RESULT: "it ended the process that checked it",
     }.get(answer, answer)
     if failure:
-        raise ConfigError(f"{name}={arguments[-1]!r} is not plugged in: {failure}")
+        code = f"{name}={arguments[-1]!r}"
+        reason = failure.removeprefix(f"{code}: ")
+        raise ConfigError(f"{code} is not plugged in: {reason}")
 
 
 def _environment() -> dict[str, str]:

@@ -170,7 +170,8 @@ def _given(known: "Field[Any]", given: dict[str, Any]) -> Any:
 def _read(known: "Field[Any]", value: Any) -> Any:
     """Return the value of a setting, from what the command line has."""
     if is_bytes(known):
-        return int(value) if value.isdecimal() else read_bytes(known.name, value)
+        is_off = about(known).minimum == 0
+        return int(value) if value.isdecimal() else read_bytes(known.name, value, 1 - is_off)
     if isinstance(value, list):
         parse: Callable[[str], Any] = about(known).parse or str
         return tuple(map(parse, value))

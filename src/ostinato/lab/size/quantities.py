@@ -20,23 +20,25 @@ _UNITS = {
 _BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
-def read_bytes(name: str, text: str) -> int:
+def read_bytes(name: str, text: str, minimum: int = 1) -> int:
     """Read an amount of memory, such as ``24GiB``, ``1.5 TB`` or ``4096``.
 
     Args:
         name: The setting, for messages.
         text: A number and a unit; ``24G`` is refused, since it means two things.
+        minimum: Lowest amount, 0 or 1.
 
     Raises:
-        ConfigError: It is no positive amount, or the unit is unknown.
+        ConfigError: It is no amount, or too small, or the unit is unknown.
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     units = {unit.lower(): factor for unit, factor in _UNITS.items()}
     factor = units.get(match[2].lower()) if match else None
-    amount = int(Fraction(match[1]) * factor) if match and factor else 0
-    if amount < 1:
+    amount = int(Fraction(match[1]) * factor) if match and factor else -1
+    if amount < minimum:
+        bound = " above 0" if minimum else ""
         raise ConfigError(
-            f"{name}={text!r}: must be an amount above 0, such as 24GiB, 24GB or plain bytes; "
+            f"{name}={text!r}: must be an amount{bound}, such as 24GiB, 24GB or plain bytes; "
             f"units are {', '.join(unit for unit in _UNITS if unit)}"
         )
     return amount
