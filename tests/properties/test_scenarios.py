@@ -49,8 +49,8 @@ def test_hypothesis_finds_no_scenario_that_breaks_a_law(data: st.DataObject):
 
 
 def test_random_walks_meet_everything_and_break_nothing():
-    counts = sum((walk(seed, num_events=2_000) for seed in (4, 12)), Counter[str]())
-    assert {thing: counts[thing] for thing in REQUIRED if not counts[thing]} == {}
+    counts = sum((walk(seed, num_events=2_000) for seed in (5, 12)), Counter[str]())
+    assert {thing: counts[thing] for thing in REQUIRED if counts[thing] < 3} == {}
 
 
 @pytest.mark.nightly
