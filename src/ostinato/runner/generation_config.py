@@ -5,10 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import gguf
-
 from ostinato.errors import ConfigError
 from ostinato.runner.fetched_models import published_sampling
+from ostinato.runner.gguf_file import fields_of
 
 GENERATION_FILE = "generation_config.json"
 
@@ -54,7 +53,7 @@ def _read_gguf(file: Path) -> tuple[Mapping[str, Any], str]:
     published = published_sampling(file)
     if published:
         return published, "the model's page"
-    fields = gguf.GGUFReader(str(file)).fields
+    fields = fields_of(file)
     values = {
         name: fields[key].contents() for key, name in _GGUF_KEYS.items() if key in fields
     }  # fmt: skip

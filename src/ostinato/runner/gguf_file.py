@@ -7,7 +7,7 @@ and converts quantized weights to the compute dtype.
 import functools
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -91,7 +91,7 @@ def open_gguf(path: Path) -> Iterator[None]:
         ):
             replaced.callback(setattr, module, name, getattr(module, name))
             setattr(module, name, value)
-        _check_content(path, _read(path))
+        _check_content(path, _read(path, gguf.GGUFReader))
         yield
 
 
@@ -164,13 +164,23 @@ class _Located:
             setattr(self, name, value)
 
 
-def _read(path: Path) -> Any:
+def fields_of(path: Path) -> Mapping[str, Any]:
+    """Return the fields of a GGUF file's header, by name; outside of ``open_gguf``, too.
+
+    Raises:
+        BrokenCheckpoint: It is not a GGUF file, or is truncated.
+    """
+    fields: Mapping[str, Any] = _read(path, _Reader).fields
+    return fields
+
+
+def _read(path: Path, make_reader: Callable[[str], Any]) -> Any:
     """Parse a file's header and check that its tensors are there."""
     with path.open("rb") as file:
         if file.read(len(_MAGIC)) != _MAGIC:
             raise BrokenCheckpoint(f"{path} is not a GGUF file: it does not begin with 'GGUF'")
     try:
-        return gguf.GGUFReader(str(path))
+        return make_reader(str(path))
     except Exception as error:  # numpy and struct may raise anything beyond a file's end
         raise BrokenCheckpoint(
             f"{path} ({path.stat().st_size:,} bytes) is not a complete GGUF file: {error}; "
