@@ -37,8 +37,8 @@ class AgentClient:
         continues: Whether a conversation has a second question.
         talks: Whether its questions are lines of its input, in one process.
         script: Makes its script from a question and a number of calls; None: calls of the tool.
-        least_in_loop: Share of an append-only client's hits that every request of a loop has.
-        least_second: Share of what two conversations have in common that the second one hits.
+        min_in_loop: Share of an append-only client's hits that every request of a loop has.
+        min_second: Share of what two conversations have in common that the second one hits.
         python: The interpreter that its packages need.
         program: A program that is written into its home as ``agent.py``.
     """
@@ -55,8 +55,8 @@ class AgentClient:
     first: tuple[str, ...] = ()
     later: tuple[str, ...] = ()
     continues: bool = True
-    least_in_loop: float = 0.999
-    least_second: float = 0.99
+    min_in_loop: float = 0.999
+    min_second: float = 0.99
     python: str = "python3"
     program: str = ""
     talks: bool = False
@@ -254,7 +254,6 @@ _CLINE = AgentClient(
 
 _CONTINUE = AgentClient(
     name="Continue",
-    least_in_loop=0.97,  # it drops the reasoning of its answers
     source="npm",
     packages=("@continuedev/cli",),
     tool="Bash",
@@ -269,7 +268,7 @@ _CONTINUE = AgentClient(
 
 _SMOL_TOOLS = AgentClient(
     name="smolagents ToolCallingAgent",
-    least_in_loop=0.96,  # it drops the reasoning of its answers
+    min_in_loop=0.96,  # what it sends back is not what was written
     source="pypi",
     packages=("smolagents[openai]",),
     tool="sh",
@@ -294,7 +293,6 @@ _SMOL_CODE = AgentClient(
 )
 _LLM = AgentClient(
     name="llm",
-    least_in_loop=0.7,  # it drops the reasoning of its answers
     source="pypi",
     packages=("llm",),
     tool="sh",
@@ -320,7 +318,7 @@ _AIDER = AgentClient(
 )  # fmt: skip
 _OPENHANDS = AgentClient(
     name="OpenHands",
-    least_in_loop=0.99,  # it drops the reasoning of its answers
+    min_in_loop=0.99,  # it drops the reasoning of its answers
     source="pypi",
     packages=("openhands-sdk", "openhands-tools"),
     python="python3.12",

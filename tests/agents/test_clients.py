@@ -142,5 +142,5 @@ def test_an_agent_connects_and_hits(
     shares = (figures.in_loop, figures.next_question, figures.second)
     row += ["–" if share is None else f"{share:.1%}" for share in shares]
     print(f"\n| {' | '.join(row)} |")
-    assert figures.in_loop >= client.least_in_loop
-    assert figures.second >= client.least_second
+    assert figures.in_loop >= client.min_in_loop
+    assert figures.second >= client.min_second
