@@ -46,7 +46,7 @@ def _by_head(
     attend: Callable[..., Any], q: Floats, k: Floats, v: Floats, tables: list[list[int]],
     lengths: list[int],
 ) -> dict[str, Any]:  # fmt: skip
-    group, most, num_read = q.shape[1] // k.shape[2], 0.0, 0
+    group, largest, num_read = q.shape[1] // k.shape[2], 0.0, 0
     for head in range(q.shape[1]):
         keys, values = (np.ascontiguousarray(x[:, :, head // group]) for x in (k, v))
         queries = np.ascontiguousarray(q[:, head])
@@ -57,8 +57,8 @@ def _by_head(
             for m, (t, n) in enumerate(zip(tables, lengths, strict=True))
         ]  # fmt: skip
         difference = float(np.abs(np.asarray(out) - np.stack(alone)).max())
-        most = max(most, difference if np.isfinite(difference) else float("inf"))
-    return {"num_read": int(num_read), "difference": most, "num_heads": q.shape[1]}
+        largest = max(largest, difference if np.isfinite(difference) else float("inf"))
+    return {"num_read": int(num_read), "difference": largest, "num_heads": q.shape[1]}
 
 
 def attend_alone(q: Floats, k: Floats, v: Floats) -> Floats:

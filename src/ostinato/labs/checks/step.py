@@ -179,6 +179,10 @@ def check_admit(lab: Any, story: Story) -> None:
     picture = [*story, f"->  {chunks}, blocks {blocks}, free {step.free_blocks}"]
     if not chunks:
         raise Mistake("nothing-admitted", "There is a seat, budget and room for A.", picture)
+    if chunks.get("A") == 4 and blocks[0] == 1:
+        what = "A prompt is admitted with the blocks of its first chunk alone."
+        why = "Those of its next chunk may be gone by then, and it is preempted half computed."
+        raise Mistake("blocks-of-a-chunk-alone", what, [*picture, "A needs 3 blocks"], why)
     if chunks != {"A": 4, "B": 2} or blocks != [3, 2] or step.waiting:
         what = "A gets 3 blocks and a chunk of 4, B 2 blocks and the 2 tokens that are left."
         raise Mistake("admission-wrong", what, picture)

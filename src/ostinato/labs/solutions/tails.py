@@ -34,12 +34,12 @@ class Index:
 
     def match(self, tokens: Sequence[int]) -> list[int]:
         """Return the blocks of the longest cached prefix, whole blocks only."""
-        found = []
+        match = []
         for prefix in self.ends(tokens):
             if prefix not in self.blocks:
                 break
-            found.append(self.blocks[prefix])
-        return found
+            match.append(self.blocks[prefix])
+        return match
 
     def insert(self, tokens: Sequence[int], blocks: Sequence[int]) -> list[int]:
         """Add the full blocks of a sequence; return the block that holds each from now on."""
