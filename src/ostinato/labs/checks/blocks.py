@@ -176,7 +176,7 @@ def check_gap(lab: Any, story: Story) -> None:
 
 @CHECKS.add("The older block stays", 5)
 def check_duplicates(lab: Any, story: Story) -> None:
-    """Two requests that computed the same at once: the first one's block is everyone's."""
+    """Two requests that computed the same at once: the older block serves both."""
     index = lab.HashIndex(BLOCK)
     _insert(index, story, "ABCD", [7, 8])
     held = _insert(index, story, "ABEF", [1, 2])

@@ -137,7 +137,7 @@ def _check_short(lab: Any, story: Story) -> None:
                f"{''.join(one.name for one in step.waiting) or 'none'}"]  # fmt: skip
     if names == "BC" or "A" not in names:
         what = "The sequence that came first is preempted."
-        why = "It is nearest to its end: everyone would be preempted in turn, and none would end."
+        why = "It is nearest to its end: all would be preempted in turn, and none would end."
         raise Mistake("preempts-the-first", what, picture, why)
     if chunks != {"A": 1, "B": 1} or names != "AB":
         what = "A and B have to go on with the two blocks of C, which came last."

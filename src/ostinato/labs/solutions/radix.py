@@ -74,7 +74,7 @@ class Index:
     def insert(self, tokens: Sequence[int], blocks: Sequence[int]) -> list[int]:
         """Add the full blocks of a sequence; return the block that holds each from now on."""
         # Hole 4 (Insert: follow, split, append): follow what is known and keep its blocks; split a
-        # node that agrees in part; hang the rest below as one new node.
+        # node that agrees in part; append the rest below as one new node.
         node, kept, rest, left = self.root, list[int](), list(tokens), list(blocks)
         while left:
             child = node.children.get(self.name(rest))

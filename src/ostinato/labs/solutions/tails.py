@@ -113,7 +113,7 @@ def writable(table: list[int], place: int, ref_counts: dict[int, int], free: lis
         MemoryError: A block is needed and none is free; then nothing has changed.
     """
     # Hole 6 (Copy on write): with one holder, write in place. With several, take a free block, hold
-    # it, let go of the shared one, and put the new number into the table.
+    # it, release the shared one, and put the new number into the table.
     shared = table[place]
     if ref_counts[shared] == 1:
         return False
