@@ -198,10 +198,10 @@ def _check_reasons(
         raise Mistake("tells-of-another-tenant", what, picture, "A name is already too much.")
     whole = own >= len(prompt) or num_hit == len(prompt) - 1
     if whole != (reasons[-1] == "last token"):
-        known = (
+        which = (
             "tokens before the last one hit" if num_hit == len(prompt) - 1 else "tokens are known"
         )
-        what = f"All {known}: the last is computed because it is the last (law 4)."
+        what = f"All {which}: the last is computed because it is the last (law 4)."
         if not whole:
             what = "The last token differs or is new, and is explained as the last token."
         raise Mistake("last-token", what, picture)
