@@ -23,6 +23,7 @@ from dataclasses import replace
 
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.manager import CacheManager
+from ostinato.core.errors import PromptTooLong
 from ostinato.core.identity import PrefixKey
 from ostinato.core.ids import RequestId, SequenceId
 from ostinato.core.request import RequestContext
@@ -275,9 +276,13 @@ class TierLoads:
             return True  # it was computed meanwhile, or its beginning was evicted
         name = f"a load from {found.tier}"
         context = RequestContext(name, is_sibling=True, is_readmission=True)
-        admitted = self._manager.admit(key, match, context=context)
+        try:
+            admitted = self._manager.admit(key, match, context=context)
+        except PromptTooLong:
+            return True  # leases leave no room for it, ever: its request is told when it is planned
         if admitted is None:
             return False
+        self._manager.commit()  # it is in no step: one that fails would release its blocks
         load.table, load.began_s = admitted[0], time.monotonic()
         patience_s = self._compute_s(first, end - first)
         pieces = list(pieces_of(self._groups, found, load.table, known))

@@ -100,7 +100,7 @@ class TieredCache:
 
         Requests in ``held`` are passed over by the scheduler.
         """
-        self._tier = opened.tier
+        self._tier, self.groups = opened.tier, opened.groups
         self._cache, self._scheduler, self._runner = cache, scheduler, runner
         self._compute_path, self._held = compute_path, held
         self._namespaces: dict[tuple[str, bytes, str, bytes, int], Namespace] = {}
