@@ -56,7 +56,7 @@ def open_tiers(config: EngineConfig, runner: ModelRunner, listener: TierListener
         options = options.with_segments(segment_bytes)
         tiers.append(DiskTier(config.kv_disk, options, listener=listener))
     if config.kv_remote is not None:
-        in_flight = max(RemoteOptions.max_in_flight_bytes, 2 * groups.largest_block_bytes)
+        in_flight = max(RemoteOptions().max_in_flight_bytes, 2 * groups.largest_block_bytes)
         remote = RemoteOptions(
             max_in_flight_bytes=in_flight, sealed=config.is_sealed, secret=secret
         )
