@@ -4,7 +4,6 @@ Tiny checkpoints in blocks of four; windows see 8 tokens, states are kept at mul
 """
 
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,10 @@ import pytest
 from ostinato import LLM, OPENAI_24H, RequestOutput, SamplingParams
 from ostinato.engine.loop import engine as engine_module
 from ostinato.engine.tiers import loads as tier_loads
-from ostinato.runner.model_loader import load_model
 from ostinato.tiers.port import LoadFault
 from tests.engine.tiered import engine_prompt, slow_computing
 from tests.support.checkpoints import Checkpoints
+from tests.support.engines import load_once
 from tests.support.memory_tier import MemoryTier
 
 WINDOWS = ["gemma3_text", "mistral", "gpt_oss", "starcoder2", "gemma2"]
@@ -32,8 +31,6 @@ SETTINGS: dict[str, Any] = {
 }  # fmt: skip
 
 Restart = Callable[..., LLM]
-
-_load_once = cache(load_model)
 
 
 def ask(llm: LLM, tokens: list[int] = PROMPT, salt: str = "") -> RequestOutput:
@@ -58,7 +55,7 @@ def restart(
     checkpoints: Checkpoints, tier: MemoryTier, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Restart]:
     """Makes engines one after another, each after the one before has closed; over one tier."""
-    monkeypatch.setattr("ostinato.engine.settings.setup.load_model", _load_once)
+    monkeypatch.setattr("ostinato.engine.settings.setup.load_model", load_once)
     monkeypatch.setattr(tier_loads, "FIRST_PATIENCE_S", 60.0)  # a busy machine is no slow disk
     made: list[LLM] = []
 
