@@ -22,14 +22,13 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from ostinato.runner.block_embedding import BlockEmbedding
-from ostinato.runner.forward.decoder import parse_decoder
 from ostinato.runner.forward.fused import FusedForward
-from ostinato.runner.forward.ops import NativeOps
 from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.forward.packing import Pack, pack_linears, pack_plain, why_unpacked
 from ostinato.runner.forward.plain_layers import is_plain_linear
 from ostinato.runner.forward.quantized import Quantization, QuantizedWeight
 from ostinato.runner.forward.select_forward import ChosenForward, choose_forward
+from ostinato.runner.forward.structure import parse_decoder
 from ostinato.runner.gguf_source import GgufSource
 from ostinato.runner.images.vision_families import FAMILIES
 from ostinato.runner.kv.kv_store import KVSpec
@@ -325,8 +324,8 @@ def complete_model(
         pack = recorder.recorded(pack, names)
     with torch.no_grad():
         if chosen.name == "fused":
-            decoder = parse_decoder(model, known.probed.styles, pack)
-            chosen = replace(chosen, fused=FusedForward(decoder, NativeOps(required_library())))
+            decoder = parse_decoder(model, known.probed.styles_by_layer, pack)
+            chosen = replace(chosen, fused=FusedForward(decoder, required_library(), known.call))
         else:
             pack_linears(model, pack)
     kept, packed = model.get_input_embeddings(), model.get_output_embeddings()

@@ -5,7 +5,8 @@ scales beside the weight, hooks, a ``forward`` on the instance. Their type may s
 ``nn.Linear``. Such layers are not replaced.
 """
 
-from typing import TypeGuard
+from collections.abc import Callable
+from typing import Any, TypeGuard
 
 from torch import Tensor, nn
 
@@ -27,10 +28,27 @@ def is_plain_linear(module: object) -> TypeGuard[nn.Linear]:
     )
 
 
-def is_unaltered(module: nn.Module) -> bool:
-    """Return whether calling a module runs its class's ``forward``, without hooks."""
-    hooks = (module._forward_pre_hooks, module._forward_hooks)
-    return "forward" not in vars(module) and not any(hooks)
+def is_unaltered(module: nn.Module, may_be_bound: bool = False) -> bool:
+    """Return whether calling a module runs its class's ``forward``, without hooks.
+
+    Args:
+        module: The module.
+        may_be_bound: Whether hooks and a ``forward`` of ours count as none, see ``ModelCall``.
+    """
+    hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+    replaced = [forward] if (forward := vars(module).get("forward")) is not None else []
+    return all(may_be_bound and is_ours(each) for each in (*hooks, *replaced))
+
+
+def is_ours(function: object) -> bool:
+    """Return whether a hook or a ``forward`` passes steps to modules, and nothing else."""
+    return bool(getattr(getattr(function, "__func__", function), "_passes_steps", False))
+
+
+def passes_steps(function: Callable[..., Any]) -> Any:
+    """Mark a function as one of those of ``is_ours``."""
+    function._passes_steps = True  # type: ignore[attr-defined]
+    return function
 
 
 def plain_linear(weight: Tensor, bias: nn.Parameter | None) -> nn.Linear:

@@ -7,10 +7,11 @@ names of the functions that carry a state refer to ours; outside of a step, ours
 import inspect
 from collections.abc import Callable
 from types import FunctionType, MethodType
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
+from ostinato.runner.forward.plain_layers import passes_steps
 from ostinato.runner.states.recurrence import Call, Recurrence
 from ostinato.runner.states.recurrences import RECURRENCES, LightningAttention
 from ostinato.runner.states.step import LayerStates
@@ -70,7 +71,7 @@ def _carried(
         output = states.carry(layer, recurrence, call)
         return (output, None) if recurrence.gives_state else output
 
-    return carried
+    return passes_steps(carried)
 
 
 def _with_globals(function: FunctionType, names: dict[str, Any]) -> FunctionType:
@@ -83,4 +84,4 @@ def _with_globals(function: FunctionType, names: dict[str, Any]) -> FunctionType
         function.__closure__,
     )
     copy.__kwdefaults__ = function.__kwdefaults__
-    return copy
+    return cast(FunctionType, passes_steps(copy))
