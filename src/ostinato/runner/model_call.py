@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from ostinato.runner.adapters.lora import LoraAdapter, StepAdapters
 from ostinato.runner.adapters.lora_updates import add_updates
 from ostinato.runner.attention.registration import STEP_KEYWORD, LayerAttention
-from ostinato.runner.forward.plain_layers import passes_steps
 from ostinato.runner.inputs import Ints
-from ostinato.runner.states.mixers import bind_mixers
+from ostinato.runner.states.mixers import bind_mixers, passes_steps
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -197,7 +197,7 @@ def test_norms_of_other_kinds_after_a_part_and_before_the_next(
     offset: float,
     rounds: bool,
 ):
-    """The addend is normed and scaled, added, and the sum normed: Gemma, OLMo 2, Granite, Cohere."""
+    """An addend is normed and scaled, and the sum normed: Gemma, OLMo 2, Granite, Cohere."""
     torch.manual_seed(seed)
     stream, addend = (random_rows(num_rows, width, dtype, gap) for _ in range(2))
     output = random_rows(num_rows, width, dtype, gap)

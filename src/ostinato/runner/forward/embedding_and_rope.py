@@ -12,6 +12,7 @@ RoPE whose angles depend on the length of the text has no such table, and a modu
 called, so that the hooks see every token.
 """
 
+import enum
 from dataclasses import dataclass
 from typing import cast
 
@@ -89,17 +90,31 @@ def look_up_embeddings(embedding: Embedding, ids: Ints, scale: float = 1.0) -> L
     return Lookup.of(embedding.weight, ids)
 
 
+class AngleLayout(enum.Enum):
+    """Where the angles of pairs are in a row that a model's module gives."""
+
+    HALVES = "in each half"
+    REPEATED = "each beside itself"
+    SINGLE = "once"
+
+    def of_pairs(self, angles: Tensor) -> Tensor:
+        """Return one number per pair."""
+        if self is AngleLayout.REPEATED:
+            return angles[..., ::2]
+        return angles if self is AngleLayout.SINGLE else angles[..., : angles.shape[-1] // 2]
+
+
 @dataclass(frozen=True, slots=True)
 class AngleKind:
     """Which of a model's angles a layer reads.
 
     Attributes:
         layer_type: What the model's module is asked for; None if it has angles of one kind.
-        are_repeated: Whether each pair's angle is repeated beside itself; else in the other half.
+        layout: Where the angles of pairs are.
     """
 
     layer_type: str | None = None
-    are_repeated: bool = False
+    layout: AngleLayout = AngleLayout.HALVES
 
 
 class Angles:
@@ -142,6 +157,4 @@ class Angles:
     def _computed(self, positions: Ints) -> Tensor:
         """Return one cosine and one sine per pair, shape (num_positions, dim)."""
         numbers = [n[0] for n in self.own(positions)]
-        half = numbers[0].shape[-1] // 2
-        kept = slice(None, None, 2) if self._kind.are_repeated else slice(half)
-        return torch.cat([n[:, kept] for n in numbers], dim=-1).float()
+        return torch.cat([self._kind.layout.of_pairs(n) for n in numbers], dim=-1).float()

@@ -5,12 +5,12 @@ scales beside the weight, hooks, a ``forward`` on the instance. Their type may s
 ``nn.Linear``. Such layers are not replaced.
 """
 
-from collections.abc import Callable
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 from torch import Tensor, nn
 
 from ostinato.runner.native.ctypes_api import DTYPES
+from ostinato.runner.states.mixers import is_ours
 
 _PARTS = {"weight", "bias"}
 
@@ -38,17 +38,6 @@ def is_unaltered(module: nn.Module, may_be_bound: bool = False) -> bool:
     hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
     replaced = [forward] if (forward := vars(module).get("forward")) is not None else []
     return all(may_be_bound and is_ours(each) for each in (*hooks, *replaced))
-
-
-def is_ours(function: object) -> bool:
-    """Return whether a hook or a ``forward`` passes steps to modules, and nothing else."""
-    return bool(getattr(getattr(function, "__func__", function), "_passes_steps", False))
-
-
-def passes_steps(function: Callable[..., Any]) -> Any:
-    """Mark a function as one of those of ``is_ours``."""
-    function._passes_steps = True  # type: ignore[attr-defined]
-    return function
 
 
 def plain_linear(weight: Tensor, bias: nn.Parameter | None) -> nn.Linear:

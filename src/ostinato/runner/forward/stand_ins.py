@@ -26,6 +26,7 @@ from torch.nn import functional
 
 from ostinato.runner.attention.backend import AttentionStyle
 from ostinato.runner.attention.registration import STEP_KEYWORD
+from ostinato.runner.forward.embedding_and_rope import AngleLayout
 from ostinato.runner.forward.ops import Activation, HeadShape, Norm, Rope, RopeKind
 
 _NUM_ROWS = 5
@@ -281,36 +282,34 @@ def _turned(
 
 def _ropes(shape: HeadShape, angles: tuple[Tensor, ...] | None) -> Iterator[Rope]:
     yield Rope()
-    if angles is not None and angles[0].shape[-1] <= shape.dim:
+    if angles is None:
+        return
+    dim = angles[0].shape[-1] * (2 if layout_of(angles[0]) is AngleLayout.SINGLE else 1)
+    if dim <= shape.dim:
         for rounded in (True, False):
             for kind in (RopeKind.HALVES, RopeKind.NEIGHBOURS):
-                yield Rope(kind, angles[0].shape[-1], rounded)
+                yield Rope(kind, dim, rounded)
 
 
-def are_repeated(angles: Tensor) -> bool:
-    """Whether each pair's angle is repeated beside itself; else it is in the other half.
-
-    Raises:
-        Unknown: It is neither.
-    """
+def layout_of(angles: Tensor) -> AngleLayout:
+    """Return where the angles of pairs are in a row that the model's module gives."""
+    if angles.shape[-1] % 2:
+        return AngleLayout.SINGLE
     if torch.equal(*angles.chunk(2, dim=-1)):
-        return False
-    if not torch.equal(angles[..., ::2], angles[..., 1::2]):
-        raise Unknown("it turns the numbers of a pair by different angles")
-    return True
-
-
-def of_pairs(angles: Tensor, repeated: bool) -> Tensor:
-    """Return one number per pair of the cosines or sines that the model's module gives."""
-    return angles[..., ::2] if repeated else angles[..., : angles.shape[-1] // 2]
+        return AngleLayout.HALVES
+    if torch.equal(angles[..., ::2], angles[..., 1::2]):
+        return AngleLayout.REPEATED
+    return AngleLayout.SINGLE
 
 
 def _angles_like(angles: Tensor, random: torch.Generator) -> Tensor:
     """Return random numbers in the layout of some angles, shape (1, num_rows, dim)."""
-    half = _random((1, _NUM_ROWS, angles.shape[-1] // 2), angles.dtype, random)
-    if are_repeated(angles):
-        return half.repeat_interleave(2, dim=-1)
-    return torch.cat((half, half), dim=-1)
+    layout = layout_of(angles)
+    width = angles.shape[-1] // (1 if layout is AngleLayout.SINGLE else 2)
+    pairs = _random((1, _NUM_ROWS, width), angles.dtype, random)
+    if layout is AngleLayout.REPEATED:
+        return pairs.repeat_interleave(2, dim=-1)
+    return pairs if layout is AngleLayout.SINGLE else torch.cat((pairs, pairs), dim=-1)
 
 
 def _normed_and_turned(
@@ -331,7 +330,7 @@ def _normed_and_turned(
 def _turn(heads: Tensor, rope: Rope, angles: tuple[Tensor, ...]) -> Tensor:
     """Turn heads, shape (num_rows, num_heads, dim)."""
     dtype = heads.dtype
-    cosines, sines = (of_pairs(a[0], are_repeated(a)).float()[:, None] for a in angles)
+    cosines, sines = (layout_of(a).of_pairs(a[0]).float()[:, None] for a in angles)
     turned, rest = heads[..., : rope.dim].float(), heads[..., rope.dim :]
     is_halves = rope.kind == RopeKind.HALVES
     first, second = turned.chunk(2, -1) if is_halves else (turned[..., ::2], turned[..., 1::2])

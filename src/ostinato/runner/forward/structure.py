@@ -36,8 +36,8 @@ from ostinato.runner.forward.plain_layers import is_plain_linear, is_unaltered
 from ostinato.runner.forward.stand_ins import (
     Unknown,
     activation_of,
-    are_repeated,
     heads_of,
+    layout_of,
     norm_of,
 )
 
@@ -238,13 +238,13 @@ class _Description:
         norms = next((names for names in _HEAD_NORMS if children >= set(names)), None)
         own = type(module).__name__
         if project is None or combine is None:
-            raise Unknown(f"{own} has other parts")
+            raise Unknown(f"no operation for {own}")
         self._check_linears(module, (*project, combine))
         numbers = None if self._rotary is None else self._angles(layer_type)
         shape, style = heads_of(module, project, combine, norms, numbers, self._model.dtype)
         angles = None
         if numbers is not None and shape.rope.kind != RopeKind.NONE:
-            angles = AngleKind(layer_type, are_repeated(numbers[0]))
+            angles = AngleKind(layer_type, layout_of(numbers[0]))
         path = self._names[id(module)]
         return Attention(
             Projection(module, path, project),
@@ -261,7 +261,7 @@ class _Description:
         down = next((name for name in _DOWN if name in children), None)
         try:
             if gate_up is None or down is None or len(names) > 1 or len(children) > 4:
-                raise Unknown(f"{type(module).__name__} has other parts")
+                raise Unknown(f"no operation for {type(module).__name__}")
             self._check_linears(module, (*gate_up, down))
             activation, has_up = activation_of(module, gate_up, down, self._model.dtype)
         except Unknown as unknown:

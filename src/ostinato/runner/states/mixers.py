@@ -11,13 +11,23 @@ from typing import Any, cast
 
 from torch import nn
 
-from ostinato.runner.forward.plain_layers import passes_steps
 from ostinato.runner.states.recurrence import Call, Recurrence
 from ostinato.runner.states.recurrences import RECURRENCES, LightningAttention
 from ostinato.runner.states.step import LayerStates
 
 CurrentStates = Callable[[], LayerStates | None]
 """Returns the states of the current step; None if the model computes without them."""
+
+
+def is_ours(function: object) -> bool:
+    """Return whether a hook or a ``forward`` passes steps to modules, and nothing else."""
+    return bool(getattr(getattr(function, "__func__", function), "_passes_steps", False))
+
+
+def passes_steps(function: Callable[..., Any]) -> Any:
+    """Mark a function as one of those of ``is_ours``."""
+    function._passes_steps = True  # type: ignore[attr-defined]
+    return function
 
 
 def bind_mixers(model: nn.Module, current: CurrentStates) -> None:
