@@ -234,8 +234,11 @@ def test_other_activations_with_ups_and_without(
 
         gate, up = gate_up[:, :37], gate_up[:, 37:]
         function = ACTIVATIONS[activation]
-        definition = function(gate.double()) * (up.double() if has_up else 1)
-        assert same(output, definition, function(gate) * up if has_up else function(gate))
+        opened = function(gate.double())
+        definition = opened * (up.double() if has_up else 1)
+        # Two roundings; torch's tails are coarser than the library's, so its bits are no measure.
+        unit = 2.0**-20 if dtype == torch.float32 else 2.0**-7
+        assert ((output - definition).abs() <= unit * definition.abs() + 1e-5).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
