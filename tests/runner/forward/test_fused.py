@@ -115,7 +115,7 @@ def test_a_mixture_is_called_and_it_is_said(checkpoints: Checkpoints):
 def test_a_model_that_scales_what_its_description_does_not_is_noticed(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(structure, "_logit_edits", lambda model: None)
+    monkeypatch.setattr(structure, "logit_edits", lambda model: None)
     loaded = load_model(checkpoints.path("gemma2", final_logit_softcapping=0.5), "float32")
     assert "fused, its logits differ" in loaded.forward.reason
 

@@ -191,7 +191,9 @@ class Program:
             if in_python:
                 self._runs += [(cast(PythonCall, call), wanted) for call, wanted in group]
             else:
-                self._runs.append((self._listed(list(group)), False))
+                self._runs.append(
+                    (self._listed(cast(list[tuple[Record, bool]], list(group))), False)
+                )
 
     def _listed(self, operations: list[tuple[Record, bool]]) -> _Operations:
         listed = (_Operation * len(operations))(

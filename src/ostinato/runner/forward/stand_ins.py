@@ -15,7 +15,7 @@ milliseconds for each kind of module.
 import copy
 import inspect
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import product
 from typing import Any, cast
@@ -30,7 +30,7 @@ from ostinato.runner.forward.embedding_and_rope import AngleLayout
 from ostinato.runner.forward.ops import Activation, HeadShape, Norm, Rope, RopeKind
 
 _NUM_ROWS = 5
-_ACTIVATIONS = {
+_ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     Activation.SILU: functional.silu,
     Activation.GELU: functional.gelu,
     Activation.GELU_TANH: lambda x: functional.gelu(x, approximate="tanh"),
@@ -194,7 +194,7 @@ def call_keywords(
         "cache_params": None,
         "use_cache": False,
     }
-    keywords = {name: value for name, value in given.items() if name in names}
+    keywords: dict[str, Any] = {name: value for name, value in given.items() if name in names}
     if any(each.kind is each.VAR_KEYWORD for each in names.values()):
         keywords[STEP_KEYWORD] = step
     return keywords

@@ -126,7 +126,7 @@ class Steps:
         Effects: writes the step's slots in every layer.
         Cost: some milliseconds more when the stores are not those of the step before.
         """
-        steps = _native_steps(given.step, self._decoder)
+        steps = native_steps(given.step, self._decoder)
         key = given.adapters is not None, steps is not None
         program = self._programs.get(key)
         if program is None or not program.fits(steps, len(given)):
@@ -261,7 +261,7 @@ class _StepProgram:
         yield self._at(self._head)
 
     def _layer(self, layer: DecoderLayer) -> Operations:
-        held = []
+        held: list[_Addend] = []
         for place, branch in enumerate(layer.branches):
             name = f"added {place}"
             norms = self._only_normed if layer.is_parallel and place else self._normed
@@ -352,12 +352,13 @@ class _StepProgram:
                 found = module(rows[None], **keywords)
                 found = (found[0] if isinstance(found, tuple) else found).reshape(output.shape)
                 total = found if total is None else total + found
+        assert total is not None, "modules"
         output.copy_(total)
 
     def _narrow(self, mixed: Tensor | None) -> Output:
         """Yield what takes the rows whose logits are wanted; only they are computed from here."""
         self._is_wanted = True
-        taken = []
+        taken: list[Tensor] = []
         for rows in (self._stream, mixed):
             if rows is not None:
                 whole, name = self._whole(rows), f"wanted {len(taken)}"
@@ -385,11 +386,11 @@ class _StepProgram:
     def _attend(self, index: int, part: Attention, num_rows: int) -> None:
         shape, rows = part.shape, self._arena.rows
         num_values, num_kv = shape.num_heads * shape.dim, shape.num_kv_heads * shape.dim
-        heads = (
+        queries, keys, values = (
             rows(name, width)[:num_rows].unflatten(1, (-1, shape.dim))
             for name, width in (("queries", num_values), ("keys", num_kv), ("values", num_kv))
         )
-        attended = self._given.step.attend(index, *heads, part.style)
+        attended = self._given.step.attend(index, queries, keys, values, part.style)
         rows("attended", num_values)[:num_rows] = attended.reshape(num_rows, -1)
 
     def _attend_natively(self, index: int, part: Attention, heads: Heads) -> Operations:
@@ -501,7 +502,7 @@ def _width_in_arena(decoder: Decoder) -> int:
     return sum(row_stride(width) for _, width in widths)
 
 
-def _native_steps(step: LayerAttention, decoder: Decoder) -> dict[int, NativeStep] | None:
+def native_steps(step: LayerAttention, decoder: Decoder) -> dict[int, NativeStep] | None:
     """Return the native attention of each layer that attends; None unless all have one."""
     if not isinstance(step, GroupedStep):
         return None

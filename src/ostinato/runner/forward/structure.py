@@ -177,7 +177,7 @@ class _Description:
             layers=tuple(self._layer(i, layer) for i, layer in enumerate(layers)),
             norm=norm_of(norm),
             head=Projection(model, "", ("lm_head",)),
-            edit_logits=_logit_edits(model),
+            edit_logits=logit_edits(model),
         )
 
     def _layer(self, index: int, layer: nn.Module) -> DecoderLayer:
@@ -320,7 +320,7 @@ def _is_norm(name: str, module: nn.Module) -> bool:
     return "norm" in name and name not in (*_MIXERS, *_FEEDS) and type(module) not in _NOTHING
 
 
-def _logit_edits(model: "PreTrainedModel") -> Callable[[Tensor], Tensor] | None:
+def logit_edits(model: "PreTrainedModel") -> Callable[[Tensor], Tensor] | None:
     """Return what a model does with its logits, as its code does it."""
     config: Any = model.config.get_text_config()
     factor = getattr(model, "logit_scale", None)

@@ -81,7 +81,7 @@ def _carried(
         output = states.carry(layer, recurrence, call)
         return (output, None) if recurrence.gives_state else output
 
-    return passes_steps(carried)
+    return cast(Callable[..., Any], passes_steps(carried))
 
 
 def _with_globals(function: FunctionType, names: dict[str, Any]) -> FunctionType:
