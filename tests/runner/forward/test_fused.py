@@ -112,6 +112,30 @@ def test_a_mixture_is_called_and_it_is_said(checkpoints: Checkpoints):
     assert "mlp is called (no operation for Qwen3MoeSparseMoeBlock)" in loaded.forward.reason
 
 
+def test_what_is_called_has_packed_weights_too(checkpoints: Checkpoints):
+    """LFM2's short convolutions have projections of their own."""
+    loaded = load_model(checkpoints.path("lfm2"), "bfloat16")
+    assert loaded.fused is not None and "conv is called" in loaded.forward.reason
+    plain = [n for n, m in loaded.model.named_modules() if isinstance(m, torch.nn.Linear)]
+    assert plain == []
+
+
+def test_queries_that_are_scaled_far_into_a_text_are_scaled(checkpoints: Checkpoints):
+    """Ministral 3 does so from a position on that the prompt of the probe does not reach."""
+    rope = {
+        "rope_type": "default",
+        "rope_theta": 1e4,
+        "llama_4_scaling_beta": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+    path = checkpoints.path("ministral3", head_dim=16, rope_parameters=rope)
+    prompt = random_prompt(7, 200)
+    expected = own_logits(load_model(path, "float32", forward="plain"), prompt)
+    loaded = load_model(path, "float32")
+    found = logits_in_steps(Bench(loaded, num_blocks=300), prompt, (7, 1, 192))
+    assert difference(found, expected) <= 1e-4
+
+
 def test_a_model_that_scales_what_its_description_does_not_is_noticed(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ):

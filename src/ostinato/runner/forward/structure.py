@@ -31,7 +31,7 @@ from ostinato.runner.forward.decoder import (
 from ostinato.runner.forward.embedding_and_rope import AngleKind, Angles
 from ostinato.runner.forward.ops import Norm, RopeKind
 from ostinato.runner.forward.packed_linear import PackedLinear
-from ostinato.runner.forward.packing import Pack, pack_plain
+from ostinato.runner.forward.packing import Pack, pack_linears, pack_plain
 from ostinato.runner.forward.plain_layers import is_plain_linear, is_unaltered
 from ostinato.runner.forward.stand_ins import (
     Unknown,
@@ -139,6 +139,7 @@ def parse_decoder(
     packed = pack([head], True)
     model.lm_head = PackedLinear(head, packed, 0, tied)
     decoder.head.weight = packed
+    pack_linears(model, pack)  # those of modules that are called
     return decoder
 
 
