@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ostinato.errors import ConfigError, UnsupportedModel
+from ostinato.runner.experts.mixture import why_modules
 from ostinato.runner.forward.decoder import parse_decoder, unsupported_reason
 from ostinato.runner.forward.fused import FusedForward
 from ostinato.runner.forward.ops import DTYPES, NativeOps
@@ -88,7 +89,7 @@ def choose_forward(
         return ChosenForward("plain", "forward='plain' is set")
     elif (unpacked := why_unpacked(model.dtype, model.device)) is not None:
         return ChosenForward("plain", unpacked)
-    pack = pack_plain if quantization is None else quantization.pack
+    pack = pack_plain if quantization is None else quantization
     reason = "forward='packed' is set" if wanted == "packed" else _why_unfused(model)
     with torch.no_grad():
         if reason is None:
@@ -104,6 +105,7 @@ def choose_forward(
             else:
                 unstack(model)
         pack_linears(model, pack)
+    reason = "; ".join(filter(None, (reason, why_modules(model))))
     if quantization is not None or (different := _difference(model, probed, call)) is None:
         return ChosenForward("packed", reason)
     unpack_linears(model)
