@@ -61,6 +61,7 @@ def second(path: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Load
         ("qwen2", {"dtype": "float32", "quantization": "w4a8"}),
         ("gemma2", {"dtype": "float16"}),
         ("qwen3_moe", {"dtype": "bfloat16"}),
+        ("qwen3_moe", {"dtype": "bfloat16", "quantization": "int4"}),
     ],
 )
 def test_a_second_start_is_the_first_one(

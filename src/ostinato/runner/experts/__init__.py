@@ -3,12 +3,12 @@
 Modules of ``transformers`` are replaced one for one: a router and the experts of a block, each by a
 module with the same call and result. What composes them (shared experts, scales) stays.
 
-In reading order:
+Files in reading order:
 
-- ``families``: what is known of the routers and experts of ``transformers``, as data
-- ``stack``: the weights of all experts below each other
-- ``routers``: chooses the experts of each row
-- ``mixture``: computes them, and replaces the modules of a model
+* ``families``: what is known of the routers and experts of ``transformers``, as data
+* ``stack``: the weights of all experts of a layer, below each other
+* ``routers``: chooses the experts of each row
+* ``mixture``: the experts of a layer as own products
 
 Rules:
 

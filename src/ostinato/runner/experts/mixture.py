@@ -248,8 +248,7 @@ def pack_mixtures(model: nn.Module, pack: Callable[[ExpertStack], PackedWeight])
                 setattr(parent, name, PackedExperts(child, pack))
                 num_packed += 1
             elif (family := family_of(child)) is not None:
-                if cast(Tensor, child.weight).dtype in DTYPES:
-                    setattr(parent, name, PackedRouter(child, family))
+                setattr(parent, name, PackedRouter(child, family))
     return num_packed
 
 

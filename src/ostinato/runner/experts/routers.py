@@ -157,4 +157,6 @@ def family_of(module: nn.Module) -> RouterFamily | None:
     kind = type(module)
     if not kind.__module__.startswith("transformers.models."):
         return None
-    return ROUTERS.get(kind.__name__)
+    family = ROUTERS.get(kind.__name__)
+    is_packed = family is not None and cast(Tensor, module.weight).dtype in DTYPES
+    return family if is_packed else None

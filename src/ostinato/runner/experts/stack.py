@@ -1,4 +1,6 @@
-"""The weights of all experts of a layer, below each other::
+"""The weights of all experts of a layer, below each other.
+
+::
 
     expert 0   gates   inner rows, padded with zeros to a multiple of 32
                ups     likewise

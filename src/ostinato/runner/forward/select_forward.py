@@ -130,8 +130,8 @@ def _check_quantizable(model: "PreTrainedModel", quantization: Quantization) -> 
     if quantization.stored is None and share < _LEAST_SHARE:
         raise UnsupportedModel(
             f"{setting}: of the weights of {type(model).__name__} beside its embeddings, only "
-            f"{share:.0%} are in plain linear layers (at least {_LEAST_SHARE:.0%} is needed); "
-            "the others, such as experts, are not quantized: set quantization=None"
+            f"{share:.0%} are in linear layers and experts that are packed here (at least "
+            f"{_LEAST_SHARE:.0%} is needed): set quantization=None"
         )
 
 

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from ostinato.core.errors import ConfigError
 from ostinato.runner.block_embedding import BlockEmbedding
-from ostinato.runner.forward.codes import CodeFormat
 from ostinato.runner.experts.stack import ExpertStack
+from ostinato.runner.forward.codes import CodeFormat
 from ostinato.runner.forward.packing import Pack
 from ostinato.runner.forward.quantized import Quantization, QuantizedWeight, StoredRows
 from ostinato.runner.forward.select_forward import ChosenForward
@@ -158,6 +158,7 @@ class EntrySource:
         return _RestoredPack(self, names, dtype)
 
     def packed(self, joined: str, dtype: torch.dtype) -> PackedWeight:
+        """Return a packed weight, mapped."""
         record = self._entry.index["weights"][joined]
         num_rows, num_columns = record["shape"]
         memory = {part: self._entry.tensor(f"{joined}/{part}") for part in record["parts"]}
