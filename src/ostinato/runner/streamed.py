@@ -7,7 +7,7 @@
     skeleton         ─► read a product's weights, pack them, forget   (all layers)
 
 So the peak of memory is what stays, and the largest product once more. Models that this cannot
-load as ``transformers`` would, are loaded by it: experts in GGUF files, states, encoders, weights
+load as ``transformers`` would, are loaded by it: most experts in GGUF files, states, encoders, weights
 that came quantized, and checkpoints whose names differ from the model's.
 """
 
@@ -23,7 +23,7 @@ from transformers import PreTrainedConfig
 
 from ostinato.runner.block_embedding import BlockEmbedding
 from ostinato.runner.experts.mixture import expert_weights
-from ostinato.runner.experts.stack import ExpertStack
+from ostinato.runner.experts.stack import ExpertStack, padded
 from ostinato.runner.forward.decoder import parse_decoder
 from ostinato.runner.forward.fused import FusedForward
 from ostinato.runner.forward.ops import NativeOps
@@ -267,7 +267,12 @@ class _Trial:
             for module, own in linear_names(model, self._source)
             if own in self._source.kinds
         }
-        return Quantization(name, stored) if stored else None
+        experts = {
+            id(stack.weight): self._source.experts(own)
+            for own, stack in expert_weights(model)
+            if own in self._source.kinds and stack.part_rows == padded(stack.part_rows)
+        }
+        return Quantization(name, stored, experts=experts) if stored else None
 
 
 def linear_names(model: nn.Module, source: WeightSource) -> list[tuple[nn.Linear, str]]:
@@ -375,7 +380,11 @@ class Packing:
 
     def pack_experts(self, stack: ExpertStack) -> PackedWeight:
         """Read and pack the weights of all experts of a layer."""
+        quantization, name = self._quantization, self._names[id(stack.weight)]
+        has_own = quantization is not None and quantization.stored is not None
+        if has_own and name in self._source.kinds and stack.part_rows == padded(stack.part_rows):
+            return QuantizedWeight.of_rows(self._source.experts(name), self._dtype)
         if stack.weight.is_meta:
-            numbers = self._source.plain(self._names[id(stack.weight)], self._dtype)
+            numbers = self._source.plain(name, self._dtype)
             stack.weight = nn.Parameter(numbers, requires_grad=False)
-        return (self._quantization or pack_plain).pack_experts(stack)
+        return (quantization or pack_plain).pack_experts(stack)

@@ -1,14 +1,19 @@
 """Models with experts: loaded in 16, 8 and 4 bits, and served with the same bits in any batch."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
+from ostinato import LLM, SamplingParams
 from ostinato.runner.experts.mixture import PackedExperts
+from ostinato.runner.forward.quantized import QuantizedWeight
 from ostinato.runner.forward.weight_refs import weight_bytes
 from ostinato.runner.model_loader import LoadedModel, load_model
 from ostinato.runner.settings import QuantizationName
 from tests.runner.bench import Bench, logits_in_steps, random_prompt
 from tests.support.checkpoints import Checkpoints
+from tests.support.gguf_files import save_gguf
 from tests.support.instruction_sets import needs_library
 
 pytestmark = needs_library
@@ -59,3 +64,28 @@ def test_a_sequence_has_the_same_logits_in_whatever_steps_it_is_computed(
 
     for lengths in ([1] * 21, [5, 16], [20, 1]):
         assert torch.equal(logits_in_steps(Bench(loaded), prompt, lengths), alone)
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
+def test_a_gguf_file_with_experts_is_computed_with_its_own_blocks(
+    checkpoints: Checkpoints, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Streamed, without loss: the experts' numbers are those that transformers reads."""
+    sizes = {"hidden_size": 64, "moe_intermediate_size": 32, "head_dim": 32, "num_experts": 8}
+    path = checkpoints.path("qwen3_moe", **sizes)
+    file = save_gguf(tmp_path / "tiny.gguf", path, kind, "qwen3moe")
+    loaded = load_model(file, "float32", weight_cache_bytes=0)
+    monkeypatch.setattr("ostinato.runner.model_loader.stream_model", lambda *_: None)
+    plain = load_model(file, "float32", forward="plain", weight_cache_bytes=0)
+
+    for experts in experts_of(loaded):
+        for part in experts.parts.values():
+            assert isinstance(part.packed, QuantizedWeight)
+            assert part.packed.format.bits == (8 if kind == "Q8_0" else 4)
+    assert experts_of(loaded)
+    own, other = loaded.model.state_dict(), plain.model.state_dict()
+    names = [name for name in other if ".experts." in name]
+    assert len(names) == 4
+    assert all(torch.equal(own[name], other[name]) for name in names)
+    [output] = LLM(str(file)).generate(["The same prefix"], SamplingParams(max_tokens=4))
+    assert len(output.outputs[0].token_ids) == 4

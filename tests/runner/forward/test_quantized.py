@@ -333,9 +333,7 @@ def test_settings_that_quantized_weights_cannot_be_had_with_are_refused(
 
 
 def test_a_model_whose_weights_are_not_in_linear_layers_is_refused(checkpoints: Checkpoints):
-    with pytest.raises(
-        UnsupportedModel, match=r"only \d+% are in linear .*quantization=None"
-    ):
+    with pytest.raises(UnsupportedModel, match=r"only \d+% are in linear .*quantization=None"):
         load_model(checkpoints.path("gpt2"), "float32", quantization="int8")
 
 

@@ -6,7 +6,7 @@ Scales are stored separately, those of 32 outputs of a group beside each other.
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -262,11 +262,14 @@ class Quantization:
         stored: The checkpoint's own codes, by the id of the weight that they represent; None if
             weights are to be quantized.
         activation_bits: 8 if inputs are quantized to 8 bits before they are multiplied; else 0.
+        experts: The checkpoint's own codes of experts, by the id of the weight: the rows of the
+            first, then of the second.
     """
 
     name: str
     stored: Mapping[int, StoredRows] | None = None
     activation_bits: int = 0
+    experts: Mapping[int, Sequence[StoredRows]] = field(default_factory=dict)
 
     @classmethod
     def named(cls, name: QuantizationName) -> "Quantization":
@@ -287,6 +290,8 @@ class Quantization:
 
     def pack_experts(self, stack: ExpertStack) -> PackedWeight:
         """Pack the weights of all experts."""
+        if (rows := self.experts.get(id(stack.weight))) is not None:
+            return QuantizedWeight.of_rows(rows, stack.weight.dtype, self.activation_bits)
         if self.stored is not None:
             return stack.pack()
         return QuantizedWeight.of_experts(stack, self._format, self.activation_bits)

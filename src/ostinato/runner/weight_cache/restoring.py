@@ -146,6 +146,10 @@ class EntrySource:
         """Raise KeyError: what has codes is packed."""
         raise KeyError(name)
 
+    def experts(self, name: str) -> Sequence[StoredRows]:
+        """Raise KeyError: what has codes is packed."""
+        raise KeyError(name)
+
     def embedding(self, name: str, dtype: torch.dtype) -> nn.Module | None:
         """Return an embedding of a file's blocks, mapped; None if it is plain."""
         kind = self._entry.index["blocks"].get(name)
