@@ -7,8 +7,8 @@
     skeleton         ─► read a product's weights, pack them, forget   (all layers)
 
 So the peak of memory is what stays, and the largest product once more. Models that this cannot
-load as ``transformers`` would, are loaded by it: most experts in GGUF files, states, encoders, weights
-that came quantized, and checkpoints whose names differ from the model's.
+load as ``transformers`` would, are loaded by it: most experts in GGUF files, states, encoders,
+weights that came quantized, and checkpoints whose names differ from the model's.
 """
 
 from collections.abc import Mapping, Sequence
