@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from ostinato import LLM, SamplingParams
+from ostinato.runner.attention.native_backend import NativeAttention
 from ostinato.runner.experts.mixture import PackedExperts
 from ostinato.runner.forward.quantized import QuantizedWeight
 from ostinato.runner.forward.weight_refs import weight_bytes
 from ostinato.runner.model_loader import LoadedModel, load_model
+from ostinato.runner.native.packed import required_library
 from ostinato.runner.settings import QuantizationName
 from tests.runner.bench import Bench, logits_in_steps, random_prompt
 from tests.support.checkpoints import Checkpoints
@@ -60,10 +62,15 @@ def test_a_sequence_has_the_same_logits_in_whatever_steps_it_is_computed(
     """To the bit, beside another sequence: what a mixture computes of a row is the row's own."""
     loaded = load_model(checkpoints.path("qwen3_moe"), dtype, quantization=quantization)
     prompt = random_prompt(1, 21)
-    alone = logits_in_steps(Bench(loaded), prompt, [21])
+
+    def logits_in(lengths: list[int]) -> torch.Tensor:
+        bench = Bench(loaded, block_size=16, attention=NativeAttention(required_library()))
+        return logits_in_steps(bench, prompt, lengths)
+
+    alone = logits_in([21])
 
     for lengths in ([1] * 21, [5, 16], [20, 1]):
-        assert torch.equal(logits_in_steps(Bench(loaded), prompt, lengths), alone)
+        assert torch.equal(logits_in(lengths), alone)
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
