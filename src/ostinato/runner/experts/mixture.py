@@ -93,7 +93,8 @@ class PackedExperts(nn.Module):
         own = cast(Any, experts)
         self.activation = activation
         is_clamped = activation == CLAMPED
-        self.alpha, self.limit = (own.alpha, own.limit) if is_clamped else (1.0, 0.0)
+        self.alpha: float = own.alpha if is_clamped else 1.0
+        self.limit: float = own.limit if is_clamped else 0.0
         self.origin = (experts,)
         self.parts: dict[str, PackedPart] = {}
         for name, stack in zip(NAMES, stacks_of(experts), strict=True):
