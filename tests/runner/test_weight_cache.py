@@ -77,7 +77,8 @@ def test_a_second_start_is_the_first_one(
     restored = second(path, monkeypatch, **settings)
 
     same(restored, first)
-    assert restored.mapped_bytes == pytest.approx(first.mapped_bytes, abs=2**17)
+    # A file's tensors begin at pages.
+    assert restored.mapped_bytes == pytest.approx(first.mapped_bytes, abs=2**18)
     assert len(entries()) == 1
 
 

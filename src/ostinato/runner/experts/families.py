@@ -8,10 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
-from transformers import activations
-from transformers.integrations import moe
-
 SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN = 0, 1, 2
 """``ost_scores``."""
 
@@ -80,16 +76,20 @@ ROUTERS: Mapping[str, RouterFamily] = {
 }
 """Routers by the name of their class."""
 
-_ACTIVATIONS: Mapping[type, int] = {
-    nn.SiLU: SILU,
-    activations.SiLUActivation: SILU,
-    activations.GELUTanh: GELU_TANH,
+_ACTIVATIONS: Mapping[str, int] = {
+    "torch.nn.modules.activation.SiLU": SILU,
+    "transformers.activations.SiLUActivation": SILU,
+    "transformers.activations.GELUTanh": GELU_TANH,
 }
+"""By the names of classes: to import those of transformers takes seconds."""
 
 
 def activation_of(experts: Any) -> int | None:
     """Return what is between the products of experts; None if it is not known."""
-    gating = type(experts)._apply_gate
-    if gating is moe._default_apply_gate:
-        return _ACTIVATIONS.get(type(experts.act_fn))
+    if _name_of(type(experts)._apply_gate) == "transformers.integrations.moe._default_apply_gate":
+        return _ACTIVATIONS.get(_name_of(type(experts.act_fn)))
     return CLAMPED if type(experts).__name__ == "GptOssExperts" else None
+
+
+def _name_of(known: Any) -> str:
+    return f"{known.__module__}.{known.__qualname__}"
