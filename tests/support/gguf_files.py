@@ -54,7 +54,8 @@ def save_gguf(
         writer.add_expert_count(config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
-    arch = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[architecture]
+    known = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen3moe": gguf.MODEL_ARCH.QWEN3MOE}
+    arch = known.get(architecture, gguf.MODEL_ARCH.QWEN3)
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     if architecture == "llama":
         _add_rope(writer, model)
