@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ostinato.errors import ConfigError, UnsupportedModel
+from ostinato.runner.experts.mixture import why_modules
 from ostinato.runner.forward.fused import FusedForward
 from ostinato.runner.forward.ops import DTYPES
 from ostinato.runner.forward.packing import (
@@ -88,7 +89,7 @@ def choose_forward(
         return ChosenForward("plain", "forward='plain' is set")
     elif (unpacked := why_unpacked(model.dtype, model.device)) is not None:
         return ChosenForward("plain", unpacked)
-    pack = pack_plain if quantization is None else quantization.pack
+    pack = pack_plain if quantization is None else quantization
     reason = "forward='packed' is set" if wanted == "packed" else _why_unfused(model, probed)
     with torch.no_grad():
         if reason is None:
@@ -97,13 +98,15 @@ def choose_forward(
             if quantization is not None:
                 probed = _probed_again(model, call, probed, quantization)
             if (different := _difference(model, probed, fused)) is None:
-                return ChosenForward("fused", fused.called, fused)
+                reasons = filter(None, (fused.called, why_modules(model)))
+                return ChosenForward("fused", "; ".join(reasons), fused)
             reason = f"fused, {different}"
             if quantization is None:
                 unpack_linears(model)
             else:
                 unstack(model)
         pack_linears(model, pack)
+    reason = "; ".join(filter(None, (reason, why_modules(model))))
     if quantization is not None or (different := _difference(model, probed, call)) is None:
         return ChosenForward("packed", reason)
     unpack_linears(model)
@@ -128,8 +131,8 @@ def _check_quantizable(model: "PreTrainedModel", quantization: Quantization) -> 
     if quantization.stored is None and share < _LEAST_SHARE:
         raise UnsupportedModel(
             f"{setting}: of the weights of {type(model).__name__} beside its embeddings, only "
-            f"{share:.0%} are in plain linear layers (at least {_LEAST_SHARE:.0%} is needed); "
-            "the others, such as experts, are not quantized: set quantization=None"
+            f"{share:.0%} are in linear layers and experts that are packed here (at least "
+            f"{_LEAST_SHARE:.0%} is needed): set quantization=None"
         )
 
 
