@@ -42,10 +42,6 @@ typedef struct ost_routing {
 
 OST_EXPORT void ost_route(const ost_routing *routing);
 
-/* What is between an expert's two products: silu(gate) * up, gelu(gate) * up (its approximation by tanh), or
- * (up + 1) * gate * sigmoid(alpha * gate) of clamped gates and ups (gpt-oss). */
-enum ost_activation { OST_SILU = 0, OST_GELU_TANH = 1, OST_CLAMPED = 2 };
-
 /* outputs = sum over a row's experts of weight * (gated(inputs x gate_up^T) x down^T).
  *
  * The weights of all experts are one packed weight, each expert's outputs a multiple of 32: gate_up has

@@ -90,7 +90,8 @@ enum ost_activation {
   OST_GELU = 1,      /* by the error function */
   OST_GELU_TANH = 2, /* its approximation by tanh */
   OST_RELU = 3,
-  OST_RELU_SQUARED = 4
+  OST_RELU_SQUARED = 4,
+  OST_CLAMPED = 5 /* of experts: (up + 1) * gate * sigmoid(alpha * gate), of clamped gates and ups (gpt-oss) */
 };
 
 /* output = activation(gate) * up, or activation(gate). */

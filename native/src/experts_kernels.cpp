@@ -35,18 +35,6 @@ inline void with_format(int32_t dtype, Visit visit) {
 }
 
 template <class Format>
-inline Floats silu(const Floats &gate) {
-  return Format::round(quotient(gate, 1.f + exponential(-gate)));
-}
-
-// x * sigmoid(2 * sqrt(2 / pi) * (x + 0.044715 * x^3)), which is half of x * (1 + tanh).
-template <class Format>
-inline Floats gelu(const Floats &gate) {
-  const Floats inner = multiply_add(gate * gate * gate, all(0.044715f), gate);
-  return Format::round(quotient(gate, 1.f + exponential(inner * -1.5957691216f)));
-}
-
-template <class Format>
 inline Floats clamped_gate(const Floats &given_gate, const Floats &given_up, float alpha, float limit) {
   constexpr float kLowest = -3.4028234e38f;
   const Floats gate = clamped(given_gate, kLowest, limit), up = clamped(given_up, -limit, limit);
@@ -62,8 +50,8 @@ void gate_row(const ost::Gating &g, int64_t row) {
   auto *output = static_cast<typename Format::Stored *>(g.output) + row * g.inner;
   for (int64_t i = 0; i < g.inner; i += kLanes) {
     const Floats gate = load<Format>(gates + i), up = load<Format>(ups + i);
-    const Floats value = g.activation == OST_SILU        ? silu<Format>(gate) * up
-                         : g.activation == OST_GELU_TANH ? gelu<Format>(gate) * up
+    const Floats value = g.activation == OST_SILU        ? Format::round(silu(gate)) * up
+                         : g.activation == OST_GELU_TANH ? Format::round(gelu_by_tanh(gate)) * up
                                                          : clamped_gate<Format>(gate, up, g.alpha, g.limit);
     store<Format>(output + i, value);
   }

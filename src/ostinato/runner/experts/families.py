@@ -11,7 +11,7 @@ from typing import Any
 SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN = 0, 1, 2
 """``ost_scores``."""
 
-SILU, GELU_TANH, CLAMPED = 0, 1, 2
+SILU, GELU_TANH, CLAMPED = 0, 2, 5
 """``ost_activation``."""
 
 
