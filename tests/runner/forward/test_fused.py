@@ -239,6 +239,23 @@ def generated(llm: LLM) -> list[int]:
     return output.outputs[0].token_ids
 
 
+@pytest.mark.parametrize("family", ["lfm2", "granitemoehybrid", "nemotron_h", "qwen3_5_text"])
+def test_layers_with_a_state_are_called_with_the_states_of_the_step(
+    checkpoints: Checkpoints, family: str
+):
+    """Two at once, and again with a hit; the tokens of the modules alone."""
+    path, answers = str(checkpoints.path(family)), []
+    prompts = [random_prompt(5, 40), random_prompt(6, 21)]
+    for forward in ("auto", "packed"):
+        llm = LLM(path, dtype="float32", num_blocks=64, block_size=16, forward=forward)
+        assert (llm.engine.loaded.fused is not None) == (forward == "auto")
+        for _ in range(2):
+            outputs = llm.generate(prompts, PARAMS, use_tqdm=False)
+            answers.append([output.outputs[0].token_ids for output in outputs])
+        llm.close()
+    assert answers[0] == answers[1] == answers[2] == answers[3]
+
+
 @pairwise("family", ["llama", "qwen2", "gemma2"], "forward", ["auto", "packed"])
 def test_an_engine_with_packed_weights_adopts_new_ones(checkpoints: Checkpoints, family, forward):
     """By name and whole; tied (qwen2, gemma2) and not; what comes out is a plain engine's."""

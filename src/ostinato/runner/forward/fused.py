@@ -27,6 +27,14 @@ class FusedForward:
         self._steps = Steps(decoder, library, calls)
 
     @property
+    def promises_bits(self) -> bool:
+        """Whether a row has the same bits alone and in any step, if attention is native.
+
+        Modules that are called promise nothing of the kind.
+        """
+        return not self.called
+
+    @property
     def called(self) -> str:
         """What is called as a module, and why; empty if nothing is."""
         parts = [part for part in self._decoder.parts() if isinstance(part, Call)]
