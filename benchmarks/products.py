@@ -99,7 +99,7 @@ class Scene:
         native = library()
         assert native is not None
         if format not in self.packed:
-            pack = pack_plain if format == "plain" else Quantization.named(format).pack
+            pack = pack_plain if format == "plain" else Quantization.named(format)
             first = pack([self.layer], False)
             others = [pack([self.layer], False) for _ in range(1, self._count(first.nbytes))]
             self.packed[format] = [first, *others]

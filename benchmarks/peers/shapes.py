@@ -73,6 +73,12 @@ def _qwen3(layers: int, hidden: int, inner: int, heads: int, **others: Any) -> S
 
 FULL = _qwen3(28, 1024, 3072, 16, vocab_size=32_000)
 SMALL = _qwen3(2, 128, 256, 4, num_key_value_heads=2, head_dim=64, vocab_size=512)
+GEMMA_SIZES = {
+    "num_hidden_layers": 26, "hidden_size": 1152, "intermediate_size": 6912,
+    "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256,
+    "vocab_size": 32_000, "max_position_embeddings": 32_768, "tie_word_embeddings": True,
+}  # fmt: skip
+"""Those of Gemma 3 1B, but for its vocabulary, so that layers are what is measured."""
 SHAPES = {
     "random": FULL,
     "tiny": Shape("qwen3", {**FULL.sizes, "num_hidden_layers": 2, "hidden_size": 256}),
@@ -88,6 +94,9 @@ SHAPES = {
             "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
         },
     }),
+    "gemma-3-1b": Shape("gemma3_text", {**GEMMA_SIZES, "sliding_window": 512,
+                                        "query_pre_attn_scalar": 256}),
+    "llama-as-gemma-3-1b": Shape("llama", GEMMA_SIZES),
     "gemma-3-4b": Shape("gemma3_text", {
         "num_hidden_layers": 34, "hidden_size": 2560, "intermediate_size": 10_240,
         "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,

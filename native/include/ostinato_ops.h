@@ -21,46 +21,88 @@ typedef struct ost_matrix {
   int64_t stride;
 } ost_matrix;
 
-/* residual += addend; output = residual / sqrt(mean(residual^2) + epsilon) * weight, row by row. */
+/* A norm of rows: (x - center) / sqrt(mean((x - center)^2) + epsilon) * (weight + offset) + bias, where the center
+ * is 0 or the mean. */
+typedef struct ost_norm {
+  const void *weight; /* null for 1 */
+  const void *bias;   /* null for 0 */
+  float epsilon;
+  float offset;
+  int32_t kind;       /* ost_norm_kind */
+  int32_t is_rounded; /* before it is weighed as well */
+} ost_norm;
+
+enum ost_norm_kind { OST_NO_NORM = 0, OST_RMS_NORM = 1, OST_LAYER_NORM = 2 };
+
+/* residual += scale * normed(addend); output = normed(residual), row by row. */
 typedef struct ost_add_norm {
   ost_matrix residual; /* (num_rows, width), changed where there is an addend */
   ost_matrix addend;   /* (num_rows, width), or null */
-  ost_matrix output;   /* (num_rows, width) */
-  const void *weight;  /* (width,) */
+  ost_matrix output;   /* (num_rows, width), or null */
+  ost_norm norm;       /* of the output */
+  ost_norm addend_norm; /* may be none */
   int64_t num_rows;
   int32_t width;
   int32_t dtype;
-  float epsilon;
+  float scale; /* of the addend, after its norm */
   int32_t num_threads;
 } ost_add_norm;
 
-/* Take projected rows apart into heads: queries and keys normed, where there are weights for
- * that, and turned by their position (RoPE, halves of a head in pairs); values as they are. */
+/* How queries and keys are turned by their position (RoPE). Numbers of a head from rotary_dim on stay as they are. */
+enum ost_rope {
+  OST_NO_ROPE = 0,
+  OST_HALVES = 1,    /* number i and number i + rotary_dim / 2 are a pair */
+  OST_NEIGHBOURS = 2 /* number 2 * i and number 2 * i + 1 are a pair */
+};
+
+/* Take projected rows apart into heads: queries and keys normed and turned, values as they are.
+ *
+ * Heads of queries are at query_stride from each other in a projected row, those of keys and values at
+ * kv_stride, and the first key and value at key_offset and value_offset. */
 typedef struct ost_heads {
-  ost_matrix projected; /* (num_rows, (num_heads + 2 * num_kv_heads) * head_dim) */
+  ost_matrix projected; /* (num_rows, all heads) */
   ost_matrix queries;   /* (num_rows, num_heads * head_dim) */
   ost_matrix keys;      /* (num_rows, num_kv_heads * head_dim) */
   ost_matrix values;    /* (num_rows, num_kv_heads * head_dim) */
-  ost_matrix cosines;   /* (num_rows, head_dim) */
-  ost_matrix sines;     /* (num_rows, head_dim) */
-  const void *query_weight; /* (head_dim,), or null */
-  const void *key_weight;   /* (head_dim,), or null */
+  ost_matrix angles;    /* (num_rows, rotary_dim) floats: cosines of pairs, then sines */
+  ost_norm query_norm;  /* may be none */
+  ost_norm key_norm;
   int64_t num_rows;
   int32_t num_heads;
   int32_t num_kv_heads;
-  int32_t head_dim; /* even */
+  int32_t head_dim;
+  int32_t rotary_dim; /* even, at most head_dim */
+  int32_t query_stride;
+  int32_t kv_stride;
+  int32_t key_offset;
+  int32_t value_offset;
+  int32_t rope;          /* ost_rope */
+  int32_t are_rounded;   /* products with cosines and sines, before they are added */
+  int32_t is_norm_last;  /* queries and keys are turned before they are normed */
+  int32_t weight_stride; /* of one head's weights to the next one's; 0 if heads share them */
+  int32_t is_norm_of_all; /* one norm over all heads */
   int32_t dtype;
-  float epsilon;
   int32_t num_threads;
 } ost_heads;
 
-/* output = silu(gate) * up. */
+enum ost_activation {
+  OST_SILU = 0,
+  OST_GELU = 1,      /* by the error function */
+  OST_GELU_TANH = 2, /* its approximation by tanh */
+  OST_RELU = 3,
+  OST_RELU_SQUARED = 4,
+  OST_CLAMPED = 5 /* of experts: (up + 1) * gate * sigmoid(alpha * gate), of clamped gates and ups (gpt-oss) */
+};
+
+/* output = activation(gate) * up, or activation(gate). */
 typedef struct ost_gated {
-  ost_matrix gate_up; /* (num_rows, 2 * width): gate, then up */
+  ost_matrix gate_up; /* (num_rows, 2 * width): gate, then up; (num_rows, width) without ups */
   ost_matrix output;  /* (num_rows, width) */
   int64_t num_rows;
   int32_t width;
   int32_t dtype;
+  int32_t activation; /* ost_activation */
+  int32_t has_up;
   int32_t num_threads;
 } ost_gated;
 

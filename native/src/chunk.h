@@ -27,8 +27,8 @@ class Chunk {
     return with_rows(op);
   }
   ost_heads of(ost_heads op) const {
-    of_matrices(bytes_of(op.dtype), {&op.projected, &op.queries, &op.keys, &op.values, &op.cosines,
-                                     &op.sines});
+    of_matrices(bytes_of(op.dtype), {&op.projected, &op.queries, &op.keys, &op.values});
+    of_matrices(sizeof(float), {&op.angles});
     return with_rows(op);
   }
   ost_gated of(ost_gated op) const {

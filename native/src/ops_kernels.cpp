@@ -20,12 +20,6 @@ typename Format::Stored *row_of(const ost_matrix &matrix, int64_t row) {
   return static_cast<typename Format::Stored *>(matrix.data) + row * matrix.stride;
 }
 
-// Rows that are normed: out = round(x * factor) * weight.
-template <class Format>
-inline Floats weighed(const Floats &value, float factor, const Floats &weight) {
-  return Format::round(value * factor) * weight;
-}
-
 // Two sums of squares, so that one addition need not wait for the one before.
 struct Squares {
   Floats even{}, odd{};
@@ -38,81 +32,214 @@ struct Squares {
   }
 };
 
-template <class Format>
-void add_norm_row(const ost_add_norm &op, int64_t row) {
-  auto *residual = row_of<Format>(op.residual, row);
-  const auto *addend = row_of<Format>(op.addend, row);
+// What a norm makes of the numbers of one row, of which it has seen all.
+struct Scale {
+  float center = 0.f, factor = 1.f;
+};
+
+// value(i, count) gives numbers i .. i + count - 1.
+template <class Value>
+Scale scale_of(const ost_norm &norm, int width, Value value) {
+  Scale scale;
+  if (norm.kind == OST_LAYER_NORM) {
+    Floats sums{};
+    each_vector(width, [&](int i, auto count) { sums = sums + value(i, count); });
+    scale.center = sum(sums) / static_cast<float>(width);
+  }
   Squares squares;
-  each_vector(op.width, [&](int i, auto count) {
-    Floats value = load<Format>(residual + i, count);
-    if (op.addend.data != nullptr) {
-      value = Format::round(value + load<Format>(addend + i, count));
-      store<Format>(residual + i, value, count);
+  each_vector(width, [&](int i, auto count) {
+    Floats centered = value(i, count);
+    if (norm.kind == OST_LAYER_NORM) {
+      centered = centered - scale.center;
+      for (int lane = count; lane < kLanes; ++lane) centered[lane] = 0.f;
     }
-    squares.add(i, value);
+    squares.add(i, centered);
   });
-  const float factor = squares.norm_factor(op.width, op.epsilon);
-  const auto *weight = static_cast<const typename Format::Stored *>(op.weight);
-  auto *output = row_of<Format>(op.output, row);
-  each_vector(op.width, [&](int i, auto count) {
-    const Floats value = load<Format>(residual + i, count);
-    store<Format>(output + i, weighed<Format>(value, factor, load<Format>(weight + i, count)), count);
+  scale.factor = squares.norm_factor(width, norm.epsilon);
+  return scale;
+}
+
+// Weights of a norm, read where they lie.
+template <class Format>
+struct Weights {
+  using Stored = typename Format::Stored;
+  const Stored *weight, *bias;
+  float offset;
+  bool is_rounded;
+
+  explicit Weights(const ost_norm &norm, int64_t first = 0)
+      : weight(at(norm.weight, first)), bias(at(norm.bias, first)), offset(norm.offset),
+        is_rounded(norm.is_rounded != 0) {}
+
+  template <class Count>
+  Floats weights(int i, Count count) const {
+    return weight == nullptr ? all(1.f) : load<Format>(weight + i, count) + offset;
+  }
+  static Floats weighed(const Floats &value, const Scale &scale, const Floats &weights,
+                        bool is_rounded) {
+    const Floats normed = (value - scale.center) * scale.factor;
+    return (is_rounded ? Format::round(normed) : normed) * weights;
+  }
+  template <class Count>
+  Floats normed(const Floats &value, const Scale &scale, int i, Count count) const {
+    const Floats found = weighed(value, scale, weights(i, count), is_rounded);
+    return bias == nullptr ? found : found + load<Format>(bias + i, count);
+  }
+
+ private:
+  static const Stored *at(const void *numbers, int64_t first) {
+    return numbers == nullptr ? nullptr : static_cast<const Stored *>(numbers) + first;
+  }
+};
+
+// Row to's numbers are those of from, normed.
+template <class Format>
+void norm_row(const ost_norm &norm, const typename Format::Stored *from,
+              typename Format::Stored *to, int width, int64_t first_weight, const Scale &scale) {
+  const Weights<Format> weights(norm, first_weight);
+  each_vector(width, [&](int i, auto count) {
+    store<Format>(to + i, weights.normed(load<Format>(from + i, count), scale, i, count), count);
   });
 }
 
-// Heads of one row that share weight and angles: each of those is widened once for all of them.
+template <class Format>
+Scale scale_of_row(const ost_norm &norm, const typename Format::Stored *row, int width) {
+  return scale_of(norm, width, [&](int i, auto count) { return load<Format>(row + i, count); });
+}
+
+// residual += scale * normed(addend); the squares of the sums.
+template <class Format>
+Squares add_row(const ost_add_norm &op, int64_t row) {
+  auto *residual = row_of<Format>(op.residual, row);
+  const auto *addend = row_of<Format>(op.addend, row);
+  const bool is_normed = op.addend_norm.kind != OST_NO_NORM;
+  const Scale scale =
+      is_normed ? scale_of_row<Format>(op.addend_norm, addend, op.width) : Scale{};
+  const Weights<Format> weights(op.addend_norm);
+  Squares squares;
+  each_vector(op.width, [&](int i, auto count) {
+    Floats value = load<Format>(addend + i, count);
+    if (is_normed) value = Format::round(weights.normed(value, scale, i, count));
+    if (op.scale != 1.f) value = Format::round(value * op.scale);
+    value = Format::round(load<Format>(residual + i, count) + value);
+    store<Format>(residual + i, value, count);
+    squares.add(i, value);
+  });
+  return squares;
+}
+
+template <class Format>
+void add_norm_row(const ost_add_norm &op, int64_t row) {
+  const auto *residual = row_of<Format>(op.residual, row);
+  Scale scale;
+  if (op.addend.data != nullptr) {
+    const Squares squares = add_row<Format>(op, row);
+    scale.factor = squares.norm_factor(op.width, op.norm.epsilon);
+  }
+  if (op.output.data == nullptr) return;
+  if (op.addend.data == nullptr || op.norm.kind != OST_RMS_NORM)
+    scale = scale_of_row<Format>(op.norm, residual, op.width);
+  norm_row<Format>(op.norm, residual, row_of<Format>(op.output, row), op.width, 0, scale);
+}
+
+// Heads of one row that are normed and turned alike.
 template <class Format>
 struct Heads {
   using Stored = typename Format::Stored;
-  const Stored *weight;  // null: not normed
-  const Stored *cosines;
-  const Stored *sines;
-  int dim;
-  float epsilon;
+  const ost_heads &op;
+  const ost_norm &norm;
+  const float *cosines;
+  const float *sines;
 
-  void turn(const Stored *from, Stored *to, int num_heads) const {
+  Heads(const ost_heads &heads, const ost_norm &own, int64_t row)
+      : op(heads), norm(own),
+        cosines(static_cast<const float *>(heads.angles.data) + row * heads.angles.stride),
+        sines(cosines + heads.rotary_dim / 2) {}
+
+  void turn(const Stored *from, int stride, Stored *to, int num_heads) const {
+    if (!is_usual()) return turn_unusual(from, stride, to, num_heads);
     for (int done = 0; done < num_heads; done += kHeadsAtATime) {
       const int left = num_heads - done;
-      turn_some(from + done * dim, to + done * dim, left < kHeadsAtATime ? left : kHeadsAtATime);
+      turn_some(from + done * stride, stride, to + done * op.head_dim,
+                left < kHeadsAtATime ? left : kHeadsAtATime);
     }
   }
 
  private:
-  void turn_some(const Stored *from, Stored *to, int num_heads) const {
-    float factors[kHeadsAtATime];
-    for (int head = 0; weight != nullptr && head < num_heads; ++head)
-      factors[head] = factor(from + head * dim);
-    each_vector(dim / 2, [&](int i, auto count) {
-      weight == nullptr ? turn_part<false>(from + i, to + i, num_heads, factors, i, count)
-                        : turn_part<true>(from + i, to + i, num_heads, factors, i, count);
+  // Whole heads in halves, whose weights and angles are widened once for several heads.
+  bool is_usual() const {
+    return op.rope == OST_HALVES && op.rotary_dim == op.head_dim && !op.is_norm_last &&
+           !op.is_norm_of_all && op.weight_stride == 0 && norm.bias == nullptr &&
+           (norm.kind == OST_NO_NORM || (norm.kind == OST_RMS_NORM && norm.weight != nullptr));
+  }
+
+  void turn_some(const Stored *from, int stride, Stored *to, int num_heads) const {
+    Scale scales[kHeadsAtATime];
+    const bool is_normed = norm.kind != OST_NO_NORM;
+    for (int head = 0; is_normed && head < num_heads; ++head)
+      scales[head] = scale_of_row<Format>(norm, from + head * stride, op.head_dim);
+    each_vector(op.head_dim / 2, [&](int i, auto count) {
+      is_normed ? turn_part<true>(from + i, stride, to + i, num_heads, scales, i, count)
+                : turn_part<false>(from + i, stride, to + i, num_heads, scales, i, count);
     });
   }
 
-  float factor(const Stored *from) const {
-    Squares squares;
-    each_vector(dim, [&](int i, auto count) { squares.add(i, load<Format>(from + i, count)); });
-    return squares.norm_factor(dim, epsilon);
-  }
-
-  // Numbers i.. of each half: (first, second) times (cos, sin), each product rounded.
+  // Numbers i.. of each half: (first, second) times (cos, sin).
   template <bool kNormed, class Count>
-  void turn_part(const Stored *from, Stored *to, int num_heads, const float *factors, int i,
-                 Count count) const {
-    const int half = dim / 2;
-    const Floats first_cos = load<Format>(cosines + i, count), first_sin = load<Format>(sines + i, count);
-    const Floats second_cos = load<Format>(cosines + half + i, count);
-    const Floats second_sin = load<Format>(sines + half + i, count);
-    const Floats first_weight = kNormed ? load<Format>(weight + i, count) : Floats{};
-    const Floats second_weight = kNormed ? load<Format>(weight + half + i, count) : Floats{};
-    for (int head = 0; head < num_heads; ++head, from += dim, to += dim) {
+  void turn_part(const Stored *from, int stride, Stored *to, int num_heads, const Scale *scales,
+                 int i, Count count) const {
+    const int half = op.head_dim / 2;
+    const Floats cosine = load<Float32>(cosines + i, count), sine = load<Float32>(sines + i, count);
+    const Weights<Format> weights(norm);
+    const Floats first_weight = kNormed ? weights.weights(i, count) : Floats{};
+    const Floats second_weight = kNormed ? weights.weights(half + i, count) : Floats{};
+    for (int head = 0; head < num_heads; ++head, from += stride, to += op.head_dim) {
       Floats first = load<Format>(from, count), second = load<Format>(from + half, count);
       if constexpr (kNormed) {
-        first = Format::round(weighed<Format>(first, factors[head], first_weight));
-        second = Format::round(weighed<Format>(second, factors[head], second_weight));
+        first = Format::round(
+            Weights<Format>::weighed(first, scales[head], first_weight, weights.is_rounded));
+        second = Format::round(
+            Weights<Format>::weighed(second, scales[head], second_weight, weights.is_rounded));
       }
-      store<Format>(to, Format::round(first * first_cos) - Format::round(second * first_sin), count);
-      store<Format>(to + half, Format::round(second * second_cos) + Format::round(first * second_sin),
-                    count);
+      store<Format>(to, product(first, cosine) - product(second, sine), count);
+      store<Format>(to + half, product(second, cosine) + product(first, sine), count);
+    }
+  }
+
+  Floats product(const Floats &a, const Floats &b) const {
+    return op.are_rounded ? Format::round(a * b) : a * b;
+  }
+
+  void turn_unusual(const Stored *from, int stride, Stored *to, int num_heads) const {
+    const int dim = op.head_dim;
+    for (int head = 0; head < num_heads; ++head)
+      std::memcpy(to + head * dim, from + head * stride, sizeof(Stored) * static_cast<size_t>(dim));
+    if (!op.is_norm_last) norm_heads(to, num_heads);
+    if (op.rope != OST_NO_ROPE)
+      for (int head = 0; head < num_heads; ++head) turn_pairs(to + head * dim);
+    if (op.is_norm_last) norm_heads(to, num_heads);
+  }
+
+  void norm_heads(Stored *heads, int num_heads) const {
+    if (norm.kind == OST_NO_NORM) return;
+    const int num_rows = op.is_norm_of_all ? 1 : num_heads;
+    const int width = op.is_norm_of_all ? num_heads * op.head_dim : op.head_dim;
+    for (int row = 0; row < num_rows; ++row) {
+      Stored *const numbers = heads + row * width;
+      norm_row<Format>(norm, numbers, numbers, width, int64_t{row} * op.weight_stride,
+                       scale_of_row<Format>(norm, numbers, width));
+    }
+  }
+
+  void turn_pairs(Stored *head) const {
+    const int half = op.rotary_dim / 2;
+    const int apart = op.rope == OST_HALVES ? half : 1, step = op.rope == OST_HALVES ? 1 : 2;
+    for (int pair = 0; pair < half; ++pair) {
+      Stored *const numbers = head + pair * step;
+      const Floats first = load<Format>(numbers, 1), second = load<Format>(numbers + apart, 1);
+      const Floats cosine = all(cosines[pair]), sine = all(sines[pair]);
+      store<Format>(numbers, product(first, cosine) - product(second, sine), 1);
+      store<Format>(numbers + apart, product(second, cosine) + product(first, sine), 1);
     }
   }
 };
@@ -120,15 +247,30 @@ struct Heads {
 template <class Format>
 void heads_row(const ost_heads &op, int64_t row) {
   using Stored = typename Format::Stored;
-  const int num_queries = op.num_heads * op.head_dim, num_keys = op.num_kv_heads * op.head_dim;
   const Stored *from = row_of<Format>(op.projected, row);
-  Heads<Format> heads{static_cast<const Stored *>(op.query_weight), row_of<Format>(op.cosines, row),
-                      row_of<Format>(op.sines, row), op.head_dim, op.epsilon};
-  heads.turn(from, row_of<Format>(op.queries, row), op.num_heads);
-  heads.weight = static_cast<const Stored *>(op.key_weight);
-  heads.turn(from + num_queries, row_of<Format>(op.keys, row), op.num_kv_heads);
-  std::memcpy(row_of<Format>(op.values, row), from + num_queries + num_keys,
-              sizeof(Stored) * static_cast<size_t>(num_keys));
+  Heads<Format>(op, op.query_norm, row)
+      .turn(from, op.query_stride, row_of<Format>(op.queries, row), op.num_heads);
+  Heads<Format>(op, op.key_norm, row)
+      .turn(from + op.key_offset, op.kv_stride, row_of<Format>(op.keys, row), op.num_kv_heads);
+  Stored *values = row_of<Format>(op.values, row);
+  for (int head = 0; head < op.num_kv_heads; ++head)
+    std::memcpy(values + head * op.head_dim, from + op.value_offset + head * op.kv_stride,
+                sizeof(Stored) * static_cast<size_t>(op.head_dim));
+}
+
+inline Floats activated(int32_t activation, const Floats &x) {
+  switch (activation) {
+    case OST_GELU:
+      return gelu_by_erf(x);
+    case OST_GELU_TANH:
+      return gelu_by_tanh(x);
+    case OST_RELU:
+      return x > 0.f ? x : x * 0.f;
+    case OST_RELU_SQUARED:
+      return x > 0.f ? x * x : x * 0.f;
+    default:
+      return silu(x);
+  }
 }
 
 template <class Format>
@@ -137,9 +279,9 @@ void gated_row(const ost_gated &op, int64_t row) {
   const auto *up = gate + op.width;
   auto *output = row_of<Format>(op.output, row);
   each_vector(op.width, [&](int i, auto count) {
-    const Floats value = load<Format>(gate + i, count);
-    const Floats open = Format::round(quotient(value, 1.f + exponential(-value)));
-    store<Format>(output + i, open * load<Format>(up + i, count), count);
+    const Floats open = activated(op.activation, load<Format>(gate + i, count));
+    store<Format>(output + i,
+                  op.has_up ? Format::round(open) * load<Format>(up + i, count) : open, count);
   });
 }
 

@@ -185,4 +185,24 @@ inline Floats exponential(Floats x) {
   return scaled(series, power);
 }
 
+inline Floats silu(const Floats &x) { return quotient(x, 1.f + exponential(-x)); }
+
+// x / 2 * (1 + tanh(y)) is x / (1 + e^(-2y)).
+inline Floats gelu_by_tanh(const Floats &x) {
+  const Floats y = x * (0.7978845608f + 0.7978845608f * 0.044715f * (x * x));
+  return quotient(x, 1.f + exponential(-2.f * y));
+}
+
+// x / 2 * (1 + erf(x / sqrt(2))).
+// Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26; an error of 1.5e-7.
+inline Floats gelu_by_erf(const Floats &x) {
+  const Floats positive = x > 0.f ? x : -x;
+  const Floats t = 1.f / multiply_add(positive, all(0.3275911f * 0.70710678f), all(1.f));
+  Floats series = all(1.061405429f);
+  constexpr float lower[] = {-1.453152027f, 1.421413741f, -0.284496736f, 0.254829592f};
+  for (const float next : lower) series = multiply_add(series, t, all(next));
+  const Floats rest = series * t * exponential(-0.5f * x * x);  // 1 - erf
+  return 0.5f * x * (x > 0.f ? 2.f - rest : rest);
+}
+
 }  // namespace

@@ -162,9 +162,14 @@ Work work_of(const ost_product &product) {
   return {&product, compute, blocks * tiles, is_many ? kManyPiece : per_piece};
 }
 
+// Gates that product_gated_amx knows.
+static bool opens_at_once(int32_t activation) {
+  return activation == OST_SILU || activation == OST_GELU_TANH;
+}
+
 bool gates_at_once(const ost_gated_product &op) {
   return in_amx_blocks(op.product) && op.product.weight_format == OST_PLAIN &&
-         op.product.num_outputs % (2 * kTileOutputs) == 0;
+         op.product.num_outputs % (2 * kTileOutputs) == 0 && opens_at_once(op.gated.activation);
 }
 
 Work work_of(const ost_gated_product &op) {

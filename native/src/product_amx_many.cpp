@@ -116,14 +116,14 @@ using Run = void (*)(const Pass &, const Sums &);
 
 struct Runs {
   int32_t num_asked;
-  Run of[4];  // by how sums are finished
+  Run of[5];  // by how sums are finished
 };
 
 template <int kAsked>
 constexpr Runs runs() {
   return {kAsked,
           {run<kAsked, Finish::kNothing>, run<kAsked, Finish::kWrite>, run<kAsked, Finish::kOpen>,
-           run<kAsked, Finish::kThrough>}};
+           run<kAsked, Finish::kGelu>, run<kAsked, Finish::kThrough>}};
 }
 
 // All lines of the next chunk, shared out among the strips of a block.
@@ -138,6 +138,7 @@ void put_rows(const Sums &sums, int32_t first) {
   for (int32_t row = first; row < sums.num_rows; ++row) {
     if (sums.finish == Finish::kWrite) put<Finish::kWrite>(sums, row);
     if (sums.finish == Finish::kOpen) put<Finish::kOpen>(sums, row);
+    if (sums.finish == Finish::kGelu) put<Finish::kGelu>(sums, row);
     if (sums.finish == Finish::kThrough) put<Finish::kThrough>(sums, row);
   }
 }
@@ -229,7 +230,7 @@ class Block {
                         reinterpret_cast<uintptr_t>(before_.outputs) % 64 == 0 &&
                         before_.stride % kTileOutputs == 0;
     before_.gates = gates;
-    if (finish == Finish::kOpen) {
+    if (finish == Finish::kOpen || finish == Finish::kGelu) {
       before_.outputs = gates;
       before_.stride = kTileOutputs;
     }
@@ -279,9 +280,10 @@ void product_amx_many(const ost_product &product, int64_t first, int64_t last) {
 void product_gated_amx(const ost_gated_product &op, int64_t first, int64_t last) {
   const ost_product &p = op.product;
   const int64_t num_pairs = p.num_outputs / kTileOutputs / 2;
+  const Finish open = op.gated.activation == OST_SILU ? Finish::kOpen : Finish::kGelu;
   each_block(p, num_pairs, first, last, [&](Block &block, int64_t begin, int64_t end) {
     for (int64_t tile = begin; tile < end; ++tile) {
-      block.add_tile(tile, num_pairs + tile, Finish::kOpen, op.gated.output, 0);
+      block.add_tile(tile, num_pairs + tile, open, op.gated.output, 0);
       block.add_tile(num_pairs + tile, tile + 1, Finish::kThrough, op.gated.output,
                      tile * kTileOutputs);
     }

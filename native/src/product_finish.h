@@ -18,6 +18,7 @@ enum class Finish {
   kNothing,  // there are none
   kWrite,
   kOpen,     // silu of gates; the outputs are for kThrough
+  kGelu,     // likewise, gelu by tanh
   kThrough   // times what such gates let through
 };
 
@@ -41,7 +42,8 @@ inline Floats finished(const float *numbers, const uint16_t *bias, const uint16_
   const Floats value = reinterpret_cast<Floats>(sum);
   if constexpr (kFinish == Finish::kWrite) return value;
   const Floats rounded = BFloat16::round(value);
-  if constexpr (kFinish == Finish::kOpen) return quotient(rounded, 1.f + exponential(-rounded));
+  if constexpr (kFinish == Finish::kOpen) return silu(rounded);
+  if constexpr (kFinish == Finish::kGelu) return gelu_by_tanh(rounded);
   return rounded * load<BFloat16>(gates);
 }
 
@@ -58,7 +60,8 @@ inline void put(const Sums &sums, int32_t row) {
                                             reinterpret_cast<__m512>(left));
   auto *outputs = reinterpret_cast<__m512i *>(sums.outputs + row * sums.stride);
   const auto bits = reinterpret_cast<__m512i>(line);
-  if constexpr (kFinish == Finish::kOpen) return _mm512_storeu_si512(outputs, bits);
+  if constexpr (kFinish == Finish::kOpen || kFinish == Finish::kGelu)
+    return _mm512_storeu_si512(outputs, bits);
   if (sums.are_lines) return _mm512_stream_si512(outputs, bits);
   const __mmask32 within = static_cast<__mmask32>((uint64_t{1} << sums.width) - 1);
   _mm512_mask_storeu_epi16(outputs, within, bits);

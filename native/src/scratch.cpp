@@ -45,4 +45,9 @@ void *sums_scratch(int64_t bytes) {
   return grown(buffer, bytes);
 }
 
+void *experts_scratch(int64_t bytes) {
+  static thread_local Buffer buffer;
+  return grown(buffer, bytes);
+}
+
 }  // namespace ost

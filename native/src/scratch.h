@@ -16,4 +16,7 @@ void *tile_scratch(int64_t bytes);
 void *rows_scratch(int64_t bytes);
 void *sums_scratch(int64_t bytes);
 
+// Likewise: for what is between the products of a mixture of experts.
+void *experts_scratch(int64_t bytes);
+
 }  // namespace ost

@@ -80,7 +80,8 @@ void check_add_norm(const Case &c, Random &random) {
   weight.fill(random, 1);
   before.each([&](int64_t row, int64_t i) { before.set(row, i, residual.at(row, i)); });
   const ost_add_norm op{residual.view, adds ? addend.view : ost_matrix{nullptr, 0}, output.view,
-                        weight.view.data, c.num_rows, width, c.dtype, 1e-5f, c.num_threads};
+                        {weight.view.data, nullptr, 1e-5f, 0, OST_RMS_NORM, 1}, {}, c.num_rows,
+                        width, c.dtype, 1.f, c.num_threads};
   ost_ops_add_norm(&op);
   for (int64_t row = 0; row < c.num_rows; ++row) {
     const double factor = norm_factor(residual, row, 0, width, 1e-5);
@@ -98,7 +99,8 @@ void check_gated(const Case &c, Random &random) {
   const int32_t width = random.between(1, 200);
   Matrix gate_up = c.matrix(2 * width), output = c.matrix(width);
   gate_up.fill(random, random.pick({1.f, 10.f, 60.f}));
-  const ost_gated op{gate_up.view, output.view, c.num_rows, width, c.dtype, c.num_threads};
+  const ost_gated op{gate_up.view, output.view, c.num_rows, width, c.dtype, OST_SILU, 1,
+                     c.num_threads};
   ost_ops_gated(&op);
   output.each([&](int64_t row, int64_t i) {
     const double gate = gate_up.at(row, i), up = gate_up.at(row, width + i);
@@ -114,16 +116,20 @@ void check_heads(const Case &c, Random &random) {
   const int32_t heads = random.between(1, 5), kv_heads = random.between(1, 3);
   const int32_t all = heads + 2 * kv_heads, half = dim / 2;
   const bool normed = random.chance(0.5);
-  Matrix projected = c.matrix(int64_t{all} * dim), cosines = c.matrix(dim), sines = c.matrix(dim);
+  Matrix projected = c.matrix(int64_t{all} * dim);
+  Matrix angles(c.num_rows, dim, OST_FLOAT32, c.gap);  // cosines, then sines
   Matrix queries = c.matrix(int64_t{heads} * dim), keys = c.matrix(int64_t{kv_heads} * dim);
   Matrix values = c.matrix(int64_t{kv_heads} * dim);
   Matrix query_weight(1, dim, c.dtype, 0), key_weight(1, dim, c.dtype, 0);
-  for (Matrix *matrix : {&projected, &cosines, &sines, &query_weight, &key_weight})
+  for (Matrix *matrix : {&projected, &angles, &query_weight, &key_weight})
     matrix->fill(random, 1);
-  const ost_heads op{projected.view, queries.view, keys.view, values.view, cosines.view, sines.view,
-                     normed ? query_weight.view.data : nullptr,
-                     normed ? key_weight.view.data : nullptr, c.num_rows, heads, kv_heads, dim,
-                     c.dtype, 1e-6f, c.num_threads};
+  const auto norm = [&](const Matrix &weight) {
+    return normed ? ost_norm{weight.view.data, nullptr, 1e-6f, 0, OST_RMS_NORM, 1} : ost_norm{};
+  };
+  const ost_heads op{projected.view, queries.view, keys.view, values.view, angles.view,
+                     norm(query_weight), norm(key_weight), c.num_rows, heads, kv_heads, dim, dim,
+                     dim, dim, heads * dim, (heads + kv_heads) * dim, OST_HALVES, 1, 0, 0, 0,
+                     c.dtype, c.num_threads};
   ost_ops_heads(&op);
   for (int64_t row = 0; row < c.num_rows; ++row)
     for (int32_t head = 0; head < heads + kv_heads; ++head) {
@@ -136,8 +142,8 @@ void check_heads(const Case &c, Random &random) {
       };
       for (int32_t d = 0; d < dim; ++d) {
         const double other = d < half ? -number(d + half) : number(d - half);
-        const double straight = c.rounded(number(d) * cosines.at(row, d));
-        const double across = c.rounded(other * sines.at(row, d));
+        const double straight = c.rounded(number(d) * angles.at(row, d % half));
+        const double across = c.rounded(other * angles.at(row, half + d % half));
         const int64_t place = int64_t{is_key ? head - heads : head} * dim + d;
         c.expect(found, row, place, straight + across, std::abs(straight) + std::abs(across),
                  is_key ? "a key differs" : "a query differs");

@@ -284,7 +284,8 @@ void check_gated(uint32_t seed) {
                         0,
                         0,
                         0},
-                       {{gate_up.data(), 2 * inner}, {once.data(), stride}, rows, inner, dtype, 1}};
+                       {{gate_up.data(), 2 * inner}, {once.data(), stride}, rows, inner, dtype,
+                        random.pick({OST_SILU, OST_GELU_TANH, OST_GELU}), 1, 1}};
   ost_ops_gated_product(&op);
   op.gated.output.data = apart.data();
   ost_ops_product(&op.product);

@@ -152,3 +152,10 @@ def test_a_server_computes_hits_again_while_it_is_idle(checkpoints: Checkpoints)
         seen = take_snapshot(llm.engine).audit
 
     assert (seen.num_drawn, seen.num_tokens, seen.findings) == (1, 80, ())
+
+
+def test_audits_of_a_model_with_a_module_that_is_called_are_refused(checkpoints: Checkpoints):
+    """Its other parts are computed by the library, but nothing promises the module's bits."""
+    path = str(checkpoints.path("qwen3_moe"))
+    with pytest.raises(ConfigError, match=r"audit_share=1\.0: cached keys agree to the bit"):
+        LLM(path, dtype="bfloat16", num_blocks=32, block_size=16, audit_share=1.0)

@@ -37,7 +37,9 @@ FORMATS: dict[str, dict[str, Any]] = {
 MODELS: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 32},
     "mistral": {"head_dim": 32, "sliding_window": 5 * WINDOW},
-    "gemma2": {"head_dim": 32, "sliding_window": 5 * WINDOW},  # runs its own modules
+    "gemma2": {"head_dim": 32, "sliding_window": 5 * WINDOW},
+    "cohere": {"head_dim": 32},
+    "olmo2": {"head_dim": 32},
 }
 BY_DAY = [
     ("qwen3", "bfloat16"),
@@ -45,6 +47,9 @@ BY_DAY = [
     ("mistral", "int8"),
     ("qwen3", "int4"),
     ("qwen3", "int8-kv"),
+    ("gemma2", "bfloat16"),
+    ("cohere", "int4"),
+    ("olmo2", "float32"),
 ]
 NUM_NEW = 4
 
@@ -179,7 +184,7 @@ def test_sums_that_are_cut_elsewhere_have_other_bits(make_llm: MakeLLM):
 @pytest.mark.parametrize("seed", range(25))
 @pytest.mark.parametrize("model", MODELS)
 def test_ten_thousand_prompts_have_the_bits_that_they_have_alone(model, seed, make_llm: MakeLLM):
-    """Three models, 25 draws of 200 prompts or more, over all formats and instruction sets."""
+    """Five models, 25 draws of 200 prompts or more, over all formats and instruction sets."""
     cached = 0
     for isa in ISAS:
         for numbers in FORMATS:

@@ -11,10 +11,10 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ostinato import LLM, SamplingParams
 from ostinato.errors import UnsupportedModel
-from ostinato.runner.forward.decoder import unsupported_reason
 from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.forward.packing import pack_linears
 from ostinato.runner.forward.plain_layers import is_plain_linear
+from ostinato.runner.forward.structure import unsupported_reason
 from ostinato.runner.model_loader import load_model
 from ostinato.runner.quantization import change_by_neighbours, check_quantization, check_rows
 from tests.runner.bench import Bench, random_prompt

@@ -1,7 +1,7 @@
 """Tiny GGUF files, as llama.cpp's converter writes them."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ def save_gguf(
     tensors_per_part: int = 0,
     extra: Callable[[gguf.GGUFWriter], object] = lambda writer: None,
 ) -> Path:
-    """Write a Qwen3 or Llama checkpoint as one file, or in parts.
+    """Write a Qwen3, Qwen3-MoE or Llama checkpoint as one file, or in parts.
 
     Args:
         path: The file.
@@ -50,19 +50,25 @@ def save_gguf(
     writer.add_vocab_size(config.vocab_size)
     _add_tokenizer(writer, checkpoint)
     extra(writer)
-    arch = gguf.MODEL_ARCH.LLAMA if architecture == "llama" else gguf.MODEL_ARCH.QWEN3
+    if architecture == "qwen3moe":
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    known = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen3moe": gguf.MODEL_ARCH.QWEN3MOE}
+    arch = known.get(architecture, gguf.MODEL_ARCH.QWEN3)
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     if architecture == "llama":
         _add_rope(writer, model)
     quantization = gguf.GGMLQuantizationType[kind]
-    for name, tensor in model.state_dict().items():
+    for name, tensor in _parts_of(model.state_dict()):
         if config.tie_word_embeddings and name.startswith("lm_head"):
             continue
         plain = tensor.float().numpy()
         if architecture == "llama":
             plain = _turned(name, plain, config)
         base, _, suffix = name.rpartition(".")
-        kept = gguf.GGMLQuantizationType.F32 if plain.ndim == 1 else quantization
+        is_plain = plain.ndim == 1 or name.endswith("mlp.gate.weight")
+        kept = gguf.GGMLQuantizationType.F32 if is_plain else quantization
         data = plain if kept == gguf.GGMLQuantizationType.F32 else gguf.quantize(plain, kept)
         writer.add_tensor(
             f"{names.get_name(base)}.{suffix}", np.ascontiguousarray(data), raw_dtype=kept
@@ -72,6 +78,17 @@ def save_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return min(path.parent.glob(f"{path.stem}*.gguf"))
+
+
+def _parts_of(state: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield weights as llama.cpp has them: gates and ups of experts are two."""
+    for name, tensor in state.items():
+        if name.endswith("experts.gate_up_proj"):
+            stem = name.removesuffix("gate_up_proj")
+            for part, half in zip(("gate", "up"), tensor.chunk(2, dim=1), strict=True):
+                yield f"{stem}{part}_proj.weight", half
+        else:
+            yield (f"{name}.weight" if name.endswith("experts.down_proj") else name), tensor
 
 
 def _turned(name: str, plain: np.ndarray, config: Any) -> np.ndarray:

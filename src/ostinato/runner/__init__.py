@@ -11,6 +11,7 @@ Files in reading order:
 * ``adapters/``: LoRA adapters: files, weights, and their products
 * ``model_call``: calls a model
 * ``images/``: runs the encoder of images, and keeps its outputs
+* ``experts/``: mixtures of experts as own products
 * ``forward/``: makes a model fast on a CPU without changing what it computes
 * ``model_runner``: executes one step
 * ``compute_path``: describes how steps are computed here, and why not faster

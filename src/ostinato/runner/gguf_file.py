@@ -209,6 +209,13 @@ def architecture_of(reader: Any) -> str:
     return str(reader.get_field("general.architecture").contents())
 
 
+def expert_width(path: Path) -> int | None:
+    """Return the inner width of a file's experts, which ``transformers`` leaves out; or None."""
+    reader = gguf.GGUFReader(str(path))
+    field = reader.get_field(f"{architecture_of(reader)}.expert_feed_forward_length")
+    return None if field is None else int(field.contents())
+
+
 def _rope_scaling(reader: Any) -> str | None:
     """Return how frequencies are scaled, other than by a tensor of factors; None if not at all."""
     for name, field in reader.fields.items():

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _WITH_TURNED_HEADS = "llama"
 _WITH_ADDED_ONE = frozenset({"gemma2", "gemma3", "nemotron"})
+_WITH_EXPERTS = frozenset({"qwen3moe"})
 _ROPE_FACTORS = "rope_freqs.weight"
 
 
@@ -49,6 +50,7 @@ class GgufSource:
         self.rope_factors = None if factors is None else torch.tensor(np.array(factors.data))
         names = _model_names(model, architecture)
         self._tensors = {names[name]: each for name, each in tensors.items() if name in names}
+        self._experts = _experts_of(tensors, names)
 
     @classmethod
     def of_file(cls, path: Path, model: "PreTrainedModel") -> "GgufSource | None":
@@ -57,7 +59,7 @@ class GgufSource:
         from transformers import modeling_gguf_pytorch_utils
 
         architecture = architecture_of(reader)
-        is_simple = architecture == _WITH_TURNED_HEADS or architecture in _WITH_ADDED_ONE
+        is_simple = architecture in {_WITH_TURNED_HEADS, *_WITH_ADDED_ONE, *_WITH_EXPERTS}
         if architecture in modeling_gguf_pytorch_utils.TENSOR_PROCESSORS and not is_simple:
             return None
         return cls({tensor.name: tensor for tensor in reader.tensors}, model, architecture)
@@ -65,25 +67,35 @@ class GgufSource:
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Shapes of all weights by name."""
-        return {name: _shape(tensor) for name, tensor in self._tensors.items()}
+        shapes = {name: _shape(tensor) for name, tensor in self._tensors.items()}
+        for name, parts in self._experts.items():
+            num_experts, _, width = _shape(parts[0])
+            shapes[name] = (num_experts, sum(_shape(part)[1] for part in parts), width)
+        return shapes
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all weights in the files."""
-        return sum(tensor.data.nbytes for tensor in self._tensors.values())
+        experts = [part for parts in self._experts.values() for part in parts]
+        return sum(tensor.data.nbytes for tensor in (*self._tensors.values(), *experts))
 
     @property
     def kinds(self) -> Mapping[str, str]:
         """Formats of the quantized matrices by name."""
-        kinds = {name: tensor.tensor_type.name for name, tensor in self._tensors.items()}
-        return {
-            name: kind
-            for name, kind in kinds.items()
-            if kind not in PLAIN_KINDS and len(self._tensors[name].shape) == 2
+        kinds = {
+            name: tensor.tensor_type.name
+            for name, tensor in self._tensors.items()
+            if len(tensor.shape) == 2
         }
+        for name, parts in self._experts.items():
+            formats = {part.tensor_type.name for part in parts}
+            kinds[name] = min(formats) if len(formats) == 1 else "F32"
+        return {name: kind for name, kind in kinds.items() if kind not in PLAIN_KINDS}
 
     def plain(self, name: str, dtype: torch.dtype, num_rows: int | None = None) -> Tensor:
-        """Return a weight, or its first rows."""
+        """Return a weight, or its first rows; of experts, as many whole ones."""
+        if name in self._experts:
+            return self._plain_experts(name, dtype, num_rows)
         tensor = self._tensors[name]
         numbers = dequantized(self._rows(tensor, num_rows), tensor.tensor_type, torch.float32)
         if len(tensor.shape) == 1:
@@ -94,6 +106,8 @@ class GgufSource:
 
     def are_equal(self, names: Sequence[str]) -> bool:
         """Return whether several weights are the same bytes in the files."""
+        if any(name in self._experts for name in names):
+            return False
         tensors = [self._tensors[name] for name in names]
         kinds = {(tensor.tensor_type, _shape(tensor)) for tensor in tensors}
         return len(kinds) == 1 and equal_ranges([_range(tensor) for tensor in tensors])
@@ -109,6 +123,42 @@ class GgufSource:
             partial(self._blocks, tensor),
             None if order is None else torch.from_numpy(order),
         )
+
+    def experts(self, name: str) -> list[BlockRows]:
+        """Return a weight of experts of ``kinds``: the parts of each, one after the other."""
+        parts = self._experts[name]
+        num_experts = _shape(parts[0])[0]
+        return [
+            BlockRows(
+                part.tensor_type.name,
+                _shape(part)[1],
+                _shape(part)[2],
+                partial(self._expert_blocks, part, expert),
+            )
+            for expert in range(num_experts)
+            for part in parts
+        ]
+
+    def _expert_blocks(self, tensor: Any, expert: int, first: int, last: int) -> Any:
+        """Read rows of an expert as bytes."""
+        row_bytes = _row_bytes(tensor)
+        begin = (expert * _shape(tensor)[1] + first) * row_bytes
+        rows = _range(tensor).read(begin, (last - first) * row_bytes)
+        self.on_read(rows.nbytes)
+        return rows.reshape(-1, row_bytes)
+
+    def _plain_experts(self, name: str, dtype: torch.dtype, num_experts: int | None) -> Tensor:
+        shape = self.shapes[name]
+        numbers = torch.empty((num_experts or shape[0], *shape[1:]), dtype=dtype)
+        for expert in range(len(numbers)):
+            first = 0
+            for part in self._experts[name]:
+                rows = self._expert_blocks(part, expert, 0, _shape(part)[1])
+                numbers[expert, first : first + len(rows)] = dequantized(
+                    rows, part.tensor_type, dtype
+                )
+                first += len(rows)
+        return numbers
 
     def embedding(self, name: str, dtype: torch.dtype) -> BlockEmbedding | None:
         """Return an embedding of the file's blocks; None if they are plain numbers."""
@@ -160,6 +210,23 @@ def _model_names(model: "PreTrainedModel", architecture: str) -> dict[str, str]:
         model, processor(config={})
     )
     return names
+
+
+def _experts_of(tensors: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, list[Any]]:
+    """Return the tensors of all experts of a layer by the name of the model's weight."""
+    experts: dict[str, list[Any]] = {}
+    for part in ("gate", "up", "down"):  # in the order of the model's rows
+        for name, tensor in tensors.items():
+            stem = name.removesuffix(".weight")
+            if stem.endswith(f".ffn_{part}_exps") and stem in names:
+                experts.setdefault(names[stem], []).append(tensor)
+    return experts
+
+
+def _row_bytes(tensor: Any) -> int:
+    """Return the bytes of a row of experts."""
+    num_experts, num_rows, _ = _shape(tensor)
+    return int(tensor.data.nbytes) // (num_experts * num_rows)
 
 
 def _range(tensor: Any) -> FileRange:

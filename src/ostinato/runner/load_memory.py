@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from ostinato.core.errors import ConfigError
+from ostinato.runner.experts.mixture import expert_weights
 from ostinato.runner.forward.quantized import Quantization
 from ostinato.runner.kv.kv_store import KVSpec
 from ostinato.runner.memory import available_bytes
@@ -98,13 +99,15 @@ def _needed(
     kv: int,
 ) -> LoadMemory:
     head, item_bytes = model.get_output_embeddings(), model.dtype.itemsize
+    experts = {id(stack.weight) for _, stack in expert_weights(model)}
     stays, largest = 0.0, 0
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
             kind = source.kinds.get(names.get(id(parameter), ""))
             bits = 8.0 * item_bytes
             unpacked = item_bytes
-            if isinstance(module, nn.Linear) and quantization in _BITS:
+            is_packed = isinstance(module, nn.Linear) or id(parameter) in experts
+            if is_packed and quantization in _BITS:
                 bits = _BITS["int8" if module is head else quantization]
             elif kind is not None and quantization is not None:
                 bits = _FILE_BITS.get(kind, 8.5)

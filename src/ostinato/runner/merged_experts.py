@@ -105,6 +105,10 @@ class MergedExperts:
         """Return a quantized weight, or its first rows."""
         return self._source.codes(name, dtype, num_rows)
 
+    def experts(self, name: str) -> Sequence[StoredRows]:
+        """Return a quantized weight of experts."""
+        return self._source.experts(name)
+
     def embedding(self, name: str, dtype: torch.dtype) -> nn.Module | None:
         """Return an embedding that is smaller than the plain one; None if there is none."""
         return self._source.embedding(name, dtype)

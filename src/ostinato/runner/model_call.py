@@ -1,6 +1,8 @@
 """Calls a model."""
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,7 +13,7 @@ from ostinato.runner.adapters.lora import LoraAdapter, StepAdapters
 from ostinato.runner.adapters.lora_updates import add_updates
 from ostinato.runner.attention.registration import STEP_KEYWORD, LayerAttention
 from ostinato.runner.inputs import Ints
-from ostinato.runner.states.mixers import bind_mixers
+from ostinato.runner.states.mixers import bind_mixers, passes_steps
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -92,6 +94,24 @@ class ModelCall:
             logits = logits.index_select(0, kept)
         return logits
 
+    @contextmanager
+    def during(self, step: LayerAttention, adapters: StepAdapters | None) -> Iterator[None]:
+        """Let modules of the model that are called one by one compute a step.
+
+        Args:
+            step: The attention of the layers, and their states.
+            adapters: Rows that adapters compute; None is none.
+
+        Effects: adds hooks as ``__call__`` does.
+        """
+        for segment in () if adapters is None else adapters.segments:
+            self._hook_linears(segment.adapter)
+        self._step, self._adapters = step, adapters
+        try:
+            yield
+        finally:
+            self._step = self._adapters = None
+
     def hand_step_to_attention(self) -> None:
         """Pass the step to each attention module directly, if layers drop keywords (StableLM).
 
@@ -102,6 +122,7 @@ class ModelCall:
             if isinstance(getattr(module, "layer_idx", None), int) and _takes_keywords(module):
                 module.register_forward_pre_hook(self._with_step, with_kwargs=True)
 
+    @passes_steps
     def _with_step(
         self, _module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -19,6 +19,7 @@ from transformers.utils import logging as transformers_logging
 from ostinato.errors import BrokenCheckpoint, UnsupportedModel
 from ostinato.runner.attention.registration import ATTENTION_NAME
 from ostinato.runner.checkpoint import read_config
+from ostinato.runner.gguf_file import expert_width
 from ostinato.runner.model_support import auto_class
 from ostinato.runner.settings import DtypeName
 from ostinato.runner.word_codes import WordCheckpoint
@@ -66,6 +67,10 @@ def load_config(path: Path) -> PreTrainedConfig:
         if path.is_file():
             raise UnsupportedModel(f"{path} is not understood by transformers: {error}") from error
         raise BrokenCheckpoint(f"{path}: config.json is not understood: {error}") from error
+    if path.is_file() and config.model_type in ("qwen2_moe", "qwen3_moe"):
+        width = expert_width(path)
+        if width is not None:
+            config.moe_intermediate_size = width
     return config
 
 

@@ -97,6 +97,11 @@ class Probed:
     logits: Tensor
     noise: Tensor
 
+    @property
+    def styles_by_layer(self) -> dict[int, AttentionStyle]:
+        """Parameters of attention by layer, for those that attend."""
+        return dict(zip(self.spec.attending, self.styles, strict=True))
+
 
 def probe_model(
     model: "PreTrainedModel", call: ModelCall, attention: AttentionName = "auto"

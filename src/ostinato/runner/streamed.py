@@ -7,8 +7,8 @@
     skeleton         ─► read a product's weights, pack them, forget   (all layers)
 
 So the peak of memory is what stays, and the largest product once more. Models that this cannot
-load as ``transformers`` would, are loaded by it: experts in GGUF files, states, encoders, weights
-that came quantized, and checkpoints whose names differ from the model's.
+load as ``transformers`` would, are loaded by it: most experts in GGUF files, states, encoders,
+weights that came quantized, and checkpoints whose names differ from the model's.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,14 +22,15 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from ostinato.runner.block_embedding import BlockEmbedding
-from ostinato.runner.forward.decoder import parse_decoder
+from ostinato.runner.experts.mixture import expert_weights
+from ostinato.runner.experts.stack import ExpertStack, padded
 from ostinato.runner.forward.fused import FusedForward
-from ostinato.runner.forward.ops import NativeOps
 from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.forward.packing import Pack, pack_linears, pack_plain, why_unpacked
 from ostinato.runner.forward.plain_layers import is_plain_linear
 from ostinato.runner.forward.quantized import Quantization, QuantizedWeight
 from ostinato.runner.forward.select_forward import ChosenForward, choose_forward
+from ostinato.runner.forward.structure import parse_decoder
 from ostinato.runner.gguf_source import GgufSource
 from ostinato.runner.images.vision_families import FAMILIES
 from ostinato.runner.kv.kv_store import KVSpec
@@ -179,7 +180,7 @@ def stream_model(
     progress = LoadProgress(settings.name, source.num_bytes)
     source.on_read = progress.add
     try:
-        names = {id(linear): name for linear, name in linear_names(skeleton, source)}
+        names = packed_names(skeleton, source)
         pack = Packing(source, names, known.quantization, settings.dtype)
         forward = complete_model(skeleton, source, known, pack, recorder)
     finally:
@@ -199,6 +200,7 @@ def _check_memory(
     settings: LoadSettings, skeleton: "PreTrainedModel", source: WeightSource, spec: KVSpec
 ) -> None:
     names = {id(linear.weight): name for linear, name in linear_names(skeleton, source)}
+    names |= {id(stack.weight): name for name, stack in expert_weights(skeleton)}
     quantization = settings.quantization
     if quantization is None and settings.forward != "plain" and source.kinds:
         quantization = Quantization("GGUF", {})
@@ -228,12 +230,8 @@ def _source(settings: LoadSettings, model: "PreTrainedModel") -> WeightSource | 
     if not plain.are_numbers:
         return None
     source = MergedExperts(plain)
-    # Experts are not quantized, and the grouped products of transformers take no float64.
-    if source.has_experts and (
-        settings.quantization is not None or settings.dtype == torch.float64
-    ):
-        return None
-    return source
+    # The grouped products of transformers take no float64.
+    return None if source.has_experts and settings.dtype == torch.float64 else source
 
 
 class _Trial:
@@ -268,7 +266,12 @@ class _Trial:
             for module, own in linear_names(model, self._source)
             if own in self._source.kinds
         }
-        return Quantization(name, stored) if stored else None
+        experts = {
+            id(stack.weight): self._source.experts(own)
+            for own, stack in expert_weights(model)
+            if own in self._source.kinds and stack.part_rows == padded(stack.part_rows)
+        }
+        return Quantization(name, stored, experts=experts) if stored else None
 
 
 def linear_names(model: nn.Module, source: WeightSource) -> list[tuple[nn.Linear, str]]:
@@ -279,6 +282,12 @@ def linear_names(model: nn.Module, source: WeightSource) -> list[tuple[nn.Linear
             first.setdefault(id(parameter), name)
     linears = [module for module in model.modules() if is_plain_linear(module)]
     return [(linear, first[id(linear.weight)]) for linear in linears]
+
+
+def packed_names(model: nn.Module, source: WeightSource) -> dict[int, str]:
+    """Return the names of what is packed, by the ids of linear layers and of experts' weights."""
+    names = {id(linear): name for linear, name in linear_names(model, source)}
+    return names | {id(stack.weight): name for name, stack in expert_weights(model)}
 
 
 def scale_rope(model: "PreTrainedModel", source: WeightSource) -> None:
@@ -310,12 +319,13 @@ def complete_model(
     if chosen.name == "plain":
         fill(model, source, dtype, frozenset())
         return chosen
-    names = {id(linear): name for linear, name in linear_names(model, source)}
+    names = packed_names(model, source)
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     is_tied = embedding.weight is head.weight
     skipped = {id(linear.weight) for linear, _ in linear_names(model, source)} - {
         id(embedding.weight)
     }
+    skipped |= {id(stack.weight) for _, stack in expert_weights(model)}
     keep_blocks(model, source, dtype)
     if isinstance(model.get_input_embeddings(), BlockEmbedding):
         skipped.add(id(head.weight))
@@ -325,8 +335,8 @@ def complete_model(
         pack = recorder.recorded(pack, names)
     with torch.no_grad():
         if chosen.name == "fused":
-            decoder = parse_decoder(model, known.probed.styles, pack)
-            chosen = replace(chosen, fused=FusedForward(decoder, NativeOps(required_library())))
+            decoder = parse_decoder(model, known.probed.styles_by_layer, pack)
+            chosen = replace(chosen, fused=FusedForward(decoder, required_library(), known.call))
         else:
             pack_linears(model, pack)
     kept, packed = model.get_input_embeddings(), model.get_output_embeddings()
@@ -365,4 +375,15 @@ class Packing:
                 linear.weight = nn.Parameter(numbers, requires_grad=False)
         if quantization is None or has_own:
             return pack_plain(linears, is_head)
-        return quantization.pack(linears, is_head)
+        return quantization(linears, is_head)
+
+    def pack_experts(self, stack: ExpertStack) -> PackedWeight:
+        """Read and pack the weights of all experts of a layer."""
+        quantization, name = self._quantization, self._names[id(stack.weight)]
+        has_own = quantization is not None and quantization.stored is not None
+        if has_own and name in self._source.kinds and stack.part_rows == padded(stack.part_rows):
+            return QuantizedWeight.of_rows(self._source.experts(name), self._dtype)
+        if stack.weight.is_meta:
+            numbers = self._source.plain(name, self._dtype)
+            stack.weight = nn.Parameter(numbers, requires_grad=False)
+        return (quantization or pack_plain).pack_experts(stack)

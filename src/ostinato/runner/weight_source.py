@@ -99,6 +99,10 @@ class WeightSource(Protocol):
         """Return a weight of ``kinds``, or its first rows, to be packed."""
         ...
 
+    def experts(self, name: str) -> Sequence[StoredRows]:
+        """Return a weight of experts of ``kinds``, part by part, to be packed."""
+        ...
+
     def embedding(self, name: str, dtype: torch.dtype) -> nn.Module | None:
         """Return an embedding that is smaller than the plain one; None if there is none."""
         ...
@@ -149,6 +153,10 @@ class SafetensorsSource:
         return len(kinds) == 1 and equal_ranges([where for where, _, _ in entries])
 
     def codes(self, name: str, dtype: torch.dtype, num_rows: int | None = None) -> StoredRows:
+        """Raise KeyError: all weights are plain."""
+        raise KeyError(name)
+
+    def experts(self, name: str) -> Sequence[StoredRows]:
         """Raise KeyError: all weights are plain."""
         raise KeyError(name)
 

@@ -34,8 +34,10 @@ def rotary_of(checkpoints: Checkpoints, kind: str, **parameters: Any) -> nn.Modu
 
 
 def own_angles(rotary: nn.Module, like: Tensor, positions: Ints) -> Tensor:
+    """Those of the first half of a head, which the other half repeats."""
     cosines, sines = rotary(like, torch.from_numpy(positions)[None])
-    return torch.cat((cosines[0], sines[0]), dim=-1)
+    half = cosines.shape[-1] // 2
+    return torch.cat((cosines[0, :, :half], sines[0, :, :half]), dim=-1).float()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ostinato import LLM, SamplingParams
-from ostinato.runner.forward import packing
+from ostinato.runner.forward import packing, structure
 from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.model_loader import LoadedModel, load_model
 from ostinato.runner.native.library import library
@@ -31,6 +31,21 @@ FUSED: dict[str, tuple[str, dict[str, Any]]] = {
         {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
     ),
     "yarn": ("qwen3", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}}),
+    "granite": (
+        "granite",
+        {"residual_multiplier": 0.3, "logits_scaling": 4.0, "embedding_multiplier": 3.0},
+    ),
+    "gemma2": ("gemma2", {}),
+    "gemma3": ("gemma3_text", {}),
+    "phi3": ("phi3", {}),
+    "olmo2": ("olmo2", {}),
+    "cohere": ("cohere", {}),
+    "starcoder2": ("starcoder2", {}),
+    "nemotron": ("nemotron", {}),
+    "glm": ("glm", {}),
+    "gpt_neox": ("gpt_neox", {}),
+    "ernie4_5": ("ernie4_5", {}),
+    "qwen3_moe": ("qwen3_moe", {}),
     "linear RoPE": (
         "llama",
         {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
@@ -38,8 +53,7 @@ FUSED: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Models that are fused, by what is special about them."""
 
-UNLIKE = ["granite", "gemma2", "phi3", "olmo2", "gpt2", "qwen3_moe", "cohere", "starcoder2"]
-"""Granite is built like Llama, and scales what Llama does not."""
+UNLIKE = ["gpt2"]
 
 SAME = {torch.float32: 1e-4, torch.bfloat16: 0.05}
 
@@ -92,9 +106,54 @@ def test_a_model_of_another_build_runs_its_own_modules_and_it_is_said(
     assert difference(in_steps(loaded, prompt), expected) <= 1e-3
 
 
-def test_granite_is_found_out_by_its_logits(checkpoints: Checkpoints):
-    loaded = load_model(checkpoints.path("granite"), "float32")
+def test_a_mixture_is_called_and_it_is_said(checkpoints: Checkpoints):
+    loaded = load_model(checkpoints.path("qwen3_moe"), "float32")
+    assert loaded.fused is not None
+    assert "mlp is called (no operation for Qwen3MoeSparseMoeBlock)" in loaded.forward.reason
+
+
+def test_what_is_called_has_packed_weights_too(checkpoints: Checkpoints):
+    """LFM2's short convolutions have projections of their own."""
+    loaded = load_model(checkpoints.path("lfm2"), "bfloat16")
+    assert loaded.fused is not None and "conv is called" in loaded.forward.reason
+    plain = [n for n, m in loaded.model.named_modules() if isinstance(m, torch.nn.Linear)]
+    assert plain == []
+
+
+def test_queries_that_are_scaled_far_into_a_text_are_scaled(checkpoints: Checkpoints):
+    """Ministral 3 does so from a position on that the prompt of the probe does not reach."""
+    rope = {
+        "rope_type": "default",
+        "rope_theta": 1e4,
+        "llama_4_scaling_beta": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+    path = checkpoints.path("ministral3", head_dim=16, rope_parameters=rope)
+    prompt = random_prompt(7, 200)
+    expected = own_logits(load_model(path, "float32", forward="plain"), prompt)
+    loaded = load_model(path, "float32")
+    found = logits_in_steps(Bench(loaded, num_blocks=300), prompt, (7, 1, 192))
+    assert difference(found, expected) <= 1e-4
+
+
+def test_a_model_that_scales_what_its_description_does_not_is_noticed(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(structure, "logit_edits", lambda model: None)
+    loaded = load_model(checkpoints.path("gemma2", final_logit_softcapping=0.5), "float32")
     assert "fused, its logits differ" in loaded.forward.reason
+
+
+def test_what_fails_while_a_model_is_described_is_a_reason(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+):
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("in a model's code")
+
+    monkeypatch.setattr(structure, "norm_of", fail)
+    loaded = load_model(checkpoints.path("llama"), "float32")
+    assert loaded.forward.name == "packed"
+    assert "cannot be described (ZeroDivisionError: in a model's code)" in loaded.forward.reason
 
 
 def test_packed_weights_that_compute_something_else_are_unpacked(
@@ -148,10 +207,9 @@ def test_float64_stays_as_it_is(checkpoints: Checkpoints):
 
 
 def test_a_long_step_goes_through_in_chunks(
-    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+    checkpoints: Checkpoints,
 ):
-    """1,100 tokens at once: two whole chunks and a part; then only the last row goes on."""
-    monkeypatch.setattr("ostinato.runner.forward.fused.MOST_ROWS", 512)
+    """1,100 tokens at once: several chunks; then only the last row goes on."""
     path = checkpoints.path("qwen3", max_position_embeddings=2048)
     prompt = random_prompt(3, 1100)
     expected = own_logits(load_model(path, "float32", forward="plain"), prompt)[-1:]
@@ -179,6 +237,23 @@ PARAMS = SamplingParams(max_tokens=8, temperature=0.0, detokenize=False, ignore_
 def generated(llm: LLM) -> list[int]:
     [output] = llm.generate(random_prompt(5, 24), PARAMS, use_tqdm=False)
     return output.outputs[0].token_ids
+
+
+@pytest.mark.parametrize("family", ["lfm2", "granitemoehybrid", "nemotron_h", "qwen3_5_text"])
+def test_layers_with_a_state_are_called_with_the_states_of_the_step(
+    checkpoints: Checkpoints, family: str
+):
+    """Two at once, and again with a hit; the tokens of the modules alone."""
+    path, answers = str(checkpoints.path(family)), []
+    prompts = [random_prompt(5, 40), random_prompt(6, 21)]
+    for forward in ("auto", "packed"):
+        llm = LLM(path, dtype="float32", num_blocks=64, block_size=16, forward=forward)
+        assert (llm.engine.loaded.fused is not None) == (forward == "auto")
+        for _ in range(2):
+            outputs = llm.generate(prompts, PARAMS, use_tqdm=False)
+            answers.append([output.outputs[0].token_ids for output in outputs])
+        llm.close()
+    assert answers[0] == answers[1] == answers[2] == answers[3]
 
 
 @pairwise("family", ["llama", "qwen2", "gemma2"], "forward", ["auto", "packed"])

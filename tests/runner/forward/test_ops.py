@@ -1,6 +1,8 @@
 """The operations between products, from Python: the definition in float64, and torch's bits."""
 
+import ctypes
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +11,18 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from ostinato.runner.forward.ops import Heads, HeadShape, NativeOps, Norm, RopeAngles
+from ostinato.runner.forward.ops import (
+    Activation,
+    AddNorm,
+    Gated,
+    Heads,
+    HeadShape,
+    Norm,
+    Rope,
+    RopeKind,
+    SplitHeads,
+)
+from ostinato.runner.forward.stand_ins import apply_norm
 from ostinato.runner.native.library import library
 from tests.support.instruction_sets import ISAS, isa_in_use
 
@@ -17,12 +30,35 @@ NATIVE = library()
 EPSILON = 1e-6
 
 
+class NativeOps:
+    """Calls the operations one by one."""
+
+    def add_norm(self, *arguments: Any) -> None:
+        self._run("add_norm", AddNorm.of(*arguments))
+
+    def heads(self, *arguments: Any) -> None:
+        self._run("heads", SplitHeads.of(*arguments))
+
+    def gated(
+        self,
+        gate_up: Tensor,
+        output: Tensor,
+        activation: Activation = Activation.SILU,
+        has_up: bool = True,
+    ) -> None:
+        self._run("gated", Gated.of(gate_up, output, activation, has_up))
+
+    def _run(self, name: str, record: ctypes.Structure) -> None:
+        assert NATIVE is not None
+        getattr(NATIVE, f"ost_ops_{name}")(ctypes.byref(record))
+
+
 @pytest.fixture(params=ISAS, ids=lambda isa: isa.name.lower(), scope="module")
 def ops(request: pytest.FixtureRequest) -> Iterator[NativeOps]:
     """The operations on one instruction set."""
     assert NATIVE is not None
     with isa_in_use(request.param):
-        yield NativeOps(NATIVE)
+        yield NativeOps()
 
 
 def normed(rows: Tensor, weight: Tensor) -> Tensor:
@@ -118,10 +154,14 @@ def test_heads_are_taken_apart_normed_and_turned(
     dim, (num_heads, num_kv_heads) = 2 * half, counts
     weights = [torch.randn(dim).to(dtype) for _ in range(2)]
     query_norm, key_norm = (Norm(w, EPSILON) if norms else None for w in weights)
-    shape = HeadShape(num_heads, num_kv_heads, dim, query_norm, key_norm)
+    shape = HeadShape(
+        num_heads, num_kv_heads, dim, query_norm, key_norm, Rope(RopeKind.HALVES, dim)
+    )
     projected = random_rows(num_rows, shape.num_projected, dtype)
-    angles = torch.rand(num_rows, dim) * 7
-    turns = RopeAngles(angles.cos().to(dtype), angles.sin().to(dtype))
+    angles = torch.rand(num_rows, half) * 7
+    pairs = [angles.cos().to(dtype), angles.sin().to(dtype)]
+    turns = torch.cat(pairs, dim=1).float()
+    cosines, sines = (torch.cat((each, each), dim=1) for each in pairs)
     widths = [n * dim for n in (num_heads, num_kv_heads, num_kv_heads)]
     heads = Heads(*(random_rows(num_rows, width, dtype) for width in widths))
 
@@ -132,16 +172,101 @@ def test_heads_are_taken_apart_normed_and_turned(
         expected = [
             turned(
                 normed(part.unflatten(1, (-1, dim)), w) if norms else part.unflatten(1, (-1, dim)),
-                cosines,
-                sines,
+                cos,
+                sin,
             ).flatten(1)
-            for part, w, cosines, sines in (
-                (rows.double(), weight.double(), turns.cosines.double(), turns.sines.double()),
-                (rows, weight, turns.cosines, turns.sines),
+            for part, w, cos, sin in (
+                (rows.double(), weight.double(), cosines.double(), sines.double()),
+                (rows, weight, cosines, sines),
             )
         ]
         assert same(found, *expected)
     assert torch.equal(heads.values, values)
+
+
+@settings(max_examples=15)
+@given(**SHAPES, centered=st.booleans(), offset=st.sampled_from([0.0, 1.0]), rounds=st.booleans())
+def test_norms_of_other_kinds_after_a_part_and_before_the_next(
+    ops: NativeOps,
+    dtype: torch.dtype,
+    num_rows: int,
+    width: int,
+    gap: int,
+    seed: int,
+    centered: bool,
+    offset: float,
+    rounds: bool,
+):
+    """An addend is normed and scaled, and the sum normed: Gemma, OLMo 2, Granite, Cohere."""
+    torch.manual_seed(seed)
+    stream, addend = (random_rows(num_rows, width, dtype, gap) for _ in range(2))
+    output = random_rows(num_rows, width, dtype, gap)
+    weight, bias = (torch.randn(width).to(dtype) for _ in range(2))
+    norm = Norm(weight, 1e-3, bias if centered else None, offset, centered, rounds)
+    normed_addend = apply_norm(norm, addend)
+    expected = stream + normed_addend * 0.5
+
+    ops.add_norm(stream, addend, norm, output, norm, 0.5)
+
+    assert same(stream, expected.double(), expected)
+    assert same(output, apply_norm(norm, stream).double(), apply_norm(norm, stream))
+
+
+ACTIVATIONS = {
+    Activation.GELU: functional.gelu,
+    Activation.GELU_TANH: lambda x: functional.gelu(x, approximate="tanh"),
+    Activation.RELU: functional.relu,
+    Activation.RELU_SQUARED: lambda x: functional.relu(x).square(),
+}
+
+
+@pytest.mark.parametrize("has_up", [True, False])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_other_activations_with_ups_and_without(
+    ops: NativeOps, activation: Activation, has_up: bool
+):
+    torch.manual_seed(0)
+    for dtype in (torch.float32, torch.bfloat16):
+        gate_up = 4 * random_rows(9, 74 if has_up else 37, dtype)
+        output = random_rows(9, 37, dtype)
+
+        ops.gated(gate_up, output, activation, has_up)
+
+        gate, up = gate_up[:, :37], gate_up[:, 37:]
+        function = ACTIVATIONS[activation]
+        opened = function(gate.double())
+        definition = opened * (up.double() if has_up else 1)
+        # Two roundings; torch's tails are coarser than the library's, so its bits are no measure.
+        unit = 2.0**-20 if dtype == torch.float32 else 2.0**-7
+        assert ((output - definition).abs() <= unit * definition.abs() + 1e-5).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("is_interleaved", [True, False])
+def test_neighbours_are_turned_and_the_rest_of_a_head_stays(
+    ops: NativeOps, dtype: torch.dtype, is_interleaved: bool
+):
+    """Cohere's and GLM's pairs, on a part of each head; queries, keys and values by head or not."""
+    torch.manual_seed(1)
+    rope = Rope(RopeKind.NEIGHBOURS, 6)
+    shape = HeadShape(3, 3, 10, rope=rope, is_interleaved=is_interleaved)
+    projected, angles = random_rows(4, 90, dtype), torch.rand(4, 3) * 7
+    cosines, sines = angles.cos().to(dtype), angles.sin().to(dtype)
+    heads = Heads(*(random_rows(4, 30, dtype) for _ in range(3)))
+
+    ops.heads(projected, shape, torch.cat((cosines, sines), dim=1).float(), heads)
+
+    if is_interleaved:
+        parts = projected.view(4, 3, 3, 10).unbind(2)
+    else:
+        parts = projected.view(4, 3, 3, 10).unbind(1)
+    for part, found in zip(parts[:2], (heads.queries, heads.keys), strict=True):
+        first, second = part[..., 0:6:2], part[..., 1:6:2]
+        cos, sin = cosines[:, None], sines[:, None]
+        turns = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1)
+        expected = torch.cat((turns.flatten(-2), part[..., 6:]), dim=-1).flatten(1)
+        assert same(found, expected.double(), expected)
+    assert torch.equal(heads.values, parts[2].flatten(1))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])

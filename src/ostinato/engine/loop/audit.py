@@ -90,7 +90,9 @@ class HitAudit:
         self._random = random.Random(0)
         self._waiting: deque[PrefixKey] = deque()
         self._running: _Recomputation | None = None
-        if share and not (runner.loaded.fused and isinstance(runner.attention, NativeAttention)):
+        fused = runner.loaded.fused
+        has_bits = fused is not None and fused.promises_bits
+        if share and not (has_bits and isinstance(runner.attention, NativeAttention)):
             raise ConfigError(
                 f"audit_share={share}: cached keys agree to the bit with those that are computed "
                 "again only where the native library computes whole steps; the line of the log "

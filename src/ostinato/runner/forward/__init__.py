@@ -9,12 +9,14 @@ Files in reading order:
 * ``plain_layers``: checks that a linear layer is unmodified, and creates such layers
 * ``packing``: packs the weights of a model's layers, and unpacks them
 * ``ops``: the operations between the products of a layer, and C structures for their arguments
-* ``decoder``: recognizes decoders that the fused forward supports
 * ``embedding_and_rope``: the embeddings and rotary angles of a step
+* ``decoder``: a decoder as a list of operations
+* ``stand_ins``: finds out what a module computes by calling it between stand-ins
+* ``structure``: describes a model as operations
 * ``arena``: buffers of a program
-* ``program``: runs the operations of all layers in one call
-* ``steps``: computes a step without Python between its operations
-* ``fused``: computes a step with as few passes over memory as possible
+* ``program``: runs operations in one call, or in one between calls in Python
+* ``steps``: builds the program of a decoder
+* ``fused``: computes steps, from ids to logits
 * ``weight_refs``: the weights of a model, packed or plain, and how they are replaced
 * ``select_forward``: chooses the forward for a model
 

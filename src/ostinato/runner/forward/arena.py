@@ -32,16 +32,16 @@ class Arena:
         self._for_all: dict[tuple[str, int], Tensor] = {}
         self._used = 0
 
-    def rows(self, name: str, width: int) -> Tensor:
-        """Return a buffer for all rows, shape (most_rows, width)."""
+    def rows(self, name: str, width: int, dtype: torch.dtype | None = None) -> Tensor:
+        """Return a buffer for all rows, shape (most_rows, width); ``dtype`` may be another one."""
         if (name, width) not in self._for_all:
-            block = torch.zeros(self.most_rows, row_stride(width), dtype=self.dtype)
+            block = torch.zeros(self.most_rows, row_stride(width), dtype=dtype or self.dtype)
             self._for_all[name, width] = block[:, :width]
         return self._for_all[name, width]
 
-    def first_chunk(self, name: str, width: int) -> Tensor:
+    def first_chunk(self, name: str, width: int, dtype: torch.dtype | None = None) -> Tensor:
         """Return the first chunk of a buffer for all rows, shape (rows_per_chunk, width)."""
-        return self.rows(name, width)[: self.rows_per_chunk]
+        return self.rows(name, width, dtype)[: self.rows_per_chunk]
 
     def chunk(self, name: str, width: int) -> Tensor:
         """Return a buffer in the arena, shape (rows_per_chunk, width)."""

@@ -4,13 +4,15 @@ They come from the model's own modules; where a module's output is a row of a ta
 copied instead of calling the module::
 
     ids        ─► embedding.weight                         (vocab_size, width)
-    positions  ─► cosines │ sines, computed once by the    (num_positions, 2 * dim)
-                  model's module for all positions so far
+    positions  ─► cosines │ sines of pairs, computed once   (num_positions, dim)
+                  by the model's module, for each kind of
+                  layer and all positions so far
 
 RoPE whose angles depend on the length of the text has no such table, and a module with hooks is
 called, so that the hooks see every token.
 """
 
+import enum
 from dataclasses import dataclass
 from typing import cast
 
@@ -69,8 +71,8 @@ class Lookup:
 Embedding = nn.Embedding | BlockEmbedding
 
 
-def look_up_embeddings(embedding: Embedding, ids: Ints) -> Lookup:
-    """Return the embeddings of some ids, shape (num_tokens,).
+def look_up_embeddings(embedding: Embedding, ids: Ints, scale: float = 1.0) -> Lookup:
+    """Return the embeddings of some ids, shape (num_tokens,), times ``scale``.
 
     Raises:
         IndexError: An id is not in the vocabulary.
@@ -78,31 +80,65 @@ def look_up_embeddings(embedding: Embedding, ids: Ints) -> Lookup:
     has_hooks = embedding._forward_hooks or embedding._forward_pre_hooks
     if (
         has_hooks
-        or isinstance(embedding, BlockEmbedding)
+        or type(embedding) is not nn.Embedding
+        or scale != 1.0
         or embedding.max_norm is not None
         or not embedding.weight.is_contiguous()
     ):
-        return Lookup.whole(embedding(torch.from_numpy(ids)[None])[0])
+        rows = embedding(torch.from_numpy(ids)[None])[0]
+        return Lookup.whole(rows if scale == 1.0 else rows * scale)
     return Lookup.of(embedding.weight, ids)
 
 
-class Angles:
-    """Cosines and sines of positions, side by side."""
+class AngleLayout(enum.Enum):
+    """Where the angles of pairs are in a row that a model's module gives."""
 
-    def __init__(self, rotary: nn.Module, like: Tensor) -> None:
-        """Take the model's module; angles have the dtype and the device of ``like``."""
-        self._module = rotary
-        self._like = like
-        self._is_static = getattr(rotary, "rope_type", None) in _STATIC_ROPE
+    HALVES = "in each half"
+    REPEATED = "each beside itself"
+    SINGLE = "once"
+
+    def of_pairs(self, angles: Tensor) -> Tensor:
+        """Return one number per pair."""
+        if self is AngleLayout.REPEATED:
+            return angles[..., ::2]
+        return angles if self is AngleLayout.SINGLE else angles[..., : angles.shape[-1] // 2]
+
+
+@dataclass(frozen=True, slots=True)
+class AngleKind:
+    """Which of a model's angles a layer reads.
+
+    Attributes:
+        layer_type: What the model's module is asked for; None if it has angles of one kind.
+        layout: Where the angles of pairs are.
+    """
+
+    layer_type: str | None = None
+    layout: AngleLayout = AngleLayout.HALVES
+
+
+class Angles:
+    """Cosines and sines of positions, one per pair, side by side."""
+
+    def __init__(self, rotary: nn.Module, like: Tensor, kind: AngleKind | None = None) -> None:
+        """Take the model's module, which computes angles for a tensor ``like``."""
+        self._module, self._like, self._kind = rotary, like, kind or AngleKind()
+        kinds = getattr(rotary, "rope_type", None)
+        of_type = kinds.get(self._kind.layer_type) if isinstance(kinds, dict) else kinds
+        self._is_static = of_type in _STATIC_ROPE
         self._table: Tensor | None = None
 
     def of(self, positions: Ints) -> Lookup:
-        """Return the angles of some positions, shape (num_tokens,).
+        """Return the angles of positions, float32.
+
+        Args:
+            positions: Shape (num_tokens,), or (3, num_tokens) for time, row and column.
 
         Cost: a text longer than the table has a new one computed, some milliseconds for each
         10,000 positions.
         """
-        if not self._is_static or self._module._forward_hooks or self._module._forward_pre_hooks:
+        has_hooks = self._module._forward_hooks or self._module._forward_pre_hooks
+        if positions.ndim == 2 or not self._is_static or has_hooks:
             return Lookup.whole(self._computed(positions))
         longest = int(positions.max(initial=0)) + 1
         if self._table is None or longest > self._table.shape[0]:
@@ -110,8 +146,15 @@ class Angles:
             self._table = self._computed(np.arange(size))
         return Lookup.of(self._table, positions)
 
+    def own(self, positions: Ints) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines as the model's module gives them, shape (1, num_tokens, dim)."""
+        row = torch.from_numpy(positions)
+        row = row[:, None] if row.ndim == 2 else row[None]
+        kind = self._kind.layer_type
+        further = () if kind is None else (kind,)
+        return cast(tuple[Tensor, Tensor], self._module(self._like, row, *further))
+
     def _computed(self, positions: Ints) -> Tensor:
-        """Call the module; shape (num_positions, 2 * dim)."""
-        row = torch.from_numpy(positions)[None]
-        cosines, sines = cast(tuple[Tensor, Tensor], self._module(self._like, row))
-        return torch.cat((cosines[0], sines[0]), dim=-1)
+        """Return one cosine and one sine per pair, shape (num_positions, dim)."""
+        numbers = [n[0] for n in self.own(positions)]
+        return torch.cat([self._kind.layout.of_pairs(n) for n in numbers], dim=-1).float()

@@ -5,6 +5,7 @@ here, when a record is made. A record points into tensors, which the caller keep
 """
 
 import ctypes
+import enum
 from dataclasses import dataclass
 
 import torch
@@ -17,41 +18,99 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 """Formats that the operations support, and their numbers in ``ost_dtype``."""
 
 
+class Activation(enum.IntEnum):
+    """``ost_activation``: what a gate opens by."""
+
+    SILU = 0
+    GELU = 1
+    GELU_TANH = 2
+    RELU = 3
+    RELU_SQUARED = 4
+
+
+class RopeKind(enum.IntEnum):
+    """``ost_rope``: which numbers of a head are turned as a pair."""
+
+    NONE = 0
+    HALVES = 1
+    NEIGHBOURS = 2
+
+
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """An RMSNorm (Zhang and Sennrich, arXiv 1910.07467).
+    """An RMSNorm (arXiv 1910.07467) or a LayerNorm (arXiv 1607.06450).
 
     Attributes:
-        weight: Shape (width,).
+        weight: Shape (width,), or (num_heads, width) for heads that are weighed apart; None is 1.
         epsilon: Added to the mean of squares.
+        bias: Shape (width,); None is 0.
+        offset: Added to the weight (Gemma).
+        is_centered: Whether the mean is subtracted.
+        is_rounded: Whether numbers are rounded before they are weighed, too.
     """
 
-    weight: Tensor
+    weight: Tensor | None
     epsilon: float
+    bias: Tensor | None = None
+    offset: float = 0.0
+    is_centered: bool = False
+    is_rounded: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """How queries and keys are turned by their position (RoPE; Su et al., arXiv 2104.09864).
+
+    Attributes:
+        kind: Which numbers are a pair.
+        dim: Numbers of a head that are turned, even; those after them stay as they are.
+        are_rounded: Whether products with cosines and sines are rounded before they are added.
+    """
+
+    kind: RopeKind = RopeKind.NONE
+    dim: int = 0
+    are_rounded: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """How a row of projected numbers is split into heads.
+    """How a row of projected numbers becomes heads.
 
     Attributes:
         num_heads: Heads of queries.
         num_kv_heads: Heads of keys, and of values.
-        dim: Numbers of a head, even.
-        query_norm: Norm of each query head; None is none.
-        key_norm: Norm of each key head; given exactly if ``query_norm`` is.
+        dim: Numbers of a head.
+        query_norm: Norm of queries; None is none.
+        key_norm: Norm of keys; given exactly if ``query_norm`` is.
+        rope: How they are turned.
+        is_interleaved: Whether each head's query, key and value are beside each other (GPT-NeoX);
+            else there are all queries, then all keys, then all values.
+        is_norm_last: Whether heads are turned before they are normed.
+        is_norm_of_all: Whether a norm is over all heads at once (OLMo 2).
     """
 
     num_heads: int
     num_kv_heads: int
     dim: int
-    query_norm: Norm | None
-    key_norm: Norm | None
+    query_norm: Norm | None = None
+    key_norm: Norm | None = None
+    rope: Rope = Rope()
+    is_interleaved: bool = False
+    is_norm_last: bool = False
+    is_norm_of_all: bool = False
 
     @property
     def num_projected(self) -> int:
         """Numbers of a projected row."""
         return (self.num_heads + 2 * self.num_kv_heads) * self.dim
+
+    def places(self) -> tuple[int, int, int, int]:
+        """Return the strides of queries and of keys and values, and the first key and value."""
+        dim = self.dim
+        if self.is_interleaved:
+            return 3 * dim, 3 * dim, dim, 2 * dim
+        first_key = self.num_heads * dim
+        return dim, dim, first_key, first_key + self.num_kv_heads * dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,26 +127,27 @@ class Heads:
     keys: Tensor
     values: Tensor
 
-    def rows(self, first: int, last: int) -> "Heads":
-        """Return a view of some rows."""
-        return Heads(self.queries[first:last], self.keys[first:last], self.values[first:last])
 
+class NormRecord(ctypes.Structure):
+    """``ost_norm``; zeros for none."""
 
-@dataclass(frozen=True, slots=True)
-class RopeAngles:
-    """The angles of a step's positions (RoPE; Su et al., arXiv 2104.09864).
+    _fields_ = (
+        *pointers("weight", "bias"),
+        *floats("epsilon", "offset"),
+        *int32s("kind", "is_rounded"),
+    )
 
-    Attributes:
-        cosines: Shape (num_tokens, dim), the dtype of the queries.
-        sines: Likewise.
-    """
-
-    cosines: Tensor
-    sines: Tensor
-
-    def rows(self, first: int, last: int) -> "RopeAngles":
-        """Return a view of some rows."""
-        return RopeAngles(self.cosines[first:last], self.sines[first:last])
+    @classmethod
+    def of(cls, norm: Norm | None, like: Tensor, width: int) -> "NormRecord":
+        """Check and describe; the norm is of so many numbers, with one weight for each."""
+        if norm is None:
+            return cls()
+        for part in (norm.weight, norm.bias):
+            if part is not None:
+                assert part.numel() == width and part.dtype == like.dtype, (part.shape, part.dtype)
+                assert part.is_contiguous() and part.device.type == "cpu", "contiguous, on a CPU"
+        weight, bias = (None if p is None else p.data_ptr() for p in (norm.weight, norm.bias))
+        return cls(weight, bias, norm.epsilon, norm.offset, 1 + norm.is_centered, norm.is_rounded)
 
 
 class AddNorm(ctypes.Structure):
@@ -95,34 +155,47 @@ class AddNorm(ctypes.Structure):
 
     _fields_ = (
         *((name, Matrix) for name in ("residual", "addend", "output")),
-        *pointers("weight"),
+        *((name, NormRecord) for name in ("norm", "addend_norm")),
         *int64s("num_rows"),
         *int32s("width", "dtype"),
-        *floats("epsilon"),
+        *floats("scale"),
         *int32s("num_threads"),
     )
 
     @classmethod
-    def of(cls, residual: Tensor, addend: Tensor | None, norm: Norm, output: Tensor) -> "AddNorm":
+    def of(
+        cls,
+        residual: Tensor,
+        addend: Tensor | None,
+        norm: Norm | None,
+        output: Tensor | None,
+        addend_norm: Norm | None = None,
+        scale: float = 1.0,
+    ) -> "AddNorm":
         """Check and describe.
 
         Args:
             residual: Shape (num_rows, width); overwritten with the sum if there is an addend.
             addend: What is added to it first, of that shape; None adds nothing.
-            norm: A norm of that width.
-            output: Gets the normed rows; of that shape.
+            norm: A norm of that width; given exactly if ``output`` is.
+            output: Gets the normed rows; of that shape, or None.
+            addend_norm: Norm of the addend; None is none.
+            scale: Factor on the addend, after its norm.
         """
         num_rows, width = residual.shape
-        _check(residual, output, *([] if addend is None else [addend]), shape=(num_rows, width))
+        others = [tensor for tensor in (addend, output) if tensor is not None]
+        _check(residual, *others, shape=(num_rows, width))
+        assert (norm is None) == (output is None), "a norm for an output"
         return cls(
             Matrix.of(residual),
             Matrix() if addend is None else Matrix.of(addend),
-            Matrix.of(output),
-            _weight(norm, residual, width),
+            Matrix() if output is None else Matrix.of(output),
+            NormRecord.of(norm, residual, width),
+            NormRecord.of(addend_norm, residual, width),
             num_rows,
             width,
             DTYPES[residual.dtype],
-            norm.epsilon,
+            scale,
             torch.get_num_threads(),
         )
 
@@ -131,99 +204,92 @@ class SplitHeads(ctypes.Structure):
     """``ost_heads``: split projected rows into heads, norm queries and keys, and apply RoPE."""
 
     _fields_ = (
-        *((name, Matrix) for name in ("projected", "queries", "keys", "values")),
-        *((name, Matrix) for name in ("cosines", "sines")),
-        *pointers("query_weight", "key_weight"),
+        *((name, Matrix) for name in ("projected", "queries", "keys", "values", "angles")),
+        *((name, NormRecord) for name in ("query_norm", "key_norm")),
         *int64s("num_rows"),
-        *int32s("num_heads", "num_kv_heads", "head_dim", "dtype"),
-        *floats("epsilon"),
-        *int32s("num_threads"),
+        *int32s("num_heads", "num_kv_heads", "head_dim", "rotary_dim"),
+        *int32s("query_stride", "kv_stride", "key_offset", "value_offset"),
+        *int32s("rope", "are_rounded", "is_norm_last", "weight_stride", "is_norm_of_all"),
+        *int32s("dtype", "num_threads"),
     )
 
     @classmethod
     def of(
-        cls, projected: Tensor, shape: HeadShape, angles: RopeAngles, heads: Heads
+        cls, projected: Tensor, shape: HeadShape, angles: Tensor | None, heads: Heads
     ) -> "SplitHeads":
         """Check and describe.
 
         Args:
             projected: Queries, keys and values of each row, shape (num_rows, num_projected).
             shape: How they are split.
-            angles: Angles of these rows.
+            angles: Cosines and then sines of each pair, shape (num_rows, rope.dim), float32; None
+                exactly if nothing is turned.
             heads: Gets them; ``num_rows`` rows each.
         """
-        num_rows, dim = projected.shape[0], shape.dim
+        num_rows, dim, rope = projected.shape[0], shape.dim, shape.rope
         _check(projected, shape=(num_rows, shape.num_projected))
         _check(heads.queries, shape=(num_rows, shape.num_heads * dim))
         _check(heads.keys, heads.values, shape=(num_rows, shape.num_kv_heads * dim))
-        _check(angles.cosines, angles.sines, shape=(num_rows, dim))
-        assert dim % 2 == 0 and projected.dtype == angles.cosines.dtype == heads.queries.dtype
-        assert heads.keys.dtype == heads.values.dtype == angles.sines.dtype == projected.dtype
-        assert (shape.query_norm is None) == (shape.key_norm is None), "both or none"
+        assert projected.dtype == heads.queries.dtype == heads.keys.dtype, "one dtype"
+        assert (rope.kind == RopeKind.NONE) == (angles is None) and rope.dim % 2 == 0, rope
+        if angles is not None:
+            _check(angles, shape=(num_rows, rope.dim))
+            assert angles.dtype == torch.float32 and rope.dim <= dim, "angles are floats"
+        query, key = shape.query_norm, shape.key_norm
+        assert (query is None) == (key is None), "both or none"
+        assert not shape.is_interleaved or shape.num_heads == shape.num_kv_heads, "one for each"
+        has_own = query is not None and query.weight is not None and query.weight.dim() == 2
+        of_heads = has_own or shape.is_norm_of_all
+        widths = [n * dim if of_heads else dim for n in (shape.num_heads, shape.num_kv_heads)]
         return cls(
             *map(Matrix.of, (projected, heads.queries, heads.keys, heads.values)),
-            *map(Matrix.of, (angles.cosines, angles.sines)),
-            _weight(shape.query_norm, projected, dim),
-            _weight(shape.key_norm, projected, dim),
+            Matrix() if angles is None else Matrix.of(angles),
+            NormRecord.of(query, projected, widths[0]),
+            NormRecord.of(key, projected, widths[1]),
             num_rows,
             shape.num_heads,
             shape.num_kv_heads,
             dim,
+            rope.dim,
+            *shape.places(),
+            rope.kind,
+            rope.are_rounded,
+            shape.is_norm_last,
+            dim if has_own else 0,
+            shape.is_norm_of_all,
             DTYPES[projected.dtype],
-            0.0 if shape.query_norm is None else shape.query_norm.epsilon,
             torch.get_num_threads(),
         )
 
 
 class Gated(ctypes.Structure):
-    """``ost_gated``: multiply ``silu(gate)`` with ``up`` (SwiGLU; Shazeer, arXiv 2002.05202)."""
+    """``ost_gated``: ``activation(gate) * up`` (Shazeer, arXiv 2002.05202), or without ups."""
 
     _fields_ = (
         *((name, Matrix) for name in ("gate_up", "output")),
         *int64s("num_rows"),
-        *int32s("width", "dtype", "num_threads"),
+        *int32s("width", "dtype", "activation", "has_up", "num_threads"),
     )
 
     @classmethod
-    def of(cls, gate_up: Tensor, output: Tensor) -> "Gated":
+    def of(
+        cls, gate_up: Tensor, output: Tensor, activation: Activation, has_up: bool = True
+    ) -> "Gated":
         """Check and describe.
 
         Args:
-            gate_up: Gates, and ups beside them, shape (num_rows, 2 * width).
+            gate_up: Gates, and ups beside them, shape (num_rows, 2 * width); (num_rows, width)
+                without ups.
             output: Gets the product, shape (num_rows, width).
+            activation: What gates open by.
+            has_up: Whether there are ups.
         """
         num_rows, width = output.shape
-        _check(gate_up, shape=(num_rows, 2 * width))
+        _check(gate_up, shape=(num_rows, (1 + has_up) * width))
         _check(output, shape=(num_rows, width))
         assert gate_up.dtype == output.dtype, "one dtype"
-        matrices = Matrix.of(gate_up), Matrix.of(output)
-        return cls(*matrices, num_rows, width, DTYPES[output.dtype], torch.get_num_threads())
-
-
-class NativeOps:
-    """Calls the operations one by one; arguments as in the ``of`` of their records.
-
-    Attributes:
-        library: The native library.
-    """
-
-    def __init__(self, library: ctypes.CDLL) -> None:
-        """Use the operations of the library."""
-        self.library = library
-
-    def add_norm(self, residual: Tensor, addend: Tensor | None, norm: Norm, output: Tensor) -> None:
-        """Add to the residual stream, and norm it."""
-        record = AddNorm.of(residual, addend, norm, output)
-        self.library.ost_ops_add_norm(ctypes.byref(record))
-
-    def heads(self, projected: Tensor, shape: HeadShape, angles: RopeAngles, heads: Heads) -> None:
-        """Split projected rows into heads, norm queries and keys, and apply RoPE."""
-        record = SplitHeads.of(projected, shape, angles, heads)
-        self.library.ost_ops_heads(ctypes.byref(record))
-
-    def gated(self, gate_up: Tensor, output: Tensor) -> None:
-        """Multiply ``silu(gate)`` with ``up``."""
-        self.library.ost_ops_gated(ctypes.byref(Gated.of(gate_up, output)))
+        numbers = num_rows, width, DTYPES[output.dtype], activation, has_up
+        return cls(Matrix.of(gate_up), Matrix.of(output), *numbers, torch.get_num_threads())
 
 
 def _check(*tensors: Tensor, shape: tuple[int, int]) -> None:
@@ -231,13 +297,3 @@ def _check(*tensors: Tensor, shape: tuple[int, int]) -> None:
     for tensor in tensors:
         assert tensor.shape == shape and tensor.dtype == tensors[0].dtype, (tensor.shape, shape)
         assert tensor.stride(1) == 1 and tensor.device.type == "cpu", "contiguous rows, on a CPU"
-
-
-def _weight(norm: Norm | None, like: Tensor, width: int) -> int | None:
-    """Return the address of a norm's weight."""
-    if norm is None:
-        return None
-    weight = norm.weight
-    assert weight.shape == (width,) and weight.dtype == like.dtype, (weight.shape, weight.dtype)
-    assert weight.is_contiguous() and weight.device.type == "cpu", "a contiguous vector on a CPU"
-    return weight.data_ptr()

@@ -6,21 +6,20 @@ weights that modules share in any other way are not packed.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, cast
+from collections.abc import Sequence
+from typing import Protocol, cast
 
 import torch
 import transformers
 from torch import nn
 
+from ostinato.runner.experts.mixture import expert_weights, pack_mixtures, unpack_mixtures
+from ostinato.runner.experts.stack import ExpertStack
 from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.forward.plain_layers import is_plain_linear
 from ostinato.runner.native.ctypes_api import DTYPES
 from ostinato.runner.native.library import library
 from ostinato.runner.native.packed import PackedWeight
-
-if TYPE_CHECKING:
-    pass
 
 
 def why_unpacked(dtype: torch.dtype, device: torch.device) -> str | None:
@@ -32,20 +31,40 @@ def why_unpacked(dtype: torch.dtype, device: torch.device) -> str | None:
     return "packed weights need the native library" if library() is None else None
 
 
-Pack = Callable[[Sequence[nn.Linear], bool], PackedWeight]
-"""Packs plain linear layers with the same input into one weight; True for the output layer."""
+class Pack(Protocol):
+    """Packs weights."""
+
+    def __call__(self, linears: Sequence[nn.Linear], is_head: bool) -> PackedWeight:
+        """Pack plain linear layers with the same input into one weight."""
+        ...
+
+    def pack_experts(self, stack: ExpertStack) -> PackedWeight:
+        """Pack the weights of all experts of a layer."""
+        ...
 
 
-def pack_plain(linears: Sequence[nn.Linear], is_head: bool) -> PackedWeight:
-    """Pack weights without quantizing them; see ``Pack``."""
-    return PackedWeight([linear.weight for linear in linears])
+class PlainPack:
+    """Packs weights without quantizing them; see ``Pack``."""
+
+    def __call__(self, linears: Sequence[nn.Linear], is_head: bool) -> PackedWeight:
+        """Pack plain linear layers with the same input into one weight."""
+        return PackedWeight([linear.weight for linear in linears])
+
+    def pack_experts(self, stack: ExpertStack) -> PackedWeight:
+        """Pack the weights of all experts of a layer."""
+        return stack.pack()
+
+
+pack_plain = PlainPack()
+"""Packs weights without quantizing them."""
 
 
 def pack_linears(model: nn.Module, pack: Pack = pack_plain) -> int:
-    """Pack every linear layer that is still plain; returns how many there were.
+    """Pack every linear layer and all experts that are still plain; returns how many there were.
 
     Effects: replaces the layers in the model, and frees their weights.
     """
+    num_packed = pack_mixtures(model, pack.pack_experts)
     shared = _shared_parameters(model)
     embeddings = _embeddings(model)
     head = (
@@ -57,7 +76,6 @@ def pack_linears(model: nn.Module, pack: Pack = pack_plain) -> int:
         for name, child in parent.named_children()
         if is_plain_linear(child)
     ]
-    num_packed = 0
     for parent, name, linear in found:
         tied = cast(nn.Parameter, linear.weight) if id(linear.weight) in embeddings else None
         if tied is None and id(linear.weight) in shared:
@@ -81,15 +99,21 @@ def stack(parent: nn.Module, names: Sequence[str], pack: Pack = pack_plain) -> P
 
 
 def share_in_linears(model: nn.Module) -> float:
-    """Return the share of plain linear layers in a model's weights, embeddings left out."""
+    """Return the share of linear layers and experts that can be packed in a model's weights.
+
+    Embeddings are left out.
+    """
     embeddings = _embeddings(model)
     sizes = {id(p): p.numel() for p in model.parameters() if id(p) not in embeddings}
-    inside = {id(m.weight) for m in model.modules() if is_plain_linear(m)} & sizes.keys()
+    inside = {id(m.weight) for m in model.modules() if is_plain_linear(m)}
+    inside |= {id(stack.weight) for _, stack in expert_weights(model)}
+    inside &= sizes.keys()
     return sum(sizes[each] for each in inside) / max(1, sum(sizes.values()))
 
 
 def unpack_linears(model: nn.Module) -> None:
-    """Make all packed layers plain again."""
+    """Make all packed layers and experts plain again."""
+    unpack_mixtures(model)
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, PackedLinear):

@@ -10,6 +10,7 @@ from typing import TypeGuard
 from torch import Tensor, nn
 
 from ostinato.runner.native.ctypes_api import DTYPES
+from ostinato.runner.states.mixers import is_ours
 
 _PARTS = {"weight", "bias"}
 
@@ -27,10 +28,16 @@ def is_plain_linear(module: object) -> TypeGuard[nn.Linear]:
     )
 
 
-def is_unaltered(module: nn.Module) -> bool:
-    """Return whether calling a module runs its class's ``forward``, without hooks."""
-    hooks = (module._forward_pre_hooks, module._forward_hooks)
-    return "forward" not in vars(module) and not any(hooks)
+def is_unaltered(module: nn.Module, may_be_bound: bool = False) -> bool:
+    """Return whether calling a module runs its class's ``forward``, without hooks.
+
+    Args:
+        module: The module.
+        may_be_bound: Whether hooks and a ``forward`` of ours count as none, see ``ModelCall``.
+    """
+    hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+    replaced = [forward] if (forward := vars(module).get("forward")) is not None else []
+    return all(may_be_bound and is_ours(each) for each in (*hooks, *replaced))
 
 
 def plain_linear(weight: Tensor, bias: nn.Parameter | None) -> nn.Linear:

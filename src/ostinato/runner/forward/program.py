@@ -1,4 +1,4 @@
-"""Runs the operations of all layers in one call.
+"""Runs the operations of all layers in one call, or in one between calls in Python.
 
 ``native/include/ostinato_program.h`` is the other side. A program is built once, on buffers that
 are reused: a list of operations, each with a record of where its numbers are. One call runs it; the
@@ -8,7 +8,10 @@ differs between steps (numbers of rows, addresses, how attention reads) is set b
 
 import ctypes
 import enum
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -150,44 +153,73 @@ class _Operations(ctypes.Structure):
     )
 
 
+@dataclass(frozen=True, slots=True)
+class PythonCall:
+    """An operation that is computed in Python, on all rows at once.
+
+    Attributes:
+        run: Computes so many rows.
+    """
+
+    run: Callable[[int], None]
+
+
+Step = Record | PythonCall
+
+
 class Program:
     """Operations in the order in which they are run."""
 
     def __init__(
-        self,
-        library: ctypes.CDLL,
-        records: list[Record],
-        on_wanted: list[Record],
-        arena: Arena,
+        self, library: ctypes.CDLL, operations: Sequence[tuple[Step, bool]], arena: Arena
     ) -> None:
         """List the operations.
 
         Args:
             library: Runs them.
-            records: Run on all rows of a step. Each has the addresses of the first chunk's rows,
-                and was checked when it was made; the caller keeps what they point to alive.
-            on_wanted: Run after those, on the rows whose logits are wanted.
+            operations: Each with whether it is on the rows whose logits are wanted, or on all rows
+                of a step. Records have the addresses of the first chunk's rows, and were checked
+                when they were made; the caller keeps what they point to alive. Between a call in
+                Python and other operations nothing is passed in the arena.
             arena: The buffers.
         """
-        self._library = library
-        self._records = [*records, *on_wanted]
-        operations = [
-            _Operation(ctypes.addressof(record), _KINDS[type(record)], index >= len(records))
-            for index, record in enumerate(self._records)
-        ]
-        self._operations = (_Operation * len(operations))(*operations)
-        self._arena = arena
-        self._program = _Operations(
-            ctypes.addressof(self._operations),
+        self._library, self._arena = library, arena
+        self._kept: list[object] = [operation for operation, _ in operations]
+        self._runs: list[tuple[_Operations, bool] | tuple[PythonCall, bool]] = []
+        is_call = lambda each: isinstance(each[0], PythonCall)  # noqa: E731
+        for in_python, group in groupby(operations, key=is_call):
+            if in_python:
+                self._runs += [(cast(PythonCall, call), wanted) for call, wanted in group]
+            else:
+                self._runs.append(
+                    (self._listed(cast(list[tuple[Record, bool]], list(group))), False)
+                )
+
+    def _listed(self, operations: list[tuple[Record, bool]]) -> _Operations:
+        listed = (_Operation * len(operations))(
+            *(
+                _Operation(ctypes.addressof(record), _KINDS[type(record)], on_wanted)
+                for record, on_wanted in operations
+            )
+        )
+        self._kept.append(listed)
+        return _Operations(
+            ctypes.addressof(listed),
             len(operations),
-            -(-arena.rows_per_chunk // _CHUNK_STEP) * _CHUNK_STEP,
-            arena.address,
-            arena.num_bytes,
+            -(-self._arena.rows_per_chunk // _CHUNK_STEP) * _CHUNK_STEP,
+            self._arena.address,
+            self._arena.num_bytes,
         )
 
     def run(self, num_rows: int, num_wanted: int, num_threads: int) -> None:
         """Run all operations on some rows, the later ones on those that are wanted."""
         assert 0 <= num_wanted <= num_rows, (num_wanted, num_rows)
         assert 0 < num_rows <= self._arena.most_rows, num_rows
-        program = ctypes.byref(self._program)
-        self._library.ost_run_program(program, num_rows, num_wanted, num_threads)
+        for part, on_wanted in self._runs:
+            if isinstance(part, PythonCall):
+                count = num_wanted if on_wanted else num_rows
+                if count:
+                    part.run(count)
+            else:
+                program = ctypes.byref(part)
+                self._library.ost_run_program(program, num_rows, num_wanted, num_threads)

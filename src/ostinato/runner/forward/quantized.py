@@ -5,12 +5,13 @@ Scales are stored separately, those of 32 outputs of a group beside each other.
 """
 
 import functools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
+from ostinato.runner.experts.stack import ExpertStack
 from ostinato.runner.forward.codes import CodeFormat, Codes, encode, joined, joined_format, widened
 from ostinato.runner.forward.gguf_codes import BlockRows
 from ostinato.runner.forward.packed_linear import PackedLinear
@@ -88,12 +89,31 @@ class QuantizedWeight(PackedWeight):
         if format.has_zeros or (format.bits == 4 and not format.has_minima):
             codes = [encode(weight, format) for weight in weights]
             return cls(joined(codes), weights[0].dtype, activation_bits)
-        weight = cls.__new__(cls)
         shape = sum(map(len, weights)), weights[0].shape[1]
+        return cls._of_numbers(weights, shape, weights[0].dtype, format, activation_bits)
+
+    @classmethod
+    def of_experts(
+        cls, stack: ExpertStack, format: CodeFormat, activation_bits: int = 0
+    ) -> "QuantizedWeight":
+        """Quantize the weights of all experts, one after the other."""
+        shape = stack.out_features, stack.in_features
+        return cls._of_numbers(stack.rows(), shape, stack.weight.dtype, format, activation_bits)
+
+    @classmethod
+    def _of_numbers(
+        cls,
+        parts: Iterable[Tensor],
+        shape: tuple[int, int],
+        dtype: torch.dtype,
+        format: CodeFormat,
+        activation_bits: int,
+    ) -> "QuantizedWeight":
+        weight = cls.__new__(cls)
         weight._allocate(format, shape, torch.bfloat16)
-        weight.dtype, weight.activation_bits = weights[0].dtype, activation_bits
+        weight.dtype, weight.activation_bits = dtype, activation_bits
         memory, first = weight._memory(), 0
-        for part in weights:
+        for part in parts:
             memory.put_numbers(first, part)
             first += len(part)
         return weight
@@ -138,9 +158,9 @@ class QuantizedWeight(PackedWeight):
         """Bytes of codes, scales, minima, zero points and the order of inputs."""
         return sum(part.nbytes for part in self.memory().values())
 
-    def record(self, rows: Tensor, bias: Tensor | None, outputs: Tensor) -> Product:
-        """Check and describe a product; see ``PackedWeight``."""
-        product = super().record(rows, bias, outputs)
+    def template(self, bias: Tensor | None) -> Product:
+        """Describe a product of no rows; see ``PackedWeight``."""
+        product = super().template(bias)
         product.weight_format = FORMATS[self.format.bits]
         product.scales = self._scales.data_ptr()
         product.minima = None if self._minima is None else self._minima.data_ptr()
@@ -242,18 +262,21 @@ class Quantization:
         stored: The checkpoint's own codes, by the id of the weight that they represent; None if
             weights are to be quantized.
         activation_bits: 8 if inputs are quantized to 8 bits before they are multiplied; else 0.
+        experts: The checkpoint's own codes of experts, by the id of the weight: the rows of the
+            first, then of the second.
     """
 
     name: str
     stored: Mapping[int, StoredRows] | None = None
     activation_bits: int = 0
+    experts: Mapping[int, Sequence[StoredRows]] = field(default_factory=dict)
 
     @classmethod
     def named(cls, name: QuantizationName) -> "Quantization":
         """Return the quantization of a setting."""
         return cls(name, activation_bits=8 if name.endswith("a8") else 0)
 
-    def pack(self, linears: Sequence[nn.Linear], is_head: bool) -> PackedWeight:
+    def __call__(self, linears: Sequence[nn.Linear], is_head: bool) -> PackedWeight:
         """Pack layers with the same input into one weight; see ``packing.Pack``."""
         weights = [linear.weight.detach() for linear in linears]
         bits = 0 if is_head else self.activation_bits
@@ -264,6 +287,14 @@ class Quantization:
         if len(rows) < len(linears):
             return PackedWeight(weights)
         return QuantizedWeight.of_rows(rows, weights[0].dtype, bits)
+
+    def pack_experts(self, stack: ExpertStack) -> PackedWeight:
+        """Pack the weights of all experts."""
+        if (rows := self.experts.get(id(stack.weight))) is not None:
+            return QuantizedWeight.of_rows(rows, stack.weight.dtype, self.activation_bits)
+        if self.stored is not None:
+            return stack.pack()
+        return QuantizedWeight.of_experts(stack, self._format, self.activation_bits)
 
     @property
     def _format(self) -> CodeFormat:

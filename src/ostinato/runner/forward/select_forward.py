@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from ostinato.errors import ConfigError, UnsupportedModel
-from ostinato.runner.forward.decoder import parse_decoder, unsupported_reason
+from ostinato.runner.experts.mixture import why_modules
 from ostinato.runner.forward.fused import FusedForward
-from ostinato.runner.forward.ops import DTYPES, NativeOps
+from ostinato.runner.forward.ops import DTYPES
 from ostinato.runner.forward.packing import (
     pack_linears,
     pack_plain,
@@ -28,6 +28,7 @@ from ostinato.runner.forward.packing import (
     why_unpacked,
 )
 from ostinato.runner.forward.quantized import Quantization, unstack
+from ostinato.runner.forward.structure import parse_decoder, unsupported_reason
 from ostinato.runner.model_call import ModelCall
 from ostinato.runner.native.packed import required_library
 from ostinato.runner.probe import Probed, StepCall, through_blocks
@@ -51,7 +52,7 @@ class ChosenForward:
 
     Attributes:
         name: ``fused``, ``packed`` or ``plain``.
-        reason: Why it is not ``fused``; empty if it is.
+        reason: Why it is not ``fused``, or which modules are called; empty if all is fused.
         fused: Computes steps in place of the model; None where the model does so itself.
     """
 
@@ -88,22 +89,24 @@ def choose_forward(
         return ChosenForward("plain", "forward='plain' is set")
     elif (unpacked := why_unpacked(model.dtype, model.device)) is not None:
         return ChosenForward("plain", unpacked)
-    pack = pack_plain if quantization is None else quantization.pack
-    reason = "forward='packed' is set" if wanted == "packed" else _why_unfused(model)
+    pack = pack_plain if quantization is None else quantization
+    reason = "forward='packed' is set" if wanted == "packed" else _why_unfused(model, probed)
     with torch.no_grad():
         if reason is None:
-            decoder = parse_decoder(model, probed.styles, pack)
-            fused = FusedForward(decoder, NativeOps(required_library()))
+            decoder = parse_decoder(model, probed.styles_by_layer, pack)
+            fused = FusedForward(decoder, required_library(), call)
             if quantization is not None:
                 probed = _probed_again(model, call, probed, quantization)
             if (different := _difference(model, probed, fused)) is None:
-                return ChosenForward("fused", fused=fused)
+                reasons = filter(None, (fused.called, why_modules(model)))
+                return ChosenForward("fused", "; ".join(reasons), fused)
             reason = f"fused, {different}"
             if quantization is None:
                 unpack_linears(model)
             else:
                 unstack(model)
         pack_linears(model, pack)
+    reason = "; ".join(filter(None, (reason, why_modules(model))))
     if quantization is not None or (different := _difference(model, probed, call)) is None:
         return ChosenForward("packed", reason)
     unpack_linears(model)
@@ -128,18 +131,20 @@ def _check_quantizable(model: "PreTrainedModel", quantization: Quantization) -> 
     if quantization.stored is None and share < _LEAST_SHARE:
         raise UnsupportedModel(
             f"{setting}: of the weights of {type(model).__name__} beside its embeddings, only "
-            f"{share:.0%} are in plain linear layers (at least {_LEAST_SHARE:.0%} is needed); "
-            "the others, such as experts, are not quantized: set quantization=None"
+            f"{share:.0%} are in linear layers and experts that are packed here (at least "
+            f"{_LEAST_SHARE:.0%} is needed): set quantization=None"
         )
 
 
-def _why_unfused(model: "PreTrainedModel") -> str | None:
+def _why_unfused(model: "PreTrainedModel", probed: Probed) -> str | None:
     """Return why a model cannot be fused; None if it may be tried."""
     if model.dtype not in DTYPES:
         return f"there are no fused operations in {str(model.dtype).removeprefix('torch.')}"
-    if (difference := unsupported_reason(model)) is not None:
-        return f"{type(model).__name__} is not built like Llama: {difference}"
-    return None
+    try:
+        reason = unsupported_reason(model, probed.styles_by_layer)
+    except Exception as error:  # code of any model
+        reason = f"it cannot be described ({type(error).__name__}: {error})"
+    return None if reason is None else f"{type(model).__name__} is not fused: {reason}"
 
 
 def _difference(model: "PreTrainedModel", probed: Probed, call: StepCall) -> str | None:

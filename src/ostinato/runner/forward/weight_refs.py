@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ostinato.runner.block_embedding import BlockEmbedding
+from ostinato.runner.experts.mixture import PackedExperts, PackedPart
+from ostinato.runner.experts.routers import PackedRouter
 from ostinato.runner.forward.packed_linear import PackedLinear
 
 
@@ -27,11 +29,11 @@ class WeightRef:
     shape: torch.Size
     dtype: torch.dtype
     home: Hashable
-    owner: PackedLinear | BlockEmbedding | Tensor
+    owner: PackedLinear | PackedPart | BlockEmbedding | Tensor
 
     def write(self, tensor: Tensor) -> None:
         """Replace the weight by one of the same shape and dtype."""
-        if isinstance(self.owner, (PackedLinear, BlockEmbedding)):
+        if isinstance(self.owner, (PackedLinear, PackedPart, BlockEmbedding)):
             self.owner.load(tensor)
         else:
             self.owner.copy_(tensor)
@@ -50,6 +52,8 @@ def weight_places(model: nn.Module) -> dict[str, WeightRef]:
 def weight_bytes(model: nn.Module) -> int:
     """Return the bytes of memory that a model's weights take, packed and plain."""
     packed = {id(m.packed): m.packed.nbytes for m in model.modules() if isinstance(m, PackedLinear)}
+    experts = [m for m in model.modules() if isinstance(m, PackedExperts)]
+    packed |= {id(p): p.packed.nbytes for m in experts for p in m.parts.values()}
     blocks = sum(m.nbytes for m in model.modules() if isinstance(m, BlockEmbedding))
     return blocks + sum(packed.values()) + sum(tensor.nbytes for tensor in model.parameters())
 
@@ -70,6 +74,8 @@ def replace_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     for module in model.modules():
         if isinstance(module, PackedLinear):
             module.sync_tied()
+        elif isinstance(module, (PackedExperts, PackedRouter)):
+            module.sync()
 
 
 def _own_places(module: nn.Module) -> Iterator[tuple[str, WeightRef]]:
@@ -81,6 +87,9 @@ def _own_places(module: nn.Module) -> Iterator[tuple[str, WeightRef]]:
         if isinstance(tied, Tensor):
             home = (tied.device, tied.data_ptr())
         yield "weight", WeightRef(shape, module.packed.dtype, home, module)
+    if isinstance(module, PackedExperts):
+        for name, part in module.parts.items():
+            yield name, WeightRef(part.shape, part.dtype, id(part), part)
     if isinstance(module, BlockEmbedding):
         shape = torch.Size((module.num_embeddings, module.embedding_dim))
         yield "weight", WeightRef(shape, module.dtype, id(module), module)

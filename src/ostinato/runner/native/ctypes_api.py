@@ -146,6 +146,8 @@ def declare(native: ctypes.CDLL) -> None:
         "ost_ops_product": (pointer,),
         "ost_pack": (pointer,),
         "ost_pack_codes": (pointer,),
+        "ost_route": (pointer,),
+        "ost_run_experts": (pointer,),
         "ost_sample": (pointer,),
         "ost_unpack": (pointer,),
     }.items():

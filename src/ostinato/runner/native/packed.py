@@ -201,16 +201,20 @@ class PackedWeight:
         if bias is not None:
             assert bias.shape == (self.num_rows,) and bias.dtype == self.dtype, bias.shape
             assert bias.is_contiguous() and bias.device.type == "cpu", "a contiguous vector"
+        product = self.template(bias)
+        product.inputs, product.outputs = Matrix.of(rows), Matrix.of(outputs)
+        product.num_rows = num_rows
+        return product
+
+    def template(self, bias: Tensor | None) -> Product:
+        """Describe a product of no rows; for several of one weight, see ``record``."""
         return Product(
-            Matrix.of(rows),
-            Matrix.of(outputs),
-            self._tiles.data_ptr(),
-            None if bias is None else bias.data_ptr(),
-            num_rows,
-            width,
-            self.num_rows,
-            DTYPES[self.dtype],
-            torch.get_num_threads(),
+            tiles=self._tiles.data_ptr(),
+            bias=None if bias is None else bias.data_ptr(),
+            num_inputs=padded_width(self.num_columns),
+            num_outputs=self.num_rows,
+            dtype=DTYPES[self.dtype],
+            num_threads=torch.get_num_threads(),
         )
 
     def plain(self, first: int = 0, last: int | None = None) -> Tensor:

@@ -7,7 +7,7 @@ names of the functions that carry a state refer to ours; outside of a step, ours
 import inspect
 from collections.abc import Callable
 from types import FunctionType, MethodType
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
@@ -17,6 +17,17 @@ from ostinato.runner.states.step import LayerStates
 
 CurrentStates = Callable[[], LayerStates | None]
 """Returns the states of the current step; None if the model computes without them."""
+
+
+def is_ours(function: object) -> bool:
+    """Return whether a hook or a ``forward`` passes steps to modules, and nothing else."""
+    return bool(getattr(getattr(function, "__func__", function), "_passes_steps", False))
+
+
+def passes_steps(function: Callable[..., Any]) -> Any:
+    """Mark a function as one of those of ``is_ours``."""
+    function._passes_steps = True  # type: ignore[attr-defined]
+    return function
 
 
 def bind_mixers(model: nn.Module, current: CurrentStates) -> None:
@@ -70,7 +81,7 @@ def _carried(
         output = states.carry(layer, recurrence, call)
         return (output, None) if recurrence.gives_state else output
 
-    return carried
+    return cast(Callable[..., Any], passes_steps(carried))
 
 
 def _with_globals(function: FunctionType, names: dict[str, Any]) -> FunctionType:
@@ -83,4 +94,4 @@ def _with_globals(function: FunctionType, names: dict[str, Any]) -> FunctionType
         function.__closure__,
     )
     copy.__kwdefaults__ = function.__kwdefaults__
-    return copy
+    return cast(FunctionType, passes_steps(copy))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from ostinato.runner.block_embedding import BlockEmbedding
+from ostinato.runner.experts.stack import ExpertStack
 from ostinato.runner.forward.packing import Pack
 from ostinato.runner.forward.quantized import QuantizedWeight
 from ostinato.runner.native.packed import PackedWeight
@@ -75,24 +76,21 @@ class Recorder:
         return self._writer is not None
 
     def recorded(self, pack: Pack, names: Mapping[int, str]) -> Pack:
-        """Return a function that packs likewise, and writes what it packs."""
+        """Return what packs likewise, and writes what it packs."""
+        return _RecordedPack(self, pack, names)
 
-        def recording(linears: Sequence[nn.Linear], is_head: bool) -> PackedWeight:
-            joined = NAMES_BETWEEN.join(names[id(linear)] for linear in linears)
-            weight = pack(linears, is_head)
-            if self._writer is not None:
-                self._packed.append(weight)
-                mapped = {
-                    part: self._add(f"{joined}/{part}", tensor)
-                    for part, tensor in weight.memory().items()
-                }
-                self._weights[joined] = _record_of(weight)
-                weight.use_memory(mapped)
-                if self._writer is None:
-                    self._restore()
-            return weight
-
-        return recording
+    def keep(self, name: str, weight: PackedWeight) -> None:
+        """Write a packed weight, and map it."""
+        if self._writer is None:
+            return
+        self._packed.append(weight)
+        mapped = {
+            part: self._add(f"{name}/{part}", tensor) for part, tensor in weight.memory().items()
+        }
+        self._weights[name] = _record_of(weight)
+        weight.use_memory(mapped)
+        if self._writer is None:
+            self._restore()
 
     def add_embedding(self, model: "PreTrainedModel") -> None:
         """Write the embedding, the largest weight that is not packed, and map it likewise."""
@@ -195,6 +193,27 @@ class Recorder:
             parameter.data = parameter.data.clone()
         self._packed.clear()
         self.num_bytes = 0
+
+
+class _RecordedPack:
+    """Packs as another, and writes what it packs; see ``Pack``."""
+
+    def __init__(self, recorder: Recorder, pack: Pack, names: Mapping[int, str]) -> None:
+        self._recorder, self._pack, self._names = recorder, pack, names
+
+    def __call__(self, linears: Sequence[nn.Linear], is_head: bool) -> PackedWeight:
+        """Pack linear layers."""
+        joined = NAMES_BETWEEN.join(self._names[id(linear)] for linear in linears)
+        weight = self._pack(linears, is_head)
+        self._recorder.keep(joined, weight)
+        return weight
+
+    def pack_experts(self, stack: ExpertStack) -> PackedWeight:
+        """Pack experts."""
+        name = self._names[id(stack.weight)]
+        weight = self._pack.pack_experts(stack)
+        self._recorder.keep(name, weight)
+        return weight
 
 
 def _record_of(weight: PackedWeight) -> Record:

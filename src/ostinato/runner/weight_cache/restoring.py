@@ -8,7 +8,9 @@ from torch import Tensor, nn
 
 from ostinato.core.errors import ConfigError
 from ostinato.runner.block_embedding import BlockEmbedding
+from ostinato.runner.experts.stack import ExpertStack
 from ostinato.runner.forward.codes import CodeFormat
+from ostinato.runner.forward.packing import Pack
 from ostinato.runner.forward.quantized import Quantization, QuantizedWeight, StoredRows
 from ostinato.runner.forward.select_forward import ChosenForward
 from ostinato.runner.load_memory import STEP_BYTES, gib
@@ -20,7 +22,7 @@ from ostinato.runner.streamed import (
     Assembled,
     LoadSettings,
     complete_model,
-    linear_names,
+    packed_names,
     read_generation_config,
 )
 from ostinato.runner.weight_cache.entry import Entry, Record
@@ -89,7 +91,7 @@ def restore_model(entry: Entry, settings: LoadSettings) -> Assembled:
         name, is_stored, activation_bits = index["quantization"]
         quantization = Quantization(name, {} if is_stored else None, activation_bits)
     known = Assembled(skeleton, call, probed, ChosenForward(*index["forward"]), quantization)
-    names = {id(linear): name for linear, name in linear_names(skeleton, source)}
+    names = packed_names(skeleton, source)
     forward = complete_model(skeleton, source, known, source.packing(names, settings.dtype))
     read_generation_config(skeleton, settings.path)
     return Assembled(skeleton, call, probed, forward, quantization)
@@ -144,6 +146,10 @@ class EntrySource:
         """Raise KeyError: what has codes is packed."""
         raise KeyError(name)
 
+    def experts(self, name: str) -> Sequence[StoredRows]:
+        """Raise KeyError: what has codes is packed."""
+        raise KeyError(name)
+
     def embedding(self, name: str, dtype: torch.dtype) -> nn.Module | None:
         """Return an embedding of a file's blocks, mapped; None if it is plain."""
         kind = self._entry.index["blocks"].get(name)
@@ -151,18 +157,12 @@ class EntrySource:
             return None
         return BlockEmbedding.of_kind(self._entry.tensor(name).numpy(), kind, dtype)
 
-    def packing(
-        self, names: Mapping[int, str], dtype: torch.dtype
-    ) -> Callable[[Sequence[nn.Linear], bool], PackedWeight]:
-        """Return a function that packs nothing, but returns what was packed."""
+    def packing(self, names: Mapping[int, str], dtype: torch.dtype) -> Pack:
+        """Return what packs nothing, but returns what was packed."""
+        return _RestoredPack(self, names, dtype)
 
-        def packed(linears: Sequence[nn.Linear], is_head: bool) -> PackedWeight:
-            joined = NAMES_BETWEEN.join(names[id(linear)] for linear in linears)
-            return self._packed(joined, dtype)
-
-        return packed
-
-    def _packed(self, joined: str, dtype: torch.dtype) -> PackedWeight:
+    def packed(self, joined: str, dtype: torch.dtype) -> PackedWeight:
+        """Return a packed weight, mapped."""
         record = self._entry.index["weights"][joined]
         num_rows, num_columns = record["shape"]
         memory = {part: self._entry.tensor(f"{joined}/{part}") for part in record["parts"]}
@@ -175,3 +175,19 @@ class EntrySource:
             record["activation_bits"],
             memory,
         )
+
+
+class _RestoredPack:
+    """Returns what was packed; see ``Pack``."""
+
+    def __init__(self, source: EntrySource, names: Mapping[int, str], dtype: torch.dtype) -> None:
+        self._source, self._names, self._dtype = source, names, dtype
+
+    def __call__(self, linears: Sequence[nn.Linear], is_head: bool) -> PackedWeight:
+        """Return the weight of linear layers."""
+        joined = NAMES_BETWEEN.join(self._names[id(linear)] for linear in linears)
+        return self._source.packed(joined, self._dtype)
+
+    def pack_experts(self, stack: ExpertStack) -> PackedWeight:
+        """Return the weight of experts."""
+        return self._source.packed(self._names[id(stack.weight)], self._dtype)

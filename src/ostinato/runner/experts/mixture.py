@@ -1,0 +1,263 @@
+"""The experts of a layer as own products, in place of those of ``transformers``."""
+
+import ctypes
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ostinato.runner.experts.families import CLAMPED, activation_of
+from ostinato.runner.experts.routers import PackedRouter, family_of
+from ostinato.runner.experts.stack import ExpertStack, stacks_of
+from ostinato.runner.native.ctypes_api import DTYPES, floats, int32s, pointers
+from ostinato.runner.native.packed import (
+    Matrix,
+    PackedWeight,
+    Product,
+    padded_width,
+    required_library,
+)
+
+NAMES = ("gate_up_proj", "down_proj")
+"""The weights of experts."""
+
+_LAYOUT = ("has_gate", "has_bias", "is_transposed", "is_concatenated", "has_post_expert_norm")
+
+
+class ExpertsRecord(ctypes.Structure):
+    """``ost_experts``."""
+
+    _fields_ = (
+        ("inputs", Matrix),
+        ("outputs", Matrix),
+        *pointers("experts", "weights"),
+        ("gate_up", Product),
+        ("down", Product),
+        *int32s("num_rows", "num_experts", "top_k", "activation"),
+        *floats("alpha", "limit"),
+        *int32s("num_threads"),
+    )
+
+
+class PackedPart:
+    """One packed weight of all experts.
+
+    Attributes:
+        stack: How it is laid out; its plain weight is freed.
+        packed: The weight.
+    """
+
+    def __init__(self, stack: ExpertStack, packed: PackedWeight) -> None:
+        """Free the plain weight."""
+        self.stack, self.packed = stack, packed
+        self.shape, self.dtype = stack.weight.shape, packed.dtype
+        stack.weight = nn.Parameter(
+            torch.empty(self.shape, dtype=packed.dtype, device="meta"), requires_grad=False
+        )
+
+    def plain(self) -> Tensor:
+        """Return a copy of the weight in the layout of the model."""
+        return self.stack.weight_of(self.packed.plain())
+
+    def load(self, weight: Tensor) -> None:
+        """Replace the weight by one of the same shape and dtype."""
+        kept = self.stack.weight
+        self.stack.weight = nn.Parameter(weight.detach(), requires_grad=False)
+        self.stack.put(self.packed)
+        self.stack.weight = kept
+
+    def product(self, bias: Tensor | None) -> Product:
+        """Describe the product of the first expert."""
+        product = self.packed.template(bias)
+        product.num_outputs = self.stack.expert_rows
+        if self.stack.num_parts == 1:
+            product.num_outputs = self.stack.part_rows
+        return product
+
+
+class PackedExperts(nn.Module):
+    """Takes the place of the experts of ``transformers``, as ``PackedLinear`` that of a layer.
+
+    Attributes:
+        origin: The module that it replaces, without its weights, in a tuple.
+        parts: The packed weights by name.
+    """
+
+    def __init__(self, experts: nn.Module, pack: Callable[[ExpertStack], PackedWeight]) -> None:
+        """Pack the weights, and free the plain ones."""
+        super().__init__()
+        activation = activation_of(experts)
+        assert activation is not None, "unknown experts stay as they are"
+        own = cast(Any, experts)
+        self.activation = activation
+        is_clamped = activation == CLAMPED
+        self.alpha: float = own.alpha if is_clamped else 1.0
+        self.limit: float = own.limit if is_clamped else 0.0
+        self.origin = (experts,)
+        self.parts: dict[str, PackedPart] = {}
+        for name, stack in zip(NAMES, stacks_of(experts), strict=True):
+            self.parts[name] = part = PackedPart(stack, pack(stack))
+            experts._parameters[name] = part.stack.weight
+            bias = own._parameters.get(f"{name}_bias") if own.has_bias else None
+            self.register_parameter(f"{name}_bias", bias)
+        self.sync()
+        self.eval()
+
+    def sync(self) -> None:
+        """Arrange the biases again, after they were replaced."""
+        self._biases = {name: self._arranged_bias(name) for name in NAMES}
+
+    def _arranged_bias(self, name: str) -> Tensor | None:
+        bias, part = self._parameters[f"{name}_bias"], self.parts[name]
+        if bias is None or part.stack.num_parts == 1 or bias.is_meta:
+            return bias
+        return torch.stack([part.stack.arranged(own) for own in bias.detach()]).contiguous()
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """Return the weighted sum of each row's experts; see ``compute``."""
+        rows = hidden_states.reshape(-1, hidden_states.shape[-1])
+        return self.compute(rows, top_k_index, top_k_weights).view(hidden_states.shape)
+
+    def compute(self, rows: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
+        """Return the weighted sum of each row's experts.
+
+        Args:
+            rows: Shape (num_rows, width), of the dtype of the weights.
+            experts: Ids, int64, shape (num_rows, top_k), of a row all different.
+            weights: Of that shape.
+
+        Returns:
+            Shape (num_rows, width), a new tensor.
+        """
+        gate_up, down = (self.parts[name] for name in NAMES)
+        num_rows, width = rows.shape
+        num_experts, top_k = gate_up.stack.num_experts, experts.shape[-1]
+        assert rows.dtype == gate_up.dtype and width == gate_up.stack.in_features, rows.shape
+        assert experts.shape == weights.shape == (num_rows, top_k), experts.shape
+        outputs = rows.new_empty(num_rows, down.stack.part_rows)
+        if not num_rows:
+            return outputs
+        assert experts.dtype == torch.int64 and top_k <= num_experts
+        experts, weights = experts.contiguous(), weights.float().contiguous()
+        low, high = torch.aminmax(experts)
+        assert int(low) >= 0 and int(high) < num_experts, "no such expert"
+        rows = functional.pad(rows, (0, padded_width(width) - width)).contiguous()
+        record = ExpertsRecord(
+            Matrix.of(rows),
+            Matrix.of(outputs),
+            experts.data_ptr(),
+            weights.data_ptr(),
+            gate_up.product(self._biases[NAMES[0]]),
+            down.product(self._biases[NAMES[1]]),
+            num_rows,
+            num_experts,
+            top_k,
+            self.activation,
+            self.alpha,
+            self.limit,
+            torch.get_num_threads(),
+        )
+        required_library().ost_run_experts(ctypes.byref(record))
+        return outputs
+
+    def unpacked(self) -> nn.Module:
+        """Return the module of ``transformers`` with its weights."""
+        (experts,) = self.origin
+        for name, part in self.parts.items():
+            experts._parameters[name] = nn.Parameter(part.plain(), requires_grad=False)
+        return experts
+
+    def extra_repr(self) -> str:
+        """Say how many there are."""
+        return f"num_experts={self.parts[NAMES[0]].stack.num_experts}, packed"
+
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        """Add the weights before the biases."""
+        for name, part in self.parts.items():
+            destination[prefix + name] = part.plain()
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Any], prefix: str, *arguments: Any
+    ) -> None:
+        """Load the weights, then the biases."""
+        own = {prefix + name: part for name, part in self.parts.items()}
+        missing = arguments[2]
+        for name, part in own.items():
+            if name in state_dict:
+                part.load(state_dict[name])
+            else:
+                missing.append(name)
+        others = {name: tensor for name, tensor in state_dict.items() if name not in own}
+        super()._load_from_state_dict(others, prefix, *arguments)
+        self.sync()
+
+
+def is_experts(module: nn.Module) -> bool:
+    """Return whether a module is the experts of a block of ``transformers``."""
+    weights = [module._parameters.get(name) for name in NAMES]
+    is_stacked = all(weight is not None and weight.ndim == 3 for weight in weights)
+    return is_stacked and all(hasattr(module, name) for name in _LAYOUT)
+
+
+def why_unpacked_experts(module: nn.Module) -> str | None:
+    """Return why experts stay modules; None if they are packed."""
+    own, name = cast(Any, module), type(module).__name__
+    if not own.has_gate or own.has_post_expert_norm:
+        return f"{name} has experts without gates, or with norms"
+    if activation_of(module) is None:
+        return f"{name} gates in a way of its own"
+    if own.gate_up_proj.dtype not in DTYPES:
+        return f"{str(own.gate_up_proj.dtype).removeprefix('torch.')} experts are not packed"
+    return None
+
+
+def packable_experts(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield the experts that are packed."""
+    for module in model.modules():
+        if is_experts(module) and why_unpacked_experts(module) is None:
+            yield module
+
+
+def expert_weights(model: nn.Module) -> Iterator[tuple[str, ExpertStack]]:
+    """Yield names and weights of the experts that are packed."""
+    for path, module in model.named_modules():
+        if is_experts(module) and why_unpacked_experts(module) is None:
+            for name, stack in zip(NAMES, stacks_of(module), strict=True):
+                yield f"{path}.{name}", stack
+
+
+def why_modules(model: nn.Module) -> str:
+    """Return why some experts or routers of a model stay modules; empty if none do."""
+    reasons = {why_unpacked_experts(module) for module in model.modules() if is_experts(module)}
+    return "; ".join(sorted(reason for reason in reasons if reason is not None))
+
+
+def pack_mixtures(model: nn.Module, pack: Callable[[ExpertStack], PackedWeight]) -> int:
+    """Replace known routers and experts; returns how many experts there were.
+
+    Effects: replaces modules of the model, and frees the experts' weights.
+    """
+    num_packed = 0
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if is_experts(child) and why_unpacked_experts(child) is None:
+                setattr(parent, name, PackedExperts(child, pack))
+                num_packed += 1
+            elif (family := family_of(child)) is not None:
+                setattr(parent, name, PackedRouter(child, family))
+    return num_packed
+
+
+def unpack_mixtures(model: nn.Module) -> None:
+    """Put the modules of ``transformers`` back."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, PackedExperts):
+                setattr(parent, name, child.unpacked())
+            elif isinstance(child, PackedRouter):
+                setattr(parent, name, child.origin[0])

@@ -1,0 +1,162 @@
+"""Chooses the experts of each row, as the routers of ``transformers`` do, each row by itself."""
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from ostinato.runner.experts.families import ROUTERS, RouterFamily
+from ostinato.runner.native.ctypes_api import DTYPES, floats, int32s, pointers
+from ostinato.runner.native.packed import Matrix, PackedWeight, required_library
+
+
+class RoutingRecord(ctypes.Structure):
+    """``ost_routing``."""
+
+    _fields_ = (
+        ("logits", Matrix),
+        *pointers("correction", "experts", "weights"),
+        *int32s("num_rows", "num_experts", "top_k", "dtype", "weight_dtype", "scores"),
+        *int32s("num_groups", "kept_groups", "group_best", "divides"),
+        *floats("epsilon", "floor", "scale"),
+        *int32s("num_threads"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """A router's settings.
+
+    Attributes:
+        family: How it chooses.
+        top_k: Experts of a row.
+        divides: Whether weights are divided by their sum.
+        num_groups: Groups of experts; 1 is none.
+        kept_groups: Groups that are chosen from.
+        floor: Least sum of weights.
+        scale: Factor of weights.
+    """
+
+    family: RouterFamily
+    top_k: int
+    divides: bool
+    num_groups: int = 1
+    kept_groups: int = 1
+    floor: float = 0.0
+    scale: float = 1.0
+
+    @classmethod
+    def of(cls, router: Any, family: RouterFamily) -> "Routing":
+        """Read the settings of a router of ``transformers``."""
+        divides = family.divides
+        has_groups = family.group_best and getattr(router, "topk_method", "") != "greedy"
+        return cls(
+            family,
+            router.top_k,
+            bool(getattr(router, divides)) if isinstance(divides, str) else divides,
+            router.num_group if has_groups else 1,
+            router.topk_group if has_groups else 1,
+            float(getattr(router, family.floor)) if family.floor else 0.0,
+            float(getattr(router, "routed_scaling_factor", 1.0)),
+        )
+
+    def choose(
+        self, logits: Tensor, correction: Tensor | None, weight_dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """Return the experts of each row, best first, and their weights in float32.
+
+        Args:
+            logits: Shape (num_rows, num_experts), contiguous rows.
+            correction: Shape (num_experts,), float32; None adds nothing.
+            weight_dtype: What weights are rounded to.
+
+        Returns:
+            Ids and weights, each of shape (num_rows, top_k).
+        """
+        num_rows, num_experts = logits.shape
+        assert 0 < self.top_k <= num_experts and num_experts % self.num_groups == 0, num_experts
+        assert logits.stride(1) == 1, "contiguous rows"
+        experts = torch.empty(num_rows, self.top_k, dtype=torch.int64)
+        weights = torch.empty(num_rows, self.top_k)
+        if correction is not None:
+            assert correction.shape == (num_experts,) and correction.is_contiguous()
+            assert correction.dtype == torch.float32, correction.dtype
+        record = RoutingRecord(
+            Matrix.of(logits),
+            None if correction is None else correction.data_ptr(),
+            experts.data_ptr(),
+            weights.data_ptr(),
+            num_rows,
+            num_experts,
+            self.top_k,
+            DTYPES[logits.dtype],
+            DTYPES[weight_dtype],
+            self.family.scores,
+            self.num_groups,
+            self.kept_groups,
+            self.family.group_best,
+            self.divides,
+            self.family.epsilon,
+            self.floor,
+            self.scale,
+            torch.get_num_threads(),
+        )
+        required_library().ost_route(ctypes.byref(record))
+        return experts, weights
+
+
+class PackedRouter(nn.Module):
+    """Takes the place of a router of ``transformers``.
+
+    Attributes:
+        origin: The router that it replaces, whose parameters and buffers it shares, in a tuple.
+    """
+
+    def __init__(self, router: nn.Module, family: RouterFamily) -> None:
+        """Pack the weight; the plain one stays."""
+        super().__init__()
+        self._parameters = router._parameters
+        self._buffers = router._buffers
+        self._modules = router._modules
+        self.origin = (router,)
+        self.routing = Routing.of(router, family)
+        weight = cast(Tensor, self.weight).detach()
+        self._packed = PackedWeight([weight.float() if family.is_float32 else weight])
+        self.eval()
+
+    def sync(self) -> None:
+        """Pack the weight again, after it was replaced."""
+        self._packed.replace(0, cast(Tensor, self.weight).detach())
+
+    def forward(
+        self, hidden_states: Tensor, correction: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return logits, weights in float32, and experts, as the router does."""
+        family = self.routing.family
+        rows = hidden_states.reshape(-1, hidden_states.shape[-1])
+        bias = self._parameters.get("bias")
+        logits = self._packed.multiply(rows.to(self._packed.dtype), bias)
+        if family.correction:
+            path, _, name = family.correction.rpartition(".")
+            correction = cast(Tensor, getattr(self.get_submodule(path), name))
+        if correction is not None:
+            correction = correction.detach().flatten().float()
+        weight_dtype = rows.dtype if family.rounds else torch.float32
+        experts, weights = self.routing.choose(logits, correction, weight_dtype)
+        return logits, weights, experts
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        super()._load_from_state_dict(*arguments)
+        self.sync()
+
+
+def family_of(module: nn.Module) -> RouterFamily | None:
+    """Return what is known of a router; None if it is none, or not known."""
+    kind = type(module)
+    if not kind.__module__.startswith("transformers.models."):
+        return None
+    family = ROUTERS.get(kind.__name__)
+    is_packed = family is not None and cast(Tensor, module.weight).dtype in DTYPES
+    return family if is_packed else None

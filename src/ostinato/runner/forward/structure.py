@@ -1,0 +1,342 @@
+"""Describes a model as operations.
+
+What a layer's modules are for follows from their names, which is data: ``_WIRINGS`` lists which
+norms are before and after which part. What a module computes is found out by ``stand_ins``. A part
+that the library has no operation for is called as it is. Modules do not reveal everything, so
+``select_forward`` compares results.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ostinato.runner.attention.backend import AttentionStyle
+from ostinato.runner.block_embedding import BlockEmbedding
+from ostinato.runner.forward.decoder import (
+    Attention,
+    Branch,
+    Call,
+    Decoder,
+    DecoderLayer,
+    FeedForward,
+    Part,
+    Projection,
+)
+from ostinato.runner.forward.embedding_and_rope import AngleKind, Angles
+from ostinato.runner.forward.ops import Norm, RopeKind
+from ostinato.runner.forward.packed_linear import PackedLinear
+from ostinato.runner.forward.packing import Pack, pack_linears, pack_plain
+from ostinato.runner.forward.plain_layers import is_plain_linear, is_unaltered
+from ostinato.runner.forward.stand_ins import (
+    Unknown,
+    activation_of,
+    heads_of,
+    layout_of,
+    norm_of,
+)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True, slots=True)
+class _Wiring:
+    """The names of a layer's norms by where they are; None where there is none."""
+
+    before_mixer: str | None
+    before_feed: str | None = None
+    after_mixer: str | None = None
+    after_feed: str | None = None
+
+    @property
+    def norms(self) -> frozenset[str]:
+        parts = (self.before_mixer, self.before_feed, self.after_mixer, self.after_feed)
+        return frozenset(part for part in parts if part)
+
+
+_INPUT_NORM = "input_layernorm"
+_ATTENTION_NORM, _FEED_NORM = "post_attention_layernorm", "post_feedforward_layernorm"
+_WIRINGS = {
+    wiring.norms: wiring
+    for wiring in (
+        _Wiring(_INPUT_NORM, _ATTENTION_NORM),
+        _Wiring(_INPUT_NORM, "pre_feedforward_layernorm", _ATTENTION_NORM, _FEED_NORM),
+        _Wiring(None, None, _ATTENTION_NORM, _FEED_NORM),
+        _Wiring(
+            "input_layernorm", _ATTENTION_NORM, "post_self_attn_layernorm", "post_mlp_layernorm"
+        ),
+        _Wiring(_INPUT_NORM, "pre_ff_layernorm"),
+        _Wiring("attention_layernorm", "feedforward_layernorm"),
+        _Wiring("operator_norm", "ffn_norm"),
+        _Wiring(_INPUT_NORM),  # one norm for both: they are parallel
+        _Wiring("norm"),  # a mixer or a feed-forward part alone
+    )
+}
+_MIXERS = ("self_attn", "attention", "linear_attn", "conv", "mamba", "mixer")
+_FEEDS = ("mlp", "feed_forward", "block_sparse_moe", "shared_mlp")
+_QKV = (("q_proj", "k_proj", "v_proj"), ("qkv_proj",), ("query_key_value",))
+_COMBINE = ("o_proj", "dense", "out_proj")
+_HEAD_NORMS = (
+    ("q_norm", "k_norm"),
+    ("q_layernorm", "k_layernorm"),
+    ("query_layernorm", "key_layernorm"),
+)
+_GATE_UP = (
+    ("gate_proj", "up_proj"),
+    ("gate_up_proj",),
+    ("w1", "w3"),
+    ("up_proj",),
+    ("fc1",),
+    ("c_fc",),
+    ("dense_h_to_4h",),
+)
+_DOWN = ("down_proj", "w2", "fc2", "c_proj", "dense_4h_to_h")
+_FINAL_NORMS = ("norm", "final_layernorm", "embedding_norm", "norm_f", "final_layer_norm")
+_ROTARIES = ("rotary_emb", "pos_emb")
+_NOTHING = (nn.Dropout, nn.Identity)
+
+
+def unsupported_reason(
+    model: "PreTrainedModel", styles: Mapping[int, AttentionStyle] | None = None
+) -> str | None:
+    """Return why a model cannot be described; None if it can. Changes nothing."""
+    try:
+        described = _Description(model, styles).decoder()
+    except Unknown as unknown:
+        return str(unknown)
+    if not any(True for _ in described.projections()):
+        reasons = {part.reason for part in described.parts() if isinstance(part, Call)}
+        return "; ".join(sorted(reasons))
+    return None
+
+
+def parse_decoder(
+    model: "PreTrainedModel",
+    styles: Mapping[int, AttentionStyle],
+    pack: Pack = pack_plain,
+) -> Decoder:
+    """Describe a model, and pack its weights as the fused forward reads them.
+
+    Args:
+        model: One for which ``unsupported_reason`` returns None.
+        styles: Parameters of attention by layer, as the layers passed them.
+        pack: Packs weights.
+
+    Effects: replaces its linear layers by packed ones; the model itself keeps working.
+    """
+    decoder = _Description(model, styles).decoder()
+    for projection in decoder.projections():
+        projection.pack(pack)
+    head, embedding = cast(nn.Linear, model.get_output_embeddings()), decoder.embedding
+    weight = cast(nn.Parameter, head.weight)
+    tied = weight if isinstance(embedding, nn.Embedding) and weight is embedding.weight else None
+    packed = pack([head], True)
+    model.lm_head = PackedLinear(head, packed, 0, tied)
+    decoder.head.weight = packed
+    pack_linears(model, pack)  # those of modules that are called
+    return decoder
+
+
+class _Description:
+    """A model's parts; see ``parse_decoder``."""
+
+    def __init__(
+        self, model: "PreTrainedModel", styles: Mapping[int, AttentionStyle] | None
+    ) -> None:
+        self._model, self._styles = model, styles
+        self._config = model.config.get_text_config()
+        self._names = {id(module): name for name, module in model.named_modules()}
+        self._inner = _inner(model)
+
+    def decoder(self) -> Decoder:
+        """Describe all of it."""
+        model, inner = self._model, self._inner
+        children = dict(inner.named_children())
+        layers, embedding = children.pop("layers", None), model.get_input_embeddings()
+        norm = next((children[name] for name in _FINAL_NORMS if name in children), None)
+        known = {id(embedding), id(norm), id(self._rotary)}
+        others = [m for m in children.values() if id(m) not in known]
+        if not isinstance(layers, nn.ModuleList) or norm is None:
+            raise Unknown(f"{type(inner).__name__} is no list of layers with a norm after it")
+        if (part := next((m for m in others if type(m) not in _NOTHING), None)) is not None:
+            raise Unknown(f"{type(inner).__name__} has a {type(part).__name__}")
+        if not isinstance(embedding, (nn.Embedding, BlockEmbedding)):
+            raise Unknown(f"its embedding is a {type(embedding).__name__}")
+        if not is_plain_linear(model.get_output_embeddings()):
+            raise Unknown("its head is not a plain linear layer")
+        self._check_unaltered()
+        return Decoder(
+            embedding=embedding,
+            embedding_scale=float(getattr(inner, "embedding_multiplier", 1.0)),
+            rotary=self._rotary,
+            layers=tuple(self._layer(i, layer) for i, layer in enumerate(layers)),
+            norm=norm_of(norm),
+            head=Projection(model, "", ("lm_head",)),
+            edit_logits=logit_edits(model),
+        )
+
+    def _layer(self, index: int, layer: nn.Module) -> DecoderLayer:
+        children = dict(layer.named_children())
+        mixers = tuple(name for name in _MIXERS if name in children)
+        feeds = tuple(name for name in _FEEDS if name in children)
+        norms = {n for n, child in children.items() if _is_norm(n, child)}
+        wiring = _WIRINGS.get(frozenset(norms))
+        others = children.keys() - {*mixers, *feeds, *norms}
+        name = type(layer).__name__
+        if any(type(children[other]) not in _NOTHING for other in others):
+            raise Unknown(f"{name} has other parts ({', '.join(sorted(others))})")
+        if layer._parameters or layer._buffers:
+            raise Unknown(f"{name} has weights of its own ({', '.join(layer._buffers)})")
+        if wiring is None or len(mixers) != 1:
+            raise Unknown(f"{name} has {_listed(mixers, 'mixers')} and {_listed(norms, 'norms')}")
+        scale = float(getattr(layer, "residual_multiplier", 1.0))
+        is_parallel = bool(feeds) and (
+            bool(getattr(layer, "use_parallel_residual", False)) or len(norms) == 1
+        )
+
+        def norm(name: str | None) -> Norm | None:
+            return None if name is None else norm_of(children[name])
+
+        mixer = self._mixer(index, layer, mixers[0])
+        before = norm(wiring.before_mixer)
+        branches = [Branch(before, mixer, norm(wiring.after_mixer), scale)]
+        if feeds:
+            own = before if len(norms) == 1 else norm(wiring.before_feed)
+            part = self._feed_forward(layer, feeds)
+            branches.append(Branch(own, part, norm(wiring.after_feed), scale))
+        return DecoderLayer(index, tuple(branches), is_parallel)
+
+    def _mixer(self, index: int, layer: nn.Module, name: str) -> Part:
+        """Describe what mixes rows, or what stands in its place in a layer of one part."""
+        module = layer.get_submodule(name)
+        layer_type = self._layer_type(index)
+        if self._attends(index, module):
+            try:
+                return self._attention(index, module, layer_type)
+            except Unknown as unknown:
+                return Call(layer, (name,), True, AngleKind(layer_type), str(unknown))
+        if getattr(module, "layer_idx", None) is None:
+            return self._feed_forward(layer, (name,))
+        angles = None if self._rotary is None else AngleKind(layer_type)
+        return Call(layer, (name,), True, angles, f"{type(module).__name__} carries a state")
+
+    def _attends(self, index: int, module: nn.Module) -> bool:
+        if self._styles is not None:
+            return index in self._styles
+        children = {name for name, _ in module.named_children()}
+        return any(children >= set(names) for names in _QKV)
+
+    def _attention(self, index: int, module: nn.Module, layer_type: str | None) -> Attention:
+        children = {name for name, _ in module.named_children()}
+        project = next((names for names in _QKV if children >= set(names)), None)
+        combine = next((name for name in _COMBINE if name in children), None)
+        norms = next((names for names in _HEAD_NORMS if children >= set(names)), None)
+        own = type(module).__name__
+        if project is None or combine is None:
+            raise Unknown(f"no operation for {own}")
+        self._check_linears(module, (*project, combine))
+        numbers = None if self._rotary is None else self._angles(layer_type)
+        shape, style = heads_of(module, project, combine, norms, numbers, self._model.dtype)
+        angles = None
+        if numbers is not None and shape.rope.kind != RopeKind.NONE:
+            angles = AngleKind(layer_type, layout_of(numbers[0]))
+        path = self._names[id(module)]
+        return Attention(
+            Projection(module, path, project),
+            shape,
+            angles,
+            style if self._styles is None else self._styles[index],
+            Projection(module, path, (combine,)),
+        )
+
+    def _feed_forward(self, layer: nn.Module, names: tuple[str, ...]) -> Part:
+        module, path = layer.get_submodule(names[0]), self._names[id(layer.get_submodule(names[0]))]
+        children = {name for name, _ in module.named_children()}
+        gate_up = next((each for each in _GATE_UP if children >= set(each)), None)
+        down = next((name for name in _DOWN if name in children), None)
+        try:
+            if gate_up is None or down is None or len(names) > 1 or len(children) > 4:
+                raise Unknown(f"no operation for {type(module).__name__}")
+            self._check_linears(module, (*gate_up, down))
+            activation, has_up = activation_of(module, gate_up, down, self._model.dtype)
+        except Unknown as unknown:
+            return Call(layer, names, False, None, str(unknown))
+        parts = Projection(module, path, gate_up), Projection(module, path, (down,))
+        return FeedForward(parts[0], activation, has_up, parts[1])
+
+    def _check_linears(self, module: nn.Module, names: tuple[str, ...]) -> None:
+        linears = [module.get_submodule(name) for name in names]
+        if not all(map(is_plain_linear, linears)):
+            raise Unknown("it has projections that are not plain linear layers")
+        if len({getattr(linear, "bias", None) is None for linear in linears[:-1]}) > 1:
+            raise Unknown("of projections that read one input, some have a bias and some have none")
+        if len({id(linear.weight) for linear in linears}) < len(linears):
+            raise Unknown("two of its projections are one")
+
+    def _check_unaltered(self) -> None:
+        for name, module in self._model.named_modules():
+            is_bound = isinstance(getattr(module, "layer_idx", None), int)
+            if not is_unaltered(module, is_bound):
+                raise Unknown(f"{name or type(module).__name__} has hooks or a forward of its own")
+
+    def _layer_type(self, index: int) -> str | None:
+        """Return what the model's RoPE is asked for in a layer, if it has several kinds."""
+        rotary = self._rotary
+        if rotary is None or "layer_type" not in inspect.signature(rotary.forward).parameters:
+            return None
+        return str(self._config.layer_types[index])
+
+    @cached_property
+    def _rotary(self) -> nn.Module | None:
+        children = dict(self._inner.named_children())
+        return next((children[name] for name in _ROTARIES if name in children), None)
+
+    def _angles(self, layer_type: str | None) -> tuple[Tensor, Tensor]:
+        """Return the model's cosines and sines of two positions."""
+        like = torch.empty(0, dtype=self._model.dtype)
+        angles = Angles(cast(nn.Module, self._rotary), like, AngleKind(layer_type))
+        cosines, sines = angles.own(np.arange(3))
+        if cosines.ndim != 3:
+            raise Unknown("its RoPE has several angles per token")
+        return cosines, sines
+
+
+def _inner(model: "PreTrainedModel") -> nn.Module:
+    """Return the decoder in a model; one for images has it beside their encoder."""
+    children = {name for name, _ in model.named_children()}
+    inner = getattr(model, model.base_model_prefix, None)
+    inner = getattr(inner, "language_model", inner)
+    if not isinstance(inner, nn.Module) or children != {model.base_model_prefix, "lm_head"}:
+        raise Unknown("more or less than a decoder and a head")
+    return inner
+
+
+def _is_norm(name: str, module: nn.Module) -> bool:
+    return "norm" in name and name not in (*_MIXERS, *_FEEDS) and type(module) not in _NOTHING
+
+
+def logit_edits(model: "PreTrainedModel") -> Callable[[Tensor], Tensor] | None:
+    """Return what a model does with its logits, as its code does it."""
+    config: Any = model.config.get_text_config()
+    factor = getattr(model, "logit_scale", None)
+    divisor = getattr(config, "logits_scaling", None)
+    cap = getattr(config, "final_logit_softcapping", None)
+    if all(number in (None, 1.0) for number in (factor, divisor)) and cap is None:
+        return None
+
+    def edited(logits: Tensor) -> Tensor:
+        logits = logits if factor in (None, 1.0) else logits.mul_(factor)
+        logits = logits if divisor in (None, 1.0) else logits.div_(divisor)
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+
+    return edited
+
+
+def _listed(names: Any, kind: str) -> str:
+    return ", ".join(sorted(names)) or f"no known {kind}"

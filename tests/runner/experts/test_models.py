@@ -1,0 +1,98 @@
+"""Models with experts: loaded in 16, 8 and 4 bits, and served with the same bits in any batch."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ostinato import LLM, SamplingParams
+from ostinato.runner.attention.native_backend import NativeAttention
+from ostinato.runner.experts.mixture import PackedExperts
+from ostinato.runner.forward.quantized import QuantizedWeight
+from ostinato.runner.forward.weight_refs import weight_bytes
+from ostinato.runner.model_loader import LoadedModel, load_model
+from ostinato.runner.native.packed import required_library
+from ostinato.runner.settings import QuantizationName
+from tests.runner.bench import Bench, logits_in_steps, random_prompt
+from tests.support.checkpoints import Checkpoints
+from tests.support.gguf_files import save_gguf
+from tests.support.instruction_sets import needs_library
+
+pytestmark = needs_library
+
+MIXTURES = ["qwen3_moe", "gpt_oss", "deepseek_v3", "qwen3_next", "granitemoehybrid", "mixtral"]
+
+
+def experts_of(loaded: LoadedModel) -> list[PackedExperts]:
+    return [module for module in loaded.model.modules() if isinstance(module, PackedExperts)]
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+def test_a_mixture_is_packed_and_takes_4_bits(checkpoints: Checkpoints, family: str):
+    """None is refused, and its experts are codes as its linear layers are."""
+    plain = load_model(checkpoints.path(family), "bfloat16")
+    small = load_model(checkpoints.path(family), "bfloat16", quantization="int4")
+
+    assert plain.forward.name in ("packed", "fused") and experts_of(plain)
+    assert len(experts_of(small)) == len(experts_of(plain))
+    assert weight_bytes(small.model) < weight_bytes(plain.model)
+    assert small.weight_format.startswith("int4")
+
+
+@pytest.mark.parametrize("name", ["w4a8", "w8a8", "int8"])
+def test_experts_are_read_from_the_checkpoint_one_layer_at_a_time(
+    checkpoints: Checkpoints, name: QuantizationName, monkeypatch: pytest.MonkeyPatch
+):
+    """As a whole and weight by weight, they become the same codes."""
+    path = checkpoints.path("qwen3_moe")
+    streamed = load_model(path, "bfloat16", quantization=name, weight_cache_bytes=0)
+    monkeypatch.setattr("ostinato.runner.model_loader.stream_model", lambda *_: None)
+    whole = load_model(path, "bfloat16", quantization=name, weight_cache_bytes=0)
+
+    own, other = streamed.model.state_dict(), whole.model.state_dict()
+    assert own.keys() == other.keys()
+    assert all(torch.equal(own[key], other[key]) for key in own)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("quantization", [None, "int4"])
+def test_a_sequence_has_the_same_logits_in_whatever_steps_it_is_computed(
+    checkpoints: Checkpoints, dtype: str, quantization: QuantizationName | None
+):
+    """To the bit, beside another sequence: what a mixture computes of a row is the row's own."""
+    loaded = load_model(checkpoints.path("qwen3_moe"), dtype, quantization=quantization)
+    prompt = random_prompt(1, 21)
+
+    def logits_in(lengths: list[int]) -> torch.Tensor:
+        bench = Bench(loaded, block_size=16, attention=NativeAttention(required_library()))
+        return logits_in_steps(bench, prompt, lengths)
+
+    alone = logits_in([21])
+
+    for lengths in ([1] * 21, [5, 16], [20, 1]):
+        assert torch.equal(logits_in(lengths), alone)
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
+def test_a_gguf_file_with_experts_is_computed_with_its_own_blocks(
+    checkpoints: Checkpoints, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Streamed, without loss: the experts' numbers are those that transformers reads."""
+    sizes = {"hidden_size": 64, "moe_intermediate_size": 32, "head_dim": 32, "num_experts": 8}
+    path = checkpoints.path("qwen3_moe", **sizes)
+    file = save_gguf(tmp_path / "tiny.gguf", path, kind, "qwen3moe")
+    loaded = load_model(file, "float32", weight_cache_bytes=0)
+    monkeypatch.setattr("ostinato.runner.model_loader.stream_model", lambda *_: None)
+    plain = load_model(file, "float32", forward="plain", weight_cache_bytes=0)
+
+    for experts in experts_of(loaded):
+        for part in experts.parts.values():
+            assert isinstance(part.packed, QuantizedWeight)
+            assert part.packed.format.bits == (8 if kind == "Q8_0" else 4)
+    assert experts_of(loaded)
+    own, other = loaded.model.state_dict(), plain.model.state_dict()
+    names = [name for name in other if ".experts." in name]
+    assert len(names) == 4
+    assert all(torch.equal(own[name], other[name]) for name in names)
+    [output] = LLM(str(file)).generate(["The same prefix"], SamplingParams(max_tokens=4))
+    assert len(output.outputs[0].token_ids) == 4

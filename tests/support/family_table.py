@@ -1,0 +1,157 @@
+"""The table of model types in ``docs/models.md``, from tiny checkpoints with their configs.
+
+::
+
+    python -m tests.support.family_table
+
+writes it between ``<!-- families -->`` and ``<!-- end families -->``; a nightly test compares.
+"""
+
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ostinato import LLM, LoRARequest, SamplingParams
+from ostinato.errors import OstinatoError
+from ostinato.runner.images.vision_families import FAMILIES as SEEING
+from ostinato.runner.model_loader import LoadedModel, load_model
+from tests.support.adapters import save_adapter
+from tests.support.checkpoints import make_config, save_checkpoint
+
+PAGE = Path(__file__).parents[2] / "docs/models.md"
+HEADER = "| Model type | Forward | 4 bits | LoRA | Images | Disk tier | Audit | Same bits |"
+
+_WINDOWS: dict[str, Any] = {
+    "sliding_window": 8,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
+_EXPERTS: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2}
+CHANGES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {},
+    "ministral3": {"head_dim": 12},
+    "qwen2": {},
+    "qwen3": {},
+    "smollm3": {"num_hidden_layers": 4},
+    "granite": {"residual_multiplier": 0.3, "logits_scaling": 4.0, "embedding_multiplier": 3.0},
+    "seed_oss": {"head_dim": 12},
+    "gemma2": {},
+    "gemma3_text": {},
+    "gemma4_text": {
+        "head_dim": 16,
+        "global_head_dim": 16,
+        "num_kv_shared_layers": 0,
+        "hidden_size_per_layer_input": 0,
+    },
+    "phi3": {},
+    "olmo2": {},
+    "olmo3": _WINDOWS,
+    "cohere": {},
+    "cohere2": _WINDOWS,
+    "glm": {},
+    "glm4": {"head_dim": 16, "partial_rotary_factor": 0.5},
+    "stablelm": {},
+    "nemotron": {},
+    "exaone4": _WINDOWS,
+    "hunyuan_v1_dense": {"head_dim": 12},
+    "starcoder2": {},
+    "ernie4_5": {},
+    "gpt_neox": {},
+    "gpt2": {},
+    "qwen3_moe": {},
+    "mixtral": _EXPERTS,
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
+    "gpt_oss": {},
+    "minimax_m2": {"head_dim": 12, **_EXPERTS},
+    "granitemoe": _EXPERTS,
+    "glm4_moe": {
+        "head_dim": 12,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "partial_rotary_factor": 0.5,
+    },
+    "deepseek_v3": {},
+    "qwen3_next": {},
+    "qwen3_5_text": {},
+    "granitemoehybrid": {},
+    "nemotron_h": {},
+    "falcon_h1": {},
+    "lfm2": {},
+    "bamba": {},
+}
+"""Model types that people run, and what their config says besides that of ``model_families``."""
+
+
+def row_of(family: str) -> str:
+    """Return the row of a model type."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "tiny"
+        save_checkpoint(path, make_config(family, **CHANGES[family]))
+        loaded = load_model(path, "bfloat16")
+        cells = (
+            f"`{family}`",
+            _forward(loaded),
+            _can(lambda: load_model(path, "bfloat16", quantization="int4")),
+            _can(lambda: _adapted(family, path, Path(folder) / "adapter")),
+            "yes" if family.removesuffix("_text") in SEEING else "–",
+            _can(lambda: _engine(path, kv_disk=f"{folder}/tier", kv_disk_bytes=1 << 26)),
+            _can(lambda: _engine(path, audit_share=1.0)),
+            "yes" if loaded.fused is not None and loaded.fused.promises_bits else "not promised",
+        )
+    return f"| {' | '.join(cells)} |"
+
+
+def table(families: Iterator[str] | None = None) -> str:
+    """Return the table, of all families by default."""
+    rule = "|" + "---|" * HEADER.count(" | ") + "---|"
+    return "\n".join((HEADER, rule, *map(row_of, families or CHANGES)))
+
+
+def row_on_page(family: str) -> str | None:
+    """Return the row of a model type as the page has it."""
+    row = re.search(rf"^\| `{family}` \|.*$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    return None if row is None else row[0]
+
+
+def _forward(loaded: LoadedModel) -> str:
+    if loaded.fused is None:
+        reason = loaded.forward.reason.split("; ")[0].partition("is not fused: ")[2]
+        return f"{loaded.forward.name}: {reason or loaded.forward.reason}"
+    names = re.findall(r"(\S+) is called", loaded.fused.called)
+    calls = ", ".join(dict.fromkeys(f"`{name}`" for name in names))
+    return f"fused, but for {calls}" if calls else "fused"
+
+
+def _can(attempt: Callable[[], object]) -> str:
+    try:
+        attempt()
+    except OstinatoError:
+        return "no"
+    return "yes"
+
+
+def _engine(path: Path, **settings: Any) -> None:
+    LLM(str(path), dtype="bfloat16", num_blocks=32, block_size=16, **settings).close()
+
+
+def _adapted(family: str, path: Path, folder: Path) -> None:
+    targets = {"gpt_neox": ["query_key_value", "dense"], "gpt2": ["c_attn", "c_fc"]}
+    changes = {"target_modules": targets[family]} if family in targets else {}
+    save_adapter(path, folder, 1, **changes)
+    llm = LLM(str(path), dtype="bfloat16", num_blocks=32, block_size=16, enable_lora=True)
+    try:
+        params = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
+        request = LoRARequest("adapter", 1, str(folder))
+        llm.generate([[5, 6, 7]], params, use_tqdm=False, lora_request=request)
+    finally:
+        llm.close()
+
+
+if __name__ == "__main__":
+    text = PAGE.read_text(encoding="utf-8")
+    between = re.compile(r"(<!-- families -->\n).*?(<!-- end families -->\n)", re.DOTALL)
+    found = table()
+    PAGE.write_text(between.sub(lambda m: f"{m[1]}\n{found}\n\n{m[2]}", text), encoding="utf-8")
