@@ -144,6 +144,7 @@ class SampledToken:
     """If requested, its own log-probability first, then those of the alternatives from the most
     likely one on."""
     error: str = ""  # why nothing could be sampled, which ends this sequence alone; else empty
+    readout: "array[float] | None" = None  # what the parameters' ``readout`` names; else None
 
 
 @dataclass(frozen=True, slots=True)

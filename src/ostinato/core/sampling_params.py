@@ -35,6 +35,9 @@ class SamplingParams:
             whole vocabulary. At most the engine's ``max_logprobs``.
         prompt_logprobs: The same for each prompt token; such a request does not read the
             cache, since every position needs its logits.
+        readout: Rows of the head whose logits are read after the prompt, in place of a text; an
+            empty tuple reads the hidden state, which is the head's input. None reads nothing.
+            Needs ``n=1`` and ``max_tokens=1``.
     """
 
     n: int = 1
@@ -55,6 +58,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    readout: tuple[int, ...] | None = None
 
     @property
     def greedy(self) -> bool:

@@ -29,6 +29,7 @@ from ostinato.runner.forward.decoder import Decoder, DecoderLayer, Projection
 from ostinato.runner.forward.embedding_and_rope import Angles, Lookup, look_up_embeddings
 from ostinato.runner.forward.ops import Heads, NativeOps, RopeAngles
 from ostinato.runner.forward.steps import Steps
+from ostinato.runner.heads import HiddenRows
 from ostinato.runner.inputs import Ints
 from ostinato.runner.malloc_tuning import LARGEST_KEPT_BYTES
 
@@ -80,6 +81,8 @@ class FusedForward:
         rows: Ints | None = None,
         adapters: StepAdapters | None = None,
         vectors: Tensor | None = None,
+        *,
+        hidden: HiddenRows | None = None,
     ) -> Tensor:
         """Return logits, shape (num_rows, vocab_size); arguments as in ``ModelCall``."""
         assert position_ids is not None and step is not None, "a step of ours"
@@ -89,7 +92,7 @@ class FusedForward:
         else:
             given = Lookup.whole(vectors)
         looked_up = self._angles.of(position_ids)
-        found = self._steps.run(given, looked_up, step, rows, adapters)
+        found = self._steps.run(given, looked_up, step, rows, adapters, hidden)
         if found is not None:
             return found
         stream = given.rows()  # (num_tokens, width): the residual stream, added to in place
@@ -105,6 +108,8 @@ class FusedForward:
                 adapters = None if adapters is None else adapters.of_rows(rows)
             for first, last in self._chunks(len(stream)):
                 self._feed_forward(index, attended[first:last], stream, normed, first, adapters)
+        if hidden is not None:
+            hidden.rows = normed[: len(stream)].clone()
         return self._logits(normed, len(stream))
 
     def _attend(

@@ -41,6 +41,7 @@ from ostinato.runner.forward.program import (
     Take,
     Write,
 )
+from ostinato.runner.heads import HiddenRows
 from ostinato.runner.inputs import Ints
 from ostinato.runner.native.checks import address_of, fill_rows, within
 from ostinato.runner.native.ctypes_api import Attention, Rows
@@ -71,6 +72,7 @@ class Steps:
         step: LayerAttention,
         wanted: Ints | None,
         adapters: StepAdapters | None = None,
+        hidden: HiddenRows | None = None,
     ) -> Tensor | None:
         """Compute a step, if a program can.
 
@@ -80,6 +82,7 @@ class Steps:
             step: The attention of the layers.
             wanted: Rows whose logits are wanted, shape (num_wanted,); None wants all.
             adapters: Rows that adapters compute; None is none.
+            hidden: Takes the input of the head; None keeps none.
 
         Returns:
             New logits, shape (num_wanted, vocab_size); None if nothing was computed.
@@ -100,7 +103,10 @@ class Steps:
             program = _StepProgram(self._decoder, self._library, steps, most_rows, lora)
             self._programs[adapters is not None] = program
         everything = np.arange(len(vectors)) if wanted is None else wanted
-        return program.run(vectors, angles, steps, everything, adapters)
+        logits = program.run(vectors, angles, steps, everything, adapters)
+        if hidden is not None:
+            hidden.rows = program.hidden[: len(everything)].clone()
+        return logits
 
 
 class _StepProgram:
@@ -204,6 +210,7 @@ class _StepProgram:
             take = self._take(f"wanted {name}", wanted[name])
             take.from_table(rows)
             yield take
+        self.hidden = self._arena.rows("wanted normed", width)
         normed = self._arena.first_chunk("wanted normed", width)
         yield from self._feed_forward(last, wanted["attended"], wanted["stream"], normed)
         logits = normed.new_empty(len(normed), decoder.head.weight.num_rows)
