@@ -132,10 +132,8 @@ def test_numbers_are_the_same_bits_with_a_hit(num_labels: int, headed: MakeHeade
 
     def numbers(llm: LLM, prompt: list[int]) -> list[float]:
         if num_labels:
-            [output] = llm.classify([prompt], use_tqdm=False)
-            return output.outputs.probs
-        [output] = llm.embed([prompt], use_tqdm=False)
-        return output.outputs.embedding
+            return llm.classify([prompt], use_tqdm=False)[0].outputs.probs
+        return llm.embed([prompt], use_tqdm=False)[0].outputs.embedding
 
     for prompt in PROMPTS:
         numbers(llm, prompt[:-1])  # computed, so that the whole prompts hit

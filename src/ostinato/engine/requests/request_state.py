@@ -35,6 +35,7 @@ class CompletionState:
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
         self.num_streamed = 0  # tokens sent to its stream
+        self.readout: array[float] | None = None
         self._params = made.params
         self._eos_token_ids = request.eos_token_ids
         self._tokens = tokens
@@ -64,6 +65,9 @@ class CompletionState:
             reason: Why the sequence ended with it, if it did. An id that stopped it is no part
                 of the text, unless stop strings are to be included.
         """
+        if token.readout is not None:  # what was sampled besides is no answer
+            self.readout = token.readout
+            return
         self.token_ids.append(token.token_id)
         if token.logprobs:
             self.logprobs.append(named_logprobs(token.logprobs, self._tokens))
@@ -246,6 +250,7 @@ class RequestState:
             stop_reason=completion.stop_reason,
             logprobs=completion.logprobs[:] if wanted else None,
             cumulative_logprob=completion.cumulative_logprob if wanted else None,
+            readout=completion.readout,
         )
 
     def _prompt_logprobs_so_far(self) -> list[dict[int, Logprob] | None] | None:

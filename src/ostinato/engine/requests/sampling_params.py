@@ -157,6 +157,11 @@ class SamplingParams(core.SamplingParams):
             raise InvalidSamplingParams("allowed_token_ids is empty: name one, or give None")
         if () in self.bad_words_ids:
             raise InvalidSamplingParams("bad_words_ids has an empty row: a word has tokens")
+        if self.readout is not None and (self.n, self.max_tokens) != (1, 1):
+            raise InvalidSamplingParams(
+                f"readout with n={self.n} and max_tokens={self.max_tokens}: it is read once, after "
+                "the prompt; set both to 1"
+            )
         if not isinstance(self.output_kind, RequestOutputKind):
             raise InvalidSamplingParams(
                 f"output_kind={self.output_kind!r:.80}: must be a RequestOutputKind"
@@ -170,6 +175,8 @@ class SamplingParams(core.SamplingParams):
         object.__setattr__(self, "bad_words", _strings("bad_words", self.bad_words))
         rows = tuple(_ids("bad_words_ids", row) for row in self.bad_words_ids or ())
         object.__setattr__(self, "bad_words_ids", rows)
+        if self.readout is not None:
+            object.__setattr__(self, "readout", tuple(_ids("readout", self.readout)))
         if self.allowed_token_ids is not None:
             allowed = _ids("allowed_token_ids", self.allowed_token_ids)
             object.__setattr__(self, "allowed_token_ids", allowed)

@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ostinato.core.sampling_params import Readout
 from ostinato.engine.requests.outputs import RequestOutput
 from ostinato.engine.requests.prompts import Prompt
 from ostinato.engine.requests.request_validation import refuse_long_text, tokenize
@@ -27,6 +26,7 @@ from ostinato.engine.scoring.templates import INSTRUCTION, PairTemplate
 from ostinato.engine.settings.config import EngineConfig
 from ostinato.errors import ConfigError, InvalidSamplingParams, PromptTooLong, RequestError
 from ostinato.runner.model_loader import LoadedModel
+from ostinato.runner.sampling.readouts import HIDDEN_STATE
 
 ScoreKind = Literal["classes", "embeddings", "yes_no"]
 
@@ -104,7 +104,7 @@ class Scorer:
         if size is not None and (size > width or (sizes and size not in (*sizes, width))):
             limit = f"one of {', '.join(map(str, sizes))}" if sizes else f"at most {width}"
             raise InvalidSamplingParams(f"dimensions={size}: must be {limit} for this model")
-        return _reading(Readout())
+        return _reading(HIDDEN_STATE)
 
     @property
     def width(self) -> int:
@@ -174,7 +174,7 @@ class Scorer:
                 f"model {self._loaded.name!r} has no classes: load a checkpoint that ends in "
                 "ForSequenceClassification, or compare texts with choose()"
             )
-        return _reading(Readout(tuple(range(num_classes))))
+        return _reading(tuple(range(num_classes)))
 
     def classes(self, output: RequestOutput, params: PoolingParams) -> ClassificationOutput:
         """Return the classes of a finished request."""
@@ -251,10 +251,10 @@ class Scorer:
                 f"model {self._loaded.name!r} has {len(labels)} classes, and a score is that of "
                 "one: call classify()"
             )
-        return _reading(Readout((0,)))
+        return _reading((0,))
 
     def _yes_no(self) -> SamplingParams:
-        return _reading(Readout(self._answer_ids))
+        return _reading(self._answer_ids)
 
     @cached_property
     def _answer_ids(self) -> tuple[int, int]:
@@ -318,7 +318,7 @@ class Scorer:
         return ids
 
 
-def _reading(readout: Readout) -> SamplingParams:
+def _reading(readout: tuple[int, ...]) -> SamplingParams:
     return SamplingParams(temperature=0.0, max_tokens=1, detokenize=False, readout=readout)
 
 
