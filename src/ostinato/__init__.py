@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ostinato.engine.requests.outputs import CompletionOutput, RequestOutput
     from ostinato.engine.requests.prompts import PromptType, TextPrompt, TokensPrompt
     from ostinato.engine.requests.sampling_params import RequestOutputKind, SamplingParams
+    from ostinato.engine.scoring.choices import ChoiceOutput
     from ostinato.engine.scoring.outputs import (
         ClassificationRequestOutput,
         EmbeddingRequestOutput,
@@ -60,6 +61,7 @@ _HOMES = {
     "SamplingParams": "ostinato.engine.requests.sampling_params",
     "StructuredOutputs": "ostinato.engine.grammar.structured_outputs",
     "StructuredOutputsParams": "ostinato.engine.grammar.structured_outputs",
+    "ChoiceOutput": "ostinato.engine.scoring.choices",
     "ClassificationRequestOutput": "ostinato.engine.scoring.outputs",
     "EmbeddingRequestOutput": "ostinato.engine.scoring.outputs",
     "PoolingParams": "ostinato.engine.scoring.pooling_params",
@@ -86,6 +88,7 @@ __all__ = [
     "PINNED",
     "AsyncEngineArgs",
     "AsyncLLM",
+    "ChoiceOutput",
     "ClassificationRequestOutput",
     "CompletionOutput",
     "EmbeddingRequestOutput",

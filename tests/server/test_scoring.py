@@ -71,6 +71,21 @@ def test_a_second_request_hits_all_but_a_token(http: httpx.Client):
     assert explained["num_hit_tokens"] == cached if "num_hit_tokens" in explained else explained
 
 
+def test_salts_and_switched_off_reads_share_nothing(http: httpx.Client):
+    """A chat's prompt is a hit of its own tenant's embeddings alone."""
+    text = "Some have greatness thrust upon them."
+    chat = {"model": MODEL, "prompt": text, "max_tokens": 1, "cache_salt": "own"}
+    assert http.post("/v1/completions", json=chat).status_code == 200
+
+    def cached(**fields: object) -> int:
+        answer = http.post("/v1/embeddings", json={"model": MODEL, "input": text, **fields}).json()
+        return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    assert cached(cache_salt="other") == 0
+    assert cached(cache_salt="own", cache={"read": False}) == 0
+    assert cached(cache_salt="own") == len(text) - 1
+
+
 def test_dimensions_cut_and_normalise_again(client: openai.OpenAI, http: httpx.Client):
     whole = client.embeddings.create(model=MODEL, input="To be", encoding_format="float")
     few = client.embeddings.create(
@@ -125,6 +140,38 @@ def test_half_a_character_is_refused(http: httpx.Client):
 
     assert answer.status_code == 400
     assert "half of a character" in answer.json()["error"]["message"] or "half a" in answer.text
+
+
+def test_choices_over_http_are_those_of_the_engine(http: httpx.Client, client: openai.OpenAI):
+    """The log-probability of each is what an echo of the whole text says."""
+    prompt, choices = "To be, or not to ", ["be", "go there", "x"]
+    body = {"model": MODEL, "prompt": prompt, "choices": choices}
+    first, second = (http.post("/v1/choose", json=body).json() for _ in range(2))
+
+    assert first["data"] == second["data"]
+    for entry, text in zip(first["data"], choices, strict=True):
+        echo = client.completions.create(
+            model=MODEL, prompt=prompt + text, echo=True, logprobs=1, max_tokens=0
+        )
+        scored = echo.choices[0].logprobs.token_logprobs[len(prompt) :]
+        assert entry["logprob"] == pytest.approx(sum(scored), abs=1e-4)
+    best = max(first["data"], key=lambda entry: entry["logprob"])
+    assert first["best"] == best["index"]
+    cached = second["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert cached == 3 * (len(prompt) - 1)
+
+
+def test_prompt_logprobs_from_a_start_hit_over_http(client: openai.OpenAI):
+    body = {"model": MODEL, "prompt": "Friends, Romans, countrymen", "max_tokens": 1}
+    extra = {"prompt_logprobs": 0, "prompt_logprob_start": 20}
+    for attempt in range(2):
+        answer = client.completions.create(**body, extra_body=extra)
+        given = answer.choices[0].prompt_logprobs
+        assert given[:20] == [None] * 20 and all(given[20:])
+        if attempt:
+            assert answer.usage.prompt_tokens_details.cached_tokens == 19
+    with pytest.raises(openai.BadRequestError, match="echo"):
+        client.completions.create(**body, echo=True, extra_body=extra)
 
 
 def test_a_chat_model_refuses_classes(http: httpx.Client):

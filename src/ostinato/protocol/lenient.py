@@ -25,7 +25,7 @@ from ostinato.protocol.tools import MOST_TOOLS
 from ostinato.protocol.volatile import CHECKSUM_RULES, Stabiliser
 
 SCORING_PATHS = (
-    *("/v1/embeddings", "/v1/score", "/v1/rerank", "/v2/rerank"),
+    *("/v1/embeddings", "/v1/score", "/v1/rerank", "/v2/rerank", "/v1/choose"),
     *("/score", "/rerank", "/classify"),
 )
 """Paths of embeddings, scores and classes."""
@@ -126,7 +126,7 @@ def _completion(fields: Values) -> Values:
 
 def _scored(fields: Values) -> Values:
     """Read what all texts of a request for scores share, or the first text that is embedded."""
-    names = ("query", "text_1", "queries", "data_1", "input")
+    names = ("query", "text_1", "queries", "data_1", "input", "prompt")
     shared = next((fields[name] for name in names if fields.get(name)), "")
     return {**_completion({"prompt": shared}), "max_tokens": 1, "is_one_of_several": True}
 

@@ -1,4 +1,4 @@
-"""The common way of requests for embeddings, scores and classes.
+"""The common way of requests for embeddings, scores, classes and choices.
 
 ::
 
@@ -116,17 +116,20 @@ class ScoringCall:
             prompts.append(await self.prepare(partial(self.scorer.cut, prompt, params)))
         return prompts
 
-    async def run(self, prompts: Sequence[Prompt], params: SamplingParams) -> list[RequestOutput]:
-        """Serve all prompts; returns their last outputs, in order.
+    async def run(
+        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams]
+    ) -> list[RequestOutput]:
+        """Serve all prompts, with one set of parameters or one each; returns outputs in order.
 
         Raises:
             ApiError: They are too many tokens, one was refused, or failed; the others end.
         """
         self._check_tokens(prompts)
+        each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
         calls = [
             GenerateCall(
                 endpoint=self.endpoint,
-                params=params,
+                params=own,
                 token_ids=prompt.token_ids,
                 adapter=prompt.adapter,
                 cache_salt=self.body.cache_salt,
@@ -136,7 +139,7 @@ class ScoringCall:
                 user=self.body.user,
                 request_id=f"{self.request_id}-{number}",
             )
-            for number, prompt in enumerate(prompts)
+            for number, (prompt, own) in enumerate(zip(prompts, each, strict=True))
         ]
         window = min(self._window, len(calls))
         check_room(self.state, self.caller, calls[:window])

@@ -33,6 +33,7 @@ from ostinato.engine.requests.prompts import (
     parse_prompts,
 )
 from ostinato.engine.requests.sampling_params import SamplingParams
+from ostinato.engine.scoring.choices import ChoiceOutput
 from ostinato.engine.scoring.outputs import (
     ClassificationRequestOutput,
     EmbeddingRequestOutput,
@@ -325,6 +326,33 @@ class LLM:
         return scoring_api.score(
             self.engine, queries, documents, params, use_tqdm, lora_request, cache_salt
         )
+
+    @_one_at_a_time
+    def choose(
+        self,
+        prompt: PromptInput,
+        choices: Sequence[str | Sequence[int]],
+        *,
+        use_tqdm: ShowProgress = False,
+        lora_request: LoRARequest | None = None,
+    ) -> ChoiceOutput:
+        """Return how likely given continuations of a prompt are; it is computed once for all.
+
+        Args:
+            prompt: A text, token ids, or a dict (see ``PromptDict``).
+            choices: Texts that continue the text, with the space that precedes them; or rows of
+                token ids.
+            use_tqdm: As in ``generate``.
+            lora_request: As in ``generate``.
+
+        Returns:
+            The log-probability of each choice, and which is the best.
+
+        Raises:
+            RequestError: A choice has no tokens, or is too long behind the prompt.
+            ConcurrentCall: Another call is running.
+        """
+        return scoring_api.choose(self.engine, prompt, choices, use_tqdm, lora_request)
 
     def get_tokenizer(self) -> Any:
         """Return the model's tokenizer.

@@ -1,4 +1,4 @@
-"""Embeddings, scores and classes of a batch, offline."""
+"""Embeddings, scores, classes and choices of a batch, offline."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -9,7 +9,14 @@ from ostinato.engine.loop.adapters import LoRARequest
 from ostinato.engine.loop.batch import ShowProgress, run_batch
 from ostinato.engine.loop.engine import Engine
 from ostinato.engine.requests.outputs import RequestOutput
-from ostinato.engine.requests.prompts import Prompt, PromptInput, parse_prompts, whole_characters
+from ostinato.engine.requests.prompts import (
+    Prompt,
+    PromptInput,
+    parse_prompt,
+    parse_prompts,
+    whole_characters,
+)
+from ostinato.engine.scoring.choices import ChoiceOutput, read_choices
 from ostinato.engine.scoring.outputs import (
     ClassificationRequestOutput,
     EmbeddingOutput,
@@ -76,6 +83,30 @@ def score(
     scores = scorer.scores(plan, outputs, params)
     pairs = zip(outputs[plan.num_queries :], scores, strict=True)
     return [_result(output, ScoringOutput(value)) for output, value in pairs]
+
+
+def choose(
+    engine: Engine,
+    prompt: PromptInput,
+    choices: Sequence[str | Sequence[int]],
+    use_tqdm: ShowProgress,
+    lora_request: LoRARequest | None,
+) -> ChoiceOutput:
+    """Compare given continuations; see ``LLM.choose``."""
+    check_choices(choices)
+    [parsed] = with_adapters(engine, [parse_prompt(prompt)], lora_request)
+    requests = [engine.scorer.choice(parsed, choice) for choice in choices]
+    prompts, params = [made for made, _ in requests], [each for _, each in requests]
+    return read_choices(run_batch(engine, prompts, params, use_tqdm, None), choices)
+
+
+def check_choices(choices: Sequence[str | Sequence[int]]) -> None:
+    """Raise RequestError unless choices are several texts or rows of token ids."""
+    if isinstance(choices, str) or not isinstance(choices, Sequence) or not choices:
+        raise RequestError(f"choices={choices!r:.80}: must be a list of texts or of token ids")
+    for choice in choices:
+        if isinstance(choice, str):
+            whole_characters("choice", choice)
 
 
 def pair_up(num_queries: int, num_documents: int) -> list[int]:

@@ -114,7 +114,9 @@ class RequestState:
         self._last_token_s: float | None = None
         self._finished_s: float | None = None
         self._leader: SchedSequence | None = None
-        self._prompt_logprobs: list[dict[int, Logprob] | None] = [None]
+        length = len(self._prompt_token_ids)
+        self._first_scored = min(made.params.prompt_logprob_start, length)
+        self._prompt_logprobs: list[dict[int, Logprob] | None] = [None] * self._first_scored
         self._completions = [CompletionState(index, made, tokens) for index in range(made.params.n)]
 
     @property
@@ -254,12 +256,12 @@ class RequestState:
         )
 
     def _prompt_logprobs_so_far(self) -> list[dict[int, Logprob] | None] | None:
-        """Return those of the prompt, each converted once; its first token has none."""
+        """Return those of the prompt, each converted once; those before the first have none."""
         if self.params.prompt_logprobs is None:
             return None
         known = self._prompt_logprobs
         if self._leader is not None:
-            new = self._leader.prompt_logprobs[len(known) - 1 :]
+            new = self._leader.prompt_logprobs[len(known) - self._first_scored :]
             known += [named_logprobs(tokens, self._tokens) for tokens in new]
         return known[:]
 

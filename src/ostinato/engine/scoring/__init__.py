@@ -1,4 +1,4 @@
-"""Embeddings, scores and classes: what a causal model says of a text without continuing it.
+"""Embeddings, scores, classes, choices: what a causal model says of a text without continuing it.
 
 A causal model's last hidden state depends on the tokens before it through their keys and values
 alone, so a cached prefix gives the same bits as a computed one. A query and its instruction are the
@@ -11,6 +11,7 @@ Files in reading order:
 * ``outputs``: what the caller gets, with vLLM's names
 * ``pooling_params``: what the caller may set
 * ``templates``: writes a query and a document as one prompt
+* ``choices``: the likelihood of given continuations
 * ``scorer``: turns texts into requests, and their outputs into numbers
 
 Rules:

@@ -19,6 +19,7 @@ from ostinato.engine.requests.outputs import RequestOutput
 from ostinato.engine.requests.prompts import Prompt
 from ostinato.engine.requests.request_validation import refuse_long_text, tokenize
 from ostinato.engine.requests.sampling_params import SamplingParams
+from ostinato.engine.scoring.choices import choice_prompt
 from ostinato.engine.scoring.outputs import ClassificationOutput
 from ostinato.engine.scoring.pooling import Pooling
 from ostinato.engine.scoring.pooling_params import PoolingParams
@@ -159,6 +160,13 @@ class Scorer:
             return text
         ids = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         return text if len(ids) <= most else str(self._tokenizer.decode(ids[:most]))
+
+    def choice(self, prompt: Prompt, choice: str | Sequence[int]) -> tuple[Prompt, SamplingParams]:
+        """Return the request of a choice; raises as ``choices.choice_prompt``."""
+        if prompt.images:
+            raise RequestError("images are not embedded or scored: leave them out")
+        tokenizer = None if prompt.text is None else self._tokenizer
+        return choice_prompt(prompt, choice, self._loaded, self._most, tokenizer)
 
     # --- classes ---
 

@@ -18,7 +18,7 @@ from ostinato.server.state import ServerState, StateDep
 
 router = APIRouter(tags=["explanations"])
 
-_SEVERAL = ("cmpl-", "embd-", "score-", "rerank-", "classify-")
+_SEVERAL = ("cmpl-", "embd-", "score-", "rerank-", "classify-", "choose-")
 """How ids of responses begin that may have several prompts: their names end in -0, -1, ..."""
 
 

@@ -1,6 +1,7 @@
-"""Scores of documents: vLLM's ``/score``, and ``/rerank`` as Cohere and Jina have it."""
+"""Scores: vLLM's ``/score``, ``/rerank`` as Cohere and Jina have it, and choices."""
 
 import time
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -11,6 +12,7 @@ from pydantic import AliasChoices, Field
 from ostinato.engine.api.scoring_api import pair_up
 from ostinato.engine.requests.outputs import RequestOutput
 from ostinato.engine.requests.prompts import Prompt
+from ostinato.engine.scoring.choices import ChoiceOutput, read_choices
 from ostinato.engine.scoring.pooling_params import PoolingParams
 from ostinato.engine.scoring.scorer import Query, ScoringPlan
 from ostinato.protocol.body import Items, OpenBody
@@ -75,6 +77,51 @@ class RerankBody(PairFields):
     def texts(self) -> list[str]:
         """The documents' texts."""
         return [each if isinstance(each, str) else each.text for each in self.documents]
+
+
+class ChooseBody(ScoringFields):
+    """Compare given continuations of a prompt."""
+
+    prompt: str | Items[int] = Field(description="A text, or token ids.")
+    choices: Items[str] | Items[Items[int]] = Field(
+        description="Texts that continue it, with the space that precedes them; or token ids."
+    )
+    truncate_prompt_tokens: None = Field(default=None, description="Prompts are not cut here.")
+
+
+@router.post("/v1/choose")
+async def choose(
+    body: ChooseBody, request: Request, state: StateDep, caller: CallerDep
+) -> Response:
+    """Return how likely each choice is, and which is the best."""
+    accept_fields(request, state, SCORES, body)
+    check_texts(state, "choices", body.choices)
+    if isinstance(body.prompt, str):
+        check_texts(state, "prompt", [body.prompt])
+    call = ScoringCall.open(state, caller, body, "/v1/choose", "choose-")
+    result, outputs = await until_gone(request, _chosen(call, body))
+    return JSONResponse(
+        {
+            "id": call.request_id,
+            "object": "list",
+            "created": int(time.time()),
+            "model": body.model,
+            "best": result.best.index,
+            "data": [asdict(choice) for choice in result.choices],
+            "usage": usage_of(outputs, body.cache.write),
+        }
+    )
+
+
+async def _chosen(call: ScoringCall, body: ChooseBody) -> tuple[ChoiceOutput, list[RequestOutput]]:
+    """Run the requests of choices."""
+    is_text = isinstance(body.prompt, str)
+    prompt = replace(call.prompt_context, **{"text" if is_text else "token_ids": body.prompt})
+    requests = []
+    for choice in body.choices:  # tenants take turns
+        requests.append(await call.prepare(partial(call.scorer.choice, prompt, choice)))
+    outputs = await call.run([made for made, _ in requests], [params for _, params in requests])
+    return read_choices(outputs, body.choices), outputs
 
 
 @router.post("/score")
