@@ -11,7 +11,7 @@ for others. All of them share their prefix, which is computed by the first.
 import asyncio
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -81,6 +81,7 @@ class ScoringCall:
     endpoint: str
     request_id: str
     prompt_context: Prompt
+    _num_tokens: list[int] = field(default_factory=lambda: [0])  # of all prompts so far
 
     @classmethod
     def open(
@@ -113,7 +114,8 @@ class ScoringCall:
             is_text = isinstance(text, str)
             content = {"text" if is_text else "token_ids": text}
             prompt = replace(self.prompt_context, **content)  # type: ignore[arg-type]
-            prompts.append(await self.prepare(partial(self.scorer.cut, prompt, params)))
+            cut = await self.prepare(partial(self.scorer.cut, prompt, params))
+            prompts.append(self.counted(cut))
         return prompts
 
     async def run(
@@ -122,9 +124,8 @@ class ScoringCall:
         """Serve all prompts, with one set of parameters or one each; returns outputs in order.
 
         Raises:
-            ApiError: They are too many tokens, one was refused, or failed; the others end.
+            ApiError: One was refused, or failed; the others end.
         """
-        self._check_tokens(prompts)
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
         calls = [
             GenerateCall(
@@ -168,17 +169,22 @@ class ScoringCall:
             share = int(share * config.key_share)
         return max(1, min(MAX_WINDOW, share))
 
-    def _check_tokens(self, prompts: Sequence[Prompt]) -> None:
-        """Refuse texts with too many tokens together, before any of them is computed."""
-        num_tokens = sum(len(prompt.token_ids or ()) for prompt in prompts)
+    def counted(self, prompt: Prompt) -> Prompt:
+        """Count a prompt's tokens, and return it.
+
+        Raises:
+            ApiError: It and those before it have too many (400): the next is not tokenized.
+        """
+        self._num_tokens[0] += len(prompt.token_ids or ())
         most = self.state.config.max_text_tokens
-        if num_tokens > most:
+        if self._num_tokens[0] > most:
             raise ApiError(
                 400,
-                f"the texts have {num_tokens} tokens together, shared ones counted for each: at "
-                f"most {most} in a request; send several, or raise --max-text-tokens",
+                f"the texts have {self._num_tokens[0]} tokens and more, shared ones counted for "
+                f"each: at most {most} in a request; send several, or raise --max-text-tokens",
                 code="too_many_tokens",
             )
+        return prompt
 
 
 def check_texts(state: ServerState, param: str, texts: Sequence[str | list[int]]) -> None:

@@ -65,8 +65,16 @@ class Scorer:
     """Embeds, scores and classifies with one engine; one thread at a time may call it."""
 
     def __init__(self, loaded: LoadedModel, config: EngineConfig, max_model_len: int) -> None:
-        """Take a model; its files are read at the first use."""
+        """Take a model; its files are read at the first use.
+
+        Raises:
+            ConfigError: ``score_template`` is neither a name nor a file of Jinja.
+        """
         self._loaded, self._config, self._most = loaded, config, max_model_len
+        name = config.score_template
+        if name == "auto":
+            name = "pair" if loaded.head.kind == "classes" else "qwen3"
+        self._template = PairTemplate.named(name)
 
     @cached_property
     def _tokenizer(self) -> Any:
@@ -281,13 +289,6 @@ class Scorer:
                 f"{' and '.join(str(len(row)) for row in rows)} tokens"
             )
         return int(rows[0][0]), int(rows[1][0])
-
-    @cached_property
-    def _template(self) -> PairTemplate | None:
-        name = self._config.score_template
-        if name == "auto":
-            name = "pair" if self._loaded.head.kind == "classes" else "qwen3"
-        return PairTemplate.named(name)
 
     def _pair(self, query: Query, document: str, params: PoolingParams) -> "array[int]":
         """Return the tokens of a pair; the document alone is cut.

@@ -117,10 +117,12 @@ async def _chosen(call: ScoringCall, body: ChooseBody) -> tuple[ChoiceOutput, li
     """Run the requests of choices."""
     is_text = isinstance(body.prompt, str)
     prompt = replace(call.prompt_context, **{"text" if is_text else "token_ids": body.prompt})
-    requests = []
+    prompts, each = [], []
     for choice in body.choices:  # tenants take turns
-        requests.append(await call.prepare(partial(call.scorer.choice, prompt, choice)))
-    outputs = await call.run([made for made, _ in requests], [params for _, params in requests])
+        made, params = await call.prepare(partial(call.scorer.choice, prompt, choice))
+        prompts.append(call.counted(made))
+        each.append(params)
+    outputs = await call.run(prompts, each)
     return read_choices(outputs, body.choices), outputs
 
 
@@ -211,13 +213,13 @@ async def _scored(
     num_queries, reading = 0, None
     if scorer.score_kind == "embeddings":
         plan = await call.prepare(lambda: scorer.plan(asked, [], [], call.prompt_context, params))
-        prompts, num_queries, reading = plan.prompts, plan.num_queries, plan.params
-        prompts = [*prompts, *await call.cut(documents, params)]
+        num_queries, reading = plan.num_queries, plan.params
+        prompts = [*map(call.counted, plan.prompts), *await call.cut(documents, params)]
     else:
         for index, text in zip(of_query, documents, strict=True):  # tenants take turns
             pair = [asked[index]], [text], [0], call.prompt_context, params
             plan = await call.prepare(partial(scorer.plan, *pair))
-            prompts += plan.prompts
+            prompts += map(call.counted, plan.prompts)
             reading = plan.params
     if reading is None:
         raise ApiError(400, "there is nothing to score")
