@@ -215,7 +215,7 @@ def usage_of(outputs: Sequence[RequestOutput], writes: bool) -> dict[str, Any]:
     counts = Usage.of(outputs, writes).as_openai()
     return {
         "prompt_tokens": counts["prompt_tokens"],
-        "total_tokens": counts["total_tokens"],
+        "total_tokens": counts["prompt_tokens"],
         "completion_tokens": 0,
         "prompt_tokens_details": counts["prompt_tokens_details"],
     }
