@@ -13,6 +13,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from benchmarks.peers.checkpoint import make_checkpoint
@@ -52,8 +53,8 @@ def main() -> None:
         llm.embed([tokens(300)] * 4, use_tqdm=False)  # warm
         taken.append(
             [
-                seconds(lambda llm=llm: llm.embed(documents, use_tqdm=False)),
-                seconds(lambda llm=llm: llm.choose(other, choices)),
+                seconds(partial(llm.embed, documents, use_tqdm=False)),
+                seconds(partial(llm.choose, other, choices)),
             ]
         )
         llm.close()

@@ -107,14 +107,17 @@ class ScoringCall:
         """Run work with the tokenizer, in its thread."""
         return await self.state.llm.tokenizing.run_long(work, self.prompt_context.cache_salt)
 
+    def prompt_of(self, text: str | list[int]) -> Prompt:
+        """Return the sender's prompt of a text or of token ids."""
+        if isinstance(text, str):
+            return replace(self.prompt_context, text=text)
+        return replace(self.prompt_context, token_ids=text)
+
     async def cut(self, texts: Sequence[str | list[int]], params: PoolingParams) -> list[Prompt]:
         """Return the prompts of texts, with their token ids; tenants take turns text by text."""
         prompts = []
         for text in texts:
-            is_text = isinstance(text, str)
-            content = {"text" if is_text else "token_ids": text}
-            prompt = replace(self.prompt_context, **content)  # type: ignore[arg-type]
-            cut = await self.prepare(partial(self.scorer.cut, prompt, params))
+            cut = await self.prepare(partial(self.scorer.cut, self.prompt_of(text), params))
             prompts.append(self.counted(cut))
         return prompts
 

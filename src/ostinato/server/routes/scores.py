@@ -1,7 +1,7 @@
 """Scores: vLLM's ``/score``, ``/rerank`` as Cohere and Jina have it, and choices."""
 
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -115,8 +115,7 @@ async def choose(
 
 async def _chosen(call: ScoringCall, body: ChooseBody) -> tuple[ChoiceOutput, list[RequestOutput]]:
     """Run the requests of choices."""
-    is_text = isinstance(body.prompt, str)
-    prompt = replace(call.prompt_context, **{"text" if is_text else "token_ids": body.prompt})
+    prompt = call.prompt_of(body.prompt)
     prompts, each = [], []
     for choice in body.choices:  # tenants take turns
         made, params = await call.prepare(partial(call.scorer.choice, prompt, choice))
