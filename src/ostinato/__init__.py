@@ -23,6 +23,13 @@ if TYPE_CHECKING:
     from ostinato.engine.requests.outputs import CompletionOutput, RequestOutput
     from ostinato.engine.requests.prompts import PromptType, TextPrompt, TokensPrompt
     from ostinato.engine.requests.sampling_params import RequestOutputKind, SamplingParams
+    from ostinato.engine.scoring.choices import ChoiceOutput
+    from ostinato.engine.scoring.outputs import (
+        ClassificationRequestOutput,
+        EmbeddingRequestOutput,
+        ScoringRequestOutput,
+    )
+    from ostinato.engine.scoring.pooling_params import PoolingParams
     from ostinato.engine.settings.config import AsyncEngineArgs, EngineArgs
     from ostinato.observe.explanation import Explanation, MissReason, SpanOutcome
     from ostinato.settings import TenantShare
@@ -54,6 +61,11 @@ _HOMES = {
     "SamplingParams": "ostinato.engine.requests.sampling_params",
     "StructuredOutputs": "ostinato.engine.grammar.structured_outputs",
     "StructuredOutputsParams": "ostinato.engine.grammar.structured_outputs",
+    "ChoiceOutput": "ostinato.engine.scoring.choices",
+    "ClassificationRequestOutput": "ostinato.engine.scoring.outputs",
+    "EmbeddingRequestOutput": "ostinato.engine.scoring.outputs",
+    "PoolingParams": "ostinato.engine.scoring.pooling_params",
+    "ScoringRequestOutput": "ostinato.engine.scoring.outputs",
     "TenantShare": "ostinato.settings",
     "MissReason": "ostinato.observe.explanation",
     "Explanation": "ostinato.observe.explanation",
@@ -76,7 +88,10 @@ __all__ = [
     "PINNED",
     "AsyncEngineArgs",
     "AsyncLLM",
+    "ChoiceOutput",
+    "ClassificationRequestOutput",
     "CompletionOutput",
+    "EmbeddingRequestOutput",
     "EngineArgs",
     "EraseReceipt",
     "Explanation",
@@ -85,10 +100,12 @@ __all__ = [
     "LeaseTerms",
     "LoRARequest",
     "MissReason",
+    "PoolingParams",
     "PromptType",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "ScoringRequestOutput",
     "SpanOutcome",
     "StructuredOutputs",
     "StructuredOutputsParams",

@@ -287,7 +287,7 @@ def test_offline_outputs_are_complete_whatever_their_kind(llm: LLM):
 # --- calls and outputs ---
 
 
-@pytest.mark.parametrize("name", ["embed", "score", "beam_search", "sleep", "encode", "classify"])
+@pytest.mark.parametrize("name", ["beam_search", "sleep", "encode", "reward"])
 def test_methods_that_only_vllm_has_are_refused_by_name(name: str, llm: LLM):
     """``hasattr`` says the truth, and the error says what to use."""
     with pytest.raises(UnsupportedCall, match=rf"LLM\.{name} is not served: .*") as caught:

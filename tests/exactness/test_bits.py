@@ -66,8 +66,10 @@ class Witness:
         self.llm, self.rows = llm, set[bytes]()
         self._forward, runner.forward = runner.forward, self._recorded
 
-    def _recorded(self, inputs: Any, adapters: Any = None, images: Any = None) -> Tensor:
-        logits = self._forward(inputs, adapters, images)
+    def _recorded(
+        self, inputs: Any, adapters: Any = None, images: Any = None, hidden: Any = None
+    ) -> Tensor:
+        logits = self._forward(inputs, adapters, images, hidden)
         width = logits.element_size()
         self.rows.update(
             row.tobytes() for row in logits.view(torch.int16 if width == 2 else torch.int32).numpy()

@@ -46,17 +46,25 @@ def test_they_bypass_hits(tiny):
     assert logprobs(tiny, "one") == "B1 C2 D3 E4"
 
 
-@pytest.mark.parametrize("num_steps", [1, 2])
-def test_a_preempted_prompt_has_each_of_them_once(index, num_steps):
-    """It begins again, for what it has computed cannot be used; known ones stay as they are."""
+@pytest.mark.parametrize(("num_steps", "goes_on"), [(1, ",,CD"), (2, "....EF")])
+def test_a_preempted_prompt_has_each_of_them_once(index, num_steps, goes_on):
+    """It goes on behind the tokens whose logits are no longer needed."""
     tiny = tiny_scheduler(index=index, budget=2)
     tiny.add("one", "ABCDEFG", prompt_logprobs=0)
     for _ in range(num_steps):
         tiny.step()
     tiny.preempt_all()
-    assert tiny.step() == "one:AB"
+    assert tiny.step() == f"one:{goes_on}"
     tiny.run()
     assert logprobs(tiny, "one") == "B1 C2 D3 E4 F5 G6"
+
+
+def test_from_a_start_they_are_those_behind_it_and_what_precedes_hits(tiny):
+    """The token before the first that is scored is computed again, for its logits."""
+    tiny.serve("before", "ABCDEFGH")
+    tiny.add("one", "ABCDEFXY", prompt_logprobs=0, prompt_logprob_start=6)
+    assert tiny.step() == "one:....,FXY"
+    assert logprobs(tiny, "one") == "X6 Y7"
 
 
 def test_who_has_all_of_them_comes_back_with_hits(tiny):

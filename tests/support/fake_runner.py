@@ -223,7 +223,7 @@ class FakeRunner(FakeKV):
         if not scheduled.prompt_targets:
             return ()
         assert truth.request.params.prompt_logprobs == scheduled.num_prompt_logprobs
-        first = scheduled.start + 1
+        first = scheduled.start + 1 + scheduled.first_target
         wanted = truth.request.prompt_token_ids[first : scheduled.end + 1]
         assert scheduled.prompt_targets == wanted, "prompt targets are the tokens that follow"
         return tuple((TokenLogprob(t, -float(p), 1),) for p, t in enumerate(wanted, first))

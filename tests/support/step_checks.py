@@ -292,7 +292,8 @@ class StepChecks:
             if mine != theirs:
                 break
             common += 1
-        common = min(common, leader.num_tokens // self._size * self._size, sequence.num_tokens - 1)
+        most = sequence.num_tokens - 1 if sequence.max_hit is None else sequence.max_hit
+        common = min(common, leader.num_tokens // self._size * self._size, most)
         start = common // self._size * self._size
         if start and start == sequence.key.identity.start:
             return start  # the first private block is shared whole

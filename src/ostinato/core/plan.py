@@ -95,14 +95,15 @@ class ScheduledSequence:
     sample: SampleTask | None = None
     """What to sample after the last token; None in the middle of a prompt."""
     prompt_targets: "array[int]" = field(default_factory=lambda: array("I"))
-    """For prompt log-probs, the prompt ids that follow each new token, shape (<= num_new_tokens,);
-    empty if none are requested."""
+    """For prompt log-probs, the prompt ids that follow the new tokens from ``first_target`` on,
+    shape (<= num_new_tokens,); empty if none are requested."""
     num_prompt_logprobs: int = 0  # alternatives per prompt target
     identity: Identity = field(default_factory=Identity)
     """Names the adapter that computes it, and from which token on."""
     state_slot: int = -1
     """Slot of the state that the step reads and writes; -1 if no layer keeps one."""
     images: tuple[ImageSpan, ...] = ()  # images anywhere in the sequence, in order
+    first_target: int = 0  # new tokens before the first that has a prompt target
 
     @property
     def end(self) -> int:
@@ -144,6 +145,7 @@ class SampledToken:
     """If requested, its own log-probability first, then those of the alternatives from the most
     likely one on."""
     error: str = ""  # why nothing could be sampled, which ends this sequence alone; else empty
+    readout: "array[float] | None" = None  # what the parameters' ``readout`` names; else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,8 +33,13 @@ class SamplingParams:
         ignore_eos: Go on after the model's end-of-sequence ids.
         logprobs: Log-probabilities of the sampled token and of this many alternatives; -1 is the
             whole vocabulary. At most the engine's ``max_logprobs``.
-        prompt_logprobs: The same for each prompt token; such a request does not read the
-            cache, since every position needs its logits.
+        prompt_logprobs: The same for each prompt token from ``prompt_logprob_start`` on.
+        prompt_logprob_start: Position of the first prompt token that gets one, at least 1, since
+            nothing precedes the token at 0. Each needs the logits before it, so a request reads
+            the cache up to the token before; with 1 it does not read it.
+        readout: Rows of the head whose logits are read after the prompt, in place of a text; an
+            empty tuple reads the hidden state, which is the head's input. None reads nothing.
+            Needs ``n=1`` and ``max_tokens=1``.
     """
 
     n: int = 1
@@ -55,6 +60,8 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    prompt_logprob_start: int = 1
+    readout: tuple[int, ...] | None = None
 
     @property
     def greedy(self) -> bool:

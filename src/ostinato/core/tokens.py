@@ -48,8 +48,7 @@ def num_common_tokens(left: bytes | memoryview, right: bytes | memoryview) -> in
     """
     if left[:TOKEN_BYTES] != right[:TOKEN_BYTES]:
         return 0  # the common case among siblings
-    least = min(len(left), len(right))
-    start, width = 0, 256
+    start, width, least = 0, 256, min(len(left), len(right))
     while start < least:
         stop = min(least, start + width)
         a, b = bytes(left[start:stop]), bytes(right[start:stop])

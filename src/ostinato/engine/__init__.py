@@ -5,6 +5,7 @@ Files in reading order:
 * ``settings/``: the settings of an engine, their checks, and what derives from them
 * ``grammar/``: which tokens may come next under a grammar
 * ``requests/``: what a caller asks for and gets: prompts, sampling parameters, outputs
+* ``scoring/``: embeddings, scores and classes: requests whose result is no text
 * ``ledger/``: what the model wrote, by its place in a conversation, for later prompts
 * ``prompts/``: from conversations, texts and images to token ids
 * ``text/``: from token ids to text and back, with the places where both may be cut

@@ -31,6 +31,11 @@ class CompletionBody(SamplingFields):
             raise ValueError(
                 f"{len(self.prompts)} prompts: at most {MOST_PROMPTS} in a request; send several"
             )
+        if self.echo and self.prompt_logprob_start > 1:
+            raise ValueError(
+                f"echo with prompt_logprob_start={self.prompt_logprob_start}: an echo shows the "
+                "whole prompt; set prompt_logprobs in place of it"
+            )
         if self.max_tokens == 0 and not self.echo:
             raise ValueError("max_tokens=0 generates nothing: raise it, or set echo=true")
         if self.max_tokens == 0 and self.n > 1:

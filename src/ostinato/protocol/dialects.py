@@ -151,7 +151,29 @@ MESSAGES = Dialect(
     },
 )
 
-DIALECTS = (CHAT, COMPLETIONS, RESPONSES, MESSAGES)
+_UNPOOLED = {
+    "request_id": "ids are the server's",
+    "embed_dtype": "numbers are float32, or their shortest decimals",
+    "endianness": "base64 is little-endian",
+    "add_special_tokens": "the tokenizer's own are added",
+}
+
+EMBEDDINGS = Dialect(
+    "/v1/embeddings",
+    no_effect=_UNPOOLED,
+    refused={
+        "messages": "give the rendered conversation as input",
+        "mm_processor_kwargs": "texts alone are embedded",
+    },
+)
+
+SCORES = Dialect(
+    "/v1/rerank",
+    no_effect={**_UNPOOLED, "rank_fields": "a document's text is ranked"},
+    refused={"mm_processor_kwargs": "texts alone are scored"},
+)
+
+DIALECTS = (CHAT, COMPLETIONS, RESPONSES, MESSAGES, EMBEDDINGS, SCORES)
 
 
 @dataclass(frozen=True, slots=True)

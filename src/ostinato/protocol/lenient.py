@@ -24,6 +24,12 @@ from ostinato.protocol.sampling import template_effort
 from ostinato.protocol.tools import MOST_TOOLS
 from ostinato.protocol.volatile import CHECKSUM_RULES, Stabiliser
 
+SCORING_PATHS = (
+    *("/v1/embeddings", "/v1/score", "/v1/rerank", "/v2/rerank", "/v1/choose"),
+    *("/score", "/rerank", "/classify"),
+)
+"""Paths of embeddings, scores and classes."""
+
 DEFAULT_ANSWER_TOKENS = 256
 MAX_ANSWER_TOKENS = 1_000_000
 
@@ -82,7 +88,7 @@ def read_leniently(path: str, body: bytes) -> LenientBody:
     read = _READERS.get(path, _any)(fields)
     if "messages" in read:
         read["messages"] = _checksums.settle(read["messages"]).messages
-    return LenientBody(**_common(fields), **read)
+    return LenientBody(**{**_common(fields), **read})
 
 
 def _common(fields: Values) -> Values:
@@ -116,6 +122,13 @@ def _completion(fields: Values) -> Values:
         ids = array("I", [t for t in prompt if type(t) is int and 0 <= t < 2**32])
         return {"token_ids": ids, "is_one_of_several": is_one_of_several}
     return {"text": _string(prompt), "is_one_of_several": is_one_of_several}
+
+
+def _scored(fields: Values) -> Values:
+    """Read what all texts of a request for scores share, or the first text that is embedded."""
+    names = ("query", "text_1", "queries", "data_1", "input", "prompt")
+    shared = next((fields[name] for name in names if fields.get(name)), "")
+    return {**_completion({"prompt": shared}), "max_tokens": 1, "is_one_of_several": True}
 
 
 def _chat(fields: Values) -> Values:
@@ -246,6 +259,7 @@ _READERS: Mapping[str, Callable[[Values], Values]] = {
     "/v1/responses": _responses,
     "/v1/messages": _messages,
     "/v1/messages/count_tokens": _messages,
+    **dict.fromkeys(SCORING_PATHS, _scored),
 }
 
 

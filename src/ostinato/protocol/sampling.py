@@ -223,6 +223,11 @@ class SamplingFields(SamplerFields, CacheFields):
     prompt_logprobs: int | None = Field(
         default=None, description="Number of alternatives per prompt token; not streamed."
     )
+    prompt_logprob_start: int = Field(
+        default=0,
+        ge=0,
+        description="First prompt token that gets them; what precedes it may hit the cache.",
+    )
     truncate_prompt_tokens: int | None = Field(
         default=None,
         ge=-1,
@@ -279,7 +284,8 @@ class SamplingFields(SamplerFields, CacheFields):
     def sampler(self) -> dict[str, Any]:
         """Return the keywords of ``SamplingParams``, without those that only one API has."""
         names = (
-            "n", "bad_words", "allowed_token_ids", "prompt_logprobs", "truncate_prompt_tokens",
+            "n", "bad_words", "allowed_token_ids", "prompt_logprobs", "prompt_logprob_start",
+            "truncate_prompt_tokens",
             "include_stop_str_in_output", "skip_special_tokens", "stream_interval",
         )  # fmt: skip
         return {**super().sampler(), **{name: getattr(self, name) for name in names}}

@@ -9,6 +9,7 @@ Files in reading order:
 * ``states/``: layers with a state: Mamba, linear attention
 * ``attention/``: attention over scattered blocks, one file per backend
 * ``adapters/``: LoRA adapters: files, weights, and their products
+* ``heads``: what the last layer gives: a vocabulary, classes, or nothing
 * ``model_call``: calls a model
 * ``images/``: runs the encoder of images, and keeps its outputs
 * ``experts/``: mixtures of experts as own products

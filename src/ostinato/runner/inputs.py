@@ -163,6 +163,7 @@ def _wanted_rows(
     num_wanted = 0
     for sequence, start, end in zip(sequences, starts[:-1], starts[1:], strict=True):
         num_targets = len(sequence.prompt_targets)
+        start += sequence.first_target
         rows = np.arange(start, start + num_targets)
         if sequence.sample is not None and start + num_targets < end:
             rows = np.append(rows, end - 1)

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ostinato.runner.adapters.lora import LoraAdapter, StepAdapters
 from ostinato.runner.adapters.lora_updates import add_updates
 from ostinato.runner.attention.registration import STEP_KEYWORD, LayerAttention
+from ostinato.runner.heads import HiddenRows
 from ostinato.runner.inputs import Ints
 from ostinato.runner.states.mixers import bind_mixers, passes_steps
 
@@ -53,6 +54,7 @@ class ModelCall:
         adapters: StepAdapters | None = None,
         vectors: Tensor | None = None,
         later: Tensor | None = None,
+        hidden: HiddenRows | None = None,
     ) -> Tensor:
         """Return logits, shape (num_rows, vocab_size).
 
@@ -66,6 +68,7 @@ class ModelCall:
             vectors: Replaces the embeddings of the ids, shape (num_tokens, width).
             later: Added to the output of each of the first layers, shape (num_later, num_tokens,
                 width); None adds nothing.
+            hidden: Takes the input of the head; None keeps none.
 
         Effects: adds hooks to the linear layers that an adapter changes for the first time, and to
             the layers whose output is added to.
@@ -86,12 +89,15 @@ class ModelCall:
             self._hook_layers(len(later))
         self._step, self._adapters, self._later = step, adapters, later
         try:
-            output = self.model(use_cache=False, **keywords)
+            with nullcontext() if hidden is None else hidden.taken_from(self.model):
+                output = self.model(use_cache=False, **keywords)
         finally:
             self._step = self._adapters = self._later = None
         logits = cast(Tensor, output.logits)[0]
         if kept is not None and not self._keeps_rows:
             logits = logits.index_select(0, kept)
+            if hidden is not None:
+                hidden.rows = hidden.rows.index_select(0, kept)
         return logits
 
     @contextmanager

@@ -23,6 +23,7 @@ from ostinato.runner.forward.quantized import Quantization
 from ostinato.runner.forward.select_forward import ChosenForward, choose_forward
 from ostinato.runner.gguf_file import open_gguf
 from ostinato.runner.gguf_source import codes_of_file
+from ostinato.runner.heads import Head
 from ostinato.runner.images.vision import Vision, load_vision, take_encoder
 from ostinato.runner.kv.kv_store import KVSpec
 from ostinato.runner.load_memory import KVBytes, check_whole
@@ -82,6 +83,7 @@ class LoadedModel:
         mapped_bytes: Bytes of weights that are mapped from the cache folder; the kernel counts them
             as free.
         quantization: Quantization of the linear layers; None if they are not quantized.
+        head: What its last layer gives.
         vision: The image encoder; None if only text is served.
         why_no_images: Why only text is served; empty if images are.
     """
@@ -103,8 +105,14 @@ class LoadedModel:
     forward: ChosenForward
     mapped_bytes: int = 0
     quantization: Quantization | None = None
+    head: Head = Head()
     vision: Vision | None = None
     why_no_images: str = ""
+
+    @property
+    def num_outputs(self) -> int:
+        """Rows of the head: ids, or classes."""
+        return self.head.num_rows if self.head.kind != "tokens" else self.vocab_size
 
     @property
     def weight_format(self) -> str:
@@ -266,6 +274,7 @@ def _load(
         forward=built.forward,
         mapped_bytes=recorder.num_bytes if entry is None else entry.num_bytes,
         quantization=built.quantization,
+        head=Head.of(config),
         vision=vision,
         why_no_images=why_no_images
         if request.images

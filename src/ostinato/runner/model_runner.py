@@ -17,12 +17,14 @@ from ostinato.runner.adapters.lora import LoraAdapter, StepAdapters
 from ostinato.runner.attention.backend import AttentionBackend, GroupedStep
 from ostinato.runner.attention.registration import LayerAttention
 from ostinato.runner.attention.torch_backend import TorchAttention
+from ostinato.runner.heads import HiddenRows
 from ostinato.runner.images.step import ImageStep, SeeingAhead, adapted_ahead, lay_out
 from ostinato.runner.images.store import ImageStore
 from ostinato.runner.inputs import StepInputs, build_inputs
 from ostinato.runner.kv.layer_groups import LayerGroups, one_group
 from ostinato.runner.model_loader import LoadedModel
 from ostinato.runner.sampling.logprobs import token_logprobs
+from ostinato.runner.sampling.readouts import read_rows, reads_hidden
 from ostinato.runner.sampling.sampler import Sampler
 from ostinato.runner.states.step import StateStep
 from ostinato.runner.states.store import StateStore
@@ -107,18 +109,23 @@ class ModelRunner:
         adapters = StepAdapters.of(plan, self.adapters)
         if laid_out is not None:
             adapters = adapted_ahead(adapters, laid_out.images, self.adapters)
-        logits = self.forward(inputs, adapters, laid_out)
+        hidden = HiddenRows() if reads_hidden(plan) else None
+        logits = self.forward(inputs, adapters, laid_out, hidden)
         self.states.copy(plan.state_saves)
         self.num_tokens_computed += plan.num_tokens
-        return self.sample(plan, inputs, logits)
+        return self.sample(plan, inputs, logits, hidden)
 
     def forward(
         self,
         inputs: StepInputs,
         adapters: StepAdapters | None = None,
         images: ImageStep | None = None,
+        hidden: HiddenRows | None = None,
     ) -> Tensor:
-        """Run the model; returns logits of the wanted rows, shape (num_wanted, vocab_size)."""
+        """Run the model; returns logits of the wanted rows, shape (num_wanted, vocab_size).
+
+        Effects: sets the rows of ``hidden`` to the input of the head.
+        """
         steps = tuple(
             self.attention.start(metadata, store)
             for metadata, store in zip(inputs.groups, self.kv_stores, strict=True)
@@ -129,22 +136,33 @@ class ModelRunner:
         step = GroupedStep(steps, self.groups.of_layer, states)
         ids, rows = inputs.input_ids, inputs.logit_rows
         if images is None:
-            return self._call(ids, inputs.position_ids, step, rows, adapters)
+            return self._call(ids, inputs.position_ids, step, rows, adapters, hidden=hidden)
         attention: LayerAttention = step
         if self.images is not None and self.images.vision.sees_ahead and images.images:
             attention = SeeingAhead(step, images, len(ids), self.kv_stores, self.groups)
         positions, vectors = images.positions, images.vectors
         if images.later is None:
-            return self._call(ids, positions, attention, rows, adapters, vectors)
-        return self.loaded.call(ids, positions, attention, rows, adapters, vectors, images.later)
+            return self._call(ids, positions, attention, rows, adapters, vectors, hidden=hidden)
+        return self.loaded.call(
+            ids, positions, attention, rows, adapters, vectors, images.later, hidden=hidden
+        )
 
-    def sample(self, plan: StepPlan, inputs: StepInputs, logits: Tensor) -> StepResult:
-        """Sample tokens, and compute prompt log-probs."""
+    def sample(
+        self,
+        plan: StepPlan,
+        inputs: StepInputs,
+        logits: Tensor,
+        hidden: HiddenRows | None = None,
+    ) -> StepResult:
+        """Sample tokens, compute prompt log-probs, and read what is asked for besides."""
         tasks = [s.sample for s in plan.sequences if s.sample is not None]
         rows = logits  # nearly always all of them: only prompt log-probs need others
         if len(tasks) < len(logits):
             rows = logits[torch.from_numpy(inputs.sample_rows).to(logits.device)]
-        sampled = iter(self._sampler.sample(rows, tasks))
+        outcomes = self._sampler.sample(rows, tasks)
+        if any(task.params.readout is not None for task in tasks):
+            outcomes = read_rows(outcomes, tasks, rows, hidden, inputs.sample_rows)
+        sampled = iter(outcomes)
         return StepResult(
             tuple(
                 SequenceResult(

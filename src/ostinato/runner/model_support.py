@@ -8,6 +8,7 @@ tokens up to it, or they cannot be shared.
 refused                         why
 ==============================  ==========================================================
 encoder-decoder                 every token sees the encoder's output, which is no prefix
+encoders (BERT)                 every token sees the later ones
 chunked attention (Llama 4)     a window does not determine which tokens are seen
 bidirectional attention         a token's keys change when tokens follow
 states of unknown kinds (RWKV)  see ``states.recurrences`` for those that are known
@@ -31,6 +32,7 @@ from transformers import PreTrainedConfig
 
 from ostinato.errors import UnsupportedModel
 from ostinato.runner.attention.registration import ATTENTION_NAME
+from ostinato.runner.heads import Head, HeadedClass
 from ostinato.runner.images.vision_families import FAMILIES
 
 if TYPE_CHECKING:
@@ -72,6 +74,13 @@ def check_config(config: PreTrainedConfig) -> None:
         raise UnsupportedModel(f"{kind} holds several text models: {error}") from error
     if config.is_encoder_decoder or text_config.is_encoder_decoder:
         raise UnsupportedModel(f"{kind} is an encoder-decoder; only decoders are served")
+    masked = transformers.AutoModelForMaskedLM._model_mapping
+    if type(config) in masked and not getattr(text_config, "is_decoder", False):
+        raise UnsupportedModel(
+            f"{kind} is a bidirectional encoder: each token sees the later ones, so no prefix can "
+            "be shared; serve it with sentence-transformers or text-embeddings-inference, or take "
+            "an embedder or reranker that is a decoder, such as Qwen3-Embedding or Qwen3-Reranker"
+        )
     # Gemma 4 says "vision" where only the tokens of an image do so.
     if getattr(text_config, "use_bidirectional_attention", None) not in (None, False, "vision"):
         raise UnsupportedModel(
@@ -94,7 +103,7 @@ def check_config(config: PreTrainedConfig) -> None:
 
 
 def auto_class(config: PreTrainedConfig) -> Any:
-    """Return the class of ``transformers`` that builds a config's model with a language head.
+    """Return the class that builds a config's model with its head, used as an auto class.
 
     Raises:
         UnsupportedModel: There is none.
@@ -107,7 +116,8 @@ def auto_class(config: PreTrainedConfig) -> Any:
         classes.reverse()  # the first would leave out the image encoder
     for auto in classes:
         if type(config) in auto._model_mapping:
-            return auto
+            head = Head.of(config)
+            return auto if head.kind == "tokens" else HeadedClass(auto, head)
     raise UnsupportedModel(f"transformers has no causal language model of type {config.model_type}")
 
 

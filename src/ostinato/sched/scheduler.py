@@ -99,8 +99,7 @@ class Scheduler:
         self._next_id += len(seeds)  # forks get the numbers after it
         constraint = None if request.constraint is None else request.constraint.copy()
         sequence = Sequence(number, request, 0, key, seeds[0], seeds[1:], constraint=constraint)
-        if not sequence.reading_is_off:
-            sequence.num_known_tokens = self.cache.match(key).num_shared_tokens
+        sequence.num_known_tokens = self.cache.match(key, sequence.max_hit).num_shared_tokens
         self.requests.enter(sequence)
 
     def plan(self) -> StepPlan:
@@ -156,7 +155,7 @@ class Scheduler:
 
     def num_cached_tokens(self, sequence: Sequence) -> int:
         """Look a waiting sequence up; no effects."""
-        return 0 if sequence.reading_is_off else self.cache.match(sequence.key).num_tokens
+        return self.cache.match(sequence.key, sequence.max_hit).num_tokens
 
     def preempt_all(self) -> None:
         """Send every running sequence back to the queue, between steps."""
@@ -168,9 +167,7 @@ class Scheduler:
         """Take one sequence's result; append its token and those of its children."""
         sequence, start = chunk.sequence, chunk.sequence.num_computed
         self.stats.count_computed(start, chunk.end, sequence.num_prompt_tokens)
-        if outcome.prompt_logprobs:  # after a preemption some are known
-            num_known = max(0, len(sequence.prompt_logprobs) - start)
-            sequence.prompt_logprobs += outcome.prompt_logprobs[num_known:]
+        sequence.prompt_logprobs += outcome.prompt_logprobs
         for member in chunk.members:
             member.num_computed = chunk.end if member.table is not None else 0
         if not chunk.samples:

@@ -46,7 +46,7 @@ class Sequence:
     num_overtakes: int = 0  # later requests that were admitted while it waited
     waits_for: str = ""  # name of the request that it waits or waited for; empty if for none
     prompt_logprobs: list[tuple[TokenLogprob, ...]] = field(default_factory=list)
-    """One tuple per prompt token from the second on, if asked for."""
+    """One tuple per prompt token from ``prompt_logprob_start`` on, if asked for."""
     finish_reason: FinishReason | None = None  # why it ended; None while it lives
     stop_reason: int | str | None = None  # the id or string that ended it, if one did
     num_prompt_tokens: int = field(init=False)
@@ -87,14 +87,28 @@ class Sequence:
     def wants_prompt_logprobs(self) -> bool:
         """Whether log-probs of its prompt are still to come; of forks the first has them."""
         asked_for = self.request.params.prompt_logprobs is not None and self.index == 0
-        return asked_for and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
+        return asked_for and self.next_scored < self.num_prompt_tokens
+
+    @property
+    def next_scored(self) -> int:
+        """Position of the first prompt token whose log-probs are to come."""
+        return self.request.params.prompt_logprob_start + len(self.prompt_logprobs)
+
+    @property
+    def max_hit(self) -> int | None:
+        """Tokens that may hit: prompt log-probs need the logits of those that follow.
+
+        None is all of them.
+        """
+        limit = self.next_scored - 1 if self.wants_prompt_logprobs else None
+        return limit if self.request.cache_read else 0
 
     @property
     def reading_is_off(self) -> str:
         """The setting that keeps it from using hits; empty if it reads the cache."""
         if not self.request.cache_read:
             return "cache_read=False"
-        if self.wants_prompt_logprobs:  # they need every logit
+        if self.max_hit == 0:  # every logit is needed
             return f"prompt_logprobs={self.request.params.prompt_logprobs}"
         return ""
 
@@ -148,9 +162,9 @@ class ScheduledChunk:
     def schedule(self) -> ScheduledSequence:
         """Return what the runner reads of it."""
         sequence, start = self.sequence, self.sequence.num_computed
-        targets = array("I")
-        if sequence.wants_prompt_logprobs:
-            targets = sequence.request.prompt_token_ids[start + 1 : self.end + 1]
+        skipped = max(0, sequence.next_scored - 1 - start)
+        last = self.end + 1 if sequence.wants_prompt_logprobs else 0
+        targets = sequence.request.prompt_token_ids[start + skipped + 1 : last]
         assert sequence.table is not None
         return ScheduledSequence(
             sequence.sequence_id,
@@ -158,9 +172,8 @@ class ScheduledChunk:
             start,
             sequence.table.groups,
             sequence.sample_task(tuple(m.seed for m in self.members)) if self.samples else None,
-            targets,
-            sequence.request.params.prompt_logprobs or 0,
-            sequence.key.identity, sequence.table.state_slot, sequence.key.images,
+            targets, sequence.request.params.prompt_logprobs or 0,
+            sequence.key.identity, sequence.table.state_slot, sequence.key.images, skipped,
         )  # fmt: skip
 
 

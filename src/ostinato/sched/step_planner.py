@@ -229,8 +229,8 @@ class StepPlanner:
         cache, request = self._cache, sequence.request
         if sequence.key.identity.epoch != cache.epoch:
             sequence.key = cache.rekey(sequence.key)
-        reading_is_off = sequence.reading_is_off
-        match = cache.match(sequence.key, 0 if reading_is_off else None)
+        reading_is_off = sequence.reading_is_off if (max_hit := sequence.max_hit) == 0 else ""
+        match = cache.match(sequence.key, max_hit)
         leader = None if reading_is_off else self._in_flight.leader(sequence, match)
         if leader is not None:
             is_mine = leader.key.identity.tenant == sequence.key.identity.tenant

@@ -18,6 +18,7 @@ Files in reading order:
 * ``prompting``: turns a conversation with tools into a prompt, and reads its answer
 * ``next_prompts``: offers the engine the prompt that will follow an answer
 * ``generation``: the common way of requests that generate, whatever their API
+* ``scoring``: the common way of requests for embeddings, scores and classes
 * ``response_store``: stored responses, for ``previous_response_id``
 * ``held_prefixes``: leases of prefixes that clients asked to keep
 * ``breakpoints``: ``cache_control``: the tokens it covers, and those kept

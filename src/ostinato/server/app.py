@@ -12,6 +12,7 @@ from ostinato.server.page import state as page_state
 from ostinato.server.routes import (
     chat,
     completions,
+    embeddings,
     explain,
     health,
     messages,
@@ -20,6 +21,7 @@ from ostinato.server.routes import (
     openapi,
     playground,
     responses,
+    scores,
     tokens,
 )
 from ostinato.server.state import ServerState
@@ -28,6 +30,7 @@ ROUTERS: list[APIRouter] = [
     module.router
     for module in (
         *(health, models, completions, chat, responses, messages, tokens, explain, metrics),
+        *(embeddings, scores),
         *(statistics, leases, erase, kv_events, recording),
         *(playground, page_state, page),  # the page comes last: it matches every name below /ui
     )

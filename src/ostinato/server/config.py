@@ -105,6 +105,10 @@ class ServerConfig(ListenerConfig):
     keys each gets less, so that a part stays free; an entry's own ``max_requests`` replaces it."""
     max_n: int = _limits(128, minimum=1)
     """Maximum continuations of one prompt."""
+    max_texts: int = _limits(1024, minimum=1, page="scoring.md")
+    """Maximum texts or documents of a request that embeds, scores or classifies."""
+    max_text_tokens: int = _limits(2**20, minimum=1, page="scoring.md")
+    """Maximum tokens of them together; those of a shared query count for each document."""
     max_json_depth: int = _limits(64, minimum=1)
     """Maximum nesting of brackets in a body."""
     max_json_items: int | None = _limits(None, minimum=1)

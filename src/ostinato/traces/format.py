@@ -86,7 +86,7 @@ class Added(Event, frozen=True):
         priority: Lower goes first.
         cache_read: Whether it may hit.
         cache_write: Whether others may hit what it computes.
-        prompt_logprobs: Whether it needs the logits of its prompt, and so does not read the cache.
+        prompt_logprobs: Whether it needs all logits of its prompt, and so does not read the cache.
         adapter_start: First token that the adapter computes.
     """
 

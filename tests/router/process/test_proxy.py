@@ -434,3 +434,17 @@ async def test_the_conversation_is_read_from_the_headers_of_agents(name: str):
         assert sorted(homes.values()) == ["a", "b"]
         for session in ("two", "one", "two"):
             assert await home(session) == homes[session]
+
+
+async def test_documents_of_one_query_go_to_one_worker():
+    """Its query is computed there; embeddings are compared by their first text."""
+    workers = names("a", "b", "c")
+    async with routed(*workers) as router:
+        for number in range(6):
+            for query in ("Who is king of Denmark? " * 9, "Where does it rain? " * 9):
+                body = {"query": query, "documents": [f"document {number}"], "model": "m"}
+                async with router.client.post(f"{router.url}/v1/rerank", json=body) as answer:
+                    assert answer.status == 200
+    marks = (b"Denmark", b"rain")
+    homes = [[sum(mark in body for body in each.bodies) for each in workers] for mark in marks]
+    assert [sorted(counts) for counts in homes] == [[0, 0, 6], [0, 0, 6]]

@@ -14,6 +14,7 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
+from ostinato.engine.api import scoring_api
 from ostinato.engine.api.adapter_api import load_adapter, remove_adapter, with_adapters
 from ostinato.engine.api.admin_api import AdminApi
 from ostinato.engine.api.explain_api import explain_request
@@ -32,6 +33,14 @@ from ostinato.engine.requests.prompts import (
     parse_prompts,
 )
 from ostinato.engine.requests.sampling_params import SamplingParams
+from ostinato.engine.scoring.choices import ChoiceOutput
+from ostinato.engine.scoring.outputs import (
+    ClassificationRequestOutput,
+    EmbeddingRequestOutput,
+    ScoringRequestOutput,
+)
+from ostinato.engine.scoring.pooling_params import PoolingParams
+from ostinato.engine.scoring.scorer import Query
 from ostinato.engine.settings.config import EngineConfig
 from ostinato.engine.settings.settings import DEFAULT_MODEL
 from ostinato.engine.settings.vllm_keywords import refuse_arguments, refuse_call
@@ -42,6 +51,14 @@ from ostinato.observe.explanation import Explanation
 from ostinato.tenants.terms import PINNED, EraseReceipt, LeaseId, LeaseReceipt, LeaseTerms
 
 MethodT = TypeVar("MethodT", bound=Callable[..., Any])
+
+
+def _pooling(params: PoolingParams | None, truncate_prompt_tokens: int | None) -> PoolingParams:
+    """Return the parameters of a call, which may name the truncation apart."""
+    params = PoolingParams() if params is None else params
+    if truncate_prompt_tokens is None:
+        return params
+    return replace(params, truncate_prompt_tokens=truncate_prompt_tokens)
 
 
 def _one_at_a_time(method: MethodT) -> MethodT:
@@ -212,6 +229,130 @@ class LLM:
             for prompt, (m, _) in zip(prompts, loaded, strict=True)
         ]
         return run_batch(self.engine, prompts, sampling_params, use_tqdm, priority)
+
+    @_one_at_a_time
+    def embed(
+        self,
+        prompts: PromptInput | Iterable[PromptInput],
+        *,
+        pooling_params: PoolingParams | None = None,
+        prompt_name: str | None = None,
+        use_tqdm: ShowProgress = True,
+        truncate_prompt_tokens: int | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+        **unsupported: Any,
+    ) -> list[EmbeddingRequestOutput]:
+        """Return the embedding of each prompt: the hidden state of its last token.
+
+        Args:
+            prompts: As in ``generate``.
+            pooling_params: Dimensions, normalisation, truncation.
+            prompt_name: Name of a prompt of the checkpoint that precedes each text, as ``query``.
+            use_tqdm: As in ``generate``.
+            truncate_prompt_tokens: As in ``pooling_params``.
+            lora_request: As in ``generate``.
+            **unsupported: As in ``generate``.
+
+        Raises:
+            RequestError: The checkpoint has no such embedding, or a prompt is too long.
+            ConcurrentCall: Another call is running.
+
+        Effects: prompts stay cached for later calls of any kind.
+        """
+        refuse_arguments(unsupported)
+        params = _pooling(pooling_params, truncate_prompt_tokens)
+        return scoring_api.embed(self.engine, prompts, params, prompt_name, use_tqdm, lora_request)
+
+    @_one_at_a_time
+    def classify(
+        self,
+        prompts: PromptInput | Iterable[PromptInput],
+        *,
+        pooling_params: PoolingParams | None = None,
+        use_tqdm: ShowProgress = True,
+        truncate_prompt_tokens: int | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+        **unsupported: Any,
+    ) -> list[ClassificationRequestOutput]:
+        """Return the probability of each class of a ``ForSequenceClassification``, per prompt.
+
+        Arguments, errors and effects are those of ``embed``.
+        """
+        refuse_arguments(unsupported)
+        params = _pooling(pooling_params, truncate_prompt_tokens)
+        return scoring_api.classify(self.engine, prompts, params, use_tqdm, lora_request)
+
+    @_one_at_a_time
+    def score(
+        self,
+        data_1: str | Sequence[str],
+        data_2: str | Sequence[str],
+        /,
+        *,
+        instruction: str | None = None,
+        cache_salt: str = "",
+        pooling_params: PoolingParams | None = None,
+        use_tqdm: ShowProgress = True,
+        truncate_prompt_tokens: int | None = None,
+        lora_request: LoRARequest | None = None,
+        **unsupported: Any,
+    ) -> list[ScoringRequestOutput]:
+        """Return how well documents answer a query, which is computed once for all of them.
+
+        Args:
+            data_1: One query for all documents, or one per document.
+            data_2: The documents.
+            instruction: What makes a document relevant; None is the template's own.
+            cache_salt: As in ``PromptDict``.
+            pooling_params: Truncation, and whether to give logits.
+            use_tqdm: As in ``generate``.
+            truncate_prompt_tokens: Maximum tokens of a pair, of which the document is cut.
+            lora_request: As in ``generate``; one for all.
+            **unsupported: As in ``generate``.
+
+        Returns:
+            One score per document: of a classifier with one class or of the answers in
+            ``score_tokens`` from 0 to 1, of an embedder the cosine.
+
+        Raises:
+            RequestError: The model gives no scores, or a pair is too long.
+            ConcurrentCall: Another call is running.
+        """
+        refuse_arguments(unsupported)
+        check_salt(cache_salt)
+        queries = [Query(text, instruction) for text in scoring_api.texts_of("data_1", data_1)]
+        documents = scoring_api.texts_of("data_2", data_2)
+        params = _pooling(pooling_params, truncate_prompt_tokens)
+        return scoring_api.score(
+            self.engine, queries, documents, params, use_tqdm, lora_request, cache_salt
+        )
+
+    @_one_at_a_time
+    def choose(
+        self,
+        prompt: PromptInput,
+        choices: Sequence[str | Sequence[int]],
+        *,
+        use_tqdm: ShowProgress = False,
+        lora_request: LoRARequest | None = None,
+    ) -> ChoiceOutput:
+        """Return how likely given continuations of a prompt are; it is computed once for all.
+
+        Args:
+            prompt: A text, token ids, or a dict (see ``PromptDict``).
+            choices: Texts that continue the text, with the space that precedes them; or rows of
+                token ids.
+            use_tqdm: As in ``generate``.
+            lora_request: As in ``generate``.
+
+        Returns:
+            The log-probability of each choice, and which is the best.
+
+        Raises:
+            RequestError: A choice has no tokens, or is too long behind the prompt.
+            ConcurrentCall: Another call is running.
+        """
+        return scoring_api.choose(self.engine, prompt, choices, use_tqdm, lora_request)
 
     def get_tokenizer(self) -> Any:
         """Return the model's tokenizer.

@@ -123,6 +123,15 @@ class TokenizerExecutor:
         self._engine.owner.check()
         return await self._texts.run(cache_salt, work)
 
+    async def run_long(self, work: Callable[[], AnswerT], cache_salt: str = "") -> AnswerT:
+        """Run work of any length with a tokenizer of its own, beside that of ``run``.
+
+        Raises:
+            ForkedProcess: This is a fork of the engine's process; the threads stayed there.
+        """
+        self._engine.owner.check()
+        return await self._long_texts.run(cache_salt, work)
+
     async def encode(self, prompt: Prompt, add_special_tokens: bool = True) -> list[int]:
         """Return a text's token ids."""
         engine = self._engine

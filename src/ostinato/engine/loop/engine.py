@@ -37,6 +37,7 @@ from ostinato.engine.requests.prompts import Prompt
 from ostinato.engine.requests.read_defaults import read_defaults
 from ostinato.engine.requests.request_state import RequestState
 from ostinato.engine.requests.request_validation import PreparedRequest
+from ostinato.engine.scoring.scorer import Scorer
 from ostinato.engine.settings.config import EngineConfig
 from ostinato.engine.settings.setup import Setup, set_up
 from ostinato.engine.tiers.open_tiers import open_tiers
@@ -70,6 +71,7 @@ class Engine:
         audit: Recomputes hits in idle moments, and compares.
         grammars: Compiles structured outputs; safe in any thread.
         params: Prepares sampling parameters; safe in any thread.
+        scorer: Turns texts into embeddings, scores and classes; for one thread.
         plugged: What replaces built-in parts.
         is_computing: Whether a forward pass is running: an exception now only ends the step.
         recorder: Records traces, where one was started.
@@ -152,6 +154,7 @@ class Engine:
         )
         self.make_request, self.grammars = requests.make, requests.grammars
         self.params = requests.params
+        self.scorer = Scorer(self.loaded, config, self.max_model_len)
         self._clean_up_with(self.recorder.stop)
         self.kv_events = publish_kv_events(config, self.cache, self.loaded.device.type, clock)
         if self.kv_events is not None:

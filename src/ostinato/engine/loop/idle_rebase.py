@@ -173,8 +173,9 @@ class IdleRebase:
     def note_answer(self, state: RequestState) -> None:
         """Accept one offer for a request that has ended with an answer; others get none."""
         request = state.request
-        is_plain = request.params.n == 1 and not request.images and state.error is None
-        if self.is_on and is_plain and request.cache_read and request.cache_write:
+        params, is_sound = request.params, not request.images and state.error is None
+        has_answer = params.n == 1 and params.readout is None
+        if self.is_on and has_answer and is_sound and request.cache_read and request.cache_write:
             self._tickets[request.request_id] = request.identity
             _bound(self._tickets, MAX_TICKETS)
 

@@ -145,7 +145,7 @@ class RequestFactory:
         if params.structured_outputs is not None and constraint is None:
             constraint = self.grammars.compile(params.structured_outputs, prompt.cache_salt)
         cache_read = prompt.cache_read and not params.skip_reading_prefix_cache
-        reads = cache_read and params.prompt_logprobs is None
+        reads = cache_read and (params.prompt_logprobs is None or params.prompt_logprob_start > 1)
         known = prompt.known
         request = Request(
             RequestId(name),

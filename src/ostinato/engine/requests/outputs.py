@@ -4,6 +4,7 @@ One ``RequestOutput`` is the state of a request at one moment; a stream is a seq
 with all of the text so far.
 """
 
+from array import array
 from dataclasses import dataclass, field, replace
 
 
@@ -101,6 +102,8 @@ class CompletionOutput:
             asked for.
         cumulative_logprob: Sum over the generated tokens; None unless log-probabilities were
             asked for.
+        readout: The hidden state or the logits that ``readout`` of its parameters names; None
+            without one.
     """
 
     index: int
@@ -110,6 +113,7 @@ class CompletionOutput:
     stop_reason: int | str | None = None
     logprobs: list[dict[int, Logprob]] | None = None
     cumulative_logprob: float | None = None
+    readout: "array[float] | None" = None
 
     @property
     def finished(self) -> bool:

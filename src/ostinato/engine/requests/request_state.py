@@ -35,6 +35,7 @@ class CompletionState:
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
         self.num_streamed = 0  # tokens sent to its stream
+        self.readout: array[float] | None = None
         self._params = made.params
         self._eos_token_ids = request.eos_token_ids
         self._tokens = tokens
@@ -64,6 +65,9 @@ class CompletionState:
             reason: Why the sequence ended with it, if it did. An id that stopped it is no part
                 of the text, unless stop strings are to be included.
         """
+        if token.readout is not None:  # what was sampled besides is no answer
+            self.readout = token.readout
+            return
         self.token_ids.append(token.token_id)
         if token.logprobs:
             self.logprobs.append(named_logprobs(token.logprobs, self._tokens))
@@ -110,7 +114,9 @@ class RequestState:
         self._last_token_s: float | None = None
         self._finished_s: float | None = None
         self._leader: SchedSequence | None = None
-        self._prompt_logprobs: list[dict[int, Logprob] | None] = [None]
+        length = len(self._prompt_token_ids)
+        self._first_scored = min(made.params.prompt_logprob_start, length)
+        self._prompt_logprobs: list[dict[int, Logprob] | None] = [None] * self._first_scored
         self._completions = [CompletionState(index, made, tokens) for index in range(made.params.n)]
 
     @property
@@ -246,15 +252,16 @@ class RequestState:
             stop_reason=completion.stop_reason,
             logprobs=completion.logprobs[:] if wanted else None,
             cumulative_logprob=completion.cumulative_logprob if wanted else None,
+            readout=completion.readout,
         )
 
     def _prompt_logprobs_so_far(self) -> list[dict[int, Logprob] | None] | None:
-        """Return those of the prompt, each converted once; its first token has none."""
+        """Return those of the prompt, each converted once; those before the first have none."""
         if self.params.prompt_logprobs is None:
             return None
         known = self._prompt_logprobs
         if self._leader is not None:
-            new = self._leader.prompt_logprobs[len(known) - 1 :]
+            new = self._leader.prompt_logprobs[len(known) - self._first_scored :]
             known += [named_logprobs(tokens, self._tokens) for tokens in new]
         return known[:]
 

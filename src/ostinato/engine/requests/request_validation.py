@@ -137,6 +137,7 @@ def resolve_params(params: Any, loaded: LoadedModel, max_logprobs: int) -> Sampl
             f"n={params.n}: must be at most {MAX_SAMPLES}; send the prompt again for more"
         )
     _check_ids(params, loaded.vocab_size)
+    check_purpose(params, loaded)
     params = params.clone()  # the caller may change theirs
     changes: dict[str, Any] = {}
     for name in ("logprobs", "prompt_logprobs"):
@@ -147,6 +148,27 @@ def resolve_params(params: Any, loaded: LoadedModel, max_logprobs: int) -> Sampl
         if number != requested:
             changes[name] = number
     return spell_bad_words(replace(params, **changes) if changes else params, loaded)
+
+
+def check_purpose(params: SamplingParams, loaded: LoadedModel) -> None:
+    """Refuse what the head of a checkpoint cannot give.
+
+    Raises:
+        InvalidSamplingParams: A text of a model without a language head, or rows of the head that
+            there are not.
+    """
+    if params.readout is None:
+        if loaded.head.kind != "tokens":
+            raise InvalidSamplingParams(
+                f"model {loaded.name!r} has no language head and generates nothing: call embed() "
+                "or score(), for classes classify(), or load a checkpoint that ends in ForCausalLM"
+            )
+        return
+    for row in params.readout:
+        if not 0 <= row < loaded.num_outputs:
+            raise InvalidSamplingParams(
+                f"readout={row}: must be from 0 to {loaded.num_outputs - 1}"
+            )
 
 
 def spell_bad_words(params: SamplingParams, loaded: LoadedModel) -> SamplingParams:

@@ -34,10 +34,6 @@ UNSUPPORTED_SAMPLING = {
     "flat_logprobs": Unsupported("log-probabilities come as one dict per token", (False,)),
     "logprob_token_ids": Unsupported("set logprobs=-1 and pick the ids from the result"),
     "prompt_logprob_token_ids": Unsupported("set prompt_logprobs=-1 and pick the ids"),
-    "prompt_logprob_start": Unsupported(
-        "set prompt_logprobs and cut the list; every position is computed",
-        (None, 0),
-    ),
     "skip_clone": Unsupported("a request samples with a copy of its own", (False, True)),
     "thinking_token_budget": Unsupported("limit the whole answer with max_tokens", (None, -1)),
     "repetition_detection": Unsupported("use repetition_penalty or frequency_penalty"),
@@ -84,7 +80,7 @@ class SamplingParams(core.SamplingParams):
             engine's ``stream_interval``; the first and the last output are sent at once.
         skip_reading_prefix_cache: Compute the whole prompt, whatever is cached.
 
-    ``top_k=-1`` is accepted for 0 and ``seed=-1`` for None.
+    ``top_k=-1`` is accepted for 0, ``seed=-1`` for None, and ``prompt_logprob_start=0`` for 1.
     """
 
     bad_words: Sequence[str] = ()
@@ -123,6 +119,7 @@ class SamplingParams(core.SamplingParams):
             ("seed", -(2**63), 2**64 - 1),
             ("logprobs", -1, None),
             ("prompt_logprobs", -1, None),
+            ("prompt_logprob_start", 1, None),
             ("truncate_prompt_tokens", -1, None),
             ("stream_interval", 1, None),
         ):
@@ -157,6 +154,16 @@ class SamplingParams(core.SamplingParams):
             raise InvalidSamplingParams("allowed_token_ids is empty: name one, or give None")
         if () in self.bad_words_ids:
             raise InvalidSamplingParams("bad_words_ids has an empty row: a word has tokens")
+        if self.prompt_logprobs is None and self.prompt_logprob_start > 1:
+            raise InvalidSamplingParams(
+                f"prompt_logprob_start={self.prompt_logprob_start} says where prompt_logprobs "
+                "begin, and none are asked for: set prompt_logprobs=0"
+            )
+        if self.readout is not None and (self.n, self.max_tokens) != (1, 1):
+            raise InvalidSamplingParams(
+                f"readout with n={self.n} and max_tokens={self.max_tokens}: it is read once, after "
+                "the prompt; set both to 1"
+            )
         if not isinstance(self.output_kind, RequestOutputKind):
             raise InvalidSamplingParams(
                 f"output_kind={self.output_kind!r:.80}: must be a RequestOutputKind"
@@ -170,9 +177,13 @@ class SamplingParams(core.SamplingParams):
         object.__setattr__(self, "bad_words", _strings("bad_words", self.bad_words))
         rows = tuple(_ids("bad_words_ids", row) for row in self.bad_words_ids or ())
         object.__setattr__(self, "bad_words_ids", rows)
+        if self.readout is not None:
+            object.__setattr__(self, "readout", tuple(_ids("readout", self.readout)))
         if self.allowed_token_ids is not None:
             allowed = _ids("allowed_token_ids", self.allowed_token_ids)
             object.__setattr__(self, "allowed_token_ids", allowed)
+        if not self.prompt_logprob_start:
+            object.__setattr__(self, "prompt_logprob_start", 1)
         if self.top_k == -1:
             object.__setattr__(self, "top_k", 0)
         if self.seed == -1:

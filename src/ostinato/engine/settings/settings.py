@@ -51,6 +51,7 @@ _NAME = "a name, or a class of your own as FILE.py:Class"
 _model = partial(setting, group=MODEL)
 _computing = partial(setting, group=COMPUTING)
 _lora = partial(setting, group=LORA)
+_scoring = partial(setting, group="Scoring", page="scoring.md")
 _events = partial(setting, group="KV events")
 _images = partial(setting, group="Images")
 _media = partial(same_setting, MediaLimits, group="Images")
@@ -131,6 +132,13 @@ class EngineSettings:
     read_once: ReadOnce = _computing("auto")
     """Whether a step reads blocks shared by its sequences only once: ``auto``, where that is
     cheaper, ``always`` or ``never``."""
+
+    score_template: str = _scoring("auto", kind="'auto', 'pair', 'qwen3' or a file of Jinja")
+    """How a query and a document become one prompt: ``qwen3`` is Qwen3-Reranker's, ``pair`` the
+    tokenizer's own of two texts; ``auto`` is ``pair`` for a classifier and else ``qwen3``."""
+    score_tokens: str = _scoring("no,yes")
+    """The two answers whose logits are compared where a model with a language head gives scores,
+    the negative one first."""
 
     enable_lora: bool = _lora(False, page="adapters.md")
     """Allow LoRA adapters."""

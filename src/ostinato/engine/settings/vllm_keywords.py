@@ -22,7 +22,10 @@ ALIASES = {
 
 _ONE_PROCESS = "a model runs in one process; run several engines behind a load balancer"
 _NO_IMAGES = "images are processed as the checkpoint says; audio and video are not served"
-_NO_POOLING = "only text generation is served"
+_POOLING = (
+    "the checkpoint says how it pools; embed(), score() and classify() work beside generate()"
+)
+_NO_EMBEDS = "prompts are texts or token ids, and outputs are tokens"
 _GRAMMAR = "structured outputs have one backend and no options"
 
 _BY_REASON: Mapping[str, Mapping[str, tuple[object, ...]]] = {
@@ -148,12 +151,14 @@ _BY_REASON: Mapping[str, Mapping[str, tuple[object, ...]]] = {
         "rope_scaling": ({},),
         "rope_theta": (),
     },
-    _NO_POOLING: {
-        "task": ("auto", "generate"),
-        "runner": ("auto", "generate"),
-        "convert": ("auto", "none"),
+    _POOLING: {
+        "task": ("auto", "generate", "embed", "embedding", "score", "classify"),
+        "runner": ("auto", "generate", "pooling"),
+        "convert": ("auto", "none", "embed", "classify"),
         "pooler_config": (),
         "override_pooler_config": (),
+    },
+    _NO_EMBEDS: {
         "enable_prompt_embeds": (False,),
         "io_processor_plugin": (),
         "enable_return_routed_experts": (False,),
@@ -254,11 +259,8 @@ _ARGUMENTS = (
 )
 
 UNSUPPORTED_CALLS: Mapping[str, str] = {
-    "embed": _NO_POOLING,
-    "encode": f"{_NO_POOLING}; for token ids, call get_tokenizer()(text)",
-    "classify": f"{_NO_POOLING}; compare logprobs of the labels' tokens in generate()",
-    "score": f"{_NO_POOLING}; sum the prompt_logprobs that generate() returns",
-    "reward": _NO_POOLING,
+    "encode": "call embed() or classify(); for token ids, get_tokenizer()(text)",
+    "reward": "call classify() on a checkpoint with one class, use_activation=False",
     "beam_search": "beams are not searched; sample n continuations with logprobs=0 and keep the "
     "one with the highest cumulative_logprob",
     "sleep": "close() the LLM, and make another one when it is needed",

@@ -14,6 +14,7 @@ from aiohttp import web
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from ostinato.core.errors import OstinatoError
+from ostinato.protocol.lenient import SCORING_PATHS
 from ostinato.router.process.admin import FleetAdmin
 from ostinato.router.process.admission import Admission
 from ostinato.router.process.config import FleetConfig
@@ -45,12 +46,12 @@ GENERATING = (
     "/v1/completions",
     "/v1/responses",
     "/v1/messages",
+    *SCORING_PATHS,
 )
-"""Routes whose worker is chosen by the prompt."""
+"""Routes whose worker is chosen by the prompt; that of scores is the query."""
 
 FORWARDED = (
     ("POST", "/v1/messages/count_tokens"),
-    ("POST", "/v1/embeddings"),
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
     ("GET", "/v1/responses/{number}"),

@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
 from ostinato.core.errors import ConfigError, OstinatoError
+from ostinato.protocol.lenient import SCORING_PATHS
 from ostinato.router.process.headers import routing_headers, session_of
 from ostinato.router.process.tokenizer import LocalTokenizer
 from ostinato.router.process.tokens import PromptTokens
@@ -28,8 +29,11 @@ logger = logging.getLogger("ostinato")
 
 _MAX_BODY_BYTES = 8 * 2**20
 _MAX_ATTEMPTS = 3
-_ROUTED = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
-_FORWARDED = ("/v1/messages/count_tokens", "/v1/embeddings", "/tokenize", "/detokenize")
+_ROUTED = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"),
+    *SCORING_PATHS,
+)
+_FORWARDED = ("/v1/messages/count_tokens", "/tokenize", "/detokenize")
 _NOT_FORWARDED = (b"host", b"origin", b"content-length", b"transfer-encoding", b"connection")
 
 

@@ -15,6 +15,7 @@ from ostinato.runner.attention.registration import LayerAttention
 from ostinato.runner.forward.decoder import Call, Decoder
 from ostinato.runner.forward.embedding_and_rope import Lookup, look_up_embeddings
 from ostinato.runner.forward.steps import ModuleCalls, StepInput, Steps
+from ostinato.runner.heads import HiddenRows
 from ostinato.runner.inputs import Ints
 
 
@@ -49,6 +50,8 @@ class FusedForward:
         rows: Ints | None = None,
         adapters: StepAdapters | None = None,
         vectors: Tensor | None = None,
+        *,
+        hidden: HiddenRows | None = None,
     ) -> Tensor:
         """Return logits, shape (num_rows, vocab_size); arguments as in ``ModelCall``."""
         assert position_ids is not None and step is not None, "a step of ours"
@@ -58,5 +61,5 @@ class FusedForward:
         else:
             given = Lookup.whole(vectors)
         wanted = np.arange(len(given)) if rows is None else rows
-        logits = self._steps.run(StepInput(given, position_ids, step, wanted, adapters))
+        logits = self._steps.run(StepInput(given, position_ids, step, wanted, adapters), hidden)
         return logits if decoder.edit_logits is None else decoder.edit_logits(logits)

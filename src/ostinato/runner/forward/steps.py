@@ -56,6 +56,7 @@ from ostinato.runner.forward.program import (
     Write,
 )
 from ostinato.runner.forward.stand_ins import call_keywords
+from ostinato.runner.heads import HiddenRows
 from ostinato.runner.inputs import Ints
 from ostinato.runner.native.checks import address_of, fill_rows, within
 from ostinato.runner.native.ctypes_api import Attention as AttentionRecord
@@ -117,8 +118,12 @@ class Steps:
         }
         self._programs: dict[tuple[bool, bool], _StepProgram] = {}
 
-    def run(self, given: StepInput) -> Tensor:
+    def run(self, given: StepInput, hidden: HiddenRows | None = None) -> Tensor:
         """Compute a step.
+
+        Args:
+            given: The step.
+            hidden: Takes the input of the head; None keeps none.
 
         Returns:
             New logits, shape (num_wanted, vocab_size).
@@ -138,7 +143,10 @@ class Steps:
                 self._decoder, self._library, self._calls, self._angles, steps, most_rows, lora
             )
             self._programs[key] = program
-        return program.run(given, steps)
+        logits = program.run(given, steps)
+        if hidden is not None:
+            hidden.rows = program.hidden[: len(given.wanted)].clone()
+        return logits
 
 
 Operations = Generator[tuple[Step, bool], None, None]
@@ -255,7 +263,8 @@ class _StepProgram:
             yield from self._narrow(None)
         for layer in decoder.layers:
             yield from self._layer(layer)
-        normed = yield from self._normed(decoder.norm)
+        normed = yield from self._normed(decoder.norm, for_all=True)
+        self.hidden = self._whole(normed)  # the input of the head, of the wanted rows
         logits = normed.new_empty(len(normed), decoder.head.weight.num_rows)
         self._head = self._record(decoder.head, normed, logits)  # each step sets its own logits
         yield self._at(self._head)

@@ -10,6 +10,8 @@ Files in reading order:
 * ``responses``: ``/v1/responses``
 * ``messages``: Anthropic's ``/v1/messages`` and ``/v1/messages/count_tokens``
 * ``tokens``: ``/tokenize`` and ``/detokenize``, as vLLM has them
+* ``embeddings``: ``/v1/embeddings``, and vLLM's ``/classify``
+* ``scores``: ``/v1/score``, ``/v1/rerank`` as Cohere and Jina have it, and ``/v1/choose``
 * ``explain``: ``/v1/explain``: why a request's prompt missed
 * ``metrics``: Prometheus metrics of the engine and of requests, ``/metrics``
 * ``playground``: the page's playground: origins of tokens, and savings

@@ -1,0 +1,342 @@
+"""Turns texts into requests, and their outputs into numbers.
+
+::
+
+    texts ─► prompts (token ids) ─► one request each ─► hidden states or logits ─► numbers
+"""
+
+import copy
+import math
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+
+from ostinato.engine.requests.outputs import RequestOutput
+from ostinato.engine.requests.prompts import Prompt
+from ostinato.engine.requests.request_validation import refuse_long_text, tokenize
+from ostinato.engine.requests.sampling_params import SamplingParams
+from ostinato.engine.scoring.choices import choice_prompt
+from ostinato.engine.scoring.outputs import ClassificationOutput
+from ostinato.engine.scoring.pooling import Pooling
+from ostinato.engine.scoring.pooling_params import PoolingParams
+from ostinato.engine.scoring.templates import INSTRUCTION, PairTemplate
+from ostinato.engine.settings.config import EngineConfig
+from ostinato.errors import ConfigError, InvalidSamplingParams, PromptTooLong, RequestError
+from ostinato.runner.model_loader import LoadedModel
+from ostinato.runner.sampling.readouts import HIDDEN_STATE
+
+ScoreKind = Literal["classes", "embeddings", "yes_no"]
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What documents are compared with.
+
+    Attributes:
+        text: The query.
+        instruction: What makes a document relevant; None is the template's own.
+    """
+
+    text: str
+    instruction: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringPlan:
+    """The requests of pairs, in order.
+
+    Attributes:
+        prompts: One per request.
+        params: Of all requests.
+        num_queries: Requests for the queries themselves, which come first; of an embedder.
+    """
+
+    prompts: list[Prompt]
+    params: SamplingParams
+    num_queries: int = 0
+    of_query: tuple[int, ...] = field(default=())  # the query of each document
+
+
+class Scorer:
+    """Embeds, scores and classifies with one engine; one thread at a time may call it."""
+
+    def __init__(self, loaded: LoadedModel, config: EngineConfig, max_model_len: int) -> None:
+        """Take a model; its files are read at the first use.
+
+        Raises:
+            ConfigError: ``score_template`` is neither a name nor a file of Jinja.
+        """
+        self._loaded, self._config, self._most = loaded, config, max_model_len
+        name = config.score_template
+        if name == "auto":
+            name = "pair" if loaded.head.kind == "classes" else "qwen3"
+        self._template = PairTemplate.named(name)
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        """A copy of the model's tokenizer: cutting texts changes its state for others.
+
+        Raises:
+            MissingTokenizer: The checkpoint has none.
+        """
+        return copy.deepcopy(self._loaded.require_tokenizer())
+
+    @cached_property
+    def pooling(self) -> Pooling:
+        """How the checkpoint makes embeddings."""
+        return Pooling.read(self._loaded.path, self._loaded.config)
+
+    @property
+    def score_kind(self) -> ScoreKind:
+        """What scores are made of."""
+        kind = self._loaded.head.kind
+        if kind == "classes":
+            return "classes"
+        return "embeddings" if kind == "none" or self.pooling.is_embedder else "yes_no"
+
+    # --- embeddings ---
+
+    def embedding_params(self, params: PoolingParams) -> SamplingParams:
+        """Return the sampling parameters of an embedding.
+
+        Raises:
+            InvalidSamplingParams: The checkpoint has none, or none of that length.
+        """
+        if self.pooling.refusal:
+            raise InvalidSamplingParams(self.pooling.refusal)
+        width, sizes = self.width, self.pooling.dimensions
+        size = params.dimensions
+        if size is not None and (size > width or (sizes and size not in (*sizes, width))):
+            limit = f"one of {', '.join(map(str, sizes))}" if sizes else f"at most {width}"
+            raise InvalidSamplingParams(f"dimensions={size}: must be {limit} for this model")
+        return _reading(HIDDEN_STATE)
+
+    @property
+    def width(self) -> int:
+        """Numbers of a whole embedding."""
+        return int(self._loaded.config.get_text_config().hidden_size)
+
+    def embedding(self, output: RequestOutput, params: PoolingParams) -> "array[float]":
+        """Return the embedding of a finished request, shape (dimensions,)."""
+        numbers = np.array(_numbers(output))[: params.dimensions]
+        does_normalize = self.pooling.normalizes if params.normalize is None else params.normalize
+        if does_normalize:
+            numbers = numbers / max(float(np.linalg.norm(numbers)), 1e-12)
+        return array("d", numbers.tobytes())
+
+    def named_prompt(self, name: str | None) -> str:
+        """Return the text that precedes those of a name; empty for None.
+
+        Raises:
+            RequestError: The checkpoint has no prompt of that name.
+        """
+        if name is None:
+            return ""
+        prompts = self.pooling.prompts
+        if name not in prompts:
+            raise RequestError(
+                f"prompt_name={name!r:.80}: the checkpoint has {', '.join(prompts) or 'none'}"
+            )
+        return prompts[name]
+
+    def cut(self, prompt: Prompt, params: PoolingParams) -> Prompt:
+        """Return a prompt with its token ids, without what is beyond ``truncate_prompt_tokens``.
+
+        Raises:
+            MissingTokenizer: It is a text, and the checkpoint has no tokenizer.
+            PromptTooLong: It is longer than the model takes, and is not to be cut.
+            RequestError: It has images.
+        """
+        if prompt.images:
+            raise RequestError("images are not embedded or scored: leave them out")
+        most = params.most_tokens(self._most)
+        if prompt.token_ids is not None or most is None:
+            tokenizer = None if prompt.text is None else self._tokenizer
+            ids = tokenize(prompt, self._loaded, self._most, tokenizer)
+            return replace(prompt, token_ids=ids[:most], known=None)
+        tokenizer = self._tokenizer
+        ids = tokenizer(prompt.text, truncation=True, max_length=most, verbose=False)["input_ids"]
+        return replace(prompt, token_ids=ids, known=None)
+
+    def first_tokens(self, text: str, most: int | None) -> str:
+        """Return the beginning of a text that has at most so many tokens; None is all of it."""
+        if most is None:
+            return text
+        ids = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return text if len(ids) <= most else str(self._tokenizer.decode(ids[:most]))
+
+    def choice(self, prompt: Prompt, choice: str | Sequence[int]) -> tuple[Prompt, SamplingParams]:
+        """Return the request of a choice; raises as ``choices.choice_prompt``."""
+        if prompt.images:
+            raise RequestError("images are not embedded or scored: leave them out")
+        tokenizer = None if prompt.text is None else self._tokenizer
+        return choice_prompt(prompt, choice, self._loaded, self._most, tokenizer)
+
+    # --- classes ---
+
+    def class_params(self) -> SamplingParams:
+        """Return the sampling parameters of a classification.
+
+        Raises:
+            InvalidSamplingParams: The checkpoint has no classes.
+        """
+        num_classes = len(self._loaded.head.labels)
+        if not num_classes:
+            raise InvalidSamplingParams(
+                f"model {self._loaded.name!r} has no classes: load a checkpoint that ends in "
+                "ForSequenceClassification, or compare texts with choose()"
+            )
+        return _reading(tuple(range(num_classes)))
+
+    def classes(self, output: RequestOutput, params: PoolingParams) -> ClassificationOutput:
+        """Return the classes of a finished request."""
+        head, logits = self._loaded.head, np.array(_numbers(output))
+        label = head.labels[int(logits.argmax())]
+        if not params.use_activation:
+            return ClassificationOutput(logits.tolist(), label)
+        if head.is_multi_label or len(logits) == 1:
+            return ClassificationOutput([_sigmoid(x) for x in logits.tolist()], label)
+        weights = np.exp(logits - logits.max())
+        return ClassificationOutput((weights / weights.sum()).tolist(), label)
+
+    # --- scores ---
+
+    def plan(
+        self,
+        queries: Sequence[Query],
+        documents: Sequence[str],
+        of_query: Sequence[int],
+        prompt_context: Prompt,
+        params: PoolingParams,
+    ) -> ScoringPlan:
+        """Return the requests that score documents.
+
+        Args:
+            queries: In order.
+            documents: In order.
+            of_query: Which query each document is compared with, shape (num_documents,).
+            prompt_context: A prompt of the sender.
+            params: How long prompts may be.
+
+        Raises:
+            RequestError: The model gives no scores, or a pair is too long.
+            MissingTokenizer: The checkpoint has none.
+        """
+        kind = self.score_kind
+        if kind == "embeddings":
+            texts = [*map(self._query_text, queries), *documents]
+            reading = self.embedding_params(PoolingParams())
+            prompts = [self.cut(replace(prompt_context, text=text), params) for text in texts]
+            return ScoringPlan(prompts, reading, len(queries), tuple(of_query))
+        reading = self._class_score() if kind == "classes" else self._yes_no()
+        pairs = zip(of_query, documents, strict=True)
+        prompts = [
+            replace(prompt_context, token_ids=self._pair(queries[index], document, params))
+            for index, document in pairs
+        ]
+        return ScoringPlan(prompts, reading)
+
+    def scores(
+        self, plan: ScoringPlan, outputs: Sequence[RequestOutput], params: PoolingParams
+    ) -> list[float]:
+        """Return the score of each document from the outputs of a plan's requests, in order."""
+        if self.score_kind == "embeddings":
+            unit = [self.embedding(output, PoolingParams(normalize=True)) for output in outputs]
+            queries, documents = unit[: plan.num_queries], unit[plan.num_queries :]
+            pairs = zip(plan.of_query, documents, strict=True)
+            return [math.fsum(map(float.__mul__, queries[q], document)) for q, document in pairs]
+        logits = [_numbers(output) for output in outputs]
+        # Of two logits: softmax's share of the second is the sigmoid of their difference.
+        raw = [row[-1] - (row[0] if len(row) == 2 else 0.0) for row in logits]
+        return [_sigmoid(x) for x in raw] if params.use_activation else raw
+
+    def _query_text(self, query: Query) -> str:
+        """Return a query as an embedder reads it."""
+        if query.instruction is not None:
+            return f"Instruct: {query.instruction}\nQuery:{query.text}"
+        return self.pooling.prompts.get("query", "") + query.text
+
+    def _class_score(self) -> SamplingParams:
+        labels = self._loaded.head.labels
+        if len(labels) != 1:
+            raise InvalidSamplingParams(
+                f"model {self._loaded.name!r} has {len(labels)} classes, and a score is that of "
+                "one: call classify()"
+            )
+        return _reading((0,))
+
+    def _yes_no(self) -> SamplingParams:
+        return _reading(self._answer_ids)
+
+    @cached_property
+    def _answer_ids(self) -> tuple[int, int]:
+        """The ids of the two answers, the positive one last.
+
+        Raises:
+            ConfigError: ``score_tokens`` does not name two tokens.
+        """
+        words = self._config.score_tokens.split(",")
+        tokenizer = self._tokenizer
+        rows = [tokenizer(word, add_special_tokens=False)["input_ids"] for word in words]
+        if len(rows) != 2 or any(len(row) != 1 for row in rows):
+            raise ConfigError(
+                f"score_tokens={self._config.score_tokens!r}: must be two words of one token each "
+                f"for this model's tokenizer, the negative one first; they have "
+                f"{' and '.join(str(len(row)) for row in rows)} tokens"
+            )
+        return int(rows[0][0]), int(rows[1][0])
+
+    def _pair(self, query: Query, document: str, params: PoolingParams) -> "array[int]":
+        """Return the tokens of a pair; the document alone is cut.
+
+        Raises:
+            PromptTooLong: Without the document there are too many already.
+        """
+        tokenizer = self._tokenizer
+        most = params.most_tokens(self._most)
+        if most is None:
+            refuse_long_text(query.text + document, self._most, tokenizer)
+        ids = self._pair_ids(query, document)
+        if most is not None and len(ids) > most:
+            rest = tokenizer(document, add_special_tokens=False, verbose=False)["input_ids"]
+            surplus = len(ids) - most
+            while len(ids) > most:  # what is cut may be tokenized anew with its neighbours
+                if surplus >= len(rest):
+                    raise PromptTooLong(
+                        f"truncate_prompt_tokens={params.truncate_prompt_tokens}: the query and "
+                        f"its template have {len(self._pair_ids(query, ''))} tokens, so nothing of "
+                        "the document is left; keep more, or shorten the query"
+                    )
+                ids = self._pair_ids(query, tokenizer.decode(rest[: len(rest) - surplus]))
+                surplus += max(0, len(ids) - most)
+        return array("I", ids)
+
+    def _pair_ids(self, query: Query, document: str) -> list[int]:
+        tokenizer = self._tokenizer
+        if self._template is None:
+            text = query.text if query.instruction is None else f"{query.instruction}{query.text}"
+            ids: list[int] = tokenizer(text, document, verbose=False)["input_ids"]
+            return ids
+        instruction = INSTRUCTION if query.instruction is None else query.instruction
+        written = self._template.write(query.text, document, instruction)
+        ids = tokenizer(written, verbose=False)["input_ids"]
+        return ids
+
+
+def _reading(readout: tuple[int, ...]) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=1, detokenize=False, readout=readout)
+
+
+def _numbers(output: RequestOutput) -> "array[float]":
+    numbers = output.outputs[0].readout
+    assert numbers is not None, "a finished request has read them"
+    return numbers
+
+
+def _sigmoid(x: float) -> float:
+    """Return 1 / (1 + exp(-x)) without overflow."""
+    return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))
