@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         StructuredOutputs,
         StructuredOutputsParams,
     )
+    from ostinato.engine.grammar.thinking_budget import ThinkingBudget
     from ostinato.engine.loop.adapters import LoRARequest
     from ostinato.engine.requests.outputs import CompletionOutput, RequestOutput
     from ostinato.engine.requests.prompts import PromptType, TextPrompt, TokensPrompt
@@ -54,6 +55,7 @@ _HOMES = {
     "SamplingParams": "ostinato.engine.requests.sampling_params",
     "StructuredOutputs": "ostinato.engine.grammar.structured_outputs",
     "StructuredOutputsParams": "ostinato.engine.grammar.structured_outputs",
+    "ThinkingBudget": "ostinato.engine.grammar.thinking_budget",
     "TenantShare": "ostinato.settings",
     "MissReason": "ostinato.observe.explanation",
     "Explanation": "ostinato.observe.explanation",
@@ -94,6 +96,7 @@ __all__ = [
     "StructuredOutputsParams",
     "TenantShare",
     "TextPrompt",
+    "ThinkingBudget",
     "TokensPrompt",
     "__version__",
 ]

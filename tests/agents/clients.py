@@ -38,6 +38,7 @@ class AgentClient:
         talks: Whether its questions are lines of its input, in one process.
         script: Makes its script from a question and a number of calls; None: calls of the tool.
         min_in_loop: Share of an append-only client's hits that every request of a loop has.
+        min_next_question: Share of them that the request with the second question has.
         min_second: Share of what two conversations have in common that the second one hits.
         python: The interpreter that its packages need.
         program: A program that is written into its home as ``agent.py``.
@@ -56,6 +57,7 @@ class AgentClient:
     later: tuple[str, ...] = ()
     continues: bool = True
     min_in_loop: float = 0.999
+    min_next_question: float = 0.99
     min_second: float = 0.99
     python: str = "python3"
     program: str = ""
@@ -268,7 +270,8 @@ _CONTINUE = AgentClient(
 
 _SMOL_TOOLS = AgentClient(
     name="smolagents ToolCallingAgent",
-    min_in_loop=0.96,  # what it sends back is not what was written
+    min_in_loop=0.9,  # it writes each call anew, as a text: "Calling tools: ..."
+    min_next_question=0.9,
     source="pypi",
     packages=("smolagents[openai]",),
     tool="sh",
@@ -308,6 +311,7 @@ _LLM = AgentClient(
 )  # fmt: skip
 _AIDER = AgentClient(
     name="aider",
+    min_next_question=0.9,  # it takes its rules away from behind the earlier question
     source="pypi",
     packages=("aider-chat",),
     environment={"OPENAI_API_BASE": "{url}/v1", "OPENAI_API_KEY": "none"},
