@@ -1,4 +1,4 @@
-"""A thinking budget as a constraint: letters are tokens, ``<think>`` and ``</think>`` may be too."""
+"""A thinking budget as a constraint; tokens are letters, marks, and parts of marks."""
 
 from typing import Any
 
