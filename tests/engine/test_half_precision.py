@@ -38,6 +38,7 @@ def test_every_family_is_served_in_16_bits(family: str, dtype: str, make_llm: Ma
     assert [len(output.outputs[0].token_ids) for output in outputs] == [3, 3]
 
 
+@pytest.mark.nightly
 def test_a_processor_with_avx2_alone_serves_16_bits(checkpoints: Checkpoints):
     """torch, oneDNN and the native library are held to AVX2, in a process of their own."""
     held = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "OSTINATO_ISA": "avx2"}

@@ -25,7 +25,7 @@ MakeLLM = Callable[..., LLM]
 _load_facts = cache(load_model)
 
 
-def _load_once(*arguments: Any) -> LoadedModel:
+def load_once(*arguments: Any) -> LoadedModel:
     """Load a model once, however many tokens of keys and values are to fit beside it."""
     *facts, kv_bytes, weight_cache_bytes = arguments
     assert callable(kv_bytes), "the arguments of load_model have changed"
@@ -54,7 +54,7 @@ def make_llm(checkpoints: Checkpoints) -> Iterator[MakeLLM]:
         shares = settings["dtype"] == "float64" and not own_weights
         with pytest.MonkeyPatch.context() as patch:
             if shares:
-                patch.setattr("ostinato.engine.settings.setup.load_model", _load_once)
+                patch.setattr("ostinato.engine.settings.setup.load_model", load_once)
             made.append(LLM(str(path), **settings))
         shared[made[-1]] = shares
         return made[-1]
