@@ -159,6 +159,7 @@ _CLAUDE_CODE = AgentClient(
 
 _CLAUDE_SDK = AgentClient(
     name="Claude agent SDK",
+    min_next_question=0.9,  # its second question follows at once, before the idle work is done
     source="pypi",
     packages=("claude-agent-sdk",),
     path="/v1/messages",
@@ -195,6 +196,7 @@ _OPENCODE = AgentClient(
 
 _QWEN_CODE = AgentClient(
     name="Qwen Code",
+    min_next_question=0.9,  # it lists the files of its folder, its own among them
     source="npm",
     packages=("@qwen-code/qwen-code",),
     tool="run_shell_command",
@@ -270,8 +272,8 @@ _CONTINUE = AgentClient(
 
 _SMOL_TOOLS = AgentClient(
     name="smolagents ToolCallingAgent",
-    min_in_loop=0.9,  # it writes each call anew, as a text: "Calling tools: ..."
-    min_next_question=0.9,
+    min_in_loop=0.97,  # it writes each call anew, as a text: "Calling tools: ..."
+    min_next_question=0.97,
     source="pypi",
     packages=("smolagents[openai]",),
     tool="sh",

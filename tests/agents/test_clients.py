@@ -46,8 +46,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Scri
 class Figures:
     """What an agent hit, as shares of what an append-only client hits.
 
-    Such a client's request hits all that comes before its new message: its prompt up to the end of
-    the last answer.
+    Such a client's request hits the last prompt and the last answer, without reasoning that the
+    template has dropped since; text that a client adds to an answer is new.
 
     Attributes:
         in_loop: The least of all requests inside loops.
@@ -70,9 +70,9 @@ class Figures:
             or len(turn.prompt) < len(turns[place - 1].prompt)
         ]  # fmt: skip
         shares = {
-            place: min(1.0, turns[place].num_cached / turns[place].num_before)
+            place: min(1.0, turns[place].num_cached / before)
             for place in range(1, len(turns))
-            if turns[place].num_before
+            if (before := min(turns[place].num_before, turns[place - 1].num_reusable))
         }
         assert len(starts) in (2, 3), starts
         second = starts[-1]

@@ -225,7 +225,7 @@ class Turn:
     def num_before(self) -> int:
         """Tokens of its prompt before the end of the last answer that it has.
 
-        All behind are new: a result or the user's words. What the template dropped from earlier
+        All behind is new: a result or the user's words. What the template dropped from earlier
         answers is not among them, since no request with this prompt could hit it.
         """
         starts = [place for place, token in enumerate(self.prompt) if token == _START_ID]
