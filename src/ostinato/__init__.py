@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         StructuredOutputs,
         StructuredOutputsParams,
     )
+    from ostinato.engine.grammar.thinking_budget import ThinkingBudget
     from ostinato.engine.loop.adapters import LoRARequest
     from ostinato.engine.requests.outputs import CompletionOutput, RequestOutput
     from ostinato.engine.requests.prompts import PromptType, TextPrompt, TokensPrompt
@@ -66,6 +67,7 @@ _HOMES = {
     "EmbeddingRequestOutput": "ostinato.engine.scoring.outputs",
     "PoolingParams": "ostinato.engine.scoring.pooling_params",
     "ScoringRequestOutput": "ostinato.engine.scoring.outputs",
+    "ThinkingBudget": "ostinato.engine.grammar.thinking_budget",
     "TenantShare": "ostinato.settings",
     "MissReason": "ostinato.observe.explanation",
     "Explanation": "ostinato.observe.explanation",
@@ -111,6 +113,7 @@ __all__ = [
     "StructuredOutputsParams",
     "TenantShare",
     "TextPrompt",
+    "ThinkingBudget",
     "TokensPrompt",
     "__version__",
 ]

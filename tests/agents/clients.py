@@ -38,6 +38,7 @@ class AgentClient:
         talks: Whether its questions are lines of its input, in one process.
         script: Makes its script from a question and a number of calls; None: calls of the tool.
         min_in_loop: Share of an append-only client's hits that every request of a loop has.
+        min_next_question: Share of them that the request with the second question has.
         min_second: Share of what two conversations have in common that the second one hits.
         python: The interpreter that its packages need.
         program: A program that is written into its home as ``agent.py``.
@@ -56,6 +57,7 @@ class AgentClient:
     later: tuple[str, ...] = ()
     continues: bool = True
     min_in_loop: float = 0.999
+    min_next_question: float = 0.99
     min_second: float = 0.99
     python: str = "python3"
     program: str = ""
@@ -157,6 +159,7 @@ _CLAUDE_CODE = AgentClient(
 
 _CLAUDE_SDK = AgentClient(
     name="Claude agent SDK",
+    min_next_question=0.9,  # its second question follows at once, before the idle work is done
     source="pypi",
     packages=("claude-agent-sdk",),
     path="/v1/messages",
@@ -193,6 +196,7 @@ _OPENCODE = AgentClient(
 
 _QWEN_CODE = AgentClient(
     name="Qwen Code",
+    min_next_question=0.9,  # it lists the files of its folder, its own among them
     source="npm",
     packages=("@qwen-code/qwen-code",),
     tool="run_shell_command",
@@ -268,7 +272,8 @@ _CONTINUE = AgentClient(
 
 _SMOL_TOOLS = AgentClient(
     name="smolagents ToolCallingAgent",
-    min_in_loop=0.96,  # what it sends back is not what was written
+    min_in_loop=0.97,  # it writes each call anew, as a text: "Calling tools: ..."
+    min_next_question=0.97,
     source="pypi",
     packages=("smolagents[openai]",),
     tool="sh",
@@ -308,6 +313,7 @@ _LLM = AgentClient(
 )  # fmt: skip
 _AIDER = AgentClient(
     name="aider",
+    min_next_question=0.9,  # it takes its rules away from behind the earlier question
     source="pypi",
     packages=("aider-chat",),
     environment={"OPENAI_API_BASE": "{url}/v1", "OPENAI_API_KEY": "none"},

@@ -46,6 +46,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Scri
 class Figures:
     """What an agent hit, as shares of what an append-only client hits.
 
+    Such a client's request hits the last prompt and the last answer, without reasoning that the
+    template has dropped since; text that a client adds to an answer is new.
+
     Attributes:
         in_loop: The least of all requests inside loops.
         next_question: Of the request with the second question; None where there is none.
@@ -67,8 +70,9 @@ class Figures:
             or len(turn.prompt) < len(turns[place - 1].prompt)
         ]  # fmt: skip
         shares = {
-            place: turns[place].num_cached / turns[place - 1].num_reusable
+            place: min(1.0, turns[place].num_cached / before)
             for place in range(1, len(turns))
+            if (before := min(turns[place].num_before, turns[place - 1].num_reusable))
         }
         assert len(starts) in (2, 3), starts
         second = starts[-1]
@@ -143,4 +147,5 @@ def test_an_agent_connects_and_hits(
     row += ["–" if share is None else f"{share:.1%}" for share in shares]
     print(f"\n| {' | '.join(row)} |")
     assert figures.in_loop >= client.min_in_loop
+    assert figures.next_question is None or figures.next_question >= client.min_next_question
     assert figures.second >= client.min_second

@@ -37,6 +37,7 @@ CONTEXT = 131_072
 
 _END = "<|im_end|>"
 _SPECIAL = ("<|endoftext|>", "<|im_start|>", _END)
+_START_ID, _END_ID = 1, 2  # a trainer numbers its special tokens first
 _MARKS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>",
           "<think>", "</think>")  # fmt: skip
 """One token each, and not special, as in Qwen's tokenizers."""
@@ -220,6 +221,18 @@ class Turn:
         """
         return len(self.prompt) + len(self.answer) - 1
 
+    @property
+    def num_before(self) -> int:
+        """Tokens of its prompt before the end of the last answer that it has.
+
+        All behind is new: a result or the user's words. What the template dropped from earlier
+        answers is not among them, since no request with this prompt could hit it.
+        """
+        starts = [place for place, token in enumerate(self.prompt) if token == _START_ID]
+        role = self.prompt[starts[-1] + 1]
+        answers = [place for place in starts[:-1] if self.prompt[place + 1] == role]
+        return self.prompt.index(_END_ID, answers[-1]) if answers else 0
+
     def is_of(self, tool: str) -> bool:
         """Whether its prompt shows a tool; every prompt shows the tool without a name."""
         tools, closing, _ = self.text.partition("</tools>")
@@ -305,6 +318,10 @@ class _Dictation:
     @property
     def is_complete(self) -> bool:
         return self._place >= len(self._ids)
+
+    @property
+    def allows_all(self) -> bool:
+        return False
 
     @property
     def error(self) -> str:

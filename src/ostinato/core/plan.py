@@ -32,6 +32,10 @@ class TokenConstraint(Protocol):
         """Whether the output is complete and nothing may follow."""
 
     @property
+    def allows_all(self) -> bool:
+        """Whether any id may come next, so that no mask is needed."""
+
+    @property
     def error(self) -> str:
         """Why the output cannot be continued; empty if it can."""
 

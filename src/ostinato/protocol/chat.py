@@ -178,6 +178,7 @@ class ChatBody(TemplateFields, SamplingFields):
     """Continue a conversation."""
 
     ANSWER_FIELD: ClassVar = "response_format"
+    BUDGET_IS_HINT: ClassVar = False
 
     messages: Items[ChatMessage] = Field(min_length=1, max_length=MOST_MESSAGES)
     max_tokens: int | None = Field(
@@ -187,6 +188,11 @@ class ChatBody(TemplateFields, SamplingFields):
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=0)
     reasoning_effort: Effort | None = Field(default=None, description=EFFORT)
+    thinking_token_budget: int | None = Field(
+        default=None,
+        ge=-1,
+        description="Tokens of reasoning, after which its end is forced; -1: no bound.",
+    )
     include_reasoning: bool = Field(default=True, description="Whether reasoning is sent.")
     modalities: list[Literal["text"]] = Field(default=["text"], min_length=1)
     response_format: ResponseFormat | None = None
@@ -230,6 +236,10 @@ class ChatBody(TemplateFields, SamplingFields):
         limit = self.max_completion_tokens if self.max_tokens is None else self.max_tokens
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
         return {**super().sampler(), "max_tokens": limit, "logprobs": logprobs}
+
+    def thinking_tokens(self) -> int | None:
+        """Return how many tokens of reasoning are allowed; None for any number."""
+        return None if self.thinking_token_budget == -1 else self.thinking_token_budget
 
     def answer_form(self) -> Form | None:
         """Return the format of the answer; calls are not bound by it."""

@@ -71,7 +71,6 @@ CHAT = Dialect(
         **_SAMPLED,
         "store": "nothing is stored",
         "verbosity": "templates know no such variable; say it in the prompt",
-        "thinking_token_budget": _BOUND,
         "prediction": "it would only make an answer faster",
         "web_search_options": _HOSTED,
         "tools[].cache_control": _AUTOMATIC,

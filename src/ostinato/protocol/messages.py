@@ -107,7 +107,9 @@ class Thinking(OpenBody):
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: int | None = Field(
-        default=None, ge=1024, description="A hint: only max_tokens bounds thinking."
+        default=None,
+        ge=1024,
+        description="Tokens of thinking, after which its end is forced, where it has a mark.",
     )
     display: ShortText | None = Field(
         default=None, description="omitted: blocks without text; any other value: in full."
@@ -203,6 +205,7 @@ class MessagesBody(CountBody):
     """Continue a conversation."""
 
     ANSWER_FIELD: ClassVar = "output_config"
+    BUDGET_IS_HINT: ClassVar = True
 
     max_tokens: int = Field(ge=1)
     stop_sequences: Items[str] = Field(default_factory=list)
@@ -241,6 +244,12 @@ class MessagesBody(CountBody):
         """Return the keywords of ``SamplingParams``."""
         names = ("temperature", "top_p", "top_k", "seed", "max_tokens")
         return {**{n: getattr(self, n) for n in names}, "stop": self.stop_sequences}
+
+    def thinking_tokens(self) -> int | None:
+        """Return how many tokens of thinking are allowed; None for any number."""
+        if self.thinking is None or self.thinking.type != "enabled":
+            return None
+        return self.thinking.budget_tokens
 
     def form(self) -> Form | None:
         """Return the structured output of the whole answer."""

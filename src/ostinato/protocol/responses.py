@@ -221,6 +221,7 @@ class ResponsesBody(SamplerFields, CacheFields):
     """Continue a conversation that the server may store."""
 
     ANSWER_FIELD: ClassVar = "text.format"
+    BUDGET_IS_HINT: ClassVar = False
 
     model: str
     input: str | Items[Item]
@@ -362,6 +363,10 @@ class ResponsesBody(SamplerFields, CacheFields):
         """Return the keywords of ``SamplingParams``."""
         logprobs = (self.top_logprobs or 0) if self.includes_logprobs else None
         return {**super().sampler(), "max_tokens": self.max_output_tokens, "logprobs": logprobs}
+
+    def thinking_tokens(self) -> int | None:
+        """Return None: this API has no bound on reasoning."""
+        return None
 
     def form(self) -> Form | None:
         """Return the structured output of the whole answer."""

@@ -132,13 +132,15 @@ class Sequence:
 
     def sample_task(self, seeds: tuple[int, ...]) -> SampleTask:
         """Describe how its next token is chosen."""
-        params = self.request.params
+        params, constraint = self.request.params, self.constraint
+        if constraint is not None and constraint.allows_all:
+            constraint = None
         holds_back = self.num_output_tokens < params.min_tokens
         # A constraint lets end-of-sequence ids end the text, also where they are to be ignored.
-        holds_back = holds_back or (self.constraint is not None and params.ignore_eos)
+        holds_back = holds_back or (constraint is not None and params.ignore_eos)
         banned = self.request.eos_token_ids if holds_back else ()
         prompt = self.request.prompt_token_ids
-        return SampleTask(params, seeds, prompt, self.output, banned, self.constraint)
+        return SampleTask(params, seeds, prompt, self.output, banned, constraint)
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from transformers import PreTrainedTokenizerBase
 
 from ostinato.core.errors import RequestError
+from ostinato.engine.grammar.thinking_budget import ThinkingBudget
 from ostinato.engine.prompts.chat_turns import RenderedChat, WrittenAnswer
 from ostinato.engine.requests.outputs import CompletionOutput
 from ostinato.engine.requests.prompts import Prompt
@@ -84,6 +85,8 @@ class AnswerReader:
         formats = self.formats
         if formats.special_ids and (self.use.tools or self.may_reason):
             params = replace(params, skip_special_tokens=False)
+        if params.thinking_budget is not None:
+            params = replace(params, thinking_budget=self._budget(params.thinking_budget))
         form, reasoning = params.structured_outputs, formats.reasoning
         if form is None or reasoning is None or not self.may_reason:
             return params
@@ -95,6 +98,12 @@ class AnswerReader:
             return params
         opening = None if begins_free else reasoning.opening
         return replace(params, structured_outputs=replace(form, after=after, opening=opening))
+
+    def _budget(self, budget: ThinkingBudget) -> ThinkingBudget | None:
+        """Return a budget as it applies to this prompt; None where no reasoning follows."""
+        if not self.may_reason:
+            return None
+        return replace(budget, opening=None) if self.is_reasoning else budget
 
     def num_reasoning_tokens(self, token_ids: Sequence[int], answer: ParsedAnswer) -> int:
         """Return the number of reasoning tokens of an answer, marks included."""

@@ -64,7 +64,8 @@ class TokenizerExecutor:
         Raises:
             RequestError: It can never be served.
         """
-        if getattr(params, "bad_words", ()):  # uses the tokenizer
+        if getattr(params, "bad_words", ()) or getattr(params, "thinking_budget", None) is not None:
+            # They use the tokenizer.
             await self.run(lambda: self._engine.params.prepare(params), prompt.cache_salt)
         wanted = getattr(params, "structured_outputs", None)
         constraint: TokenConstraint | None = None

@@ -71,6 +71,11 @@ class GrammarConstraint:
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
     @property
+    def allows_all(self) -> bool:
+        """Never, as far as is known without the mask."""
+        return False
+
+    @property
     def error(self) -> str:
         """Why it cannot go on; empty if it can."""
         if self._matcher.is_error():
@@ -128,6 +133,11 @@ class DelayedConstraint:
     def is_complete(self) -> bool:
         """Whether the output satisfies the constraint and nothing may follow."""
         return not self._is_free and self._constraint.is_complete
+
+    @property
+    def allows_all(self) -> bool:
+        """Whether it does not apply yet."""
+        return self._is_free and not self.error
 
     @property
     def error(self) -> str:

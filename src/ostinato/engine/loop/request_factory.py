@@ -9,6 +9,7 @@ import random
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import torch
 
@@ -18,10 +19,11 @@ from ostinato.core.ids import RequestId
 from ostinato.core.plan import TokenConstraint
 from ostinato.core.request import Request
 from ostinato.engine.grammar.grammar import GrammarCompiler
+from ostinato.engine.grammar.thinking_budget import ThinkingConstraint
 from ostinato.engine.loop.adapters import Adapters
 from ostinato.engine.prompts.prompt_tokenizer import PromptTokenizer
 from ostinato.engine.prompts.public_prefixes import PublicPrefixes, salt_of_public
-from ostinato.engine.requests.prepared_params import ParamsPreparer
+from ostinato.engine.requests.prepared_params import ParamsPreparer, PreparedParams
 from ostinato.engine.requests.prompts import Prompt
 from ostinato.engine.requests.request_validation import (
     PreparedRequest,
@@ -33,6 +35,7 @@ from ostinato.engine.requests.request_validation import (
 )
 from ostinato.engine.requests.sampling_params import SamplingParams
 from ostinato.engine.settings.config import EngineConfig
+from ostinato.engine.text.token_table import TokenTable
 from ostinato.errors import InvalidSamplingParams
 from ostinato.runner.model_loader import LoadedModel
 from ostinato.sched.scheduler import Scheduler
@@ -144,6 +147,7 @@ class RequestFactory:
         tokens, images, spans = self._prompts.placed(prompt, tokens)
         if params.structured_outputs is not None and constraint is None:
             constraint = self.grammars.compile(params.structured_outputs, prompt.cache_salt)
+        constraint = self._bounded(constraint, prepared)
         cache_read = prompt.cache_read and not params.skip_reading_prefix_cache
         reads = cache_read and (params.prompt_logprobs is None or params.prompt_logprob_start > 1)
         known = prompt.known
@@ -169,6 +173,20 @@ class RequestFactory:
         begun = prompt.begun if is_noted else None
         parts = request, params, prompt.text, seeds, arrival_s, prepared.stops, known, images
         return PreparedRequest(*parts, begun, prompt.report)
+
+    def _bounded(
+        self, constraint: TokenConstraint | None, prepared: PreparedParams
+    ) -> TokenConstraint | None:
+        """Return a constraint that keeps the request's thinking budget as well."""
+        budget = prepared.params.thinking_budget
+        if budget is None:
+            return constraint
+        num_bytes = 4 * -(-self._loaded.vocab_size // 32)
+        return ThinkingConstraint(budget, prepared.closing_ids, self._tokens, num_bytes, constraint)
+
+    @cached_property
+    def _tokens(self) -> TokenTable:
+        return TokenTable(self._loaded.require_tokenizer())
 
     def _new_id(self) -> str:
         """Return a name that no live request has."""

@@ -8,7 +8,7 @@ prompt. What was prepared is kept for as long as the object is alive, and until 
 import weakref
 from dataclasses import dataclass
 
-from ostinato.engine.requests.request_validation import resolve_params
+from ostinato.engine.requests.request_validation import closing_ids, resolve_params
 from ostinato.engine.requests.sampling_params import SamplingParams
 from ostinato.engine.text.stop_strings import StopStrings
 from ostinato.runner.model_loader import LoadedModel
@@ -21,10 +21,12 @@ class PreparedParams:
     Attributes:
         params: With bad words as ids; the forks and prompts of a request share it.
         stops: The stop strings, shared likewise.
+        closing_ids: The closing mark of the ``thinking_budget``; empty without one.
     """
 
     params: SamplingParams
     stops: StopStrings
+    closing_ids: tuple[int, ...] = ()
 
 
 class ParamsPreparer:
@@ -40,13 +42,14 @@ class ParamsPreparer:
 
         Raises:
             InvalidSamplingParams: As ``resolve_params``.
-            MissingTokenizer: As ``resolve_params``.
+            MissingTokenizer: As ``resolve_params``, or a ``thinking_budget`` needs one.
         """
         known = self._prepared.get(id(params))
         if known is not None and known[0] == params:
             return known[1]
         resolved = resolve_params(params, self._loaded, self._max_logprobs)
-        prepared = PreparedParams(resolved, StopStrings(resolved.stop))
+        closing = closing_ids(resolved, self._loaded)
+        prepared = PreparedParams(resolved, StopStrings(resolved.stop), closing)
         if known is None:
             weakref.finalize(params, self._prepared.pop, id(params), None).atexit = False
         self._prepared[id(params)] = (params.clone(), prepared)

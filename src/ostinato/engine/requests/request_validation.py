@@ -20,6 +20,7 @@ from ostinato.engine.ledger.turns import OpenTurn
 from ostinato.engine.requests.prompts import Prompt
 from ostinato.engine.requests.sampling_params import SamplingParams
 from ostinato.engine.text.stop_strings import StopStrings
+from ostinato.engine.text.token_table import TokenTable
 from ostinato.engine.text.tokenized_text import TokenizedText
 from ostinato.errors import InvalidSamplingParams, PromptTooLong, RequestError, TokenOutOfRange
 from ostinato.runner.images.store import ServedImage
@@ -182,6 +183,35 @@ def spell_bad_words(params: SamplingParams, loaded: LoadedModel) -> SamplingPara
         return params
     words = (ids for word in params.bad_words for ids in _spellings(word, loaded))
     return replace(params, bad_words=(), bad_words_ids=(*params.bad_words_ids, *words))
+
+
+def closing_ids(params: SamplingParams, loaded: LoadedModel) -> tuple[int, ...]:
+    """Return the tokens of the mark that a ``thinking_budget`` forces; empty without a budget.
+
+    Raises:
+        InvalidSamplingParams: The vocabulary cannot write it, or the parameters exclude it.
+        MissingTokenizer: The checkpoint has no tokenizer.
+    """
+    budget = params.thinking_budget
+    if budget is None:
+        return ()
+    tokenizer, mark = loaded.require_tokenizer(), budget.closing
+    single = TokenTable(tokenizer).id_of(mark)
+    encoded = tokenizer(mark, add_special_tokens=False)["input_ids"] if single is None else [single]
+    ids = tuple(int(token) for token in encoded)
+    if not ids or max(ids) >= loaded.vocab_size or tokenizer.decode(ids).strip() != mark.strip():
+        raise InvalidSamplingParams(
+            f"thinking_budget.closing={mark!r:.80}: this model's vocabulary cannot write it; name "
+            "the mark that ends its reasoning"
+        )
+    allowed = params.allowed_token_ids
+    banned = {row[0] for row in params.bad_words_ids if len(row) == 1}
+    if banned.intersection(ids) or (allowed is not None and not set(ids) <= set(allowed)):
+        raise InvalidSamplingParams(
+            f"thinking_budget.closing={mark!r:.80} has the token ids {list(ids)}, which bad_words "
+            "or allowed_token_ids exclude: allow them, or leave the budget out"
+        )
+    return ids
 
 
 def kept_prompt_tokens(params: SamplingParams, max_model_len: int) -> int | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from ostinato.core import sampling_params as core
 from ostinato.engine.grammar.structured_outputs import StructuredOutputs
+from ostinato.engine.grammar.thinking_budget import ThinkingBudget
 from ostinato.engine.settings.keywords import Unsupported, accepts_vllm_keywords
 from ostinato.errors import InvalidSamplingParams
 
@@ -35,7 +36,9 @@ UNSUPPORTED_SAMPLING = {
     "logprob_token_ids": Unsupported("set logprobs=-1 and pick the ids from the result"),
     "prompt_logprob_token_ids": Unsupported("set prompt_logprobs=-1 and pick the ids"),
     "skip_clone": Unsupported("a request samples with a copy of its own", (False, True)),
-    "thinking_token_budget": Unsupported("limit the whole answer with max_tokens", (None, -1)),
+    "thinking_token_budget": Unsupported(
+        "use thinking_budget=ThinkingBudget(...), which names the marks", (None, -1)
+    ),
     "repetition_detection": Unsupported("use repetition_penalty or frequency_penalty"),
     "routed_experts_prompt_start": Unsupported("routed experts are not returned", (0,)),
     "trace_decode_token_ids": Unsupported(
@@ -75,6 +78,7 @@ class SamplingParams(core.SamplingParams):
         skip_special_tokens: Leave special tokens out of the text.
         detokenize: Produce text; False gives token ids alone.
         structured_outputs: Constraint on the text, such as a JSON schema.
+        thinking_budget: Tokens of reasoning after which its closing mark is forced.
         output_kind: What each output of a stream of ``AsyncLLM`` holds.
         stream_interval: New tokens that make an output of a stream, if they are more than the
             engine's ``stream_interval``; the first and the last output are sent at once.
@@ -90,6 +94,7 @@ class SamplingParams(core.SamplingParams):
     skip_special_tokens: bool = True
     detokenize: bool = True
     structured_outputs: StructuredOutputs | None = None
+    thinking_budget: ThinkingBudget | None = None
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     stream_interval: int | None = None
     skip_reading_prefix_cache: bool | None = None
@@ -143,6 +148,12 @@ class SamplingParams(core.SamplingParams):
         if wanted is not None and not isinstance(wanted, StructuredOutputs):
             raise InvalidSamplingParams(
                 f"structured_outputs={wanted!r:.80}: must be a StructuredOutputs"
+            )
+        if self.thinking_budget is not None and not isinstance(
+            self.thinking_budget, ThinkingBudget
+        ):
+            raise InvalidSamplingParams(
+                f"thinking_budget={self.thinking_budget!r:.80}: must be a ThinkingBudget"
             )
         if self.stop and not self.detokenize:
             raise InvalidSamplingParams(

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Protocol
 
 from ostinato.engine.grammar.grammar import JSON_WHITE_SPACE
 from ostinato.engine.grammar.structured_outputs import StructuredOutputs
+from ostinato.engine.grammar.thinking_budget import ThinkingBudget
 from ostinato.engine.requests.sampling_params import SamplingParams
 from ostinato.errors import InvalidSamplingParams
 from ostinato.protocol.conversation import Tool, ToolUse
@@ -38,6 +39,11 @@ class ChatBody(SampledBody, Protocol):
     """A body with tools, whose answers may have a format."""
 
     ANSWER_FIELD: ClassVar[str]
+    BUDGET_IS_HINT: ClassVar[bool]
+
+    def thinking_tokens(self) -> int | None:
+        """Return how many tokens of reasoning are allowed; None for any number."""
+        ...
 
     def answer_form(self) -> Form | None:
         """Return the format of an answer without calls."""
@@ -65,7 +71,38 @@ def chat_params(body: ChatBody, formats: AnswerFormats) -> SamplingParams:
         RequestError: The tools contradict each other.
     """
     params, answer = sampling_params(body), _structured(body.answer_form())
+    params = bound_thinking(params, body.thinking_tokens(), formats, body.BUDGET_IS_HINT)
     return constrain(params, answer, body.tool_use(), formats, body.ANSWER_FIELD)
+
+
+def bound_thinking(
+    params: SamplingParams, num_tokens: int | None, formats: AnswerFormats, is_hint: bool = False
+) -> SamplingParams:
+    """Return sampling parameters that end the reasoning after a number of tokens.
+
+    Args:
+        params: Parameters without a budget.
+        num_tokens: The budget; None for none.
+        formats: The model's formats.
+        is_hint: Whether clients send a budget to every model, so that one without marks of
+            reasoning is served without it.
+
+    Raises:
+        InvalidSamplingParams: The model's reasoning has no mark that could be forced.
+    """
+    if num_tokens is None:
+        return params
+    reasoning = formats.reasoning
+    if reasoning is None or not reasoning.closing:
+        if is_hint:
+            return params
+        raise InvalidSamplingParams(
+            f"thinking_token_budget={num_tokens}: no mark is known that ends this model's "
+            "reasoning; leave it out, or set the server's reasoning_parser to one with such marks, "
+            "as qwen3 and deepseek_r1 have"
+        )
+    budget = ThinkingBudget(num_tokens, reasoning.closing, reasoning.opening)
+    return replace(params, thinking_budget=budget)
 
 
 def _structured(form: Form | None) -> StructuredOutputs | None:
