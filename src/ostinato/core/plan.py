@@ -103,6 +103,9 @@ class ScheduledSequence:
     state_slot: int = -1
     """Slot of the state that the step reads and writes; -1 if no layer keeps one."""
     images: tuple[ImageSpan, ...] = ()  # images anywhere in the sequence, in order
+    drafted: tuple[SampleTask, ...] = ()
+    """What to sample after each of the last new tokens, which are drafts: guesses of what the rows
+    before them sample. Each task takes the drafts before it to be right."""
 
     @property
     def end(self) -> int:
@@ -150,7 +153,9 @@ class SampledToken:
 class SequenceResult:
     """The result for one scheduled sequence."""
 
-    samples: tuple[SampledToken, ...] = ()  # one per seed of its sample task; empty without a task
+    samples: tuple[SampledToken, ...] = ()
+    """One per seed of its sample task; empty without a task. With drafts: one per row up to the
+    first whose token is not the draft after it, that one included."""
     prompt_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
     """One tuple per prompt target, laid out as in ``SampledToken``."""
 

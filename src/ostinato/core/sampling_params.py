@@ -5,6 +5,7 @@ A user gives those of ``engine.sampling_params``, which checks them and adds wha
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -35,6 +36,7 @@ class SamplingParams:
             whole vocabulary. At most the engine's ``max_logprobs``.
         prompt_logprobs: The same for each prompt token; such a request does not read the
             cache, since every position needs its logits.
+        drafts: ``off`` computes one token per step; tokens and log-probabilities are the same.
     """
 
     n: int = 1
@@ -55,6 +57,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    drafts: Literal["auto", "off"] = "auto"
 
     @property
     def greedy(self) -> bool:
