@@ -208,23 +208,27 @@ class Dictation:
 
     @property
     def is_complete(self) -> bool:
+        """Whether all of it was sampled."""
         return self._place >= len(self._ids)
 
     def copy(self) -> "Dictation":
+        """Return another one at the same place."""
         return Dictation(self._ids, self._num_bytes, self._place)
 
     def mask(self) -> NDArray[np.uint8]:
+        """Return a mask of the next token alone."""
         mask = np.zeros(self._num_bytes, dtype=np.uint8)
         token = self._ids[min(self._place, len(self._ids) - 1)]
         mask[token // 8] |= 1 << token % 8
         return mask
 
     def advance(self, token_id: int) -> None:
+        """Go on to the next token."""
         self._place += 1
 
 
 def decode_s(llm: LLM, batch: list[tuple[list[int], list[int]]]) -> tuple[float, list[Any]]:
-    """Serve requests with dictated answers at once; returns seconds from the last first token on."""
+    """Serve requests with dictated answers at once; returns seconds from the first tokens on."""
     engine = llm.engine
     num_bytes = -(-llm.engine.loaded.vocab_size // 32) * 4
     for prompt, answer in batch:
@@ -236,7 +240,9 @@ def decode_s(llm: LLM, batch: list[tuple[list[int], list[int]]]) -> tuple[float,
     while engine.has_work:
         states = engine.step()
         outputs += [state.output() for state in states if state.finished]
-        if last is None and not any(s.num_uncomputed > 1 for s in engine.scheduler.requests.running):
+        if last is None and not any(
+            s.num_uncomputed > 1 for s in engine.scheduler.requests.running
+        ):
             last, begun_s = True, time.perf_counter()
     return time.perf_counter() - begun_s, sorted(o.outputs[0].token_ids for o in outputs)
 

@@ -12,6 +12,7 @@ not, so a source whose guesses are wrong costs its look-ups and no more.
 
 from array import array
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -72,14 +73,20 @@ class DraftCounts:
 class Drafter(Drafts):
     """Drafts from a sequence's own text, its grammar and its tenant's cached text."""
 
-    def __init__(self, prices: LearnedPrices, tree: TreeText | None = None) -> None:
+    def __init__(
+        self,
+        prices: LearnedPrices,
+        tree: TreeText | None = None,
+        is_paused: Callable[[], bool] = lambda: False,
+    ) -> None:
         """Begin with nothing learned.
 
         Args:
             prices: What steps cost.
             tree: The text of cached blocks; None reads none.
+            is_paused: Whether steps have one token per sequence for now.
         """
-        self._price, self._tree = RowPrice(prices), tree
+        self._price, self._tree, self._is_paused = RowPrice(prices), tree, is_paused
         self._readers: dict[SequenceId, _Reader] = {}
         self._drafted, self._accepted = Counter[str](), Counter[str]()
 
@@ -90,6 +97,8 @@ class Drafter(Drafts):
 
     def propose(self, decoding: list[Sequence]) -> "dict[SequenceId, array[int]]":
         """Return drafts for those sequences whose expected gain is above its price."""
+        if self._is_paused():
+            return {}
         if len(self._readers) > 2 * len(decoding) + 8:
             live = {sequence.sequence_id for sequence in decoding}
             self._readers = {name: r for name, r in self._readers.items() if name in live}

@@ -53,32 +53,27 @@ class NgramTable:
 
     Attributes:
         length: Tokens that a digest covers.
-        places: One position per place, shape (2**bits,).
+        places: One position per place, shape (num_places,).
     """
 
-    def __init__(self, length: int, bits: int) -> None:
-        """Make an empty table of 2**bits places, 4 bytes each."""
+    def __init__(self, length: int, num_places: int) -> None:
+        """Make an empty table of places of 4 bytes, below 2**32 of them."""
         self.length = length
-        self.places = array("I", bytes(4 << bits))
+        self.places = array("I", bytes(4 * num_places))
         self._view = np.frombuffer(self.places, dtype=np.uint32)
-        self._shift = 64 - bits
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory of the places."""
-        return 4 * len(self.places)
 
     def get(self, digest: int) -> int:
         """Return the newest position with a digest, or of another one at the same place."""
-        return self.places[digest >> self._shift]
+        return self.places[(digest >> 32) * len(self.places) >> 32]
 
     def put(self, digest: int, position: int) -> None:
         """Note where the text goes on after the tokens of a digest."""
-        self.places[digest >> self._shift] = position
+        self.places[(digest >> 32) * len(self.places) >> 32] = position
 
     def put_all(self, digests: Words, positions: npt.NDArray[np.integer]) -> None:
         """Note many positions, of which later ones replace earlier ones."""
-        self._view[digests >> np.uint64(self._shift)] = positions
+        high, count = digests >> np.uint64(32), np.uint64(len(self.places))
+        self._view[(high * count) >> np.uint64(32)] = positions
 
     def clear(self) -> None:
         """Forget all positions."""

@@ -52,8 +52,7 @@ class OwnText:
         """
         end = len(key.tokens)
         if not self._tables or 2 * end > len(self._tables[SHORT].places):
-            bits = max(8, (4 * end - 1).bit_length())
-            self._tables = {length: NgramTable(length, bits) for length in (LONG, SHORT)}
+            self._tables = {n: NgramTable(n, max(256, 4 * end)) for n in (LONG, SHORT)}
             self._num_indexed = 0
         for length, table in self._tables.items():
             first = max(self._num_indexed, length)

@@ -4,7 +4,7 @@ It follows the cache as an observer: blocks that are published are indexed, and 
 evicted are forgotten. A place of the pool is where the keys and values of its token are::
 
     tokens      one per slot                        4 bytes a token
-    tables      the newest slot by digest, twice    8 bytes a token at most
+    tables      the newest slot by digest, twice    10 bytes a token
     next        the block that followed it last     with owner and the block before:
     previous    the block that it continues         16 bytes a block
     owner       a keyed digest of its salt
@@ -28,16 +28,19 @@ from ostinato.drafts.ngrams import LONG, SHORT, NgramTable, digest, digests
 
 NO_BLOCK = 2**32 - 1
 
+MAX_TOKEN_BYTES = 16
+"""Bytes of the index per token of a pool at most; 15 with blocks of 16 tokens."""
+
 
 class TreeText(CacheObserver):
     """Tokens of cached blocks, and positions among them."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        """Make an empty index for a pool."""
+    def __init__(self, num_blocks: int, block_size: int, num_places: int | None = None) -> None:
+        """Make an empty index for a pool, with so many places of each table if not as usual."""
         self._block_size = block_size
         num_slots = num_blocks * block_size
-        bits = max(1, num_slots.bit_length() - 1)  # at most a place per slot
-        self._tables = {length: NgramTable(length, bits) for length in (LONG, SHORT)}
+        num_places = num_places or _num_places(num_slots)
+        self._tables = {n: NgramTable(n, num_places) for n in (LONG, SHORT)}
         self._tokens = array("I", bytes(4 * num_slots))
         self._view = np.frombuffer(self._tokens, dtype=np.uint32).reshape(-1, block_size)
         self._next = array("I", [NO_BLOCK]) * num_blocks
@@ -191,5 +194,9 @@ class TreeText(CacheObserver):
 def index_bytes(num_blocks: int, block_size: int) -> int:
     """Return the memory of the index of a pool."""
     num_slots = num_blocks * block_size
-    places = 1 << max(1, num_slots.bit_length() - 1)
-    return 4 * num_slots + 2 * 4 * places + 16 * num_blocks
+    return 4 * num_slots + 2 * 4 * _num_places(num_slots) + 16 * num_blocks
+
+
+def _num_places(num_slots: int) -> int:
+    """Return the places of each table: a quarter more than slots, so that most are kept."""
+    return num_slots + num_slots // 4

@@ -131,7 +131,7 @@ class Scheduler:
         assert len(result.sequences) == len(self._chunks), "a result per planned sequence"
         for chunk, outcome in zip(self._chunks, result.sequences, strict=True):
             surplus = len(outcome.samples) - len(chunk.members)
-            is_full = not chunk.samples or 0 <= surplus <= len(chunk.drafts)
+            is_full = not chunk.samples or 0 <= surplus <= len(chunk.drafts or ())
             assert is_full, "a sample per continuation of each sequence whose tokens are computed"
         self.costs.note(self._plan, self._clock() - self._planned_s)
         chunks = self._end_step()
@@ -200,17 +200,17 @@ class Scheduler:
             member.num_computed = chunk.end if member.table is not None else 0
         if not chunk.samples:
             return []
-        if chunk.drafts:
-            self._note_drafts(chunk, outcome)
-        tokens = zip(chunk.members, outcome.samples, strict=not chunk.drafts)
+        if chunk.drafts is not None:
+            self._note_drafts(sequence, len(chunk.drafts), outcome)
+        tokens = zip(chunk.members, outcome.samples, strict=chunk.drafts is None)
         return [self._append(member, token) for member, token in tokens]
 
-    def _note_drafts(self, chunk: ScheduledChunk, outcome: SequenceResult) -> None:
+    def _note_drafts(self, sequence: Sequence, count: int, outcome: SequenceResult) -> None:
         """Count a sequence's drafts, and keep the tokens that follow right ones."""
-        sequence, (_, *more) = chunk.sequence, outcome.samples
-        sequence.num_drafted_tokens += len(chunk.drafts)
+        _, *more = outcome.samples
+        sequence.num_drafted_tokens += count
         sequence.num_accepted_tokens += len(more)
-        self.drafts.note(sequence, len(chunk.drafts), len(more))
+        self.drafts.note(sequence, count, len(more))
         if more:
             self._accepted.append((sequence, more))
 

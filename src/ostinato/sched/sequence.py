@@ -164,7 +164,7 @@ class ScheduledChunk:
     end: int = field(init=False)  # tokens of the sequence that are computed after the step
     samples: bool = field(init=False)
     """Whether a token follows: all tokens so far are computed after the step."""
-    drafts: "array[int]" = field(default_factory=lambda: array("I"))
+    drafts: "array[int] | None" = None
     """What may follow; a row is computed for each, and its slot counts only if it is right."""
 
     def __post_init__(self) -> None:
@@ -180,16 +180,17 @@ class ScheduledChunk:
         if sequence.wants_prompt_logprobs:
             targets = sequence.request.prompt_token_ids[start + 1 : self.end + 1]
         assert sequence.table is not None
+        tokens = sequence.key.tokens[start : self.end]
         return ScheduledSequence(
             sequence.sequence_id,
-            sequence.key.tokens[start : self.end] + self.drafts,
+            tokens if self.drafts is None else tokens + self.drafts,
             start,
             sequence.table.groups,
             sequence.sample_task(tuple(m.seed for m in self.members)) if self.samples else None,
             targets,
             sequence.request.params.prompt_logprobs or 0,
             sequence.key.identity, sequence.table.state_slot, sequence.key.images,
-            sequence.drafted_tasks(self.drafts) if self.drafts else (),
+            () if self.drafts is None else sequence.drafted_tasks(self.drafts),
         )  # fmt: skip
 
 

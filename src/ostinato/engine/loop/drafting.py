@@ -5,7 +5,9 @@ others: in the native library's forward pass and attention. A layer with a state
 row back, and blocks that leave a window are gone; such models go without.
 """
 
-from ostinato.drafts.drafter import Drafter
+from collections.abc import Callable
+
+from ostinato.drafts.drafter import DraftCounts, Drafter
 from ostinato.drafts.tree_text import TreeText
 from ostinato.engine.settings.config import EngineConfig
 from ostinato.engine.settings.setup import Setup
@@ -29,12 +31,19 @@ class Drafting:
         """Decide, and make the index of cached text."""
         self.why_not = why_no_drafts(config, setup)
         self.tree: TreeText | None = None
+        self._drafter: Drafter | None = None
         if not self.why_not and config.enable_prefix_caching:
             self.tree = TreeText(setup.sizes.num_blocks, config.block_size)
 
-    def drafter(self, prices: LearnedPrices) -> Drafter | None:
-        """Return what drafts; None if nothing does."""
-        return None if self.why_not else Drafter(prices, self.tree)
+    def drafter(self, prices: LearnedPrices, is_paused: Callable[[], bool]) -> Drafter | None:
+        """Return what drafts, other than while it is paused; None if nothing does."""
+        self._drafter = None if self.why_not else Drafter(prices, self.tree, is_paused)
+        return self._drafter
+
+    @property
+    def counts(self) -> DraftCounts:
+        """Drafted tokens since the start, by source."""
+        return DraftCounts() if self._drafter is None else self._drafter.counts
 
 
 def why_no_drafts(config: EngineConfig, setup: Setup) -> str:

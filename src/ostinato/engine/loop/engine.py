@@ -122,9 +122,11 @@ class Engine:
             holding.append(self.image_encoder.held)
         # Steps are measured by the recorder's clock, so that a replay learns the same prices.
         self.prices, steps_clock = LearnedPrices(), self.recorder.clock
+        # A trace has one token per sequence and step, and a replay of it repeats its steps.
+        drafter = self.drafting.drafter(self.prices, lambda: self.recorder.path is not None)
         self.scheduler = build_scheduler(
             setup.scheduling, self.cache, steps_clock, holding, self.prices,
-            self.plugged.make_order, self.plugged.wrap_order, self.drafting.drafter(self.prices),
+            self.plugged.make_order, self.plugged.wrap_order, drafter,
         )  # fmt: skip
         self.waits = WaitBook(self.prices, config.keep_explanations)
         self.audit = HitAudit(config.audit_share, config.audit_quarantine, self.runner, self.cache)

@@ -110,6 +110,7 @@ class RequestState:
         self._last_token_s: float | None = None
         self._finished_s: float | None = None
         self._leader: SchedSequence | None = None
+        self._sequences: dict[int, SchedSequence] = {}
         self._prompt_logprobs: list[dict[int, Logprob] | None] = [None]
         self._completions = [CompletionState(index, made, tokens) for index in range(made.params.n)]
 
@@ -159,6 +160,7 @@ class RequestState:
         completion = self._completions[sequence.index]
         if sequence.index == 0:
             self._leader = sequence
+        self._sequences[sequence.index] = sequence
         if token is not None and token.error:
             self.error = token.error
             self._has_own_error = not token.error.startswith(MODEL_FAULT)
@@ -213,6 +215,8 @@ class RequestState:
             num_copied_tokens=leader.num_copied_tokens if leader else 0,
             num_waited_tokens=leader.num_waited_tokens if leader else 0,
             num_kept_tokens=self.request.num_kept_tokens,
+            num_drafted_tokens=sum(s.num_drafted_tokens for s in self._sequences.values()),
+            num_accepted_tokens=sum(s.num_accepted_tokens for s in self._sequences.values()),
             timings=RequestTimings(
                 arrival=self._arrival_s,
                 first_scheduled=leader.first_planned_s if leader else None,

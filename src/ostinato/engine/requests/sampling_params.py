@@ -157,6 +157,8 @@ class SamplingParams(core.SamplingParams):
             raise InvalidSamplingParams("allowed_token_ids is empty: name one, or give None")
         if () in self.bad_words_ids:
             raise InvalidSamplingParams("bad_words_ids has an empty row: a word has tokens")
+        if self.drafts not in ("auto", "off"):
+            raise InvalidSamplingParams(f"drafts={self.drafts!r:.80}: must be 'auto' or 'off'")
         if not isinstance(self.output_kind, RequestOutputKind):
             raise InvalidSamplingParams(
                 f"output_kind={self.output_kind!r:.80}: must be a RequestOutputKind"
