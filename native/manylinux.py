@@ -13,7 +13,14 @@ _OLDEST = 17
 """manylinux2014: what every supported distribution has."""
 
 _ALWAYS_THERE = {
-    *("libc.so.6", "libm.so.6", "ld-linux-x86-64.so.2", "libpthread.so.0", "libdl.so.2"),
+    *(
+        "libc.so.6",
+        "libm.so.6",
+        "ld-linux-x86-64.so.2",
+        "ld-linux-aarch64.so.1",
+        "libpthread.so.0",
+        "libdl.so.2",
+    ),
     *("libstdc++.so.6", "libgcc_s.so.1"),
 }
 """Libraries that manylinux allows; one that needs another would have to bring it along."""

@@ -19,7 +19,7 @@ from ostinato.server.state import ServerState
 from tests.support.servers import serving
 from tests.test_heart import ROOT, code_lines
 
-MAX_CODE_LINES = {"src": 57_000, "tests": 47_200, "benchmarks": 8_100}
+MAX_CODE_LINES = {"src": 57_400, "tests": 47_400, "benchmarks": 8_120}
 """Without blank lines, comments and docstrings, so that explaining costs nothing."""
 
 MAX_CHAT_CALLS, MAX_CHAT_FILES = 1_400, 140

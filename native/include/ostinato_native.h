@@ -22,8 +22,9 @@ extern "C" {
  * is code * scale, with one float scale for each token and head. */
 enum ost_dtype { OST_FLOAT32 = 0, OST_BFLOAT16 = 1, OST_FLOAT16 = 2, OST_KV_INT8 = 3 };
 
-/* Instruction sets, each one containing those before it. */
+/* Instruction sets, each one containing those before it of its architecture. */
 enum ost_isa { OST_GENERIC = 0, OST_AVX2 = 1, OST_AVX512 = 2, OST_AVX512_BF16 = 3, OST_AMX = 4 };
+enum ost_arm_isa { OST_NEON = 1, OST_NEON_DOTPROD = 2, OST_NEON_I8MM = 3 };
 
 /* Which version of this header the library was built from. */
 OST_EXPORT int32_t ost_abi_version(void);

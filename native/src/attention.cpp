@@ -62,6 +62,8 @@ const Kernels &kernels() {
     case OST_AVX2:
       return kAvx2Kernels;
   }
+#elif defined(__aarch64__)
+  if (ost_current_isa() >= OST_NEON) return kNeonKernels;
 #endif
   return kGenericKernels;
 }

@@ -53,7 +53,7 @@ struct Quads {
   static constexpr bool kStreams = false;
   template <int kDot>
   static Pairs load(const char *step, int side) {
-    return {_mm512_loadu_si512(step + kDot * 128 + side * 64)};
+    return load_quads(step + kDot * 128 + side * 64);
   }
   static Ints add(Ints sums, Pairs weights, Pairs inputs) {
     return add_quads(sums, weights, inputs);

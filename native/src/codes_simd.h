@@ -34,6 +34,8 @@ inline Ints less(Ints sums, const int8_t *zeros, int32_t times) {
 #if defined(__AVX512VNNI__)
 // Four neighbouring inputs of 16 outputs as bytes, which have no sign; rows have one.
 #define OST_QUADS
+inline Pairs load_quads(const char *from) { return {_mm512_loadu_si512(from)}; }
+inline void store_quads(char *to, Pairs quads) { _mm512_storeu_si512(to, quads.v); }
 inline Pairs quads_of(Pairs first, Pairs second, int16_t more) {
   const __m512i add = _mm512_set1_epi16(more), low = _mm512_set1_epi32(0xffff);
   const __m512i a = _mm512_add_epi16(first.v, add), b = _mm512_add_epi16(second.v, add);
@@ -73,6 +75,74 @@ inline Ints less(Ints sums, const int8_t *zeros, int32_t times) {
   return {sums.a - reinterpret_cast<EightInts>(_mm256_cvtepi8_epi32(bytes)) * times,
           sums.b - reinterpret_cast<EightInts>(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8))) * times};
 }
+#elif defined(OST_WITH_NEON)
+constexpr int kMostRows = 4, kNibbleRows = 4, kRowsOfWholeTiles = 2;
+
+inline Ints all_of(int32_t value) {
+  return each_of_four<Ints>([=](int) { return vdupq_n_s32(value); });
+}
+template <int kNibble>
+inline Pairs load_nibbles(const char *from) {
+  const auto *words = reinterpret_cast<const uint16_t *>(from);
+  return each_of_four<Pairs>([=](int k) {
+    const uint16x8_t moved = vshlq_u16(vld1q_u16(words + 8 * k), vdupq_n_s16(-4 * kNibble));
+    return vreinterpretq_s16_u16(vandq_u16(moved, vdupq_n_u16(15)));
+  });
+}
+inline Vec first_of(const Pairs &pairs) {
+  return each_register([&](int k) {
+    const int32x4_t words = vreinterpretq_s32_s16(pairs.v[k]);
+    return vcvtq_f32_s32(vshrq_n_s32(vshlq_n_s32(words, 16), 16));
+  });
+}
+inline Vec second_of(const Pairs &pairs) {
+  return each_register([&](int k) {
+    return vcvtq_f32_s32(vshrq_n_s32(vreinterpretq_s32_s16(pairs.v[k]), 16));
+  });
+}
+inline Ints less(const Ints &sums, const int8_t *zeros, int32_t times) {
+  const int16x8_t halves[2] = {vmovl_s8(vld1_s8(zeros)), vmovl_s8(vld1_s8(zeros + 8))};
+  return each_of_four<Ints>([&](int k) {
+    const int16x8_t half = halves[k / 2];
+    const int32x4_t wide = k % 2 ? vmovl_high_s16(half) : vmovl_s16(vget_low_s16(half));
+    return vmlsq_n_s32(sums.v[k], wide, times);
+  });
+}
+#if defined(__ARM_FEATURE_DOTPROD)
+#define OST_QUADS
+inline Pairs load_quads(const char *from) {
+  return each_of_four<Pairs>(
+      [=](int k) { return vld1q_s16(reinterpret_cast<const int16_t *>(from) + 8 * k); });
+}
+inline void store_quads(char *to, const Pairs &quads) {
+  for (int k = 0; k < 4; ++k) vst1q_s16(reinterpret_cast<int16_t *>(to) + 8 * k, quads.v[k]);
+}
+inline Pairs quads_of(const Pairs &first, const Pairs &second, int16_t more) {
+  const int16x8_t add = vdupq_n_s16(more);
+  return each_of_four<Pairs>([&](int k) {
+    const auto low = vreinterpretq_u8_s16(vaddq_s16(first.v[k], add));
+    const auto high = vreinterpretq_u8_s16(vaddq_s16(second.v[k], add));
+    const auto first_two = vreinterpretq_u16_u8(vuzp1q_u8(low, low));
+    const auto last_two = vreinterpretq_u16_u8(vuzp1q_u8(high, high));
+    return vreinterpretq_s16_u16(vzip1q_u16(first_two, last_two));
+  });
+}
+// SDOT takes both for signed: without USDOT, 128 is taken from the codes, and 2 * 64 times the inputs
+// are added.
+inline Ints add_quads(const Ints &sums, const Pairs &weights, const Pairs &inputs) {
+  return each_of_four<Ints>([&](int k) {
+    const uint8x16_t codes = vreinterpretq_u8_s16(weights.v[k]);
+    const int8x16_t numbers = vreinterpretq_s8_s16(inputs.v[k]);
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+    return vusdotq_s32(sums.v[k], codes, numbers);
+#else
+    const int8x16_t lower = vreinterpretq_s8_u8(veorq_u8(codes, vdupq_n_u8(0x80)));
+    const int32x4_t half = vdotq_s32(sums.v[k], vdupq_n_s8(64), numbers);
+    return vdotq_s32(vdotq_s32(half, vdupq_n_s8(64), numbers), lower, numbers);
+#endif
+  });
+}
+#endif
 #else
 constexpr int kMostRows = 2, kNibbleRows = 2, kRowsOfWholeTiles = 1;
 

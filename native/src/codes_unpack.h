@@ -10,7 +10,7 @@ namespace {
 template <class Codes>
 inline void unpack_quads(const char *step, char *out) {
   const auto put = [&](Pairs first, Pairs second, int dot, int side) {
-    _mm512_storeu_si512(out + dot * 128 + side * 64, quads_of(first, second, Codes::kMore).v);
+    store_quads(out + dot * 128 + side * 64, quads_of(first, second, Codes::kMore));
   };
   for (int side = 0; side < 2; ++side) {
     put(Codes::template load<0>(step, side), Codes::template load<1>(step, side), 0, side);

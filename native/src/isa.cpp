@@ -1,8 +1,12 @@
 // Which instruction set does this processor have, and which is in use?
+#if defined(__x86_64__)
 #include <sys/syscall.h>
 #include <unistd.h>
-#if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 #include <atomic>
@@ -48,6 +52,27 @@ std::string find_vendor() {
   __get_cpuid(0, &a, &words[0], &words[2], &words[1]);
   return std::string(reinterpret_cast<const char *>(words), sizeof words);
 }
+#elif defined(__aarch64__)
+
+#if defined(__APPLE__)
+bool has(const char *feature) {
+  int32_t value = 0;
+  size_t size = sizeof value;
+  return sysctlbyname(feature, &value, &size, nullptr, 0) == 0 && value != 0;
+}
+bool has_dotprod() { return has("hw.optional.arm.FEAT_DotProd"); }
+bool has_i8mm() { return has("hw.optional.arm.FEAT_I8MM"); }
+#else
+// Bits of the auxiliary vector, see Linux's arch/arm64/include/uapi/asm/hwcap.h.
+bool has_dotprod() { return getauxval(AT_HWCAP) & (1ul << 20); }
+bool has_i8mm() { return getauxval(AT_HWCAP2) & (1ul << 13); }
+#endif
+
+int32_t find_best() {
+  if (!has_dotprod()) return OST_NEON;
+  return has_i8mm() ? OST_NEON_I8MM : OST_NEON_DOTPROD;
+}
+std::string find_vendor() { return ""; }
 #else
 int32_t find_best() { return OST_GENERIC; }
 std::string find_vendor() { return ""; }

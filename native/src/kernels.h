@@ -41,6 +41,8 @@ struct Kernels {
 extern const Kernels kGenericKernels;
 #if defined(__x86_64__)
 extern const Kernels kAvx2Kernels, kAvx512Kernels, kAvx512Bf16Kernels, kAmxKernels;
+#elif defined(__aarch64__)
+extern const Kernels kNeonKernels;
 #endif
 
 // Those of the instruction set in use.

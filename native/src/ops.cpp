@@ -10,6 +10,8 @@ const OpsKernels &ops_kernels() {
   if (isa >= OST_AVX512_BF16) return ops_avx512_bf16();
   if (isa >= OST_AVX512) return ops_avx512();
   if (isa >= OST_AVX2) return ops_avx2();
+#elif defined(__aarch64__)
+  if (ost_current_isa() >= OST_NEON) return ops_neon();
 #endif
   return ops_generic();
 }

@@ -23,6 +23,7 @@ const OpsKernels &ops_generic();
 const OpsKernels &ops_avx2();
 const OpsKernels &ops_avx512();
 const OpsKernels &ops_avx512_bf16();
+const OpsKernels &ops_neon();
 
 // Those of the instruction set in use.
 const OpsKernels &ops_kernels();

@@ -20,7 +20,7 @@ constexpr int64_t kManyPiece = 8;  // units of many rows
 constexpr int64_t kBlockBytes = 1 << 20;  // of rows
 constexpr int64_t kFewestBlockRows = 96;  // below, weights pass by too often
 
-bool by_amx(const ost_product &product) {
+bool by_amx([[maybe_unused]] const ost_product &product) {
 #if defined(__x86_64__)
   return ost_current_isa() >= OST_AMX && product.dtype == OST_BFLOAT16 &&
          product.activation_bits == 0;
@@ -39,6 +39,8 @@ ProductKernel vector_kernel(int32_t dtype) {
   if (isa >= OST_AVX512_BF16 && dtype == OST_BFLOAT16) return products_avx512_bf16(dtype);
   if (isa >= OST_AVX512) return products_avx512(dtype);
   if (isa >= OST_AVX2) return products_avx2(dtype);
+#elif defined(__aarch64__)
+  if (ost_current_isa() >= OST_NEON) return products_neon(dtype);
 #endif
   return products_generic(dtype);
 }
@@ -49,6 +51,11 @@ CodeKernels code_kernels(int32_t weight_format) {
   if (isa >= OST_AVX512_BF16) return codes_avx512_bf16(weight_format);
   if (isa >= OST_AVX512) return codes_avx512(weight_format);
   if (isa >= OST_AVX2) return codes_avx2(weight_format);
+#elif defined(__aarch64__)
+  const int32_t isa = ost_current_isa();
+  if (isa >= OST_NEON_I8MM) return codes_neon_i8mm(weight_format);
+  if (isa >= OST_NEON_DOTPROD) return codes_neon_dotprod(weight_format);
+  if (isa >= OST_NEON) return codes_neon(weight_format);
 #endif
   return codes_generic(weight_format);
 }
@@ -161,7 +168,8 @@ bool gates_at_once(const ost_gated_product &op) {
 }
 
 Work work_of(const ost_gated_product &op) {
-  const auto compute = [](const void *record, int64_t first, int64_t last) {
+  const auto compute = []([[maybe_unused]] const void *record, [[maybe_unused]] int64_t first,
+                          [[maybe_unused]] int64_t last) {
 #if defined(__x86_64__)
     product_gated_amx(*static_cast<const ost_gated_product *>(record), first, last);
 #endif

@@ -13,6 +13,7 @@ ProductKernel products_generic(int32_t dtype);
 ProductKernel products_avx2(int32_t dtype);
 ProductKernel products_avx512(int32_t dtype);
 ProductKernel products_avx512_bf16(int32_t dtype);
+ProductKernel products_neon(int32_t dtype);
 
 // product_codes.cpp, compiled once for each set: kernels for a weight of codes. One multiplies rows of
 // bfloat16; one writes a tile as weight_tiles.h has it, in the product's format.
@@ -24,6 +25,9 @@ CodeKernels codes_generic(int32_t weight_format);
 CodeKernels codes_avx2(int32_t weight_format);
 CodeKernels codes_avx512(int32_t weight_format);
 CodeKernels codes_avx512_bf16(int32_t weight_format);
+CodeKernels codes_neon(int32_t weight_format);
+CodeKernels codes_neon_dotprod(int32_t weight_format);
+CodeKernels codes_neon_i8mm(int32_t weight_format);
 
 // bfloat16 by AMX: up to here a weight takes longer to read than to multiply with.
 constexpr int kFewTileRows = 48;

@@ -28,7 +28,7 @@ namespace {
 
 #if defined(__AVX512F__)
 constexpr int kMostRows = 12, kRowsOfWholeTiles = 12;
-#elif defined(__AVX2__)
+#elif defined(__AVX2__) || defined(OST_WITH_NEON)
 constexpr int kMostRows = 6, kRowsOfWholeTiles = 3;
 #else
 constexpr int kMostRows = 2, kRowsOfWholeTiles = 1;

@@ -14,6 +14,8 @@ SamplingKernel sampling_kernel() {
   if (isa >= OST_AVX512_BF16) return sampling_avx512_bf16;
   if (isa >= OST_AVX512) return sampling_avx512;
   if (isa >= OST_AVX2) return sampling_avx2;
+#elif defined(__aarch64__)
+  if (ost_current_isa() >= OST_NEON) return sampling_neon;
 #endif
   return sampling_generic;
 }

@@ -13,5 +13,6 @@ void sampling_generic(const ost_sampling &op, int64_t first, int64_t last);
 void sampling_avx2(const ost_sampling &op, int64_t first, int64_t last);
 void sampling_avx512(const ost_sampling &op, int64_t first, int64_t last);
 void sampling_avx512_bf16(const ost_sampling &op, int64_t first, int64_t last);
+void sampling_neon(const ost_sampling &op, int64_t first, int64_t last);
 
 }  // namespace ost

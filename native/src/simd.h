@@ -5,6 +5,8 @@
 #include "simd_avx512.h"
 #elif defined(__AVX2__)
 #include "simd_avx2.h"
+#elif defined(OST_WITH_NEON)
+#include "simd_neon.h"
 #else
 #include "simd_generic.h"
 #endif

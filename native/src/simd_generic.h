@@ -64,10 +64,11 @@ inline float largest(const Vec &a) {
   for (int i = 1; i < 16; ++i) out = a.v[i] > out ? a.v[i] : out;
   return out;
 }
-inline float total(const Vec &a) {
-  float out = 0;
-  for (int i = 0; i < 16; ++i) out += a.v[i];
-  return out;
+// Halves are added to halves, as vector instructions do.
+inline float total(Vec a) {
+  for (int half = 8; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) a.v[i] += a.v[i + half];
+  return a.v[0];
 }
 // Lanes first..last - 1 of a, and other elsewhere.
 inline Vec keep_lanes(const Vec &a, int first, int last, const Vec &other) {

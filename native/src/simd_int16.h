@@ -96,6 +96,52 @@ inline void store_int8(int8_t *p, Vec x) {
   _mm_storeu_si128(reinterpret_cast<__m128i *>(p), bytes);
 }
 
+#elif defined(OST_WITH_NEON)
+
+struct Ints {
+  int32x4_t v[4];
+};
+struct Pairs {
+  int16x8_t v[4];
+};
+
+// function(k) for each register k.
+template <class Numbers, class Function>
+inline Numbers each_of_four(Function function) {
+  return {{function(0), function(1), function(2), function(3)}};
+}
+
+inline Ints no_ints() {
+  return each_of_four<Ints>([](int) { return vdupq_n_s32(0); });
+}
+inline Pairs load_codes(const int8_t *p) {
+  return each_of_four<Pairs>([=](int k) { return vmovl_s8(vld1_s8(p + 8 * k)); });
+}
+inline Pairs fill_pairs(const int16_t *p) {
+  int32_t both;
+  std::memcpy(&both, p, sizeof both);
+  return each_of_four<Pairs>([=](int) { return vreinterpretq_s16_s32(vdupq_n_s32(both)); });
+}
+inline Ints add_products(const Ints &sum, const Pairs &x, const Pairs &y) {
+  return each_of_four<Ints>([&](int k) {
+    const int32x4_t low = vmull_s16(vget_low_s16(x.v[k]), vget_low_s16(y.v[k]));
+    return vaddq_s32(sum.v[k], vpaddq_s32(low, vmull_high_s16(x.v[k], y.v[k])));
+  });
+}
+inline Vec float_of_ints(const Ints &x) {
+  return each_register([&](int k) { return vcvtq_f32_s32(x.v[k]); });
+}
+inline int16x8_t int16_words(const Vec &x, int half) {
+  return vcombine_s16(vqmovn_s32(vcvtnq_s32_f32(x.v[2 * half])),
+                      vqmovn_s32(vcvtnq_s32_f32(x.v[2 * half + 1])));
+}
+inline void store_int16(int16_t *p, const Vec &x) {
+  for (int half = 0; half < 2; ++half) vst1q_s16(p + 8 * half, int16_words(x, half));
+}
+inline void store_int8(int8_t *p, const Vec &x) {
+  for (int half = 0; half < 2; ++half) vst1_s8(p + 8 * half, vqmovn_s16(int16_words(x, half)));
+}
+
 #else
 
 struct Ints {

@@ -34,6 +34,8 @@ inline void wait_a_little(int turn) {
   if (turn >= kPatience) return std::this_thread::yield();
 #if defined(__x86_64__)
   _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
 #endif
 }
 

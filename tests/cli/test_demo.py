@@ -165,7 +165,7 @@ def test_it_ends_with_what_to_try_next(story: str):
     _, following = story.split("What to try next")
     commands = re.findall(r"^   ostinato (\w+)", following, re.MULTILINE)
 
-    assert commands == ["models", "chat", "generate", "savings", "size", "demo"]
+    assert commands == ["models", "chat", "generate", "savings", "size", "labs", "demo"]
 
 
 def test_nothing_is_wider_than_80_columns(story: str):

@@ -35,6 +35,22 @@ def test_columns_that_do_not_fit_follow_in_another_part():
     assert max(map(len, text.splitlines())) <= 80
 
 
+def test_a_path_that_is_wider_than_the_terminal_leaves_room_for_its_figures():
+    """It is folded; the figures beside it stand in the same part."""
+    table = FigureTable()
+    table.add_column("Packed weights of", overflow="fold")
+    for heading in ("On disk", "Last used"):
+        table.add_column(heading, justify="right")
+    path = "/home/reader/" + "a-long-name" * 9
+    table.add_row(path, "93.8 MiB", "2026-05-01 12:00")
+    text = printed(table)
+
+    assert {"93.8", "MiB", "2026-05-01", "12:00"} <= set(text.split())
+    assert path in "".join(re.findall(r"^ (\S+)", text, re.MULTILINE))
+    assert text.count("Packed weights of") == 1
+    assert max(map(len, text.splitlines())) <= 80
+
+
 def test_every_table_of_the_command_line_is_such_a_table():
     """Grids have no figures that a narrow terminal could cut."""
     for path in (ROOT / "src/ostinato/cli").glob("*.py"):

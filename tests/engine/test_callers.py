@@ -154,6 +154,7 @@ print("parent:", answer(llm) == text == asyncio.run(ask(stream)))
 """
 
 
+@pytest.mark.nightly
 def test_a_forked_child_is_told_to_make_an_engine_of_its_own():
     """torch's threads stay behind in a fork; without the refusal the child waits forever."""
     command = [sys.executable, "-c", FORK]

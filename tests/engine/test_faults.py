@@ -27,6 +27,7 @@ __all__ = ["expected"]
 # --- a forward pass raises ---
 
 
+@pytest.mark.one_case_in(3)
 @pytest.mark.parametrize("step", range(9))
 def test_after_a_failed_step_answers_are_exact(
     step: int, index: str, make_llm: MakeLLM, expected: list[list[int]]
@@ -204,6 +205,7 @@ PLACES: dict[str, Callable[[Engine], tuple[Any, str]]] = {
 }
 
 
+@pytest.mark.one_case_in(3)
 @pytest.mark.parametrize(
     ("call", "number", "raised"),
     [

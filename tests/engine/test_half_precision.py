@@ -4,11 +4,15 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from ostinato import SamplingParams
 from tests.support.checkpoints import Checkpoints
 from tests.support.engines import MakeLLM
 from tests.support.model_families import FAMILIES
 from tests.support.pairs import pairwise
+
+pytestmark = pytest.mark.one_case_in(3)
 
 PROMPTS = [[(i * i) % 300 + 5 for i in range(40)], [7, 8, 9]]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True, detokenize=False)
@@ -34,6 +38,7 @@ def test_every_family_is_served_in_16_bits(family: str, dtype: str, make_llm: Ma
     assert [len(output.outputs[0].token_ids) for output in outputs] == [3, 3]
 
 
+@pytest.mark.nightly
 def test_a_processor_with_avx2_alone_serves_16_bits(checkpoints: Checkpoints):
     """torch, oneDNN and the native library are held to AVX2, in a process of their own."""
     held = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "OSTINATO_ISA": "avx2"}

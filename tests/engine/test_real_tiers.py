@@ -5,7 +5,6 @@ import sys
 from array import array
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,38 +31,13 @@ def test_settings_of_tiers_that_cannot_be_met_are_refused():
         LLM(kv_host_bytes=2**30)
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"windows": (512,)}, r"sliding windows \(512 tokens\).*set max_model_len to 512"),
-        ({"states": (0, 2)}, "carry a state, which is not kept; leave kv_host_bytes, kv_disk"),
-    ],
-    ids=["windows", "states"],
-)
-def test_models_whose_prefixes_tiers_cannot_keep_are_refused_before_a_folder_is_made(
-    tmp_path: Path, changes: dict[str, Any], reason: str
-):
-    windows = changes.get("windows", ())
-    loaded = SimpleNamespace(
-        name="model",
-        state_spec=SimpleNamespace(layers=changes.get("states", ())),
-    )
-    runner: Any = SimpleNamespace(
-        kv_stores=[None] * (1 + len(windows)),
-        groups=SimpleNamespace(windows=windows),
-        loaded=loaded,
-    )
-    config = EngineConfig(model="model", kv_disk=tmp_path / "kv")
-    with pytest.raises(ConfigError, match=reason):
-        open_tiers(config, runner, TierListener())
-    assert not (tmp_path / "kv").exists()
-
-
 def host_memory(config: EngineConfig, runner: Any, listener: TierListener) -> OpenTiers:
     """Open host memory as behind a GPU: torch copies the blocks, here of a pool on a CPU."""
     settings = EngineConfig(model="model", device="cuda", kv_host_bytes=2**26)
     opened = open_tiers(settings, runner, listener)
-    return replace(opened, copies=DeviceCopies(runner.kv_stores[0]))
+    [group] = opened.groups.groups
+    by_torch = replace(group, copies=DeviceCopies(runner.kv_stores[0]))
+    return replace(opened, groups=replace(opened.groups, groups=(by_torch,)))
 
 
 def test_host_memory_behind_a_device_has_what_the_pool_evicts(monkeypatch: pytest.MonkeyPatch):

@@ -195,3 +195,29 @@ def test_steps_wait_for_a_slow_look_up_but_once(
         engine.step()
     tier.look_up_gate.set()
     assert waits.count(2) <= 1
+
+
+def test_a_step_that_fails_beside_a_load_takes_nothing_from_it(
+    new_llm: NewLLM, tier: MemoryTier, monkeypatch: pytest.MonkeyPatch
+):
+    """The load began right before the step: its blocks are its own until it ends."""
+    before = ask(new_llm())
+    engine = new_llm().engine
+    tier.gate.clear()
+    for name, tokens in (("loads", TEXT), ("other", [5, 6, 7])):
+        engine.add(engine.make_request(engine_prompt(tokens), GREEDY, name))
+
+    def fail(plan: Any) -> Any:
+        raise RuntimeError("out of luck")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.runner, "execute", fail)
+        ended = [state.output() for _ in range(3) for state in engine.step()]
+    assert [output.request_id for output in ended] == ["other"]
+    tier.gate.set()
+    outputs = [
+        s.output() for _ in range(500) if engine.has_work for s in engine.step() if s.finished
+    ]
+    assert [output.cached_tokens_from for output in outputs] == [{"disk": 128}]
+    assert outputs[0].outputs[0].token_ids == before.outputs[0].token_ids
+    engine.cache.check()

@@ -36,6 +36,7 @@ def assert_exact(output: RequestOutput, given: dict[str, Any], reference: ImageR
     assert list(output.outputs[0].token_ids) == expected
 
 
+@pytest.mark.one_case_in(2)
 @pytest.mark.parametrize(
     ("family", "budget"),
     [
@@ -81,6 +82,7 @@ def test_prompts_of_hybrids_are_continued_as_by_transformers(
         assert_exact(output, given, reference_of("qwen3_5"))
 
 
+@pytest.mark.one_case_in(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_hit_may_end_inside_an_image(
     family: str, make_image_llm: MakeImageLLM, reference_of: ReferenceOf

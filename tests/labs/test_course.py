@@ -13,6 +13,7 @@ from ostinato.labs.grading import Verdict, checks_of, grade, grade_here
 from ostinato.labs.verdicts import HEIGHT, verdict_text
 
 runner = CliRunner()
+DOCS = Path(__file__).parents[2] / "docs"
 
 each_lab = pytest.mark.parametrize("lab", LABS, ids=lambda lab: lab.name)
 
@@ -40,8 +41,8 @@ def test_the_file_of_a_lab_is_its_solution_without_what_is_in_the_holes(lab: Lab
 
 @each_lab
 def test_each_hole_is_asked_for_by_a_check(lab: Lab):
-    asked = {hole for check in checks_of(lab) for hole in check.holes}
-    assert asked == {hole.number for hole in lab.holes}
+    checked = {hole for check in checks_of(lab) for hole in check.holes}
+    assert checked == {hole.number for hole in lab.holes}
 
 
 @each_lab
@@ -114,9 +115,9 @@ def test_a_placeholder_does_not_fill_a_hole(placeholder: str, tmp_path: Path):
     [
         ("def usable_tokens", "def usable", "missing-name", "usable_tokens"),
         ("    def match(", "    def find(", "missing-name", "no method match"),
-        ("return found\n", "return found[\n", "syntax", "is no Python"),
-        ("found.append(self.blocks[digest])", "found.append(self.blocks[0])", "raises", "KeyError"),
-        ("        return found\n", "        pass\n", "wrong-type", "returns NoneType"),
+        ("return match\n", "return match[\n", "syntax", "is no Python"),
+        ("match.append(self.blocks[digest])", "match.append(self.blocks[0])", "raises", "KeyError"),
+        ("        return match\n", "        pass\n", "wrong-type", "returns NoneType"),
         ("return (num_tokens - 1)", "raise SystemExit(0)\n    return (num_tokens - 1)", "raises",
          "SystemExit in usable_tokens"),
     ],
@@ -132,8 +133,8 @@ def test_what_is_wrong_with_the_python_is_named(
         assert verdict.picture[0].startswith("line ")
 
 
-FOUND = "        found = []\n"
-ENDLESS = FOUND, FOUND + "        while True:\n            found = []\n"
+BEGINNING = "        match = []\n"
+ENDLESS = BEGINNING, BEGINNING + "        while True:\n            match = []\n"
 
 
 def test_an_endless_loop_is_named_with_its_line(tmp_path: Path):
@@ -147,13 +148,13 @@ def test_an_endless_loop_is_named_with_its_line(tmp_path: Path):
 
 def test_a_file_that_ends_the_process_is_named(tmp_path: Path):
     path = tmp_path / "blocks.py"
-    text = LABS[0].solution.replace(FOUND, FOUND + "        os._exit(0)\n")
+    text = LABS[0].solution.replace(BEGINNING, BEGINNING + "        os._exit(0)\n")
     path.write_text("import os\n" + text)
     assert grade(LABS[0], path, limit_s=5.0).kind == "ended-the-process"
 
 
 def test_what_a_file_prints_disturbs_nothing(tmp_path: Path):
-    text = LABS[0].solution.replace(FOUND, FOUND + "        print('x' * 1000)\n")
+    text = LABS[0].solution.replace(BEGINNING, BEGINNING + "        print('x' * 1000)\n")
     path = tmp_path / "blocks.py"
     path.write_text(text)
     assert grade(LABS[0], path).passed
@@ -197,6 +198,22 @@ def test_every_lab_is_walked_by_its_commands(tmp_path: Path, monkeypatch: pytest
     every = runner.invoke(app, ["labs", "check", "--all", "--json"])
     assert every.exit_code == 0
     assert [one["passed"] for one in json.loads(every.output)] == [True] * len(LABS)
+
+
+def test_the_json_of_a_check_is_what_the_docs_say(tmp_path: Path):
+    """Each field is in the table of docs/learn.md, and the table has no other."""
+    table = (DOCS / "learn.md").read_text("utf-8").partition("| Field |")[2].partition("\n\n")[0]
+    documented = [name for row in table.splitlines()[2:] for name in _quoted(row.split("|")[1])]
+    missing = str(tmp_path / "none.py")
+    result = runner.invoke(app, ["labs", "check", "3", "--file", missing, "--json"])
+    assert result.exit_code == 3
+    [verdict] = json.loads(result.output)
+    assert list(verdict) == documented
+    assert (verdict["lab"], verdict["file"], verdict["kind"]) == (3, missing, "no-file")
+
+
+def _quoted(text: str) -> list[str]:
+    return text.split("`")[1::2]
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,8 @@ def test_a_wrong_attention_differs(tmp_path: Path):
 def test_attention_alone_is_a_softmax():
     """One key has all the weight."""
     v = np.array([[3.0, 4.0]])
-    assert np.array_equal(attend_alone(np.ones(2), np.ones((1, 2)), v), v[0])
+    alone = attend_alone(np.ones((1, 2)), [[0]], [1], np.ones((1, 1, 2)), v[None])
+    assert np.array_equal(alone, v)
 
 
 @pytest.mark.nightly

@@ -50,11 +50,11 @@ def test_what_is_shown_is_what_the_history_remembers(solution: Path):
         cache.serve(prompt)
     newest = max(history.records(), key=lambda record: record.number)
     newest.name = "last"
-    asked = read_prompt(history, "last")
-    assert asked is not None
-    assert "".join(map(chr, asked.prompt)) == "ABCDEFGHQQQQ"
-    assert [(len(one.tokens), one.num_kept) for one in asked.earlier] == [(12, 4), (8, 8)]
-    spans = Explainer(f"{solution}:explain").spans(asked)["spans"]
+    explained = read_prompt(history, "last")
+    assert explained is not None
+    assert "".join(map(chr, explained.prompt)) == "ABCDEFGHQQQQ"
+    assert [(len(one.tokens), one.num_kept) for one in explained.earlier] == [(12, 4), (8, 8)]
+    spans = Explainer(f"{solution}:explain").spans(explained)["spans"]
     assert [(s["start"], s["stop"], s["reason"]) for s in spans] == [
         (0, 4, "hit"), (4, 8, "evicted"), (8, 12, "differs")
     ]  # fmt: skip

@@ -24,12 +24,12 @@ class Map:
         return [tuple(tokens[:end]) for end in ends]
 
     def match(self, tokens):
-        found = []
+        match = []
         for name in self.names(tokens):
             if name not in self.blocks:
                 break
-            found.append(self.blocks[name])
-        return found
+            match.append(self.blocks[name])
+        return match
 
     def insert(self, tokens, blocks):
         return [self.blocks.setdefault(*pair) for pair in zip(self.names(tokens), blocks)]
@@ -67,7 +67,7 @@ def write(tmp_path: Path):
 
     def write(name: str, old: str = "", new: str = "") -> str:
         assert old in GOOD
-        path = tmp_path / "mine.py"
+        path = tmp_path / "own.py"
         path.write_text(GOOD.replace(old, new) if old else GOOD)
         return f"{path}:{name}"
 
@@ -131,11 +131,11 @@ def test_the_solutions_of_labs_pass_the_contract(number: int, tmp_path: Path):
     ("name", "old", "new", "words"),
     [
         ("Map", "tuple(tokens[:end])", "tuple(tokens[end - self.size:end])", "are cached"),
-        ("Map", "return found", "return []", "2 tokens in whole blocks are cached"),
-        ("Map", "return found", "return found[::-1]", "Requests so far"),
-        ("Map", "return found", "return found + [99]", "for other tokens"),
+        ("Map", "return match", "return []", "2 tokens in whole blocks are cached"),
+        ("Map", "return match", "return match[::-1]", "Requests so far"),
+        ("Map", "return match", "return match + [99]", "for other tokens"),
         ("Map", "        del self.blocks[tuple(tokens)]", "        pass", "for other tokens"),
-        ("Map", "found = []", "found = [1 / 0]", "ZeroDivisionError"),
+        ("Map", "match = []", "match = [1 / 0]", "ZeroDivisionError"),
         ("Evictor", "if entry.is_leaf", "if not entry.is_leaf", "no evictable leaf"),
         ("Evictor", "self.queue.remove(entry)", "pass", "no evictable leaf"),
         ("Ranking", "return num_tokens - num_cached", "return None", "rank raises TypeError"),
@@ -151,7 +151,7 @@ def test_a_broken_class_is_refused_with_its_counterexample(
 def test_a_class_that_does_not_return_is_refused(write, monkeypatch: pytest.MonkeyPatch):
     """In a process of its own, with the line of the loop."""
     monkeypatch.setattr(child, "CONTRACT_S", 1.0)
-    value = write("Map", "found = []", "\n        while True: pass")
+    value = write("Map", "match = []", "\n        while True: pass")
     with pytest.raises(ConfigError, match="it does not return; it was in match, line"):
         check_plugin("index", value)
 
@@ -161,7 +161,7 @@ def test_a_class_that_does_not_return_is_refused(write, monkeypatch: pytest.Monk
 
 def test_a_map_that_lies_while_it_serves_costs_hits_and_gives_no_wrong_one(write):
     """Rule 2: a match ends before the first block that is not the continuation."""
-    value = write("Map", "return found", "return [9] if len(tokens) > 6 else found")
+    value = write("Map", "return match", "return [9] if len(tokens) > 6 else match")
     cache = LetterCache(12, make_index=index_factory(value))
     assert [cache.serve(prompt) for prompt in ("ABABAB", "ABABAB", "ABABABAB")] == [0, 4, 0]
     index: Any = cache.manager.index

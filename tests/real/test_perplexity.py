@@ -60,9 +60,9 @@ def test_perplexity_in_float32_is_that_of_transformers(
     ("settings", "loss"),
     [
         ({}, 0.01),
-        ({"quantization": "int8"}, 0.015),
+        pytest.param({"quantization": "int8"}, 0.015, marks=pytest.mark.nightly),
         ({"quantization": "int4"}, 0.03),
-        ({"kv_cache_dtype": "int8"}, 0.015),
+        pytest.param({"kv_cache_dtype": "int8"}, 0.015, marks=pytest.mark.nightly),
     ],
     ids=str,
 )

@@ -44,6 +44,7 @@ def answer(plan: StepPlan) -> StepResult:
     return StepResult(tuple(map(SequenceResult, tokens)))
 
 
+@pytest.mark.one_case_in(3)
 @pytest.mark.parametrize("max_chunk_tokens", [None, 100])
 @pytest.mark.parametrize(
     "requests, block_size, again", [(200, 4, 1), (1000, 16, 1), (200, 256, 16)]

@@ -17,12 +17,19 @@ import pytest
 from ostinato import LLM
 from ostinato.engine.loop.engine import Engine
 from ostinato.observe.introspection import cached_blocks
-from ostinato.runner.model_loader import load_model
+from ostinato.runner.model_loader import LoadedModel, load_model
 from tests.support.checkpoints import Checkpoints
 
 MakeLLM = Callable[..., LLM]
 
-_load_once = cache(load_model)
+_load_facts = cache(load_model)
+
+
+def load_once(*arguments: Any) -> LoadedModel:
+    """Load a model once, however many tokens of keys and values are to fit beside it."""
+    *facts, kv_bytes, weight_cache_bytes = arguments
+    assert callable(kv_bytes), "the arguments of load_model have changed"
+    return _load_facts(*facts, weight_cache_bytes=weight_cache_bytes)
 
 
 @pytest.fixture
@@ -47,7 +54,7 @@ def make_llm(checkpoints: Checkpoints) -> Iterator[MakeLLM]:
         shares = settings["dtype"] == "float64" and not own_weights
         with pytest.MonkeyPatch.context() as patch:
             if shares:
-                patch.setattr("ostinato.engine.settings.setup.load_model", _load_once)
+                patch.setattr("ostinato.engine.settings.setup.load_model", load_once)
             made.append(LLM(str(path), **settings))
         shared[made[-1]] = shares
         return made[-1]

@@ -20,7 +20,7 @@ from ostinato.runner.native.library import Isa, best_isa, current_isa, library, 
 
 needs_library = pytest.mark.skipif(library() is None, reason="the native library is not built")
 
-ISAS = [] if (found := library()) is None else [isa for isa in Isa if isa <= best_isa(found)]
+ISAS = [] if (found := library()) is None else best_isa(found).contained
 """What this processor can do, each containing those before it."""
 
 

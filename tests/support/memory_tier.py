@@ -3,9 +3,10 @@
 import threading
 import time
 from collections.abc import Sequence
+from itertools import takewhile
 
+from ostinato.engine.tiers.groups import tier_groups
 from ostinato.engine.tiers.open_tiers import OpenTiers
-from ostinato.runner.kv.block_copies import block_copies
 from ostinato.runner.model_runner import ModelRunner
 from ostinato.tiers.port import (
     Buffer,
@@ -13,6 +14,7 @@ from ostinato.tiers.port import (
     ExtentRef,
     LoadFault,
     LoadResult,
+    Namespace,
     Prefix,
     StoreResult,
     TierListener,
@@ -28,6 +30,7 @@ class MemoryTier:
     Attributes:
         blocks: Payloads.
         salts: Whose each is.
+        namespaces: Of which group of layers each is, and more.
         keep_until: Leases.
         refresh_s: How long each use keeps what is leased.
         faults: Digests whose load ends with a fault.
@@ -43,6 +46,7 @@ class MemoryTier:
     def __init__(self) -> None:
         self.blocks: dict[bytes, bytes] = {}
         self.salts: dict[bytes, tuple[bytes, ...]] = {}
+        self.namespaces: dict[bytes, Namespace] = {}
         self.keep_until: dict[bytes, float] = {}
         self.refresh_s: dict[bytes, float] = {}
         self.faults: dict[bytes, LoadFault] = {}
@@ -59,29 +63,33 @@ class MemoryTier:
     def opened(self, config: object, runner: ModelRunner, listener: TierListener) -> OpenTiers:
         """Stand in for the tiers that settings name."""
         self.listener = listener
-        return OpenTiers(self, block_copies(runner.kv_stores[0]), 2**28)
+        return OpenTiers(self, tier_groups(runner), 2**28)
 
     def look_up(self, prefix: Prefix, start: int) -> list[ExtentRef]:
         self.num_looked_up += 1
         self.look_up_gate.wait(10)
-        size, found = prefix.namespace.block_size, list[bytes]()
-        for digest in prefix.digests[start // size :]:
-            if digest not in self.blocks:
+        size, digests = prefix.namespace.block_size, prefix.digests
+        refs, place = list[ExtentRef](), start // size
+        while place < len(digests):
+            part = list(takewhile(self.blocks.__contains__, digests[place : place + 2]))
+            if part:
+                refs.append(self._ref(prefix, place, part))
+            elif not prefix.namespace.is_sparse:
                 break
-            found.append(digest)
-        return [
-            ExtentRef(
-                "disk",
-                start + place * size,
-                len(part),
-                prefix.namespace.block_bytes,
-                part,
-                min(self.keep_until[digest] for digest in part),
-                self.refresh_s.get(part[0], 0.0),
-            )
-            for place in range(0, len(found), 2)
-            if (part := found[place : place + 2])
-        ]
+            place += max(1, len(part))
+        return refs
+
+    def _ref(self, prefix: Prefix, place: int, part: list[bytes]) -> ExtentRef:
+        """Return a reference to consecutive blocks."""
+        return ExtentRef(
+            "disk",
+            place * prefix.namespace.block_size,
+            len(part),
+            prefix.namespace.block_bytes,
+            part,
+            min(self.keep_until[digest] for digest in part),
+            self.refresh_s.get(part[0], 0.0),
+        )
 
     def load(
         self, ref: ExtentRef, into: memoryview, num_blocks: int, deadline: float
@@ -105,10 +113,16 @@ class MemoryTier:
             for place, digest in enumerate(extent.digests):
                 self.blocks[digest] = bytes(payload[place * width : (place + 1) * width])
                 self.salts[digest] = extent.prefix.salts
+                self.namespaces[digest] = extent.prefix.namespace
                 self.keep_until[digest] = extent.keep_until
                 self.refresh_s[digest] = extent.refresh_s
             self.listener.on_stored("disk", extent)
         return [StoreResult.STORED] * len(extents)
+
+    def drop(self, digest: bytes) -> None:
+        """Lose a block."""
+        for known in (self.blocks, self.salts, self.namespaces, self.keep_until):
+            del known[digest]
 
     def lease(self, prefix: Prefix, keep_until: float, refresh_s: float = 0.0) -> int:
         known = [digest for digest in prefix.digests if digest in self.blocks]
@@ -123,7 +137,7 @@ class MemoryTier:
         gone = [digest for digest, salts in self.salts.items() if salt in salts]
         num_bytes = sum(len(self.blocks.pop(digest)) for digest in gone)
         for digest in gone:
-            del self.salts[digest]
+            del self.salts[digest], self.namespaces[digest]
         return [TierReceipt("disk", "memory", len(gone), num_bytes)]
 
     def stats(self) -> list[TierStats]:

@@ -27,6 +27,7 @@ MEDIA = {
 }
 
 
+@pytest.mark.one_case_in(2)
 @pytest.mark.parametrize("medium", MEDIA)
 @pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__)
 def test_every_tier_passes(check, medium, tmp_path):

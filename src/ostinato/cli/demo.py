@@ -53,6 +53,7 @@ _NEXT = {
     'ostinato generate "ROMEO:"': "continue a text, with any model",
     "ostinato savings --help": "the same calculation for your own prompts",
     f"ostinato size {DEFAULT_MODEL}": "the size of a model's cache in bytes",
+    "ostinato labs": "build such a cache yourself, in eight labs",
     "ostinato demo --index hash": "this demo with other settings",
 }
 

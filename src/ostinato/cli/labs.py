@@ -129,7 +129,8 @@ def traffic(
         )
     both = lab_traffic.hits(url)
     if both is None:
-        typer.echo(f"{len(texts)} calls answered. This server has no plug-in to compare.")
+        typer.echo(f"{len(texts)} calls answered. Index, eviction policy, order and routing are")
+        typer.echo("Ostinato's own here, so there are no two shares of hits to compare.")
         return
     typer.echo(f"{both['requests']} calls answered; share of prompt tokens that hit:")
     typer.echo(f"  {both['own_ratio']:7.1%}  with {', '.join(both['names'])}")

@@ -58,6 +58,7 @@ class HeldStates:
         saving: Position and slot of what this step saves, to be published after it.
         spare_at: Tokens of the state in the spare slot; 0 if that is empty or being written.
         parent_slot: Of a fork: the running state that it starts from; -1 otherwise.
+        is_load: Whether a tier fills its slot, which becomes the checkpoint of its only cut.
     """
 
     tenant: bytes
@@ -68,6 +69,7 @@ class HeldStates:
     saving: tuple[int, int] | None = None
     spare_at: int = 0
     parent_slot: int = -1
+    is_load: bool = False
 
 
 class LeastSavedWork(LeastRecentlyUsed):

@@ -33,10 +33,13 @@ class HybridMatch(PrefixMatch):
         group_tails: The entry to copy the tail from, for each group beside full attention.
         num_seen_tokens: With states, tokens in whole blocks that full attention has cached; a hit
             may end before, for lack of a state.
+        load_end: Tokens up to which a tier will bring all that a hit there needs, and nothing is
+            computed; 0 if the rest is computed.
     """
 
     group_tails: Sequence[Any] = ()
     num_seen_tokens: int = 0
+    load_end: int = 0
 
 
 @dataclass(slots=True)
@@ -67,7 +70,17 @@ class LayerGroup(Contents, Protocol):
     def find_tail(self, key: PrefixKey, num_blocks: int, name: bytes) -> CacheEntry | None:
         """Return the cached block of that name after a sequence's first ones, to copy from."""
 
-    def room(self, key: PrefixKey, num_blocks: int, tail: CacheEntry | None) -> int:
+    def kept(self, key: PrefixKey, num_blocks: int) -> list[tuple[int, int]]:
+        """List what is cached for hits of a prefix that hits with so many blocks.
+
+        Returns:
+            Place and block or slot of each, in order. A place counts blocks in the sequence; that
+            of a state counts units, and is the one that ends with it.
+        """
+
+    def room(
+        self, key: PrefixKey, num_blocks: int, tail: CacheEntry | None, load_end: int = 0
+    ) -> int:
         """Return how many tokens could have slots if a hit of so many blocks were held."""
 
     def room_to_grow(self, held: Any, num_tokens: int) -> int:

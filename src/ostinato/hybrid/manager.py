@@ -122,9 +122,10 @@ class HybridCacheManager(CacheManager):
 
     def _room_to_admit(self, key: PrefixKey, match: PrefixMatch, num_tokens: int) -> int:
         num_tokens = super()._room_to_admit(key, match, num_tokens)
+        room, end = num_tokens, _load_end(match)
         for group, tail in self._tails(match) if num_tokens else ():
-            num_tokens = min(num_tokens, group.room(key, len(match.blocks), tail))
-        return num_tokens
+            room = min(room, group.room(key, len(match.blocks), tail, end))
+        return 0 if room < num_tokens and end else room  # a load has all of its slots at once
 
     def _room_to_grow(self, table: BlockTable, num_tokens: int) -> int:
         num_tokens = super()._room_to_grow(table, num_tokens)
@@ -236,3 +237,8 @@ class HybridCacheManager(CacheManager):
         tables = [*self.tables.live.values(), *self.tables.pinned.values()]
         for number, group in enumerate(self.layer_groups):
             group.check([table.held[number] for table in tables])
+
+
+def _load_end(match: PrefixMatch) -> int:
+    assert isinstance(match, HybridMatch)
+    return match.load_end

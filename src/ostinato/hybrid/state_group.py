@@ -138,7 +138,16 @@ class StateGroup(LayerGroup):
         """Find nothing: no state is kept within a block."""
         return None
 
-    def room(self, key: PrefixKey, num_blocks: int, tail: CacheEntry | None) -> int:
+    def kept(self, key: PrefixKey, num_blocks: int) -> list[tuple[int, int]]:
+        """List the slots of all checkpoints of a prefix, each by the unit that ends with it."""
+        digests, unit = self._hasher.digests(key, num_blocks), self._blocks_per_unit
+        ends = range(unit, num_blocks + 1, unit)
+        found = ((end // unit - 1, self._contents.get(digests[end - 1])) for end in ends)
+        return [(place, checkpoint.block) for place, checkpoint in found if checkpoint is not None]
+
+    def room(
+        self, key: PrefixKey, num_blocks: int, tail: CacheEntry | None, load_end: int = 0
+    ) -> int:
         """Return no limit if a slot is free besides the checkpoint that hits; else 0."""
         source = self._find(key, num_blocks)
         is_idle = source is not None and not source.ref_count
@@ -150,6 +159,8 @@ class StateGroup(LayerGroup):
 
     def hold(self, key: PrefixKey, match: HybridMatch, tail: CacheEntry | None) -> HeldStates:
         """Hold the checkpoint of a hit, and decide where the prefill is cut."""
+        if match.load_end:
+            return HeldStates(key.identity.owner, cuts=[match.load_end], is_load=True)
         num_hit, num_seen = match.num_shared_tokens, match.num_seen_tokens
         held = HeldStates(key.identity.owner, source=self._find(key, len(match.blocks)))
         if held.source is not None:
@@ -175,6 +186,8 @@ class StateGroup(LayerGroup):
         held.blocks.extend(self.pool.allocate(table, 1, self))
         table.state_slot = held.blocks[0]
         self._evict_orphans()
+        if held.is_load:
+            return
         if held.parent_slot >= 0:
             self._copies.saves.append(StateCopy(held.parent_slot, table.state_slot))
             return
@@ -200,6 +213,9 @@ class StateGroup(LayerGroup):
             held.blocks.append(held.saving[1])
             held.saving = None
         is_cut = num_tokens in held.cuts
+        if held.is_load:
+            held.saving = (num_tokens, held.blocks.pop()) if is_cut else None
+            return ()
         decodes = not held.cuts or num_tokens > held.cuts[-1]
         if num_tokens % self.cuts.unit or not (is_cut or (decodes and self.cuts.keeps_answers)):
             return ()

@@ -82,11 +82,18 @@ class WindowGroup(LayerGroup):
             end = missing  # every longer prefix that ends before needs this block too
         return 0
 
-    def room(self, key: PrefixKey, num_blocks: int, tail: CacheEntry | None) -> int:
+    def kept(self, key: PrefixKey, num_blocks: int) -> list[tuple[int, int]]:
+        """List the blocks of the window before the end of a hit, by place."""
+        blocks = [copy.block for copy in self._window(key, num_blocks)]
+        return list(enumerate(blocks, num_blocks - len(blocks)))
+
+    def room(
+        self, key: PrefixKey, num_blocks: int, tail: CacheEntry | None, load_end: int = 0
+    ) -> int:
         """Return how many tokens could have slots if a hit of so many blocks were held."""
         held = self._window(key, num_blocks) + ([] if tail is None else [tail])
         free = self.pool.num_free_for(key.identity.owner) - sum(not e.ref_count for e in held)
-        return (num_blocks + free) * self._block_size
+        return (max(num_blocks, self.first_needed(load_end)) + free) * self._block_size
 
     def room_to_grow(self, held: WindowTable, num_tokens: int) -> int:
         """Return how many of a sequence's first ``num_tokens`` could have slots."""
@@ -100,7 +107,10 @@ class WindowGroup(LayerGroup):
         return num_blocks - held.num_shared
 
     def hold(self, key: PrefixKey, match: HybridMatch, tail: CacheEntry | None) -> WindowTable:
-        """Hold the window before the end of a hit, and the source of a copy."""
+        """Hold the window before the end of a hit, and the source of a copy.
+
+        Of what is loaded, places before the window at its end stay empty.
+        """
         num_blocks = len(match.blocks)
         copies = self._window(key, num_blocks)
         self.pool.acquire(copies)
@@ -111,6 +121,11 @@ class WindowGroup(LayerGroup):
         if isinstance(tail, WindowCopy):
             self.pool.acquire((tail,))
             held.tail = tail
+        self._slide(held, match.load_end)
+        if (missing := self.first_needed(match.load_end) - num_blocks) > 0:
+            held.blocks.extend([self.null_block] * missing)
+            held.copies.extend([None] * missing)
+            held.first = len(held.blocks)
         return held
 
     def find_tail(self, key: PrefixKey, num_blocks: int, name: bytes) -> WindowCopy | None:
@@ -171,9 +186,7 @@ class WindowGroup(LayerGroup):
     def settle(self, table: BlockTable, held: WindowTable) -> None:
         """Release the blocks that left the window with this step, deepest first."""
         held.first_published = None
-        keep = min(self.first_needed(table.num_computed), len(held.blocks))
-        self._release_places(held, held.first, keep)
-        held.first = max(held.first, keep)
+        self._slide(held, table.num_computed)
 
     def release(self, table: BlockTable, held: WindowTable) -> None:
         """Release all that a table holds, deepest first."""
@@ -235,6 +248,12 @@ class WindowGroup(LayerGroup):
             self._contents[digest] = content
         assert content.name == name, "two blocks of one SHA-256 digest"
         return content
+
+    def _slide(self, held: WindowTable, num_tokens: int) -> None:
+        """Release the places that the window after so many tokens does not reach."""
+        keep = min(self.first_needed(num_tokens), len(held.blocks))
+        self._release_places(held, held.first, keep)
+        held.first = max(held.first, keep)
 
     def _release_places(self, table: WindowTable, first: int, last: int) -> None:
         """Release the places ``first .. last``, deepest first."""

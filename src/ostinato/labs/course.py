@@ -204,13 +204,13 @@ def unfilled_holes(text: str, lab: Lab) -> list[Hole]:
 
 def defined_names(text: str) -> dict[str, list[str]]:
     """Return public functions and classes of a file, each with its public methods."""
-    found: dict[str, list[str]] = {}
+    names: dict[str, list[str]] = {}
     for node in ast.parse(text).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
             body = node.body if isinstance(node, ast.ClassDef) else []
             methods = [each.name for each in body if isinstance(each, ast.FunctionDef)]
-            found[node.name] = [name for name in methods if not name.startswith("_")]
-    return found
+            names[node.name] = [name for name in methods if not name.startswith("_")]
+    return names
 
 
 def _task(hole: "re.Match[str]") -> str:

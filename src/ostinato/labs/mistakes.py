@@ -63,10 +63,10 @@ def expect_type(value: object, kind: type | tuple[type, ...], call: str, name: s
     if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
         return
     kinds = kind if isinstance(kind, tuple) else (kind,)
-    wanted = name or " or ".join(one.__name__ for one in kinds)
+    expected = name or " or ".join(one.__name__ for one in kinds)
     raise Mistake(
         "wrong-type",
-        f"{call} returns {type(value).__name__}, and has to return {wanted}.",
+        f"{call} returns {type(value).__name__}, and has to return {expected}.",
         [f"{call}  ->  {value!r:.60}"],
     )
 

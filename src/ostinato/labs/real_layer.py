@@ -46,24 +46,32 @@ def _by_head(
     attend: Callable[..., Any], q: Floats, k: Floats, v: Floats, tables: list[list[int]],
     lengths: list[int],
 ) -> dict[str, Any]:  # fmt: skip
-    group, most, num_read = q.shape[1] // k.shape[2], 0.0, 0
+    group, largest, num_read = q.shape[1] // k.shape[2], 0.0, 0
     for head in range(q.shape[1]):
         keys, values = (np.ascontiguousarray(x[:, :, head // group]) for x in (k, v))
         queries = np.ascontiguousarray(q[:, head])
         out, num_read = attend(queries, [t[:] for t in tables], lengths[:], keys, values)
-        alone = [
-            attend_alone(queries[m], keys[t].reshape(-1, q.shape[2])[:n],
-                         values[t].reshape(-1, q.shape[2])[:n])
-            for m, (t, n) in enumerate(zip(tables, lengths, strict=True))
-        ]  # fmt: skip
-        difference = float(np.abs(np.asarray(out) - np.stack(alone)).max())
-        most = max(most, difference if np.isfinite(difference) else float("inf"))
-    return {"num_read": int(num_read), "difference": most, "num_heads": q.shape[1]}
+        alone = attend_alone(queries, tables, lengths, keys, values)
+        difference = float(np.abs(np.asarray(out) - alone).max())
+        largest = max(largest, difference if np.isfinite(difference) else float("inf"))
+    return {"num_read": int(num_read), "difference": largest, "num_heads": q.shape[1]}
 
 
-def attend_alone(q: Floats, k: Floats, v: Floats) -> Floats:
-    """Return attention of one query over its keys, in one piece; shape (dim,)."""
-    scores = k @ q / np.sqrt(len(q))
-    weights = np.exp(scores - scores.max())
-    mean: Floats = weights @ v / weights.sum()
-    return mean
+def attend_alone(
+    q: Floats, tables: list[list[int]], lengths: list[int], k: Floats, v: Floats
+) -> Floats:
+    """Return attention of one query per sequence, each by itself; shape (num_sequences, dim)."""
+    dim = q.shape[1]
+    return np.stack([
+        softmax(q[m : m + 1], k[t].reshape(-1, dim)[:n], v[t].reshape(-1, dim)[:n])[0][0]
+        for m, (t, n) in enumerate(zip(tables, lengths, strict=True))
+    ])  # fmt: skip
+
+
+def softmax(q: Floats, k: Floats, v: Floats) -> tuple[Floats, Floats]:
+    """Return attention over all keys in one piece, shape (num_queries, dim), and log-sum-exps."""
+    scores = q @ k.T / np.sqrt(q.shape[1])
+    highest = scores.max(axis=1, keepdims=True)
+    weights = np.exp(scores - highest)
+    total = weights.sum(axis=1, keepdims=True)
+    return weights / total @ v, (highest + np.log(total))[:, 0]

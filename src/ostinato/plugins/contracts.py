@@ -145,8 +145,8 @@ def check_index(value: str) -> None:
         cache, served = LetterCache(24, make_index=make_index), list[str]()
         for prompt in scenario:
             num_found = cache.serve(prompt)
-            most = max([min(_num_common(prompt, p), len(prompt) - 1) for p in served], default=0)
-            expected = most // _BLOCK * _BLOCK
+            longest = max([min(_num_common(prompt, p), len(prompt) - 1) for p in served], default=0)
+            expected = longest // _BLOCK * _BLOCK
             cache.require(num_found == expected, f"{expected} tokens in whole blocks are cached")
             served.append(prompt)
             _no_faults(cache, cache.manager.index)

@@ -87,10 +87,12 @@ class Explainer:
         self.name = value.rpartition("/")[2]
         self._explain: Any = load_plugin("explainer", value)
 
-    def spans(self, asked: ExplainedPrompt) -> dict[str, Any]:
+    def spans(self, explained: ExplainedPrompt) -> dict[str, Any]:
         """Return the function's spans as JSON, or in ``error`` why they cannot be shown."""
         try:
-            result = self._explain(asked.prompt, asked.num_hit, asked.earlier, asked.tenant)
+            result = self._explain(
+                explained.prompt, explained.num_hit, explained.earlier, explained.tenant
+            )
             spans = [
                 {"start": int(s.start), "stop": int(s.stop), "reason": str(s.reason),
                  "other": str(s.other)}
@@ -98,7 +100,7 @@ class Explainer:
             ]  # fmt: skip
         except Exception as error:
             return {"name": self.name, "spans": [], "error": f"{type(error).__name__}: {error}"}
-        fault = sum_error(spans, len(asked.prompt))
+        fault = sum_error(spans, len(explained.prompt))
         return {"name": self.name, "spans": [] if fault else spans, "error": fault}
 
 
@@ -137,8 +139,8 @@ def failure_of(value: str) -> str:
             EarlierRequest(f"request {number}", [ord(letter) for letter in text], 2, "")
             for number, text in enumerate(history)
         ]
-        asked = ExplainedPrompt([ord(letter) for letter in prompt], 0, earlier, "")
-        fault = explainer.spans(asked)["error"]
+        explained = ExplainedPrompt([ord(letter) for letter in prompt], 0, earlier, "")
+        fault = explainer.spans(explained)["error"]
         if fault:
             return f"{fault}; prompt {prompt}, earlier {', '.join(history) or 'none'}"
     return ""

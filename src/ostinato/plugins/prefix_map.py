@@ -137,8 +137,8 @@ class MapIndex:
             self._follow(scope, key, blocks[: num_tokens // size], entries)
             if hasattr(known, "tail"):
                 tail = self._tail(known, key, tokens, entries)
-        found = array("i", [entry.blocks[0] for entry in entries])
-        return PrefixMatch(size, found, tail, entries, 0, key, self, self.version)
+        shared = array("i", [entry.blocks[0] for entry in entries])
+        return PrefixMatch(size, shared, tail, entries, 0, key, self, self.version)
 
     def _follow(
         self, scope: _Scope, key: PrefixKey, blocks: list[int], entries: list[MapEntry]

@@ -14,6 +14,7 @@ or, with one test per check::
         check(MyMedium())
 """
 
+import random
 import threading
 import time
 from array import array
@@ -33,12 +34,16 @@ from ostinato.testing.conformance_faults import (
 from ostinato.testing.conformance_medium import (
     FOREVER_S,
     NAMESPACE,
+    STATE,
+    WINDOW,
     Medium,
     assert_nowhere,
     conversation,
     get,
+    get_places,
     payload,
     put,
+    put_runs,
 )
 from ostinato.tiers.port import LoadFault, Prefix, StoreResult
 
@@ -287,6 +292,69 @@ def what_was_erased_is_nowhere(medium: Medium) -> None:
     assert [get(tier, prefix) for prefix in (*mine, continuing)] == [0, 0, 0]
     put(tier, mine[0])
     assert get(tier, mine[0]) == 8, "an erased tenant may store again"
+
+
+@check
+def windows_and_states_are_found_after_gaps(medium: Medium) -> None:
+    """Those before each stored end, and after a restart; another conversation gets its own part."""
+    tier = medium.open()
+    windows, states = conversation(1, 16, namespace=WINDOW), conversation(1, 8, namespace=STATE)
+    assert put_runs(tier, windows, [range(5, 8), range(13, 16)]) == [StoreResult.STORED] * 2
+    assert (
+        put_runs(tier, states, [range(1, 2), range(3, 4), range(7, 8)]) == [StoreResult.STORED] * 3
+    )
+    for _ in range(2):
+        assert get_places(tier, windows) == [5, 6, 7, 13, 14, 15]
+        assert get_places(tier, windows, start_block=7) == [7, 13, 14, 15]
+        assert get_places(tier, states) == [1, 3, 7]
+        assert get_places(tier, conversation(2, 8, namespace=STATE)) == [1]
+        assert get_places(tier, conversation(1, 16)) == [], "full attention has nothing"
+        medium.kill()
+        tier = medium.open()
+    assert put_runs(tier, windows, [range(5, 8)]) == [StoreResult.PRESENT]
+
+
+@check
+def the_last_window_is_leased_with_its_prefix(medium: Medium) -> None:
+    """What no gap parts from the end of what is stored; a state alone."""
+    tier, keep_until = medium.open(), time.time() + 86_400
+    windows, states = conversation(1, 16, namespace=WINDOW), conversation(1, 8, namespace=STATE)
+    put_runs(tier, windows, [range(5, 8), range(13, 16)])
+    put_runs(tier, states, [range(1, 2), range(7, 8)])
+    assert tier.lease(windows, keep_until) == 3 * WINDOW.block_size
+    assert tier.lease(states, keep_until) == STATE.block_size
+    assert get_places(tier, states) == [1, 7]
+
+
+@check
+def windows_and_states_of_an_erased_tenant_are_nowhere(medium: Medium) -> None:
+    """In every namespace, also after a restart."""
+    tier = medium.open()
+    prefixes = [conversation(1, tenant=b"a", namespace=n) for n in (WINDOW, STATE)]
+    for prefix in prefixes:
+        put_runs(tier, prefix, [range(2, 4), range(6, 8)])
+    assert sum(receipt.num_extents for receipt in tier.erase(b"a")) >= 4
+    for prefix in prefixes:
+        assert get_places(tier, prefix) == []
+        assert_nowhere(prefix, medium.values().values())
+    medium.kill()
+    tier = medium.open()
+    assert [get_places(tier, prefix) for prefix in prefixes] == [[], []]
+
+
+@check
+def a_flipped_bit_of_a_window_or_state_is_a_miss(medium: Medium) -> None:
+    """A block that is damaged is not returned, and the others are right."""
+    tier, rng = medium.open(), random.Random(1)
+    prefixes = [conversation(1, namespace=n) for n in (WINDOW, STATE)]
+    for prefix in prefixes:
+        put_runs(tier, prefix, [range(2, 4), range(6, 8)])
+    for _ in range(20):
+        medium.kill()
+        flip_bit(medium, rng)
+        tier = medium.open()
+        for prefix in prefixes:
+            assert set(get_places(tier, prefix)) <= {2, 3, 6, 7}
 
 
 @check

@@ -9,11 +9,16 @@ import random
 import time
 from array import array
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Protocol
 
 from ostinato.tiers.port import KVTier, Namespace, Prefix, StoreResult
 
 NAMESPACE = Namespace(b"weights", b"config", "bfloat16", "layout-1", 4, 64, ("full",))
+WINDOW = replace(NAMESPACE, layer_groups=("window-9",))
+STATE = replace(NAMESPACE, block_size=8, block_bytes=640, layer_groups=("state",))
+"""What models with windows and states store besides: blocks after gaps, and one block at a time."""
+
 FOREVER_S = 60.0
 """Deadline of loads that should not time out."""
 
@@ -83,6 +88,30 @@ def get(tier: KVTier, prefix: Prefix, start_block: int = 0) -> int:
         if result.fault is not None:
             break
     return block - start_block
+
+
+def put_runs(tier: KVTier, prefix: Prefix, runs: Iterable[range]) -> list[StoreResult]:
+    """Store runs of blocks of a sparse prefix, an extent each."""
+    return tier.store(
+        [(prefix.extent(run.start, len(run)), payload(prefix, run.start, len(run))) for run in runs]
+    )
+
+
+def get_places(tier: KVTier, prefix: Prefix, start_block: int = 0) -> list[int]:
+    """Load all that is stored of a sparse prefix; returns the places of its blocks, in order.
+
+    Raises:
+        AssertionError: A byte is wrong.
+    """
+    namespace, places = prefix.namespace, list[int]()
+    for ref in tier.look_up(prefix, start_block * namespace.block_size):
+        first = ref.start // namespace.block_size
+        into = memoryview(bytearray(ref.num_blocks * namespace.block_bytes))
+        result = tier.load(ref, into, ref.num_blocks, time.monotonic() + FOREVER_S)
+        right = payload(prefix, first, result.num_blocks)
+        assert bytes(into[: len(right)]) == right, "wrong bytes were loaded"
+        places += range(first, first + result.num_blocks)
+    return places
 
 
 def assert_nowhere(prefix: Prefix, values: Iterable[bytes]) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from ostinato.core.errors import ConfigError
 from ostinato.tiers.disk_health import DiskHealth
 from ostinato.tiers.folder import Folder, LocalFolder
-from ostinato.tiers.index import ExtentIndex
+from ostinato.tiers.index import ExtentIndex, start_of
 from ostinato.tiers.limits import DiskOptions
 from ostinato.tiers.port import (
     Buffer,
@@ -141,7 +141,9 @@ class DiskTier:
         block, size = start // prefix.namespace.block_size, prefix.namespace.block_bytes
         key, refs = self._key(prefix), list[ExtentRef]()
         most = max(1, READ_BYTES // size)
-        for record, first, count in self._index.matches(prefix, block):
+        for match in self._index.all_matches(prefix, block):
+            record, first, count = match
+            start = start_of(match) * prefix.namespace.block_size
             for skipped in range(0, count, most):
                 where, part = _Locator(record, first + skipped, key), min(most, count - skipped)
                 refs.append(ExtentRef(self.name, start, part, size, where, *record.lease[1:]))
@@ -197,7 +199,7 @@ class DiskTier:
         """Set the lease of the stored blocks of a prefix; see ``KVTier``."""
         with self._writing:
             self._key(prefix)
-            found = self._index.matches(prefix, 0)
+            found = self._index.last_matches(prefix)
             if not self._health.may_write():
                 return 0
             try:

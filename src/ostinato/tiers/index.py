@@ -142,18 +142,47 @@ class ExtentIndex:
 
     def matches(self, prefix: Prefix, block: int, end: int | None = None) -> list[Match]:
         """Return consecutive runs of blocks from ``block`` on, at least up to ``end``."""
-        found, end = list[Match](), prefix.num_blocks if end is None else end
+        end = prefix.num_blocks if end is None else end
+        return self._matches(prefix, block, end, skips_gaps=False)
+
+    def all_matches(self, prefix: Prefix, block: int) -> list[Match]:
+        """Return all runs of blocks from ``block`` on that look-ups of a prefix find."""
+        sparse = prefix.namespace.is_sparse
+        return self._matches(prefix, block, prefix.num_blocks, skips_gaps=sparse)
+
+    def last_matches(self, prefix: Prefix) -> list[Match]:
+        """Return the runs of ``all_matches`` that no gap parts from the last one."""
+        found = self.all_matches(prefix, 0)
+        for place in range(len(found) - 1, 0, -1):
+            if end_of(found[place - 1]) < start_of(found[place]):
+                return found[place:]
+        return found
+
+    def _matches(self, prefix: Prefix, block: int, end: int, skips_gaps: bool) -> list[Match]:
+        found = list[Match]()
         with self._lock:
             while block < end:
                 record, index = self._places.get(prefix.digests[block], (None, 0))
                 count = record.num_common_blocks(prefix, block, index) if record else 0
-                if record is None or not count:
+                if record is not None and count:
+                    found.append((record, index, count))
+                elif not skips_gaps:
                     break
-                found.append((record, index, count))
-                block += count
+                block += max(1, count)
         return found
 
 
+def start_of(match: Match) -> int:
+    """Return the place of the first matching block in its sequence."""
+    return match[0].header.first_block + match[1]
+
+
+def end_of(match: Match) -> int:
+    """Return the place after the last matching block."""
+    return start_of(match) + match[2]
+
+
 def _is_own(record: Record) -> bool:
-    """Whether all tokens before a record are its tenant's, and known."""
-    return bool(record.digests) and record.header.names[2] == NO_NAME
+    """Whether all tokens before a record are its tenant's, known, and stored without gaps."""
+    header = record.header
+    return bool(record.digests) and header.names[2] == NO_NAME and not header.is_sparse

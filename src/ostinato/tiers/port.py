@@ -209,7 +209,8 @@ class KVTier(Protocol):
             start: Position to continue from, a multiple of the block size.
 
         Returns:
-            Consecutive runs of blocks from ``start`` on; empty if there are none.
+            Consecutive runs of blocks from ``start`` on; empty if there are none. In a sparse
+            namespace all runs from there on, in order and with the gaps between them.
         """
 
     def load(
@@ -245,7 +246,8 @@ class KVTier(Protocol):
                 end with each use, and reads this value after a restart.
 
         Returns:
-            Number of leading tokens that are stored, and now leased.
+            Number of leading tokens that are stored, and now leased; in a sparse namespace those
+            of the last run of blocks without a gap.
         """
 
     def use(self, prefix: Prefix, reuse: ReuseClass) -> None:

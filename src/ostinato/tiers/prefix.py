@@ -28,7 +28,8 @@ class Namespace:
         layout: Name of the order in which the store exports a block's bytes.
         block_size: Tokens in a block.
         block_bytes: Bytes of an exported block, over all layers.
-        layer_groups: What each group of layers keeps, such as ``("full", "window-512")``.
+        layer_groups: The groups of layers whose bytes a block has: ``("full",)``, or one with gaps
+            such as ``("window-512",)`` or ``("state",)``.
         adapter: Digest of the adapter's content; empty without one.
         numerics: Version of the arithmetic: raised when the same tokens give other bits.
     """
@@ -50,6 +51,11 @@ class Namespace:
                 f"block_size={self.block_size}, block_bytes={self.block_bytes}: "
                 "both must be at least 1"
             )
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether a sequence's blocks are stored with gaps: those of windows, and states."""
+        return bool(self.layer_groups) and "full" not in self.layer_groups
 
     @cached_property
     def digest(self) -> bytes:

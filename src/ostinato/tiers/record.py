@@ -43,6 +43,10 @@ MAGIC = b"OSTKVEX1"
 EXTENT, ERASED, MARK = 1, 2, 3
 """Kinds of records; a mark declares all before it durable."""
 
+SEALED, SPARSE = 1, 2
+"""Flags: encrypted; of a sparse namespace, whose records follow gaps. Folders of versions before
+windows and states have only the first, and their records are read as before."""
+
 NAME_BYTES = 16
 NO_NAME = bytes(NAME_BYTES)
 TAG_BYTES = 16
@@ -85,6 +89,7 @@ class Header:
     Attributes:
         kind: ``EXTENT``, ``ERASED`` or ``MARK``.
         sealed: Whether body and blocks are encrypted.
+        is_sparse: Whether it may follow a gap: a part of a window, or a state.
         header_bytes: Bytes before the first block.
         total_bytes: Bytes of the record in a segment, padding included.
         num_blocks: Number of blocks.
@@ -103,6 +108,7 @@ class Header:
 
     kind: int
     sealed: bool
+    is_sparse: bool
     header_bytes: int
     total_bytes: int
     num_blocks: int
@@ -252,12 +258,13 @@ def parse(header: bytes, seed: int) -> Header | None:
     if xxh3_128_digest(header[:_CHECKED] + rest, seed) != header[_CHECKED:LEASES_AT]:
         return None
     fields = _SUBJECT.unpack_from(header)
-    _, kind, sealed, header_bytes, total, num_blocks, block_size, block_bytes, first = fields[:9]
+    _, kind, flags, header_bytes, total, num_blocks, block_size, block_bytes, first = fields[:9]
     split = len(rest) - num_blocks * CHECKSUM_BYTES
     return Header(
-        kind, bool(sealed), header_bytes, total, num_blocks, block_size, block_bytes, first,
-        fields[9], fields[10:13], fields[13], _DURABLE.unpack_from(header, _SUBJECT.size)[0],
-        _newest_lease(header), header[: _SUBJECT.size], rest[:split], rest[split:],
+        kind, bool(flags & SEALED), bool(flags & SPARSE), header_bytes, total, num_blocks,
+        block_size, block_bytes, first, fields[9], fields[10:13], fields[13],
+        _DURABLE.unpack_from(header, _SUBJECT.size)[0], _newest_lease(header),
+        header[: _SUBJECT.size], rest[:split], rest[split:],
     )  # fmt: skip
 
 
@@ -275,8 +282,9 @@ def _subject(extent: Extent, names: Names, salt: bytes, body_bytes: int, sealed:
     namespace = extent.prefix.namespace
     body_bytes += TAG_BYTES * sealed
     header_bytes = FIXED_BYTES + body_bytes + extent.num_blocks * CHECKSUM_BYTES
+    flags = SEALED * sealed | SPARSE * namespace.is_sparse
     return _SUBJECT.pack(
-        MAGIC, EXTENT, sealed, header_bytes, record_bytes(extent, sealed), extent.num_blocks,
+        MAGIC, EXTENT, flags, header_bytes, record_bytes(extent, sealed), extent.num_blocks,
         namespace.block_size, namespace.block_bytes, extent.first_block, namespace.digest,
         *names, salt,
     )  # fmt: skip

@@ -112,8 +112,8 @@ class RemoteTier:
         refs = list[ExtentRef]()
         for where, count in found or ():
             size = prefix.namespace.block_bytes
+            start = where.place_of_first * prefix.namespace.block_size
             refs.append(ExtentRef(self.name, start, count, size, where, *where.header.lease[1:]))
-            start += count * prefix.namespace.block_size
         return refs
 
     def load(
@@ -156,7 +156,7 @@ class RemoteTier:
         names = self._sealing.names(prefix)
 
         def extend() -> int:
-            found = self._search(prefix).run(0)
+            found = self._search(prefix).last_run()
             self._store.expire(
                 [x for where, _ in found for x in with_marks(where.place, names)], ttl
             )

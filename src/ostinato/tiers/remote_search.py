@@ -35,6 +35,11 @@ class FoundExtent:
     first: int
     key: bytes | None
 
+    @property
+    def place_of_first(self) -> int:
+        """Index in the sequence of the first block that continues the prefix."""
+        return self.header.first_block + self.first
+
 
 class PrefixSearch:
     """Finds the extents of one prefix, window by window."""
@@ -46,7 +51,10 @@ class PrefixSearch:
         self._found = dict[int, tuple[str, Header, bytes]]()
 
     def run(self, block: int) -> list[tuple[FoundExtent, int]]:
-        """Return extents from a block on, each with its number of matching blocks."""
+        """Return extents from a block on, each with its number of matching blocks.
+
+        They are consecutive, but in a sparse namespace.
+        """
         runs, window = list[tuple[FoundExtent, int]](), _FIRST_WINDOW
         fetched = max(0, block - look_back(self._prefix) + 1)
         while block < self._prefix.num_blocks:
@@ -55,11 +63,23 @@ class PrefixSearch:
                 self._fetch(range(fetched, end))
                 fetched, window = end, min(2 * window, LONGEST_WINDOW)
             count, first = self._best(block)
+            if not count and self._prefix.namespace.is_sparse:
+                block = min((place for place in self._found if place > block), default=fetched)
+                continue
             if not count:
                 break
             place, header, _ = self._found[first]
             runs.append((FoundExtent(place, header, block - first, self._key), count))
             block += count
+        return runs
+
+    def last_run(self) -> list[tuple[FoundExtent, int]]:
+        """Return the extents of ``run`` from the first block that no gap parts from the last."""
+        runs = self.run(0)
+        for place in range(len(runs) - 1, 0, -1):
+            before, count = runs[place - 1]
+            if before.place_of_first + count < runs[place][0].place_of_first:
+                return runs[place:]
         return runs
 
     def num_from(self, block: int) -> int:

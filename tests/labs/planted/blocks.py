@@ -23,7 +23,7 @@ PLANTED = {
     "block-forgotten": ("len(tokens) - self.block_size + 1", "len(tokens) - self.block_size"),
     "chain-is-broken": ("parent = block_digest(parent,", "parent = block_digest(ROOT,"),
     "match-goes-on-after-a-miss": ("                break\n", "                continue\n"),
-    "blocks-out-of-order": ("        return found\n", "        return found[::-1]\n"),
+    "blocks-out-of-order": ("        return match\n", "        return match[::-1]\n"),
     "newer-block-replaces": (
         "return [self.blocks.setdefault(digest, block) for digest, block in pairs]",
         "self.blocks.update(pairs)\n        return list(blocks)",

@@ -1,12 +1,12 @@
 """Mistakes of lab 8: the kind that the check names, and the change that plants it."""
 
 PLANTED = {
-    "not-the-nearest": ("if count and count >= most:", "if count:"),
-    "oldest-of-equals": ("if count and count >= most:", "if count and count > most:"),
-    "near-without-a-token": ("if count and count >= most:", "if count >= most:"),
+    "not-the-nearest": ("if count and count >= longest:", "if count:"),
+    "oldest-of-equals": ("if count and count >= longest:", "if count and count > longest:"),
+    "near-without-a-token": ("if count and count >= longest:", "if count >= longest:"),
     "nearest-missed": (
-        "best, most = each, count\n    return best",
-        "most = count\n    return best",
+        "best, longest = each, count\n    return best",
+        "longest = count\n    return best",
     ),
     "eviction-not-seen": ("edge = min(max(start, near.num_kept), stop)", "edge = stop"),
     "evicted-although-cached": ("edge = min(max(start, near.num_kept), stop)", "edge = start"),

@@ -10,24 +10,24 @@ PLANTED = {
         "while count < len(node.blocks[1:]):",
     ),
     "whole-edges-only": (
-        "            found += child.blocks[:count]\n",
+        "            match += child.blocks[:count]\n",
         "            if count < len(child.blocks):\n                break\n"
-        "            found += child.blocks[:count]\n",
+        "            match += child.blocks[:count]\n",
     ),
     "goes-on-past-a-difference": (
         "            if count < len(child.blocks):\n                break\n"
-        "            node = child\n        return found",
-        "            node = child\n        return found",
+        "            node = child\n        return match",
+        "            node = child\n        return match",
     ),
     "stops-too-early": (
-        "            node = child\n        return found\n",
-        "            break\n        return found\n",
+        "            node = child\n        return match\n",
+        "            break\n        return match\n",
     ),
     "match-has-effects": (
-        "            found += child.blocks[:count]\n",
+        "            match += child.blocks[:count]\n",
         "            if 0 < count < len(child.blocks):\n"
         "                child = self.split(child, count)\n"
-        "            found += child.blocks[:count]\n",
+        "            match += child.blocks[:count]\n",
     ),
     "split-returns-the-tail": ("        return head\n", "        return node\n"),
     "head-not-linked": ("        node.parent.children[self.name(head.tokens)] = head\n", ""),

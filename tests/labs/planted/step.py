@@ -28,6 +28,10 @@ PLANTED = {
         "sequence.num_blocks = sequence.num_computed = 0",
         "sequence.num_blocks = 0",
     ),
+    "blocks-of-a-chunk-alone": (
+        "        step.free_blocks -= missing\n        sequence.num_blocks += missing\n",
+        "",
+    ),
     "decode-starves": ("in decoding + prompts:", "in prompts + decoding:"),
     "chunk-too-long": (
         "num_new = min(sequence.num_left, step.budget, step.max_chunk)",

@@ -11,6 +11,8 @@ from rich.table import Column, Table
 
 _NATURAL = 1000
 """Columns in which any cell has room."""
+_FOLDED = 20
+"""Columns that are enough for a word that may be folded."""
 
 
 class FigureTable(Table):
@@ -53,11 +55,16 @@ class FigureTable(Table):
 
 
 def _least_width(column: Column, console: Console, options: ConsoleOptions) -> int:
-    """Return the width of the longest word of a column, or line if it does not wrap."""
+    """Return the width of the longest word of a column, or line if it does not wrap.
+
+    A word that may be folded, such as a path, needs less.
+    """
     texts = (column.header, column.footer, *column.cells)
     wide = options.update_width(_NATURAL)
     sizes = [Measurement.get(console, wide, text) for text in texts]
     longest = max(size.maximum if column.no_wrap else size.minimum for size in sizes)
+    if column.overflow == "fold" and not column.no_wrap:
+        longest = min(longest, _FOLDED)
     return max(longest, column.min_width or 0)
 
 

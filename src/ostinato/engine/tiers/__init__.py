@@ -4,6 +4,8 @@ Files in reading order:
 
 * ``threads``: daemon threads for calls of tiers
 * ``prefixes``: converts the keys of sequences to the prefixes of tiers
+* ``groups``: what each group of layers keeps in tiers, and what a hit needs of it
+* ``look_up``: finds the longest prefix that tiers have for every group
 * ``load_note``, ``reader``, ``loads``: load prefixes from tiers into the pool
 * ``stores``, ``events``: write prefixes to tiers, and announce what tiers have
 * ``erasures``: erase tenants from tiers in the background

@@ -40,7 +40,7 @@ class TierEvents(TierListener):
 
     def on_stored(self, tier: str, extent: Extent) -> None:
         """Look-ups of a tier find an extent."""
-        if self._log is not None:
+        if self._log is not None and not extent.prefix.namespace.is_sparse:
             self._reports.append((tier, extent))
 
     def on_removed(self, tier: str, digests: Sequence[bytes]) -> None:

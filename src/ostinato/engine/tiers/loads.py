@@ -18,22 +18,25 @@ Rules:
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.manager import CacheManager
-from ostinato.core.identity import Identity, PrefixKey
+from ostinato.core.errors import PromptTooLong
+from ostinato.core.identity import PrefixKey
 from ostinato.core.ids import RequestId, SequenceId
 from ostinato.core.request import RequestContext
+from ostinato.engine.tiers.groups import to_load
 from ostinato.engine.tiers.load_note import LoadNote, Rate
+from ostinato.engine.tiers.look_up import Found, LookUp
 from ostinato.engine.tiers.open_tiers import OpenTiers
-from ostinato.engine.tiers.prefixes import first_tokens, prefix_of
-from ostinato.engine.tiers.reader import Load, LookUp, Read, TierReader, pieces_of
+from ostinato.engine.tiers.prefixes import NamespaceOf, first_tokens, prefix_of
+from ostinato.engine.tiers.reader import Load, Read, TierReader, pieces_of
 from ostinato.sched.sequence import Sequence
 from ostinato.scheduling.held_requests import HeldRequests
 from ostinato.scheduling.learned_prices import LearnedPrices
-from ostinato.tiers.port import LoadFault, Namespace, TierListener
+from ostinato.tiers.port import LoadFault, TierListener
 
 LOOK_UP_PATIENCE_S = 0.002
 """How long steps wait for a look-up; those of a disk take place in memory."""
@@ -59,7 +62,7 @@ class TierLoads:
         opened: OpenTiers,
         manager: CacheManager,
         held: HeldRequests,
-        namespace_of: Callable[[Identity], Namespace],
+        namespace_of: NamespaceOf,
         listener: TierListener,
         estimated_tokens_per_s: float,
         prices: LearnedPrices,
@@ -72,14 +75,14 @@ class TierLoads:
         self.loaded_tokens: dict[str, int] = {}  # by tier
         self.load_seconds = 0.0  # in total
         self.num_faults: dict[str, int] = {}  # loads that ended early, by reason
-        self._manager, self._block_bytes = manager, opened.copies.block_bytes
+        self._manager, self._groups = manager, opened.groups
         self._namespace_of = namespace_of
         self._size = manager.block_size
         self._loads: dict[RequestId, Load] = {}
         self._complete: list[tuple[BlockTable, int]] = []  # held until their requests are planned
         # Tokens that the pool had of preempted sequences when tiers were asked for what follows.
         self._returning: dict[tuple[SequenceId, int], int] = {}
-        self._reader = TierReader(opened.tier, opened.copies)
+        self._reader = TierReader(opened.tier, opened.groups)
 
     def __len__(self) -> int:
         return len(self._loads)
@@ -105,8 +108,12 @@ class TierLoads:
         num_blocks = (len(key) - 1) // self._size  # the last token is computed (law 4)
         if sequence.reading_is_off or num_blocks <= first:
             return
-        prefix = prefix_of(key, num_blocks * self._size, self._namespace_of)
-        load = Load(sequence, LookUp(prefix, first), time.monotonic(), self._leader(key, first))
+        num_tokens, known = num_blocks * self._size, first * self._size
+        prefixes = (
+            prefix_of(key, num_tokens, group, self._namespace_of) for group in self._groups.groups
+        )
+        look_up = LookUp(tuple(prefixes), num_tokens, known)
+        load = Load(sequence, look_up, time.monotonic(), self._leader(key, known))
         self._loads[load.name] = load
         self.held.add(load.name)
         if load.after is None:
@@ -184,11 +191,12 @@ class TierLoads:
         self.drain(seconds)
         self._reader.close(seconds)
 
-    def _leader(self, key: PrefixKey, first: int) -> Load | None:
+    def _leader(self, key: PrefixKey, known: int) -> Load | None:
         """Find a load that will bring more of a sequence than the pool has."""
         for load in self._loads.values():
-            common = load.sequence.key.num_common_tokens(key) // self._size
-            if min(common, load.look_up.prefix.num_blocks) > max(first, load.look_up.first_block):
+            common = load.sequence.key.num_common_tokens(key)
+            shared = min(common - common % self._size, load.look_up.num_tokens)
+            if shared > max(known, load.look_up.first_token):
                 return load
         return None
 
@@ -196,11 +204,11 @@ class TierLoads:
         """Wait a moment for new look-ups: a disk answers faster than a step could run."""
         since_s = time.monotonic() - LOOK_UP_PATIENCE_S
         loads = [one for one in self._loads.values() if one.after is None]
-        fresh = [x for x in loads if x.look_up.refs is None and x.asked_s > since_s]
+        fresh = [x for x in loads if x.look_up.found is None and x.asked_s > since_s]
         if fresh:
             patience_s = max(load.asked_s for load in fresh) - since_s
             self._reader.wait_for(
-                lambda: all(load.look_up.refs is not None for load in fresh), patience_s
+                lambda: all(load.look_up.found is not None for load in fresh), patience_s
             )
 
     def _advance(self, load: Load, num_seats: int) -> bool:
@@ -213,11 +221,12 @@ class TierLoads:
             return True
         if load.after is not None:
             return load.after.name not in self._loads and self._follow(load)
-        if load.look_up.refs is None:
+        found = load.look_up.found
+        if found is None:
             return time.monotonic() > load.asked_s + LOOK_UP_DEADLINE_S
-        if not load.look_up.refs or not self._is_worth_it(load):
+        if not found.refs or not self._is_worth_it(load, found):
             return True
-        if num_seats > 0 and self._allocate(load):
+        if num_seats > 0 and self._allocate(load, found):
             return load.read is None
         self.held.discard(load.name)  # there is no room: it is scheduled, and may load then
         return False
@@ -226,54 +235,57 @@ class TierLoads:
         """Continue where the load that this one waited for has ended."""
         leader, load.after = load.after, None
         assert leader is not None
-        before = load.look_up.first_block * self._size
+        before = load.look_up.first_token
         known = self._manager.match(load.sequence.key).num_shared_tokens
         load.set_known_tokens(known)
         if leader.note is not None:
             load.note = leader.note.between(before, known)
-        if load.look_up.prefix.num_blocks * self._size <= known:
+        if load.look_up.num_tokens <= known:
             return True
-        load.look_up = LookUp(load.look_up.prefix, known // self._size)
+        load.look_up = replace(
+            load.look_up, first_token=known - known % self._size, found=None, is_cancelled=False
+        )
         load.asked_s = time.monotonic()
         self._reader.look_up(load.look_up)
         return False
 
-    def _is_worth_it(self, load: Load) -> bool:
+    def _is_worth_it(self, load: Load, found: Found) -> bool:
         """Whether loading is faster than computing, as far as known; notes it if not."""
-        num_blocks, refs = load.look_up.num_blocks, load.look_up.refs
-        ahead = sum(len(piece.blocks) for x in self._loads.values() for piece in x.pieces)
-        load_s = self.reading.seconds_for((num_blocks + ahead) * self._block_bytes)
-        start = load.look_up.first_block * self._size
-        compute_s = self.prices.prompt_s(start, num_blocks * self._size)
+        ahead = sum(piece.num_bytes for x in self._loads.values() for piece in x.pieces)
+        load_s = self.reading.seconds_for(found.num_bytes + ahead)
+        start = load.look_up.first_token
+        compute_s = self.prices.prompt_s(start, found.end - start)
         if load_s is None or compute_s is None or load_s <= compute_s:
             return True
         self.num_cheaper += 1
         if self.num_cheaper % TRY_AGAIN == 0:
             return True
-        assert refs
-        end = load.look_up.end_block * self._size
-        load.note = LoadNote(refs[0].tier, start, end, is_cheaper_to_compute=True)
+        load.note = LoadNote(found.tier, start, found.end, is_cheaper_to_compute=True)
         return False
 
-    def _allocate(self, load: Load) -> bool:
+    def _allocate(self, load: Load, found: Found) -> bool:
         """Allocate blocks and start to fill them; returns False if there is no room."""
-        end, first = load.look_up.end_block, load.look_up.first_block
+        end, first = found.end, load.look_up.first_token
         sequence = load.sequence
         if sequence.key.identity.epoch != self._manager.epoch:
             return True  # the weights have changed
-        key = first_tokens(sequence.key, end * self._size)
-        match = replace(self._manager.match(key, end * self._size), tail=None)
-        if len(match.blocks) >= end or len(match.blocks) < first:
+        key = first_tokens(sequence.key, end)
+        match = to_load(self._manager.match(key, end), end)
+        known = match.num_tokens
+        if known >= end or known < first:
             return True  # it was computed meanwhile, or its beginning was evicted
-        assert load.look_up.refs
-        name = f"a load from {load.look_up.refs[0].tier}"
+        name = f"a load from {found.tier}"
         context = RequestContext(name, is_sibling=True, is_readmission=True)
-        admitted = self._manager.admit(key, match, context=context)
+        try:
+            admitted = self._manager.admit(key, match, context=context)
+        except PromptTooLong:
+            return True  # leases leave no room for it, ever: its request is told when it is planned
         if admitted is None:
             return False
+        self._manager.commit()  # it is in no step: one that fails would release its blocks
         load.table, load.began_s = admitted[0], time.monotonic()
-        patience_s = self._compute_s(first * self._size, (end - first) * self._size)
-        pieces = list(pieces_of(load.look_up, load.table.blocks, len(match.blocks)))
+        patience_s = self._compute_s(first, end - first)
+        pieces = list(pieces_of(self._groups, found, load.table, known))
         load.read = Read(pieces, load.began_s + patience_s)
         self.held.add(load.name)
         self._reader.read(load.read)
@@ -287,39 +299,53 @@ class TierLoads:
 
     def _publish(self, load: Load) -> bool:
         """Publish what was loaded; its blocks are held until its request is planned."""
-        assert load.table is not None and load.read is not None and load.look_up.refs
-        start, refs = load.table.num_shared_tokens, load.look_up.refs
-        note = LoadNote(refs[0].tier, start, load.look_up.end_block * self._size)
-        for piece in load.pieces:
-            note = note.with_part(piece.ref, piece.num_loaded * self._size, piece.fault)
-            if piece.fault is not None:
-                break
+        found = load.look_up.found
+        assert load.table is not None and load.read is not None and found is not None
+        note = self._note(load, found, load.table.num_shared_tokens)
         self._manager.publish(load.table, note.end)
         self._manager.commit()
         self._complete.append((load.table, note.end))
         load.set_known_tokens(note.end)
         load.note = note
         self._report(load, note)
-        self._count(note, time.monotonic() - load.began_s, counts_faults=not load.is_obsolete)
+        self._count(load, note, time.monotonic() - load.began_s)
         return True
+
+    def _note(self, load: Load, found: Found, start: int) -> LoadNote:
+        """Return what was loaded: of full attention what is good, of windows and states all."""
+        note = LoadNote(found.tier, start, found.end)
+        bad = next((piece for piece in load.pieces if piece.fault is not None), None)
+        if self._groups.sparse:
+            ref = load.pieces[-1].ref if bad is None else bad.ref
+            loaded = found.end - start if bad is None else 0
+            return note.with_part(ref, loaded, None if bad is None else bad.fault)
+        for piece in load.pieces:
+            note = note.with_part(piece.ref, piece.num_loaded * self._size, piece.fault)
+            if piece.fault is not None:
+                break
+        return note
 
     def _report(self, load: Load, note: LoadNote) -> None:
         """Report to the listener what tiers have, and what turned out to be bad."""
-        prefix, size = load.look_up.prefix, self._size
+        if not self._groups.groups[0].is_full:
+            return
+        prefix, size = load.look_up.prefixes[0], self._size
         for tier, start, stop in note.loaded:
             extent = prefix.extent(start // size, (stop - start) // size)
             self._listener.on_stored(tier, extent)
         if note.fault in (LoadFault.CHECKSUM, LoadFault.SHORT, LoadFault.MISSING):
             bad = next(piece for piece in load.pieces if piece.fault is not None)
+            first = bad.ref.start // size + bad.num_skipped + bad.num_loaded
             end = bad.ref.start // size + bad.ref.num_blocks
-            self._listener.on_removed(bad.ref.tier, prefix.digests[note.end // size : end])
+            if bad.group.is_full:
+                self._listener.on_removed(bad.ref.tier, prefix.digests[first:end])
 
-    def _count(self, note: LoadNote, seconds: float, counts_faults: bool) -> None:
-        if note.fault is not None and counts_faults:
+    def _count(self, load: Load, note: LoadNote, seconds: float) -> None:
+        if note.fault is not None and not load.is_obsolete:
             self.num_faults[str(note.fault)] = self.num_faults.get(str(note.fault), 0) + 1
         self.load_seconds += seconds
         for tier, num_tokens in note.loaded_before(note.end).items():
             self.loaded_tokens[tier] = self.loaded_tokens.get(tier, 0) + num_tokens
-        num_blocks = (note.end - note.start) // self._size
-        if num_blocks or note.fault is LoadFault.DEADLINE:
-            self.reading.add(max(1, num_blocks) * self._block_bytes, seconds)
+        loaded = sum(piece.num_loaded * piece.ref.block_bytes for piece in load.pieces)
+        if loaded or note.fault is LoadFault.DEADLINE:
+            self.reading.add(max(load.pieces[0].ref.block_bytes, loaded), seconds)

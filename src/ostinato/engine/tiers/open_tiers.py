@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ostinato.core.errors import ConfigError
 from ostinato.engine.settings.config import EngineConfig
-from ostinato.runner.kv.block_copies import BlockCopies, block_copies
+from ostinato.engine.tiers.groups import TierGroups, tier_groups
 from ostinato.runner.memory import available_bytes
 from ostinato.runner.model_runner import ModelRunner
 from ostinato.tiers.chain import TierChain
@@ -21,6 +21,9 @@ LEAST_BLOCKS = 64
 SEGMENT_RECORDS = 9
 """Records that a segment has room for, one of them for headers: copies of fewer waste its rest."""
 
+LEAST_SEGMENTS = 4
+"""Of a disk or of host memory."""
+
 LEAST_SECRET_BYTES = 16
 
 
@@ -29,7 +32,7 @@ class OpenTiers:
     """The tiers of an engine, and how blocks get there."""
 
     tier: KVTier  # a single one, or a chain in the order of their speed
-    copies: BlockCopies  # between the pool and host memory
+    groups: TierGroups  # what each group of layers keeps there, and how it is copied
     most_extent_bytes: int  # the longest record that all of them accept and can copy
 
 
@@ -37,12 +40,11 @@ def open_tiers(config: EngineConfig, runner: ModelRunner, listener: TierListener
     """Open the tiers that are set: host memory, the disk and the server, in this order.
 
     Raises:
-        ConfigError: The model cannot be kept in tiers, or a tier cannot be opened.
+        ConfigError: A tier cannot be opened.
     """
-    _check_model(runner)
-    copies, secret, tiers = block_copies(runner.kv_stores[0]), _secret(config), list[KVTier]()
-    least = _least_limit(config, copies.block_bytes)
-    segment_bytes = SEGMENT_RECORDS * copies.block_bytes
+    groups, secret, tiers = tier_groups(runner), _secret(config), list[KVTier]()
+    least = _least_limit(config, groups)
+    segment_bytes = SEGMENT_RECORDS * groups.largest_block_bytes
     if config.kv_host_bytes is not None:
         options = DiskOptions(config.kv_host_bytes, 0, config.is_sealed, secret)
         options = options.with_segments(segment_bytes)
@@ -54,14 +56,17 @@ def open_tiers(config: EngineConfig, runner: ModelRunner, listener: TierListener
         options = options.with_segments(segment_bytes)
         tiers.append(DiskTier(config.kv_disk, options, listener=listener))
     if config.kv_remote is not None:
-        remote = RemoteOptions(sealed=config.is_sealed, secret=secret)
+        in_flight = max(RemoteOptions().max_in_flight_bytes, 2 * groups.largest_block_bytes)
+        remote = RemoteOptions(
+            max_in_flight_bytes=in_flight, sealed=config.is_sealed, secret=secret
+        )
         tiers.append(open_remote(config.kv_remote, remote, listener))
     tier = tiers[0] if len(tiers) == 1 else TierChain(tiers)
     smallest = DiskOptions(least).with_segments(segment_bytes)
-    return OpenTiers(tier, copies, smallest.max_segment_bytes // SEGMENT_RECORDS)
+    return OpenTiers(tier, groups, smallest.max_segment_bytes // SEGMENT_RECORDS)
 
 
-def _least_limit(config: EngineConfig, block_bytes: int) -> int:
+def _least_limit(config: EngineConfig, groups: TierGroups) -> int:
     """Return the size of the smallest tier; a server has no size, and counts as a disk.
 
     Raises:
@@ -78,11 +83,13 @@ def _least_limit(config: EngineConfig, block_bytes: int) -> int:
                 f"kv_host_bytes={config.kv_host_bytes:,} exceeds the {available:,} bytes of host "
                 "memory that are available: lower it"
             )
+    largest, each = groups.largest_block_bytes, groups.bytes_per_block
+    least = max(LEAST_BLOCKS * each, LEAST_SEGMENTS * SEGMENT_RECORDS * largest)
     for name, limit in limits.items():
-        if limit < (least := LEAST_BLOCKS * block_bytes):
+        if limit < least:
             raise ConfigError(
-                f"{name}={limit:,} is too little for blocks of {block_bytes:,} bytes: set it to "
-                f"{least:,} or more, or lower block_size"
+                f"{name}={limit:,} is too little for blocks of {each:,} bytes, the largest record "
+                f"of {largest:,}: set it to {least:,} or more, or lower block_size"
             )
     return min(limits.values(), default=config.kv_disk_bytes)
 
@@ -104,20 +111,3 @@ def _secret(config: EngineConfig) -> bytes:
             f"{LEAST_SECRET_BYTES} random ones at least"
         )
     return secret
-
-
-def _check_model(runner: ModelRunner) -> None:
-    """Raise ``ConfigError`` for a model with sliding windows, or with layers that keep a state."""
-    refused = f"tiers keep no prefixes of {runner.loaded.name}"
-    advice = "leave kv_host_bytes, kv_disk and kv_remote out"
-    if len(runner.kv_stores) > 1:
-        windows = ", ".join(map(str, runner.groups.windows))
-        raise ConfigError(
-            f"{refused}: it has sliding windows ({windows} tokens), whose blocks are not kept; "
-            f"{advice}, or set max_model_len to {min(runner.groups.windows)}, so that no window "
-            "hides anything"
-        )
-    if runner.loaded.state_spec.layers:
-        raise ConfigError(
-            f"{refused}: some of its layers carry a state, which is not kept; {advice}"
-        )

@@ -7,14 +7,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from ostinato.cache.manager import CacheManager
 from ostinato.core.identity import Identity, ImageSpan, PrefixKey
 from ostinato.core.tokens import TOKEN_BYTES
+from ostinato.engine.tiers.groups import TierGroup
 from ostinato.tiers.port import Namespace, Prefix
+
+NamespaceOf = Callable[[Identity, TierGroup], Namespace]
+"""Returns all that the bytes of a group's blocks depend on, besides tenant and tokens."""
 
 
 def prefix_of(
-    key: PrefixKey, num_tokens: int, namespace_of: Callable[[Identity], Namespace]
+    key: PrefixKey, num_tokens: int, group: TierGroup, namespace_of: NamespaceOf
 ) -> Prefix:
-    """Return a sequence's first tokens as a tier's prefix."""
-    identity, namespace = key.identity, namespace_of(key.identity)
+    """Return a sequence's first tokens as a tier's prefix in the namespace of a group."""
+    identity, namespace = key.identity, namespace_of(key.identity, group)
     tokens = key.tokens[:num_tokens]
     if key.images:
         _replace_images(tokens, key, namespace.block_size)

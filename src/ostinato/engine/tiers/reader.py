@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 
 from ostinato.cache.block_table import BlockTable
 from ostinato.core.ids import RequestId
+from ostinato.engine.tiers.groups import TierGroup, TierGroups
 from ostinato.engine.tiers.load_note import LoadNote
+from ostinato.engine.tiers.look_up import Found, LookUp, find
 from ostinato.engine.tiers.threads import TierThreads
-from ostinato.runner.kv.block_copies import BlockCopies
 from ostinato.sched.sequence import Sequence
-from ostinato.tiers.port import ExtentRef, KVTier, LoadFault, Prefix
+from ostinato.tiers.port import ExtentRef, KVTier, LoadFault
 
 logger = logging.getLogger("ostinato")
 
@@ -26,34 +27,20 @@ NUM_READERS = 2
 
 
 @dataclass(slots=True, eq=False)
-class LookUp:
-    """A look-up in flight."""
-
-    prefix: Prefix  # what is looked up
-    first_block: int  # the first block that the pool does not have
-    refs: list[ExtentRef] | None = None  # what tiers have from there on; None until it is known
-    is_cancelled: bool = False  # whether its request has ended
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks that were found."""
-        return sum(ref.num_blocks for ref in self.refs or ())
-
-    @property
-    def end_block(self) -> int:
-        """Index after the last block that was found."""
-        return self.first_block + self.num_blocks
-
-
-@dataclass(slots=True, eq=False)
 class Piece:
     """What one thread reads at a time: an extent, or the needed part of it."""
 
+    group: TierGroup  # whose blocks they are
     ref: ExtentRef  # the extent
     blocks: abc.Sequence[int]  # of the pool, to be filled
     num_skipped: int = 0  # leading blocks of the extent that the pool has
     num_loaded: int = 0  # leading blocks of ``blocks`` that were filled
     fault: LoadFault | None = None  # why not all of them
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes to be read."""
+        return len(self.blocks) * self.ref.block_bytes
 
 
 @dataclass(slots=True, eq=False)
@@ -106,7 +93,7 @@ class Load:
             return not self.read.num_running
         if self.after is not None:
             return self.after.is_ready
-        return self.look_up.refs is not None
+        return self.look_up.found is not None
 
     @property
     def pieces(self) -> list[Piece]:
@@ -133,8 +120,8 @@ class Load:
 class TierReader:
     """The threads that look up and read."""
 
-    def __init__(self, tier: KVTier, copies: BlockCopies) -> None:
-        self._tier, self._copies = tier, copies
+    def __init__(self, tier: KVTier, groups: TierGroups) -> None:
+        self._tier, self._groups = tier, groups
         self._changed = threading.Condition()
         self._local = threading.local()
         self._buffers: list[tuple[threading.Lock, memoryview]] = []
@@ -167,15 +154,14 @@ class TierReader:
         self._readers.close(seconds)
 
     def _look_up(self, wanted: LookUp) -> None:
-        refs: list[ExtentRef] = []
+        found = Found(wanted.first_token)
         try:
             if not wanted.is_cancelled:
-                start = wanted.first_block * wanted.prefix.namespace.block_size
-                refs = self._tier.look_up(wanted.prefix, start)
+                found = find(self._tier, self._groups, wanted)
         except Exception:
             logger.exception("a look-up in the tiers failed")
         with self._changed:
-            wanted.refs = refs
+            wanted.found = found
             self._changed.notify_all()
 
     def _read(self, read: Read) -> None:
@@ -208,24 +194,38 @@ class TierReader:
             num_loaded = max(0, result.num_blocks - skipped)
             if num_loaded:
                 content = buffer[skipped * width : result.num_blocks * width]
-                self._copies.import_blocks(piece.blocks[:num_loaded], content)
+                piece.group.copies.import_blocks(piece.blocks[:num_loaded], content)
         piece.num_loaded, piece.fault = num_loaded, result.fault
+
+    def _new_buffer(self, num_bytes: int) -> memoryview:
+        return self._groups.groups[0].copies.new_buffer(num_bytes)
 
     def _buffer(self, num_bytes: int) -> tuple[threading.Lock, memoryview]:
         """Return a buffer of the running thread, kept for its next piece, and its lock."""
         kept: tuple[threading.Lock, memoryview] | None = getattr(self._local, "buffer", None)
         if kept is None or len(kept[1]) < num_bytes:
-            kept = self._local.buffer = threading.Lock(), self._copies.new_buffer(num_bytes)
+            kept = self._local.buffer = threading.Lock(), self._new_buffer(num_bytes)
             self._buffers.append(kept)
         return kept[0], kept[1][:num_bytes]
 
 
-def pieces_of(found: LookUp, table: abc.Sequence[int], num_known: int) -> Iterator[Piece]:
-    """Cut the extents of a look-up into pieces, without the ``num_known`` blocks in the pool."""
-    first, refs = found.first_block, found.refs or ()
-    for ref in refs:
-        last = first + ref.num_blocks
-        if last > num_known:
-            start = max(first, num_known)
-            yield Piece(ref, table[start:last], start - first)
-        first = last
+def pieces_of(
+    groups: TierGroups, found: Found, table: BlockTable, num_known: int
+) -> Iterator[Piece]:
+    """Cut what was found into pieces, windows and states first: without them the rest is useless.
+
+    Args:
+        groups: Of the model.
+        found: What a hit at its end needs.
+        table: Of the pool, to be filled.
+        num_known: Tokens that the pool has, which are not read.
+    """
+    for group in (*groups.sparse, *(one for one in groups.groups if one.is_full)):
+        needed = group.needed(found.end, num_known)
+        for ref in found.refs[group.name]:
+            first = ref.start // group.unit
+            part = range(max(needed.start, first), min(needed.stop, first + ref.num_blocks))
+            if part:
+                needed = range(part.stop, needed.stop)
+                blocks = [group.block_of(table, place) for place in part]
+                yield Piece(group, ref, blocks, part.start - first)

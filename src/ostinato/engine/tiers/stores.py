@@ -18,26 +18,27 @@ Rules:
 
 import logging
 import time
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for_futures
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import dropwhile, pairwise
 from math import inf
 from typing import Literal
 
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.manager import CacheManager
 from ostinato.cache.observer import CacheObserver, Eviction
-from ostinato.cache.prefix_index import Removal
+from ostinato.cache.prefix_index import PrefixMatch, Removal
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.request import RequestContext
 from ostinato.engine.tiers.events import TierEvents
+from ostinato.engine.tiers.groups import TierGroup
 from ostinato.engine.tiers.open_tiers import OpenTiers
-from ostinato.engine.tiers.prefixes import cached_paths, prefix_of
+from ostinato.engine.tiers.prefixes import NamespaceOf, cached_paths, prefix_of
 from ostinato.engine.tiers.threads import TierThreads
-from ostinato.tiers.port import Extent, Namespace, StoreResult, TierStats
+from ostinato.tiers.port import Extent, StoreResult, TierStats
 from ostinato.tiers.retention import ReuseClass, remember_for_tier, reuse_class
 
 logger = logging.getLogger("ostinato")
@@ -88,7 +89,8 @@ class _Wanted:
     num_tokens: int  # its first tokens, in whole blocks
     keep_until: float = 0.0  # wall-clock end of its lease; 0 without one
     refresh_s: float = 0.0  # how long each use keeps it from then on; 0 if uses do not move the end
-    first_block: int = 0  # blocks before it are written, or belong to a public prefix
+    group: int = 0  # the group of layers whose turn it is
+    first_block: int = 0  # of its blocks, those before are written, or of a public prefix
 
 
 class TierStores(CacheObserver):
@@ -104,8 +106,11 @@ class TierStores(CacheObserver):
         self.events = TierEvents()
         self._size = block_size
         self._waiting: deque[_Wanted] = deque()
-        self._marked: set[int] = set()  # blocks that are stored or being written
+        self._marked = defaultdict[int, set[int]](set)
+        # By the number of their pool: blocks that are stored or being written.
         self._used: deque[tuple[PrefixKey, int, ReuseClass]] = deque(maxlen=MOST_WAITING)
+        self._prompts: deque[tuple[PrefixKey, int]] = deque(maxlen=MOST_WAITING)
+        # Where prompts ended: windows are written before these as well as before cached ends.
         self._running: Future[None] | None = None
         self._credit_s = MOST_CREDIT_S
         self._pressure: Literal["none", "new", "known"] = "none"
@@ -116,18 +121,17 @@ class TierStores(CacheObserver):
         self,
         opened: OpenTiers,
         manager: CacheManager,
-        namespace_of: Callable[[Identity], Namespace],
+        namespace_of: NamespaceOf,
         is_erased: Callable[[Identity], bool],
     ) -> None:
         """Start to write the content of the pool's blocks to a tier, unless it is being erased."""
         self._is_erased = is_erased
-        self._tier, self._copies, self._manager = opened.tier, opened.copies, manager
+        self._tier, self._groups, self._manager = opened.tier, opened.groups, manager
         self._namespace_of = namespace_of
-        self._block_bytes = width = self._copies.block_bytes
-        longest = min(EXTENT_BYTES, opened.most_extent_bytes)
-        self._extent_blocks = max(1, min(EXTENT_BLOCKS, longest // width))
-        self._group_blocks = max(STAGING_BYTES // width, self._extent_blocks)
-        self._staging = self._copies.new_buffer(self._group_blocks * width)
+        width = self._groups.bytes_per_block
+        self._longest = min(EXTENT_BYTES, opened.most_extent_bytes)
+        num_bytes = max(STAGING_BYTES, self._longest, self._groups.largest_block_bytes)
+        self._staging = self._groups.groups[0].copies.new_buffer(num_bytes)
         self._writer = TierThreads("ostinato-tier-write")
         self._is_open = True
         seen = self._tier.stats()
@@ -146,7 +150,7 @@ class TierStores(CacheObserver):
         """A prefix is used a second time."""
         num_blocks = table.num_shared_tokens // self._size
         self._has_images |= bool(table.key.images)
-        if num_blocks and table.writes and table.blocks[num_blocks - 1] not in self._marked:
+        if num_blocks and table.writes and not self._is_written(table, num_blocks):
             self._queue(_Wanted(table.key, table.num_shared_tokens))
 
     def on_release(
@@ -158,34 +162,53 @@ class TierStores(CacheObserver):
             policy = pool.shares.policy_of(table.tenant)
             used = table.key, whole * self._size, reuse_class(policy, table.summary)
             self._used.append(used)
+        prompt_end = num_tokens - table.summary.num_output_tokens - 1  # the last is computed
+        prompt_end -= prompt_end % self._size
+        if 0 < prompt_end < whole * self._size and self._is_open and self._groups.sparse:
+            self._prompts.append((table.key, prompt_end))
         if pool.num_unused >= LOW_UNUSED * pool.num_blocks:
             self._pressure = "none"
         elif self._pressure == "none":
             self._pressure = "new"  # everything that is cached is to be written
-        elif whole and table.writes and table.blocks[whole - 1] not in self._marked:
+        elif whole and table.writes and table.blocks[whole - 1] not in self._marked[0]:
             self._queue(_Wanted(table.key, whole * self._size))
 
     def on_evict(self, eviction: Eviction) -> None:
         """Blocks get other content."""
-        if not eviction.group:
-            self._marked.difference_update(eviction.removal.blocks)
+        self._marked[eviction.group].difference_update(eviction.removal.blocks)
 
     def on_retract(self, table: BlockTable, removal: Removal, group: int = 0) -> None:
         """Blocks were not computed."""
-        if not group:
-            self._marked.difference_update(removal.blocks)
+        self._marked[group].difference_update(removal.blocks)
 
     def on_clear(self, everything: bool) -> None:
         """Waiting prefixes are gone, or were removed on purpose."""
         self._waiting.clear()
         self._used.clear()
+        self._prompts.clear()
         if everything:
             self._marked.clear()
             self.events.clear()
 
-    def mark(self, blocks: Iterable[int]) -> None:
-        """Note that blocks were loaded, and need not be written."""
-        self._marked.update(blocks)
+    def mark(self, key: PrefixKey, start: int, stop: int) -> None:
+        """Note that cached tokens of a sequence were loaded, and need not be written."""
+        match = self._manager.match(key, stop)
+        self._marked[0].update(match.blocks[start // self._size :])
+        for group in self._groups.sparse if match.num_tokens == stop else ():
+            kept = self._groups.kept(group, self._manager, key, match)
+            needed = group.needed(stop, start)
+            self._marked[group.number].update(block for place, block in kept if place in needed)
+
+    def _is_written(self, table: BlockTable, num_blocks: int) -> bool:
+        """Whether tiers have all that a hit of a table's first blocks needs, or get it now."""
+        if table.blocks[num_blocks - 1] not in self._marked[0]:
+            return False
+        for group in self._groups.sparse if self._is_open else ():
+            match = self._manager.match(table.key, num_blocks * self._size)
+            kept = self._groups.kept(group, self._manager, table.key, match)
+            if not self._marked[group.number].issuperset(block for _, block in kept):
+                return False
+        return True
 
     def _queue(self, wanted: _Wanted) -> None:
         if not self._is_open:
@@ -213,8 +236,9 @@ class TierStores(CacheObserver):
         self, key: PrefixKey, num_tokens: int, keep_until: float, refresh_s: float = 0.0
     ) -> None:
         """Set the end of the lease of a written prefix; 0 ends it."""
-        prefix = prefix_of(key, num_tokens, self._namespace_of)
-        self._writer.submit(_logged, self._tier.lease, prefix, keep_until, refresh_s)
+        for group in self._groups.groups:
+            prefix = prefix_of(key, num_tokens, group, self._namespace_of)
+            self._writer.submit(_logged, self._tier.lease, prefix, keep_until, refresh_s)
 
     def refresh_stats(self) -> None:
         """Have the writer read the tiers' counts: a medium may be slow to answer."""
@@ -269,7 +293,7 @@ class TierStores(CacheObserver):
         for one in self._waiting:
             blocks.update(self._manager.match(one.key, one.num_tokens).blocks)
         is_running = self._running is not None and not self._running.done()
-        if num_left := len(blocks - self._marked):
+        if num_left := len(blocks - self._marked[0]):
             states = [f"{x.tier} is {x.state}" for x in self.tier_stats if x.state != "on"]
             logger.warning(
                 "%d cached blocks of %d tokens are not written to the tiers%s: %s",
@@ -287,7 +311,9 @@ class TierStores(CacheObserver):
         """Write nothing more of a tenant; the result is there when nothing is being written."""
         waiting = [one for one in self._waiting if not one.key.identity.belongs_to(tenant)]
         used = [one for one in self._used if not one[0].identity.belongs_to(tenant)]
+        prompts = [one for one in self._prompts if not one[0].identity.belongs_to(tenant)]
         self._waiting, self._used = deque(waiting), deque(used, MOST_WAITING)
+        self._prompts = deque(prompts, MOST_WAITING)
         self._running = self._writer.submit(self._wipe)
         return self._running
 
@@ -299,6 +325,8 @@ class TierStores(CacheObserver):
         paths = cached_paths(self._manager, self._has_images, self._most_tokens)
         for key in paths[: MOST_WAITING - len(self._waiting)]:
             self._queue(_Wanted(key, len(key)))
+        while self._prompts and len(self._waiting) < MOST_WAITING:
+            self._queue(_Wanted(*self._prompts.pop()))
 
     def close(self, seconds: float) -> None:
         """End the thread, unless it hangs for so long."""
@@ -316,37 +344,61 @@ class TierStores(CacheObserver):
         self._is_reporting = False
         used, self._used = self._used, deque(maxlen=MOST_WAITING)
         for key, num_tokens, reuse in used:
-            self._tier.use(prefix_of(key, num_tokens, self._namespace_of), reuse)
+            for group in self._groups.groups:
+                self._tier.use(prefix_of(key, num_tokens, group, self._namespace_of), reuse)
 
     def _copy_out(self, wanted: _Wanted) -> None:
         """Copy as much of a prefix as fits the staging memory, and queue it for the writer."""
         begun_s = time.perf_counter()
         match = self._manager.match(wanted.key, wanted.num_tokens)
-        blocks = match.blocks
-        num_public = wanted.key.identity.num_public_tokens
-        first = max(wanted.first_block, num_public // self._size)
-        while not wanted.keep_until and first < len(blocks) and blocks[first] in self._marked:
-            first += 1
-        last = min(len(blocks), first + self._group_blocks)
-        if first >= last:
-            return
-        if last < len(blocks):
-            self._waiting.appendleft(replace(wanted, first_block=last))
-        prefix = prefix_of(wanted.key, len(blocks) * self._size, self._namespace_of)
+        if not self._groups.groups[0].is_full:  # they have no bytes, and list prefixes
+            self._marked[0].update(match.blocks)
+        unwritten = self._unwritten(wanted, match)
+        while not unwritten:
+            wanted = replace(wanted, group=wanted.group + 1, first_block=0)
+            if wanted.group >= len(self._groups.groups):
+                return
+            unwritten = self._unwritten(wanted, match)
+        group = self._groups.groups[wanted.group]
+        width = group.copies.block_bytes
+        chosen = unwritten[: max(1, len(self._staging) // width)]
+        if len(chosen) < len(unwritten):
+            self._waiting.appendleft(replace(wanted, first_block=chosen[-1][0] + 1))
+        elif wanted.group + 1 < len(self._groups.groups):
+            self._waiting.appendleft(replace(wanted, group=wanted.group + 1, first_block=0))
+        prefix = prefix_of(wanted.key, len(match.blocks) * self._size, group, self._namespace_of)
+        every = max(1, min(EXTENT_BLOCKS, self._longest // width))
         extents = [
             prefix.extent(one, other - one, wanted.keep_until, wanted.refresh_s)
-            for one, other in pairwise(cuts(first, last, self._extent_blocks))
+            for first, last in _runs([place for place, _ in chosen])
+            for one, other in pairwise(cuts(first, last, every))
         ]
-        chosen = blocks[first:last].tolist()
-        payload = self._staging[: len(chosen) * self._block_bytes]
-        self._copies.export_blocks(chosen, payload)
-        self._marked.update(chosen)
+        blocks = [block for _, block in chosen]
+        payload = self._staging[: len(blocks) * width]
+        group.copies.export_blocks(blocks, payload)
+        self._marked[group.number].update(blocks)
         took_s = time.perf_counter() - begun_s
         self.copied_bytes, self.copy_s = self.copied_bytes + len(payload), self.copy_s + took_s
         self._credit_s -= took_s
-        self._running = self._writer.submit(self._write, extents, payload, chosen)
+        self._running = self._writer.submit(self._write, extents, payload, group, blocks)
 
-    def _write(self, extents: list[Extent], payload: memoryview, blocks: list[int]) -> None:
+    def _unwritten(self, wanted: _Wanted, match: PrefixMatch) -> list[tuple[int, int]]:
+        """List place and block of what a group has yet to write of a matched prefix."""
+        group = self._groups.groups[wanted.group]
+        marked = self._marked[group.number]
+        num_public = wanted.key.identity.num_public_tokens
+        first = max(wanted.first_block, num_public // group.unit)
+        kept = self._groups.kept(group, self._manager, wanted.key, match)
+        kept = [one for one in kept if one[0] >= first]
+        if wanted.keep_until:
+            return kept
+        if group.is_full:
+            return list(dropwhile(lambda one: one[1] in marked, kept))
+        return [one for one in kept if one[1] not in marked]
+
+    def _write(
+        self, extents: list[Extent], payload: memoryview, copied: TierGroup, blocks: list[int]
+    ) -> None:
         """Write a group of extents, in the writer's thread."""
         begun_s, group, start = time.thread_time(), [], 0
         for extent in extents:
@@ -361,7 +413,7 @@ class TierStores(CacheObserver):
             self.results[result] = self.results.get(result, 0) + 1
             if (pause_s := PAUSES_S.get(result)) is not None:
                 self._paused_until_s = time.monotonic() + pause_s
-                self._marked.difference_update(blocks)
+                self._marked[copied.number].difference_update(blocks)
         took_s = time.thread_time() - begun_s
         self.write_s += took_s
         self._credit_s -= took_s
@@ -372,6 +424,15 @@ class TierStores(CacheObserver):
 def cuts(first: int, last: int, every: int) -> list[int]:
     """Return where a run of blocks is cut: at both ends, and at multiples of ``every``."""
     return [first, *range((first // every + 1) * every, last, every), last]
+
+
+def _runs(places: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Cut ascending places into runs without a gap, each with its first and its end."""
+    first = 0
+    for index in range(1, len(places) + 1):
+        if index == len(places) or places[index] != places[index - 1] + 1:
+            yield places[first], places[index - 1] + 1
+            first = index
 
 
 def _logged(call: Callable[..., object], *args: object) -> None:

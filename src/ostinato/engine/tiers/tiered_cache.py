@@ -26,6 +26,7 @@ from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.ids import RequestId
 from ostinato.engine.settings.weights import IRRELEVANT_ENTRIES
 from ostinato.engine.tiers.erasures import TierErasures
+from ostinato.engine.tiers.groups import TierGroup
 from ostinato.engine.tiers.load_note import LoadNote
 from ostinato.engine.tiers.loads import TierLoads
 from ostinato.engine.tiers.open_tiers import OpenTiers
@@ -99,10 +100,10 @@ class TieredCache:
 
         Requests in ``held`` are passed over by the scheduler.
         """
-        self._tier = opened.tier
+        self._tier, self.groups = opened.tier, opened.groups
         self._cache, self._scheduler, self._runner = cache, scheduler, runner
         self._compute_path, self._held = compute_path, held
-        self._namespaces: dict[tuple[bytes, str, bytes, int], Namespace] = {}
+        self._namespaces: dict[tuple[str, bytes, str, bytes, int], Namespace] = {}
         estimate = _estimated_tokens_per_s(runner)
         parts = cache.manager, held, self.namespace_of
         self.loads = TierLoads(opened, *parts, stores.events, estimate, prices)
@@ -139,10 +140,10 @@ class TieredCache:
         """Return state and counts of each tier now; may block, in any thread."""
         return tuple(self._tier.stats())
 
-    def namespace_of(self, identity: Identity) -> Namespace:
-        """Return all that the bytes of an identity depend on, besides tenant and tokens."""
+    def namespace_of(self, identity: Identity, group: TierGroup) -> Namespace:
+        """Return all that the bytes of a group's blocks depend on, besides tenant and tokens."""
         adapter, start = identity.adapter, identity.adapter_start
-        shared = identity.weights, identity.kv_dtype, adapter, start
+        shared = group.name, identity.weights, identity.kv_dtype, adapter, start
         known = self._namespaces.get(shared)
         if known is None:
             loaded, store, path = self._runner.loaded, self._runner.kv_stores[0], self._compute_path
@@ -153,10 +154,10 @@ class TieredCache:
                 weights=identity.weights,
                 model_config=_config_digest(loaded.config.to_dict()),
                 kv_dtype=identity.kv_dtype,
-                layout=f"{store.layout}/{arithmetic}/{loaded.dtype}",
-                block_size=store.block_size,
-                block_bytes=store.block_bytes,
-                layer_groups=("full",),
+                layout=f"{group.layout}/{arithmetic}/{loaded.dtype}",
+                block_size=group.unit,
+                block_bytes=group.copies.block_bytes,
+                layer_groups=(group.name,),
                 # Of an activated one the same tokens depend on where it starts.
                 adapter=adapter + (start.to_bytes(8, "little") if start else b""),
                 numerics=NUMERICS,
@@ -317,12 +318,9 @@ class TieredCache:
 
     def _mark_loaded(self, key: PrefixKey, note: LoadNote) -> None:
         """Mark what was loaded as written, and renew the lease of what was leased."""
-        manager = self._cache.manager
-        match = manager.match(key, note.end)
         for tier, start, stop in note.loaded:
             if tier == self.stores.fastest:  # what a slower one had is written there, too
-                size = manager.block_size
-                self.stores.mark(match.blocks[start // size : stop // size])
+                self.stores.mark(key, start, stop)
         ttl_s = note.keep_until - time.time()
         if ttl_s > 0:  # this use refreshes it
             terms = LeaseTerms(note.refresh_s or ttl_s, refresh_on_hit=note.refresh_s > 0)

@@ -165,9 +165,9 @@ def check_gap(lab: Any, story: Story) -> None:
     _insert(index, story, "ABCDEF", [7, 8, 9])
     digest = index.chain(tokens("ABCD"))[-1]
     index.blocks.pop(digest, None)
-    found = index.match(tokens("ABCDEF"))
-    story.append(f"CD is gone; match(AB CD EF)  ->  {found}")
-    if found != [7]:
+    match = index.match(tokens("ABCDEF"))
+    story.append(f"CD is gone; match(AB CD EF)  ->  {match}")
+    if match != [7]:
         raise Mistake(
             "match-goes-on-after-a-miss", "match skips a block that is missing and goes on.",
             story, "KV of EF is of no use without that of CD.",
@@ -176,7 +176,7 @@ def check_gap(lab: Any, story: Story) -> None:
 
 @CHECKS.add("The older block stays", 5)
 def check_duplicates(lab: Any, story: Story) -> None:
-    """Two requests that computed the same at once: the first one's block is everyone's."""
+    """Two requests that computed the same at once: the older block serves both."""
     index = lab.HashIndex(BLOCK)
     _insert(index, story, "ABCD", [7, 8])
     held = _insert(index, story, "ABEF", [1, 2])
@@ -202,12 +202,12 @@ def check_remove(lab: Any, story: Story) -> None:
     _insert(index, story, "ABCDEF", [7, 8, 9])
     story.append("remove(AB CD EF)")
     index.remove(tokens("ABCDEF"))
-    found = index.match(tokens("ABCDEF"))
-    story.append(f"match(AB CD EF)  ->  {found}, not [7, 8]")
-    if found == [7, 8, 9]:
+    match = index.match(tokens("ABCDEF"))
+    story.append(f"match(AB CD EF)  ->  {match}, not [7, 8]")
+    if match == [7, 8, 9]:
         what = "remove forgets nothing: an evicted block is still found."
         raise Mistake("remove-forgets-nothing", what, story, "Its KV is overwritten by another's.")
-    if found != [7, 8]:
+    if match != [7, 8]:
         what = "remove forgets another block than the last."
         raise Mistake("remove-takes-the-wrong-block", what, story)
 
@@ -222,15 +222,15 @@ def _insert(index: Any, story: Story, text: str, blocks: list[int]) -> list[int]
 
 def _check_match(index: Any, story: Story, cached: str, text: str) -> None:
     call = f"match({spaced(text)})"
-    found = index.match(tokens(text))
-    expect_list(found, int, call)
+    match = index.match(tokens(text))
+    expect_list(match, int, call)
     right = list(range(min(num_common(cached, text), len(cached) // BLOCK * BLOCK) // BLOCK))
-    if found == right:
+    if match == right:
         return
-    picture = [story[-1], f"{call}  ->  {found}, not {right}"]
-    if found == right[::-1]:
+    picture = [story[-1], f"{call}  ->  {match}, not {right}"]
+    if match == right[::-1]:
         raise Mistake("blocks-out-of-order", "Blocks are not in the order of tokens.", picture)
-    if len(found) > len(right):
+    if len(match) > len(right):
         why = "A wrong hit gives an answer that looks right and is not (law 3)."
         raise Mistake("finds-what-is-not-there", "match finds other tokens.", picture, why)
     raise Mistake("misses-what-is-cached", "match misses a block that is cached.", picture)

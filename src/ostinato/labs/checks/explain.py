@@ -18,6 +18,8 @@ CHECKS = CheckList()
 
 
 def _history(earlier: list[Any]) -> list[str]:
+    if not earlier:
+        return ["no request before it"]
     return [
         f"{one.name}{f' (tenant {one.tenant})' if one.tenant else ''}: "
         f"{''.join(map(chr, one.tokens))}, {one.num_kept} tokens still cached"
@@ -57,8 +59,8 @@ def check_nearest(lab: Any, story: Story) -> None:
         if name is None:
             raise Mistake("nearest-missed", "A request shares tokens, and none is named.", picture)
         chosen = num_common(prompt, "".join(map(chr, near.tokens)))
-        most = max(num_common(tokens(prompt), list(one.tokens)) for one in earlier)
-        if chosen == most:
+        longest = max(num_common(tokens(prompt), list(one.tokens)) for one in earlier)
+        if chosen == longest:
             what = "Of two that share as much, the older one is named."
             raise Mistake("oldest-of-equals", what, picture, "The newest is the likeliest.")
         what = "Another request has a longer prefix in common."
@@ -150,11 +152,11 @@ def check_explain(lab: Any, story: Story) -> None:
         [("one", "ABAB", 4, "t")], [("one", "AB", 2, ""), ("two", "ABAB", 4, "t")],
         [("one", "ABAA", 4, ""), ("two", "AB", 2, "")],
     ]  # fmt: skip
-    for history, prompt in product(histories, texts(5)):
+    for history, prompt in product(histories, texts(5, shortest=2)):
         earlier = [lab.Earlier(name, tokens(t), kept, who) for name, t, kept, who in history]
-        most = max([min(kept, num_common(prompt, t)) for _, t, kept, who in history if not who],
+        longest = max([min(kept, num_common(prompt, t)) for _, t, kept, who in history if not who],
                    default=0)  # fmt: skip
-        for num_hit in sorted({0, min(most, len(prompt) - 1) // 2 * 2}):
+        for num_hit in sorted({0, min(longest, len(prompt) - 1) // 2 * 2}):
             call = f"explain({prompt}, {num_hit} hit)"
             story[:] = [*_history(earlier), call]
             spans = lab.explain(tokens(prompt), num_hit, earlier)
@@ -196,7 +198,10 @@ def _check_reasons(
         raise Mistake("tells-of-another-tenant", what, picture, "A name is already too much.")
     whole = own >= len(prompt) or num_hit == len(prompt) - 1
     if whole != (reasons[-1] == "last token"):
-        what = "The last token is computed because it is the last, and for no other reason."
+        which = (
+            "tokens before the last one hit" if num_hit == len(prompt) - 1 else "tokens are known"
+        )
+        what = f"All {which}: the last is computed because it is the last (law 4)."
         if not whole:
             what = "The last token differs or is new, and is explained as the last token."
         raise Mistake("last-token", what, picture)

@@ -53,24 +53,24 @@ def check_match(lab: Any, story: Story) -> None:
     for text, right in rights.items():
         call = f"match({spaced(text)})"
         story[:] = [call]
-        found = index.match(tokens(text))
-        expect_list(found, int, call)
-        picture = [*before.splitlines(), f"{call}  ->  {found}, not {right}"]
+        match = index.match(tokens(text))
+        expect_list(match, int, call)
+        picture = [*before.splitlines(), f"{call}  ->  {match}, not {right}"]
         if index.picture() != before:
             what = "A look-up changes the tree."
             raise Mistake(
                 "match-has-effects", what, [*picture[:-1], call, *index.picture().split("\n")]
             )
-        if found == right:
+        if match == right:
             continue
-        if text in ("ABXY", "AB", "ABC") and len(found) < len(right):
+        if text in ("ABXY", "AB", "ABC") and len(match) < len(right):
             why = (
                 "RadixAttention splits an edge only when a request needs it; a match must not wait."
             )
             raise Mistake(
                 "whole-edges-only", "match takes an edge as a whole or not at all.", picture, why
             )
-        if text in ("ABXYEF", "ABEF") or len(found) > len(right):
+        if text in ("ABXYEF", "ABEF") or len(match) > len(right):
             raise Mistake(
                 "goes-on-past-a-difference", "match goes on where the tokens differ.", picture
             )
@@ -137,12 +137,12 @@ def _insert(index: Any, story: Story, text: str, blocks: list[int], right: list[
     held = index.insert(tokens(text), blocks[:])
     expect_list(held, int, call)
     picture = [*story[-6:], *index.picture().split("\n")]
-    found = index.match(tokens(text))
-    if found != right and found == blocks and right != blocks:
+    match = index.match(tokens(text))
+    if match != right and match == blocks and right != blocks:
         what = "A newer block takes the place of an older one with the same content."
-        raise Mistake("newer-block-replaces", what, [*picture, f"found {found}, not {right}"])
-    if len(found) < len(right):
-        what = f"What was just inserted is not found: {found}, not {right}."
+        raise Mistake("newer-block-replaces", what, [*picture, f"found {match}, not {right}"])
+    if len(match) < len(right):
+        what = f"What was just inserted is not found: {match}, not {right}."
         raise Mistake("insert-drops-the-rest", what, picture)
     for one, before in known.items():
         if index.match(tokens(one))[: len(before)] != before:
@@ -171,12 +171,12 @@ def check_remove(lab: Any, story: Story) -> None:
         index.remove(tokens(text))
         finds = tuple(index.match(tokens(one)) for one in ("ABCDEF", "ABCDGH"))
         picture = [*start, *story, *index.picture().split("\n")]
-        for one, found, right in zip(("AB CD EF", "AB CD GH"), finds, rights, strict=True):
-            line = f"match({one})  ->  {found}, not {right}"
-            if len(found) > len(right):
+        for one, match, right in zip(("AB CD EF", "AB CD GH"), finds, rights, strict=True):
+            line = f"match({one})  ->  {match}, not {right}"
+            if len(match) > len(right):
                 what = "A removed block is still found."
                 raise Mistake("remove-forgets-nothing", what, [*picture, line])
-            if found != right:
+            if match != right:
                 what = "More than the last block is removed."
                 raise Mistake("remove-takes-too-much", what, [*picture, line])
         _check_tree(index, story)
@@ -211,14 +211,14 @@ def _compare(index: Any, story: Story, blocks: dict[str, int], text: str) -> Non
         if text[:end] not in blocks:
             break
         right.append(blocks[text[:end]])
-    found = index.match(tokens(text))
-    if found != right:
+    match = index.match(tokens(text))
+    if match != right:
         picture = [
             *story,
             *index.picture().split("\n"),
-            f"match({spaced(text)})  ->  {found}, not {right}",
+            f"match({spaced(text)})  ->  {match}, not {right}",
         ]
-        kind = "finds-what-is-not-there" if len(found) > len(right) else "misses-what-is-cached"
+        kind = "finds-what-is-not-there" if len(match) > len(right) else "misses-what-is-cached"
         raise Mistake(kind, "match and a dictionary of all prefixes differ.", picture)
 
 

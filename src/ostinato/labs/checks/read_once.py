@@ -4,24 +4,14 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ostinato.labs.mistakes import CheckList, Mistake, Story, expect_type
+from ostinato.labs.real_layer import Floats, attend_alone, softmax
 
 CHECKS = CheckList()
 
-Floats = npt.NDArray[np.float64]
 Parts = tuple[Floats, Floats]
 """What is read, and the log-sum-exp."""
-
-
-def plain(q: Floats, k: Floats, v: Floats) -> tuple[Floats, Floats]:
-    """Return attention over all keys and its log-sum-exp, in one piece."""
-    scores = q @ k.T / np.sqrt(q.shape[1])
-    largest = scores.max(axis=1, keepdims=True)
-    weights = np.exp(scores - largest)
-    total = weights.sum(axis=1, keepdims=True)
-    return weights / total @ v, (largest + np.log(total))[:, 0]
 
 
 def _numbers(*shape: int, seed: int = 0, scale: float = 1.0) -> Floats:
@@ -58,11 +48,11 @@ def check_partial(lab: Any, story: Story) -> None:
         story[:] = [call]
         with np.errstate(all="ignore"):
             out, lse = _pair(lab.partial(q, k, v), call)
-        _name_partial(call, (out, lse), plain(q, k, v), q, k, v)
+        _name_partial(call, (out, lse), softmax(q, k, v), q, k, v)
     q, k, v = np.full((1, 4), 50.0), np.full((2, 4), 50.0), _numbers(2, 4)
     with np.errstate(all="ignore"):
         out, lse = _pair(lab.partial(q, k, v), "partial with scores of 5,000")
-    right = plain(q, k, v)
+    right = softmax(q, k, v)
     if _differ(out, right[0]) or _differ(lse, right[1]):
         what = "Large scores overflow: np.exp is called before the largest is subtracted."
         picture = ["scores of 5,000", _row("read", out), _row("not", right[0])]
@@ -83,7 +73,7 @@ def _name_partial(
     picture = [call, _row("read", got[0]), _row("not", right[0]), _row("lse", got[1]),
                _row("not", right[1])]  # fmt: skip
     root = np.sqrt(q.shape[1])
-    unscaled = plain(q * root, k, v)
+    unscaled = softmax(q * root, k, v)
     sums = np.exp(q @ k.T / root) @ v
     if got[0].shape != right[0].shape or got[1].shape != right[1].shape:
         shapes = [one.shape for one in (*got, *right)]
@@ -113,7 +103,11 @@ def check_merge(lab: Any, story: Story) -> None:
             _numbers(5, 4, seed=5, scale=scale),
             _numbers(5, 4),
         )
-        one, two, right = plain(q, k[:cut], v[:cut]), plain(q, k[cut:], v[cut:]), plain(q, k, v)
+        one, two, right = (
+            softmax(q, k[:cut], v[:cut]),
+            softmax(q, k[cut:], v[cut:]),
+            softmax(q, k, v),
+        )
         call = f"merge of keys 0..{cut} and {cut}..5"
         story[:] = [call]
         with np.errstate(all="ignore"):
@@ -247,10 +241,7 @@ def _check_read(
     out: Floats, num_read: int,
 ) -> None:  # fmt: skip
     q, k, v = data
-    right = np.stack([
-        plain(q[m : m + 1], k[t].reshape(-1, 4)[:n], v[t].reshape(-1, 4)[:n])[0][0]
-        for m, (t, n) in enumerate(zip(tables, lengths, strict=True))
-    ])  # fmt: skip
+    right = attend_alone(q, tables, lengths, k, v)
     picture = [call, _row("read", out), _row("not", right), f"blocks read: {num_read}"]
     if np.isnan(out).any():
         what = "Slots behind the end of a sequence are read: they hold anything, here NaN."

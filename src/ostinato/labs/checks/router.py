@@ -143,8 +143,8 @@ def _check_place(lab: Any, workers: list[Any], place: int) -> None:
                f"choose(100, workers)  ->  {place}"]  # fmt: skip
     if scores[place] == min(scores):
         ties = [at for at, score in enumerate(scores) if score == min(scores)]
-        least = min(workers[at].recent for at in ties)
-        if workers[place].recent > least:
+        lowest = min(workers[at].recent for at in ties)
+        if workers[place].recent > lowest:
             what = "Of workers with equal scores, one that was sent more lately is chosen."
             raise Mistake("ties-not-spread", what, picture, "New prefixes all go to one.")
         return

@@ -137,7 +137,7 @@ def _check_short(lab: Any, story: Story) -> None:
                f"{''.join(one.name for one in step.waiting) or 'none'}"]  # fmt: skip
     if names == "BC" or "A" not in names:
         what = "The sequence that came first is preempted."
-        why = "It is nearest to its end: everyone would be preempted in turn, and none would end."
+        why = "It is nearest to its end: all would be preempted in turn, and none would end."
         raise Mistake("preempts-the-first", what, picture, why)
     if chunks != {"A": 1, "B": 1} or names != "AB":
         what = "A and B have to go on with the two blocks of C, which came last."
@@ -179,6 +179,10 @@ def check_admit(lab: Any, story: Story) -> None:
     picture = [*story, f"->  {chunks}, blocks {blocks}, free {step.free_blocks}"]
     if not chunks:
         raise Mistake("nothing-admitted", "There is a seat, budget and room for A.", picture)
+    if chunks.get("A") == 4 and blocks[0] == 1:
+        what = "A prompt is admitted with the blocks of its first chunk alone."
+        why = "Those of its next chunk may be gone by then, and it is preempted half computed."
+        raise Mistake("blocks-of-a-chunk-alone", what, [*picture, "A needs 3 blocks"], why)
     if chunks != {"A": 4, "B": 2} or blocks != [3, 2] or step.waiting:
         what = "A gets 3 blocks and a chunk of 4, B 2 blocks and the 2 tokens that are left."
         raise Mistake("admission-wrong", what, picture)

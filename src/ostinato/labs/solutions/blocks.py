@@ -48,12 +48,12 @@ class HashIndex:
     def match(self, tokens: Sequence[int]) -> list[int]:
         """Return the blocks of the longest cached prefix, in order; changes nothing."""
         # Hole 4 (Match, insert, remove): walk the chain until the first digest that is unknown.
-        found = []
+        match = []
         for digest in self.chain(tokens):
             if digest not in self.blocks:
                 break
-            found.append(self.blocks[digest])
-        return found
+            match.append(self.blocks[digest])
+        return match
         # End of hole 4.
 
     def insert(self, tokens: Sequence[int], blocks: Sequence[int]) -> list[int]:

@@ -52,11 +52,11 @@ def num_common(one: Sequence[int], other: Sequence[int]) -> int:
 def nearest(prompt: Sequence[int], earlier: Sequence[Earlier]) -> Earlier | None:
     """Return the earlier request with the longest common prefix; None if no token is shared."""
     # Hole 1 (The nearest prompt): of several that share as much, the newest, which comes last.
-    best, most = None, 0
+    best, longest = None, 0
     for each in earlier:
         count = num_common(prompt, each.tokens)
-        if count and count >= most:
-            best, most = each, count
+        if count and count >= longest:
+            best, longest = each, count
     return best
     # End of hole 1.
 
@@ -113,7 +113,8 @@ def explain(
     """
     # Hole 5 (Putting it together): hits; then what the nearest request of this tenant has in
     # common; then, up to what another tenant's requests have in common, "other tenant" without a
-    # name; then what is new. If all of it is known to this tenant, the last token is "last token".
+    # name; then what is new. The last token is "last token" if all tokens before it hit, or if all
+    # of the prompt is known to this tenant.
     size = len(prompt)
     near = nearest(prompt, [each for each in earlier if each.tenant == tenant])
     known = max(num_hit, 0 if near is None else num_common(prompt, near.tokens))

@@ -47,15 +47,15 @@ class Index:
         """Return the blocks of the longest cached prefix, in order; changes nothing."""
         # Hole 2 (Match: walk down): from the root, take the child that begins with the next block,
         # and as many of its blocks as agree. Go on below it only if all of them do.
-        node, found, rest = self.root, list[int](), list(tokens)
+        node, match, rest = self.root, list[int](), list(tokens)
         while (child := node.children.get(self.name(rest))) is not None:
             count = self.common_blocks(child, rest)
-            found += child.blocks[:count]
+            match += child.blocks[:count]
             rest = rest[count * self.block_size :]
             if count < len(child.blocks):
                 break
             node = child
-        return found
+        return match
         # End of hole 2.
 
     def split(self, node: Node, num_blocks: int) -> Node:
@@ -74,7 +74,7 @@ class Index:
     def insert(self, tokens: Sequence[int], blocks: Sequence[int]) -> list[int]:
         """Add the full blocks of a sequence; return the block that holds each from now on."""
         # Hole 4 (Insert: follow, split, append): follow what is known and keep its blocks; split a
-        # node that agrees in part; hang the rest below as one new node.
+        # node that agrees in part; append the rest below as one new node.
         node, kept, rest, left = self.root, list[int](), list(tokens), list(blocks)
         while left:
             child = node.children.get(self.name(rest))

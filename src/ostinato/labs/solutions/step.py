@@ -108,8 +108,8 @@ def plan_running(step: Step) -> None:
 
 def admit(step: Step) -> None:
     """Let waiting sequences run, in order, while there is a seat, budget and room."""
-    # Hole 5 (Admission): none while a running one is short. A prompt needs blocks for all of its
-    # tokens, though it computes a chunk of them. The first that does not fit ends it: nothing
+    # Hole 5 (Admission): none while a running one is short. A prompt takes blocks for all of its
+    # tokens at once, and computes a chunk of them. The first that does not fit ends it: nothing
     # overtakes the head of the queue.
     while step.waiting and step.budget and len(step.running) < step.max_running:
         sequence = step.waiting[0]

@@ -34,12 +34,12 @@ class Index:
 
     def match(self, tokens: Sequence[int]) -> list[int]:
         """Return the blocks of the longest cached prefix, whole blocks only."""
-        found = []
+        match = []
         for prefix in self.ends(tokens):
             if prefix not in self.blocks:
                 break
-            found.append(self.blocks[prefix])
-        return found
+            match.append(self.blocks[prefix])
+        return match
 
     def insert(self, tokens: Sequence[int], blocks: Sequence[int]) -> list[int]:
         """Add the full blocks of a sequence; return the block that holds each from now on."""
@@ -113,7 +113,7 @@ def writable(table: list[int], place: int, ref_counts: dict[int, int], free: lis
         MemoryError: A block is needed and none is free; then nothing has changed.
     """
     # Hole 6 (Copy on write): with one holder, write in place. With several, take a free block, hold
-    # it, let go of the shared one, and put the new number into the table.
+    # it, release the shared one, and put the new number into the table.
     shared = table[place]
     if ref_counts[shared] == 1:
         return False

@@ -9,6 +9,7 @@ import enum
 import functools
 import logging
 import os
+import platform
 from pathlib import Path
 
 from ostinato.core.errors import ConfigError
@@ -25,18 +26,44 @@ COMPILER = Path(__file__).parents[4] / "native/compile.py"
 ISA_VARIABLE = "OSTINATO_ISA"
 """The environment variable that names the instruction set to use, such as ``avx2``."""
 
+ON_ARM = platform.machine() in ("aarch64", "arm64")
+
+ARM_LEVELS = 16
+
 ABI_VERSION = 15
 """The version of the header that these files were written for."""
 
 
 class Isa(enum.IntEnum):
-    """Instruction sets, each one containing those before it."""
+    """Instruction sets, each one containing those before it of its architecture.
+
+    The library numbers the levels of each architecture from 1; those of ARM stand behind 16 here.
+    """
 
     GENERIC = 0
     AVX2 = 1
     AVX512 = 2
     AVX512_BF16 = 3
     AMX = 4
+    NEON = 17
+    NEON_DOTPROD = 18
+    NEON_I8MM = 19
+
+    @classmethod
+    def of_level(cls, level: int) -> "Isa":
+        """Return the instruction set that this machine's library calls ``level``."""
+        return cls(level + ARM_LEVELS if level and ON_ARM else level)
+
+    @property
+    def level(self) -> int:
+        """The library's number."""
+        return self % ARM_LEVELS
+
+    @property
+    def contained(self) -> list["Isa"]:
+        """Those that a processor with this one has, itself last."""
+        first = self - self.level + 1
+        return [Isa.GENERIC, *(isa for isa in Isa if first <= isa <= self)]
 
 
 @functools.cache
@@ -105,7 +132,7 @@ def requested_isa(best: Isa) -> Isa | None:
     name = os.environ.get(ISA_VARIABLE, "")
     if not name:
         return None
-    names = {isa.name.lower(): isa for isa in Isa if isa <= best}
+    names = {isa.name.lower(): isa for isa in best.contained}
     if name.lower() not in names:
         raise ConfigError(
             f"{ISA_VARIABLE}={name}: this machine runs {', '.join(names)}; "
@@ -116,12 +143,12 @@ def requested_isa(best: Isa) -> Isa | None:
 
 def best_isa(native: ctypes.CDLL) -> Isa:
     """Return the best instruction set that the processor has."""
-    return Isa(native.ost_best_isa())
+    return Isa.of_level(native.ost_best_isa())
 
 
 def current_isa(native: ctypes.CDLL) -> Isa:
     """Return the instruction set in use."""
-    return Isa(native.ost_current_isa())
+    return Isa.of_level(native.ost_current_isa())
 
 
 def attention_isa(native: ctypes.CDLL) -> Isa:
@@ -130,7 +157,7 @@ def attention_isa(native: ctypes.CDLL) -> Isa:
     It is the one in use, except that an Intel whose best is ``AVX512_BF16`` uses ``AVX512`` by
     default: its VDPBF16PS is slower than plain multiply-adds, unlike AMD's.
     """
-    return Isa(native.ost_attention_isa())
+    return Isa.of_level(native.ost_attention_isa())
 
 
 def use_isa(native: ctypes.CDLL, isa: Isa) -> None:
@@ -139,5 +166,5 @@ def use_isa(native: ctypes.CDLL, isa: Isa) -> None:
     Raises:
         ValueError: The processor does not have it.
     """
-    if native.ost_use_isa(int(isa)) != isa:
+    if isa not in best_isa(native).contained or native.ost_use_isa(isa.level) != isa.level:
         raise ValueError(f"{isa.name}: this processor has {best_isa(native).name} at best")

@@ -59,6 +59,7 @@ class StateStore:
     Attributes:
         spec: The states of each layer.
         num_slots: Number of slots.
+        device: Where they are.
     """
 
     def __init__(self, spec: StateSpec, num_slots: int, device: torch.device | str = "cpu") -> None:
@@ -69,11 +70,11 @@ class StateStore:
         """
         self.spec = spec
         self.num_slots = num_slots
-        self._device = torch.device(device)
+        self.device = torch.device(device)
         available = available_bytes(device)
         if available is not None and self.num_bytes > available:
             raise ConfigError(
-                f"the states need {self.num_bytes:,} bytes on {self._device} for num_state_slots="
+                f"the states need {self.num_bytes:,} bytes on {self.device} for num_state_slots="
                 f"{self.num_slots} of {self.spec.bytes_per_slot:,} bytes, and {available:,} bytes "
                 "are available: lower num_state_slots or kv_cache_memory"
             )
@@ -112,7 +113,7 @@ class StateStore:
     def _zeros(self, each: StateShape) -> Tensor:
         """Return zeros; on a CPU, pages are allocated when they are first written."""
         shape = (self.num_slots, *each.shape)
-        if self._device.type != "cpu":
-            return torch.zeros(shape, dtype=each.dtype, device=self._device)
+        if self.device.type != "cpu":
+            return torch.zeros(shape, dtype=each.dtype, device=self.device)
         content = np.zeros(self.num_slots * each.num_bytes, dtype=np.uint8)
         return torch.from_numpy(content).view(each.dtype).view(shape)
