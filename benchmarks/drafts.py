@@ -46,6 +46,7 @@ from ostinato.settings import PrefixCacheConfig
 ROOT = Path(__file__).parents[1]
 MAX_ANSWER, MAX_PROMPT = 200, 1_600
 BLOCK_SIZE, NUM_BLOCKS = 16, 12_000
+SCENES = ["agent", "edit", "prose"]
 
 
 @dataclass(frozen=True)
@@ -247,7 +248,9 @@ def decode_s(llm: LLM, batch: list[tuple[list[int], list[int]]]) -> tuple[float,
     return time.perf_counter() - begun_s, sorted(o.outputs[0].token_ids for o in outputs)
 
 
-def measure(model: str, batch: int, limit: int, settings: dict[str, Any]) -> Table:
+def measure(
+    model: str, batch: int, limit: int, scenes: list[str], settings: dict[str, Any]
+) -> Table:
     """Measure each scene with and without drafts, by turns."""
     table = Table("scene", "talks", "off: ms per token", "auto", "speed-up: median", "lowest",
                   "drafted", "right")  # fmt: skip
@@ -255,7 +258,7 @@ def measure(model: str, batch: int, limit: int, settings: dict[str, Any]) -> Tab
     engines = {mode: LLM(model, drafts=mode, **common) for mode in ("off", "auto")}
     tokenizer = engines["off"].get_tokenizer()
     pairs = [(talk.scene, ids_of(tokenizer, talk)) for talk in talks()]
-    for scene in dict.fromkeys(scene for scene, _ in pairs):
+    for scene in scenes:
         chosen = [pair for name, pair in pairs if name == scene and len(pair[1]) > 8][:limit]
         groups = [chosen[i : i + batch] for i in range(0, len(chosen), batch)]
         times: dict[str, list[float]] = {"off": [], "auto": []}
@@ -286,6 +289,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--row", type=float, action="append", help="price of a row, of a step")
     parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--scene", choices=SCENES, action="append")
     parser.add_argument("--limit", type=int, default=10, help="talks of each scene")
     parser.add_argument("--quantization", default=None)
     parser.add_argument("--dtype", default="auto")
@@ -294,7 +298,7 @@ def main() -> None:
         table = replay(given.model, given.row or [0.06, 0.19, 0.31])
     else:
         settings = {"quantization": given.quantization, "dtype": given.dtype}
-        table = measure(given.model, given.batch, given.limit, settings)
+        table = measure(given.model, given.batch, given.limit, given.scene or SCENES, settings)
     Console(width=140).print(table)
 
 
