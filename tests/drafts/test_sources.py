@@ -9,7 +9,7 @@ from ostinato.cache.manager import CacheManager
 from ostinato.core.config import CacheConfig
 from ostinato.core.identity import Identity, PrefixKey
 from ostinato.core.request import RequestContext
-from ostinato.drafts.ngrams import LONG, SHORT, NgramTable, digest, digests
+from ostinato.drafts.ngrams import LONG, SHORT, NgramTable, digests, salted, weigh
 from ostinato.drafts.own_text import OwnText
 from ostinato.drafts.tree_text import MAX_TOKEN_BYTES, TreeText, index_bytes
 
@@ -45,7 +45,8 @@ class Caches:
     def continued(self, tail: str, identity: Identity | None = None, length: int = SHORT) -> str:
         """What the tree has after some letters."""
         owners = self.tree.owners(identity or Identity())
-        return spell(self.tree.continuation(ids(tail), length, owners, 8))
+        last = ids(tail)[-length:]
+        return spell(self.tree.continuation(last, weigh(last), owners, 8))
 
 
 def test_one_digest_at_a_time_is_that_of_all_at_once():
@@ -53,14 +54,14 @@ def test_one_digest_at_a_time_is_that_of_all_at_once():
     for length in (SHORT, LONG):
         many = digests(tokens, length, salt=5)
         assert [int(d) for d in many] == [
-            digest(tokens[i : i + length].tolist(), 5) for i in range(40 - length + 1)
+            salted(weigh(tokens[i : i + length].tolist()), 5) for i in range(40 - length + 1)
         ]
 
 
 def test_a_table_keeps_the_newest_position():
     table = NgramTable(SHORT, 256)
     table.put_all(digests(np.array([1, 2, 3, 4, 1, 2, 3, 4], dtype=np.uint32), SHORT), np.arange(5))
-    assert table.get(digest([1, 2, 3, 4])) == 4
+    assert table.get(salted(weigh([1, 2, 3, 4]))) == 4
 
 
 def test_own_text_goes_on_as_it_did_where_its_last_tokens_stood():

@@ -14,7 +14,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 from ostinato.core.ids import SequenceId
 from ostinato.drafts.gain import RowPrice, rows_worth
@@ -144,6 +144,7 @@ class _Reader:
         self._own, self._tree = OwnText(), tree
         self._owners = () if tree is None else tree.owners(sequence.key.identity)
         self._chances = dict(FIRST_CHANCES)
+        self._has_foresight = isinstance(sequence.constraint, Foresight)  # slow, hence once
 
     @property
     def chance(self) -> float:
@@ -171,7 +172,7 @@ class _Reader:
 
     def _guess(self, sequence: Sequence, limit: int) -> "tuple[array[int], Kind]":
         constraint = sequence.constraint
-        foresight = constraint if isinstance(constraint, Foresight) else None
+        foresight = cast(Foresight, constraint) if self._has_foresight else None
         if foresight is not None and (forced := foresight.forced()):
             return array("I", forced[:limit]), ("grammar", 0)
         guess, kind = self._from_texts(sequence, limit)
@@ -189,7 +190,8 @@ class _Reader:
                 source = "prompt" if place < sequence.num_prompt_tokens else "answer"
                 return self._own.read_on(key, place, limit), (source, length)
             if self._tree is not None and len(tail) >= length:
-                guess = self._tree.continuation(tail, length, self._owners, limit)
+                weight = self._own.weights[length]
+                guess = self._tree.continuation(tail[-length:], weight, self._owners, limit)
                 if guess:
                     return guess, ("cache", length)
         return array("I"), self.kind

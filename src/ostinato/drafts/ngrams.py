@@ -13,6 +13,7 @@ products with secret numbers, so that no sender can choose texts whose places co
 import secrets
 from array import array
 from collections.abc import Sequence
+from operator import mul
 
 import numpy as np
 import numpy.typing as npt
@@ -23,17 +24,20 @@ LONG, SHORT = 8, 4
 _MASK = 2**64 - 1
 _FACTORS = tuple(secrets.randbits(64) | 1 for _ in range(LONG))
 _MIX = secrets.randbits(64) | 1
+_ONES = [sum(_FACTORS[:count]) for count in range(LONG + 1)]  # so that token 0 counts
 _NUMPY_FACTORS = np.array(_FACTORS, dtype=np.uint64)
 
 Words = npt.NDArray[np.uint64]
 
 
-def digest(tokens: Sequence[int], salt: int = 0) -> int:
-    """Return the digest of some tokens, at most ``LONG``, below 2**64."""
-    total = salt
-    for token, factor in zip(tokens, _FACTORS, strict=False):
-        total += (token + 1) * factor
-    total &= _MASK
+def weigh(tokens: Sequence[int]) -> int:
+    """Return the sum of products of some tokens, at most ``LONG``: a digest without its salt."""
+    return sum(map(mul, tokens, _FACTORS)) + _ONES[len(tokens)]
+
+
+def salted(weight: int, salt: int = 0) -> int:
+    """Return the digest of some tokens by their sum of products, below 2**64."""
+    total = (weight + salt) & _MASK
     return ((total ^ total >> 29) * _MIX) & _MASK
 
 

@@ -24,7 +24,7 @@ from ostinato.cache.block_table import BlockTable
 from ostinato.cache.observer import CacheObserver, Eviction
 from ostinato.cache.prefix_index import PublishResult, Removal
 from ostinato.core.identity import Identity
-from ostinato.drafts.ngrams import LONG, SHORT, NgramTable, digest, digests
+from ostinato.drafts.ngrams import LONG, SHORT, NgramTable, digests, salted
 
 NO_BLOCK = 2**32 - 1
 
@@ -64,19 +64,19 @@ class TreeText(CacheObserver):
         return tuple(map(self.owner, tenants))
 
     def continuation(
-        self, tail: "array[int]", length: int, owners: tuple[int, ...], num_tokens: int
+        self, tail: "array[int]", weight: int, owners: tuple[int, ...], num_tokens: int
     ) -> "array[int]":
         """Return how a text of one of these owners went on after some tokens.
 
         Args:
-            tail: The last tokens, at least ``length``.
-            length: ``LONG`` or ``SHORT``.
+            tail: The last ``LONG`` or ``SHORT`` tokens.
+            weight: What ``weigh`` returns for them.
             owners: Whose blocks may be read.
             num_tokens: Tokens to return at most.
         """
-        tail = tail[len(tail) - length :]
+        positions = self._tables[len(tail)]
         for owner in owners:
-            slot = self._tables[length].get(digest(tail, owner))
+            slot = positions.get(salted(weight, owner))
             if self._ends_with(slot, tail, owner):
                 return self._read_on(slot, owners, num_tokens)
         return array("I")
