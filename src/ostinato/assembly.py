@@ -31,6 +31,7 @@ from ostinato.observe.events import EventBatch, EventLog
 from ostinato.observe.history import RequestHistory
 from ostinato.observe.introspection import HitCounts
 from ostinato.sched.scheduler import Scheduler
+from ostinato.sched.step_planner import Drafts
 from ostinato.sched.waiting_queue import FirstComeFirstServed, NumCachedTokens, WaitingOrder
 from ostinato.scheduling.fair_share import FairShare
 from ostinato.scheduling.held_requests import HeldRequests, SkipHeld
@@ -274,6 +275,7 @@ def build_scheduler(
     prices: LearnedPrices | None = None,
     order: Callable[[NumCachedTokens], WaitingOrder] | None = None,
     wrap_order: Callable[[WaitingOrder], WaitingOrder] | None = None,
+    drafts: Drafts | None = None,
 ) -> Scheduler:
     """Make a scheduler without requests over a cache.
 
@@ -285,6 +287,7 @@ def build_scheduler(
         prices: The price list of steps; by default it is learned.
         order: Makes a waiting order in place of ``config.order``, given a look-up without effects.
         wrap_order: Returns an order around it, such as one that takes notes.
+        drafts: Guesses of what decodes sample next; by default there are none.
 
     Raises:
         ConfigError: A step has no room for a chunk of a model with states.
@@ -315,7 +318,7 @@ def build_scheduler(
         chosen = chosen if wrap_order is None else wrap_order(chosen)
         return SkipHeld(chosen, held) if held else chosen
 
-    return Scheduler(config, cache.manager, clock, make_skipping, timer)
+    return Scheduler(config, cache.manager, clock, make_skipping, timer, drafts)
 
 
 def _check_chunks(config: SchedulerConfig, unit: int) -> None:

@@ -237,6 +237,26 @@ class CacheManager:
             table.next_full = min(next_full, table.num_slots)
         table.num_planned = num_tokens
 
+    def advance(self, table: BlockTable, num_tokens: int) -> None:
+        """Note that the last step computed more tokens than were planned: drafts that were right.
+
+        Only before a release: ``publish`` takes them with those of the next step.
+
+        Effects: full blocks among them become findable.
+
+        Raises:
+            StepInProgress: The table is in the running step.
+            TableOverrun: It has fewer slots or tokens.
+        """
+        self.tables.check_release(table, table.num_planned)
+        self.tables.check_range(table, num_tokens, "advance", table.num_planned)
+        with self._lock:
+            if num_tokens // self.block_size > table.num_published and table.writes:
+                self._publish(table, num_tokens)
+                self._settle(table)
+                del self.tables.step[table]
+            table.num_planned = table.num_computed = num_tokens
+
     def end_of_chunk(
         self, table: BlockTable, start: int, end: int, waiting: Iterable[PrefixKey]
     ) -> int:

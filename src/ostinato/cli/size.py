@@ -14,6 +14,7 @@ from ostinato.cli.options.config_source import load_config
 from ostinato.cli.options.option_groups import option
 from ostinato.cli.output.tables import FigureTable
 from ostinato.core.config import SchedulerConfig, at_least
+from ostinato.drafts.tree_text import MAX_TOKEN_BYTES
 from ostinato.hybrid.pool_sizes import split_states
 from ostinato.lab.size.image_tokens import encoder_weights, image_tokens, output_values, read_size
 from ostinato.lab.size.kv_bytes import DTYPE_BITS, Footprint, KVBytes, LayerGroup, kv_bytes
@@ -234,6 +235,9 @@ def _notes(question: Question, size: KVBytes) -> Iterator[str]:
         prefix = count(question.num_tokens, "token")
         kept = write_bytes(size.whole.tokens_bytes(question.num_tokens))
         yield f"A cached prefix of {prefix} takes {kept}, once for all that begin with it."
+        if size.windowed is None and not size.state_bytes:
+            index = write_bytes(question.num_tokens * MAX_TOKEN_BYTES)
+            yield f"The index for drafts takes up to {index} for it, beside the memory for KV."
     if question.image_tokens is not None:
         kept = write_bytes(size.whole.tokens_bytes(question.image_tokens))
         amount = count(question.image_tokens, "token")

@@ -108,6 +108,9 @@ class ScheduledSequence:
     """Slot of the state that the step reads and writes; -1 if no layer keeps one."""
     images: tuple[ImageSpan, ...] = ()  # images anywhere in the sequence, in order
     first_target: int = 0  # new tokens before the first that has a prompt target
+    drafted: tuple[SampleTask, ...] = ()
+    """What to sample after each of the last new tokens, which are drafts: guesses of what the rows
+    before them sample. Each task takes the drafts before it to be right."""
 
     @property
     def end(self) -> int:
@@ -156,7 +159,9 @@ class SampledToken:
 class SequenceResult:
     """The result for one scheduled sequence."""
 
-    samples: tuple[SampledToken, ...] = ()  # one per seed of its sample task; empty without a task
+    samples: tuple[SampledToken, ...] = ()
+    """One per seed of its sample task; empty without a task. With drafts: one per row up to the
+    first whose token is not the draft after it, that one included."""
     prompt_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
     """One tuple per prompt target, laid out as in ``SampledToken``."""
 

@@ -5,6 +5,7 @@ A user gives those of ``engine.sampling_params``, which checks them and adds wha
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -40,6 +41,7 @@ class SamplingParams:
         readout: Rows of the head whose logits are read after the prompt, in place of a text; an
             empty tuple reads the hidden state, which is the head's input. None reads nothing.
             Needs ``n=1`` and ``max_tokens=1``.
+        drafts: ``off`` computes one token per step; tokens and log-probabilities are the same.
     """
 
     n: int = 1
@@ -62,6 +64,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     prompt_logprob_start: int = 1
     readout: tuple[int, ...] | None = None
+    drafts: Literal["auto", "off"] = "auto"
 
     @property
     def greedy(self) -> bool:

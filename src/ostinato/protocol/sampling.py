@@ -207,6 +207,10 @@ class SamplingFields(SamplerFields, CacheFields):
     user: ShortText | None = Field(
         default=None, description="The client's end user, for the record."
     )
+    drafts: Literal["auto", "off"] = Field(
+        default="auto",
+        description="off computes one token per step; the answer is the same to the bit.",
+    )
     bad_words: Stops = Field(default_factory=list, description="Texts that must not be generated.")
     allowed_token_ids: Items[int] | None = Field(
         default=None, description="Only these tokens may be generated."
@@ -286,6 +290,6 @@ class SamplingFields(SamplerFields, CacheFields):
         names = (
             "n", "bad_words", "allowed_token_ids", "prompt_logprobs", "prompt_logprob_start",
             "truncate_prompt_tokens",
-            "include_stop_str_in_output", "skip_special_tokens", "stream_interval",
+            "include_stop_str_in_output", "skip_special_tokens", "stream_interval", "drafts",
         )  # fmt: skip
         return {**super().sampler(), **{name: getattr(self, name) for name in names}}

@@ -9,6 +9,8 @@ OSDI 2022), and NumPy does everything that is per token::
     starts          0   1             7       10      (num_sequences + 1,)
     logits wanted   ^             ^         ^         last rows that sample, prompt targets
 
+A decode with drafts is a chunk whose last rows sample, each for the draft after it.
+
 Cost: a few Python steps per sequence, none per token. A step of decodes uses little NumPy, and
 nothing here calls torch: after a forward pass that has read a gigabyte, the code of neither is in
 the processor's caches, and each operation takes as long as fetching its code.
@@ -154,25 +156,30 @@ def _wanted_rows(
 ) -> tuple[Ints, Ints, tuple[range, ...]]:
     """Return the rows that need logits, which of them are sampled, and those of prompt targets."""
     if not any(sequence.prompt_targets for sequence in sequences):
-        samples = np.fromiter((s.sample is not None for s in sequences), dtype=np.bool_)
-        last_rows = starts[1:][samples] - 1
-        return last_rows, np.arange(len(last_rows)), (range(0),) * len(sequences)
+        counts = _ints(_num_samples(s) for s in sequences)
+        ends = np.repeat(starts[1:] - np.cumsum(counts), counts)
+        rows = np.arange(len(ends))
+        return ends + rows, rows, (range(0),) * len(sequences)
     wanted: list[Ints] = []
     sampled: list[int] = []
     prompt_rows: list[range] = []
     num_wanted = 0
     for sequence, start, end in zip(sequences, starts[:-1], starts[1:], strict=True):
-        num_targets = len(sequence.prompt_targets)
+        num_targets, num_samples = len(sequence.prompt_targets), _num_samples(sequence)
         start += sequence.first_target
         rows = np.arange(start, start + num_targets)
-        if sequence.sample is not None and start + num_targets < end:
-            rows = np.append(rows, end - 1)
+        if start + num_targets < end:
+            rows = np.append(rows, np.arange(end - num_samples, end))
         prompt_rows.append(range(num_wanted, num_wanted + num_targets))
         wanted.append(rows)
         num_wanted += len(rows)
-        if sequence.sample is not None:
-            sampled.append(num_wanted - 1)
+        sampled += range(num_wanted - num_samples, num_wanted)
     return np.concatenate(wanted), np.array(sampled, dtype=np.int64), tuple(prompt_rows)
+
+
+def _num_samples(sequence: ScheduledSequence) -> int:
+    """Return how many of a sequence's last rows are sampled from: one, and one per draft."""
+    return 0 if sequence.sample is None else 1 + len(sequence.drafted)
 
 
 def _copied_slots(copies: Sequence[CopyRun]) -> tuple[Ints, Ints]:

@@ -7,12 +7,20 @@ One call of the model over one row, then one call of the sampler::
                             └─ each layer: write, copy, read
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 
 import torch
 from torch import Tensor
 
-from ostinato.core.plan import SequenceResult, StepPlan, StepResult, TokenLogprob
+from ostinato.core.plan import (
+    SampledToken,
+    ScheduledSequence,
+    SequenceResult,
+    StepPlan,
+    StepResult,
+    TokenLogprob,
+)
 from ostinato.runner.adapters.lora import LoraAdapter, StepAdapters
 from ostinato.runner.attention.backend import AttentionBackend, GroupedStep
 from ostinato.runner.attention.registration import LayerAttention
@@ -41,7 +49,8 @@ class ModelRunner:
         images: The images of live requests; None for a model that serves text alone.
         adapters: Loaded adapters by their digests.
         states: States of all slots.
-        num_tokens_computed: Tokens that the model has computed so far, to test law 1.
+        num_tokens_computed: Tokens that the model has computed so far, without wrong drafts, to
+            test law 1.
     """
 
     def __init__(
@@ -155,7 +164,8 @@ class ModelRunner:
         hidden: HiddenRows | None = None,
     ) -> StepResult:
         """Sample tokens, compute prompt log-probs, and read what is asked for besides."""
-        tasks = [s.sample for s in plan.sequences if s.sample is not None]
+        sampling = [s for s in plan.sequences if s.sample is not None]
+        tasks = [task for s in sampling for task in (s.sample, *s.drafted) if task is not None]
         rows = logits  # nearly always all of them: only prompt log-probs need others
         if len(tasks) < len(logits):
             rows = logits[torch.from_numpy(inputs.sample_rows).to(logits.device)]
@@ -166,12 +176,28 @@ class ModelRunner:
         return StepResult(
             tuple(
                 SequenceResult(
-                    samples=() if sequence.sample is None else next(sampled),
+                    samples=() if sequence.sample is None else self._taken(sequence, sampled),
                     prompt_logprobs=self._prompt_logprobs(plan, inputs, logits, index),
                 )
                 for index, sequence in enumerate(plan.sequences)
             )
         )
+
+    def _taken(
+        self, sequence: ScheduledSequence, sampled: "Iterator[tuple[SampledToken, ...]]"
+    ) -> tuple[SampledToken, ...]:
+        """Return a sequence's samples, up to the first that is not the draft after its row."""
+        samples = next(sampled)
+        if not sequence.drafted:
+            return samples
+        count = len(sequence.drafted)
+        drafts, rows = sequence.tokens[-count:], list(islice(sampled, count))
+        for draft, row in zip(drafts, rows, strict=True):
+            if samples[-1].error or samples[-1].token_id != draft:
+                break
+            samples += row
+        self.num_tokens_computed -= count + 1 - len(samples)
+        return samples
 
     def _prompt_logprobs(
         self, plan: StepPlan, inputs: StepInputs, logits: Tensor, index: int

@@ -19,7 +19,7 @@ from ostinato.core.plan import SampledToken, SequenceResult, StepPlan, StepResul
 from ostinato.core.request import FinishReason, Request
 from ostinato.sched.sequence import ScheduledChunk, Sequence, SequenceUpdate
 from ostinato.sched.stats import SchedulerStats
-from ostinato.sched.step_planner import StepCosts, StepPlanner
+from ostinato.sched.step_planner import Drafts, StepCosts, StepPlanner
 from ostinato.sched.waiting_queue import FirstComeFirstServed, MakeOrder, RequestTable
 
 
@@ -30,6 +30,7 @@ class Scheduler:
         stats: Counters since the start.
         requests: Every live sequence.
         costs: Of steps; they are told how long each one took.
+        drafts: Guesses of what decodes sample next.
     """
 
     def __init__(
@@ -39,12 +40,15 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
         make_order: MakeOrder = lambda num_cached: FirstComeFirstServed(),
         costs: StepCosts | None = None,
+        drafts: Drafts | None = None,
     ) -> None:
         """Make a scheduler without requests; a clock's seconds never fall."""
         self.config = config
         self.cache = cache
         self.stats = SchedulerStats()
         self.costs = StepCosts() if costs is None else costs
+        self.drafts = Drafts() if drafts is None else drafts
+        self._accepted: list[tuple[Sequence, list[SampledToken]]] = []
         self._clock = clock
         self.requests = RequestTable(cache, self.stats, make_order(self.num_cached_tokens))
         self._longest = max_sequence_tokens(config, cache.config)
@@ -108,18 +112,25 @@ class Scheduler:
         Effects: blocks are allocated and published; ``commit`` or ``fail`` must follow.
         """
         assert not self._chunks, "the last step was neither committed nor failed"
+        assert not self._accepted, "tokens of the last step are not committed yet"
         self.cache.begin_step()
         self._planned_s = self._clock()
-        step = StepPlanner(self.config, self.requests, self._clock, self.costs)
+        step = StepPlanner(self.config, self.requests, self._clock, self.costs, self.drafts)
         self._chunks = step.chunks
         self._plan = step.plan()
         return self._plan
 
     def commit(self, result: StepResult) -> list[SequenceUpdate]:
-        """Take the result of the planned step; return what it brought, in the order of the plan."""
+        """Take the result of the planned step; return what it brought, in the order of the plan.
+
+        A sequence whose drafts were right gets one token here, and the others by
+        ``commit_accepted``, so that the caller may end it at any of them, as if each had had a
+        step of its own.
+        """
         assert len(result.sequences) == len(self._chunks), "a result per planned sequence"
         for chunk, outcome in zip(self._chunks, result.sequences, strict=True):
-            is_full = not chunk.samples or len(outcome.samples) == len(chunk.members)
+            surplus = len(outcome.samples) - len(chunk.members)
+            is_full = not chunk.samples or 0 <= surplus <= len(chunk.drafts or ())
             assert is_full, "a sample per continuation of each sequence whose tokens are computed"
         self.costs.note(self._plan, self._clock() - self._planned_s)
         chunks = self._end_step()
@@ -127,6 +138,20 @@ class Scheduler:
         updates: list[SequenceUpdate] = []
         for chunk, outcome in zip(chunks, result.sequences, strict=True):
             updates += self._commit_chunk(chunk, outcome)
+        return updates
+
+    def commit_accepted(self) -> list[SequenceUpdate]:
+        """Take the next token of each sequence whose drafts were right; none once all are taken."""
+        accepted, self._accepted = self._accepted, []
+        updates: list[SequenceUpdate] = []
+        for sequence, (token, *more) in accepted:
+            if sequence.finish_reason is not None:
+                continue
+            start, sequence.num_computed = sequence.num_computed, sequence.num_computed + 1
+            self.stats.count_computed(start, start + 1, sequence.num_prompt_tokens)
+            updates.append(self._append(sequence, token))
+            if more:
+                self._accepted.append((sequence, more))
         return updates
 
     def fail(self) -> list[SequenceUpdate]:
@@ -172,8 +197,19 @@ class Scheduler:
             member.num_computed = chunk.end if member.table is not None else 0
         if not chunk.samples:
             return []
-        tokens = zip(chunk.members, outcome.samples, strict=True)
+        if chunk.drafts is not None:
+            self._note_drafts(sequence, len(chunk.drafts), outcome)
+        tokens = zip(chunk.members, outcome.samples, strict=chunk.drafts is None)
         return [self._append(member, token) for member, token in tokens]
+
+    def _note_drafts(self, sequence: Sequence, count: int, outcome: SequenceResult) -> None:
+        """Count a sequence's drafts, and keep the tokens that follow right ones."""
+        _, *more = outcome.samples
+        sequence.num_drafted_tokens += count
+        sequence.num_accepted_tokens += len(more)
+        self.drafts.note(sequence, count, len(more))
+        if more:
+            self._accepted.append((sequence, more))
 
     def _append(self, sequence: Sequence, token: SampledToken) -> SequenceUpdate:
         """Append a sampled token, and end or requeue the sequence if need be."""

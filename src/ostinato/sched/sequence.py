@@ -10,6 +10,7 @@ starts as one sequence and is forked when its prompt has been computed::
 
 from array import array
 from dataclasses import dataclass, field
+from sys import maxsize
 
 from ostinato.cache.block_table import BlockTable
 from ostinato.core.identity import PrefixKey
@@ -49,6 +50,8 @@ class Sequence:
     """One tuple per prompt token from ``prompt_logprob_start`` on, if asked for."""
     finish_reason: FinishReason | None = None  # why it ended; None while it lives
     stop_reason: int | str | None = None  # the id or string that ended it, if one did
+    num_drafted_tokens: int = 0  # rows that were computed for drafts
+    num_accepted_tokens: int = 0  # drafts that were right
     num_prompt_tokens: int = field(init=False)
     rank: tuple[int, int] = field(init=False)
     """Its place among others: lower goes first, and is preempted last."""
@@ -82,6 +85,13 @@ class Sequence:
     def output(self) -> "array[int]":
         """Tokens sampled so far, shape (num_output_tokens,)."""
         return self.key.tokens[self.num_prompt_tokens :]
+
+    @property
+    def max_drafts(self) -> int:
+        """Most drafts of use to its next step, which samples one token more."""
+        params = self.request.params
+        limit = maxsize if params.max_tokens is None else params.max_tokens
+        return limit - self.num_output_tokens - 1 if params.drafts == "auto" else 0
 
     @property
     def wants_prompt_logprobs(self) -> bool:
@@ -132,15 +142,31 @@ class Sequence:
 
     def sample_task(self, seeds: tuple[int, ...]) -> SampleTask:
         """Describe how its next token is chosen."""
-        params, constraint = self.request.params, self.constraint
+        return self._task(seeds, self.output, self.constraint)
+
+    def drafted_tasks(self, drafts: "array[int]") -> tuple[SampleTask, ...]:
+        """Describe how the token after each draft is chosen, if all drafts up to it are right."""
+        tasks: list[SampleTask] = []
+        output, constraint = self.output, self.constraint
+        for count, draft in enumerate(drafts, 1):
+            if constraint is not None:
+                constraint = constraint.copy()
+                constraint.advance(draft)
+            tasks.append(self._task((self.seed,), output + drafts[:count], constraint))
+        return tuple(tasks)
+
+    def _task(
+        self, seeds: tuple[int, ...], output: "array[int]", constraint: TokenConstraint | None
+    ) -> SampleTask:
+        params = self.request.params
         if constraint is not None and constraint.allows_all:
             constraint = None
-        holds_back = self.num_output_tokens < params.min_tokens
+        holds_back = len(output) < params.min_tokens
         # A constraint lets end-of-sequence ids end the text, also where they are to be ignored.
         holds_back = holds_back or (constraint is not None and params.ignore_eos)
         banned = self.request.eos_token_ids if holds_back else ()
         prompt = self.request.prompt_token_ids
-        return SampleTask(params, seeds, prompt, self.output, banned, constraint)
+        return SampleTask(params, seeds, prompt, output, banned, constraint)
 
 
 @dataclass(slots=True)
@@ -154,6 +180,8 @@ class ScheduledChunk:
     end: int = field(init=False)  # tokens of the sequence that are computed after the step
     samples: bool = field(init=False)
     """Whether a token follows: all tokens so far are computed after the step."""
+    drafts: "array[int] | None" = None
+    """What may follow; a row is computed for each, and its slot counts only if it is right."""
 
     def __post_init__(self) -> None:
         """Note what stays true until the step is over; every decode is asked for it often."""
@@ -168,14 +196,16 @@ class ScheduledChunk:
         last = self.end + 1 if sequence.wants_prompt_logprobs else 0
         targets = sequence.request.prompt_token_ids[start + skipped + 1 : last]
         assert sequence.table is not None
+        tokens = sequence.key.tokens[start : self.end]
         return ScheduledSequence(
             sequence.sequence_id,
-            sequence.key.tokens[start : self.end],
+            tokens if self.drafts is None else tokens + self.drafts,
             start,
             sequence.table.groups,
             sequence.sample_task(tuple(m.seed for m in self.members)) if self.samples else None,
             targets, sequence.request.params.prompt_logprobs or 0,
             sequence.key.identity, sequence.table.state_slot, sequence.key.images, skipped,
+            () if self.drafts is None else sequence.drafted_tasks(self.drafts),
         )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ sequence that is short of blocks preempts the last of the running. Then waiting 
 unless a running prefill computes their prefix.
 """
 
+from array import array
 from collections.abc import Callable
 
 from ostinato.cache.block_table import BlockTable
@@ -41,6 +42,17 @@ class StepCosts:
 
     def note(self, plan: StepPlan, seconds: float) -> None:
         """Note how long a step took, from its plan to its commit."""
+
+
+class Drafts:
+    """The port of drafts: guesses of the tokens that decodes sample next; by default none."""
+
+    def propose(self, decoding: list[Sequence]) -> "dict[SequenceId, array[int]]":
+        """Return guesses for some of the sequences that decode in a step without prompts."""
+        return {}
+
+    def note(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
+        """Note for how many drafts a step had rows, and how many of them were right."""
 
 
 class SingleFlight:
@@ -95,11 +107,13 @@ class StepPlanner:
         requests: RequestTable,
         clock: Callable[[], float],
         costs: StepCosts,
+        drafts: Drafts,
     ) -> None:
         """Begin with an empty plan."""
         self.chunks: list[ScheduledChunk] = []
         self._config = config
         self._costs = costs
+        self._drafts = drafts
         self._cache = requests.cache
         self._requests = requests
         self._clock = clock
@@ -145,10 +159,27 @@ class StepPlanner:
             if sequence.num_uncomputed == 1 and sequence.table is not None:
                 self._plan_next(sequence)
         prefilling = [s for s in running if s.num_uncomputed > 1 and s.table is not None]
+        if self.chunks and not prefilling:
+            self._add_drafts()
         self._begin_prompts(prefilling)
         for sequence in prefilling:
             if sequence.table is not None and self._budget:
                 self._plan_next(sequence)
+
+    def _add_drafts(self) -> None:
+        """Add rows for guesses of what decodes sample next, where they find room at once."""
+        guesses = self._drafts.propose([chunk.sequence for chunk in self.chunks])
+        for chunk in self.chunks if guesses else ():
+            sequence, table = chunk.sequence, chunk.sequence.table
+            drafts = guesses.get(sequence.sequence_id)
+            if not drafts or table is None or sequence.fork_seeds:
+                continue
+            longest = self._config.max_model_len - 1 - chunk.end  # the last token needs no row
+            count = min(len(drafts), sequence.max_drafts, longest, self._budget)
+            if count > 0 and (room := self._cache.growable(table, chunk.end + count)) > chunk.end:
+                self._cache.grow(table, room)
+                chunk.drafts = drafts[: room - chunk.end]
+                self._budget -= len(chunk.drafts)
 
     def _begin_prompts(self, prefilling: list[Sequence]) -> None:
         """Let step costs and waiting order divide what decodes leave of the step."""

@@ -150,6 +150,8 @@ class RequestTable:
 
     def _release(self, sequence: Sequence) -> None:
         assert sequence.table is not None
+        if sequence.num_computed > sequence.table.num_planned:  # drafts were right
+            self.cache.advance(sequence.table, sequence.num_computed)
         self.cache.release(sequence.table, sequence.num_computed, sequence.num_output_tokens)
         sequence.table, sequence.num_computed = None, 0
         self.running.remove(sequence)

@@ -19,6 +19,8 @@ class Usage:
         num_kept_tokens: Prompt tokens of earlier answers, kept as generated.
         cached_tokens_from: Cached tokens by the place their KV came from.
         num_written_tokens: Prompt tokens that were computed and published.
+        num_drafted_tokens: Rows computed for drafts.
+        num_accepted_tokens: Tokens of the answers that were drafted.
     """
 
     num_prompt_tokens: int
@@ -27,6 +29,8 @@ class Usage:
     num_kept_tokens: int = 0
     cached_tokens_from: Counter[str] = field(default_factory=Counter)
     num_written_tokens: int = 0
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0
 
     @classmethod
     def of(cls, outputs: Iterable[RequestOutput], writes: bool = True) -> "Usage":
@@ -40,6 +44,8 @@ class Usage:
             sum(output.num_kept_tokens for output in known),
             sum((Counter(output.cached_tokens_from) for output in known), Counter()),
             computed if writes else 0,
+            sum(output.num_drafted_tokens for output in known),
+            sum(output.num_accepted_tokens for output in known),
         )
 
     @property
@@ -71,6 +77,11 @@ class Usage:
             total_tokens=self.num_prompt_tokens + self.num_completion_tokens,
             prompt_tokens_details=details,
         )
-        if num_reasoning_tokens is not None:
-            counts["completion_tokens_details"] = {"reasoning_tokens": num_reasoning_tokens}
+        parts = {} if num_reasoning_tokens is None else {"reasoning_tokens": num_reasoning_tokens}
+        if self.num_drafted_tokens:
+            rejected = self.num_drafted_tokens - self.num_accepted_tokens
+            parts["accepted_prediction_tokens"] = self.num_accepted_tokens
+            parts["rejected_prediction_tokens"] = rejected
+        if parts:
+            counts["completion_tokens_details"] = parts
         return counts

@@ -8,6 +8,7 @@ budget of processor time, which its continuations share, and ends with an error 
 
 import copy
 import time
+from array import array
 from collections.abc import Callable
 
 import numpy as np
@@ -15,7 +16,6 @@ import regex
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
-from ostinato.core.plan import TokenConstraint
 from ostinato.engine.grammar.structured_outputs import StructuredOutputs
 from ostinato.engine.text.token_table import TokenTable
 
@@ -106,6 +106,20 @@ class GrammarConstraint:
         with self._budget:
             self._matcher.consume_token(token_id)
 
+    def forced(self) -> list[int]:
+        """Return the ids of text that must come next, as the tokenizer would write it."""
+        if self.error or self.is_complete:
+            return []
+        with self._budget:
+            return self._matcher.compute_ff_tokens()
+
+    def num_allowed(self, tokens: "array[int]") -> int:
+        """Return how many of some tokens it would allow to come next, one after the other."""
+        if self.error or self.is_complete:
+            return 0
+        with self._budget:
+            return self._matcher.validate_tokens(tokens.tolist())
+
 
 class DelayedConstraint:
     """A constraint that applies once the output has passed an expression: after the reasoning."""
@@ -121,7 +135,7 @@ class DelayedConstraint:
         budget: GrammarBudget,
     ) -> None:
         """Begin free, or undecided where an opening token is named."""
-        self._constraint: TokenConstraint = constraint
+        self._constraint = constraint
         self._num_bytes, self._budget, self._tokens = constraint.num_bytes, budget, tokens
         self._after = regex.compile(wanted.after or "")
         self._opening = wanted.opening
@@ -175,6 +189,15 @@ class DelayedConstraint:
         self._budget.add_token()
         with self._budget:
             self._search()
+
+    def forced(self) -> list[int]:
+        """Return the ids that must come next, once the constraint applies."""
+        is_certain = not (self._is_free or self._is_undecided)
+        return self._constraint.forced() if is_certain else []
+
+    def num_allowed(self, tokens: "array[int]") -> int:
+        """Return how many of some tokens could come next; all before the constraint applies."""
+        return len(tokens) if self._is_free else self._constraint.num_allowed(tokens)
 
     def _search(self) -> None:
         """Look for the expression; one that backtracks for long ends the request."""

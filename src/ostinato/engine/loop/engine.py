@@ -23,6 +23,7 @@ from ostinato.core.plan import StepPlan, StepResult
 from ostinato.core.request import FinishReason
 from ostinato.engine.loop.adapters import Adapters
 from ostinato.engine.loop.audit import HitAudit
+from ostinato.engine.loop.drafting import Drafting
 from ostinato.engine.loop.idle_rebase import IdleRebase
 from ostinato.engine.loop.kv_events_publisher import publish_kv_events
 from ostinato.engine.loop.recorder import Recorder
@@ -62,6 +63,7 @@ class Engine:
     Attributes:
         owner: The process that it runs in.
         compute_path: How the runner computes steps, and why not faster.
+        drafting: Whether decodes draft, and from which text.
         defaults: Sampling parameters of requests that give none.
         adapters: LoRA adapters by name.
         public_prefixes: The prefixes that several tenants share.
@@ -110,6 +112,9 @@ class Engine:
         self.plugged = plug_in(
             config.index, config.eviction_policy, config.order, config.max_overtakes
         )
+        self.drafting = Drafting(config, setup)
+        if self.drafting.why_not and config.drafts == "auto":
+            logger.info("%s decodes without drafts: %s", self.loaded.name, self.drafting.why_not)
         self.cache = self._build_cache(setup, stores)
         self.public_prefixes = PublicPrefixes(self.cache.admin, config.block_size)
         self.image_encoder: ImageEncoder | None = None
@@ -119,9 +124,11 @@ class Engine:
             holding.append(self.image_encoder.held)
         # Steps are measured by the recorder's clock, so that a replay learns the same prices.
         self.prices, steps_clock = LearnedPrices(), self.recorder.clock
+        # A trace has one token per sequence and step, and a replay of it repeats its steps.
+        drafter = self.drafting.drafter(self.prices, lambda: self.recorder.path is not None)
         self.scheduler = build_scheduler(
             setup.scheduling, self.cache, steps_clock, holding, self.prices,
-            self.plugged.make_order, self.plugged.wrap_order,
+            self.plugged.make_order, self.plugged.wrap_order, drafter,
         )  # fmt: skip
         self.waits = WaitBook(self.prices, config.keep_explanations)
         self.audit = HitAudit(config.audit_share, config.audit_quarantine, self.runner, self.cache)
@@ -175,6 +182,8 @@ class Engine:
         observers: list[CacheObserver] = [stores] if config.has_tiers else []
         if config.enable_lora:
             observers.append(self.adapters)
+        if self.drafting.tree is not None:
+            observers.append(self.drafting.tree)
         if self.plugged.make_index is not None and (sizes.windows or sizes.states):
             raise ConfigError(
                 f"index={config.index!r}: a plug-in knows full attention alone, and "
@@ -420,17 +429,24 @@ class Engine:
         """Add a step's tokens to the requests, and end those that reached a stop string."""
         now_s = self._clock()
         touched: dict[RequestId, RequestState] = {}
-        for update in updates:
-            sequence, request_id = update.sequence, update.sequence.request.request_id
-            state = touched[request_id] = self._states[request_id]
-            self.waits.end(sequence, now_s)
-            if state.images and self.image_encoder is not None:
-                self.image_encoder.end(request_id)  # its prompt is computed
-            stop = state.take(sequence, update.token, now_s)
-            if stop is not None:
-                self.scheduler.finish(sequence, FinishReason.STOP, stop)
-            self.recorder.record_output(sequence)
+        while updates:
+            for update in updates:
+                request_id = update.sequence.request.request_id
+                state = touched[request_id] = self._states[request_id]
+                self._add_token(state, update, now_s)
+            updates = self.scheduler.commit_accepted()
         return self._collect(touched)
+
+    def _add_token(self, state: RequestState, update: SequenceUpdate, now_s: float) -> None:
+        """Add a token to a request, and end the sequence if that completes a stop string."""
+        sequence = update.sequence
+        self.waits.end(sequence, now_s)
+        if state.images and self.image_encoder is not None:
+            self.image_encoder.end(state.request.request_id)  # its prompt is computed
+        stop = state.take(sequence, update.token, now_s)
+        if stop is not None:
+            self.scheduler.finish(sequence, FinishReason.STOP, stop)
+        self.recorder.record_output(sequence)
 
     def _fail(self, error: str) -> list[RequestState]:
         """End the requests of a failed step, with all of their continuations."""

@@ -5,6 +5,7 @@ Metrics and pages format it without stopping the engine.
 
 from dataclasses import dataclass, replace
 
+from ostinato.drafts.drafter import DraftCounts
 from ostinato.engine.ledger.turns import LedgerCounts
 from ostinato.engine.loop.audit import AuditCounts
 from ostinato.engine.loop.engine import Engine
@@ -31,6 +32,7 @@ class Snapshot:
     audit: AuditCounts  # what audits of hits have found
     steps: StepTimes  # predicted and measured times of steps
     rebase: RebaseCounts  # rows computed for prompts to come
+    drafts: DraftCounts  # rows computed for drafts, by source
     tiers: TierCounts | None = None  # what tiers did; None without any
     ledger: LedgerCounts | None = None  # turns that were written; None without a tokenizer
 
@@ -49,6 +51,7 @@ def take_snapshot(engine: Engine) -> Snapshot:
         engine.audit.counts,
         engine.prices.times,
         engine.rebase.counts,
+        engine.drafting.counts,
         None if engine.tiers is None else engine.tiers.counts,
         None if turns is None else replace(turns.ledger.counts),
     )

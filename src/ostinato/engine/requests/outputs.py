@@ -153,6 +153,8 @@ class RequestOutput:
         num_waited_tokens: Those of them, in whole blocks, that another request computed while
             this one waited.
         num_kept_tokens: Prompt tokens of earlier answers that are kept as they were generated.
+        num_drafted_tokens: Rows that were computed for drafts of its continuations.
+        num_accepted_tokens: Tokens of the answer that were drafted.
         error: Why it failed; None if it did not.
         has_own_error: Whether the error is the request's own: its parameters, such as a grammar
             that exceeds its limits, leave no token to sample.
@@ -170,6 +172,8 @@ class RequestOutput:
     num_copied_tokens: int = 0
     num_waited_tokens: int = 0
     num_kept_tokens: int = 0
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0
     error: str | None = None
     has_own_error: bool = False
 

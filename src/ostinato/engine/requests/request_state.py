@@ -114,6 +114,7 @@ class RequestState:
         self._last_token_s: float | None = None
         self._finished_s: float | None = None
         self._leader: SchedSequence | None = None
+        self._sequences: dict[int, SchedSequence] = {}
         length = len(self._prompt_token_ids)
         self._first_scored = min(made.params.prompt_logprob_start, length)
         self._prompt_logprobs: list[dict[int, Logprob] | None] = [None] * self._first_scored
@@ -165,6 +166,7 @@ class RequestState:
         completion = self._completions[sequence.index]
         if sequence.index == 0:
             self._leader = sequence
+        self._sequences[sequence.index] = sequence
         if token is not None and token.error:
             self.error = token.error
             self._has_own_error = not token.error.startswith(MODEL_FAULT)
@@ -219,6 +221,8 @@ class RequestState:
             num_copied_tokens=leader.num_copied_tokens if leader else 0,
             num_waited_tokens=leader.num_waited_tokens if leader else 0,
             num_kept_tokens=self.request.num_kept_tokens,
+            num_drafted_tokens=sum(s.num_drafted_tokens for s in self._sequences.values()),
+            num_accepted_tokens=sum(s.num_accepted_tokens for s in self._sequences.values()),
             timings=RequestTimings(
                 arrival=self._arrival_s,
                 first_scheduled=leader.first_planned_s if leader else None,

@@ -175,6 +175,8 @@ class SamplingParams(core.SamplingParams):
                 f"readout with n={self.n} and max_tokens={self.max_tokens}: it is read once, after "
                 "the prompt; set both to 1"
             )
+        if self.drafts not in ("auto", "off"):
+            raise InvalidSamplingParams(f"drafts={self.drafts!r:.80}: must be 'auto' or 'off'")
         if not isinstance(self.output_kind, RequestOutputKind):
             raise InvalidSamplingParams(
                 f"output_kind={self.output_kind!r:.80}: must be a RequestOutputKind"

@@ -33,6 +33,7 @@ KEPT_EVENT_BATCHES = 10_000
 """Batches kept for consumers that missed some, by default, if KV events are published."""
 
 IdleRebaseMode = Literal["auto", "off"]
+DraftsMode = Literal["auto", "off"]
 
 GENERATION_NAMES = (
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens"),
@@ -129,6 +130,9 @@ class EngineSettings:
     )
     """Maximum size of the folder of packed weights in the user's cache folder, such as ``64GiB``,
     which a second start maps instead of packing them again; 0 keeps and uses none."""
+    drafts: DraftsMode = _computing("auto", page="drafts.md")
+    """Whether a step computes several tokens of a sequence where text already seen predicts them:
+    ``auto``, where that is faster, or ``off``; answers are the same to the bit."""
     read_once: ReadOnce = _computing("auto")
     """Whether a step reads blocks shared by its sequences only once: ``auto``, where that is
     cheaper, ``always`` or ``never``."""

@@ -20,6 +20,9 @@ ALIASES = {
 }
 """vLLM's names of settings that have another name here."""
 
+DRAFT_METHODS = ("ngram", "suffix")
+"""Methods of vLLM's ``speculative_config`` that draft from text, as ``drafts="auto"`` does."""
+
 _ONE_PROCESS = "a model runs in one process; run several engines behind a load balancer"
 _NO_IMAGES = "images are processed as the checkpoint says; audio and video are not served"
 _POOLING = (
@@ -185,7 +188,10 @@ _BY_REASON: Mapping[str, Mapping[str, tuple[object, ...]]] = {
         "default_mm_loras": (),
         "fully_sharded_loras": (False,),
     },
-    "speculative decoding is not served": {"speculative_config": (), "num_lookahead_slots": (0,)},
+    "drafts come from text already seen, and their number from measured prices; set drafts": {
+        "speculative_config": (),
+        "num_lookahead_slots": (0,),
+    },
     _GRAMMAR: {
         "structured_outputs_config": ({},),
         "reasoning_parser": ("",),
@@ -294,6 +300,7 @@ def translate_settings(given: Mapping[str, Any], known: list[str]) -> dict[str, 
     settings = dict(given)
     _take_memory_share(settings)
     _take_cpu_loras(settings)
+    _take_drafts(settings)
     for alias, name in ALIASES.items():
         if alias in settings:
             value = settings.pop(alias)
@@ -318,6 +325,16 @@ def _take_cpu_loras(settings: dict[str, Any]) -> None:
     """Count all loaded adapters, as ``max_loras`` does here; vLLM's counts those of one step."""
     other = "max_cpu_loras" if settings.get("max_cpu_loras") is None else "max_loras"
     settings.pop(other, None)
+
+
+def _take_drafts(settings: dict[str, Any]) -> None:
+    """Read vLLM's drafts from text: how many there are is decided here by their price."""
+    given = settings.get("speculative_config")
+    if isinstance(given, Mapping) and given.get("method") in DRAFT_METHODS:
+        if "drafts" in settings:
+            raise ConfigError("speculative_config is another name of drafts: give one of them")
+        del settings["speculative_config"]
+        settings["drafts"] = "auto"
 
 
 def refuse_arguments(given: Mapping[str, Any]) -> None:

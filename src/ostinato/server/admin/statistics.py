@@ -131,6 +131,7 @@ def _totals(seen: Snapshot) -> dict[str, Any]:
         "evicted_blocks": cache.evicted_blocks,
         "states": None if cache.states is None else asdict(cache.states),
         "idle_rebase": {**asdict(seen.rebase), "pending": seen.rebase.pending},
+        "drafts": asdict(seen.drafts),
         "ghosts": [_ghost(ghost) for ghost in cache.ghosts],
     }
 

@@ -178,6 +178,7 @@ def _load(state: ServerState, snapshot: Snapshot) -> dict[str, Any]:
         "leased_blocks": snapshot.num_leased_blocks,
         "compute_path": str(snapshot.compute_path),
         "idle_rebase": asdict(snapshot.rebase),
+        "drafts": asdict(snapshot.drafts),
         "audited_hits": snapshot.audit.num_same + snapshot.audit.num_different,
         "different_hits": snapshot.audit.num_different,
         "tiers": _tiers(snapshot.tiers),

@@ -58,11 +58,15 @@ function draw(state) {
   const idle = load?.idle_rebase;
   const prepared = idle?.computed
     ? ` · ${compact(idle.computed)} tokens prepared while idle, ${compact(idle.used)} used, ${compact(idle.wasted)} wasted` : "";
+  const sum = (bySource) => Object.values(bySource ?? {}).reduce((a, b) => a + b, 0);
+  const drafted = sum(load?.drafts?.drafted);
+  const drafts = drafted
+    ? ` · ${compact(drafted)} tokens drafted, ${compact(sum(load.drafts.accepted))} right` : "";
   const times = load?.step_times;
   const steps = times?.num_steps
     ? ` · a step takes ${duration(times.measured_s / times.num_steps)}, predicted ${duration(times.predicted_s / times.num_steps)}` : "";
   $("compute-path").textContent = load
-    ? ` · computing in ${load.compute_path}${steps}${audited}${prepared}` : "";
+    ? ` · computing in ${load.compute_path}${steps}${audited}${prepared}${drafts}` : "";
   drawOverTime(state);
   drawRequests(state.requests, state.administrator);
   drawBlocks(state.blocks);

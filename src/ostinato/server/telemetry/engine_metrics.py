@@ -11,6 +11,7 @@ from prometheus_client.core import (
     Metric,
 )
 
+from ostinato.drafts.drafter import DraftCounts
 from ostinato.engine.ledger.turns import LedgerCounts
 from ostinato.engine.loop.snapshot import Snapshot
 from ostinato.engine.tiers.tiered_cache import TierCounts
@@ -32,6 +33,7 @@ def engine_metrics(seen: Snapshot) -> Iterator[Metric]:
     yield from _ghosts(seen.cache.ghosts)
     yield from _audits(seen)
     yield from _rebase(seen)
+    yield from _drafts(seen.drafts)
     yield from tier_metrics(seen.tiers)
     yield from _ledger(seen.ledger)
     yield from _scheduling(seen)
@@ -217,6 +219,14 @@ def _rebase(seen: Snapshot) -> Iterator[Metric]:
         "Tenants for which nothing more is prepared: they used less than a third.",
         rows.stopped,
     )
+
+
+def _drafts(counts: DraftCounts) -> Iterator[Metric]:
+    for name, text, samples in (
+        ("drafted_tokens", "Rows computed for drafts, by the text they came from.", counts.drafted),
+        ("accepted_draft_tokens", "Drafts that were the model's own tokens.", counts.accepted),
+    ):
+        yield _family(CounterMetricFamily, f"ostinato_{name}", text, ["source"], samples)
 
 
 def _audits(seen: Snapshot) -> Iterator[Metric]:
