@@ -203,6 +203,7 @@ class Dictation:
     """A constraint that allows one sequence of tokens."""
 
     error = ""
+    allows_all = False
 
     def __init__(self, ids: list[int], num_bytes: int, place: int = 0) -> None:
         self._ids, self._num_bytes, self._place = ids, num_bytes, place

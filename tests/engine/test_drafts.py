@@ -157,7 +157,7 @@ def test_a_request_may_go_without_drafts(make_llm: MakeLLM):
                          drafts="off")  # fmt: skip
     assert run(llm, LOOP, off).num_drafted_tokens == 0
     with pytest.raises(InvalidSamplingParams, match=r"drafts='never'.*'auto' or 'off'"):
-        SamplingParams(drafts="never")  # type: ignore[arg-type]
+        SamplingParams(drafts="never")
 
 
 def test_a_recorded_engine_takes_one_token_per_step(make_llm: MakeLLM, tmp_path: Path):

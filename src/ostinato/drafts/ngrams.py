@@ -12,7 +12,7 @@ products with secret numbers, so that no sender can choose texts whose places co
 
 import secrets
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from operator import mul
 
 import numpy as np
@@ -32,7 +32,8 @@ Words = npt.NDArray[np.uint64]
 
 def weigh(tokens: Sequence[int]) -> int:
     """Return the sum of products of some tokens, at most ``LONG``: a digest without its salt."""
-    return sum(map(mul, tokens, _FACTORS)) + _ONES[len(tokens)]
+    products: Iterator[int] = map(mul, tokens, _FACTORS)
+    return sum(products) + _ONES[len(tokens)]
 
 
 def salted(weight: int, salt: int = 0) -> int:

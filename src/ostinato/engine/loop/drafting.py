@@ -55,7 +55,9 @@ def why_no_drafts(config: EngineConfig, setup: Setup) -> str:
         return "its layers carry states, which cannot take a wrong token back"
     if sizes.windows:
         return "its layers have sliding windows"
-    if not (setup.loaded.fused and isinstance(runner.attention, NativeAttention)):
+    fused = setup.loaded.fused
+    has_bits = fused is not None and fused.promises_bits
+    if not (has_bits and isinstance(runner.attention, NativeAttention)):
         return "a row may have other bits beside others than alone"
     if weight_bytes(setup.loaded.model) < LEAST_WEIGHT_BYTES:
         return f"a step of less than {LEAST_WEIGHT_BYTES >> 20} MiB of weights is too short"
