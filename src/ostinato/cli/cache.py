@@ -96,13 +96,13 @@ def tiers(report: Report) -> None:
 
 @app.command()
 def heaviest(
-    most: int = option(20, "Maximum number."),
+    limit: int = option(20, "Maximum number."),
     tenant: str | None = option(None, "Only this tenant's."),
     *,
     report: Report,
 ) -> None:
     """List the prefixes that saved most tokens."""
-    query = {"most": most} | ({} if tenant is None else {"tenant": tenant})
+    query = {"most": limit} | ({} if tenant is None else {"tenant": tenant})
     report.show(tables.draw_heaviest, "GET", f"heaviest?{urlencode(query)}")
 
 

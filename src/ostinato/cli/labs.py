@@ -11,7 +11,7 @@ from rich.text import Text
 
 from ostinato.cli.options.option_groups import GroupedTyper, option
 from ostinato.cli.output.tables import FigureTable
-from ostinato.core.config import at_least
+from ostinato.core.config import check_minimum
 from ostinato.core.errors import ConfigError
 from ostinato.engine.settings.settings import DEFAULT_MODEL
 from ostinato.labs.course import LABS, lab_of, write_labs
@@ -119,9 +119,9 @@ def traffic(
     """Send the demo's calls to the server of a lab, and compare its hits with Ostinato's own."""
     from ostinato.cli.demonstration import lab_traffic
 
-    at_least("calls", num_calls, 1)
-    at_least("prefixes", prefixes, 1)
-    at_least("at_once", at_once, 1)
+    check_minimum("calls", num_calls, 1)
+    check_minimum("prefixes", prefixes, 1)
+    check_minimum("at_once", at_once, 1)
     texts = lab_traffic.prompts(num_calls, prefixes)
     with Console(stderr=True).status("Sending ...") as status:
         lab_traffic.send(

@@ -70,9 +70,9 @@ def run(
         _check_template(template, as_json, strict)
         return
     assert requests is not None
-    most = read_bytes("max_text", max_text)
+    max_text_bytes = read_bytes("max_text", max_text)
     read = LogOptions("skip" if skip_broken else "refuse", ignore or ())
-    log = read_request_log(requests, read, most)
+    log = read_request_log(requests, read, max_text_bytes)
     list_broken(log.broken)
     tokenizer = load_tokenizer(model)
     with progress_bar("Checking requests", 2 * len(log.requests)) as advance:

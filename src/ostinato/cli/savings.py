@@ -71,7 +71,7 @@ def _table(workload: Workload) -> Table:
     }
     for name, reuse in rows.items():
         figures = (
-            reuse.found_tokens,
+            reuse.matched_tokens,
             reuse.copied_tokens,
             reuse.computed_per_request_tokens,
             reuse.computed_tokens,

@@ -13,7 +13,7 @@ from rich.text import Text
 from ostinato.cli.options.config_source import load_config
 from ostinato.cli.options.option_groups import option
 from ostinato.cli.output.tables import FigureTable
-from ostinato.core.config import SchedulerConfig, at_least
+from ostinato.core.config import SchedulerConfig, check_minimum
 from ostinato.hybrid.pool_sizes import split_states
 from ostinato.lab.size.image_tokens import encoder_weights, image_tokens, output_values, read_size
 from ostinato.lab.size.kv_bytes import DTYPE_BITS, Footprint, KVBytes, LayerGroup, kv_bytes
@@ -78,8 +78,8 @@ def run(
     Multi-head, grouped-query, multi-query and latent attention, sliding windows, layers that
     share KV, and layers that keep a state instead. Try: ostinato size tiny-shakespeare
     """
-    at_least("tokens", tokens, 1)
-    at_least("requests", requests, 1)
+    check_minimum("tokens", tokens, 1)
+    check_minimum("requests", requests, 1)
     config = load_config(model)
     lora_bytes = adapter_bytes(lora or [], packed=True)
     question = Question(model, tokens, requests, memory.strip(), lora_bytes)

@@ -36,7 +36,7 @@ class FigureTable(Table):
         if natural <= options.max_width:
             yield from super().__rich_console__(console, options)
             return
-        widths = [_least_width(column, console, options) for column in self.columns]
+        widths = [_min_width(column, console, options) for column in self.columns]
         gap = 2 if self.collapse_padding else 3
         for places in _parts([width + gap for width in widths], options.max_width):
             part = copy(self)
@@ -52,7 +52,7 @@ class FigureTable(Table):
             yield from Table.__rich_console__(part, console, options)
 
 
-def _least_width(column: Column, console: Console, options: ConsoleOptions) -> int:
+def _min_width(column: Column, console: Console, options: ConsoleOptions) -> int:
     """Return the width of the longest word of a column, or line if it does not wrap."""
     texts = (column.header, column.footer, *column.cells)
     wide = options.update_width(_NATURAL)
