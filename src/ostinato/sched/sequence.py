@@ -86,8 +86,8 @@ class Sequence:
     @property
     def wants_prompt_logprobs(self) -> bool:
         """Whether log-probs of its prompt are still to come; of forks the first has them."""
-        asked_for = self.request.params.prompt_logprobs is not None and self.index == 0
-        return asked_for and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
+        is_requested = self.request.params.prompt_logprobs is not None and self.index == 0
+        return is_requested and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
 
     @property
     def reading_is_off(self) -> str:
