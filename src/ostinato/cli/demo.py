@@ -4,13 +4,11 @@ Four small tests after the article "Adding Prefix Caching to NanoGPT", then a th
 one system prompt, without a cache and with one, on the model inside the package.
 """
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
@@ -30,6 +28,7 @@ from ostinato.cli.demonstration.demo_waves import (
 from ostinato.cli.options import engine_options as options
 from ostinato.cli.options.option_groups import option
 from ostinato.cli.output.demo_tables import Figures, as_json, calls_table, first_token_table, notes
+from ostinato.cli.output.tables import print_json
 from ostinato.core.errors import ConfigError
 from ostinato.engine.settings.config import EngineConfig
 from ostinato.engine.settings.settings import DEFAULT_MODEL
@@ -90,7 +89,7 @@ def run(
         calls = _calls(model, num_calls, cached)
         figures = _many_calls(console, plain, cached, calls, patience)
     if as_json_:
-        typer.echo(json.dumps(as_json(results, figures), indent=2))
+        print_json(as_json(results, figures))
     _show_next(console)
 
 

@@ -1,11 +1,8 @@
 """``ostinato simulate``: what caches of other sizes and policies would have hit."""
 
-import json
 from math import lcm
 from pathlib import Path
 from typing import cast, get_args
-
-import typer
 
 from ostinato.cli.options import trace_source as source
 from ostinato.cli.options.config_source import load_config
@@ -13,6 +10,7 @@ from ostinato.cli.options.cost_options import CostOptions, MachineOptions
 from ostinato.cli.options.option_groups import option
 from ostinato.cli.output import simulation_output as output
 from ostinato.cli.output.report_folder import open_folder
+from ostinato.cli.output.tables import print_json
 from ostinato.core.config import SchedulerConfig, check_minimum
 from ostinato.core.errors import ConfigError
 from ostinato.lab.replay.replay import Replay
@@ -146,7 +144,7 @@ def run(
     if timed_requests:
         _add_times(simulation, cost, timed_requests, timed_capacity, slowdown)
     if as_json:
-        typer.echo(json.dumps(output.as_json(simulation), indent=2))
+        print_json(output.as_json(simulation))
     else:
         output.show(simulation)
     if out is not None:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from ostinato.cli.options.trace_source import describe
 from ostinato.cli.output.report_folder import list_written, unwritable
-from ostinato.cli.output.tables import FigureTable
+from ostinato.cli.output.tables import matrix, share
 from ostinato.lab.replay.replay import ReplayedRequest
 from ostinato.lab.replay.serial_replay import USUAL_POLICY
 from ostinato.lab.simulate.simulation import Simulation
@@ -31,7 +31,7 @@ def show(simulation: Simulation) -> None:
     if simulation.replayed:
         console.print(_replayed(simulation.replayed), "\n", sep="", highlight=False)
     if simulation.timed:
-        console.print(_times_table(simulation))
+        console.print(matrix(_TIMES_HEADINGS, _times_rows(simulation)))
         console.print(Text(_times_note(simulation), style="dim"))
     for note in simulation.trace.notes:
         console.print(Text(note, style="dim"))
@@ -39,22 +39,25 @@ def show(simulation: Simulation) -> None:
 
 def _hits_table(simulation: Simulation) -> Table:
     """Print one row per policy and bound, one column per size; the best policy is bold."""
-    table = FigureTable(has_rule=True)
-    table.add_column("", no_wrap=True)
-    for heading in _sizes(simulation):
-        table.add_column(heading.replace(" = ", "\n"), justify="right")
+    bounds = simulation.bounds
     by_policy = [
         [result.hit_ratio for result in results] for results in simulation.results.values()
     ]
     best = [max(ratios) for ratios in zip(*by_policy, strict=True)]
-    for name, ratios in simulation.ratios().items():
-        is_policy = name not in simulation.bounds
-        cells = [
-            Text(f"{ratio:.1%}", style="bold" if is_policy and ratio == best_ratio else "")
-            for ratio, best_ratio in zip(ratios, best, strict=True)
+    rows = [
+        [
+            name,
+            *(
+                Text(share(ratio), "bold" if ratio == best_ratio and name not in bounds else "")
+                for ratio, best_ratio in zip(ratios, best, strict=True)
+            ),
         ]
-        table.add_row(name, *cells, style="" if is_policy else "dim")
-    return table
+        for name, ratios in simulation.ratios().items()
+    ]
+    headings = ["", *(heading.replace(" = ", "\n") for heading in _sizes(simulation))]
+    return matrix(
+        headings, rows, is_whole=True, style=lambda row: "dim" if row[0] in bounds else ""
+    )
 
 
 def _sizes(simulation: Simulation) -> list[str]:
@@ -125,17 +128,6 @@ def _cut(simulation: Simulation) -> str:
 
 
 _TIMES_HEADINGS = ("", "hits", "first token, half", "9 of 10", "99 of 100", "preempted", "steps")
-
-
-def _times_table(simulation: Simulation) -> Table:
-    """Print one row per timed run."""
-    table = FigureTable(has_rule=True)
-    table.add_column("")
-    for heading in _TIMES_HEADINGS[1:]:
-        table.add_column(heading, justify="right")
-    for row in _times_rows(simulation):
-        table.add_row(*row)
-    return table
 
 
 def _times_rows(simulation: Simulation) -> Iterator[tuple[str, ...]]:
