@@ -11,6 +11,7 @@ import pytest
 from hypothesis import is_hypothesis_test, settings
 
 from ostinato.settings import IndexName
+from tests.support.daily_cases import leave_cases_to_the_night
 from tests.support.tiny_cache import TinyCache, tiny_cache
 from tests.support.tiny_scheduler import TinyScheduler, tiny_scheduler
 
@@ -41,7 +42,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Let the nightly run draw again what Hypothesis draws by day."""
+    """Leave cases of large tables to the night, which draws again what Hypothesis draws by day."""
+    leave_cases_to_the_night(items)
     if config.option.markexpr == "nightly":
         for item in items:
             if is_hypothesis_test(getattr(item, "obj", None)):

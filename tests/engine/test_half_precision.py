@@ -4,11 +4,15 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from ostinato import SamplingParams
 from tests.support.checkpoints import Checkpoints
 from tests.support.engines import MakeLLM
 from tests.support.model_families import FAMILIES
 from tests.support.pairs import pairwise
+
+pytestmark = pytest.mark.one_case_in(3)
 
 PROMPTS = [[(i * i) % 300 + 5 for i in range(40)], [7, 8, 9]]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True, detokenize=False)

@@ -19,6 +19,8 @@ from tests.support.checkpoints import Checkpoints
 from tests.support.engines import MakeLLM
 from tests.support.model_families import FAMILIES, WINDOW
 
+pytestmark = pytest.mark.one_case_in(3)
+
 SIZE = 4
 PROMPT = [3 + i * i % 311 for i in range(90)]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)

@@ -24,7 +24,7 @@ from tests.support.engines import MakeLLM
 from tests.support.instruction_sets import ISAS, isa_in_use, needs_library, threads_in_use
 from tests.support.model_families import MAX_LENGTH, VOCAB_SIZE, WINDOW
 
-pytestmark = needs_library
+pytestmark = [needs_library, pytest.mark.one_case_in(2)]
 
 FORMATS: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},

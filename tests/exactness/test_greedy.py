@@ -19,6 +19,8 @@ from tests.support.engines import MakeLLM
 from tests.support.model_families import FAMILIES
 from tests.support.pairs import pairwise
 
+pytestmark = pytest.mark.one_case_in(3)
+
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_NEW, ignore_eos=True)
 
 every_family = pytest.mark.parametrize("family", FAMILIES)

@@ -6,6 +6,7 @@ compute their norms, RoPE and softmax in float32 whatever the dtype, hence the t
 
 from collections.abc import Mapping, Sequence
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -16,6 +17,8 @@ from tests.exactness.reference import NUM_NEW, PROMPTS
 from tests.exactness.test_greedy import every_family, every_family_on_an_index
 from tests.support.engines import MakeLLM
 from tests.support.model_families import VOCAB_SIZE
+
+pytestmark = pytest.mark.one_case_in(3)
 
 TOLERANCE = 1e-4
 """float32 inside the library was seen to change them by up to 1.5e-5."""

@@ -16,7 +16,7 @@ from tests.exactness.test_greedy import GREEDY, assert_exact, every_family
 from tests.support.engines import MakeLLM
 from tests.support.instruction_sets import needs_library, threads_in_use
 
-pytestmark = needs_library
+pytestmark = [needs_library, pytest.mark.one_case_in(3)]
 
 _BASE = random_ids(20, 70)
 PROMPTS = [

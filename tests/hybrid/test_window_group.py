@@ -13,6 +13,8 @@ from ostinato.core.identity import Identity, PrefixKey
 from ostinato.settings import PrefixCacheConfig, WindowConfig, window_blocks
 from tests.support.cache_views import held_windows, windows_of
 
+pytestmark = pytest.mark.one_case_in(3)
+
 ROOM = 40
 """Blocks of each window pool: enough that nothing is evicted by accident."""
 

@@ -15,6 +15,8 @@ from ostinato.lab.size.kv_bytes import KVBytes, kv_bytes
 from ostinato.lab.size.kv_families import FAMILIES
 from ostinato.lab.size.kv_layers import layer_plan
 
+pytestmark = pytest.mark.one_case_in(3)
+
 NUM_TOKENS = 5
 
 # Their classes' bare defaults describe no model: 4,096 is no multiple of 96 heads; no layers.

@@ -9,6 +9,8 @@ from ostinato.lab.size.kv_families import FAMILIES
 from ostinato.lab.size.weights import count_weights
 from tests.lab import known_configs as known
 
+pytestmark = pytest.mark.one_case_in(3)
+
 # Billions of parameters: in all, and of those active per token. Counts of active ones by their
 # makers' own rule: with the input embedding (Qwen, DeepSeek, Mistral) or without it (OpenAI).
 PUBLISHED = [

@@ -18,6 +18,8 @@ from tests.runner.conftest import Served
 from tests.support.model_families import FAMILIES
 from tests.support.pairs import pairwise
 
+pytestmark = pytest.mark.one_case_in(3)
+
 NUM_NEW = 8
 
 every_family = pytest.mark.parametrize("family", FAMILIES)

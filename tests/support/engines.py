@@ -17,12 +17,19 @@ import pytest
 from ostinato import LLM
 from ostinato.engine.loop.engine import Engine
 from ostinato.observe.introspection import cached_blocks
-from ostinato.runner.model_loader import load_model
+from ostinato.runner.model_loader import LoadedModel, load_model
 from tests.support.checkpoints import Checkpoints
 
 MakeLLM = Callable[..., LLM]
 
-_load_once = cache(load_model)
+_load_facts = cache(load_model)
+
+
+def _load_once(*arguments: Any) -> LoadedModel:
+    """Load a model once, however many tokens of keys and values are to fit beside it."""
+    *facts, kv_bytes, weight_cache_bytes = arguments
+    assert callable(kv_bytes), "the arguments of load_model have changed"
+    return _load_facts(*facts, weight_cache_bytes=weight_cache_bytes)
 
 
 @pytest.fixture
