@@ -40,7 +40,7 @@ class SampledRequest(NamedTuple):
 
     Attributes:
         names: Names of its sampled blocks, in token order.
-        num_asked: How many of them were looked up: those of its prompt.
+        num_requested: How many of them were looked up: those of its prompt.
         at_s: When it ended, by the cache's clock.
         num_output_tokens: Tokens that were generated for it.
         request_class: Class of what it released, for a policy that learns; uses left out.

@@ -62,7 +62,7 @@ class LearnedPrices:
 
     Attributes:
         now: The prices at the present pace; None until three kinds of steps are measured.
-        most_tokens: Tokens of the largest measured step.
+        max_measured_tokens: Tokens of the largest measured step.
         fewest_tokens: Tokens of the smallest one.
         pace: How many times as long steps take now as the prices were learned.
     """

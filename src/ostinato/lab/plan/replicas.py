@@ -60,7 +60,7 @@ class RoutedResult:
         hit_tokens: Prompt tokens that hit, shape (num_requests,).
         replica: Replica that served each request, shape (num_requests,).
         evicted_blocks: Evicted blocks of full attention, over all replicas.
-        most_cached_blocks: Cached blocks of full attention, at the end, in the fullest cache.
+        max_cached_blocks: Cached blocks of full attention, at the end, in the fullest cache.
     """
 
     hit_tokens: Numbers

@@ -52,7 +52,7 @@ class SimulatedDisk(CacheObserver):
     Attributes:
         num_blocks: Capacity in blocks.
         num_written: Blocks written so far.
-        last_found: Stored blocks after the pool's hit, of the prompt admitted last.
+        last_hit_blocks: Stored blocks after the pool's hit, of the prompt admitted last.
     """
 
     def __init__(self, num_blocks: int, block_size: int, clock: Callable[[], float]) -> None:

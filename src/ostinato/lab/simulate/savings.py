@@ -77,7 +77,7 @@ class Reuse:
 
     Attributes:
         workload: The requests.
-        found_tokens: Tokens that each request after the first finds in whole blocks.
+        matched_tokens: Tokens that each request after the first finds in whole blocks.
         copied_tokens: Tokens that each of them finds beyond, by copying slots of a block.
     """
 
