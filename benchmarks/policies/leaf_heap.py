@@ -133,7 +133,7 @@ class LeafHeap(LeastRecentlyUsed, Generic[State]):
         for heap in self._heaps:
             self._drop_stale(heap)
 
-    def victim(self, num_wanted: int = 0) -> Victim | None:
+    def victim(self, num_needed: int = 0) -> Victim | None:
         """Return the leaf of the least rank in the first segment that has one."""
         for segment in self.segments():
             entry = self._least(segment)

@@ -101,7 +101,7 @@ class S3Fifo(LeafHeap[QueueState]):
         """Return the small queue first while it is too long."""
         return (0, 1) if self._is_small_full else (1, 0)
 
-    def victim(self, num_wanted: int = 0) -> Victim | None:
+    def victim(self, num_needed: int = 0) -> Victim | None:
         """Move used leaves to the end of the main queue until one at the head was not used."""
         while True:
             self._promote_inner()

@@ -188,8 +188,8 @@ def make_manager(
     def make_groups(observers: Observers, copies: StateCopies) -> list[LayerGroup]:
         hasher, groups = BlockHasher(config.block_size, sha256), list[LayerGroup]()
         for group, window in enumerate(config.windows, 1):
-            least = window_blocks(window.window, config.block_size)
-            pool = make_group_pool(config, window.num_blocks, least, clock, observers, group)
+            min_blocks = window_blocks(window.window, config.block_size)
+            pool = make_group_pool(config, window.num_blocks, min_blocks, clock, observers, group)
             groups.append(WindowGroup(window.window, pool, hasher))
         if config.states is not None:
             groups.append(make_states(config, clock, observers, copies, hasher, orphans))
@@ -235,7 +235,7 @@ def make_shares(
 def make_group_pool(
     config: PrefixCacheConfig,
     num_blocks: int,
-    least: int,
+    min_blocks: int,
     clock: Clock,
     observers: Observers,
     group: int,
@@ -244,10 +244,10 @@ def make_group_pool(
 
     Its policy is its own whatever group 0's is: LRU for windows, since a block that left a window
     is of use to a hit that ends there and to no other, so there is nothing to learn. Guarantees
-    leave the ``least`` that one sequence needs to go on, as they do in group 0.
+    leave the ``min_blocks`` that one sequence needs to go on, as they do in group 0.
     """
     ratio = num_blocks / config.num_blocks
-    guaranteed_ratio = min(ratio, (num_blocks - least) / config.num_blocks)
+    guaranteed_ratio = min(ratio, (num_blocks - min_blocks) / config.num_blocks)
     tenant_shares = {
         tenant: TenantShare(
             int(share.guaranteed * guaranteed_ratio),
@@ -258,12 +258,12 @@ def make_group_pool(
     make: PolicyFactory = partial(make_policy, "lru")
     states = config.states if group > len(config.windows) else None
     if states is not None and states.placement == "where_prompts_part":
-        make = _least_saved_work
+        make = _saved_work_policy
     shares = make_shares(tenant_shares, make, num_blocks, clock)
     return _POOLS[config.free_order](num_blocks, shares, clock, observers, group)
 
 
-def _least_saved_work(num_blocks: int, clock: Clock) -> EvictionPolicy:
+def _saved_work_policy(num_blocks: int, clock: Clock) -> EvictionPolicy:
     return LeastSavedWork()
 
 

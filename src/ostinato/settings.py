@@ -172,10 +172,10 @@ class PrefixCacheConfig(CacheConfig):
 
     def _check_windows(self) -> None:
         for window in self.windows:
-            least = window_blocks(window.window, self.block_size)
-            if window.num_blocks < least:
+            min_blocks = window_blocks(window.window, self.block_size)
+            if window.num_blocks < min_blocks:
                 raise ConfigError(
-                    f"a sliding window of {window.window} tokens needs {least} blocks of "
+                    f"a sliding window of {window.window} tokens needs {min_blocks} blocks of "
                     f"{self.block_size} for one sequence, but its pool has {window.num_blocks}: "
                     "raise num_blocks or kv_cache_memory"
                 )

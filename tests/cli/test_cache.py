@@ -187,3 +187,12 @@ def test_a_new_key_is_printed_alone_so_that_a_script_can_take_it(terminal: Termi
         "keys", "new", "acme", "-f", path, "--guaranteed", "99"
     )
     assert "cannot be read" in terminal.refuse("keys", "list", "-f", str(tmp_path / "none.json"))
+
+
+def test_a_tenant_in_brackets_is_listed_by_its_whole_name(terminal: Terminal, tmp_path):
+    """Rich would take ``[bold]`` for markup and drop it, and fail at ``[/x]``."""
+    path = str(tmp_path / "keys.json")
+    for tenant in ("[bold]ann", "[/x]bob"):
+        assert terminal.run("keys", "new", tenant, "-f", path).exit_code == 0
+    drawn = terminal.show("keys", "list", "-f", path)
+    assert "[bold]ann" in drawn and "[/x]bob" in drawn

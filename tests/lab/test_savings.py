@@ -47,7 +47,7 @@ def test_identical_prompts_lose_their_last_block_where_only_whole_blocks_are_fou
     """At most 511 of 512 tokens may be found, which is 31 blocks of 16."""
     reuse = by_whole_blocks(Workload(shared_tokens=512, suffix_tokens=0, num_requests=1000))
 
-    assert reuse.found_tokens == 496
+    assert reuse.matched_tokens == 496
     assert reuse.saved_tokens == 999 * 496
 
 
@@ -55,9 +55,9 @@ def test_the_257th_block_of_4_097_shared_tokens_is_copied():
     """By whole blocks 4,096 tokens are reused; with copy-on-write one more."""
     workload = Workload(shared_tokens=4097, suffix_tokens=100, num_requests=2, block_size=16)
 
-    assert by_whole_blocks(workload).found_tokens == 4096
+    assert by_whole_blocks(workload).matched_tokens == 4096
     assert by_whole_blocks(workload).saved_tokens == 4096
-    assert (by_token(workload).found_tokens, by_token(workload).copied_tokens) == (4096, 1)
+    assert (by_token(workload).matched_tokens, by_token(workload).copied_tokens) == (4096, 1)
     assert by_token(workload).saved_tokens == 4097
 
 
@@ -118,7 +118,7 @@ def test_by_token_agrees_with_a_cache_that_remembers_every_prefix(workload: Work
     reuse = by_token(workload)
 
     assert reuse.computed_tokens == served(workload, granularity=1)
-    assert reuse.found_tokens % workload.block_size == 0
+    assert reuse.matched_tokens % workload.block_size == 0
     assert 0 <= reuse.copied_tokens < workload.block_size
 
 

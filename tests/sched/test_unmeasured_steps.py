@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from ostinato.assembly import build_cache
-from ostinato.scheduling.learned_prices import LearnedPrices, most_certain_tokens
+from ostinato.scheduling.learned_prices import LearnedPrices, max_certain_tokens
 from ostinato.scheduling.step_prices import StepPrices, Work, prompt_pairs
 from ostinato.scheduling.step_timer import MOST_LATE
 from ostinato.settings import PrefixCacheConfig, StateConfig
@@ -128,7 +128,7 @@ def test_states_keep_their_chunks_and_no_more():
 def bound_of(prices: StepPrices, works: list[Work]) -> Callable[[float, Work, int], int]:
     """Return how many tokens are certain by measured works."""
     measured = [(work, prices.seconds(work)) for work in works]
-    return lambda seconds, planned, start: most_certain_tokens(
+    return lambda seconds, planned, start: max_certain_tokens(
         measured, seconds, planned, start, 10**6
     )
 

@@ -37,7 +37,7 @@ class BlockTable:
     num_shared_tokens: int = 0  # tokens that hit in whole blocks at admission
     num_copied_tokens: int = 0  # tokens that were copied at admission
     num_seen_tokens: int = 0  # tokens whose blocks were cached at admission, if more than hit
-    found: CacheEntry | None = None  # the deepest entry that hit
+    hit_entry: CacheEntry | None = None  # the deepest entry that hit
     writes: bool = True  # whether full blocks are published
     path: Any = None  # the index's record of what is held
     num_published: int = 0  # leading blocks that the path covers

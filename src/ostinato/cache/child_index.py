@@ -85,19 +85,19 @@ class ChildIndex(Generic[ChildT]):
         """
         names = self._names
         if len(names) == 1:  # the common case
-            most = num_common_tokens(names[0], run)
-            return (self.newest, most) if most else (None, 0)
-        place, most = bisect_left(names, run), 0
+            length = num_common_tokens(names[0], run)
+            return (self.newest, length) if length else (None, 0)
+        place, length = bisect_left(names, run), 0
         for name in names[max(0, place - 1) : place + 1]:
-            most = max(most, num_common_tokens(name, run))
-        if not most:
+            length = max(length, num_common_tokens(name, run))
+        if not length:
             return None, 0
-        prefix = run[: most * TOKEN_BYTES]
+        prefix = run[: length * TOKEN_BYTES]
         if prefix in self._groups:
-            return self._by_name[_last(self._groups[prefix])], most
+            return self._by_name[_last(self._groups[prefix])], length
         place = bisect_left(names, prefix)
         few = [name for name in names[place : place + 2] if name.startswith(prefix)]
-        return self._by_name[max(few, key=self._numbers.__getitem__)], most
+        return self._by_name[max(few, key=self._numbers.__getitem__)], length
 
     def begins_with(self, run: bytes) -> bool:
         """Whether any child's name begins with a packed run."""
@@ -136,7 +136,7 @@ def _last(names: dict[bytes, Any]) -> bytes:
 
 def walk(roots: Iterable[Any]) -> Iterator[tuple[int | None, Any]]:
     """Iterate over the nodes below some roots, each with the number of its parent among them."""
-    found: list[tuple[int | None, Any]] = [(None, child) for r in roots for child in r.children]
-    for number, (parent, node) in enumerate(found):  # which grows meanwhile
+    visited: list[tuple[int | None, Any]] = [(None, child) for r in roots for child in r.children]
+    for number, (parent, node) in enumerate(visited):  # which grows meanwhile
         yield parent, node
-        found += [(number, child) for child in node.children]
+        visited += [(number, child) for child in node.children]

@@ -60,19 +60,24 @@ class EvictionPolicy(Protocol):
         """Note that nothing cached builds on an entry any more."""
         return None
 
-    def victim(self, num_wanted: int = 0) -> Victim | None:
+    def victim(self, num_needed: int = 0) -> Victim | None:
         """Choose what to evict for so many blocks, 0 if unknown; None without an entry."""
 
     def recall(
-        self, key: PrefixKey, first: int, most: int, block_size: int, summary: RequestSummary | None
+        self,
+        key: PrefixKey,
+        first: int,
+        max_blocks: int,
+        block_size: int,
+        summary: RequestSummary | None,
     ) -> tuple[int, int]:
         """Return what is remembered of blocks ``first ..`` of a sequence, now published again.
 
         Returns:
             How often they were used before they were evicted, 0 if they are new, and for how many
-            blocks, up to ``most``, this is true.
+            blocks, up to ``max_blocks``, this is true.
         """
-        return 0, most
+        return 0, max_blocks
 
     def erase(self, belongs: Callable[[CacheEntry], bool]) -> None:
         """Erase what is remembered of evicted entries that match."""
@@ -133,7 +138,7 @@ class LeastRecentlyUsed(EvictionPolicy):
         """Append the head; a request that splits an entry holds the head at once."""
         self._queue[head] = None
 
-    def victim(self, num_wanted: int = 0) -> Victim | None:
+    def victim(self, num_needed: int = 0) -> Victim | None:
         """Return the first entry, or the next that is a leaf if a copy of it was retracted."""
         return next(((entry, entry.num_blocks) for entry in self if entry.is_leaf), None)
 
@@ -180,9 +185,9 @@ class BlockShares:
         """
         return None
 
-    def victim(self, tenant: bytes, num_wanted: int) -> Victim | None:
+    def victim(self, tenant: bytes, num_needed: int) -> Victim | None:
         """Return what to evict for a tenant's next blocks."""
-        return self.policies[0].victim(num_wanted)
+        return self.policies[0].victim(num_needed)
 
     def check(self, num_in_use: int) -> None:
         """Assert that so many blocks, all that are not free, are charged."""

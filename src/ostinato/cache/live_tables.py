@@ -98,16 +98,16 @@ class LiveTables:
             raise ReleasedTable("the table is not pinned in this cache, or not any more")
 
     def check_range(
-        self, table: BlockTable, num_tokens: int, verb: str, least: int, most: int = maxsize
+        self, table: BlockTable, num_tokens: int, verb: str, minimum: int, maximum: int = maxsize
     ) -> None:
         """Raise TableOverrun outside a range, or what ``check_live`` raises."""
         self.check_live(table)
-        most = min(most, table.num_slots, len(table.key.tokens))
-        if not least <= index(num_tokens) <= most:
+        maximum = min(maximum, table.num_slots, len(table.key.tokens))
+        if not minimum <= index(num_tokens) <= maximum:
             raise TableOverrun(
                 f"{verb} {num_tokens} tokens: {table.num_planned} of the table's tokens have hit "
                 f"or were published, it has {table.num_slots} slots and {len(table.key.tokens)} "
-                f"tokens; {verb} {least} to {most}, or append tokens and grow the table first"
+                f"tokens; {verb} {minimum} to {maximum}, or append tokens and grow the table first"
             )
 
     def check_publish(self, table: BlockTable, num_tokens: int) -> None:

@@ -113,9 +113,9 @@ class CacheManager:
 
         By default these are all but the last token, which has to be computed (law 4).
         """
-        most = len(key.tokens) - 1 if num_tokens is None else min(num_tokens, len(key.tokens))
+        limit = len(key.tokens) - 1 if num_tokens is None else min(num_tokens, len(key.tokens))
         with self._lock:
-            return self.index.match(key, max(0, most))
+            return self.index.match(key, max(0, limit))
 
     def admit(
         self,
@@ -151,12 +151,12 @@ class CacheManager:
                 self.tables.check_thread()
             self._check_match(key, match)
             num_tokens, hit = len(key.tokens), match.num_tokens
-            wanted = num_tokens if most_new is None else min(num_tokens, hit + most_new)
-            room = self._room_to_admit(key, match, wanted)
+            end = num_tokens if most_new is None else min(num_tokens, hit + most_new)
+            room = self._room_to_admit(key, match, end)
             if room <= hit and match.tail is not None:
                 match = replace(match, tail=None)
                 hit = match.num_tokens
-                room = self._room_to_admit(key, match, wanted)
+                room = self._room_to_admit(key, match, end)
             if room <= hit:
                 self.check_fits(num_tokens)
                 self._check_wait(key, match)
@@ -483,7 +483,7 @@ class CacheManager:
         table.groups, table.num_published = (table.blocks,), len(table.blocks)
         table.num_shared_tokens = table.num_published * self.block_size
         table.num_copied_tokens = 0 if match.tail is None else match.tail.num_tokens
-        table.found = match.entries[-1] if match.entries else None
+        table.hit_entry = match.entries[-1] if match.entries else None
         table.path, table.copy_source = self.index.acquire(key, match)
         return table
 
@@ -515,10 +515,10 @@ class CacheManager:
         """Plan the copies of what a fork does not share: from ``firsts`` on, group by group."""
         runs: tuple[CopyRun, ...] = ()
         pairs = zip(table.groups, child.groups, firsts, strict=False)  # states have no rows
-        for group, (theirs, mine, first) in enumerate(pairs):
-            for place in range(first, len(mine)):
+        for group, (source_blocks, own_blocks, first) in enumerate(pairs):
+            for place in range(first, len(own_blocks)):
                 used = min(self.block_size, child.num_planned - place * self.block_size)
-                runs += self._copy(theirs[place], mine[place], used, group)
+                runs += self._copy(source_blocks[place], own_blocks[place], used, group)
         return runs
 
     def _copy(

@@ -76,8 +76,8 @@ class BlockPool:
                 assert blocks, "more blocks are allocated than num_free_for allows"
                 del self._unused[-len(blocks) :]
             else:
-                entry, most = victim
-                blocks = self._evict(entry, min(missing, most), cause, table, contents)
+                entry, max_blocks = victim
+                blocks = self._evict(entry, min(missing, max_blocks), cause, table, contents)
                 self.shares.charge(entry.identity.owner, -len(blocks))
             self.num_allocated += len(blocks)
             self.shares.charge(table.tenant, len(blocks))
@@ -132,12 +132,12 @@ class BlockPool:
             waiting = inner[::-1] if len(inner) < len(waiting) else []
         return count
 
-    def _next_victim(self, tenant: bytes, num_wanted: int) -> tuple[Victim | None, EvictionCause]:
+    def _next_victim(self, tenant: bytes, num_needed: int) -> tuple[Victim | None, EvictionCause]:
         """Choose what to evict for a tenant's next blocks; None if unused ones come first."""
         own = self.shares.quota_victim(tenant, 1) if self.shares.are_limited else None
         if own is not None:
             return own, "quota"
-        return None if self._unused else self.shares.victim(tenant, num_wanted), "space"
+        return None if self._unused else self.shares.victim(tenant, num_needed), "space"
 
     def _evict(
         self,

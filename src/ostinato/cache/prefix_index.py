@@ -99,8 +99,8 @@ class Contents(Protocol):
 
     version: int  # raised when older matches become stale
 
-    def evict(self, entry: CacheEntry, most: int) -> Removal:
-        """Remove up to ``most`` blocks of an evictable leaf, at least one, tail first."""
+    def evict(self, entry: CacheEntry, max_blocks: int) -> Removal:
+        """Remove up to ``max_blocks`` blocks of an evictable leaf, at least one, tail first."""
 
     def runs(self) -> Iterator[CachedRun]:
         """Walk everything published, parents before children; for inspection."""

@@ -57,18 +57,18 @@ class RadixIndex:
         """
         entries: list[RadixNode] = []
         size, blocks = self.block_size, array("i")
-        node, most, unmatched = self._roots.get(key.identity.root), num_tokens // size, 0
+        node, limit, unmatched = self._roots.get(key.identity.root), num_tokens // size, 0
         if node is None:
             return PrefixMatch(size, blocks, None, entries, 0, key, self, self.version)
         view = memoryview(key.tokens)  # a slice of it copies nothing
-        while not unmatched and node.end < most and (child := node.children.newest) is not None:
+        while not unmatched and node.end < limit and (child := node.children.newest) is not None:
             # Most nodes have one child, which agrees as a whole: found without its name.
-            whole = child.end <= most and not (key.spans or child.spans)
+            whole = child.end <= limit and not (key.spans or child.spans)
             if not (whole and child.tokens.startswith(view[node.end * size : child.end * size])):
                 child = node.children.get(key.child_name(node.end * size, (node.end + 1) * size))
                 if child is None:
                     break
-                unmatched = child.num_blocks - child.num_common_blocks(key, most, size)
+                unmatched = child.num_blocks - child.num_common_blocks(key, limit, size)
             node = child
             entries.append(node)
             blocks.extend(node.blocks[:-unmatched] if unmatched else node.blocks)
@@ -172,10 +172,10 @@ class RadixIndex:
         if not root.ref_count:
             self._became_leaf(root)
 
-    def evict(self, entry: CacheEntry, most: int) -> Removal:
+    def evict(self, entry: CacheEntry, max_blocks: int) -> Removal:
         """Remove the last blocks of an idle leaf."""
         assert isinstance(entry, RadixNode) and not entry.ref_count and entry.is_leaf
-        parent, kept = entry.parent, max(0, entry.num_blocks - most)
+        parent, kept = entry.parent, max(0, entry.num_blocks - max_blocks)
         assert parent is not None
         self.version += 1
         if not kept:

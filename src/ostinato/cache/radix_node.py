@@ -74,12 +74,12 @@ class RadixNode(CacheEntry):
             self.children = ChildIndex()
         self.children.add(child.name, child)
 
-    def num_common_blocks(self, key: PrefixKey, most: int, block_size: int) -> int:
-        """Count the leading blocks that a sequence has among its first ``most`` ones."""
-        first, last = self.start * block_size, min(self.end, most) * block_size
-        theirs, common = memoryview(key.tokens)[first:last].cast("B"), last - first
-        if not self.tokens.startswith(theirs):
-            common = num_common_tokens(memoryview(self.tokens), theirs)
+    def num_common_blocks(self, key: PrefixKey, max_blocks: int, block_size: int) -> int:
+        """Count the leading blocks that a sequence has among its first ``max_blocks`` ones."""
+        first, last = self.start * block_size, min(self.end, max_blocks) * block_size
+        tokens, common = memoryview(key.tokens)[first:last].cast("B"), last - first
+        if not self.tokens.startswith(tokens):
+            common = num_common_tokens(memoryview(self.tokens), tokens)
         if key.spans or self.spans:
             parted = {*self.spans} ^ {*overlapping(key.spans, first, last)}
             common = min([common, *(span.start - first for span in parted)])

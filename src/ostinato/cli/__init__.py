@@ -78,8 +78,8 @@ def main() -> None:
     _errors.run(app)
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"ostinato {ostinato.__version__}")
         raise typer.Exit
 

@@ -52,13 +52,13 @@ class AdminClient:
             )
             if answer.is_error:
                 raise AdministrationFailed(_reason(answer))
-            found: dict[str, Any] = answer.json()
+            content: dict[str, Any] = answer.json()
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             raise NoServer(
                 f"url={self.url!r}: no server answers ({error}); give another --url, or "
                 f"start one with {self.start!r}"
             ) from error
-        return found
+        return content
 
 
 def _reason(answer: "Response") -> str:

@@ -35,11 +35,11 @@ class CommandGroup(TyperGroup):
         try:
             return super().invoke(ctx)
         except OstinatoError as error:
-            _raise_if_wanted(error)
+            _raise_in_debug_mode(error)
             print_error(str(error))
             raise typer.Exit(EXIT_USER_ERROR) from error
         except MemoryError as error:
-            _raise_if_wanted(error)
+            _raise_in_debug_mode(error)
             print_error("there is not enough memory for this: use less, or close other programs")
             raise typer.Exit(EXIT_USER_ERROR) from error
         except KeyboardInterrupt as interrupt:
@@ -52,7 +52,7 @@ def run(app: typer.Typer) -> None:
     try:
         app(prog_name="ostinato")
     except Exception as error:
-        _raise_if_wanted(error)
+        _raise_in_debug_mode(error)
         print_error(
             f"this is a bug in Ostinato: {type(error).__name__}: {error} "
             "(OSTINATO_TRACEBACK=1 shows where)"
@@ -66,6 +66,6 @@ def print_error(message: str) -> None:
     Console(stderr=True, soft_wrap=True).print(line)
 
 
-def _raise_if_wanted(error: Exception) -> None:
+def _raise_in_debug_mode(error: Exception) -> None:
     if os.environ.get("OSTINATO_TRACEBACK") == "1":
         raise error

@@ -1,6 +1,5 @@
 """``ostinato cache``: administers the cache of a running server."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from rich.console import Console
 from ostinato.cli._admin_client import AdminClient
 from ostinato.cli.options.option_groups import GroupedTyper, option
 from ostinato.cli.output import cache_tables as tables
+from ostinato.cli.output.tables import print_json
 from ostinato.core.errors import ConfigError
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -51,7 +51,7 @@ class Report(Server):
         """Call a route under ``/admin``, and print its response as a table or as JSON."""
         answer = self.call(method, path, body)
         if self.as_json:
-            typer.echo(json.dumps(answer, indent=2, ensure_ascii=False))
+            print_json(answer, is_ascii=False)
         else:
             draw(Console(), answer)
 
@@ -96,13 +96,13 @@ def tiers(report: Report) -> None:
 
 @app.command()
 def heaviest(
-    most: int = option(20, "Maximum number."),
+    limit: int = option(20, "Maximum number.", "--most"),
     tenant: str | None = option(None, "Only this tenant's."),
     *,
     report: Report,
 ) -> None:
     """List the prefixes that saved most tokens."""
-    query = {"most": most} | ({} if tenant is None else {"tenant": tenant})
+    query = {"most": limit} | ({} if tenant is None else {"tenant": tenant})
     report.show(tables.draw_heaviest, "GET", f"heaviest?{urlencode(query)}")
 
 

@@ -4,13 +4,11 @@ Four small tests after the article "Adding Prefix Caching to NanoGPT", then a th
 one system prompt, without a cache and with one, on the model inside the package.
 """
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
@@ -30,6 +28,7 @@ from ostinato.cli.demonstration.demo_waves import (
 from ostinato.cli.options import engine_options as options
 from ostinato.cli.options.option_groups import option
 from ostinato.cli.output.demo_tables import Figures, as_json, calls_table, first_token_table, notes
+from ostinato.cli.output.tables import print_json
 from ostinato.core.errors import ConfigError
 from ostinato.engine.settings.config import EngineConfig
 from ostinato.engine.settings.settings import DEFAULT_MODEL
@@ -88,10 +87,10 @@ def run(
     results = _small_tests(console, index)
     plain, cached = _engines(console, model, block_size, index)
     with _recording(console, cached, record):
-        asked = _calls(model, num_calls, cached)
-        figures = _many_calls(console, plain, cached, asked, patience)
+        calls = _calls(model, num_calls, cached)
+        figures = _many_calls(console, plain, cached, calls, patience)
     if as_json_:
-        typer.echo(json.dumps(as_json(results, figures), indent=2))
+        print_json(as_json(results, figures))
     _show_next(console)
 
 
@@ -158,20 +157,20 @@ def _calls(model: str, num_calls: int, engine: "Engine") -> Calls:
 
 
 def _many_calls(
-    console: Console, plain: "Engine", cached: "Engine", asked: Calls, patience: float
+    console: Console, plain: "Engine", cached: "Engine", calls: Calls, patience: float
 ) -> Figures:
     """Run the three waves of calls, with progress and results."""
     console.print(
-        f"[bold]{count(len(asked.prompts), 'call')} at once[/]: {asked.system_tokens} tokens of "
-        f"system prompt, {asked.suffix_tokens} of their own, {OUTPUT_TOKENS} of answer"
+        f"[bold]{count(len(calls.prompts), 'call')} at once[/]: {calls.system_tokens} tokens of "
+        f"system prompt, {calls.suffix_tokens} of their own, {OUTPUT_TOKENS} of answer"
     )
-    prompts = asked.prompts
+    prompts = calls.prompts
     no_cache = _show_wave(console, "no cache", plain, prompts, patience)
     cold = _show_wave(console, "cold cache", cached, prompts)
     warm = _show_wave(console, "same again", cached, prompts)
     with console.status("Measuring the time to the first token ..."):
         cold_call, warm_call = first_tokens(cached, prompts[0], prompts[-1])
-    figures = Figures(cached.cache.block_size, asked, no_cache, cold, warm, cold_call, warm_call)
+    figures = Figures(cached.cache.block_size, calls, no_cache, cold, warm, cold_call, warm_call)
     console.print(calls_table(figures), first_token_table(figures), sep="")
     for note in notes(figures):
         console.print(Text(note, style="dim"))

@@ -110,9 +110,9 @@ def run(
         cache = PrefixCacheConfig(
             num_blocks or _BLOCKS_OF_A_LOG, block_size, index=cast(IndexName, index)
         )
-        wanted = None if every else names or _LAST
+        chosen = None if every else names or _LAST
         options_of_log = LogOptions("skip" if skip_broken else "refuse", ignore or ())
-        explanations, note = _explain_log(logs[0], model, cache, wanted, options_of_log)
+        explanations, note = _explain_log(logs[0], model, cache, chosen, options_of_log)
         every = True
     elif names:
         every, explanations = True, [_ask(name, AdminClient(url, key)) for name in names]
@@ -167,37 +167,39 @@ def _explain_log(
     path: Path,
     model: str | None,
     cache: PrefixCacheConfig,
-    wanted: list[str] | None,
+    requested: list[str] | None,
     read: LogOptions,
 ) -> tuple[list[Explanation], str]:
     """Run a log through the cache, or replay a recording; return explanations and a note.
 
-    ``wanted`` has lines or numbers of requests; it is empty for the last, and None for all.
+    ``requested`` has lines or numbers of requests; it is empty for the last, and None for all.
     """
     if is_recording(path):
         recording = read_recording(path, read.on_broken)
         list_broken(recording.broken)
-        found = {
+        by_name = {
             explanation.request_id: explanation for explanation in explain_recording(recording)
         }
-        return [found[name] for name in _chosen(wanted, list(found), "request", path)], _PSEUDONYMS
+        return [
+            by_name[name] for name in _chosen(requested, list(by_name), "request", path)
+        ], _PSEUDONYMS
     lines = {f"line {request.line}": request.line for request in iter_requests(path, read)}
     list_broken(read.broken)
-    chosen = _chosen(wanted, list(lines), "line", path)
-    asked = explain_log(
+    chosen = _chosen(requested, list(lines), "line", path)
+    explanations = explain_log(
         iter_requests(path, replace(read, broken=[])),
         load_tokenizer(model),
         cache,
         {lines[name] for name in chosen},
     )
     with Console(stderr=True).status(f"Serving {count(len(lines), 'request')} ..."):
-        found = {explanation.request_id: explanation for explanation in asked}
+        by_name = {explanation.request_id: explanation for explanation in explanations}
     return [
-        found[name] for name in chosen if name in found
+        by_name[name] for name in chosen if name in by_name
     ], ""  # an empty prompt has no explanation
 
 
-def _chosen(wanted: list[str] | None, known: list[str], kind: str, path: Path) -> list[str]:
+def _chosen(requested: list[str] | None, known: list[str], kind: str, path: Path) -> list[str]:
     """Return the names of the requests to explain; by default the last.
 
     Raises:
@@ -205,7 +207,7 @@ def _chosen(wanted: list[str] | None, known: list[str], kind: str, path: Path) -
     """
     if not known:
         raise RequestError(f"{path}: none of its requests was admitted")
-    names, all_names = known if wanted is None else wanted or known[-1:], set(known)
+    names, all_names = known if requested is None else requested or known[-1:], set(known)
     chosen = [name if name in all_names else f"{kind} {name}" for name in names]
     for name, whole in zip(names, chosen, strict=True):
         if whole not in all_names:
@@ -237,8 +239,8 @@ def _page(explanation: Explanation) -> list[Text]:
         outcome = (f"{span.outcome:<8}", _COLOURS[span.outcome])
         lines.append(Text.assemble(tokens, "  ", outcome, "  ", span.sentence))
     if explanation.difference is not None:
-        theirs, mine, caret = explanation.difference.lines
-        lines += [Text(), Text(theirs), Text(mine), Text(caret, style="bold red")]
+        nearest, prompt, caret = explanation.difference.lines
+        lines += [Text(), Text(nearest), Text(prompt), Text(caret, style="bold red")]
     if explanation.notes:
         lines.append(Text())
         lines += [Text(note, style="dim") for note in explanation.notes]

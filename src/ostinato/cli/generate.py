@@ -1,6 +1,5 @@
 """``ostinato generate``: continues a text."""
 
-import json
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated
@@ -20,6 +19,7 @@ from ostinato.cli.output.streaming import (
     write,
     write_prompt,
 )
+from ostinato.cli.output.tables import print_json
 from ostinato.core.errors import ConfigError, EmptyPrompt, RequestError
 from ostinato.engine.requests.sampling_params import SamplingParams
 from ostinato.engine.settings.config import EngineConfig
@@ -99,7 +99,7 @@ def run(
             with Console(stderr=True).status("Generating ..."):
                 output = follow(llm, outputs, _REQUEST_ID, lambda piece: None)
     if as_json:
-        typer.echo(json.dumps(_as_json(model, output), indent=2))
+        print_json(_as_json(model, output))
     else:
         _finish(output, echo)
     if was_interrupted(output):

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from ostinato.cli.options.option_groups import GroupedTyper, option
-from ostinato.cli.output.tables import FigureTable
+from ostinato.cli.output.tables import Field, Figure, figures, table_of
 from ostinato.core.errors import ConfigError
 
 _FILE = Annotated[str, typer.Option("--file", "-f", help="The keys file.")]
@@ -61,25 +61,20 @@ def list_tenants(file: _FILE = "keys.json") -> None:
     """List tenants with their limits and numbers of keys."""
     from ostinato.server.access.keys import read_keys
 
-    table = FigureTable()
-    table.add_column("Tenant", overflow="fold")
-    for name in ("Keys", "Quota", "Guaranteed", "Priority", "At once", "Per minute"):
-        table.add_column(name, justify="right")
-    table.add_column("Public", overflow="fold")
-    table.add_column("Administers")
-    for name, entry in read_keys(file).tenants.items():
-        limits = (
-            *(entry.quota, entry.guaranteed, entry.priority),
-            *(entry.max_requests, entry.tokens_per_minute),
-        )
-        table.add_row(
-            name,
-            str(len(entry.keys)),
-            *("-" if limit is None else f"{limit:,}" for limit in limits),
-            " ".join(entry.public) or "-",
-            "yes" if entry.administers else "-",
-        )
-    Console().print(table)
+    tenants = [
+        {"name": name, **entry.model_dump()} for name, entry in read_keys(file).tenants.items()
+    ]
+    Console().print(table_of(tenants, _TENANTS))
+
+
+_TENANTS = (
+    Field("Tenant", "name"),
+    Figure("Keys", lambda tenant: len(tenant["keys"])),
+    *figures(Quota="quota", Guaranteed="guaranteed", Priority="priority"),
+    *figures(At_once="max_requests", Per_minute="tokens_per_minute"),
+    Field("Public", "public", lambda names: " ".join(names) or "-"),
+    Field("Administers", "administers"),
+)
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """``ostinato labs``: eight labs in which a prefix cache is built and serves a model."""
 
-import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -10,8 +9,8 @@ from rich.console import Console
 from rich.text import Text
 
 from ostinato.cli.options.option_groups import GroupedTyper, option
-from ostinato.cli.output.tables import FigureTable
-from ostinato.core.config import at_least
+from ostinato.cli.output.tables import Field, Figure, print_json, table_of
+from ostinato.core.config import check_minimum
 from ostinato.core.errors import ConfigError
 from ostinato.engine.settings.settings import DEFAULT_MODEL
 from ostinato.labs.course import LABS, lab_of, write_labs
@@ -21,6 +20,19 @@ from ostinato.labs.verdicts import verdict_text
 from ostinato.plugins.child import run_limited
 
 EXIT_NOT_YET = 3
+
+_LABS = (
+    Figure("Lab", "number"),
+    Field("You build", "title"),
+    Figure("Minutes", "minutes"),
+    Field("File", "file", is_whole=True),
+)
+_VERDICTS = (
+    Figure("Lab", "lab"),
+    Field("", "passed", lambda passed: "passed" if passed else "not yet", is_whole=True),
+    Figure("Checks", lambda verdict: f"{verdict.num_passed}/{verdict.num_checks}"),
+    Field("First mistake", "kind"),
+)
 
 app = GroupedTyper(
     invoke_without_command=True,
@@ -39,15 +51,8 @@ def _list_by_default(context: typer.Context) -> None:
 
 def list_labs() -> None:
     """Show the labs and where to begin."""
-    table = FigureTable()
-    table.add_column("Lab", justify="right")
-    table.add_column("You build", overflow="fold")
-    table.add_column("Minutes", justify="right")
-    table.add_column("File", no_wrap=True)
-    for lab in LABS:
-        table.add_row(str(lab.number), lab.title, str(lab.minutes), lab.file)
     console = Console(highlight=False)
-    console.print(table)
+    console.print(table_of(LABS, _LABS))
     steps = {
         "ostinato labs new labs": "writes all eight into ./labs",
         "ostinato labs check 1": "says what is right and what is not, with an example",
@@ -94,7 +99,7 @@ def check(
     root = Path() if file is not None else _root(folder)
     verdicts = [grade(lab, file or root / lab.file) for lab in labs]
     if as_json:
-        typer.echo(json.dumps([verdict.as_dict() for verdict in verdicts], indent=2))
+        print_json([verdict.as_dict() for verdict in verdicts])
     elif every:
         _print_all(verdicts)
     else:
@@ -119,9 +124,9 @@ def traffic(
     """Send the demo's calls to the server of a lab, and compare its hits with Ostinato's own."""
     from ostinato.cli.demonstration import lab_traffic
 
-    at_least("calls", num_calls, 1)
-    at_least("prefixes", prefixes, 1)
-    at_least("at_once", at_once, 1)
+    check_minimum("calls", num_calls, 1)
+    check_minimum("prefixes", prefixes, 1)
+    check_minimum("at_once", at_once, 1)
     texts = lab_traffic.prompts(num_calls, prefixes)
     with Console(stderr=True).status("Sending ...") as status:
         lab_traffic.send(
@@ -181,16 +186,7 @@ def check_folder(root: Path, number: int) -> None:
 
 
 def _print_all(verdicts: list[Verdict]) -> None:
-    table = FigureTable()
-    table.add_column("Lab", justify="right")
-    table.add_column("", no_wrap=True)
-    table.add_column("Checks", justify="right")
-    table.add_column("First mistake", overflow="fold")
-    for verdict in verdicts:
-        result = "passed" if verdict.passed else "not yet"
-        counts = f"{verdict.num_passed}/{verdict.num_checks}"
-        table.add_row(str(verdict.lab), result, counts, verdict.kind)
-    Console(highlight=False).print(table)
+    Console(highlight=False).print(table_of(verdicts, _VERDICTS))
 
 
 def _root(folder: Path | None) -> Path:

@@ -1,6 +1,5 @@
 """``ostinato lint``: finds what breaks the prefixes of requests."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, get_args
@@ -18,6 +17,7 @@ from ostinato.cli.options.tokenizer import (
     model_tokenizer,
 )
 from ostinato.cli.options.trace_source import SkipBroken, list_broken, progress_bar
+from ostinato.cli.output.tables import print_json
 from ostinato.cli.output.template_table import print_template
 from ostinato.core.errors import ConfigError
 from ostinato.lab.lint.lint import Finding, LintReport, lint
@@ -70,9 +70,9 @@ def run(
         _check_template(template, as_json, strict)
         return
     assert requests is not None
-    most = read_bytes("max_text", max_text)
+    max_text_bytes = read_bytes("max_text", max_text)
     read = LogOptions("skip" if skip_broken else "refuse", ignore or ())
-    log = read_request_log(requests, read, most)
+    log = read_request_log(requests, read, max_text_bytes)
     list_broken(log.broken)
     tokenizer = load_tokenizer(model)
     with progress_bar("Checking requests", 2 * len(log.requests)) as advance:
@@ -83,7 +83,7 @@ def run(
     if fix:
         _print_rules(report)
     elif as_json:
-        typer.echo(json.dumps(report.as_dict(), indent=2, ensure_ascii=False))
+        print_json(report.as_dict(), is_ascii=False)
     else:
         _print(report, model)
     if strict and report.findings:
@@ -98,7 +98,7 @@ def _check_template(model: str, as_json: bool, strict: bool) -> None:
     if report is None:
         raise ConfigError(f"template={model!r}: its tokenizer has no chat template")
     if as_json:
-        typer.echo(json.dumps({"model": model, **report.as_dict()}, indent=2, ensure_ascii=False))
+        print_json({"model": model, **report.as_dict()}, is_ascii=False)
     else:
         print_template(report, model)
     if strict and not report.is_append_only:

@@ -1,6 +1,7 @@
 """``ostinato models``: lists, fetches and removes models, and packed weights of any model."""
 
 from datetime import datetime
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from ostinato.cli.options.config_source import embedded_folder, load_config
-from ostinato.cli.output.tables import FigureTable
+from ostinato.cli.output.tables import Field, Figure, table_of
 from ostinato.engine.settings.settings import DEFAULT_MODEL
 from ostinato.lab.size.kv_bytes import kv_bytes
 from ostinato.lab.size.quantities import write_bytes
@@ -19,7 +20,7 @@ from ostinato.runner.fetched_models import (
     models_folder,
     remove,
 )
-from ostinato.runner.weight_cache.folder import KeptWeights, cache_folder, clean, entries
+from ostinato.runner.weight_cache.folder import cache_folder, clean, entries
 
 KNOWN_MODELS = (DEFAULT_MODEL, *FETCHED_MODELS)
 """Names that the list has."""
@@ -41,33 +42,17 @@ def _list_by_default(context: typer.Context) -> None:
 @app.command("list")
 def list_models() -> None:
     """List the models that are known by name, as without a command."""
-    table = FigureTable()
-    table.add_column("Model")
-    table.add_column("On disk", justify="right")
-    table.add_column("KV per token", justify="right")
-    table.add_column("What it is", overflow="fold")
-    table.add_row(*_row(DEFAULT_MODEL, embedded_folder(DEFAULT_MODEL)), _EMBEDDED)
+    models = [(DEFAULT_MODEL, embedded_folder(DEFAULT_MODEL), _EMBEDDED)]
     for name, model in FETCHED_MODELS.items():
         path = models_folder() / f"{name}.gguf"
         note = "" if path.exists() else f"; not fetched yet: ostinato models get {name}"
-        table.add_row(*_row(name, path), model.about + note)
+        models.append((name, path, model.about + note))
     console = Console()
-    console.print(table)
+    console.print(table_of(models, _MODELS))
     if packed := entries():
-        console.print(_packed_table(packed))
+        console.print(table_of(reversed(packed), _PACKED))
         total = write_bytes(sum(entry.num_bytes for entry in packed))
         console.print(f"{total} of packed weights in {cache_folder()}: ostinato models clean")
-
-
-def _packed_table(packed: list[KeptWeights]) -> FigureTable:
-    table = FigureTable()
-    table.add_column("Packed weights of", overflow="fold")
-    table.add_column("On disk", justify="right")
-    table.add_column("Last used", justify="right")
-    for entry in reversed(packed):
-        used = datetime.fromtimestamp(entry.used_s).astimezone()
-        table.add_row(entry.model, write_bytes(entry.num_bytes), f"{used:%Y-%m-%d %H:%M}")
-    return table
 
 
 _EMBEDDED = "part of the package; writes like Shakespeare, character by character"
@@ -98,12 +83,28 @@ def clean_weights() -> None:
     typer.echo(f"{write_bytes(clean())} of packed weights are removed.")
 
 
-def _row(name: str, path: Path) -> tuple[str, str, str]:
-    """Print a model's name, its size on disk and its KV bytes per token."""
+def _kv_per_token(name: str) -> str:
     size = kv_bytes(load_config(name), "auto")
-    return name, _on_disk(path), f"{write_bytes(size.token_bytes)} ({size.dtype})"
+    return f"{write_bytes(size.token_bytes)} ({size.dtype})"
+
+
+def _time(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds).astimezone():%Y-%m-%d %H:%M}"
 
 
 def _on_disk(path: Path) -> str:
     files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
     return write_bytes(sum(file.stat().st_size for file in files)) if files else "-"
+
+
+_MODELS = (
+    Field("Model", itemgetter(0)),
+    Figure("On disk", lambda row: _on_disk(row[1])),
+    Figure("KV per token", lambda row: _kv_per_token(row[0])),
+    Field("What it is", itemgetter(2)),
+)
+_PACKED = (
+    Field("Packed weights of", "model"),
+    Figure("On disk", "num_bytes", write_bytes),
+    Figure("Last used", "used_s", _time),
+)

@@ -1,13 +1,11 @@
 """``ostinato plan``: the replicas and the cache memory that some traffic needs."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import cast
 
 import numpy as np
-import typer
 from rich.console import Console
 from rich.text import Text
 
@@ -16,7 +14,7 @@ from ostinato.cli.options.config_source import load_config
 from ostinato.cli.options.cost_options import CostOptions, MachineOptions
 from ostinato.cli.options.option_groups import option
 from ostinato.cli.output.report_folder import list_written, open_folder, unwritable
-from ostinato.cli.output.tables import FigureTable
+from ostinato.cli.output.tables import FigureTable, print_json
 from ostinato.core.errors import ConfigError
 from ostinato.hybrid.pool_sizes import TOKENS_PER_CHECKPOINT
 from ostinato.lab.plan.plan import Fleet, Option, Plan, Prices, Setup, make_plan
@@ -119,7 +117,7 @@ def run(
         plan = make_plan(traffic, setup, points, advance)
     report = PlanReport(traffic, plan, currency)
     if as_json:
-        typer.echo(json.dumps(_as_json(report), indent=2))
+        print_json(_as_json(report))
     else:
         _print(report)
     if out is not None:

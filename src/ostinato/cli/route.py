@@ -15,7 +15,7 @@ from ostinato.cli.cache import AsJson
 from ostinato.cli.keys import note_on_callers
 from ostinato.cli.options.option_groups import GroupedTyper, grouped, option
 from ostinato.cli.options.setting_options import SettingOptions
-from ostinato.cli.output.tables import FigureTable
+from ostinato.cli.output.tables import Field, figures, print_json, table_of
 from ostinato.core.errors import ConfigError
 from ostinato.router.process.config import GROUPS, FleetConfig
 
@@ -72,22 +72,9 @@ def status(
     """Show the workers of a running router: load, hits, and how their caches are known."""
     answer = _workers(router.client, time.monotonic() + wait)
     if as_json:
-        typer.echo(json.dumps(answer, indent=2))
+        print_json(answer)
         return
-    table = FigureTable()
-    table.add_column("worker", no_wrap=True)
-    for heading in ("health", "cache known"):
-        table.add_column(heading)
-    for heading in ("running", "cached", "hits", "computed"):
-        table.add_column(heading, justify="right")
-    for row in answer["workers"]:
-        health = "draining" if row["is_draining"] else row["trouble"] or "well"
-        heard = row["state"] if row["is_well"] else f"{row['state']} when last heard"
-        known = f"{heard}: {row['reason']}" if row["reason"] else heard
-        counts = (row[k] for k in ("num_requests", "cached_tokens", "hit_tokens"))
-        table.add_row(
-            row["name"], health, known, *(f"{n:,}" for n in counts), f"{row['computed_tokens']:,}"
-        )
+    table = table_of(answer["workers"], _WORKERS)
     console = Console(highlight=False)
     console.print(f"Workers, policy {answer['policy']}:", table, sep="\n")
     if (both := answer.get("plugged")) is not None:
@@ -96,6 +83,21 @@ def status(
             f"expected to hit; cache_state, asked beside it, would have had "
             f"{both['built_in_ratio']:.1%}."
         )
+
+
+def _cache_known(row: dict[str, Any]) -> str:
+    """Describe how a worker's cache is known, and since when not."""
+    heard = row["state"] if row["is_well"] else f"{row['state']} when last heard"
+    return f"{heard}: {row['reason']}" if row["reason"] else heard
+
+
+_WORKERS = (
+    Field("worker", "name", is_whole=True),
+    Field("health", lambda row: "draining" if row["is_draining"] else row["trouble"] or "well"),
+    Field("cache known", _cache_known),
+    *figures(running="num_requests", cached="cached_tokens"),
+    *figures(hits="hit_tokens", computed="computed_tokens"),
+)
 
 
 def _workers(client: AdminClient, deadline_s: float) -> dict[str, Any]:
@@ -133,7 +135,7 @@ def explain(
     else:
         answer = router.client.call("POST", "route?dry_run=1", _body_of(what, model))
     if as_json:
-        typer.echo(json.dumps(answer, indent=2))
+        print_json(answer)
         return
     typer.echo(answer["explanation"])
 

@@ -1,15 +1,13 @@
 """``ostinato savings``: the tokens that a shared prefix saves."""
 
-import json
 from collections.abc import Iterator
 
-import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from ostinato.cli.options.option_groups import option
-from ostinato.cli.output.tables import FigureTable
+from ostinato.cli.output.tables import matrix, print_json, share
 from ostinato.lab.simulate.savings import (
     Reuse,
     Workload,
@@ -35,7 +33,7 @@ def run(
     """
     workload = Workload(shared, suffix, requests, block_size)
     if as_json:
-        typer.echo(json.dumps(as_figures(workload), indent=2))
+        print_json(as_figures(workload))
         return
     console = Console()
     console.print(_title(workload), _table(workload), _sentence(by_token(workload)), sep="\n")
@@ -51,35 +49,25 @@ def _title(workload: Workload) -> Text:
     )
 
 
+_HEADINGS = ("", "each\nfinds", "each\ncopies", "each\ncomputes", "all\ncompute", "all\nsave", "")
+
+
 def _table(workload: Workload) -> Table:
     """Print one row per kind of cache."""
-    table = FigureTable(has_rule=True, is_tight=True)
-    table.add_column("", no_wrap=True)
-    for column in (
-        "each\nfinds",
-        "each\ncopies",
-        "each\ncomputes",
-        "all\ncompute",
-        "all\nsave",
-        "",
-    ):
-        table.add_column(column, justify="right", overflow="fold")
-    rows = {
-        "no cache": without_cache(workload),
-        "whole blocks": by_whole_blocks(workload),
-        "by token": by_token(workload),
-    }
-    for name, reuse in rows.items():
-        figures = (
-            reuse.found_tokens,
-            reuse.copied_tokens,
-            reuse.computed_per_request_tokens,
-            reuse.computed_tokens,
-            reuse.saved_tokens,
-        )
-        share = f"{reuse.saved_share:.1%}" if reuse.saved_tokens else ""
-        table.add_row(name, *(f"{figure:,}" if figure else "-" for figure in figures), share)
-    return table
+    rows = (
+        ("no cache", without_cache(workload)),
+        ("whole blocks", by_whole_blocks(workload)),
+        ("by token", by_token(workload)),
+    )
+    return matrix(
+        _HEADINGS, ((name, *_cells(reuse)) for name, reuse in rows), is_whole=True, is_tight=True
+    )
+
+
+def _cells(reuse: Reuse) -> Iterator[object]:
+    yield from (reuse.matched_tokens or None, reuse.copied_tokens or None)
+    yield from (reuse.computed_per_request_tokens, reuse.computed_tokens or None)
+    yield from (reuse.saved_tokens or None, share(reuse.saved_share) if reuse.saved_tokens else "")
 
 
 def _sentence(reuse: Reuse) -> Text:

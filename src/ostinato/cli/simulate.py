@@ -1,11 +1,8 @@
 """``ostinato simulate``: what caches of other sizes and policies would have hit."""
 
-import json
 from math import lcm
 from pathlib import Path
 from typing import cast, get_args
-
-import typer
 
 from ostinato.cli.options import trace_source as source
 from ostinato.cli.options.config_source import load_config
@@ -13,7 +10,8 @@ from ostinato.cli.options.cost_options import CostOptions, MachineOptions
 from ostinato.cli.options.option_groups import option
 from ostinato.cli.output import simulation_output as output
 from ostinato.cli.output.report_folder import open_folder
-from ostinato.core.config import SchedulerConfig, at_least
+from ostinato.cli.output.tables import print_json
+from ostinato.core.config import SchedulerConfig, check_minimum
 from ostinato.core.errors import ConfigError
 from ostinato.lab.replay.replay import Replay
 from ostinato.lab.replay.serial_replay import USUAL_POLICY
@@ -116,9 +114,9 @@ def run(
 
     Try: ostinato simulate trace.jsonl --out report
     """
-    at_least("timed_requests", timed_requests, 0)
+    check_minimum("timed_requests", timed_requests, 0)
     if timed_capacity is not None:
-        at_least("timed_capacity", timed_capacity, 1)
+        check_minimum("timed_capacity", timed_capacity, 1)
     if slowdown is not None and not 1 / _MOST_SLOWDOWN <= slowdown <= _MOST_SLOWDOWN:
         raise ConfigError(
             f"slowdown={slowdown}: must be above 0, from a millionth to {_MOST_SLOWDOWN:,.0f}"
@@ -134,23 +132,23 @@ def run(
     open_folder(out)
     total = len(traffic) * num_replays(len(sizes), len(policies), kv)
     with source.progress_bar("Hits", total) as advance:
-        found = simulate(traffic, sizes, policies, advance, kv)
+        simulation = simulate(traffic, sizes, policies, advance, kv)
     if disk is not None:
         with source.progress_bar("Disk", len(traffic) * len(sizes)) as advance:
-            add_disk(found, disk, advance)
+            add_disk(simulation, disk, advance)
     if bounds:
         with source.progress_bar("Bounds", 2 * len(traffic) * len(sizes)) as advance:
-            add_bounds(found, advance)
+            add_bounds(simulation, advance)
     if recording is not None:
-        found.replayed = Replay(recording).run()
+        simulation.replayed = Replay(recording).run()
     if timed_requests:
-        _add_times(found, cost, timed_requests, timed_capacity, slowdown)
+        _add_times(simulation, cost, timed_requests, timed_capacity, slowdown)
     if as_json:
-        typer.echo(json.dumps(output.as_json(found), indent=2))
+        print_json(output.as_json(simulation))
     else:
-        output.show(found)
+        output.show(simulation)
     if out is not None:
-        output.write(found, out)
+        output.write(simulation, out)
 
 
 def _disk(tiers: str | None, tier_speed: str, kv: KVGroups | None) -> DiskModel | None:
@@ -215,25 +213,25 @@ def _policies(text: str | None) -> tuple[PolicyName, ...]:
 
 
 def _add_times(
-    found: Simulation,
+    simulation: Simulation,
     cost: StepCost,
     num_requests: int,
     num_blocks: int | None,
     slowdown: float | None,
 ) -> None:
     """Run the first requests with the scheduler, with and without the cache."""
-    trace = found.trace.first(num_requests)
-    found.is_slowed_to_fit = slowdown is None
-    found.slowdown = slowed_to_fit(found.trace, cost) if slowdown is None else slowdown
-    found.cost_origin = cost.origin
+    trace = simulation.trace.first(num_requests)
+    simulation.is_slowed_to_fit = slowdown is None
+    simulation.slowdown = slowed_to_fit(simulation.trace, cost) if slowdown is None else slowdown
+    simulation.cost_origin = cost.origin
     blocks = _timed_blocks(trace, num_blocks)
     windows: tuple[WindowConfig, ...] = ()
-    if found.kv is not None and found.kv.windows:
-        memory = found.kv.memory_for(blocks, trace.block_tokens)
-        _, windows = found.kv.blocks(memory, trace.block_tokens)
+    if simulation.kv is not None and simulation.kv.windows:
+        memory = simulation.kv.memory_for(blocks, trace.block_tokens)
+        _, windows = simulation.kv.blocks(memory, trace.block_tokens)
     scheduling = SchedulerConfig(max_num_batched_tokens=_STEP_TOKENS)
-    states = _states(found.kv, blocks, trace.block_tokens, scheduling)
-    runs = _timed_runs(found, states is not None)
+    states = _states(simulation.kv, blocks, trace.block_tokens, scheduling)
+    runs = _timed_runs(simulation, states is not None)
     with source.progress_bar("Times", len(trace) * len(runs)) as advance:
         for name, enabled, policy, disk in runs:
             cache = PrefixCacheConfig(
@@ -246,8 +244,14 @@ def _add_times(
                 seal_tails=False,
                 keep_explanations=0,
             )
-            found.timed[name] = replay_timed(
-                trace, cache, scheduling, cost, slowdown=found.slowdown, progress=advance, disk=disk
+            simulation.timed[name] = replay_timed(
+                trace,
+                cache,
+                scheduling,
+                cost,
+                slowdown=simulation.slowdown,
+                progress=advance,
+                disk=disk,
             )
 
 
@@ -257,20 +261,20 @@ def _timed_blocks(trace: BlockTrace, num_blocks: int | None) -> int:
     With less, the longest request could not run; more could never be filled.
     """
     lengths = trace.input_tokens + trace.output_tokens
-    least = int(lengths.max()) // trace.block_tokens + 1
-    most = int((lengths // trace.block_tokens + 1).sum())
-    return min(max(num_blocks or trace.num_distinct // 2, least), most)
+    min_blocks = int(lengths.max()) // trace.block_tokens + 1
+    max_blocks = int((lengths // trace.block_tokens + 1).sum())
+    return min(max(num_blocks or trace.num_distinct // 2, min_blocks), max_blocks)
 
 
 def _timed_runs(
-    found: Simulation, has_states: bool
+    simulation: Simulation, has_states: bool
 ) -> list[tuple[str, bool, PolicyName, DiskModel | None]]:
     """Return the runs: name, whether there is a cache, its policy, and the disk behind it."""
     runs: list[tuple[str, bool, PolicyName, DiskModel | None]] = [("no cache", False, "lru", None)]
-    runs += [(each, True, each, None) for each in _POLICIES if each in found.results]
-    if found.disk is not None and len(runs) > 1:
-        usual = USUAL_POLICY if USUAL_POLICY in found.results else runs[1][2]
-        runs.append((f"{usual} + disk", True, usual, found.disk))
+    runs += [(each, True, each, None) for each in _POLICIES if each in simulation.results]
+    if simulation.disk is not None and len(runs) > 1:
+        usual = USUAL_POLICY if USUAL_POLICY in simulation.results else runs[1][2]
+        runs.append((f"{usual} + disk", True, usual, simulation.disk))
     if has_states:
         runs.append(("cache", True, USUAL_POLICY, None))
     return runs

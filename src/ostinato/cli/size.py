@@ -1,6 +1,5 @@
 """``ostinato size``: the size of a model's KV cache."""
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated
@@ -12,8 +11,8 @@ from rich.text import Text
 
 from ostinato.cli.options.config_source import load_config
 from ostinato.cli.options.option_groups import option
-from ostinato.cli.output.tables import FigureTable
-from ostinato.core.config import SchedulerConfig, at_least
+from ostinato.cli.output.tables import Field, Figure, matrix, print_json, table_of
+from ostinato.core.config import SchedulerConfig, check_minimum
 from ostinato.drafts.tree_text import MAX_TOKEN_BYTES
 from ostinato.hybrid.pool_sizes import split_states
 from ostinato.lab.size.image_tokens import encoder_weights, image_tokens, output_values, read_size
@@ -79,8 +78,8 @@ def run(
     Multi-head, grouped-query, multi-query and latent attention, sliding windows, layers that
     share KV, and layers that keep a state instead. Try: ostinato size tiny-shakespeare
     """
-    at_least("tokens", tokens, 1)
-    at_least("requests", requests, 1)
+    check_minimum("tokens", tokens, 1)
+    check_minimum("requests", requests, 1)
     config = load_config(model)
     lora_bytes = adapter_bytes(lora or [], packed=True)
     question = Question(model, tokens, requests, memory.strip(), lora_bytes)
@@ -88,7 +87,7 @@ def run(
         question = _with_image(question, config, image)
     size = kv_bytes(config, dtype)
     if as_json:
-        typer.echo(json.dumps(_as_json(question, size), indent=2))
+        print_json(_as_json(question, size))
         return
     console = Console()
     console.print(_title(question, size), _layers_table(size), _sum_table(question, size), sep="\n")
@@ -116,27 +115,21 @@ def _title(question: Question, size: KVBytes) -> Text:
 
 def _layers_table(size: KVBytes) -> Table:
     """Print one row per kind of layer, with the columns that this model needs."""
-    columns: dict[str, tuple[Callable[[LayerGroup], str], str]] = {
-        "Layers": (lambda group: str(group.num_layers), str(size.num_layers)),
-        "Kind": (_kind, "all"),
-        "KV heads": (_heads, ""),
-        "KV per token": (lambda group: f"{group.token_bytes:,} B", f"{size.token_bytes:,} B"),
-    }
+    fields = [
+        Figure("Layers", "num_layers", footer=str(size.num_layers)),
+        Field("Kind", _kind, footer="all"),
+        Figure("KV heads", _heads),
+        Figure("KV per token", "token_bytes", "{:,} B".format, f"{size.token_bytes:,} B"),
+    ]
     if size.windowed is not None:
-        columns["Window"] = (lambda group: _or_dash(group.layer.window_tokens, "{:,}".format), "")
-        columns["holds at most"] = (lambda group: _or_dash(group.window_bytes, write_bytes), "")
+        fields.append(Figure("Window", lambda group: group.layer.window_tokens or None))
+        fields.append(Figure("holds at most", "window_bytes", _bytes_or_dash))
     if size.state_bytes:
         total = write_bytes(size.state_bytes)
-        columns["State"] = (lambda group: _or_dash(group.state_bytes, write_bytes), total)
-    several = len(size.groups) > 1
-    table = FigureTable(show_footer=several)
-    for name, (_, total) in columns.items():
-        table.add_column(
-            name, total, justify="left" if name == "Kind" else "right", overflow="fold"
-        )
-    for group in size.groups:
-        table.add_row(*(cell(group) for cell, _ in columns.values()))
-    return table
+        fields.append(Figure("State", "state_bytes", _bytes_or_dash, total))
+    if len(size.groups) == 1:
+        fields = [replace(field, footer="") for field in fields]
+    return table_of(size.groups, fields)
 
 
 def _kind(group: LayerGroup) -> str:
@@ -156,20 +149,15 @@ def _heads(group: LayerGroup) -> str:
     return f"{heads}{layer.head_dim}"
 
 
-def _or_dash(number: int | None, write: Callable[[int], str]) -> str:
-    return write(number) if number else "-"
+def _bytes_or_dash(num_bytes: int | None) -> str:
+    return write_bytes(num_bytes) if num_bytes else "-"
 
 
 def _sum_table(question: Question, size: KVBytes) -> Table:
     """Print one column per way of keeping KV."""
     ways = list(_ways(size))
-    table = FigureTable(has_rule=True)
-    table.add_column("")
-    for title, _ in ways:
-        table.add_column(title, justify="right", overflow="fold")
-    for name, cell in _sums(question, size):
-        table.add_row(name, *(cell(footprint) for _, footprint in ways))
-    return table
+    rows = ((name, *(cell(way) for _, way in ways)) for name, cell in _sums(question, size))
+    return matrix(("", *(title for title, _ in ways)), rows)
 
 
 def _ways(size: KVBytes) -> Iterator[tuple[str, Footprint]]:

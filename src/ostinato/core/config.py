@@ -71,10 +71,10 @@ class SchedulerConfig:
             )
 
 
-def at_least(name: str, value: object, least: int) -> None:
+def check_minimum(name: str, value: object, minimum: int) -> None:
     """Raise ConfigError unless a number is an integer, and not below its minimum."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigError(f"{name}={value!r}: must be an integer, at least {least}")
+    if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+        raise ConfigError(f"{name}={value!r}: must be an integer, at least {minimum}")
 
 
 def one_of(name: str, value: object, choices: tuple[str, ...]) -> None:

@@ -65,12 +65,14 @@ class Identity:
     def _check_base(self, base: "Identity") -> None:
         if type(base) is not Identity:
             raise InvalidIdentity(f"base={base!r}: must be an Identity")
-        least, start = base.start or 1, self.start
-        if type(start) is not int or not least <= start < 2**31:
-            raise InvalidIdentity(f"start={start!r}: must be an integer from {least} to 2**31 - 1")
+        minimum, start = base.start or 1, self.start
+        if type(start) is not int or not minimum <= start < 2**31:
+            raise InvalidIdentity(
+                f"start={start!r}: must be an integer from {minimum} to 2**31 - 1"
+            )
         for name in ("weights", "epoch", "kv_dtype"):
-            if (mine := getattr(self, name)) != (theirs := getattr(base, name)):
-                raise InvalidIdentity(f"{name}={mine!r}: must be that of its base, {theirs!r}")
+            if (value := getattr(self, name)) != (base_value := getattr(base, name)):
+                raise InvalidIdentity(f"{name}={value!r}: must be that of its base, {base_value!r}")
 
     def renewed(self, weights: bytes, epoch: int) -> "Identity":
         """Return this identity, and all that it continues, under other weights."""
@@ -199,9 +201,9 @@ class BlockKey(NamedTuple):
         An image is never split, and what follows the start of an identity is never copied.
         """
         end = self.start + num_common_tokens(self.tokens, other.tokens)
-        mine, theirs = {*self.spans}, {*other.spans}
-        whole = {x for x in mine & theirs if isinstance(x, ImageSpan) and x.end <= end}
-        return max(0, min([end, *(x.start for x in (mine | theirs) - whole)]) - self.start)
+        spans, other_spans = {*self.spans}, {*other.spans}
+        whole = {x for x in spans & other_spans if isinstance(x, ImageSpan) and x.end <= end}
+        return max(0, min([end, *(x.start for x in (spans | other_spans) - whole)]) - self.start)
 
 
 class PrefixKey:
@@ -269,9 +271,12 @@ class PrefixKey:
         """Return the length of the longest prefix whose KV two sequences can share."""
         if self.identity.root != other.identity.root:
             return 0
-        mine, theirs = memoryview(self.tokens).cast("B"), memoryview(other.tokens).cast("B")
+        own_tokens, other_tokens = (
+            memoryview(self.tokens).cast("B"),
+            memoryview(other.tokens).cast("B"),
+        )
         parted = {*self.spans} ^ {*other.spans}
-        return min([num_common_tokens(mine, theirs), *(span.start for span in parted)])
+        return min([num_common_tokens(own_tokens, other_tokens), *(span.start for span in parted)])
 
 
 def _check_images(

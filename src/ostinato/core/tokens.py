@@ -48,16 +48,17 @@ def num_common_tokens(left: bytes | memoryview, right: bytes | memoryview) -> in
     """
     if left[:TOKEN_BYTES] != right[:TOKEN_BYTES]:
         return 0  # the common case among siblings
-    start, width, least = 0, 256, min(len(left), len(right))
-    while start < least:
-        stop = min(least, start + width)
+    end = min(len(left), len(right))
+    start, width = 0, 256
+    while start < end:
+        stop = min(end, start + width)
         a, b = bytes(left[start:stop]), bytes(right[start:stop])
         if a != b:
             differing = int.from_bytes(a, "little") ^ int.from_bytes(b, "little")
             low_bit = (differing & -differing).bit_length() - 1
             return (start + low_bit // 8) // TOKEN_BYTES
         start, width = stop, width * 2
-    return least // TOKEN_BYTES
+    return end // TOKEN_BYTES
 
 
 def _pack_numpy(tokens: "np.ndarray[tuple[int, ...], np.dtype[np.generic]]") -> "array[int]":

@@ -45,11 +45,11 @@ class ClassicPool(BlockPool):
             yield from map(BlockId, reversed(entry.blocks))
         yield from map(BlockId, unused)
 
-    def _next_victim(self, tenant: bytes, num_wanted: int) -> tuple[Victim | None, EvictionCause]:
+    def _next_victim(self, tenant: bytes, num_needed: int) -> tuple[Victim | None, EvictionCause]:
         """Choose what to evict for a tenant's next blocks; None if an unused one is older."""
-        victim, cause = super()._next_victim(tenant, num_wanted)
+        victim, cause = super()._next_victim(tenant, num_needed)
         if victim is None:
-            oldest = self.shares.victim(tenant, num_wanted)
+            oldest = self.shares.victim(tenant, num_needed)
             if oldest is not None and oldest[0].idle_tick < self._freed_at[self._unused[-1]]:
                 return oldest, cause
         return victim, cause

@@ -43,16 +43,16 @@ class GhostList(Generic[Note]):
 
     def __init__(
         self,
-        most_blocks: int,
+        max_blocks: int,
         dropped: Callable[[EvictedRun[Note]], None] = lambda run: None,
     ) -> None:
         """Remember nothing.
 
         Args:
-            most_blocks: Bound; the run that was evicted first is dropped first.
+            max_blocks: Bound; the run that was evicted first is dropped first.
             dropped: Called with each run that is not remembered any more.
         """
-        self.most_blocks, self.num_blocks = most_blocks, 0
+        self.max_blocks, self.num_blocks = max_blocks, 0
         self._dropped = dropped
         self._runs: dict[_Name, EvictedRun[Note]] = {}
 
@@ -66,16 +66,16 @@ class GhostList(Generic[Note]):
         owner = CacheEntry(entry.identity)  # not the entry, which would keep its ancestors
         run = EvictedRun(owner, start, tokens, num_blocks, entry.uses, entry.idle_since_s, note)
         self._insert(run, len(tokens) // num_blocks)
-        while self.num_blocks > self.most_blocks:
+        while self.num_blocks > self.max_blocks:
             self._dropped(self._pop(next(iter(self._runs))))
 
     def take(
-        self, key: PrefixKey, first: int, most: int, block_size: int
+        self, key: PrefixKey, first: int, max_blocks: int, block_size: int
     ) -> EvictedRun[Note] | None:
         """Remove the run that begins at a sequence's block, as far as the sequence agrees.
 
         Returns:
-            The part that agrees, at most ``most`` blocks; the rest is still remembered. None
+            The part that agrees, at most ``max_blocks`` blocks; the rest is still remembered. None
             if no run begins there.
         """
         start = first * block_size
@@ -84,9 +84,9 @@ class GhostList(Generic[Note]):
         if run is None:
             return None
         self._pop(name)
-        stop = min(most, run.num_blocks)
-        theirs = key.tokens[start : start + stop * block_size].tobytes()
-        common = num_common_tokens(run.tokens[: len(theirs)], theirs) // block_size
+        stop = min(max_blocks, run.num_blocks)
+        tokens = key.tokens[start : start + stop * block_size].tobytes()
+        common = num_common_tokens(run.tokens[: len(tokens)], tokens) // block_size
         if common < run.num_blocks:
             self._insert(run.part(common, run.num_blocks), block_size * TOKEN_BYTES)
         return run if common == run.num_blocks else run.part(0, common)
@@ -99,7 +99,7 @@ class GhostList(Generic[Note]):
     def check(self) -> None:
         """Assert that blocks are counted and bounded."""
         assert self.num_blocks == sum(run.num_blocks for run in self._runs.values())
-        assert self.num_blocks <= self.most_blocks, "too much is remembered"
+        assert self.num_blocks <= self.max_blocks, "too much is remembered"
 
     def runs(self) -> list[EvictedRun[Note]]:
         """Return the remembered runs, earliest evicted first."""

@@ -74,12 +74,12 @@ class MissObserver(CacheObserver):
 
     def on_admit(self, table: BlockTable, context: RequestContext) -> None:
         """Tell the policy of the request's tenant, once per request that publishes."""
-        found = table.found
-        if found is not None and found.idle_tick:
-            note_gap(table.summary, self._clock() - found.idle_since_s, found.uses)
-        num_asked = (len(table.key.tokens) - 1) // self._block_size
-        if num_asked and table.writes and not context.is_readmission:
+        entry = table.hit_entry
+        if entry is not None and entry.idle_tick:
+            note_gap(table.summary, self._clock() - entry.idle_since_s, entry.uses)
+        num_requested = (len(table.key.tokens) - 1) // self._block_size
+        if num_requested and table.writes and not context.is_readmission:
             policy = cast(LearnedPolicy, self._shares.policy_of(table.tenant))
             policy.look_up(
-                table.key, table.num_published, num_asked, self._block_size, table.summary
+                table.key, table.num_published, num_requested, self._block_size, table.summary
             )

@@ -122,12 +122,12 @@ class LruShadow:
 
     def reused(self, batch: ReleaseBatch, num_blocks: int, *, cached: bool) -> None:
         """Note whether LRU had blocks that are used again; those of one request come root first."""
-        theirs = num_blocks if batch.is_recent else 0
+        lru_hits = num_blocks if batch.is_recent else 0
         if batch is self._edge:  # LRU evicts tails first
-            theirs = min(num_blocks, self._num_at_edge)
-            self._num_at_edge -= theirs
-        self._num_lost += 0 if cached else theirs
-        self.credit += (num_blocks if cached else 0) - theirs
+            lru_hits = min(num_blocks, self._num_at_edge)
+            self._num_at_edge -= lru_hits
+        self._num_lost += 0 if cached else lru_hits
+        self.credit += (num_blocks if cached else 0) - lru_hits
 
     def close(self, batch: ReleaseBatch, num_blocks: int, *, cached: bool) -> None:
         """Note that lives ended, or are no longer remembered."""
@@ -154,9 +154,9 @@ class LruShadow:
         edge = self._edge
         excess = self.num_held_by_lru - num_blocks
         while edge is not None and (excess > 0 or not self._num_at_edge):
-            most = min(max(0, excess), self._num_at_edge)
-            self._num_at_edge -= most
-            excess -= most
+            num_trimmed = min(max(0, excess), self._num_at_edge)
+            self._num_at_edge -= num_trimmed
+            excess -= num_trimmed
             if self._num_at_edge or edge.newer is None:
                 return
             edge = self._pass(edge)

@@ -95,8 +95,8 @@ class ReuseHazard(LeastRecentlyUsed):
     def remember(self, num_blocks: int) -> None:
         """Remember at least so many evicted blocks: a tier behind the pool has them."""
         memory = self._memory
-        most = memory.most_blocks // _MEMORY * _MEMORY_WITH_TIER
-        memory.most_blocks = max(memory.most_blocks, min(num_blocks, most))
+        limit = memory.max_blocks // _MEMORY * _MEMORY_WITH_TIER
+        memory.max_blocks = max(memory.max_blocks, min(num_blocks, limit))
 
     @property
     def lru_lead(self) -> int:
@@ -200,17 +200,22 @@ class ReuseHazard(LeastRecentlyUsed):
             first += run.num_blocks
 
     def recall(
-        self, key: PrefixKey, first: int, most: int, block_size: int, summary: RequestSummary | None
+        self,
+        key: PrefixKey,
+        first: int,
+        max_blocks: int,
+        block_size: int,
+        summary: RequestSummary | None,
     ) -> tuple[int, int]:
         """Return what is remembered of blocks that are published again."""
-        run = _looked_up(summary, first, most) if summary is not None else None
+        run = _looked_up(summary, first, max_blocks) if summary is not None else None
         if run is None:
             if self._memory:
-                run = self._memory.take(key, first, most, block_size)
+                run = self._memory.take(key, first, max_blocks, block_size)
             if run is None:
                 if summary is not None:
-                    features_of(summary).num_new_blocks += most
-                return 0, most
+                    features_of(summary).num_new_blocks += max_blocks
+                return 0, max_blocks
             self._advance()
             self._end(run.note, run.num_blocks)
         if summary is not None:
@@ -226,7 +231,7 @@ class ReuseHazard(LeastRecentlyUsed):
 
     # --- victims ---
 
-    def victim(self, num_wanted: int = 0) -> Victim | None:
+    def victim(self, num_needed: int = 0) -> Victim | None:
         """Return the leaf with the least index of those that may be evicted; LRU's if none may.
 
         Of what LRU holds, no more blocks than there is budget for.
@@ -237,15 +242,15 @@ class ReuseHazard(LeastRecentlyUsed):
         self._advance()
         self._fit()
         shadow = self.shadow
-        shadow.trim(self.num_blocks - num_wanted)
-        free, worst = self._least(self._old), None
+        shadow.trim(self.num_blocks - num_needed)
+        free, worst = self._first_victim(self._old), None
         budget = shadow.budget()
         if budget > 0 or free is None:
-            worst = self._least(self._recent)
+            worst = self._first_victim(self._recent)
         if worst is not None and (free is None or worst[0] < free[0]):
-            most = max(0, budget) + shadow.num_free(worst[1].policy_state.batch)
-            if most > 0:
-                return worst[1], min(worst[1].num_blocks, most)
+            max_blocks = max(0, budget) + shadow.num_free(worst[1].policy_state.batch)
+            if max_blocks > 0:
+                return worst[1], min(worst[1].num_blocks, max_blocks)
         if free is not None:
             return free[1], free[1].num_blocks
         entry, num_blocks = oldest
@@ -329,10 +334,10 @@ class ReuseHazard(LeastRecentlyUsed):
     def _cells_of(self, cohort: Cohort) -> VictimHeap:
         return self._recent if cohort.batch.is_recent else self._old
 
-    def _least(self, cells: VictimHeap) -> tuple[float, CacheEntry] | None:
+    def _first_victim(self, cells: VictimHeap) -> tuple[float, CacheEntry] | None:
         """Return the least index, and the leaf that has it."""
-        while (least := cells.least()) is not None:
-            index, cohort = least
+        while (first := cells.first()) is not None:
+            index, cohort = first
             entry = next(reversed(cohort.leaves))
             if entry.is_leaf:
                 return index, entry
@@ -355,13 +360,13 @@ class ReuseHazard(LeastRecentlyUsed):
                 self._cells_of(cohort).discard(cohort, cohort.cell)
 
 
-def _looked_up(summary: RequestSummary, first: int, most: int) -> EvictedRun[Cohort] | None:
+def _looked_up(summary: RequestSummary, first: int, max_blocks: int) -> EvictedRun[Cohort] | None:
     """Remove and return what a request's look-up has found of a block and those after it."""
     recalled = features_of(summary).recalled
     while recalled and recalled[0].start <= first:
         run: EvictedRun[Cohort] = recalled.pop(0)
         if run.start == first:  # else another request has published it meanwhile
-            if run.num_blocks > most:
-                recalled.insert(0, run.part(most, run.num_blocks))
-            return run.part(0, min(most, run.num_blocks))
+            if run.num_blocks > max_blocks:
+                recalled.insert(0, run.part(max_blocks, run.num_blocks))
+            return run.part(0, min(max_blocks, run.num_blocks))
     return None

@@ -44,7 +44,7 @@ class VictimHeap:
         if cell is not None:
             cell.pop(cohort, None)
 
-    def least(self) -> tuple[float, Cohort] | None:
+    def first(self) -> tuple[float, Cohort] | None:
         """Name the least index, and the oldest cohort of it, in O(log cells) amortised."""
         while self._heap:
             index, place = self._heap[0]

@@ -157,8 +157,8 @@ class PairedEstimator:
         gains = [g - rate * m for g, m in zip(self._gained, self._missed, strict=True)]
         error = hypot(
             _LEAST_BLOCKS * per_loss,
-            _most_beyond(gained, per_gain * self._spread(gains)),
-            _most_beyond(lost, per_loss * self._spread(self._lost)),
+            _upper_bound(gained, per_gain * self._spread(gains)),
+            _upper_bound(lost, per_loss * self._spread(self._lost)),
             self._simulation_error(),
         )
         error += self._unsure.gain * gained
@@ -195,12 +195,12 @@ class PairedEstimator:
         error = _DRIFT * abs(counts.hit_ratio - covered.hits / covered.tokens)
         if missed < 3 * pool_tokens and self._stride > 1:
             error += _FILLING / sqrt(self._size)
-        wanted = min(_POOLS * pool_tokens, missed - pool_tokens)
+        needed_tokens = min(_POOLS * pool_tokens, missed - pool_tokens)
         filled = max(1.0, covered.tokens - covered.hits - pool_tokens)
-        return error + _UNFILLED * max(0.0, wanted / filled - 1)
+        return error + _UNFILLED * max(0.0, needed_tokens / filled - 1)
 
 
-def _most_beyond(total: float, spread: float) -> float:
+def _upper_bound(total: float, spread: float) -> float:
     """Return by how much a sum of counts may exceed its estimate.
 
     Most of what is gained and lost is due to few blocks that are used often, and a sample without

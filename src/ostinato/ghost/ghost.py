@@ -122,18 +122,20 @@ class Ghost(CacheObserver):
         """Sample a request that ends with ``num_tokens`` computed tokens."""
         if not self._watched:
             return
-        num_asked, window = self._watched.pop(table.table_id, None), self._window
-        if num_asked is None or window is None or not self.is_sampling:
+        num_matchable, window = self._watched.pop(table.table_id, None), self._window
+        if num_matchable is None or window is None or not self.is_sampling:
             return
         chosen = window.sampler.choose(table.key, num_tokens)
         if chosen:
             names = window.sampler.names(table.key, chosen)
             size, summary = self._config.block_size, table.summary
-            last = (num_asked - 1) // size * size  # start of the block that cannot hit as a whole
-            asked = bisect_left(chosen, (last, 0))
+            last = (
+                (num_matchable - 1) // size * size
+            )  # start of the block that cannot hit as a whole
+            num_requested = bisect_left(chosen, (last, 0))
             request_class = self._learned[0].request_class(summary) if self._learned else 0
             request = SampledRequest(
-                names, asked, self._clock(), summary.num_output_tokens, request_class
+                names, num_requested, self._clock(), summary.num_output_tokens, request_class
             )
             window.add(request, Coverage.of(self._counts))
             self._blocks_left -= len(names)
@@ -176,8 +178,8 @@ class Ghost(CacheObserver):
         """Return the estimates that are known to within ten points."""
         if self.is_sampling and self._window is not None:
             self._window.reach(Coverage.of(self._counts))
-        found = [self._estimate(*pair) for pair in self._estimators.items()]
-        return tuple(estimate for estimate in found if 2 * estimate.error <= MAX_INTERVAL)
+        estimates = [self._estimate(*pair) for pair in self._estimators.items()]
+        return tuple(estimate for estimate in estimates if 2 * estimate.error <= MAX_INTERVAL)
 
     def _begin(self) -> None:
         """Begin another window, if this period has blocks left for one."""

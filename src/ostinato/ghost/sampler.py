@@ -40,7 +40,7 @@ class SampledRequest(NamedTuple):
 
     Attributes:
         names: Names of its sampled blocks, in token order.
-        num_asked: How many of them were looked up: those of its prompt.
+        num_requested: How many of them were looked up: those of its prompt.
         at_s: When it ended, by the cache's clock.
         num_output_tokens: Tokens that were generated for it.
         request_class: Class of what it released, for a policy that learns; uses left out.
@@ -48,7 +48,7 @@ class SampledRequest(NamedTuple):
     """
 
     names: "array[int]"
-    num_asked: int
+    num_requested: int
     at_s: float
     num_output_tokens: int = 0
     request_class: int = 0
@@ -69,7 +69,7 @@ class Sampler:
         """
         step = max(1, min(step, int(stride)))
         self._block_size = block_size
-        self._asked_tokens = min(block_size, _ASKED_TOKENS)
+        self._hashed_tokens = min(block_size, _ASKED_TOKENS)
         self._step_tokens = step * block_size
         self._first = step // 2 * block_size
         self._limit = int(2**32 * step / stride)
@@ -84,11 +84,11 @@ class Sampler:
 
         Cost: 0.2 µs per candidate.
         """
-        tokens, asked, limit, digest = key.tokens, self._asked_tokens, self._limit, self._salt
+        tokens, hashed, limit, digest = key.tokens, self._hashed_tokens, self._limit, self._salt
         chosen = []
         last = num_tokens - self._block_size + 1
         for start in range(self._first, last, self._step_tokens):
-            digest = crc32(tokens[start : start + asked], digest)
+            digest = crc32(tokens[start : start + hashed], digest)
             if digest < limit:
                 chosen.append((start, digest))
         return chosen

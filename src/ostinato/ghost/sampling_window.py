@@ -49,8 +49,8 @@ class SamplingPlan:
         the first one of another request. But a simulation has 64 blocks at least, if the pool has.
         """
         mean_blocks = counts.query_tokens / max(1, counts.num_requests) / config.block_size
-        pool, most = config.num_blocks, config.num_ghost_blocks
-        size = max(1, min(pool, most, max(_LEAST_BLOCKS, int(pool / max(1.0, mean_blocks)))))
+        pool, max_blocks = config.num_blocks, config.num_ghost_blocks
+        size = max(1, min(pool, max_blocks, max(_LEAST_BLOCKS, int(pool / max(1.0, mean_blocks)))))
         return SamplingPlan(size, pool / size, max(1, int(mean_blocks / 2)))
 
 
@@ -93,11 +93,11 @@ class SamplingWindow:
         """Replay the oldest request of the backlog in all simulations; returns its blocks."""
         request, at = self.backlog.popleft()
         request = self._count_uses(request)
-        asked, own = request.names[: request.num_asked], self._own.serve(request)
+        requested, own = request.names[: request.num_requested], self._own.serve(request)
         for simulation, estimator in self._others:
-            found = simulation.serve(request)
+            simulated = simulation.serve(request)
             if self._is_counting:
-                estimator.add(asked, own, found)
+                estimator.add(requested, own, simulated)
                 estimator.reached = at
         self._num_replayed += len(request.names)
         if not self._is_counting and self._num_replayed >= WINDOW_BLOCKS // 2:

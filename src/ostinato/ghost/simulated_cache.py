@@ -42,17 +42,17 @@ class LruSimulation:
     def serve(self, request: SampledRequest) -> int:
         """Look a request's blocks up, and use them all."""
         blocks, names = self._blocks, request.names
-        found = 0
-        for name in names[: request.num_asked]:
+        num_hits = 0
+        for name in names[: request.num_requested]:
             if name not in blocks:
                 break
-            found += 1
+            num_hits += 1
         for name in reversed(names):  # tails are evicted first, so they count as used first
             blocks.pop(name, None)
             blocks[name] = None
         while len(blocks) > self._num_blocks:
             del blocks[next(iter(blocks))]
-        return found
+        return num_hits
 
 
 class _RankedBlock:
@@ -99,12 +99,12 @@ class LearnedPolicySimulation:
                 break
             block.released_s = _IN_USE
             path.append(block)
-        num_found = len(path)
+        num_hits = len(path)
         self._insert(request, path)
         row_of, at_s = self._learned.row_of, request.at_s
         for block, uses in zip(path, request.uses, strict=False):
             block.row, block.released_s = row_of(request.request_class, uses), at_s
-        return min(num_found, request.num_asked)
+        return min(num_hits, request.num_requested)
 
     def check(self) -> None:
         """Assert that what is cached is counted, and that nothing was evicted before its tail."""
@@ -149,6 +149,8 @@ class LearnedPolicySimulation:
             if not block.num_children and block.released_s < _IN_USE
         ]
         leaves.sort()
-        most = max(1, self._num_blocks // _RANKED_SHARE)
-        self._victims = [(released_s, block) for _, released_s, _, block in leaves[:most][::-1]]
+        num_ranked = max(1, self._num_blocks // _RANKED_SHARE)
+        self._victims = [
+            (released_s, block) for _, released_s, _, block in leaves[:num_ranked][::-1]
+        ]
         return bool(self._victims)

@@ -84,7 +84,7 @@ class LeastSavedWork(LeastRecentlyUsed):
     Source: Marconi, arXiv 2411.19379; hyperbolic caching, USENIX ATC 2017.
     """
 
-    def victim(self, num_wanted: int = 0) -> Victim | None:
+    def victim(self, num_needed: int = 0) -> Victim | None:
         """Return the checkpoint that is worth least; among equals, the least recently used."""
         now = next((entry.idle_tick + 1 for entry in reversed(self._queue)), 0)
 

@@ -269,9 +269,9 @@ class StateGroup(LayerGroup):
         held.blocks, held.spare_at, table.state_slot = array("i"), 0, -1
         self._evict_orphans()
 
-    def evict(self, entry: CacheEntry, most: int) -> Removal:
+    def evict(self, entry: CacheEntry, max_blocks: int) -> Removal:
         """Remove an evictable checkpoint."""
-        assert isinstance(entry, Checkpoint) and not entry.ref_count and most
+        assert isinstance(entry, Checkpoint) and not entry.ref_count and max_blocks
         self.version += 1
         entry.remove()
         del self._contents[entry.content.digest]

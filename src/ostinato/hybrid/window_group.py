@@ -209,9 +209,9 @@ class WindowGroup(LayerGroup):
         blocks, copies = held.blocks[:shared], held.copies[:shared]
         return WindowTable(held.tenant, blocks, copies, held.first, shared)
 
-    def evict(self, entry: CacheEntry, most: int) -> Removal:
+    def evict(self, entry: CacheEntry, max_blocks: int) -> Removal:
         """Remove one evictable copy."""
-        assert isinstance(entry, WindowCopy) and not entry.ref_count and most
+        assert isinstance(entry, WindowCopy) and not entry.ref_count and max_blocks
         self._remove(entry)
         return Removal(array("i", [entry.block]))
 

@@ -158,8 +158,8 @@ def _of_file(url: str, limits: MediaLimits) -> bytes:
     return content
 
 
-def _read_below(root: Path, name: str, most: int) -> bytes | None:
-    """Read a file up to ``most`` bytes; None if it is elsewhere or cannot be read.
+def _read_below(root: Path, name: str, max_bytes: int) -> bytes | None:
+    """Read a file up to ``max_bytes`` bytes; None if it is elsewhere or cannot be read.
 
     Which of the two is not for a client to know.
     """
@@ -168,7 +168,7 @@ def _read_below(root: Path, name: str, most: int) -> bytes | None:
         if not path.is_relative_to(root.resolve()) or not path.is_file():
             return None
         with path.open("rb") as file:
-            return file.read(most)
+            return file.read(max_bytes)
     except (OSError, ValueError):
         return None
 

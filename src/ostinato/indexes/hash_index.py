@@ -167,9 +167,9 @@ class HashIndex:
         path.root.num_paths -= 1
         self._became_leaf(path.root)
 
-    def evict(self, entry: CacheEntry, most: int) -> Removal:
+    def evict(self, entry: CacheEntry, max_blocks: int) -> Removal:
         """Remove one idle copy."""
-        assert isinstance(entry, HashCopy) and not entry.ref_count and entry.is_leaf and most
+        assert isinstance(entry, HashCopy) and not entry.ref_count and entry.is_leaf and max_blocks
         self.version += 1
         return Removal(array("i", [entry.block]), self._remove(entry))
 
@@ -241,12 +241,12 @@ class HashIndex:
     def _orphans(self, removed: list[HashCopy]) -> list[HashCopy]:
         """List what only copies that are about to be removed lead to, descendants first."""
         last = next((copy.content for copy in removed if len(copy.content.copies) == 1), None)
-        stack, found = [] if last is None else [last], list[HashCopy]()
+        stack, copies = [] if last is None else [last], list[HashCopy]()
         while stack:
             content = stack.pop()
-            found += [copy for copy in content.copies if copy not in removed]
+            copies += [copy for copy in content.copies if copy not in removed]
             stack += content.children
-        return found[::-1]
+        return copies[::-1]
 
     def _remove(self, copy: HashCopy) -> BlockId | None:
         """Take a copy out of its content; the last one takes the content with it (rule 1).

@@ -66,7 +66,7 @@ class EventRecorder(CacheObserver):
         Cost: O(cached tokens) copied bytes, and O(cached blocks) short steps in Python.
         """
         last: list[BlockDigest | None] = []
-        found = []
+        events = []
         for run in runs:
             entry = run.entries[0]
             known = [self._digests.get((0, block)) for block in entry.blocks]
@@ -74,8 +74,8 @@ class EventRecorder(CacheObserver):
             parent = None if run.parent is None else last[run.parent]
             last.append(digests[-1] if digests else None)
             if digests:
-                found.append(self._stored_run(entry, parent, digests))
-        return found
+                events.append(self._stored_run(entry, parent, digests))
+        return events
 
     def _stored_run(
         self, entry: CacheEntry, parent: BlockDigest | None, digests: tuple[BlockDigest, ...]

@@ -147,7 +147,7 @@ class EventLog:
         self._lock = threading.Lock()  # of the kept batches
 
     @property
-    def num_kept_at_most(self) -> int:
+    def max_kept_batches(self) -> int:
         """Batches that a replay can hold."""
         return self._kept.maxlen or 0
 

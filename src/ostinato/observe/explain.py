@@ -129,9 +129,9 @@ class _ExplanationBuilder:
 
     def _hits(self) -> Iterator[PromptSpan]:
         record = self.record
-        found = record.num_shared - record.num_awaited
-        yield PromptSpan(0, found, SpanOutcome.HIT)
-        yield PromptSpan(found, record.num_shared, SpanOutcome.WAITED, request=record.awaited)
+        end = record.num_shared - record.num_awaited
+        yield PromptSpan(0, end, SpanOutcome.HIT)
+        yield PromptSpan(end, record.num_shared, SpanOutcome.WAITED, request=record.awaited)
         yield PromptSpan(record.num_shared, record.num_hits, SpanOutcome.COPIED)
 
     def _misses(self) -> tuple[list[PromptSpan], Difference | None]:
@@ -187,20 +187,20 @@ class _ExplanationBuilder:
             most similar one.
         """
         limits = {v: self._num_of_one_identity(v) for v in self.earlier}
-        mine = [v for v in self.earlier if limits[v]]
-        common = [min(limits[v], v.num_common(self.record, self.prompt)) for v in mine]
-        most = max(common, default=0)
-        best = [v for v, count in zip(mine, common, strict=True) if count == most]
-        if not most and best:
+        visible = [v for v in self.earlier if limits[v]]
+        common = [min(limits[v], v.num_common(self.record, self.prompt)) for v in visible]
+        longest = max(common, default=0)
+        best = [v for v, count in zip(visible, common, strict=True) if count == longest]
+        if not longest and best:
             best.sort(key=lambda v: -similarity(v.prompt, self.prompt, 0))
-        return (best[0], most) if best else (None, 0)
+        return (best[0], longest) if best else (None, 0)
 
     def _num_of_one_identity(self, other: RequestRecord) -> int:
         """Count the tokens up to where an adapter is active in one of two sequences alone."""
-        mine, theirs = self.record.identity, other.identity
-        if mine.tenant != theirs.tenant:
+        identity, other_identity = self.record.identity, other.identity
+        if identity.tenant != other_identity.tenant:
             return 0
-        parted = {*mine.stages} ^ {*theirs.stages}
+        parted = {*identity.stages} ^ {*other_identity.stages}
         return min((stage.start for stage in parted), default=self.length)
 
     def _known(self, owner: RequestRecord | None, start: int, stop: int) -> Iterator[PromptSpan]:
@@ -248,9 +248,9 @@ class _ExplanationBuilder:
         ago_s = max(0.0, self.record.at_s - loss.at_s)
         by = None
         if loss.by is not None:
-            is_mine = loss.by.identity.tenant == self.record.identity.tenant
-            by = loss.by.name if is_mine else None
-            if not is_mine and self.viewer.administrator:
+            is_own_tenant = loss.by.identity.tenant == self.record.identity.tenant
+            by = loss.by.name if is_own_tenant else None
+            if not is_own_tenant and self.viewer.administrator:
                 by = "a request of another tenant"
         return replace(span, reason=reason, by=by, ago_s=ago_s, idle_s=loss.idle_s,
                        setting=setting)  # fmt: skip
@@ -299,14 +299,17 @@ class _ExplanationBuilder:
         return other.num_computed
 
     def _what_differs(self, other: RequestRecord) -> MissReason:
-        mine, theirs = self.record.identity, other.identity
-        if mine.tenant != theirs.tenant:
+        identity, other_identity = self.record.identity, other.identity
+        if identity.tenant != other_identity.tenant:
             return MissReason.OTHER_TENANT
-        if (mine.adapter, mine.adapter_start) != (theirs.adapter, theirs.adapter_start):
+        if (identity.adapter, identity.adapter_start) != (
+            other_identity.adapter,
+            other_identity.adapter_start,
+        ):
             return MissReason.OTHER_ADAPTER
-        if mine == theirs:
+        if identity == other_identity:
             return MissReason.OTHER_IMAGE
-        public, others = ((x.root.tenant, x.num_public_tokens) for x in (mine, theirs))
+        public, others = ((x.root.tenant, x.num_public_tokens) for x in (identity, other_identity))
         return MissReason.OTHER_WEIGHTS if public == others else MissReason.OTHER_PUBLIC_PREFIX
 
     def _new(

@@ -198,12 +198,12 @@ class Difference:
     @property
     def lines(self) -> tuple[str, ...]:
         """Both sides, and a caret under the difference."""
-        theirs = self.request if len(self.request) <= _WIDEST_LABEL else "the nearest"
-        label = max(len("this prompt"), len(theirs))
+        name = self.request if len(self.request) <= _WIDEST_LABEL else "the nearest"
+        label = max(len("this prompt"), len(name))
         behind = "" if not self.place else f" in {self.place}"
         carets = "^" * self.width
         return (
-            f"{theirs:>{label}}  {self.theirs}",
+            f"{name:>{label}}  {self.theirs}",
             f"{'this prompt':>{label}}  {self.mine}",
             f"{'':>{label}}  {'':>{self.caret}}{carets} token {self.token}{behind}",
         )

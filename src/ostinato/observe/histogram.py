@@ -54,9 +54,9 @@ class Histogram:
 
     def quantile(self, share: float) -> float:
         """Return the bound below which at least that share of the values is; 0 if empty."""
-        wanted, seen = share * self.num_values, 0
+        rank, seen = share * self.num_values, 0
         for bucket, count in enumerate(self.counts):
             seen += count
-            if seen and seen >= wanted:
+            if seen and seen >= rank:
                 return self.bound(bucket)
         return 0.0

@@ -92,7 +92,7 @@ class RequestHistory(CacheObserver):
         self.digest_key = DigestKey()
         self._is_on = config.enable_prefix_caching
         self._clock = clock
-        self._most_tokens = max(LEAST_TOKENS, TOKENS_PER_SLOT * config.num_slots)
+        self._max_tokens = max(LEAST_TOKENS, TOKENS_PER_SLOT * config.num_slots)
         self._num_tokens = 0
         self._number = 0
         self._records: deque[RequestRecord] = deque()
@@ -101,7 +101,7 @@ class RequestHistory(CacheObserver):
         # Records and blocks that the running step publishes; by block as far as was looked up.
         self._publishing: list[tuple[RequestRecord, array[int]]] = []
         self._in_step: dict[int, RequestRecord] = {}
-        self._num_asked = 0
+        self._num_indexed = 0
 
     def __len__(self) -> int:
         """Sequences that are remembered."""
@@ -150,12 +150,12 @@ class RequestHistory(CacheObserver):
         )  # fmt: skip
         if self._publishing and len(blocks) and (writer := self._writers.get(blocks[-1])):
             record.num_awaited = len(blocks) * self.block_size - self._num_settled(blocks)
-            is_mine = writer.identity.tenant == key.identity.tenant
-            record.awaited = writer.name if is_mine else ""
+            is_same_tenant = writer.identity.tenant == key.identity.tenant
+            record.awaited = writer.name if is_same_tenant else ""
         self._records.append(record)
         self._by_table[table.table_id] = record
         self._num_tokens += num_tokens
-        if len(self._records) > self.keep or self._num_tokens > self._most_tokens:
+        if len(self._records) > self.keep or self._num_tokens > self._max_tokens:
             self._trim()
         return record
 
@@ -175,7 +175,7 @@ class RequestHistory(CacheObserver):
     def on_settle(self) -> None:
         """Note that what was published in the step is now computed, or retracted."""
         if self._publishing:
-            self._publishing, self._in_step, self._num_asked = [], {}, 0
+            self._publishing, self._in_step, self._num_indexed = [], {}, 0
 
     def on_release(
         self, table: BlockTable, num_tokens: int, num_findable: int, sealed: bool
@@ -238,16 +238,16 @@ class RequestHistory(CacheObserver):
         """Assert that the records are within their bounds and counted correctly."""
         assert len(self._records) <= self.keep, "more records than keep_explanations"
         assert self._num_tokens == sum(v.charge for v in self._records), "tokens are miscounted"
-        assert self._num_tokens <= self._most_tokens or len(self._records) <= 1, "too many tokens"
+        assert self._num_tokens <= self._max_tokens or len(self._records) <= 1, "too many tokens"
         for record in self._records:
             assert record.writes or record.ended is None or not record.tokens, "rule 2"
 
     @property
     def _writers(self) -> dict[int, RequestRecord]:
         """Blocks that the running step publishes; most steps end before anybody asks."""
-        for record, blocks in self._publishing[self._num_asked :]:
+        for record, blocks in self._publishing[self._num_indexed :]:
             self._in_step.update(dict.fromkeys(blocks, record))
-        self._num_asked = len(self._publishing)
+        self._num_indexed = len(self._publishing)
         return self._in_step
 
     def _charge(self, record: RequestRecord, charge: int) -> None:
@@ -261,7 +261,7 @@ class RequestHistory(CacheObserver):
     def _trim(self) -> None:
         """Drop the oldest records while there are too many, or too many tokens."""
         while len(self._records) > self.keep or (
-            self._num_tokens > self._most_tokens and len(self._records) > 1
+            self._num_tokens > self._max_tokens and len(self._records) > 1
         ):
             self._drop(self._records.popleft())
             self.num_forgotten += 1

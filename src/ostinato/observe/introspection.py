@@ -186,7 +186,7 @@ def map_blocks(manager: CacheManager) -> BlockMap:
     Cost: O(blocks), and O(runs) steps in Python.
     """
     num_blocks = manager.pool.num_blocks
-    found = BlockMap(bytearray(num_blocks), array("i", [-1]) * num_blocks, [])
+    block_map = BlockMap(bytearray(num_blocks), array("i", [-1]) * num_blocks, [])
     places: dict[bytes, int] = {}
 
     def note(blocks: Sequence[int], state: BlockState, tenant: bytes) -> None:
@@ -194,7 +194,7 @@ def map_blocks(manager: CacheManager) -> BlockMap:
             return
         owner = places.setdefault(tenant, len(places))
         for block in blocks:
-            found.states[block], found.owners[block] = state, owner
+            block_map.states[block], block_map.owners[block] = state, owner
 
     for run in manager.index.runs():
         for entry in run.entries:
@@ -202,8 +202,8 @@ def map_blocks(manager: CacheManager) -> BlockMap:
             note(entry.blocks, state, entry.identity.owner)
     for table in manager.tables.live.values():
         note(table.private_blocks, BlockState.PRIVATE, table.tenant)
-    found.tenants.extend(places)
-    return found
+    block_map.tenants.extend(places)
+    return block_map
 
 
 def top_prefixes(

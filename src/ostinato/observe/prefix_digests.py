@@ -40,8 +40,10 @@ class DigestKey:
     def num_common_tokens(self, known: PrefixDigests, tokens: bytes) -> int:
         """Count the tokens that a sequence certainly has in common with a digested one."""
         count = 0
-        for theirs, mine in zip(known.digests, self._walk(tokens, known.step), strict=False):
-            if theirs != mine:
+        for known_digest, digest in zip(
+            known.digests, self._walk(tokens, known.step), strict=False
+        ):
+            if known_digest != digest:
                 break
             count += 1
         return count * known.step // TOKEN_BYTES

@@ -48,41 +48,41 @@ class Shown:
     is_same_text: bool
 
 
-def num_matching_after(mine: bytes, theirs: bytes, start: int) -> int:
+def num_matching_after(left: bytes, right: bytes, start: int) -> int:
     """Count the tokens after a difference that match again, in place or aligned at the end.
 
     Args:
-        mine: Packed tokens, shape (num_mine * 4,).
-        theirs: The same, shape (num_theirs * 4,).
+        left: Packed tokens, shape (num_mine * 4,).
+        right: The same, shape (num_theirs * 4,).
         start: Position of the token that differs.
 
     Cost: O(num_mine) in NumPy.
     """
-    rests = [np.frombuffer(side, "<u4")[start:] for side in (mine, theirs)]
-    least = min(map(len, rests))
-    if not least:
+    rests = [np.frombuffer(side, "<u4")[start:] for side in (left, right)]
+    length = min(map(len, rests))
+    if not length:
         return 0
-    in_place = int((rests[0][:least] == rests[1][:least]).sum())
-    backwards = rests[0][::-1][:least] == rests[1][::-1][:least]
-    suffix = least if backwards.all() else int(backwards.argmin())
+    in_place = int((rests[0][:length] == rests[1][:length]).sum())
+    backwards = rests[0][::-1][:length] == rests[1][::-1][:length]
+    suffix = length if backwards.all() else int(backwards.argmin())
     return max(in_place, suffix)
 
 
-def similarity(mine: bytes, theirs: bytes, start: int) -> float:
+def similarity(left: bytes, right: bytes, start: int) -> float:
     """Return the share of the shorter prompt's tokens that both have, from 0 to 1.
 
     Args:
-        mine: Packed tokens of a prompt.
-        theirs: The tokens of another, without its answer.
+        left: Packed tokens of a prompt.
+        right: The tokens of another, without its answer.
         start: Tokens in common before the first that differs.
     """
-    least = min(len(mine), len(theirs)) // TOKEN_BYTES
-    return min(1.0, (start + num_matching_after(mine, theirs, start)) / least) if least else 0.0
+    length = min(len(left), len(right)) // TOKEN_BYTES
+    return min(1.0, (start + num_matching_after(left, right, start)) / length) if length else 0.0
 
 
-def is_alike(mine: bytes, theirs: bytes, start: int, block_size: int) -> bool:
+def is_alike(left: bytes, right: bytes, start: int, block_size: int) -> bool:
     """Whether two prompts are versions of one: they share a block, or most of their tokens."""
-    return start >= block_size or similarity(mine, theirs, start) >= MIN_SIMILARITY
+    return start >= block_size or similarity(left, right, start) >= MIN_SIMILARITY
 
 
 def show_difference(nearest: RequestRecord, record: RequestRecord, prompt: bytes, start: int,
@@ -98,16 +98,16 @@ def show_difference(nearest: RequestRecord, record: RequestRecord, prompt: bytes
     """
     if decode is None:
         return None
-    mine, theirs = _ids(prompt), _ids(nearest.tokens)
+    ids, nearest_ids = _ids(prompt), _ids(nearest.tokens)
     stop = start + TOKENS_AFTER
-    texts = decode(mine[start:stop]), decode(theirs[start:stop])
-    pieces = decode(mine[start : start + 1]), decode(theirs[start : start + 1])
+    texts = decode(ids[start:stop]), decode(nearest_ids[start:stop])
+    pieces = decode(ids[start : start + 1]), decode(nearest_ids[start : start + 1])
     common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False)))
     is_same = common >= max(1, *map(len, pieces)) or (
-        0 < common == len(texts[0]) and stop >= len(mine)
+        0 < common == len(texts[0]) and stop >= len(ids)
     )
     first = 0 if is_same else common
-    before = decode(mine[max(0, start - TOKENS_BEFORE) : start]) + texts[0][:first]
+    before = decode(ids[max(0, start - TOKENS_BEFORE) : start]) + texts[0][:first]
     shown_before = _cut_left(before)
     matching = 0 if is_same else num_matching_after(prompt, nearest.prompt, start)
     difference = Difference(
@@ -117,7 +117,7 @@ def show_difference(nearest: RequestRecord, record: RequestRecord, prompt: bytes
         theirs=shown_before + _cut_right(texts[1][first:]),
         caret=_columns(shown_before),
         width=max(1, _columns(_draw(pieces[0][first:][:LETTERS_AFTER]))),
-        place=_place(decode(mine), len(decode(mine[:start])) + first, record.prompt_sections),
+        place=_place(decode(ids), len(decode(ids[:start])) + first, record.prompt_sections),
         num_alike_after=matching,
     )
     return Shown(difference, is_same)
@@ -125,13 +125,13 @@ def show_difference(nearest: RequestRecord, record: RequestRecord, prompt: bytes
 
 def num_alike(one: AnyStr, other: AnyStr) -> int:
     """Return the length of what two texts begin with alike, by bisection at memcmp's speed."""
-    alike, most = 0, min(len(one), len(other))
-    while alike < most:
-        middle = (alike + most + 1) // 2
+    alike, end = 0, min(len(one), len(other))
+    while alike < end:
+        middle = (alike + end + 1) // 2
         if one[alike:middle] == other[alike:middle]:
             alike = middle
         else:
-            most = middle - 1
+            end = middle - 1
     return alike
 
 

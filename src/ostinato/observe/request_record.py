@@ -118,8 +118,8 @@ class RequestRecord:
         Images are compared, identities are not.
         """
         common = num_common_tokens(self.tokens, tokens)
-        mine, theirs = set(self.images), set(other.images)
-        return min([common, *(image.start for image in mine ^ theirs)])
+        images, other_images = set(self.images), set(other.images)
+        return min([common, *(image.start for image in images ^ other_images)])
 
     def clear(self) -> None:
         """Drop its content."""

@@ -67,7 +67,7 @@ class EvictorPolicy(EvictionPolicy):
         self._queue[head] = None
         self.faults.call("add", lambda: self._evictor.add([head]), None)
 
-    def victim(self, num_wanted: int = 0) -> Victim | None:
+    def victim(self, num_needed: int = 0) -> Victim | None:
         """Return the evictor's choice, if it is an evictable leaf."""
         if not self._queue:
             return None

@@ -92,8 +92,8 @@ class ChatMessage(OpenBody):
         if (self.tool_call_id is not None) != (self.role == "tool"):
             raise ValueError("tool_call_id says which call a message of role='tool' answers")
         images = [] if isinstance(self.content, str) else self.content or []
-        is_theirs = self.role in ("user", "tool")
-        if not is_theirs and any(isinstance(part, ImagePart) for part in images):
+        may_have_images = self.role in ("user", "tool")
+        if not may_have_images and any(isinstance(part, ImagePart) for part in images):
             raise ValueError(
                 f"an image in a message of role={self.role!r}: users and tools send images"
             )

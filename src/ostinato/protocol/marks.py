@@ -21,7 +21,7 @@ def seconds_of(ttl: str) -> float:
     return float(ttl[:-1]) * _UNIT_SECONDS[ttl[-1]]
 
 
-def _at_most_a_day(ttl: str) -> str:
+def _check_max_ttl(ttl: str) -> str:
     """Refuse a time that is zero or longer than the longest lease that clients get."""
     if not 0 < seconds_of(ttl) <= _MAX_TTL_S:
         raise ValueError(f"ttl={ttl!r}: must be above 0 and at most 24h")
@@ -29,7 +29,7 @@ def _at_most_a_day(ttl: str) -> str:
 
 
 Ttl = Annotated[
-    str, StringConstraints(pattern=r"^[0-9]{1,6}[smh]$"), AfterValidator(_at_most_a_day)
+    str, StringConstraints(pattern=r"^[0-9]{1,6}[smh]$"), AfterValidator(_check_max_ttl)
 ]
 
 

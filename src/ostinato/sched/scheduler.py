@@ -236,9 +236,9 @@ class Scheduler:
             return FinishReason.STOP
         if sequence.constraint is not None and sequence.constraint.is_complete:
             return FinishReason.STOP
-        most = self._longest - sequence.num_prompt_tokens
-        most = most if params.max_tokens is None else min(most, params.max_tokens)
-        return FinishReason.LENGTH if sequence.num_output_tokens >= most else None
+        max_tokens = self._longest - sequence.num_prompt_tokens
+        max_tokens = max_tokens if params.max_tokens is None else min(max_tokens, params.max_tokens)
+        return FinishReason.LENGTH if sequence.num_output_tokens >= max_tokens else None
 
     def _end_step(self) -> list[ScheduledChunk]:
         """Close the step; return its chunks, in the order of the plan."""

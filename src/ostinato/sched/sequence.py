@@ -96,8 +96,8 @@ class Sequence:
     @property
     def wants_prompt_logprobs(self) -> bool:
         """Whether log-probs of its prompt are still to come; of forks the first has them."""
-        asked_for = self.request.params.prompt_logprobs is not None and self.index == 0
-        return asked_for and self.next_scored < self.num_prompt_tokens
+        is_requested = self.request.params.prompt_logprobs is not None and self.index == 0
+        return is_requested and self.next_scored < self.num_prompt_tokens
 
     @property
     def next_scored(self) -> int:

@@ -33,7 +33,7 @@ class StepCosts:
             is_alone: Whether only one sequence lives.
         """
 
-    def most_tokens(self, start: int) -> int:
+    def max_chunk_tokens(self, start: int) -> int:
         """Return how many tokens after ``start`` others still fit into the step; 0 if none."""
         return 2**31
 
@@ -86,8 +86,8 @@ class SingleFlight:
         for leader, table, published in self._leaders:
             common = leader.key.num_common_tokens(sequence.key)
             to_publish = leader.num_tokens - leader.num_tokens % self._cache.block_size
-            most = min(common, to_publish, sequence.num_tokens - 1)
-            to_hit = self._cache.deepest_hit(table, sequence.key, most)
+            max_tokens = min(common, to_publish, sequence.num_tokens - 1)
+            to_hit = self._cache.deepest_hit(table, sequence.key, max_tokens)
             # What the leader computed before may be evicted from a window: no use in waiting.
             if to_hit > max(match.num_tokens, published):
                 return leader
@@ -120,7 +120,7 @@ class StepPlanner:
         self._budget = config.max_num_batched_tokens
         self._max_chunk = config.max_chunk_tokens or self._budget
         self._in_flight = SingleFlight(self._cache)
-        self._least = self._cache.chunk_unit or 1
+        self._min_chunk_tokens = self._cache.chunk_unit or 1
         self._copies: list[CopyRun] = []
         self._is_short = False  # a sequence found too few blocks, or no time
         self._is_decoding, self._has_prompt = True, False  # whose chunks there are so far
@@ -134,12 +134,12 @@ class StepPlanner:
         sequences = tuple(chunk.schedule() for chunk in self.chunks)
         return StepPlan(sequences, tuple(self._copies), *self._cache.state_copies)
 
-    def _most_tokens(self, sequence: Sequence, start: int) -> int:
+    def _max_chunk_tokens(self, sequence: Sequence, start: int) -> int:
         """Return how many tokens a prompt may compute; the step's first gets some in any case."""
         room = min(self._budget, self._max_chunk)
-        limit = self._costs.most_tokens(start)
+        limit = self._costs.max_chunk_tokens(start)
         limit = min(limit, self._limits.get(sequence.sequence_id, limit))
-        return min(room, limit if self._has_prompt else max(limit, self._least))
+        return min(room, limit if self._has_prompt else max(limit, self._min_chunk_tokens))
 
     def _add_chunk(self, sequence: Sequence, end: int) -> ScheduledChunk:
         """Give a sequence what it needs of the budget to be computed up to ``end``."""
@@ -197,11 +197,11 @@ class StepPlanner:
 
         That may be the sequence itself.
         """
-        wanted = self._end_of_chunk(sequence)
-        if wanted == sequence.num_computed and sequence.sequence_id not in self._limits:
+        end = self._end_of_chunk(sequence)
+        if end == sequence.num_computed and sequence.sequence_id not in self._limits:
             self._is_short = True
-        while sequence.table is not None and wanted > sequence.num_computed:
-            room = self._cache.growable(sequence.table, wanted)
+        while sequence.table is not None and end > sequence.num_computed:
+            room = self._cache.growable(sequence.table, end)
             if room > sequence.num_computed:
                 self._cache.grow(sequence.table, room)
                 self._add_chunk(sequence, room)
@@ -219,7 +219,7 @@ class StepPlanner:
         start, end = sequence.num_computed, len(sequence.key)
         if end - start == 1:
             return end
-        end = min(end, start + self._most_tokens(sequence, start))
+        end = min(end, start + self._max_chunk_tokens(sequence, start))
         if self._cache.chunk_unit is None:
             return end
         assert sequence.table is not None
@@ -253,7 +253,7 @@ class StepPlanner:
     def _has_seat(self) -> bool:
         """Whether another sequence may run in this step, if there are blocks for it."""
         is_free = len(self._requests.running) < self._config.max_num_seqs
-        return is_free and self._budget >= self._least and not self._is_short
+        return is_free and self._budget >= self._min_chunk_tokens and not self._is_short
 
     def _try_admit(self, sequence: Sequence) -> bool:
         """Admit a waiting sequence, unless it waits for a prefill; False if it does not fit."""
@@ -264,12 +264,12 @@ class StepPlanner:
         match = cache.match(sequence.key, max_hit)
         leader = None if reading_is_off else self._in_flight.leader(sequence, match)
         if leader is not None:
-            is_mine = leader.key.identity.tenant == sequence.key.identity.tenant
-            sequence.waits_for = leader.request.request_id if is_mine else ""
+            is_same_tenant = leader.key.identity.tenant == sequence.key.identity.tenant
+            sequence.waits_for = leader.request.request_id if is_same_tenant else ""
             return True
         hit = match.num_tokens
-        most = self._most_tokens(sequence, hit)
-        if most < min(self._least, len(sequence.key) - hit):
+        chunk_tokens = self._max_chunk_tokens(sequence, hit)
+        if chunk_tokens < min(self._min_chunk_tokens, len(sequence.key) - hit):
             return False
         is_sibling = sequence.index > 0 and not sequence.num_preemptions
         context = RequestContext(
@@ -277,7 +277,7 @@ class StepPlanner:
             sequence.num_known_tokens, sequence.waits_for, is_sibling,
             is_readmission=is_sibling or sequence.num_preemptions > 0,
         )  # fmt: skip
-        admitted = cache.admit(sequence.key, match, request.cache_write, most, context)
+        admitted = cache.admit(sequence.key, match, request.cache_write, chunk_tokens, context)
         if admitted is None:
             return False
         table, copies = admitted

@@ -36,11 +36,11 @@ class FairShare(WaitingOrder):
         self._max_overtakes = max_overtakes
         self._has_newly_overdue = False
         self._served: dict[bytes, int] = {}
-        self._least = 0  # the lowest counter among those who waited in the last step
+        self._min_served = 0  # the lowest counter among those who waited in the last step
 
     def num_served_tokens(self, tenant: bytes) -> int:
         """Return a tenant's counter; that of one who is not known is the lowest."""
-        return max(self._least, self._served.get(tenant, 0))
+        return max(self._min_served, self._served.get(tenant, 0))
 
     def candidates(self, waiting: list[Sequence]) -> Iterator[Sequence]:
         """Walk the overdue by arrival, then the first of the tenant with the lowest counter.
@@ -73,7 +73,7 @@ class FairShare(WaitingOrder):
             return
         lifted = {tenant: self.num_served_tokens(tenant) for tenant in tenants}
         self._served |= lifted
-        self._least = min(lifted.values())
+        self._min_served = min(lifted.values())
         if len(self._served) > len(tenants) + MAX_TENANTS:
             self._remove(tenants)
 

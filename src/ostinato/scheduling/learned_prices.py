@@ -62,7 +62,7 @@ class LearnedPrices:
 
     Attributes:
         now: The prices at the present pace; None until three kinds of steps are measured.
-        most_tokens: Tokens of the largest measured step.
+        max_measured_tokens: Tokens of the largest measured step.
         fewest_tokens: Tokens of the smallest one.
         pace: How many times as long steps take now as the prices were learned.
     """
@@ -75,7 +75,7 @@ class LearnedPrices:
     def reset(self) -> None:
         """Forget all that was measured."""
         self.now = self._steady = self._given
-        self.most_tokens = 0 if self.now is None else 2**31
+        self.max_measured_tokens = 0 if self.now is None else 2**31
         self.fewest_tokens = 2**31 if self.now is None else 0
         self.pace = 1.0
         self._num_predicted, self._measured_s, self._predicted_s = 0, 0.0, 0.0
@@ -90,7 +90,7 @@ class LearnedPrices:
 
     def prompt_s(self, start: int, num_tokens: int) -> float | None:
         """Return how long a prompt's tokens take after ``start`` others; None if unknown."""
-        if self.now is None or self.most_tokens < LEAST_MEASURED:
+        if self.now is None or self.max_measured_tokens < LEAST_MEASURED:
             return None
         return self.now.fixed_s + self.now.prompt_s(start, num_tokens)
 
@@ -108,7 +108,7 @@ class LearnedPrices:
         if seconds <= 0 or not work.tokens:
             return
         self._num_noted += 1
-        self.most_tokens = max(self.most_tokens, work.tokens)
+        self.max_measured_tokens = max(self.max_measured_tokens, work.tokens)
         if self.now is not None:
             self._num_predicted += 1
             self._measured_s += seconds
@@ -178,7 +178,7 @@ class _Cell:
         self.work, self.seconds = sorted(self._steps, key=ratio)[middle]
 
 
-def most_certain_tokens(
+def max_certain_tokens(
     measured: Iterable[tuple[Work, float]],
     seconds: float,
     planned: Work,

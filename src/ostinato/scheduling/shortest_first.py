@@ -163,7 +163,7 @@ class ShortestFirst(RankedOrder):
             given = limits.get(name, 0)
             start = starts[name] + given
             left = len(sequence.key) - start
-            chunk_tokens = min(left, meter.most_tokens(start, share))
+            chunk_tokens = min(left, meter.max_chunk_tokens(start, share))
             if self._max_chunk is not None:
                 chunk_tokens = min(chunk_tokens, self._max_chunk - given)
             if chunk_tokens < left:

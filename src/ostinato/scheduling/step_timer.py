@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from ostinato.core.plan import StepPlan
 from ostinato.sched.step_planner import StepCosts
-from ostinato.scheduling.learned_prices import LearnedPrices, most_certain_tokens
+from ostinato.scheduling.learned_prices import LearnedPrices, max_certain_tokens
 from ostinato.scheduling.step_prices import StepPrices, Work, plan_work, prompt_pairs
 
 FIRST_TOKENS = 64
@@ -67,7 +67,7 @@ class StepMeter:
     measured: Sequence[tuple[Work, float]] = ()
     certain_s: float = float("inf")
 
-    def most_tokens(self, start: int, share: float = 1.0) -> int:
+    def max_chunk_tokens(self, start: int, share: float = 1.0) -> int:
         """Return how many tokens after ``start`` others fit into a share of what is left."""
         prices, limit_tokens = self.prices, max(0, int(self.num_tokens * share))
         if prices is None:
@@ -78,9 +78,7 @@ class StepMeter:
         )
         if not self.measured:
             return likely_tokens
-        return most_certain_tokens(
-            self.measured, self.certain_s, self.planned, start, likely_tokens
-        )
+        return max_certain_tokens(self.measured, self.certain_s, self.planned, start, likely_tokens)
 
     def take(self, start: int, num_tokens: int) -> None:
         """Take tokens of a prompt out of what is left; a negative number gives them back."""
@@ -120,7 +118,7 @@ class StepTimer(StepCosts):
         num_decoding, keys = len(decoding), sum(decoding)
         decodes = Work(1, num_decoding, keys, keys)
         room_tokens, prices = self._max_tokens - num_decoding, self.prices.now
-        if prices is None or self.prices.most_tokens < FIRST_TOKENS:
+        if prices is None or self.prices.max_measured_tokens < FIRST_TOKENS:
             self.limit_s = float("inf")
             self._meter = StepMeter(room_tokens, decodes, FIRST_PRICES, FIRST_TOKENS + 1)
             return
@@ -134,9 +132,9 @@ class StepTimer(StepCosts):
             self.prices.measured, MOST_LATE * self.limit_s,
         )  # fmt: skip
 
-    def most_tokens(self, start: int) -> int:
+    def max_chunk_tokens(self, start: int) -> int:
         """Return how many tokens after ``start`` others still fit into the step."""
-        return self._meter.most_tokens(start)
+        return self._meter.max_chunk_tokens(start)
 
     def take(self, start: int, num_tokens: int) -> None:
         """Note that a prompt computes so many tokens in this step."""

@@ -194,9 +194,9 @@ class Probe:
             return "reasoning"
         if len(computed) - kept <= _longest_end(computed):
             return "end mark"
-        asked = self._text(dialogue.messages[:place], dialogue, add_generation_prompt=False)
+        opening_text = self._text(dialogue.messages[:place], dialogue, add_generation_prompt=False)
         opened = self._text(dialogue.messages[:place], dialogue)
-        return "opening" if len(asked) <= kept <= len(opened) else "text"
+        return "opening" if len(opening_text) <= kept <= len(opened) else "text"
 
     def _loss(self, at: str, message: int, first: str, second: str, cause: Cause) -> Loss | None:
         """Return what a text loses when another one follows it; None if nothing."""

@@ -108,7 +108,7 @@ class CacheAdmin:
         self._manager.tables.check_between_steps()
         self.expire()
         match, size = self._manager.match(key, len(key)), self._manager.block_size
-        wanted, cached = len(key) // size, len(match.blocks)
+        num_blocks, cached = len(key) // size, len(match.blocks)
         if not cached:
             return _rejected(self._limits.nothing_to_hold(key))
         leasable = self._limits.num_leasable(key, match)
@@ -118,8 +118,8 @@ class CacheAdmin:
         reason = ""
         if leasable < cached:
             reason = self._limits.reason(key)
-        elif cached < wanted:
-            reason = f"only {cached} of {wanted} blocks are cached"
+        elif cached < num_blocks:
+            reason = f"only {cached} of {num_blocks} blocks are cached"
         status = LeaseStatus.CLIPPED if reason else LeaseStatus.ACCEPTED
         return LeaseReceipt(status, leasable * size, reason, lease.lease_id, lease.expires_s)
 

@@ -109,7 +109,7 @@ class TenantShares(BlockShares):
         is_above = quota is not None and account.num_charged + num_more > quota
         return account.policy.victim() if is_above else None
 
-    def victim(self, tenant: bytes, num_wanted: int) -> Victim | None:
+    def victim(self, tenant: bytes, num_needed: int) -> Victim | None:
         """Return what to evict: from those above quota, else what was released first."""
         own, account = self.of(tenant), self._first()
         victim = None if account is None else account.policy.victim()

@@ -68,7 +68,7 @@ def check(function: Check) -> Check:
 
 
 @check
-def what_is_stored_is_found_after_a_restart(medium: Medium) -> None:
+def stored_kv_hits_after_a_restart(medium: Medium) -> None:
     """Durable when ``store`` returns: also for a process that was killed right after."""
     tier = medium.open()
     assert put(tier, conversation(1)) == [StoreResult.STORED] * 2
@@ -273,25 +273,25 @@ def what_is_leased_says_how_many_tokens(medium: Medium) -> None:
 def what_was_erased_is_nowhere(medium: Medium) -> None:
     """A search of all bytes finds neither tokens nor KV; other tenants keep theirs."""
     tier = medium.open()
-    mine = [conversation(1, tenant=b"a"), conversation(2, tenant=b"a\x1fclient")]
+    erased = [conversation(1, tenant=b"a"), conversation(2, tenant=b"a\x1fclient")]
     continuing = replace(conversation(4, tenant=b"c"), public_prefix=b"a")
-    for prefix in (*mine, continuing, conversation(3, tenant=b"b")):
+    for prefix in (*erased, continuing, conversation(3, tenant=b"b")):
         put(tier, prefix)
     receipts = tier.erase(b"a")
     assert all(receipt.complete for receipt in receipts), "the erasure is incomplete"
     num_extents = sum(receipt.num_extents for receipt in receipts)
     assert num_extents >= 6, f"{num_extents} extents erased: at least the 6 that were stored"
-    num_bytes, least = sum(x.num_bytes for x in receipts), 3 * 8 * NAMESPACE.block_bytes
-    assert num_bytes >= least, f"{num_bytes} bytes erased: at least the {least} of the KV"
-    for prefix in (*mine, continuing):
+    num_bytes, min_bytes = sum(x.num_bytes for x in receipts), 3 * 8 * NAMESPACE.block_bytes
+    assert num_bytes >= min_bytes, f"{num_bytes} bytes erased: at least the {min_bytes} of the KV"
+    for prefix in (*erased, continuing):
         assert get(tier, prefix) == 0
         assert_nowhere(prefix, medium.values().values())
     assert get(tier, conversation(3, tenant=b"b")) == 8
     medium.kill()
     tier = medium.open()
-    assert [get(tier, prefix) for prefix in (*mine, continuing)] == [0, 0, 0]
-    put(tier, mine[0])
-    assert get(tier, mine[0]) == 8, "an erased tenant may store again"
+    assert [get(tier, prefix) for prefix in (*erased, continuing)] == [0, 0, 0]
+    put(tier, erased[0])
+    assert get(tier, erased[0]) == 8, "an erased tenant may store again"
 
 
 @check

@@ -48,8 +48,8 @@ class Medium(Protocol):
 def payload(prefix: Prefix, first_block: int, num_blocks: int) -> bytes:
     """Return the correct bytes of blocks."""
     size, digests = prefix.namespace.block_bytes, prefix.digests
-    wanted = digests[first_block : first_block + num_blocks]
-    return b"".join(hashlib.shake_128(digest).digest(size) for digest in wanted)
+    block_digests = digests[first_block : first_block + num_blocks]
+    return b"".join(hashlib.shake_128(digest).digest(size) for digest in block_digests)
 
 
 def conversation(

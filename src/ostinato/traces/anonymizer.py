@@ -77,13 +77,13 @@ class ChainedHash:
     def extend(self, tokens: "array[int]", images: "dict[int, ImageSpan] | None" = None) -> None:
         """Name more tokens; cost: one hash of 4 bytes each, about a microsecond."""
         state, packed = self._hash, tokens.tobytes()
-        found = []
+        digests = []
         for place in range(len(tokens)):
             if images and place in images:
                 state.update(b"image" + images[place].digest)
             state.update(packed[place * TOKEN_BYTES : (place + 1) * TOKEN_BYTES])
-            found.append(state.copy().digest())
-        self.names += b"".join(found)
+            digests.append(state.copy().digest())
+        self.names += b"".join(digests)
 
     def continued(self, tokens: "array[int]") -> bytes:
         """Return the pseudonyms of one continuation; this row does not change."""

@@ -61,7 +61,7 @@ def test_the_accountant_counts_like_the_lab_and_follows_the_arrow_keys(open_url,
     assert (shared, block_size) == (2000, 8)
     reuse = by_token(Workload(shared, suffix, requests, block_size))
     expect(view.locator("#savings-share")).to_have_text(f"{reuse.saved_share:.1%}")
-    expect(view.locator("#savings-text")).to_contain_text(f"finds {reuse.found_tokens:,}")
+    expect(view.locator("#savings-text")).to_contain_text(f"finds {reuse.matched_tokens:,}")
     expect(view.locator("#savings-text")).to_contain_text(
         f"computes {reuse.computed_per_request_tokens:,}"
     )

@@ -80,9 +80,9 @@ def run_wave(
     counts = engine.scheduler_stats
     before = counts.computed_prompt_tokens
     start_s = time.perf_counter()
-    made = _submit(engine, prompts, OUTPUT_TOKENS)
+    requests = _submit(engine, prompts, OUTPUT_TOKENS)
     numbers: dict[str, int] = {
-        request.request.request_id: number for number, request in enumerate(made)
+        request.request.request_id: number for number, request in enumerate(requests)
     }
     answers: dict[int, str] = {}
     while engine.has_work:
@@ -92,10 +92,10 @@ def run_wave(
         if limit_s is not None and time.perf_counter() - start_s > limit_s:
             break
     seconds = time.perf_counter() - start_s
-    for request in made:  # the unfinished ones
+    for request in requests:  # the unfinished ones
         engine.cancel(request.request.request_id)
-    tokens = sum(len(request.request.prompt_token_ids) for request in made)
-    return Wave(len(made), tokens, counts.computed_prompt_tokens - before, seconds, answers)
+    tokens = sum(len(request.request.prompt_token_ids) for request in requests)
+    return Wave(len(requests), tokens, counts.computed_prompt_tokens - before, seconds, answers)
 
 
 def first_tokens(engine: "Engine", cold: str, warm: str) -> tuple[FirstToken, FirstToken]:
@@ -113,10 +113,10 @@ def _submit(engine: "Engine", prompts: list[str], output_tokens: int) -> "list[P
     from ostinato.engine.requests.prompts import Prompt
 
     params = SamplingParams(max_tokens=output_tokens, temperature=0)
-    made = [engine.make_request(Prompt(text=prompt), params) for prompt in prompts]
-    for request in made:
+    requests = [engine.make_request(Prompt(text=prompt), params) for prompt in prompts]
+    for request in requests:
         engine.add(request)
-    return made
+    return requests
 
 
 def _step(engine: "Engine") -> "list[RequestOutput]":

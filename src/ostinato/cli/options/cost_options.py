@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from ostinato.cli.options.option_groups import option
-from ostinato.core.config import at_least, one_of
+from ostinato.core.config import check_minimum, one_of
 from ostinato.core.errors import ConfigError
 from ostinato.lab.size.gpus import DENSE_SHARE, GPUS, MEMORY_SHARE, MOE_SHARE, find_gpu
 from ostinato.lab.size.kv_bytes import DTYPE_BITS
@@ -90,7 +90,7 @@ class MachineOptions:
             ConfigError: An option is out of range.
         """
         if self.gpus is not None:
-            at_least("gpus", self.gpus, 1)
+            check_minimum("gpus", self.gpus, 1)
         one_of("kv_cache_dtype", self.kv_cache_dtype or "auto", ("auto", *DTYPE_BITS))
         memory = None if self.gpu_memory is None else read_bytes("gpu_memory", self.gpu_memory)
         gpu = find_gpu(self.gpu or "h100").overridden(self.gpu_tflops, self.gpu_bandwidth, memory)
@@ -220,7 +220,7 @@ def _waves(longest: int) -> Iterator[_Wave]:
     Single prompts, prompts after cached ones, many at once, and more than run at once, so that
     prefill and decode share steps.
     """
-    at_least("max_model_len", longest, _SHORT + _NEW_TOKENS)
+    check_minimum("max_model_len", longest, _SHORT + _NEW_TOKENS)
     draw = random.Random(0)
 
     def prompt(length: int) -> list[int]:

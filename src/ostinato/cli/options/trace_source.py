@@ -19,7 +19,7 @@ from rich.progress import (
 
 from ostinato.cli.options.config_source import load_config
 from ostinato.cli.options.option_groups import option
-from ostinato.core.config import at_least, one_of
+from ostinato.core.config import check_minimum, one_of
 from ostinato.core.errors import ConfigError
 from ostinato.lab.log.lines import BrokenLine, OnBroken
 from ostinato.lab.size.image_tokens import image_tokens, read_size, tokens_of_log
@@ -80,9 +80,9 @@ class TraceOptions:
                 for a model that takes none.
         """
         if self.block_size is not None:
-            at_least("block_size", self.block_size, 1)
+            check_minimum("block_size", self.block_size, 1)
         if self.first is not None:
-            at_least("first", self.first, 1)
+            check_minimum("first", self.first, 1)
         one_of("timestamp_unit", self.timestamp_unit, get_args(TimeUnit))
         name = self.tokenizer or model
         read = None if name is None else _tokenizer(name, self.image_tokens(model))

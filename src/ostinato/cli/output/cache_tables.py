@@ -1,12 +1,12 @@
 """Tables for the responses of ``/admin`` routes."""
 
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from ostinato.cli.output.tables import FigureTable
+from ostinato.cli.output.tables import Field, Figure, figures, share, table_of
 from ostinato.lab.size.quantities import count, write_bytes, write_seconds
 
 
@@ -28,36 +28,14 @@ def draw_stats(console: Console, answer: dict[str, Any]) -> None:
             "again",
             highlight=False,
         )
-    table = _table("Tenant", ("Requests", "Looked up", "Shared", "Copied", "Hit"))
     rows = {"all": answer["lookups"], **answer["tenants"]}
-    for name, counts in rows.items():
-        table.add_row(
-            Text(name or "(no salt)"),
-            f"{counts['num_requests']:,}",
-            f"{counts['query_tokens']:,}",
-            f"{counts['shared_tokens']:,}",
-            f"{counts['copied_tokens']:,}",
-            f"{counts['hit_ratio']:.1%}",
-        )
-    console.print(table)
+    named = [{"tenant": name, **counts} for name, counts in rows.items()]
+    console.print(table_of(named, _LOOKUPS))
     if answer["ghosts"]:
-        console.print(_ghosts(answer["ghosts"]))
-
-
-def _ghosts(rows: list[dict[str, Any]]) -> Table:
-    """Print the hit rates of other sizes and policies, and how old these estimates are."""
-    table = _table("Memory", ("Policy", "Blocks", "Would hit", "Between", "Requests", "Since"))
-    for row in sorted(rows, key=lambda row: (row["memory"] == 1.0, row["memory"], row["policy"])):
-        table.add_row(
-            Text(f"{row['memory']:g} x"),
-            Text(row["policy"]),
-            f"{row['num_blocks']:,}",
-            f"{row['hit_ratio']:.1%}",
-            f"{row['low']:.1%} and {row['high']:.1%}",
-            f"{row['num_requests']:,}",
-            f"{row['num_later_requests']:,}",
+        by_memory = sorted(
+            answer["ghosts"], key=lambda row: (row["memory"] == 1.0, row["memory"], row["policy"])
         )
-    return table
+        console.print(table_of(by_memory, _GHOSTS))
 
 
 def draw_audit(console: Console, answer: dict[str, Any]) -> None:
@@ -73,17 +51,7 @@ def draw_audit(console: Console, answer: dict[str, Any]) -> None:
     )
     if not answer["findings"]:
         return
-    table = _table("First wrong token", ("Of", "Layers", "Cached in blocks", "Removed"))
-    for finding in answer["findings"]:
-        blocks = "; ".join(_line(row) for row in finding["cached_blocks"])
-        table.add_row(
-            f"{finding['first_token']:,}",
-            f"{finding['num_tokens']:,}",
-            _line(finding["layers"]),
-            Text(blocks[:60]),
-            f"{finding['num_removed']:,}",
-        )
-    console.print(table)
+    console.print(table_of(answer["findings"], _FINDINGS))
 
 
 def draw_tiers(console: Console, answer: dict[str, Any]) -> None:
@@ -91,18 +59,12 @@ def draw_tiers(console: Console, answer: dict[str, Any]) -> None:
     if not answer["tiers"]:
         console.print("There are no tiers: start the server with --kv-disk FOLDER.")
         return
-    table = _table("Tier", ("Extents", "Used", "Limit", "Leased", "Written", "Tokens loaded"))
     for tier in answer["tiers"]:
         state = f"{tier['state']}: {tier['reason']}" if tier["reason"] else tier["state"]
         _print_line(console, f"{tier['tier']} is {state} ({tier['where']})")
-        amounts = [tier[f"{name}_bytes"] for name in ("num", "limit", "leased")]
-        loaded = answer["loaded_tokens"].get(tier["tier"], 0)
-        # The size of a remote tier is not known here.
-        shown = map(write_bytes, amounts) if tier["limit_bytes"] else "–––"
-        extents = f"{tier['num_extents']:,}" if tier["limit_bytes"] else "–"
-        written = write_bytes(tier["written_bytes"])
-        table.add_row(Text(tier["tier"]), extents, *shown, written, f"{loaded:,}")
-    console.print(table)
+    loaded = answer["loaded_tokens"]
+    tokens = Figure("Tokens loaded", lambda tier: loaded.get(tier["tier"], 0))
+    console.print(table_of(answer["tiers"], (*_TIERS, tokens)))
     _print_line(
         console,
         f"Loading took {write_seconds(answer['load_seconds'])}; "
@@ -116,19 +78,7 @@ def draw_tiers(console: Console, answer: dict[str, Any]) -> None:
 
 def draw_heaviest(console: Console, answer: dict[str, Any]) -> None:
     """Print prefixes, most saved tokens first."""
-    table = _table("Prefix", ("Tenant", "Tokens", "Hits", "Saved", "Age"))
-    for prefix in answer["prefixes"]:
-        head, branch = _line(prefix["head"]), _line(prefix["branch"])
-        shown = head if head == branch else f"… {branch}"
-        owner = prefix["tenant"] if prefix["public"] is None else f"public {prefix['public']}"
-        table.add_row(
-            Text(shown[:48]),
-            Text(owner or "(no salt)"),
-            f"{prefix['num_tokens']:,}",
-            f"{prefix['num_hits']:,}",
-            f"{prefix['saved_tokens']:,}",
-            write_seconds(prefix["age_s"]),
-        )
+    table = table_of(answer["prefixes"], _PREFIXES)
     console.print(table if answer["prefixes"] else "Nothing is cached.")
 
 
@@ -154,37 +104,20 @@ def draw_lease(console: Console, answer: dict[str, Any]) -> None:
 
 def draw_leases(console: Console, answer: dict[str, Any]) -> None:
     """Print all leases."""
-    table = _table("Tenant", ("Lease", "Tokens", "Expires in"))
-    for lease in answer["leases"]:
-        left = lease["expires_in_s"]
-        table.add_row(
-            Text(lease["tenant"] or "(no salt)"),
-            str(lease["lease_id"]),
-            f"{lease['num_tokens']:,}",
-            "never" if left is None else write_seconds(max(0.0, left)),
-        )
+    table = table_of(answer["leases"], _LEASES)
     console.print(table if answer["leases"] else "Nothing is kept.")
 
 
 def draw_public(console: Console, answer: dict[str, Any]) -> None:
     """Print all public prefixes."""
-    table = _table("Name", ("Tokens", "Held"))
-    for known in answer["public"]:
-        table.add_row(
-            Text(known["name"]),
-            f"{known['num_tokens']:,}",
-            "yes" if known["is_held"] else "no: publish it again",
-        )
+    table = table_of(answer["public"], _PUBLIC)
     console.print(table if answer["public"] else "Nothing is public.")
 
 
 def draw_receipt(console: Console, answer: dict[str, Any]) -> None:
     """Print what was erased, and where."""
-    table = _table("Erased", ("Count",))
-    for place, number in answer.items():
-        if place != "tiers":
-            shown = ", ".join(number) or "–" if isinstance(number, list) else f"{number:,}"
-            table.add_row(place.removeprefix("num_").replace("_", " "), shown)
+    erased = [(place, number) for place, number in answer.items() if place != "tiers"]
+    table = table_of(erased, _ERASED)
     console.print(table)
     for tier in answer.get("tiers", []):
         parts = [count(tier["num_extents"], "extent"), write_bytes(tier["num_bytes"])]
@@ -195,14 +128,6 @@ def draw_receipt(console: Console, answer: dict[str, Any]) -> None:
         _print_line(console, f"{tier['tier']} ({tier['where']}): {', '.join(parts)}")
 
 
-def _table(first: str, others: tuple[str, ...]) -> Table:
-    table = FigureTable()
-    table.add_column(first, overflow="fold")
-    for name in others:
-        table.add_column(name, justify="right")
-    return table
-
-
 def _print_line(console: Console, line: str) -> None:
     """Print a line that may hold a path, which is not to be broken."""
     console.print(Text(line), soft_wrap=True)
@@ -211,3 +136,82 @@ def _print_line(console: Console, line: str) -> None:
 def _line(text: str | list[int]) -> str:
     """Return a text on one line; ids without a tokenizer."""
     return " ".join(text.split()) if isinstance(text, str) else " ".join(map(str, text))
+
+
+def _owner(name: str | None) -> str:
+    return name or "(no salt)"
+
+
+def _unless_remote(name: str, write: Callable[[int], str]) -> Callable[[dict[str, Any]], str]:
+    """Return a cell of a tier; the size of a remote tier is not known here."""
+    return lambda tier: write(tier[name]) if tier["limit_bytes"] else "–"
+
+
+def _prefix(prefix: dict[str, Any]) -> str:
+    head, branch = _line(prefix["head"]), _line(prefix["branch"])
+    return (head if head == branch else f"… {branch}")[:48]
+
+
+def _prefix_owner(prefix: dict[str, Any]) -> str:
+    public = prefix["public"]
+    return _owner(prefix["tenant"]) if public is None else f"public {public}"
+
+
+def _count_or_names(number: int | list[str]) -> str:
+    return ", ".join(number) or "–" if isinstance(number, list) else f"{number:,}"
+
+
+def _expiry(left_s: float | None) -> str:
+    return "never" if left_s is None else write_seconds(max(0.0, left_s))
+
+
+_LOOKUPS = (
+    Field("Tenant", "tenant", _owner),
+    *figures(Requests="num_requests", Looked_up="query_tokens"),
+    *figures(Shared="shared_tokens", Copied="copied_tokens"),
+    Figure("Hit", "hit_ratio", share),
+)
+_GHOSTS = (
+    Field("Memory", "memory", "{:g} x".format),
+    *figures(Policy="policy", Blocks="num_blocks"),
+    Figure("Would hit", "hit_ratio", share),
+    Figure("Between", lambda row: f"{row['low']:.1%} and {row['high']:.1%}"),
+    *figures(Requests="num_requests", Since="num_later_requests"),
+)
+_FINDINGS = (
+    Field("First wrong token", "first_token"),
+    Figure("Of", "num_tokens"),
+    Figure("Layers", "layers", _line),
+    Figure("Cached in blocks", "cached_blocks", lambda rows: "; ".join(map(_line, rows))[:60]),
+    Figure("Removed", "num_removed"),
+)
+_TIERS = (
+    Field("Tier", "tier"),
+    Figure("Extents", _unless_remote("num_extents", "{:,}".format)),
+    *(
+        Figure(name.title(), _unless_remote(f"{key}_bytes", write_bytes))
+        for name, key in (("used", "num"), ("limit", "limit"), ("leased", "leased"))
+    ),
+    Figure("Written", "written_bytes", write_bytes),
+)
+_PREFIXES = (
+    Field("Prefix", _prefix),
+    Figure("Tenant", _prefix_owner),
+    *figures(Tokens="num_tokens", Hits="num_hits", Saved="saved_tokens"),
+    Figure("Age", "age_s", write_seconds),
+)
+_LEASES = (
+    Field("Tenant", "tenant", _owner),
+    Figure("Lease", "lease_id", str),
+    Figure("Tokens", "num_tokens"),
+    Figure("Expires in", "expires_in_s", _expiry),
+)
+_PUBLIC = (
+    Field("Name", "name"),
+    Figure("Tokens", "num_tokens"),
+    Figure("Held", "is_held", lambda is_held: "yes" if is_held else "no: publish it again"),
+)
+_ERASED = (
+    Field("Erased", lambda pair: pair[0].removeprefix("num_").replace("_", " ")),
+    Figure("Count", lambda pair: _count_or_names(pair[1])),
+)

@@ -113,9 +113,9 @@ def notes(figures: Figures) -> Iterator[str]:
             f"{wave.computed_tokens:,} tokens; its time is scaled to all {wave.prompt_tokens:,}."
         )
     expected, computed = by_token(figures.workload), figures.cold.computed_tokens
-    asked = f"{figures.calls.system_tokens} + {len(figures.calls.prompts):,} x "
+    formula = f"{figures.calls.system_tokens} + {len(figures.calls.prompts):,} x "
     yield (
-        f"By arithmetic a cold cache computes {asked}{figures.calls.suffix_tokens} = "
+        f"By arithmetic a cold cache computes {formula}{figures.calls.suffix_tokens} = "
         f"{expected.computed_tokens:,} tokens and saves {expected.saved_tokens:,}."
     )
     if computed != expected.computed_tokens:

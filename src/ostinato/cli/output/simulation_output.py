@@ -10,7 +10,7 @@ from rich.text import Text
 
 from ostinato.cli.options.trace_source import describe
 from ostinato.cli.output.report_folder import list_written, unwritable
-from ostinato.cli.output.tables import FigureTable
+from ostinato.cli.output.tables import matrix, share
 from ostinato.lab.replay.replay import ReplayedRequest
 from ostinato.lab.replay.serial_replay import USUAL_POLICY
 from ostinato.lab.simulate.simulation import Simulation
@@ -21,78 +21,84 @@ if TYPE_CHECKING:
     from ostinato.lab.simulate.report import Section
 
 
-def show(found: Simulation) -> None:
+def show(simulation: Simulation) -> None:
     """Print the tables."""
     console = Console()
-    title = Text("\n").append(found.trace.name, style="bold")
-    console.print(title.append(f": {describe(found.trace)}."))
-    console.print(_hits_table(found))
-    console.print(_sentence(found))
-    if found.replayed:
-        console.print(_replayed(found.replayed), "\n", sep="", highlight=False)
-    if found.timed:
-        console.print(_times_table(found))
-        console.print(Text(_times_note(found), style="dim"))
-    for note in found.trace.notes:
+    title = Text("\n").append(simulation.trace.name, style="bold")
+    console.print(title.append(f": {describe(simulation.trace)}."))
+    console.print(_hits_table(simulation))
+    console.print(_sentence(simulation))
+    if simulation.replayed:
+        console.print(_replayed(simulation.replayed), "\n", sep="", highlight=False)
+    if simulation.timed:
+        console.print(matrix(_TIMES_HEADINGS, _times_rows(simulation)))
+        console.print(Text(_times_note(simulation), style="dim"))
+    for note in simulation.trace.notes:
         console.print(Text(note, style="dim"))
 
 
-def _hits_table(found: Simulation) -> Table:
+def _hits_table(simulation: Simulation) -> Table:
     """Print one row per policy and bound, one column per size; the best policy is bold."""
-    table = FigureTable(has_rule=True)
-    table.add_column("", no_wrap=True)
-    for heading in _sizes(found):
-        table.add_column(heading.replace(" = ", "\n"), justify="right")
-    by_policy = [[result.hit_ratio for result in results] for results in found.results.values()]
+    bounds = simulation.bounds
+    by_policy = [
+        [result.hit_ratio for result in results] for results in simulation.results.values()
+    ]
     best = [max(ratios) for ratios in zip(*by_policy, strict=True)]
-    for name, ratios in found.ratios().items():
-        is_policy = name not in found.bounds
-        cells = [
-            Text(f"{ratio:.1%}", style="bold" if is_policy and ratio == most else "")
-            for ratio, most in zip(ratios, best, strict=True)
+    rows = [
+        [
+            name,
+            *(
+                Text(share(ratio), "bold" if ratio == best_ratio and name not in bounds else "")
+                for ratio, best_ratio in zip(ratios, best, strict=True)
+            ),
         ]
-        table.add_row(name, *cells, style="" if is_policy else "dim")
-    return table
+        for name, ratios in simulation.ratios().items()
+    ]
+    headings = ["", *(heading.replace(" = ", "\n") for heading in _sizes(simulation))]
+    return matrix(
+        headings, rows, is_whole=True, style=lambda row: "dim" if row[0] in bounds else ""
+    )
 
 
-def _sizes(found: Simulation) -> list[str]:
+def _sizes(simulation: Simulation) -> list[str]:
     """Return the sizes as headings, with their memory if the size of a token is known."""
-    names = [write_count(size) for size in found.capacities]
-    memory = found.memory()
+    names = [write_count(size) for size in simulation.capacities]
+    memory = simulation.memory()
     if memory is None:
         return names
     return [f"{name} = {write_bytes(size)}" for name, size in zip(names, memory, strict=True)]
 
 
-def _sentence(found: Simulation) -> str:
+def _sentence(simulation: Simulation) -> str:
     return (
         f"Share of prompt tokens that hit, by blocks of the cache. A cache that never evicts, from "
-        f"{count(found.trace.num_distinct, 'block')} on, finds {found.unbounded.hit_ratio:.1%}; "
-        f"the rest is seen for the first time.{_cut(found)}{_about_states(found)}{_disk(found)}\n"
+        f"{count(simulation.trace.num_distinct, 'block')} on, finds "
+        f"{simulation.unbounded.hit_ratio:.1%}; the rest is seen for the first time."
+        f"{_cut(simulation)}{_about_states(simulation)}{_disk(simulation)}\n"
     )
 
 
-def _disk(found: Simulation) -> str:
+def _disk(simulation: Simulation) -> str:
     """Describe the hits of a disk behind the caches, and the writes to it."""
-    if found.disk is None:
+    if simulation.disk is None:
         return ""
-    first = found.tiered[0]
+    first = simulation.tiered[0]
     share = first.loaded_tokens / max(1, first.total_input_tokens)
     return (
-        f" A disk of {count(found.disk.num_blocks, 'block')} behind a pool of "
-        f"{found.capacities[0]:,} adds {share:.1%}; {first.written_blocks:,} blocks are written to "
-        "it."
+        f" A disk of {count(simulation.disk.num_blocks, 'block')} behind a pool of "
+        f"{simulation.capacities[0]:,} adds {share:.1%}; {first.written_blocks:,} blocks "
+        "are written to it."
     )
 
 
-def _about_states(found: Simulation) -> str:
+def _about_states(simulation: Simulation) -> str:
     """Explain the rows of a model with states."""
-    if found.kv is None or not found.kv.state_bytes:
+    if simulation.kv is None or not simulation.kv.state_bytes:
         return ""
     return (
-        f" The model keeps states of {write_bytes(found.kv.state_bytes)} each: a row is a rule for "
-        "where checkpoints are kept, with the best share of memory for them; bounds ignore the "
-        "memory of states."
+        f" The model keeps states of {write_bytes(simulation.kv.state_bytes)} each: a row is "
+        "a rule for where checkpoints are kept, with the best share of memory for them; bounds "
+        "ignore the memory of states."
     )
 
 
@@ -111,44 +117,33 @@ def _replayed(requests: list[ReplayedRequest]) -> str:
     )
 
 
-def _cut(found: Simulation) -> str:
+def _cut(simulation: Simulation) -> str:
     """Describe how many prompts exceed the smallest cache."""
-    num_cut = max((results[0].num_cut for results in found.results.values()), default=0)
+    num_cut = max((results[0].num_cut for results in simulation.results.values()), default=0)
     if not num_cut:
         return ""
-    size = count(found.capacities[0], "block")
-    holds = "holds" if found.capacities[0] == 1 else "hold"
+    size = count(simulation.capacities[0], "block")
+    holds = "holds" if simulation.capacities[0] == 1 else "hold"
     return f" Of {count(num_cut, 'prompt')}, {size} {holds} only the beginning."
 
 
 _TIMES_HEADINGS = ("", "hits", "first token, half", "9 of 10", "99 of 100", "preempted", "steps")
 
 
-def _times_table(found: Simulation) -> Table:
-    """Print one row per timed run."""
-    table = FigureTable(has_rule=True)
-    table.add_column("")
-    for heading in _TIMES_HEADINGS[1:]:
-        table.add_column(heading, justify="right")
-    for row in _times_rows(found):
-        table.add_row(*row)
-    return table
-
-
-def _times_rows(found: Simulation) -> Iterator[tuple[str, ...]]:
-    for name, result in found.timed.items():
+def _times_rows(simulation: Simulation) -> Iterator[tuple[str, ...]]:
+    for name, result in simulation.timed.items():
         waits = (write_seconds(result.percentile(share)) for share in (50, 90, 99))
         preempted, steps = f"{result.num_preemptions:,}", f"{result.num_steps:,}"
         yield (name, f"{result.hit_ratio:.1%}", *waits, preempted, steps)
 
 
-def _times_note(found: Simulation) -> str:
-    result = next(iter(found.timed.values()))
+def _times_note(simulation: Simulation) -> str:
+    result = next(iter(simulation.timed.values()))
     served = len(result.first_token_s)
-    why = ", so that one engine can serve them" if found.is_slowed_to_fit else ""
+    why = ", so that one engine can serve them" if simulation.is_slowed_to_fit else ""
     stretched = (
-        f"; gaps between arrivals are {found.slowdown:.3g} times as long{why}"
-        if found.slowdown != 1
+        f"; gaps between arrivals are {simulation.slowdown:.3g} times as long{why}"
+        if simulation.slowdown != 1
         else ""
     )
     refused = (
@@ -158,11 +153,12 @@ def _times_note(found: Simulation) -> str:
     )
     return (
         f"The first {count(served, 'request')} on the real scheduler, "
-        f"{count(result.num_blocks, 'block')}. Steps are {found.cost_origin}{stretched}{refused}."
+        f"{count(result.num_blocks, 'block')}. "
+        f"Steps are {simulation.cost_origin}{stretched}{refused}."
     )
 
 
-def write(found: Simulation, out: Path) -> None:
+def write(simulation: Simulation, out: Path) -> None:
     """Write plots and the report, and print their paths.
 
     Raises:
@@ -172,25 +168,27 @@ def write(found: Simulation, out: Path) -> None:
     from ostinato.lab.simulate.plots import save
     from ostinato.lab.simulate.report import write_report
 
-    plots = dict(_plots(found))
+    plots = dict(_plots(simulation))
     try:
         written = [path for name, figure in plots.items() for path in save(figure, out / name)]
-        page = write_report(found.trace.name, describe(found.trace), _sections(found, plots))
+        page = write_report(
+            simulation.trace.name, describe(simulation.trace), _sections(simulation, plots)
+        )
         (out / "report.html").write_text(page, encoding="utf-8")
     except OSError as error:
         raise unwritable(out, error) from error
     list_written(out, [*written, out / "report.html"])
 
 
-def _plots(found: Simulation) -> Iterator[tuple[str, Any]]:
+def _plots(simulation: Simulation) -> Iterator[tuple[str, Any]]:
     from ostinato.lab.simulate.plots import first_token_plot, hit_ratio_plot, occupancy_plot
 
-    yield "hits", hit_ratio_plot(found)
-    if found.timed:
-        yield "first-token", first_token_plot(found.timed, found.trace.name)
-        name, result = _with_usual_policy(found.timed)
+    yield "hits", hit_ratio_plot(simulation)
+    if simulation.timed:
+        yield "first-token", first_token_plot(simulation.timed, simulation.trace.name)
+        name, result = _with_usual_policy(simulation.timed)
         if result.moments:
-            yield "occupancy", occupancy_plot(result, f"{found.trace.name}, {name}")
+            yield "occupancy", occupancy_plot(result, f"{simulation.trace.name}, {name}")
 
 
 def _with_usual_policy(timed: dict[str, TimedResult]) -> tuple[str, TimedResult]:
@@ -199,55 +197,55 @@ def _with_usual_policy(timed: dict[str, TimedResult]) -> tuple[str, TimedResult]
     return name, timed[name]
 
 
-def _sections(found: Simulation, plots: dict[str, Any]) -> "Iterator[Section]":
+def _sections(simulation: Simulation, plots: dict[str, Any]) -> "Iterator[Section]":
     from ostinato.lab.simulate.report import Section
     from ostinato.lab.simulate.report import Table as Rows
 
-    headings = ["blocks", *_sizes(found)]
-    rows = [[name, *(f"{r:.1%}" for r in ratios)] for name, ratios in found.ratios().items()]
-    yield Section("Hits", (plots["hits"], _sentence(found), Rows(headings, rows)))
-    if found.replayed:
-        yield Section("Replay of the recorded run", (_replayed(found.replayed),))
-    if found.timed:
-        timed = Rows(_TIMES_HEADINGS, list(_times_rows(found)))
-        yield Section("Times", (plots["first-token"], timed, _times_note(found)))
+    headings = ["blocks", *_sizes(simulation)]
+    rows = [[name, *(f"{r:.1%}" for r in ratios)] for name, ratios in simulation.ratios().items()]
+    yield Section("Hits", (plots["hits"], _sentence(simulation), Rows(headings, rows)))
+    if simulation.replayed:
+        yield Section("Replay of the recorded run", (_replayed(simulation.replayed),))
+    if simulation.timed:
+        timed = Rows(_TIMES_HEADINGS, list(_times_rows(simulation)))
+        yield Section("Times", (plots["first-token"], timed, _times_note(simulation)))
         if "occupancy" in plots:
             yield Section("Memory over time", (plots["occupancy"],))
 
 
-def as_json(found: Simulation) -> dict[str, object]:
+def as_json(simulation: Simulation) -> dict[str, object]:
     """Return all results as plain values."""
-    trace = found.trace
+    trace = simulation.trace
     return {
         "trace": trace.name,
         "num_requests": len(trace),
         "prompt_tokens": trace.total_input_tokens,
         "block_tokens": trace.block_tokens,
         "num_distinct_blocks": trace.num_distinct,
-        "token_bytes": None if found.kv is None else found.kv.token_bytes,
-        "memory_bytes": found.memory(),
+        "token_bytes": None if simulation.kv is None else simulation.kv.token_bytes,
+        "memory_bytes": simulation.memory(),
         "notes": list(trace.notes),
         "lines_left_out": [line.number for line in trace.broken],
-        "capacities": list(found.capacities),
-        "hit_ratio": {str(p): [r.hit_ratio for r in rs] for p, rs in found.results.items()},
+        "capacities": list(simulation.capacities),
+        "hit_ratio": {str(p): [r.hit_ratio for r in rs] for p, rs in simulation.results.items()},
         "disk": None
-        if found.disk is None
+        if simulation.disk is None
         else {
-            "num_blocks": found.disk.num_blocks,
-            "tokens_per_s": found.disk.tokens_per_s,
-            "hit_ratio": [result.hit_ratio for result in found.tiered],
-            "loaded_tokens": [result.loaded_tokens for result in found.tiered],
-            "written_blocks": [result.written_blocks for result in found.tiered],
+            "num_blocks": simulation.disk.num_blocks,
+            "tokens_per_s": simulation.disk.tokens_per_s,
+            "hit_ratio": [result.hit_ratio for result in simulation.tiered],
+            "loaded_tokens": [result.loaded_tokens for result in simulation.tiered],
+            "written_blocks": [result.written_blocks for result in simulation.tiered],
         },
-        "bounds": found.bounds,
-        "unbounded": found.unbounded.hit_ratio,
+        "bounds": simulation.bounds,
+        "unbounded": simulation.unbounded.hit_ratio,
         "replayed": {
-            "num_requests": len(found.replayed),
-            "num_agreeing": sum(request.agrees for request in found.replayed),
+            "num_requests": len(simulation.replayed),
+            "num_agreeing": sum(request.agrees for request in simulation.replayed),
         },
-        "timed": {name: _timed_as_json(result) for name, result in found.timed.items()},
-        "slowdown": found.slowdown,
-        "cost": found.cost_origin,
+        "timed": {name: _timed_as_json(result) for name, result in simulation.timed.items()},
+        "slowdown": simulation.slowdown,
+        "cost": simulation.cost_origin,
     }
 
 

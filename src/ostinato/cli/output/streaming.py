@@ -103,7 +103,7 @@ def was_interrupted(output: "RequestOutput") -> bool:
 
 def summary(output: "RequestOutput") -> str:
     """Return one line: tokens reused and generated, and speed."""
-    made = sum(len(completion.token_ids) for completion in output.outputs)
+    num_generated = sum(len(completion.token_ids) for completion in output.outputs)
     words = [
         f"{count(len(output.prompt_token_ids), 'prompt token')}, "
         f"{output.num_cached_tokens:,} cached"
@@ -113,12 +113,12 @@ def summary(output: "RequestOutput") -> str:
             if tier != "pool"
         )
         + (f", {output.num_kept_tokens:,} kept as generated" if output.num_kept_tokens else ""),
-        f"{made:,} generated",
+        f"{num_generated:,} generated",
     ]
     timings = output.timings
     if timings.time_to_first_token is not None:
         words.append(f"first after {write_seconds(timings.time_to_first_token)}")
-    decoded = made - len(output.outputs)
+    decoded = num_generated - len(output.outputs)
     if timings.decode_time and decoded > 0:
         words.append(f"then {decoded / timings.decode_time:.0f}/s")
     return " | ".join(words)

@@ -1,9 +1,11 @@
 """Prints what a chat template loses of earlier turns."""
 
+from operator import itemgetter
+
 from rich.console import Console
 from rich.text import Text
 
-from ostinato.cli.output.tables import FigureTable
+from ostinato.cli.output.tables import Field, Figure, table_of
 from ostinato.lab.size.quantities import count
 from ostinato.templates.report import Case, Cause, Loss, TemplateReport
 
@@ -19,19 +21,19 @@ _CAUSES: dict[Cause, str] = {
 }
 
 
+_COLUMNS = (
+    Field("Dialogue", itemgetter(0)),
+    Field("What happens", itemgetter(1)),
+    Field("At", itemgetter(2)),
+    Figure("Lost tokens", itemgetter(3)),
+)
+
+
 def print_template(report: TemplateReport, model: str) -> None:
     """Print a table of dialogues, and an example of each loss."""
     console = Console(highlight=False)
     console.print(Text(_title(report, model), style="bold"))
-    table = FigureTable()
-    table.add_column("Dialogue", overflow="fold")
-    table.add_column("What happens", overflow="fold")
-    table.add_column("At", overflow="fold")
-    table.add_column("Lost tokens", justify="right")
-    for case in report.cases:
-        for row in _rows(case):
-            table.add_row(*row)
-    console.print(table)
+    console.print(table_of((row for case in report.cases for row in _rows(case)), _COLUMNS))
     for case in report.losing:
         console.print(_example(case))
     console.print(Text(_end(report), style="dim"))

@@ -298,7 +298,7 @@ class IdleRebase:
             return 2**31
         costs = self._scheduler.costs
         costs.begin([], [start], is_alone=False)
-        return max(self._cache.block_size, min(self._piece, costs.most_tokens(start)))
+        return max(self._cache.block_size, min(self._piece, costs.max_chunk_tokens(start)))
 
     def _run_step(self, name: RequestId) -> int:
         """Run one step, and end its request; returns how many tokens of it are computed."""

@@ -222,7 +222,7 @@ class KVEventsPublisher:
         """Open a socket with room for two replays of all that is kept, per consumer."""
         router = self._context.socket(zmq.ROUTER)
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # raises instead of losing batches
-        router.set_hwm(2 * (self._log.num_kept_at_most + 1))
+        router.set_hwm(2 * (self._log.max_kept_batches + 1))
         return router
 
     def _bind(self, setting: str, socket: "zmq.Socket[bytes]", endpoint: str) -> str:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ostinato.core.config import SchedulerConfig, at_least
+from ostinato.core.config import SchedulerConfig, check_minimum
 from ostinato.core.errors import ConfigError
 from ostinato.core.setting import check_setting
 from ostinato.engine.settings.settings import GENERATION_NAMES, EngineSettings
@@ -100,7 +100,7 @@ def _check_images(settings: EngineSettings) -> None:
     limits = settings.limit_mm_per_prompt
     if set(limits) - {"image", "video", "audio"}:
         raise ConfigError(f"limit_mm_per_prompt={limits!r}: must be like {{'image': 16}}")
-    at_least("limit_mm_per_prompt['image']", settings.max_images, 0)
+    check_minimum("limit_mm_per_prompt['image']", settings.max_images, 0)
     for name in ("video", "audio"):
         if limits.get(name, 0):
             raise ConfigError(f"limit_mm_per_prompt={limits!r}: {name} is not served, set 0")

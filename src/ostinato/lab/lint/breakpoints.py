@@ -107,8 +107,8 @@ def _better(rows: Sequence[_Row], counts: Counter[bytes]) -> Iterator[tuple[int,
         shared = [place for place, digest in enumerate(row.chain) if counts[digest] > 1]
         head = [p for p in shared if row.fields[p].startswith(_HEAD)]
         known = [place for place in shared if row.chain[place] in before]
-        most = max((counts[row.chain[p]] for p in shared), default=0)
-        common = [place for place in shared if counts[row.chain[place]] == most]
+        max_count = max((counts[row.chain[p]] for p in shared), default=0)
+        common = [place for place in shared if counts[row.chain[place]] == max_count]
         ends = (places[-1] for places in (shared, known, head, common) if places)
         yield tuple(sorted(set(ends)))
         before.update(row.chain)
@@ -118,13 +118,13 @@ def _replayed(rows: Sequence[_Row], marks: Iterable[tuple[int, ...]]) -> Replaye
     """Replay requests on a cache with breakpoints."""
     cached: set[bytes] = set()
     prompt_tokens = computed = 0
-    for row, mine in zip(rows, marks, strict=True):
+    for row, row_marks in zip(rows, marks, strict=True):
         total = row.num_tokens[-1] if row.num_tokens else 0
         prompt_tokens += total
         computed += total
-        if len(mine) > MAX_BREAKPOINTS:
+        if len(row_marks) > MAX_BREAKPOINTS:
             continue  # refused, so nothing is cached
-        usable = [place for place in mine if row.num_tokens[place] >= MIN_CACHED_TOKENS]
+        usable = [place for place in row_marks if row.num_tokens[place] >= MIN_CACHED_TOKENS]
         computed -= max((_read(row, place, cached) for place in usable), default=0)
         cached.update(row.chain[place] for place in usable)
     return Replayed(prompt_tokens, computed)
@@ -142,7 +142,9 @@ def _remedy(
     """Describe what is wrong with the breakpoints that were sent."""
     num_marks = max(map(len, sent))
     target = " and ".join(_targets(rows, better)) or "the last block that stays the same"
-    used = dict.fromkeys(row.fields[p] for row, mine in zip(rows, sent, strict=True) for p in mine)
+    used = dict.fromkeys(
+        row.fields[p] for row, row_marks in zip(rows, sent, strict=True) for p in row_marks
+    )
     if num_marks > MAX_BREAKPOINTS:
         advice = (
             f"A request may have {MAX_BREAKPOINTS} cache_control blocks and has {num_marks}, so "
@@ -164,7 +166,7 @@ def _remedy(
 def _targets(rows: Sequence[_Row], better: Sequence[tuple[int, ...]]) -> list[str]:
     """Name the blocks that should have breakpoints; in a conversation, its end."""
     fields = [[row.fields[p] for p in places] for row, places in zip(rows, better, strict=True)]
-    named = dict.fromkeys(field for mine in fields for field in mine)
+    named = dict.fromkeys(field for row_fields in fields for field in row_fields)
     fixed = [field for field in named if field.startswith(_HEAD)]
     moving = [field for field in named if not field.startswith(_HEAD)]
     # A system prompt that was sent as a string has no place for ``cache_control``.

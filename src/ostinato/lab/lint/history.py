@@ -79,34 +79,34 @@ def keep_window(requests: Sequence[LoggedRequest]) -> list[LoggedRequest]:
     fixed = []
     for request in requests:
         leading = request.prompt.num_leading
-        mine = list(request.prompt.messages[leading:])
-        conversation, pinned, place = _continued(mine, seen)
-        conversation.messages[place:] = mine[pinned:]
+        turns = list(request.prompt.messages[leading:])
+        conversation, pinned, place = _continued(turns, seen)
+        conversation.messages[place:] = turns[pinned:]
         keys = [_key(message) for message in conversation.messages]
         for at in range(place, len(keys) - 1):
             seen[keys[at], keys[at + 1]] = conversation, at
         dropped = conversation.messages[max(conversation.start, pinned) : place]
-        if _letters(dropped) > GROWTH * _letters(mine):
+        if _letters(dropped) > GROWTH * _letters(turns):
             conversation.start, dropped = place, []
-        messages = [*request.prompt.messages[:leading], *mine[:pinned], *dropped, *mine[pinned:]]
+        messages = [*request.prompt.messages[:leading], *turns[:pinned], *dropped, *turns[pinned:]]
         fixed.append(with_messages(request, messages))
     return fixed
 
 
 def _continued(
-    mine: Sequence[Message], seen: dict[tuple[int, int], tuple[_Conversation, int]]
+    messages: Sequence[Message], seen: dict[tuple[int, int], tuple[_Conversation, int]]
 ) -> tuple[_Conversation, int, int]:
     """Find the conversation that messages continue.
 
     Returns:
         It, how many messages are pinned to its beginning, and where the rest of them begins in it.
     """
-    keys = [_key(message) for message in mine]
+    keys = [_key(message) for message in messages]
     for pinned in range(min(MAX_PINNED, len(keys) - 2) + 1):
-        found = seen.get((keys[pinned], keys[pinned + 1])) if len(keys) > 1 else None
-        if found is None:
+        position = seen.get((keys[pinned], keys[pinned + 1])) if len(keys) > 1 else None
+        if position is None:
             continue
-        conversation, place = found
+        conversation, place = position
         known = [_key(message) for message in conversation.messages]
         overlap = min(len(known) - place, len(keys) - pinned)
         if place >= pinned and known[:pinned] == keys[:pinned] and (

@@ -162,15 +162,15 @@ def _fix(group: Group, tokenizer: Tokenizer, block_size: int) -> list[_Trial]:
     known = [*remedies_for(group), *message_remedies(group)] if len(group.requests) > 1 else []
     trials = [attempt(())]
     left = _that_change(known, group.requests)
-    least = LEAST_SAVING * trials[0].result.prompt_tokens
+    min_saving = LEAST_SAVING * trials[0].result.prompt_tokens
     while left:
         best = min(
             (attempt((*trials[-1].remedies, remedy)) for remedy in left),
             key=lambda trial: trial.result.computed_tokens,
         )
-        if trials[-1].result.computed_tokens - best.result.computed_tokens <= least:
+        if trials[-1].result.computed_tokens - best.result.computed_tokens <= min_saving:
             best = _best_pair(attempt, trials[-1], left)
-            if trials[-1].result.computed_tokens - best.result.computed_tokens <= least:
+            if trials[-1].result.computed_tokens - best.result.computed_tokens <= min_saving:
                 break
             trials.append(attempt(best.remedies[:-1]))
         trials.append(best)

@@ -57,16 +57,16 @@ def message_remedies(group: Group) -> list[Remedy]:
     """Make one remedy per kind of thing that changes inside messages of users and of tools."""
     remedies = []
     for kind, pattern in _CHANGING.items():
-        found = [
+        matches = [
             (f"{block.field} ({message.role})", match.group())
             for request in group.requests
             for message in request.prompt.messages
             for block in _texts(message)
             for match in pattern.finditer(block.text)
         ]
-        if found:
-            where = found[0][0]
-            examples = tuple(dict.fromkeys(value for place, value in found if place == where))
+        if matches:
+            where = matches[0][0]
+            examples = tuple(dict.fromkeys(value for place, value in matches if place == where))
             rewrite = _to_tail(pattern)
             remedies.append(Remedy(f"message_{kind}", _ADVICE[kind], rewrite, where, examples[:3]))
     return remedies
@@ -86,8 +86,8 @@ def _to_tail(pattern: re.Pattern[str]) -> Rewrite:
         for message in request.prompt.messages:
             changed = {}
             for block in _texts(message):
-                if found := [match.group() for match in pattern.finditer(block.text)]:
-                    values += found
+                if matches := [match.group() for match in pattern.finditer(block.text)]:
+                    values += matches
                     changed[block] = replace(block, text=pattern.sub("", block.text))
             blocks = tuple(changed.get(block, block) for block in message.blocks)
             messages.append(replace(message, blocks=blocks))

@@ -76,9 +76,9 @@ def sort_documents(requests: Sequence[LoggedRequest]) -> list[LoggedRequest]:
     """Sort recurring documents with contradicting orders into one, message by message."""
     cut = [_pieces(message) for request in requests for message in request.prompt.messages]
     keys = [[piece.key for piece in pieces] for pieces in dict.fromkeys(map(tuple, cut))]
-    counts = Counter(key for mine in keys for key in set(mine))
+    counts = Counter(key for row_keys in keys for key in set(row_keys))
     recurring = {k for k, count in counts.items() if count > 1 and len(k[1]) >= LEAST_LETTERS}
-    lists = dict.fromkeys(tuple(key for key in mine if key in recurring) for mine in keys)
+    lists = dict.fromkeys(tuple(key for key in row_keys if key in recurring) for row_keys in keys)
     places = {key: place for place, key in enumerate(common_order(list(lists)))}
     pieces_of = iter(cut)
     return [
@@ -230,11 +230,11 @@ def unite_tools(requests: Sequence[LoggedRequest]) -> list[LoggedRequest]:
     every = {name: known[name] for name in _places(requests)}
 
     def united(tools: Sequence[Tool]) -> list[Tool]:
-        mine = {tool.name: tool for tool in tools}
-        if list(mine) == [name for name in every if name in mine]:
-            return [mine.get(name, tool) for name, tool in every.items()]
-        rest = [tool for name, tool in every.items() if name not in mine]
-        return [*mine.values(), *rest]  # their order is another remedy's
+        by_name = {tool.name: tool for tool in tools}
+        if list(by_name) == [name for name in every if name in by_name]:
+            return [by_name.get(name, tool) for name, tool in every.items()]
+        rest = [tool for name, tool in every.items() if name not in by_name]
+        return [*by_name.values(), *rest]  # their order is another remedy's
 
     return [_with_tools(r, united(r.prompt.tools)) if r.prompt.tools else r for r in requests]
 

@@ -117,8 +117,8 @@ def _keep_to_their_model(requests: Sequence[LoggedRequest]) -> bool:
         models.setdefault(request.user or "".join(m.text for m in said[:1]), []).append(
             request.model
         )
-    recurring = [mine for mine in models.values() if len(mine) > 1]
-    return 2 * len(recurring) >= len(models) and all(len(set(mine)) == 1 for mine in recurring)
+    recurring = [names for names in models.values() if len(names) > 1]
+    return 2 * len(recurring) >= len(models) and all(len(set(names)) == 1 for names in recurring)
 
 
 def _keep_model(requests: Sequence[LoggedRequest]) -> list[LoggedRequest]:

@@ -63,12 +63,12 @@ class Slot:
         self.values = {number: " ".join(words) for number, words in split.items()}
 
 
-def shortened(text: str, most: int = 40) -> str:
+def shortened(text: str, max_letters: int = 40) -> str:
     """Cut a text that is too long after a word, or inside one that is too long itself."""
-    if len(text) <= most:
+    if len(text) <= max_letters:
         return text
-    cut = text[: most - 1]
-    return (cut.rsplit(" ", 1)[0] if " " in cut[most // 2 :] else cut) + "…"
+    cut = text[: max_letters - 1]
+    return (cut.rsplit(" ", 1)[0] if " " in cut[max_letters // 2 :] else cut) + "…"
 
 
 def kind_of_slot(slot: Slot, requests: Sequence[LoggedRequest]) -> SlotKind:
@@ -103,7 +103,7 @@ def _what_varies(values: Sequence[str]) -> list[str]:
     """Return the pieces of each value that not all values have; all of it if they have none."""
     pieces = [_PIECES.findall(value) for value in values]
     always = set.intersection(*map(set, pieces)) if pieces else set()
-    varying = [" ".join(p for p in mine if p not in always) for mine in pieces]
+    varying = [" ".join(p for p in own_pieces if p not in always) for own_pieces in pieces]
     shown = [v or value for v, value in zip(varying, values, strict=True)]
     stripped = [value.strip(_PUNCTUATION) for value in shown]
     return [value for value in stripped if value]
@@ -118,8 +118,8 @@ def _touches(pattern: re.Pattern[str], slot: Slot, value: str) -> bool:
 
 
 def _mostly(matches: Iterable[object]) -> bool:
-    found = [bool(match) for match in matches]
-    return 10 * sum(found) >= 9 * len(found)
+    flags = [bool(match) for match in matches]
+    return 10 * sum(flags) >= 9 * len(flags)
 
 
 def _is_about_users(slot: Slot, requests: Sequence[LoggedRequest]) -> bool:

@@ -93,8 +93,8 @@ def slot_spans(template: Sequence[str], text: str) -> list[tuple[int, int]]:
     Values are whole words. Each run of words between two slots is matched as far left as it
     fits; a text that is not of the template has no spans.
     """
-    found = list(_WORDS.finditer(text))
-    words = [match.group() for match in found]
+    matches = list(_WORDS.finditer(text))
+    words = [match.group() for match in matches]
     runs: list[list[str]] = [[]]
     for word in template:
         if word == _SLOT:
@@ -108,7 +108,7 @@ def slot_spans(template: Sequence[str], text: str) -> list[tuple[int, int]]:
         if start is None:
             return []
         if place:
-            edges = [found[at].start(), found[start - 1].end()] if start > at else [0, 0]
+            edges = [matches[at].start(), matches[start - 1].end()] if start > at else [0, 0]
             spans.append((edges[0], edges[1]))
         at = start + len(run)
     return spans
@@ -161,12 +161,12 @@ def _align_as_sent(group: Group) -> None:
 
 def _find(groups: list[Group], words: list[str]) -> Group:
     """Return the most similar group; a new one if none is similar enough."""
-    mine, best, most = _runs(words), None, LEAST_SIMILARITY
+    runs, best, max_similarity = _runs(words), None, LEAST_SIMILARITY
     for group in groups:
-        theirs = group.runs
-        alike = len(mine & theirs) / max(1, min(len(mine), len(theirs)))
-        if words == group.words or (alike >= most and bool(words) == bool(group.words)):
-            best, most = group, max(most, alike)
+        other_runs = group.runs
+        alike = len(runs & other_runs) / max(1, min(len(runs), len(other_runs)))
+        if words == group.words or (alike >= max_similarity and bool(words) == bool(group.words)):
+            best, max_similarity = group, max(max_similarity, alike)
     if best is None:
         best = Group(words)
         groups.append(best)
@@ -179,26 +179,26 @@ def _runs(words: Sequence[str]) -> set[tuple[str, ...]]:
     return {run for run in runs if _SLOT not in run} or {tuple(words)}
 
 
-def _generalised(mine: list[str], theirs: list[str]) -> list[str]:
+def _generalised(template: list[str], text: list[str]) -> list[str]:
     """Keep the words of a template that a text agrees with; the rest are slots."""
     words: list[str] = []
     done = (0, 0)
-    for start, other, size in _alike(mine, theirs):
+    for start, other, size in _alike(template, text):
         if (start, other) != done:
             words.append(_SLOT)
-        words += mine[start : start + size]
+        words += template[start : start + size]
         done = start + size, other + size
     return [w for i, w in enumerate(words) if w != _SLOT or i == 0 or words[i - 1] != _SLOT]
 
 
-def _alike(mine: Sequence[str], theirs: Sequence[str]) -> Iterator[tuple[int, int, int]]:
+def _alike(left: Sequence[str], right: Sequence[str]) -> Iterator[tuple[int, int, int]]:
     """Align two texts: places in both and the number of equal words; the last is of size 0."""
-    run = 1 if len(mine) * len(theirs) <= MOST_PAIRS else 3
-    ours, others = (_words_in_runs(side, run) for side in (mine, theirs))
+    run = 1 if len(left) * len(right) <= MOST_PAIRS else 3
+    ours, others = (_words_in_runs(side, run) for side in (left, right))
     end = (0, 0)
     for block in SequenceMatcher(None, ours, others, autojunk=False).get_matching_blocks():
         if not block.size:
-            yield len(mine), len(theirs), 0
+            yield len(left), len(right), 0
             return
         overlap = max(0, end[0] - block.a, end[1] - block.b)
         size = block.size + run - 1 - overlap

@@ -66,14 +66,14 @@ def find_body(whole: dict[str, Any]) -> list[dict[str, Any]]:
     Raises:
         BrokenTrace: There is none.
     """
-    found = _search(whole, 0)
-    if found is None:
+    path = _search(whole, 0)
+    if path is None:
         names = ", ".join(list(whole)[:_SHOWN_FIELDS]) or "no fields"
         raise BrokenTrace(
             "there is no request in it: neither 'messages' nor 'input' nor 'prompt', nor an "
             f"object with one of them, such as 'body' or 'request_body'; it has {names}"
         )
-    return found
+    return path
 
 
 def _search(value: dict[str, Any], depth: int) -> list[dict[str, Any]] | None:
@@ -81,8 +81,8 @@ def _search(value: dict[str, Any], depth: int) -> list[dict[str, Any]] | None:
         inner = value.get(name)
         if name != "input":  # which may be a text of the responses API
             inner = _parsed(inner, name)
-        if isinstance(inner, dict) and (found := _search(inner, depth + 1)) is not None:
-            return [value, *found]
+        if isinstance(inner, dict) and (path := _search(inner, depth + 1)) is not None:
+            return [value, *path]
     if not is_request(value):
         return None
     parameters = value.get("model_parameters")
@@ -120,8 +120,8 @@ def find_response(whole: Mapping[str, Any], ignored: Collection[str]) -> Any:
 
 def first_text(objects: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
     """Return the first field of these names that is a text; empty if there is none."""
-    found = (o[name] for o in objects for name in names if isinstance(o.get(name), str))
-    return next(found, "")
+    texts = (o[name] for o in objects for name in names if isinstance(o.get(name), str))
+    return next(texts, "")
 
 
 def seconds_of(moment: object) -> float | None:

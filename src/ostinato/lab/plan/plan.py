@@ -16,7 +16,7 @@ from math import ceil
 
 import numpy as np
 
-from ostinato.core.config import at_least
+from ostinato.core.config import check_minimum
 from ostinato.core.errors import ConfigError
 from ostinato.lab.plan.replicas import RoutedResult, Routing, Work, replay_routed, work_of
 from ostinato.lab.replay.serial_replay import USUAL_POLICY, hit_tokens
@@ -181,7 +181,7 @@ def make_plan(
 
     Cost: two to four serial replays per size and routing.
     """
-    at_least("points", num_points, 2)
+    check_minimum("points", num_points, 2)
     if num_points > MOST_POINTS:
         raise ConfigError(f"points={num_points}: {MOST_POINTS} at most, each is several replays")
     if trace.duration_s <= 0:
@@ -190,8 +190,10 @@ def make_plan(
         )
     planner = _Planner(trace, setup)
     options: list[Option] = []
-    least, most = setup.kv.memory_for(1, trace.block_tokens), planner.least_for_all()
-    for memory in _memories(max(least, most // 200), most, num_points, setup.own_bytes):
+    min_memory, max_memory = setup.kv.memory_for(1, trace.block_tokens), planner.min_memory()
+    for memory in _memories(
+        max(min_memory, max_memory // 200), max_memory, num_points, setup.own_bytes
+    ):
         options.append(planner.option(memory))
         if progress is not None:
             progress(1)
@@ -201,10 +203,10 @@ def make_plan(
     return Plan(tuple(options), planner.without, best, knee(options), seen, setup)
 
 
-def _memories(least: int, most: int, num_points: int, own_bytes: int) -> list[int]:
+def _memories(min_memory: int, max_memory: int, num_points: int, own_bytes: int) -> list[int]:
     """Return the sizes of a replica's memory to look at, rising."""
-    sizes = {round(memory) for memory in np.geomspace(least, most, num_points).tolist()}
-    own = {own_bytes} if least < own_bytes < most else set()
+    sizes = {round(memory) for memory in np.geomspace(min_memory, max_memory, num_points).tolist()}
+    own = {own_bytes} if min_memory < own_bytes < max_memory else set()
     return sorted(sizes | own)
 
 
@@ -237,7 +239,7 @@ class _Planner:
         seen = RoutedResult(_seen_tokens(trace), idle, 0, 0)
         self._fewest = self._needed(self._work_behind(seen).total_s)
 
-    def least_for_all(self) -> int:
+    def min_memory(self) -> int:
         """Return the least memory of a replica with which full attention evicts nothing."""
         size, setup = self._trace.block_tokens, self._setup
         memory = setup.kv.memory_for(max(1, self._trace.num_distinct), size)
@@ -245,7 +247,7 @@ class _Planner:
         # Nothing is evicted, so the fastest policy will do.
         planner = _Planner(self._trace, replace(setup, policy="lru"))
         tried = planner.serve(everything, "affinity")
-        memory = setup.kv.memory_for(max(1, tried.result.most_cached_blocks), size)
+        memory = setup.kv.memory_for(max(1, tried.result.max_cached_blocks), size)
         return setup.kv.with_states(memory)
 
     def option(self, memory_bytes: int) -> Option:
@@ -315,8 +317,8 @@ def knee(options: Sequence[Option]) -> Option:
     last = options[-1]
 
     def above(option: Option) -> tuple[float, int]:
-        most = last.affinity.hit_ratio
-        height = option.affinity.hit_ratio / most if most else 0.0
+        max_ratio = last.affinity.hit_ratio
+        height = option.affinity.hit_ratio / max_ratio if max_ratio else 0.0
         return height - option.memory_bytes / last.memory_bytes, option.memory_bytes
 
     return max(options, key=above)

@@ -81,10 +81,10 @@ def _knee(plan: Plan, currency: str) -> str:
 
 def _ceiling(plan: Plan) -> str:
     """Describe the limit of hits."""
-    most, seen = plan.ceiling.affinity, plan.seen_ratio
+    best, seen = plan.ceiling.affinity, plan.seen_ratio
     size = write_bytes(plan.ceiling.memory_bytes)
-    on_many = f" on {count(most.num_replicas, 'replica')}" if most.num_replicas > 1 else ""
-    one_cache = f", and one cache for all {seen:.1%}" if most.num_replicas > 1 else ""
+    on_many = f" on {count(best.num_replicas, 'replica')}" if best.num_replicas > 1 else ""
+    one_cache = f", and one cache for all {seen:.1%}" if best.num_replicas > 1 else ""
     first = f"the other {1 - seen:.1%} are seen for the first time."
     if plan.setup.kv.windows or plan.setup.kv.state_bytes:
         still = (
@@ -93,11 +93,11 @@ def _ceiling(plan: Plan) -> str:
             else "states are kept at few positions, and are still evicted"
         )
         return (
-            f"With {size} per replica full attention evicts nothing and {most.hit_ratio:.1%} "
+            f"With {size} per replica full attention evicts nothing and {best.hit_ratio:.1%} "
             f"hit{on_many}; {still}, so more memory finds more, up to {seen:.1%}: {first}"
         )
     return (
-        f"No memory finds more than {most.hit_ratio:.1%}{on_many}{one_cache}: {first} From {size} "
+        f"No memory finds more than {best.hit_ratio:.1%}{on_many}{one_cache}: {first} From {size} "
         "per replica on, nothing is evicted."
     )
 

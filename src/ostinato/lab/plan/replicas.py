@@ -60,13 +60,13 @@ class RoutedResult:
         hit_tokens: Prompt tokens that hit, shape (num_requests,).
         replica: Replica that served each request, shape (num_requests,).
         evicted_blocks: Evicted blocks of full attention, over all replicas.
-        most_cached_blocks: Cached blocks of full attention, at the end, in the fullest cache.
+        max_cached_blocks: Cached blocks of full attention, at the end, in the fullest cache.
     """
 
     hit_tokens: Numbers
     replica: npt.NDArray[np.int64]
     evicted_blocks: int
-    most_cached_blocks: int
+    max_cached_blocks: int
 
 
 def work_of(trace: BlockTrace, cost: StepCost) -> Work:
@@ -101,8 +101,8 @@ def replay_routed(
         if router is not None:
             router.served(number, replica, hits[number])
     evicted = sum(cache.stats.evicted_blocks for cache in caches)
-    most_cached = max(cache.manager.pool.num_evictable for cache in caches)
-    return RoutedResult(hit_tokens(trace, hits), np.array(chosen, np.int64), evicted, most_cached)
+    max_cached = max(cache.manager.pool.num_evictable for cache in caches)
+    return RoutedResult(hit_tokens(trace, hits), np.array(chosen, np.int64), evicted, max_cached)
 
 
 class _PrefixRouter:
@@ -134,7 +134,9 @@ class _PrefixRouter:
         best = [place for place in places if holders >> place & 1] or list(places)
         if len(best) == 1:
             return best[0]
-        return min(best, key=lambda place: (-self._found(place, path, holders), loads[place]))
+        return min(
+            best, key=lambda place: (-self._cached_tokens(place, path, holders), loads[place])
+        )
 
     def served(self, number: int, replica: int, num_hits: int) -> None:
         """Note where a request went and what is left to compute of it."""
@@ -144,7 +146,7 @@ class _PrefixRouter:
         for block in self._path(number).tolist():
             self._sent_to[block] |= bit
 
-    def _found(self, place: int, path: "array[int]", holders: int) -> int:
+    def _cached_tokens(self, place: int, path: "array[int]", holders: int) -> int:
         """Return a replica's cached blocks of a prompt, if it was ever sent the last of them."""
         if not holders:
             return 0

@@ -100,9 +100,9 @@ def explain_recording(recording: Recording) -> list[Explanation]:
 
     Its tokens are pseudonyms: a difference has a position, but no text.
     """
-    most = max(1, 4 * len(recording.added))
+    max_records = max(1, 4 * len(recording.added))
     header = recording.header
-    cache = replace(header.cache, keep_explanations=most)
+    cache = replace(header.cache, keep_explanations=max_records)
     header = msgspec.structs.replace(header, cache=cache)
     replay = Replay(replace(recording, header=header))
     done = replay.run()

@@ -108,14 +108,15 @@ class SerialCache:
     ) -> None:
         """Make an empty cache; ``num_distinct`` blocks of content are all that it may need."""
         self._now_s = 0.0
-        self._most_blocks = pools.full
+        self._max_blocks = pools.full
         self.num_cut = 0
-        most = num_distinct + 1
+        max_distinct = num_distinct + 1
         config = PrefixCacheConfig(
-            num_blocks=min(pools.full, most) + 1,
+            num_blocks=min(pools.full, max_distinct) + 1,
             block_size=1,
             windows=tuple(
-                replace(w, num_blocks=min(w.num_blocks, most + w.window)) for w in pools.windows
+                replace(w, num_blocks=min(w.num_blocks, max_distinct + w.window))
+                for w in pools.windows
             ),
             states=pools.states,
             seal_tails=False,
@@ -134,8 +135,8 @@ class SerialCache:
 
     def key(self, path: "array[int]") -> PrefixKey:
         """Return the key of a prompt: its blocks as far as the cache could hold them."""
-        if len(path) > self._most_blocks:  # an engine of that size could not serve it at all
-            del path[self._most_blocks :]
+        if len(path) > self._max_blocks:  # an engine of that size could not serve it at all
+            del path[self._max_blocks :]
             self.num_cut += 1
         path.append(_PARTIAL_BLOCK)
         return PrefixKey(_IDENTITY, path)
@@ -192,8 +193,8 @@ def replay_serially(
     for number, path in enumerate(each_path(trace)):
         hits[number] = cache.serve(cache.key(path), arrivals[number], outputs[number])
         if disk is not None:
-            hits[number] += disk.last_found
-            loaded += disk.last_found
+            hits[number] += disk.last_hit_blocks
+            loaded += disk.last_hit_blocks
         if progress is not None and number % REQUESTS_PER_REPORT == REQUESTS_PER_REPORT - 1:
             progress(REQUESTS_PER_REPORT)
     if progress is not None:
@@ -218,6 +219,8 @@ def each_path(trace: BlockTrace) -> Iterator["array[int]"]:
 
 def hit_tokens(trace: BlockTrace, hit_blocks: Sequence[int]) -> Numbers:
     """Return the prompt tokens that hit: at least one is computed (law 4), answers do not count."""
-    found = np.minimum(np.array(hit_blocks, np.int64), trace.prompt_blocks) * trace.block_tokens
-    hits: Numbers = np.minimum(found, np.maximum(trace.input_tokens - 1, 0))
+    cached_tokens = (
+        np.minimum(np.array(hit_blocks, np.int64), trace.prompt_blocks) * trace.block_tokens
+    )
+    hits: Numbers = np.minimum(cached_tokens, np.maximum(trace.input_tokens - 1, 0))
     return hits

@@ -52,13 +52,13 @@ class SimulatedDisk(CacheObserver):
     Attributes:
         num_blocks: Capacity in blocks.
         num_written: Blocks written so far.
-        last_found: Stored blocks after the pool's hit, of the prompt admitted last.
+        last_hit_blocks: Stored blocks after the pool's hit, of the prompt admitted last.
     """
 
     def __init__(self, num_blocks: int, block_size: int, clock: Callable[[], float]) -> None:
         """Make an empty disk; call ``open`` before the first request."""
         self.num_blocks = num_blocks
-        self.num_written = self.last_found = 0
+        self.num_written = self.last_hit_blocks = 0
         self._size, self._clock = block_size, clock
         self._blocks: dict[int, StoredBlock] = {}
         self._segment_blocks = max(1, num_blocks // NUM_SEGMENTS)
@@ -71,7 +71,7 @@ class SimulatedDisk(CacheObserver):
         self._pool = manager.pool
         remember_for_tier(manager.pool.shares.policies, self.num_blocks)
 
-    def num_found(self, key: PrefixKey, first: int) -> int:
+    def num_hit_blocks(self, key: PrefixKey, first: int) -> int:
         """Count the blocks on the disk that continue a prompt from its ``first`` block on."""
         names = key.tokens[first * self._size : len(key) - 1 : self._size]
         return next((i for i, name in enumerate(names) if name not in self._blocks), len(names))
@@ -81,7 +81,7 @@ class SimulatedDisk(CacheObserver):
         if context.is_sibling:
             return
         num_shared = table.num_shared_tokens // self._size
-        self.last_found = self.num_found(table.key, num_shared)
+        self.last_hit_blocks = self.num_hit_blocks(table.key, num_shared)
         self._write(table.key, num_shared)
 
     def on_release(
@@ -120,10 +120,12 @@ class SimulatedDisk(CacheObserver):
         self._active.append(block)
 
     def _evict(self) -> None:
-        most = self._segment_blocks - 1
+        max_blocks = self._segment_blocks - 1
         content = {number: blocks.copy for number, blocks in self._full.items()}
         now_s = self._clock()
-        choice = choose_eviction(content, most, most, now_s, lambda block: block.rank(now_s))
+        choice = choose_eviction(
+            content, max_blocks, max_blocks, now_s, lambda block: block.rank(now_s)
+        )
         assert choice is not None, "nothing is leased"
         number, kept = choice
         gone = {block.name for block in self._full.pop(number)} - {block.name for block in kept}
@@ -175,12 +177,12 @@ class SimulatedLoads:
         A token takes ``compute_s`` to compute.
         """
         first = sequence.num_known_tokens // block_size
-        num_found = self._disk.num_found(sequence.key, first)
+        num_hit_blocks = self._disk.num_hit_blocks(sequence.key, first)
         begun_s = max(now_s, self._free_s)
-        ready_s = begun_s + num_found * block_size / self._model.tokens_per_s
-        if num_found and ready_s - now_s <= num_found * block_size * compute_s:
+        ready_s = begun_s + num_hit_blocks * block_size / self._model.tokens_per_s
+        if num_hit_blocks and ready_s - now_s <= num_hit_blocks * block_size * compute_s:
             self._free_s = ready_s
-            self._loads.append(_Load(sequence, first + num_found, ready_s))
+            self._loads.append(_Load(sequence, first + num_hit_blocks, ready_s))
             self._held.add(sequence.request.request_id)
 
     def land(self, scheduler: Scheduler, now_s: float) -> None:

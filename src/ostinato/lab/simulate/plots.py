@@ -235,10 +235,10 @@ def _canvas(title: str) -> tuple[Figure, Any]:
 def _tick_at(axes: Axes, sizes: Sequence[int], write: Callable[[int], str]) -> None:
     """Mark the sizes that were looked at, as tables write them; fewer where they crowd."""
     low, high = np.log(sizes[0]), np.log(sizes[-1])
-    least_gap = (high - low) / MOST_TICKS
+    min_gap = (high - low) / MOST_TICKS
     marked = [sizes[-1]]
     for size in reversed(sizes[:-1]):
-        if np.log(marked[-1]) - np.log(size) >= least_gap:
+        if np.log(marked[-1]) - np.log(size) >= min_gap:
             marked.append(size)
     axes.xaxis.set_major_locator(FixedLocator(marked))
     axes.xaxis.set_minor_locator(NullLocator())

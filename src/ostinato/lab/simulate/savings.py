@@ -26,7 +26,7 @@ tokens are computed after all.
 
 from dataclasses import dataclass
 
-from ostinato.core.config import at_least
+from ostinato.core.config import check_minimum
 from ostinato.core.errors import ConfigError
 
 
@@ -53,10 +53,10 @@ class Workload:
         Raises:
             ConfigError: A count is out of range, or the prompts are empty.
         """
-        at_least("shared", self.shared_tokens, 0)
-        at_least("suffix", self.suffix_tokens, 0)
-        at_least("requests", self.num_requests, 1)
-        at_least("block_size", self.block_size, 1)
+        check_minimum("shared", self.shared_tokens, 0)
+        check_minimum("suffix", self.suffix_tokens, 0)
+        check_minimum("requests", self.num_requests, 1)
+        check_minimum("block_size", self.block_size, 1)
         if self.prompt_tokens == 0:
             raise ConfigError("shared=0 and suffix=0: the prompts are empty; raise one of the two")
 
@@ -77,18 +77,18 @@ class Reuse:
 
     Attributes:
         workload: The requests.
-        found_tokens: Tokens that each request after the first finds in whole blocks.
+        matched_tokens: Tokens that each request after the first finds in whole blocks.
         copied_tokens: Tokens that each of them finds beyond, by copying slots of a block.
     """
 
     workload: Workload
-    found_tokens: int
+    matched_tokens: int
     copied_tokens: int = 0
 
     @property
     def computed_per_request_tokens(self) -> int:
         """Tokens that each request after the first computes; at least 1 (law 4)."""
-        return self.workload.prompt_tokens - self.found_tokens - self.copied_tokens
+        return self.workload.prompt_tokens - self.matched_tokens - self.copied_tokens
 
     @property
     def computed_tokens(self) -> int:
@@ -108,7 +108,7 @@ class Reuse:
         Such a block is found only once its request has ended and sealed it, so requests that
         arrive at once cannot copy from it.
         """
-        block_end = self.found_tokens + self.workload.block_size
+        block_end = self.matched_tokens + self.workload.block_size
         return self.copied_tokens > 0 and block_end > self.workload.prompt_tokens
 
     @property
@@ -119,7 +119,7 @@ class Reuse:
 
 def without_cache(workload: Workload) -> Reuse:
     """Return the reuse without a cache: none."""
-    return Reuse(workload, found_tokens=0)
+    return Reuse(workload, matched_tokens=0)
 
 
 def by_whole_blocks(workload: Workload) -> Reuse:
@@ -127,7 +127,9 @@ def by_whole_blocks(workload: Workload) -> Reuse:
 
     Source: vLLM, "Automatic Prefix Caching"; SGLang with a page size above 1.
     """
-    return Reuse(workload, found_tokens=_in_whole_blocks(_findable(workload), workload.block_size))
+    return Reuse(
+        workload, matched_tokens=_in_whole_blocks(_findable(workload), workload.block_size)
+    )
 
 
 def by_token(workload: Workload) -> Reuse:
@@ -137,8 +139,8 @@ def by_token(workload: Workload) -> Reuse:
     the block size decides what is copied, and nothing else.
     """
     findable = _findable(workload)
-    found = _in_whole_blocks(findable, workload.block_size)
-    return Reuse(workload, found_tokens=found, copied_tokens=findable - found)
+    matched = _in_whole_blocks(findable, workload.block_size)
+    return Reuse(workload, matched_tokens=matched, copied_tokens=findable - matched)
 
 
 def as_figures(workload: Workload) -> dict[str, object]:
@@ -157,7 +159,7 @@ def as_figures(workload: Workload) -> dict[str, object]:
 
 def _figures(reuse: Reuse) -> dict[str, object]:
     return {
-        "found_per_request_tokens": reuse.found_tokens,
+        "found_per_request_tokens": reuse.matched_tokens,
         "copied_per_request_tokens": reuse.copied_tokens,
         "computed_per_request_tokens": reuse.computed_per_request_tokens,
         "computed_tokens": reuse.computed_tokens,

@@ -80,10 +80,10 @@ class Simulation:
 
     def ratios(self) -> Mapping[str, list[float]]:
         """Return hit ratios, one per size: policies first, then bounds."""
-        found = {p: [r.hit_ratio for r in rs] for p, rs in self.results.items()}
+        ratios = {p: [r.hit_ratio for r in rs] for p, rs in self.results.items()}
         if self.disk is not None:
-            found[f"{self.tiered[0].policy} + disk"] = [r.hit_ratio for r in self.tiered]
-        return found | self.bounds
+            ratios[f"{self.tiered[0].policy} + disk"] = [r.hit_ratio for r in self.tiered]
+        return ratios | self.bounds
 
     def memory(self) -> list[int] | None:
         """Return the bytes of each size; None where no model is known."""
@@ -130,10 +130,10 @@ def usual_capacities(trace: BlockTrace) -> tuple[int, ...]:
 
     The smallest is about a two-hundredth of the distinct blocks.
     """
-    least, most = max(1, trace.num_distinct // 200), max(1, trace.num_distinct)
-    powers = (10**power for power in range(len(str(most))))
+    smallest, largest = max(1, trace.num_distinct // 200), max(1, trace.num_distinct)
+    powers = (10**power for power in range(len(str(largest))))
     sizes = [lead * power for power in powers for lead in _LEADING]
-    return (*(size for size in sizes if least <= size < most), most)
+    return (*(size for size in sizes if smallest <= size < largest), largest)
 
 
 def simulate(
@@ -198,15 +198,15 @@ def _replay_states(
     A share that has no room for a block or for two states finds nothing.
     """
     memory, block = kv.memory_for(num_blocks, trace.block_tokens), kv.token_bytes
-    found: list[SerialResult] = []
+    results: list[SerialResult] = []
     for share in SHARES:
         slots = int(memory * share) // kv.state_bytes
         full = (memory - slots * kv.state_bytes) // (block * trace.block_tokens)
         # The slot of the one running sequence comes on top, as does its partial block.
         states = StateConfig(max(2, slots + 1), 1, placement=placement)
         pools = Pools(max(1, full), states=states)
-        found.append(replay_serially(trace, pools, USUAL_POLICY, progress))
-    return max(found, key=lambda result: result.hit_ratio)
+        results.append(replay_serially(trace, pools, USUAL_POLICY, progress))
+    return max(results, key=lambda result: result.hit_ratio)
 
 
 def belady_hits(paths: Sequence[Sequence[int]], num_blocks: int, bypass: bool = False) -> int:

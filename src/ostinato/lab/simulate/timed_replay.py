@@ -102,8 +102,8 @@ def slowed_to_fit(trace: BlockTrace, cost: StepCost) -> float:
     """
     n, m = trace.input_tokens.astype(np.float64), trace.output_tokens.astype(np.float64)
     work_s = cost.prefill_s(n, np.zeros(len(n))) + cost.decode_s(n, m)
-    wanted_s = float(work_s.sum()) / UTILISATION
-    return max(1.0, wanted_s / trace.duration_s) if trace.duration_s else 1.0
+    needed_s = float(work_s.sum()) / UTILISATION
+    return max(1.0, needed_s / trace.duration_s) if trace.duration_s else 1.0
 
 
 def replay_timed(

@@ -34,10 +34,10 @@ def read_size(text: str) -> tuple[int, int]:
     Raises:
         ConfigError: It is not a size.
     """
-    found = re.fullmatch(r"([1-9]\d{0,5})x([1-9]\d{0,5})", text)
-    if found is None:
+    match = re.fullmatch(r"([1-9]\d{0,5})x([1-9]\d{0,5})", text)
+    if match is None:
         raise ConfigError(f"image={text!r}: must be a width and a height, such as 1024x768")
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
 def image_tokens(config: Mapping[str, Any], width: int, height: int) -> int:
@@ -107,15 +107,15 @@ def _gemma4_grid(width: int, height: int) -> tuple[int, int]:
     return (rows, columns) if columns else (min(height // width, _GEMMA4_TOKENS), 1)
 
 
-def _resized_tokens(width: int, height: int, factor: int, fewest: int, most: int) -> int:
+def _resized_tokens(width: int, height: int, factor: int, min_pixels: int, max_pixels: int) -> int:
     """Count squares of ``factor`` pixels after Qwen2-VL's resizing (arXiv 2409.12191)."""
     sides = [max(1, round(side / factor)) for side in (height, width)]
     pixels = sides[0] * sides[1] * factor**2
-    if pixels > most:
-        scale = math.sqrt(height * width / most)
+    if pixels > max_pixels:
+        scale = math.sqrt(height * width / max_pixels)
         sides = [max(1, math.floor(side / scale / factor)) for side in (height, width)]
-    elif pixels < fewest:
-        scale = math.sqrt(fewest / (height * width))
+    elif pixels < min_pixels:
+        scale = math.sqrt(min_pixels / (height * width))
         sides = [math.ceil(side * scale / factor) for side in (height, width)]
     return sides[0] * sides[1]
 

@@ -106,7 +106,7 @@ _SPANS = (("day", 86_400, 3), ("hour", 3600, 3), ("minute", 60, 2))
 
 def write_span(seconds: float) -> str:
     """Format a long duration, such as ``40 s``, ``59 minutes`` or ``30 hours``."""
-    for unit, length, least in _SPANS:
-        if seconds >= least * length:
+    for unit, length, min_units in _SPANS:
+        if seconds >= min_units * length:
             return f"{seconds / length:,.0f} {unit}s"
     return write_seconds(seconds) if seconds else "0 s"

@@ -119,7 +119,7 @@ def _fits(row: _Row, block_tokens: int) -> bool:
     return full <= len(row.hashes) <= -(-row.input_tokens // block_tokens)
 
 
-def _block_size(name: str, rows: Sequence[_Row], asked: int | None) -> int:
+def _block_size(name: str, rows: Sequence[_Row], requested: int | None) -> int:
     """Derive the tokens per block from lengths and numbers of hashes.
 
     Raises:
@@ -127,13 +127,13 @@ def _block_size(name: str, rows: Sequence[_Row], asked: int | None) -> int:
     """
     votes = {size: sum(_fits(row, size) for row in rows) for size in _SIZES}
     likely = max(_SIZES, key=lambda size: votes[size])
-    if asked is not None:
-        if 2 * sum(_fits(row, asked) for row in rows) < len(rows):
+    if requested is not None:
+        if 2 * sum(_fits(row, requested) for row in rows) < len(rows):
             raise ConfigError(
-                f"block_size={asked}: {name} lists blocks of {likely} tokens, by the lengths of "
-                "its prompts; do not give --block-size"
+                f"block_size={requested}: {name} lists blocks of {likely} tokens, by the lengths "
+                "of its prompts; do not give --block-size"
             )
-        return asked
+        return requested
     if 2 * votes[likely] < len(rows):
         raise ConfigError(
             f"{name}: its block size is not a power of two, by the lengths of its prompts and "
@@ -145,8 +145,8 @@ def _block_size(name: str, rows: Sequence[_Row], asked: int | None) -> int:
 def _time_unit(times: Sequence[float]) -> TimeUnit:
     """Return the unit of the timestamps."""
     span, largest = max(times) - min(times), max(times)
-    for unit, least in _EPOCHS:
-        if largest >= least:
+    for unit, min_time in _EPOCHS:
+        if largest >= min_time:
             return unit  # type: ignore[return-value]  # the names are those of TimeUnit
     if any(time % 1 for time in times):
         return "s"

@@ -223,8 +223,8 @@ def _answer_tokens(tokenizer: Tokenizer, logged: LoggedRequest) -> int:
     """Say how long the answer was, or may have been."""
     if logged.answer:
         return len(_tokenize(tokenizer, {"prompt": logged.answer}))
-    most = logged.body.get("max_completion_tokens") or logged.body.get("max_tokens") or 1
-    return int(most) if _is_number(most) else 1
+    max_tokens = logged.body.get("max_completion_tokens") or logged.body.get("max_tokens") or 1
+    return int(max_tokens) if _is_number(max_tokens) else 1
 
 
 def _blocks(tokens: list[int], size: int, owner: tuple[object, ...]) -> tuple[object, ...]:

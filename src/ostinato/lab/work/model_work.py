@@ -168,13 +168,13 @@ def model_work(config: Config, weights: str = "auto", kv_dtype: str = "auto") ->
     return ModelWork(count_weights(config), weight_format(config, weights), groups, kv, hidden_size)
 
 
-def weight_format(config: Config, asked: str = "auto") -> WeightFormat:
+def weight_format(config: Config, requested: str = "auto") -> WeightFormat:
     """Say in which format a model's weights are.
 
     Raises:
         ConfigError: The config's quantisation is not known.
     """
-    if asked == "auto":
+    if requested == "auto":
         quantisation = config.get("quantization_config")
         if isinstance(quantisation, Mapping):
             return _quantised(quantisation)
@@ -182,11 +182,11 @@ def weight_format(config: Config, asked: str = "auto") -> WeightFormat:
         written = known_dtype(part.get("dtype") or part.get("torch_dtype") or "bfloat16")
         bits = min(DTYPE_BITS[written], 16)  # float32 checkpoints are served in 16 bits
         return WeightFormat("bf16" if bits == 16 else written, bits, bits)
-    if asked in _MADE_AT_LOAD:
-        kept, is_fp8 = _MADE_AT_LOAD[asked]
-        return WeightFormat(asked, kept, kept, is_fp8, head_bits=_MADE_AT_LOAD["int8"][0])
-    bits = 16 if asked == "bf16" else 8
-    return WeightFormat(asked, bits, bits, is_fp8=bits == 8)
+    if requested in _MADE_AT_LOAD:
+        kept, is_fp8 = _MADE_AT_LOAD[requested]
+        return WeightFormat(requested, kept, kept, is_fp8, head_bits=_MADE_AT_LOAD["int8"][0])
+    bits = 16 if requested == "bf16" else 8
+    return WeightFormat(requested, bits, bits, is_fp8=bits == 8)
 
 
 _MADE_AT_LOAD = {"int8": (8 + _SCALE_BITS / 128, True), "int4": (4 + 2 * _SCALE_BITS / 32, False)}

@@ -69,19 +69,19 @@ def choose_machine(model: ModelWork, machine: Machine) -> Machine:
     Raises:
         ConfigError: The weights do not fit; the message says how many GPUs are the least.
     """
-    least = _least_gpus(model, machine, 0.0)
+    min_gpus = _min_gpus(model, machine, 0.0)
     if not machine.num_gpus:
-        return replace(machine, num_gpus=_least_gpus(model, machine, _LEAST_KV_SHARE))
-    if machine.num_gpus < least:
+        return replace(machine, num_gpus=_min_gpus(model, machine, _LEAST_KV_SHARE))
+    if machine.num_gpus < min_gpus:
         raise ConfigError(
             f"gpus={machine.num_gpus}: {model.weight_bytes / GIB:,.1f} GiB of weights do not fit "
             f"into {machine.usable_bytes / GIB:,.1f} GiB, {USABLE_MEMORY:.0%} of the memory of "
-            f"{machine.num_gpus} x {machine.gpu.name}: {least} are the least"
+            f"{machine.num_gpus} x {machine.gpu.name}: {min_gpus} are the least"
         )
     return machine
 
 
-def _least_gpus(model: ModelWork, machine: Machine, kv_share: float) -> int:
+def _min_gpus(model: ModelWork, machine: Machine, kv_share: float) -> int:
     """Return the least power of two of GPUs whose memory holds the weights."""
     num_gpus = 1
     while replace(machine, num_gpus=num_gpus).usable_bytes * (1 - kv_share) < model.weight_bytes:

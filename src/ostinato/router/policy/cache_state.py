@@ -101,12 +101,12 @@ class CacheState:
     def _learn(self, request: RouteRequest, fleet: Fleet, chosen: Candidate) -> None:
         """Update the means, and move the price towards the one that keeps the budget."""
         self._num_choices += 1
-        least = min(each.tokens_to_compute for each in fleet.candidates)
-        possible_hits = max(0, len(request.tokens) - least)
+        min_tokens = min(each.tokens_to_compute for each in fleet.candidates)
+        possible_hits = max(0, len(request.tokens) - min_tokens)
         newest = max(_SMOOTHING, 1 / self._num_choices)
         self._mean_hit += (max(1, possible_hits) - self._mean_hit) * newest
         wait = chosen.queued + chosen.work
         self._mean_wait += (wait - self._mean_wait) * newest
-        over_budget = chosen.tokens_to_compute - least - GIVEN_UP * possible_hits
+        over_budget = chosen.tokens_to_compute - min_tokens - GIVEN_UP * possible_hits
         step = _STEP * over_budget / self._mean_hit
         self._price = min(_MAX_PRICE, max(_MIN_PRICE, self._price * exp(min(step, 1.0))))

@@ -59,7 +59,7 @@ def look_up(
     tree: PrefixTree, request: RouteRequest, workers: Sequence[tuple[int, int]], now: float
 ) -> Steps[list[Found]]:
     """Return what each worker, given as bit and block size, has of a prompt."""
-    found: dict[int, Found] = {}
+    lookups: dict[int, Found] = {}
     for size in {size for _, size in workers}:
         names = yield from _names(request, size)
         path = yield from _walk(tree, tree.find_root(_namespace(request, size)), names)
@@ -68,8 +68,8 @@ def look_up(
         num_live = _num_live(path)
         for bit in bits:
             counts = coverage.counts(bit, num_live, size)
-            found[bit] = Found(size, names, path[:num_live], *counts, coverage.sent_by.get(bit))
-    return [found[bit] for bit, _ in workers]
+            lookups[bit] = Found(size, names, path[:num_live], *counts, coverage.sent_by.get(bit))
+    return [lookups[bit] for bit, _ in workers]
 
 
 def _walk(tree: PrefixTree, root: Node | None, names: Sequence[bytes]) -> Steps[list[Node]]:
@@ -153,28 +153,28 @@ def _cover(path: Sequence[Node], bits: Sequence[int], size: int, now: float) -> 
 
 
 def expect(
-    tree: PrefixTree, request: RouteRequest, found: Found, work: Assigned, ttl_s: float
+    tree: PrefixTree, request: RouteRequest, lookup: Found, work: Assigned, ttl_s: float
 ) -> Steps[None]:
     """Expect a prompt's blocks at its worker, until events come or ``ttl_s`` has passed.
 
     Cost: one step per block that is not cached by the worker's events.
     """
     until = work.at + ttl_s
-    first = found.cached_tokens // found.block_size  # the worker has all blocks before it
-    for start in range(first, len(found.path), SLICE_BLOCKS):
+    first = lookup.cached_tokens // lookup.block_size  # the worker has all blocks before it
+    for start in range(first, len(lookup.path), SLICE_BLOCKS):
         if start > first:
             yield
-        part = found.path[start : start + SLICE_BLOCKS]
+        part = lookup.path[start : start + SLICE_BLOCKS]
         work.nodes += tree.expect(part, work.worker, work.number, work.at, until)
-    node = found.path[-1] if found.path else tree.root(_namespace(request, found.block_size))
-    for start in range(len(found.path), len(found.names), SLICE_BLOCKS):
+    node = lookup.path[-1] if lookup.path else tree.root(_namespace(request, lookup.block_size))
+    for start in range(len(lookup.path), len(lookup.names), SLICE_BLOCKS):
         if not node.is_live:  # removed between two slices
             break
-        nodes = tree.chain(node, found.names[start : start + SLICE_BLOCKS])
+        nodes = tree.chain(node, lookup.names[start : start + SLICE_BLOCKS])
         node = nodes[-1]
         work.nodes += tree.expect(nodes, work.worker, work.number, work.at, until)
         tree.shrink()
-        if start + SLICE_BLOCKS < len(found.names):
+        if start + SLICE_BLOCKS < len(lookup.names):
             yield
     tree.shrink()
 

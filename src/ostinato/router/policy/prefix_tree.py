@@ -130,12 +130,12 @@ class PrefixTree:
         self._tick += 1
         tick, nodes, node, path = self._tick, self._nodes, root, []
         for name in names:
-            found = nodes.get((id(node), name))
-            if found is None:
+            child = nodes.get((id(node), name))
+            if child is None:
                 break
-            found.used = tick
-            path.append(found)
-            node = found
+            child.used = tick
+            path.append(child)
+            node = child
         if id(node) in self._leaves:
             self._leaves.move_to_end(id(node))
         return path

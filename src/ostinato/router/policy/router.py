@@ -83,7 +83,7 @@ class _Option:
     """A worker that can be chosen, and what it has of the prompt."""
 
     worker: Worker
-    found: Found
+    lookup: Found
     candidate: Candidate
 
 
@@ -194,8 +194,8 @@ class Router:
         choice = self.policy.choose(request, fleet)
         decision, work = self._assign(request, now, options, choice)
         try:
-            found = options[choice.place].found
-            yield from expect(self._tree, request, found, work, self.config.guess_ttl_s)
+            lookup = options[choice.place].lookup
+            yield from expect(self._tree, request, lookup, work, self.config.guess_ttl_s)
         except GeneratorExit:
             self.failed(decision)
             raise
@@ -309,13 +309,13 @@ class Router:
         workers = [worker for name, worker in self._workers.items() if name not in excluded]
         workers = [worker for worker in workers if not worker.is_draining]
         sizes = [(worker.bit, worker.compared_size(request)) for worker in workers]
-        found = yield from look_up(self._tree, request, sizes, now)
+        lookups = yield from look_up(self._tree, request, sizes, now)
         for worker in workers:
             worker.load.decay(now, self._returns.mean_s)
         mean_token_s = self._mean_token_s
         return [
             _Option(worker, each, worker.candidate(request, each, mean_token_s))
-            for worker, each in zip(workers, found, strict=True)
+            for worker, each in zip(workers, lookups, strict=True)
             if not worker.is_draining and self._workers.get(worker.name) is worker
         ]
 
@@ -330,7 +330,7 @@ class Router:
     ) -> tuple[Decision, Assigned]:
         for option, score in zip(options, choice.scores, strict=False):
             option.candidate.score = score
-        worker, found = options[choice.place].worker, options[choice.place].found
+        worker, lookup = options[choice.place].worker, options[choice.place].lookup
         chosen = options[choice.place].candidate
         others = [option.candidate for option in options if option.candidate is not chosen]
         self._number += 1
@@ -339,9 +339,9 @@ class Router:
         is_told = not (request.characters or request.held)  # events name public prefixes otherwise
         if is_told and worker.feed.state is WorkerState.EXACT:
             work.num_removals = worker.feed.num_removals
-            if found.expected_tokens:
-                work.untold = found.path[found.cached_tokens // found.block_size]
-        follows = self._leader(found.sent_by)
+            if lookup.expected_tokens:
+                work.untold = lookup.path[lookup.cached_tokens // lookup.block_size]
+        follows = self._leader(lookup.sent_by)
         self._running[work.number] = work
         worker.load.assign(work)
         worker.assigned += 1
@@ -366,8 +366,8 @@ class Router:
         return number if work is not None and work.prefill_tokens else None
 
     def _full_tokens(self, request: RouteRequest, name: str) -> int:
-        size, most = self._workers[name].compared_size(request), len(request.tokens) - 1
-        return min(most, len(request.tokens) // size * size)
+        size, limit = self._workers[name].compared_size(request), len(request.tokens) - 1
+        return min(limit, len(request.tokens) // size * size)
 
     def _end(self, decision: Decision) -> Assigned | None:
         work = self._running.pop(decision.number, None)

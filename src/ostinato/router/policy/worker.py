@@ -83,14 +83,14 @@ class Worker:
         """Return the number of tokens, or characters, that are compared as one block."""
         return self.block_size * (CHARACTERS_PER_TOKEN if request.characters else 1)
 
-    def candidate(self, request: RouteRequest, found: Found, mean_token_s: float) -> Candidate:
+    def candidate(self, request: RouteRequest, lookup: Found, mean_token_s: float) -> Candidate:
         """Return the cost of a prompt here; a worker without prices has the fleet's mean price."""
         num_tokens = len(request.tokens)
-        most = max(0, num_tokens - 1)  # the last token is always computed
-        cached = min(max(found.cached_tokens, request.held.get(self.name, 0)), most)
-        expected = min(found.expected_tokens, most - cached)
+        limit = max(0, num_tokens - 1)  # the last token is always computed
+        cached = min(max(lookup.cached_tokens, request.held.get(self.name, 0)), limit)
+        expected = min(lookup.expected_tokens, limit - cached)
         left, prices, price = max(1, num_tokens - cached - expected), self.prices, 1.0
-        tokens_to_compute, queued = left + found.load_tokens, float(self.load.prefill_tokens)
+        tokens_to_compute, queued = left + lookup.load_tokens, float(self.load.prefill_tokens)
         if prices is not None:
             price = prices.seconds(cached + expected, left) / (left * mean_token_s)
             if prices.is_shortest_first:

@@ -90,8 +90,10 @@ class FleetAdmin:
         """
         caller = self.check(request)
         path = request.query.get("path", "")
-        prompt, asked = await self._proxy.read(path, await request.read(), caller, request.headers)
-        decision = await self._fleet.choose(asked, prompt.model, set())
+        prompt, route_request = await self._proxy.read(
+            path, await request.read(), caller, request.headers
+        )
+        decision = await self._fleet.choose(route_request, prompt.model, set())
         if decision is None:
             raise ApiError(503, "no worker is well", "server_error", code="no_worker")
         record = self._decisions.add(decision, caller.tenant)
@@ -115,11 +117,11 @@ class FleetAdmin:
             raise ApiError(400, f"the body is not a JSON object: {error}") from error
         copies = copies_of(request, 1)
         path = "/v1/chat/completions" if "messages" in fields else "/v1/completions"
-        _, asked = await self._proxy.read(path, body, caller, request.headers)
+        _, route_request = await self._proxy.read(path, body, caller, request.headers)
         sent = msgspec.json.encode({**fields, "max_tokens": 1, "stream": False})
         records = [
             self._decisions.add(decision, caller.tenant)
-            for decision in self._fleet.router.place(asked, copies, self._fleet.clock())
+            for decision in self._fleet.router.place(route_request, copies, self._fleet.clock())
         ]
         keys = request.headers
         await asyncio.gather(

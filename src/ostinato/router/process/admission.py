@@ -110,17 +110,17 @@ class Admission:
             del self._bytes[tenant]
 
     async def _read(self, job: Job) -> None:
-        most, pieces = self._config.max_body_bytes, []
+        limit, pieces = self._config.max_body_bytes, []
         announced = job.request.content_length
-        if announced is not None and announced > most:
-            raise body_too_long(announced, most)
+        if announced is not None and announced > limit:
+            raise body_too_long(announced, limit)
         try:
             async with asyncio.timeout(self._config.body_timeout_s):
                 async for piece in job.request.content.iter_any():
                     pieces.append(piece)
                     self._count(job, len(piece))
-                    if job.num_bytes > most:
-                        raise body_too_long(job.num_bytes, most)
+                    if job.num_bytes > limit:
+                        raise body_too_long(job.num_bytes, limit)
                     if job.num_bytes < _MIN_PIECE_BYTES * (len(pieces) - _MAX_SMALL_PIECES):
                         raise body_in_pieces(len(pieces), job.num_bytes)
         except TimeoutError:
@@ -130,9 +130,9 @@ class Admission:
     def _count(self, job: Job, num_bytes: int) -> None:
         job.num_bytes += num_bytes
         self._bytes[job.caller.tenant] += num_bytes
-        most = self._config.max_tenant_body_bytes
-        if self._bytes[job.caller.tenant] > most:
-            raise _too_many(f"the bodies of this key's requests have more than {most} bytes")
+        limit = self._config.max_tenant_body_bytes
+        if self._bytes[job.caller.tenant] > limit:
+            raise _too_many(f"the bodies of this key's requests have more than {limit} bytes")
 
 
 def _too_many(reason: str) -> ApiError:

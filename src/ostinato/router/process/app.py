@@ -186,9 +186,9 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
     except web.HTTPException as error:
         codes = {404: "unknown_url", 405: "method_not_allowed", 413: "body_too_large"}
         message = f"{request.method} {request.path:.200}: {error.reason}"
-        found = ApiError(error.status, message, code=codes.get(error.status))
+        own_error = ApiError(error.status, message, code=codes.get(error.status))
         allow = error.headers.get("Allow")
-        return _answer(request, found, {} if allow is None else {"Allow": allow})
+        return _answer(request, own_error, {} if allow is None else {"Allow": allow})
     except (ApiError, OstinatoError) as error:
         return _answer(request, api_error(error), {})
     except Exception as error:

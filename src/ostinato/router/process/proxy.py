@@ -179,14 +179,14 @@ class Proxy:
         last: web.Response | None = None
         reason = "no worker is well"
         for _ in range(self._config.retries + 1):
-            found = await self._choose(job)
-            if found is None and job.tried:  # all were tried: one may have recovered
+            choice = await self._choose(job)
+            if choice is None and job.tried:  # all were tried: one may have recovered
                 await asyncio.sleep(_PAUSE_S)
                 job.tried.clear()
-                found = await self._choose(job)
-            if found is None:
+                choice = await self._choose(job)
+            if choice is None:
                 break
-            worker, record = found
+            worker, record = choice
             try:
                 return await self._try(Attempt(job, worker, record))
             except NoAnswer as error:
@@ -234,8 +234,8 @@ class Proxy:
         """
         owner, caller = self._fleet.owner_of(number), job.caller
         is_guarded = self._config.replace_keys and self._config.keys_file is not None
-        is_theirs = owner is not None and owner.tenant == caller.tenant
-        if number and is_guarded and not is_theirs and not caller.may_administer:
+        is_same_tenant = owner is not None and owner.tenant == caller.tenant
+        if number and is_guarded and not is_same_tenant and not caller.may_administer:
             message = f"{number:.100}: this key has no such response, or it is no longer known"
             raise ApiError(404, message, code="not_found")
         return "" if owner is None else owner.worker

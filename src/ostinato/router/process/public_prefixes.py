@@ -32,16 +32,18 @@ class FleetPrefixes:
 
     def cached_tokens(self, request: RouteRequest, names: Iterable[str]) -> dict[str, int]:
         """Return how many tokens of a prompt each worker has cached as a public prefix."""
-        wanted, found = set(names), dict[str, int]()
+        requested, cached_by_worker = set(names), dict[str, int]()
         for name, tokens in self._published.items():
-            if not tokens or request.characters or not wanted & {name, ALL_PUBLIC}:
+            if not tokens or request.characters or not requested & {name, ALL_PUBLIC}:
                 continue
             size = len(tokens)
             if size < len(request.tokens) and request.tokens[:size] == tokens:
                 for worker in self._fleet.workers.values():
                     cached = worker.public_prefixes.get(name, 0)
-                    found[worker.name] = max(found.get(worker.name, 0), cached)
-        return found
+                    cached_by_worker[worker.name] = max(
+                        cached_by_worker.get(worker.name, 0), cached
+                    )
+        return cached_by_worker
 
     async def publish(self, name: str, body: bytes, copies: int) -> dict[str, dict[str, object]]:
         """Publish a prefix until this many workers have it; returns their responses.
@@ -106,13 +108,13 @@ async def _send(
     return {worker.name: answer for worker, answer in zip(workers, answers, strict=True)}
 
 
-def copies_of(request: web.Request, most: int) -> int:
-    """Return how many copies a request asks for, by default ``most``.
+def copies_of(request: web.Request, max_copies: int) -> int:
+    """Return how many copies a request asks for, by default ``max_copies``.
 
     Raises:
         ApiError: It is not a number above 0 (400).
     """
-    copies = request.query.get("copies", str(most))
+    copies = request.query.get("copies", str(max_copies))
     if not copies.isdigit() or not int(copies):
         raise ApiError(400, f"copies={copies:.20}: must be at least 1", param="copies")
     return int(copies)

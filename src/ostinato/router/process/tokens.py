@@ -147,8 +147,8 @@ class PromptTokens:
 
     def _adapter(self, model: str) -> str:
         """Return the adapter of a model's name; empty without one."""
-        found = (w.models[model] for w in self._workers.values() if model in w.models)
-        return next(found, "")
+        adapters = (w.models[model] for w in self._workers.values() if model in w.models)
+        return next(adapters, "")
 
     def _warn(self, error: Exception) -> None:
         level = logging.DEBUG if self._has_warned else logging.WARNING

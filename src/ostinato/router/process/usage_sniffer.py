@@ -31,8 +31,8 @@ class UsageSniffer:
     @property
     def number(self) -> str:
         """Id of the response; empty without one."""
-        found = _NUMBER.search(self._head)
-        return found[1].decode() if found else ""
+        match = _NUMBER.search(self._head)
+        return match[1].decode() if match else ""
 
     @property
     def generated_tokens(self) -> int:

@@ -93,12 +93,12 @@ class PrefixRequestRouter(RequestRouter):
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
         """Rank replicas, the best first; without a prompt, the shortest queue decides."""
-        found = None if pending_request is None else _find_prompt(pending_request.args)
+        prompt = None if pending_request is None else _find_prompt(pending_request.args)
         by_name = {_name(replica.replica_id): replica for replica in candidate_replicas}
         by_name = {name: replica for name, replica in by_name.items() if name in self._names}
-        if found is None or not by_name:
+        if prompt is None or not by_name:
             return [candidate_replicas]
-        request, progress = found
+        request, progress = prompt
         decision = self._decide(request, self._names - by_name.keys(), progress)
         if progress is None:  # counted when it is routed
             self._library.failed(decision)
@@ -110,11 +110,11 @@ class PrefixRequestRouter(RequestRouter):
         self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any
     ) -> None:
         """Assign a call to its replica."""
-        found = _find_prompt(pending_request.args)
+        prompt = _find_prompt(pending_request.args)
         name = _name(replica_id)
-        if found is None or name not in self._names:
+        if prompt is None or name not in self._names:
             return
-        request, progress = found
+        request, progress = prompt
         if progress is not None and progress.decision and progress.decision.worker == name:
             return
         decision = self._decide(request, self._names - {name}, progress)
