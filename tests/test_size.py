@@ -19,10 +19,10 @@ from ostinato.server.state import ServerState
 from tests.support.servers import serving
 from tests.test_heart import ROOT, code_lines
 
-MAX_CODE_LINES = {"src": 59_000, "tests": 48_000, "benchmarks": 8_250}
+MAX_CODE_LINES = {"src": 60_900, "tests": 49_200, "benchmarks": 8_500}
 """Without blank lines, comments and docstrings, so that explaining costs nothing."""
 
-MAX_CHAT_CALLS, MAX_CHAT_FILES = 1_400, 140
+MAX_CHAT_CALLS, MAX_CHAT_FILES = 1_450, 145
 
 PACKAGE = f"{ROOT / 'src/ostinato'}/"
 

@@ -38,7 +38,7 @@ SAME_SETTINGS = [
     "max_loras",
     "max_lora_rank",
 ]
-NEW_SAMPLING = ("bad_words_ids", "truncate_prompt_tokens", "readout")
+NEW_SAMPLING = ("bad_words_ids", "truncate_prompt_tokens", "readout", "drafts", "thinking_budget")
 """Parameters that vLLM's ``SamplingParams`` does not have, or no longer."""
 
 

@@ -59,7 +59,7 @@ def test_a_smaller_instruction_set_names_the_variable_that_chose_it(make_llm: Ma
         ({"forward": "plain"}, "native", "plain", "forward='plain' is set"),
         ({"forward": "packed"}, "native", "packed", "forward='packed' is set"),
         ({"dtype": "float64"}, "torch", "plain", "float64 weights are not packed"),
-        ({"family": "gpt2"}, "native", "packed", "GPT2LMHeadModel is not built like Llama"),
+        ({"family": "gpt2"}, "native", "packed", "GPT2LMHeadModel is not fused"),
     ],
 )
 def test_every_step_back_has_its_reason(settings, attention, forward, reason, make_llm: MakeLLM):

@@ -105,6 +105,14 @@ ENDPOINTS = {
             limit="max_output_tokens",
         ),
         Endpoint(
+            "/v1/embeddings",
+            lambda text: {"model": MODEL, "input": text},
+            _openai_cached,
+            _openai_total,
+            lambda answer: "",
+            NO_WRITE,
+        ),
+        Endpoint(
             "/ui/play",
             lambda text: {"prompt": text},
             lambda answer: sum(origin != "computed" for _, origin in answer["tokens"]),

@@ -295,7 +295,7 @@ def what_was_erased_is_nowhere(medium: Medium) -> None:
 
 
 @check
-def windows_and_states_are_found_after_gaps(medium: Medium) -> None:
+def windows_and_states_match_after_gaps(medium: Medium) -> None:
     """Those before each stored end, and after a restart; another conversation gets its own part."""
     tier = medium.open()
     windows, states = conversation(1, 16, namespace=WINDOW), conversation(1, 8, namespace=STATE)

@@ -247,6 +247,8 @@ def test_what_would_change_the_answer_is_refused_by_place(http: httpx.Client, ap
         "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]},
         "/v1/completions": {"prompt": "x"},
         "/v1/responses": {"input": "x"},
+        "/v1/embeddings": {"input": "x"},
+        "/v1/rerank": {"query": "x", "documents": ["y"]},
     }
     for name in api.refused:
         answer = http.post(api.path, json={"model": "scribe", **bodies[api.path], name: "x"})

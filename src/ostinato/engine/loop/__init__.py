@@ -8,6 +8,7 @@ Files in reading order:
 * ``trace_writer``, ``recorder``: record what happens to an engine
 * ``audit``: recomputes a share of the hits, and compares
 * ``idle_rebase``: computes the prompt that will follow an answer, while the engine is idle
+* ``drafting``: whether an engine drafts, and from which texts
 * ``engine``: the loop
 * ``snapshot``: copies of its counters, explanations of its requests
 * ``batch``: batches, with a progress bar and Ctrl-C
