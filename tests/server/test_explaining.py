@@ -66,7 +66,8 @@ def test_a_wait_for_a_stranger_s_work_is_told_apart_from_the_own_tenant_s(keyed:
     with keyed.client("ann").stream("POST", "/v1/completions", json=body) as stream:
         lines = stream.iter_lines()
         next(line for line in lines if line.startswith("data: {"))
-        name = keyed.complete("bob", [PROMPT, PROMPT[::-1]])["id"]
+        prompts = [PROMPT, PROMPT[::-1]]
+        name = keyed.complete("bob", prompts, max_tokens=60, ignore_eos=True)["id"]
     waits = [
         keyed.ask("bob", f"/v1/explain/{name}-{number}", method="GET").json()["wait"]
         for number in (0, 1)
