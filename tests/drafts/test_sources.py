@@ -135,6 +135,22 @@ def test_a_sequence_reads_the_public_prefix_that_it_begins_with():
     assert caches.continued("rule", replace(Identity(), tenant=b"mine")) == ""
 
 
+def test_text_behind_a_public_prefix_is_neither_offered_nor_hidden_by_another_tenant():
+    """All go on from the same public blocks, and what follows there is each one's own."""
+    public = replace(Identity(), tenant=b"public")
+    ann, bob = (replace(public, tenant=t, base=public, start=8) for t in (b"ann", b"bob"))
+    caches = Caches()
+    caches.serve("the rule", public)
+    before = caches.continued("rule", bob)
+    caches.serve("the rules of ann's house", ann)
+    assert caches.continued("rule", bob) == before == ""
+    caches.serve("the rules of our street", bob)
+    offered = [caches.continued(tail, bob) for tail in ("rule", "s of", "our ")]
+    caches.serve("the rule is not ann's", ann)
+    assert [caches.continued(tail, bob) for tail in ("rule", "s of", "our ")] == offered
+    assert offered == ["", " our str", "str"]
+
+
 def test_evicted_text_is_forgotten():
     """The second text takes the blocks of the first."""
     grams = [TEXT[i : i + SHORT] for i in range(19)]

@@ -47,7 +47,7 @@ class Oracle(Drafts):
 @pytest.fixture(autouse=True)
 def drafts_for_small_models(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let tiny models draft, at any price."""
-    monkeypatch.setattr(drafting, "LEAST_WEIGHT_BYTES", 0)
+    monkeypatch.setattr(drafting, "MIN_WEIGHT_BYTES", 0)
     monkeypatch.setattr(drafter, "rows_worth", lambda chances, *_: [n for _, n in chances])
     yield
 

@@ -20,7 +20,7 @@ from ostinato.scheduling.step_prices import StepPrices, Work
 FIRST_ROW_SHARE = 0.2
 """Price of a row as a share of the step's, until one was measured: that of 8-bit weights here."""
 
-LEAST_ROW_SHARE = 0.01
+MIN_ROW_SHARE = 0.01
 """A row never counts for less: where it is lost in the noise it still has to be planned."""
 
 FEW_ROWS = 64
@@ -66,7 +66,7 @@ def row_share(prices: StepPrices, measured: Sequence[tuple[Work, float]]) -> flo
     """
     if not measured:
         one_s, two_s = (prices.seconds(Work(1, rows, 0)) for rows in (1, 2))
-        return max(LEAST_ROW_SHARE, two_s / one_s - 1) if one_s else FIRST_ROW_SHARE
+        return max(MIN_ROW_SHARE, two_s / one_s - 1) if one_s else FIRST_ROW_SHARE
     points: dict[int, float] = {}
     for work, seconds in measured:
         if work.tokens <= FEW_ROWS:
@@ -79,7 +79,7 @@ def row_share(prices: StepPrices, measured: Sequence[tuple[Work, float]]) -> flo
     if one_s <= 0:
         return FIRST_ROW_SHARE
     slopes = sorted((points[n] - one_s) / (n - rows) / one_s for n in more)
-    return max(LEAST_ROW_SHARE, slopes[len(slopes) // 2])
+    return max(MIN_ROW_SHARE, slopes[len(slopes) // 2])
 
 
 def rows_worth(

@@ -71,14 +71,14 @@ class TreeText(CacheObserver):
         Args:
             tail: The last ``LONG`` or ``SHORT`` tokens.
             weight: What ``weigh`` returns for them.
-            owners: Whose blocks may be read.
+            owners: Owners of the blocks that may be read.
             num_tokens: Tokens to return at most.
         """
         positions = self._tables[len(tail)]
         for owner in owners:
             slot = positions.get(salted(weight, owner))
             if self._ends_with(slot, tail, owner):
-                return self._read_on(slot, owners, num_tokens)
+                return self._read_on(slot, num_tokens)
         return array("I")
 
     def on_publish(
@@ -92,7 +92,8 @@ class TreeText(CacheObserver):
         for start, stop, owner in self._runs_of_owners(table.key.identity, fresh, last):
             for block in table.blocks[start:stop]:
                 self._previous[block], self._next[block] = before, NO_BLOCK
-                if before != NO_BLOCK:
+                # Behind a public prefix all tenants go on: a link there would tell one of another.
+                if before != NO_BLOCK and self._owners[before] == owner:
                     self._next[before] = block
                 self._owners[block], before = owner, block
             self._index(table, start, stop, owner)
@@ -171,24 +172,24 @@ class TreeText(CacheObserver):
                 return False
         return False
 
-    def _read_on(self, slot: int, owners: tuple[int, ...], num_tokens: int) -> "array[int]":
+    def _read_on(self, slot: int, num_tokens: int) -> "array[int]":
         """Return the tokens after a slot, in its block and in those that followed it last."""
         block, offset = divmod(slot + 1, self._block_size)
         size, tokens = self._block_size, array("I")
         if not offset:
-            block = self._following(block - 1, owners)
+            block = self._following(block - 1)
         while block != NO_BLOCK and len(tokens) < num_tokens:
             count = min(size - offset, num_tokens - len(tokens))
             tokens += self._tokens[block * size + offset : block * size + offset + count]
-            block, offset = self._following(block, owners), 0
+            block, offset = self._following(block), 0
         return tokens
 
-    def _following(self, block: int, owners: tuple[int, ...]) -> int:
-        """Return the block that continued another last, if it is cached and may be read."""
+    def _following(self, block: int) -> int:
+        """Return the block of the same owner that continued another last, if it is cached."""
         following = self._next[block]
         if following == NO_BLOCK or self._previous[following] != block:
             return NO_BLOCK
-        return following if self._owners[following] in owners else NO_BLOCK
+        return following if self._owners[following] == self._owners[block] else NO_BLOCK
 
 
 def index_bytes(num_blocks: int, block_size: int) -> int:
