@@ -56,7 +56,8 @@ struct Planning {
   int32_t num_partials;
 };
 
-int64_t find_fault(const ost_step &step);  // 0 if there is none
+// Returns the number of the first fault of a step, or 0.
+int64_t find_fault(const ost_step &step);
 void fill_windows(Planning &planning);
 void find_runs(Planning &planning);
 void order_rows(Planning &planning);

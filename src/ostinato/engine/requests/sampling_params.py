@@ -29,7 +29,7 @@ UNSUPPORTED_SAMPLING = {
     ),
     "extra_args": Unsupported("there are no sampling plugins that would read it", (None, {})),
     "spaces_between_special_tokens": Unsupported(
-        "the tokenizer's decoder sets the spaces; read token_ids to tell special tokens apart",
+        "the tokenizer's decoder sets the spaces; read token_ids to find special tokens",
         (True,),
     ),
     "flat_logprobs": Unsupported("log-probabilities come as one dict per token", (False,)),
