@@ -108,8 +108,8 @@ def test_the_user_message_after_a_tool_loop_hits_all_but_the_users_words(
     """At least 99 % of what an append-only client would hit; without idle steps a fraction."""
     messages = loop(http)
     if mode == "auto":
-        wait_until(lambda: stats(http)["pending"] > 0 and stats(http)["heads"] == 1)
-        wait_until(lambda: stats(http)["pending"] == stats(http)["computed"])
+        wait_until(lambda: stats(http)["heads"] == 1 and stats(http)["queued"] == 0)
+        assert stats(http)["pending"] == stats(http)["computed"] > 0
     words = "And which of them is the longest?"
     answer = ask(http, [*messages, {"role": "user", "content": words}])
     cached, prompt = hits(answer)

@@ -71,6 +71,7 @@ class RebaseCounts:
         heads: Heads that were offered and had rows to compute.
         late: Heads whose next request came before anything was computed.
         stopped: Tenants for which fewer than a third were used.
+        queued: Heads with rows to compute in idle steps to come.
     """
 
     computed: int = 0
@@ -79,6 +80,7 @@ class RebaseCounts:
     heads: int = 0
     late: int = 0
     stopped: int = 0
+    queued: int = 0
 
     @property
     def pending(self) -> int:
@@ -202,7 +204,7 @@ class IdleRebase:
     @property
     def counts(self) -> RebaseCounts:
         """Rows of all tenants."""
-        total = self._past
+        total = replace(self._past, queued=len(self._queue))
         for account in self._accounts.values():
             total = total + replace(account.counts, stopped=int(account.is_stopped))
         return total
