@@ -24,6 +24,8 @@ from ostinato.core.plan import (
 )
 from ostinato.core.request import FinishReason, Request
 
+_NO_TOKENS = array("I")
+
 
 @dataclass(slots=True, eq=False)
 class Sequence:
@@ -192,9 +194,10 @@ class ScheduledChunk:
     def schedule(self) -> ScheduledSequence:
         """Return what the runner reads of it."""
         sequence, start = self.sequence, self.sequence.num_computed
-        skipped = max(0, sequence.next_scored - 1 - start)
-        last = self.end + 1 if sequence.wants_prompt_logprobs else 0
-        targets = sequence.request.prompt_token_ids[start + skipped + 1 : last]
+        targets, skipped = _NO_TOKENS, 0
+        if sequence.wants_prompt_logprobs:
+            skipped = max(0, sequence.next_scored - 1 - start)
+            targets = sequence.request.prompt_token_ids[start + skipped + 1 : self.end + 1]
         assert sequence.table is not None
         tokens = sequence.key.tokens[start : self.end]
         return ScheduledSequence(
