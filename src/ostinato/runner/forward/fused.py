@@ -60,6 +60,6 @@ class FusedForward:
             given = look_up_embeddings(decoder.embedding, input_ids, decoder.embedding_scale)
         else:
             given = Lookup.whole(vectors)
-        wanted = np.arange(len(given)) if rows is None else rows
-        logits = self._steps.run(StepInput(given, position_ids, step, wanted, adapters), hidden)
+        logit_rows = np.arange(len(given)) if rows is None else rows
+        logits = self._steps.run(StepInput(given, position_ids, step, logit_rows, adapters), hidden)
         return logits if decoder.edit_logits is None else decoder.edit_logits(logits)

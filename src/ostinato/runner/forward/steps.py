@@ -9,7 +9,7 @@ to the logits, with stores and attention in between::
 
 Between two attentions a long step is computed in chunks that use the same buffers, so that the
 output of one operation is still in the processor's cache when the next reads it. Attention sees all
-rows at once. After the last attention, only rows whose logits are wanted are computed.
+rows at once. After the last attention, only rows with logits are computed.
 
 Modules that are called, and attention where the library does not read every layer's keys and
 values, cut a program into several: what is passed between them is in buffers for all rows. Each
@@ -89,14 +89,14 @@ class StepInput:
         vectors: Input of the first layer.
         positions: Shape (num_tokens,), or (3, num_tokens) for time, row and column.
         step: The attention of the layers.
-        wanted: Rows whose logits are wanted, shape (num_wanted,).
+        logit_rows: Rows whose logits are computed, shape (num_logit_rows,).
         adapters: Rows that adapters compute; None is none.
     """
 
     vectors: Lookup
     positions: Ints
     step: LayerAttention
-    wanted: Ints
+    logit_rows: Ints
     adapters: StepAdapters | None
 
     def __len__(self) -> int:
@@ -126,7 +126,7 @@ class Steps:
             hidden: Takes the input of the head; None keeps none.
 
         Returns:
-            New logits, shape (num_wanted, vocab_size).
+            New logits, shape (num_logit_rows, vocab_size).
 
         Effects: writes the step's slots in every layer.
         Cost: some milliseconds more when the stores are not those of the step before.
@@ -138,14 +138,14 @@ class Steps:
             lora = None
             if given.adapters is not None:
                 lora = AdapterUpdates([each.joined() for each in self._decoder.projections()])
-            most_rows = max(_MIN_ROWS, 1 << (len(given) - 1).bit_length())
+            max_rows = max(_MIN_ROWS, 1 << (len(given) - 1).bit_length())
             program = _StepProgram(
-                self._decoder, self._library, self._calls, self._angles, steps, most_rows, lora
+                self._decoder, self._library, self._calls, self._angles, steps, max_rows, lora
             )
             self._programs[key] = program
         logits = program.run(given, steps)
         if hidden is not None:
-            hidden.rows = program.hidden[: len(given.wanted)].clone()
+            hidden.rows = program.hidden[: len(given.logit_rows)].clone()
         return logits
 
 
@@ -174,26 +174,26 @@ class _StepProgram:
         calls: ModuleCalls,
         angles: dict[AngleKind, Angles],
         steps: dict[int, NativeStep] | None,
-        most_rows: int,
+        max_rows: int,
         lora: AdapterUpdates | None,
     ) -> None:
         """Build it for up to so many rows; ``steps`` give the store of each layer that attends."""
         self._decoder, self._calls, self._angles, self._lora = decoder, calls, angles, lora
         self._places = {id(each): i for i, each in enumerate(decoder.projections())}
-        self._on_all_rows, self._on_wanted_rows = Groups(), Groups()
+        self._all_row_groups, self._logit_row_groups = Groups(), Groups()
         self._stores = {layer: step.store for layer, step in (steps or {}).items()}
         self._arena = Arena(
-            most_rows, ROWS_PER_CHUNK, _width_in_arena(decoder), decoder.head.weight.dtype
+            max_rows, ROWS_PER_CHUNK, _width_in_arena(decoder), decoder.head.weight.dtype
         )
         stores = {id(s): s for s in self._stores.values()}
-        self._slots = {name: np.zeros(most_rows, dtype=np.int64) for name in stores}
+        self._slots = {name: np.zeros(max_rows, dtype=np.int64) for name in stores}
         self._copies = {name: Copies() for name in stores}
         self._shared: dict[Hashable, AttentionRecord] = {}
         self._kinds: list[tuple[int, Attention, AttentionRecord]] = []
         self._refreshed: list[tuple[Tensor, Projection | Tensor]] = []
         self._takes: dict[str, Take] = {}
         self._pending: list[_Addend] = []
-        self._is_wanted = False
+        self._on_logit_rows = False
         mixing = [p for p in decoder.parts() if not isinstance(p, FeedForward)]
         self._last_mixing = next(
             (p for p in reversed(mixing) if isinstance(p, Attention) or p.mixes), None
@@ -207,16 +207,18 @@ class _StepProgram:
 
     def fits(self, steps: dict[int, NativeStep] | None, num_rows: int) -> bool:
         """Whether buffers are large enough, and the stores are those that it was built for."""
-        return num_rows <= self._arena.most_rows and all(
+        return num_rows <= self._arena.max_rows and all(
             step.store is self._stores[layer] for layer, step in (steps or {}).items()
         )
 
     def run(self, given: StepInput, steps: dict[int, NativeStep] | None) -> Tensor:
         """Compute a step; see ``Steps``."""
         if given.adapters is not None and self._lora is not None:
-            self._on_all_rows.take(self._lora.groups_of(given.adapters))
-            self._on_wanted_rows.take(self._lora.groups_of(given.adapters.of_rows(given.wanted)))
-        num_rows, num_wanted = len(given), len(given.wanted)
+            self._all_row_groups.take(self._lora.groups_of(given.adapters))
+            self._logit_row_groups.take(
+                self._lora.groups_of(given.adapters.of_rows(given.logit_rows))
+            )
+        num_rows, num_logit_rows = len(given), len(given.logit_rows)
         self._given = given
         self._takes["stream"].look_up(given.vectors)
         kept = []  # what the takes point to
@@ -226,10 +228,10 @@ class _StepProgram:
                 assert len(lookup) == num_rows, "angles for each row"
                 take.look_up(lookup)
                 kept.append(lookup)
-        assert within(given.wanted, num_rows) and given.wanted.flags.c_contiguous, "rows"
+        assert within(given.logit_rows, num_rows) and given.logit_rows.flags.c_contiguous, "rows"
         for name, take in self._takes.items():
-            if name.startswith("wanted"):
-                take.rows = address_of(given.wanted)
+            if name.startswith("logit rows"):
+                take.rows = address_of(given.logit_rows)
         self._set_slots(steps or {}, num_rows)
         for layer, part, shared in self._kinds:
             assert steps is not None, "native attention"
@@ -238,9 +240,9 @@ class _StepProgram:
         for copy, source in self._refreshed:
             copy.copy_(source if isinstance(source, Tensor) else torch.cat(source.biases))
         size = self._decoder.head.weight.num_rows
-        block = torch.empty(num_wanted, row_stride(size), dtype=self._arena.dtype)
+        block = torch.empty(num_logit_rows, row_stride(size), dtype=self._arena.dtype)
         self._head.outputs = Matrix.of(block)
-        self._program.run(num_rows, num_wanted, torch.get_num_threads())
+        self._program.run(num_rows, num_logit_rows, torch.get_num_threads())
         return block[:, :size]
 
     def _set_slots(self, steps: dict[int, NativeStep], num_rows: int) -> None:
@@ -264,7 +266,7 @@ class _StepProgram:
         for layer in decoder.layers:
             yield from self._layer(layer)
         normed = yield from self._normed(decoder.norm, for_all=True)
-        self.hidden = self._whole(normed)  # the input of the head, of the wanted rows
+        self.hidden = self._whole(normed)  # the input of the head, of the logit rows
         logits = normed.new_empty(len(normed), decoder.head.weight.num_rows)
         self._head = self._record(decoder.head, normed, logits)  # each step sets its own logits
         yield self._at(self._head)
@@ -335,19 +337,19 @@ class _StepProgram:
     def _called(self, part: Call, inputs: Tensor, name: str) -> Output:
         """Yield the call of modules; ``inputs`` are the first chunk of a buffer for all rows."""
         inputs, output = self._whole(inputs), self._rows(f"called {name}", self._width)
-        on_wanted = self._is_wanted
+        on_logit_rows = self._on_logit_rows
 
         def run(num_rows: int) -> None:
-            self._call(part, inputs[:num_rows], output[:num_rows], on_wanted)
+            self._call(part, inputs[:num_rows], output[:num_rows], on_logit_rows)
 
         yield self._at(PythonCall(run))
         return output[: self._arena.rows_per_chunk]
 
-    def _call(self, part: Call, rows: Tensor, output: Tensor, on_wanted: bool) -> None:
+    def _call(self, part: Call, rows: Tensor, output: Tensor, on_logit_rows: bool) -> None:
         given = self._given
         adapters = given.adapters
-        if adapters is not None and on_wanted:
-            adapters = adapters.of_rows(given.wanted)
+        if adapters is not None and on_logit_rows:
+            adapters = adapters.of_rows(given.logit_rows)
         total: Tensor | None = None
         with self._calls.during(given.step, adapters):
             for name in part.names:
@@ -358,19 +360,20 @@ class _StepProgram:
                     numbers = None if angles is None else angles.own(given.positions)
                     positions = torch.from_numpy(given.positions)
                     keywords = call_keywords(module, given.step, numbers, positions[..., None, :])
-                found = module(rows[None], **keywords)
-                found = (found[0] if isinstance(found, tuple) else found).reshape(output.shape)
-                total = found if total is None else total + found
+                result = module(rows[None], **keywords)
+                addend = result[0] if isinstance(result, tuple) else result
+                addend = addend.reshape(output.shape)
+                total = addend if total is None else total + addend
         assert total is not None, "modules"
         output.copy_(total)
 
     def _narrow(self, mixed: Tensor | None) -> Output:
-        """Yield what takes the rows whose logits are wanted; only they are computed from here."""
-        self._is_wanted = True
+        """Yield what takes the rows whose logits are computed; only they are computed from here."""
+        self._on_logit_rows = True
         taken: list[Tensor] = []
         for rows in (self._stream, mixed):
             if rows is not None:
-                whole, name = self._whole(rows), f"wanted {len(taken)}"
+                whole, name = self._whole(rows), f"logit rows {len(taken)}"
                 taken.append(self._arena.first_chunk(name, rows.shape[1]))
                 take = self._take(name, taken[-1])
                 take.from_table(whole)
@@ -437,7 +440,7 @@ class _StepProgram:
 
     def _updates(self, projection: Projection, inputs: Tensor, outputs: Tensor) -> LoraProduct:
         """Describe the adapters' updates of a product."""
-        step = self._on_wanted_rows if self._is_wanted else self._on_all_rows
+        step = self._logit_row_groups if self._on_logit_rows else self._all_row_groups
         return LoraProduct.of(inputs, outputs, step, self._places[id(projection)])
 
     def _product_into(
@@ -464,8 +467,8 @@ class _StepProgram:
         return self._shared[kind]
 
     def _at(self, step: Step) -> tuple[Step, bool]:
-        """Return an operation, and whether it is on the rows whose logits are wanted."""
-        return step, self._is_wanted
+        """Return an operation, and whether it is on the logit rows."""
+        return step, self._on_logit_rows
 
     def _take(self, name: str, output: Tensor) -> Take:
         """Return a copy of rows of a table, which each step sets."""
@@ -488,13 +491,13 @@ class _StepProgram:
         return self._arena.chunk(name, width)
 
     def _rows(self, name: str, width: int) -> Tensor:
-        """Return a buffer for all rows, or for all rows that are wanted."""
-        return self._arena.rows(f"wanted {name}" if self._is_wanted else name, width)
+        """Return a buffer for all rows, or for all logit rows."""
+        return self._arena.rows(f"logit rows of {name}" if self._on_logit_rows else name, width)
 
     def _whole(self, first_chunk: Tensor) -> Tensor:
         """Return the buffer for all rows of which this is the first chunk."""
         return first_chunk.as_strided(
-            (self._arena.most_rows, first_chunk.shape[1]), first_chunk.stride()
+            (self._arena.max_rows, first_chunk.shape[1]), first_chunk.stride()
         )
 
 
