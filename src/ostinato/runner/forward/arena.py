@@ -52,6 +52,10 @@ class Arena:
             self._in_arena[name, width] = buffer[:, :width]
         return self._in_arena[name, width]
 
+    def whole(self, first_chunk: Tensor) -> Tensor:
+        """Return the buffer for all rows of which this is the first chunk."""
+        return first_chunk.as_strided((self.max_rows, first_chunk.shape[1]), first_chunk.stride())
+
     @property
     def address(self) -> int:
         """Address of the arena."""
