@@ -110,7 +110,6 @@ FIELD_WORDS = frozenset({"connection_made", "most_common", "least_loaded", "leas
 
 MAX_DIALECT = {
     "engine": 353,
-    "runner": 169,
     "server": 131,
     "tiers": 63,
     "labs": 51,

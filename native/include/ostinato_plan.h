@@ -44,7 +44,7 @@ typedef struct ost_rules {
   double keys_per_row;  /* ... and this for each of its rows; infinite shares nothing */
   double row_cost;      /* of looking at a key */
   double min_part;      /* below which nothing is cut by keys */
-  double most_packed;   /* up to which neighbouring items become one */
+  double max_packed_cost; /* up to which neighbouring items become one */
   int32_t item_rows;    /* whose state stays in a core's cache */
   int32_t run_keys;     /* runs end at multiples of this; 16, or what kernels sum up at once */
   int32_t section_keys; /* items are cut at multiples of this, see ost_item; a multiple of 32 */

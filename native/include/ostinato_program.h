@@ -31,7 +31,7 @@ enum ost_operation_kind {
 /* On which rows an operation is run. */
 enum ost_operation_rows {
   OST_ALL_ROWS = 0,   /* of the step */
-  OST_WANTED_ROWS = 1 /* those whose logits are wanted */
+  OST_LOGIT_ROWS = 1  /* those whose logits are computed */
 };
 
 typedef struct ost_operation {
@@ -84,7 +84,7 @@ typedef struct ost_layer_attention {
  * Rows go from one attention to the next in chunks, so that what one operation leaves is still in the
  * processor's cache when the next needs it. A matrix in the arena holds a chunk's rows, which the next
  * chunk overwrites; any other holds all rows of the step. Attention and copies see them all at once,
- * and chunks begin anew where the wanted rows do: nothing in the arena is read beyond.
+ * and chunks begin anew where the logit rows do: nothing in the arena is read beyond.
  */
 typedef struct ost_program {
   const ost_operation *operations;
@@ -94,9 +94,9 @@ typedef struct ost_program {
   int64_t arena_bytes;
 } ost_program;
 
-/* Run operations one after the other, each on all threads: on num_rows rows, or num_wanted of them;
- * on none, an operation is left out. */
-OST_EXPORT void ost_run_program(const ost_program *program, int64_t num_rows, int64_t num_wanted,
+/* Run operations one after the other, each on all threads: on num_rows rows, or num_logit_rows of
+ * them; on none, an operation is left out. */
+OST_EXPORT void ost_run_program(const ost_program *program, int64_t num_rows, int64_t num_logit_rows,
                                 int32_t num_threads);
 
 #ifdef __cplusplus

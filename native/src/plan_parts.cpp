@@ -166,7 +166,7 @@ std::vector<Ranked> rank(const Planning &p, double most) {
 void cut_parts(Planning &planning) {
   Planning &p = planning;
   const double most = most_cost(p);
-  pack(p, std::min(most, p.rules->most_packed));
+  pack(p, std::min(most, p.rules->max_packed_cost));
   const std::vector<Ranked> ranked = rank(p, most);
   p.items.clear();
   p.merge_rows.clear();

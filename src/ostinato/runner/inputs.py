@@ -7,7 +7,7 @@ OSDI 2022), and NumPy does everything that is per token::
     row             a   b b b b b b   c c c
     position        9   0 1 2 3 4 5   4 5 6
     starts          0   1             7       10      (num_sequences + 1,)
-    logits wanted   ^             ^         ^         last rows that sample, prompt targets
+    logit rows      ^             ^         ^         last rows that sample, prompt targets
 
 A decode with drafts is a chunk whose last rows sample, each for the draft after it.
 
@@ -66,9 +66,9 @@ class StepInputs:
     Attributes:
         input_ids: Shape (num_tokens,), int64.
         position_ids: Shape (num_tokens,), int64.
-        logit_rows: Rows whose logits are wanted, ascending, shape (num_wanted,), int64.
-        sample_rows: Which of the wanted rows are sampled from, shape (num_sampled,), int64.
-        prompt_rows: For each sequence, the range of wanted rows that its prompt targets need.
+        logit_rows: Rows whose logits are computed, ascending, shape (num_logit_rows,), int64.
+        sample_rows: Which of the logit rows are sampled from, shape (num_sampled,), int64.
+        prompt_rows: For each sequence, the range of logit rows that its prompt targets need.
         groups: What attention needs to know, per group of layers.
         state_slots: State slot of each sequence, shape (num_sequences,), int64; None if no layer
             has a state.
@@ -102,7 +102,7 @@ def build_inputs(plan: StepPlan, block_size: int, device: torch.device) -> StepI
         starts = _offsets(lengths)
         within = np.arange(starts[-1]) - np.repeat(starts[:-1], lengths)
         positions = within + np.repeat(first_positions, lengths)
-        rows = _wanted_rows(sequences, starts)
+        rows = _logit_rows(sequences, starts)
 
     def group_metadata(group: int) -> AttentionMetadata:
         tables = [s.tables[group] for s in sequences]
@@ -151,7 +151,7 @@ def _is_decode(sequence: ScheduledSequence) -> bool:
     return is_single and sequence.sample is not None
 
 
-def _wanted_rows(
+def _logit_rows(
     sequences: Sequence[ScheduledSequence], starts: Ints
 ) -> tuple[Ints, Ints, tuple[range, ...]]:
     """Return the rows that need logits, which of them are sampled, and those of prompt targets."""
@@ -160,21 +160,21 @@ def _wanted_rows(
         ends = np.repeat(starts[1:] - np.cumsum(counts), counts)
         rows = np.arange(len(ends))
         return ends + rows, rows, (range(0),) * len(sequences)
-    wanted: list[Ints] = []
+    logit_rows: list[Ints] = []
     sampled: list[int] = []
     prompt_rows: list[range] = []
-    num_wanted = 0
+    num_rows = 0
     for sequence, start, end in zip(sequences, starts[:-1], starts[1:], strict=True):
         num_targets, num_samples = len(sequence.prompt_targets), _num_samples(sequence)
         start += sequence.first_target
         rows = np.arange(start, start + num_targets)
         if start + num_targets < end:
             rows = np.append(rows, np.arange(end - num_samples, end))
-        prompt_rows.append(range(num_wanted, num_wanted + num_targets))
-        wanted.append(rows)
-        num_wanted += len(rows)
-        sampled += range(num_wanted - num_samples, num_wanted)
-    return np.concatenate(wanted), np.array(sampled, dtype=np.int64), tuple(prompt_rows)
+        prompt_rows.append(range(num_rows, num_rows + num_targets))
+        logit_rows.append(rows)
+        num_rows += len(rows)
+        sampled += range(num_rows - num_samples, num_rows)
+    return np.concatenate(logit_rows), np.array(sampled, dtype=np.int64), tuple(prompt_rows)
 
 
 def _num_samples(sequence: ScheduledSequence) -> int:
@@ -196,11 +196,11 @@ def _copied_slots(copies: Sequence[CopyRun]) -> tuple[Ints, Ints]:
     targets = np.repeat(_ints(run.target for run in copies), lengths) + within
     order = np.argsort(targets)
     for _ in range(len(copies)):
-        found = np.searchsorted(targets, sources, sorter=order).clip(max=len(targets) - 1)
-        chained = targets[order[found]] == sources
+        places = np.searchsorted(targets, sources, sorter=order).clip(max=len(targets) - 1)
+        chained = targets[order[places]] == sources
         if not chained.any():
             break
-        sources = np.where(chained, sources[order[found]], sources)
+        sources = np.where(chained, sources[order[places]], sources)
     return sources, targets
 
 

@@ -53,15 +53,15 @@ def num_blocks_for(
             "the KV store is: give one of them"
         )
     if num_blocks is not None:
-        return _at_least_one(num_blocks, f"num_blocks={num_blocks}", bytes_per_block)
+        return _checked_blocks(num_blocks, f"num_blocks={num_blocks}", bytes_per_block)
     memory, setting = memory_for(kv_cache_memory, device, mapped_bytes)
     if reserved_bytes:
         setting += f", less {reserved_bytes:,} bytes for states,"
     fitting = (memory - reserved_bytes) // bytes_per_block
-    found = _at_least_one(fitting, setting, bytes_per_block)
+    max_blocks = _checked_blocks(fitting, setting, bytes_per_block)
     if kv_cache_memory is not None:
-        return found
-    return min(found, max_num_seqs * -(-max_model_len // block_size))
+        return max_blocks
+    return min(max_blocks, max_num_seqs * -(-max_model_len // block_size))
 
 
 def memory_for(
@@ -96,7 +96,7 @@ def available_bytes(device: torch.device | str = "cpu") -> int | None:
     return min(known, default=None)
 
 
-def _at_least_one(num_blocks: int, setting: str, bytes_per_block: int) -> int:
+def _checked_blocks(num_blocks: int, setting: str, bytes_per_block: int) -> int:
     if num_blocks < 1:
         raise ConfigError(
             f"{setting} holds no block: one block needs {bytes_per_block:,} bytes; "

@@ -63,7 +63,7 @@ class ModelCall:
             position_ids: Shape (num_tokens,), or (3, num_tokens) for time, row and column, int64;
                 None lets the model compute them.
             step: The attention of the layers; None for the model's own attention.
-            rows: Rows whose logits are wanted, shape (num_rows,), int64; None wants all.
+            rows: Rows whose logits are computed, shape (num_rows,), int64; None for all.
             adapters: Rows that adapters compute; None is none.
             vectors: Replaces the embeddings of the ids, shape (num_tokens, width).
             later: Added to the output of each of the first layers, shape (num_later, num_tokens,

@@ -2,7 +2,7 @@
 
 One call of the model over one row, then one call of the sampler::
 
-    StepPlan ─► inputs ─► model ─► logits of wanted rows ─┬─► sampler ─────┐
+    StepPlan ─► inputs ─► model ─► logits of some rows ───┬─► sampler ─────┐
                             │                             └─► log-probs ───┴─► StepResult
                             └─ each layer: write, copy, read
 """
@@ -131,7 +131,7 @@ class ModelRunner:
         images: ImageStep | None = None,
         hidden: HiddenRows | None = None,
     ) -> Tensor:
-        """Run the model; returns logits of the wanted rows, shape (num_wanted, vocab_size).
+        """Run the model; returns logits of ``logit_rows``, shape (num_logit_rows, vocab_size).
 
         Effects: sets the rows of ``hidden`` to the input of the head.
         """

@@ -58,7 +58,7 @@ _SEGMENTS = {
     "decoded token": slice(sum(_CHUNKS[:2]), _NUM_TOKENS),
 }
 _BLOCK_SIZE = 4
-_MOST_ROUNDINGS = 4.0
+_MAX_ROUNDINGS = 4.0
 """Maximum difference of logits, in multiples of the measured rounding noise. Every tested family
 stays below 0.8 in bfloat16 and 0.2 in float32."""
 
@@ -329,12 +329,12 @@ def _compare(own: Tensor, ours: Tensor, noise: Tensor, dtype: torch.dtype) -> No
     """Raise UnsupportedModel if logits differ by more than rounding explains."""
     _check_finite(own, dtype)
     for name, rows in _SEGMENTS.items():
-        found = in_roundings(ours[rows], own[rows], noise[rows])
-        if not found <= _MOST_ROUNDINGS:
+        difference = in_roundings(ours[rows], own[rows], noise[rows])
+        if not difference <= _MAX_ROUNDINGS:
             raise UnsupportedModel(
                 f"logits of a {name} differ from those of the model's own attention by "
-                f"{found:.2g} times what rounding in {dtype} explains (at most "
-                f"{_MOST_ROUNDINGS:g} is taken): the model does something in its attention, its "
+                f"{difference:.2g} times what rounding in {dtype} explains (at most "
+                f"{_MAX_ROUNDINGS:g} is taken): the model does something in its attention, its "
                 "positions or its state that Ostinato does not know"
             )
 

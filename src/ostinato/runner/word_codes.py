@@ -138,11 +138,11 @@ def read_words(
                     parts.setdefault(layer, {})[part] = tensors.get_tensor(name)
                 else:
                     state[name] = tensors.get_tensor(name)
-        for layer, found in parts.items():
-            if missing := set(needed) - found.keys():
+        for layer, layer_parts in parts.items():
+            if missing := set(needed) - layer_parts.keys():
                 raise BrokenCheckpoint(f"{path}: {layer} has no {', '.join(sorted(missing))}")
         try:
-            codes = {layer: unpack(found, settings) for layer, found in parts.items()}
+            codes = {layer: unpack(layer_parts, settings) for layer, layer_parts in parts.items()}
         except (RuntimeError, ValueError) as error:
             raise BrokenCheckpoint(f"{path}: parts of a layer do not fit: {error}") from error
     codes = _without_needless_zeros(codes)

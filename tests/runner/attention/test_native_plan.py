@@ -179,7 +179,7 @@ def test_those_who_share_are_one_item_strangers_are_not_and_chunks_come_last_in_
         block_size=16,
     )
 
-    plan = plan_of(shape, 1, NativeLimits(item_rows=256, keys_per_run=0, most_packed=0))
+    plan = plan_of(shape, 1, NativeLimits(item_rows=256, keys_per_run=0, max_packed_cost=0))
 
     assert rows_of_items(plan) == [(0, 2), (2, 3), (3, 103), (103, 203), (203, 303)]
     assert plan.tokens[:4].tolist() == [0, 302, 301, 1]

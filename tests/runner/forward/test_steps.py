@@ -49,9 +49,9 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     seen: list[int] = []
     run = Program.run
 
-    def note(self: Program, num_rows: int, num_wanted: int, num_threads: int) -> None:
+    def note(self: Program, num_rows: int, num_logit_rows: int, num_threads: int) -> None:
         seen.append(num_rows)
-        run(self, num_rows, num_wanted, num_threads)
+        run(self, num_rows, num_logit_rows, num_threads)
 
     monkeypatch.setattr(Program, "run", note)
     return seen

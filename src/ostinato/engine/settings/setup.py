@@ -16,7 +16,11 @@ from ostinato.core.config import SchedulerConfig
 from ostinato.core.errors import ConfigError
 from ostinato.engine.settings.config import EngineConfig
 from ostinato.hybrid.pool_sizes import TOKENS_PER_CHECKPOINT, split_pools, split_states
-from ostinato.runner.attention.choice import AttentionCase, check_asked_for, choose_attention
+from ostinato.runner.attention.choice import (
+    AttentionCase,
+    check_attention_setting,
+    choose_attention,
+)
 from ostinato.runner.compute_path import ComputePath
 from ostinato.runner.forward.weight_refs import weight_bytes
 from ostinato.runner.images.store import ImageStore
@@ -63,7 +67,7 @@ def set_up(config: EngineConfig) -> Setup:
         ConfigError: A setting cannot be met.
         ModelError: The model cannot be served.
     """
-    check_asked_for(config.attention)
+    check_attention_setting(config.attention)
     other_tokenizer = _read_tokenizer(config)
     loaded = load_model(
         config.model,

@@ -79,9 +79,9 @@ class Groups(ctypes.Structure):
 
     def take(self, groups: Sequence[tuple[Ints, UpdateList]]) -> None:
         """Set the rows and updates of a step's adapters, and keep them alive."""
-        found = [_Group(address_of(rows), len(rows), updates.address) for rows, updates in groups]
-        self.kept = (_Group * len(found))(*found), groups
-        self.groups, self.num_groups = ctypes.addressof(self.kept[0]), len(found)
+        records = [_Group(address_of(rows), len(rows), updates.address) for rows, updates in groups]
+        self.kept = (_Group * len(records))(*records), groups
+        self.groups, self.num_groups = ctypes.addressof(self.kept[0]), len(records)
 
 
 class LoraProduct(ctypes.Structure):

@@ -42,7 +42,7 @@ class AttentionCase:
     device: torch.device
 
 
-def check_asked_for(name: AttentionName) -> None:
+def check_attention_setting(name: AttentionName) -> None:
     """Load the library, and check its settings before a model is loaded.
 
     Raises:

@@ -68,7 +68,7 @@ class NativeLimits:
             reading keys takes no extra time.
         row_cost: Cost of a key per row, in units of reading the key.
         min_part: Cost below which an item is not split further.
-        most_packed: Cost up to which adjacent items become one.
+        max_packed_cost: Cost up to which adjacent items become one.
         tasks_per_thread: Number of tasks per thread.
     """
 
@@ -79,7 +79,7 @@ class NativeLimits:
     keys_per_row: float = 8.0
     row_cost: float = 0.1
     min_part: float = 512.0
-    most_packed: float = 1024.0
+    max_packed_cost: float = 1024.0
     tasks_per_thread: int = 4
 
     @classmethod
@@ -95,7 +95,7 @@ class NativeLimits:
             keys_per_row=self.keys_per_row if read_once == "auto" else 0.0,
             row_cost=self.row_cost,
             min_part=self.min_part,
-            most_packed=self.most_packed,
+            max_packed_cost=self.max_packed_cost,
             item_rows=self.item_rows,
             run_keys=self.run_keys,
             section_keys=self.section_keys,

@@ -159,8 +159,8 @@ class ReadPlans:
             first = whole.first_key if window is None else max(0, start - window + 1)
             first -= first % block_size
             widest = min(whole.end - first, limits.max_width)
-            most = max(limits.min_queries, limits.max_pairs // widest)
-            num_queries = min(whole.num_queries - done, most)
+            max_queries = max(limits.min_queries, limits.max_pairs // widest)
+            num_queries = min(whole.num_queries - done, max_queries)
             yield _Piece(whole.sequence, whole.row + done, num_queries, start, first)
             done += num_queries
 
@@ -212,21 +212,21 @@ class ReadPlans:
 def _groups(pieces: list[_Piece], limits: ReadLimits) -> Iterator[list[_Piece]]:
     """Yield groups of pieces of similar shape, within the limits."""
     group: list[_Piece] = []
-    fewest = most = 0
+    min_keys = max_keys = 0
     for piece in sorted(pieces, key=lambda p: (p.num_queries, p.num_keys)):
         if group:
-            fewest, most = min(fewest, piece.num_keys), max(most, piece.num_keys)
-            total_keys = (len(group) + 1) * most
+            min_keys, max_keys = min(min_keys, piece.num_keys), max(max_keys, piece.num_keys)
+            total_keys = (len(group) + 1) * max_keys
             if (
                 piece.num_queries > _PADDING * group[0].num_queries
-                or most > _PADDING * fewest + _FREE_PADDING
+                or max_keys > _PADDING * min_keys + _FREE_PADDING
                 or total_keys > limits.max_keys
                 or total_keys * piece.num_queries > limits.max_pairs
             ):
                 yield group
                 group = []
         if not group:
-            fewest = most = piece.num_keys
+            min_keys = max_keys = piece.num_keys
         group.append(piece)
     if group:
         yield group

@@ -15,7 +15,9 @@ Files in reading order:
 * ``structure``: describes a model as operations
 * ``arena``: buffers of a program
 * ``program``: runs operations in one call, or in one between calls in Python
-* ``steps``: builds the program of a decoder
+* ``step_arguments``: what differs between steps of one program
+* ``step_operations``: builds the operations of a decoder's steps
+* ``steps``: keeps programs and computes steps with them
 * ``fused``: computes steps, from ids to logits
 * ``weight_refs``: the weights of a model, packed or plain, and how they are replaced
 * ``select_forward``: chooses the forward for a model

@@ -18,14 +18,14 @@ class Arena:
     """Named buffers of rows of one dtype; layers share those of one name and width.
 
     Attributes:
-        most_rows: Maximum rows of a step.
+        max_rows: Maximum rows of a step.
         rows_per_chunk: Maximum rows of a chunk.
         dtype: Dtype of all buffers.
     """
 
-    def __init__(self, most_rows: int, rows_per_chunk: int, width: int, dtype: torch.dtype) -> None:
+    def __init__(self, max_rows: int, rows_per_chunk: int, width: int, dtype: torch.dtype) -> None:
         """Allocate the arena; ``width`` is the sum of the strides of all buffers in it."""
-        self.most_rows, self.rows_per_chunk = most_rows, min(most_rows, rows_per_chunk)
+        self.max_rows, self.rows_per_chunk = max_rows, min(max_rows, rows_per_chunk)
         self.dtype = dtype
         self._block = torch.zeros(self.rows_per_chunk * width, dtype=dtype)
         self._in_arena: dict[tuple[str, int], Tensor] = {}
@@ -33,9 +33,9 @@ class Arena:
         self._used = 0
 
     def rows(self, name: str, width: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Return a buffer for all rows, shape (most_rows, width); ``dtype`` may be another one."""
+        """Return a buffer for all rows, shape (max_rows, width); ``dtype`` may be another one."""
         if (name, width) not in self._for_all:
-            block = torch.zeros(self.most_rows, row_stride(width), dtype=dtype or self.dtype)
+            block = torch.zeros(self.max_rows, row_stride(width), dtype=dtype or self.dtype)
             self._for_all[name, width] = block[:, :width]
         return self._for_all[name, width]
 
@@ -51,6 +51,10 @@ class Arena:
             buffer = self._block[first : self._used].view(self.rows_per_chunk, row_stride(width))
             self._in_arena[name, width] = buffer[:, :width]
         return self._in_arena[name, width]
+
+    def whole(self, first_chunk: Tensor) -> Tensor:
+        """Return the buffer for all rows of which this is the first chunk."""
+        return first_chunk.as_strided((self.max_rows, first_chunk.shape[1]), first_chunk.stride())
 
     @property
     def address(self) -> int:

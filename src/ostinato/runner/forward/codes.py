@@ -51,12 +51,12 @@ class CodeFormat:
         return 0 if self.has_minima or self.has_zeros else _ZERO[self.bits]
 
     @property
-    def least(self) -> int:
+    def min_code(self) -> int:
         """The smallest code."""
         return 0 if self.bits == 4 else -128
 
     @property
-    def most(self) -> int:
+    def max_code(self) -> int:
         """The largest code."""
         return 15 if self.bits == 4 else 127
 
@@ -121,7 +121,7 @@ def _encode_rows(weight: Tensor, format: CodeFormat) -> Codes:
     numbers = padded.view(len(weight), -1, size)
     minima = zeros = None
     if format.has_minima:
-        scales, minima = _with_minimum(numbers, format.most)
+        scales, minima = _with_minimum(numbers, format.max_code)
     elif format.has_zeros:
         scales, zeros = _with_zero(numbers, format)
     else:
@@ -145,7 +145,7 @@ def codes_of(
     codes = _divided(numbers, scales).round_()
     codes.add_(format.zero if zeros is None else zeros[..., None])
     dtype = torch.uint8 if format.bits == 4 else torch.int8
-    codes.clamp_(format.least, format.most)
+    codes.clamp_(format.min_code, format.max_code)
     return codes.to(dtype).view(num_outputs, -1)[:, :num_inputs]
 
 
@@ -190,8 +190,8 @@ def _same(one: Tensor | None, other: Tensor | None) -> bool:
 
 
 def _together(parts: Sequence[Tensor | None]) -> Tensor | None:
-    found = [part for part in parts if part is not None]
-    return torch.cat(found) if found else None
+    tensors = [part for part in parts if part is not None]
+    return torch.cat(tensors) if tensors else None
 
 
 def widened(part: Codes, format: CodeFormat) -> Codes:
@@ -235,26 +235,26 @@ def _best_scales(numbers: Tensor) -> Tensor:
     size = numbers.abs().amax(2)
     largest = torch.gather(numbers, 2, numbers.abs().argmax(2, keepdim=True))[..., 0]
     best = (-largest / 8).bfloat16()
-    least = torch.full_like(size, torch.inf)
+    min_error = torch.full_like(size, torch.inf)
     for steps in (8.0, 7.6, 7.2, -8.0, -7.5, -7.0, -6.5, -6.0):
         scales = (-largest / steps).bfloat16()
         codes = _divided(numbers, scales).round_().clamp_(-8, 7)
         error = (codes * scales.float()[..., None]).sub_(numbers).square_().sum(2)
-        best = torch.where(error < least, scales, best)
-        least = torch.minimum(error, least)
+        best = torch.where(error < min_error, scales, best)
+        min_error = torch.minimum(error, min_error)
     return best
 
 
-def _with_minimum(numbers: Tensor, most: int) -> tuple[Tensor, Tensor]:
+def _with_minimum(numbers: Tensor, max_code: int) -> tuple[Tensor, Tensor]:
     """Return scales and minima that span a group's weights."""
     low, high = numbers.amin(2), numbers.amax(2)
     minima = low.bfloat16()
-    return _up((high - minima.float()).clamp(min=0) / most), minima
+    return _up((high - minima.float()).clamp(min=0) / max_code), minima
 
 
 def _with_zero(numbers: Tensor, format: CodeFormat) -> tuple[Tensor, Tensor]:
     """Return scales and zero points that span a group's weights and zero."""
     low, high = numbers.amin(2).clamp(max=0), numbers.amax(2).clamp(min=0)
-    scales = _up((high - low) / (format.most - format.least))
-    zeros = (format.least - _divided(low[..., None], scales)[..., 0]).round_()
-    return scales, zeros.clamp_(-128, format.most).to(torch.int8)
+    scales = _up((high - low) / (format.max_code - format.min_code))
+    zeros = (format.min_code - _divided(low[..., None], scales)[..., 0]).round_()
+    return scales, zeros.clamp_(-128, format.max_code).to(torch.int8)

@@ -2,7 +2,7 @@
 
 The results are those of the modules of ``transformers``, rounded at the same places, but one
 product computes queries, keys and values, one computes gate and up, and the operations between two
-products are one pass. ``steps`` builds the program; this adds ids and logits to it.
+products are one pass. ``steps`` runs the program; this adds ids and edits of logits to it.
 """
 
 import ctypes
@@ -12,9 +12,11 @@ from torch import Tensor
 
 from ostinato.runner.adapters.lora import StepAdapters
 from ostinato.runner.attention.registration import LayerAttention
-from ostinato.runner.forward.decoder import Call, Decoder
+from ostinato.runner.forward.decoder import Decoder
 from ostinato.runner.forward.embedding_and_rope import Lookup, look_up_embeddings
-from ostinato.runner.forward.steps import ModuleCalls, StepInput, Steps
+from ostinato.runner.forward.step_arguments import StepInput
+from ostinato.runner.forward.step_operations import ModuleCalls
+from ostinato.runner.forward.steps import Steps
 from ostinato.runner.heads import HiddenRows
 from ostinato.runner.inputs import Ints
 
@@ -38,8 +40,8 @@ class FusedForward:
     @property
     def called(self) -> str:
         """What is called as a module, and why; empty if nothing is."""
-        parts = [part for part in self._decoder.parts() if isinstance(part, Call)]
-        reasons = dict.fromkeys(f"{'/'.join(p.names)} is called ({p.reason})" for p in parts)
+        calls = self._decoder.calls
+        reasons = dict.fromkeys(f"{'/'.join(c.names)} is called ({c.reason})" for c in calls)
         return ", ".join(reasons)
 
     def __call__(
@@ -60,6 +62,6 @@ class FusedForward:
             given = look_up_embeddings(decoder.embedding, input_ids, decoder.embedding_scale)
         else:
             given = Lookup.whole(vectors)
-        wanted = np.arange(len(given)) if rows is None else rows
-        logits = self._steps.run(StepInput(given, position_ids, step, wanted, adapters), hidden)
+        logit_rows = np.arange(len(given)) if rows is None else rows
+        logits = self._steps.run(StepInput(given, position_ids, step, logit_rows, adapters), hidden)
         return logits if decoder.edit_logits is None else decoder.edit_logits(logits)

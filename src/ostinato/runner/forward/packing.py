@@ -70,13 +70,13 @@ def pack_linears(model: nn.Module, pack: Pack = pack_plain) -> int:
     head = (
         model.get_output_embeddings() if isinstance(model, transformers.PreTrainedModel) else None
     )
-    found = [
+    linears = [
         (parent, name, child)
         for parent in list(model.modules())
         for name, child in parent.named_children()
         if is_plain_linear(child)
     ]
-    for parent, name, linear in found:
+    for parent, name, linear in linears:
         tied = cast(nn.Parameter, linear.weight) if id(linear.weight) in embeddings else None
         if tied is None and id(linear.weight) in shared:
             continue

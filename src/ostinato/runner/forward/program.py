@@ -139,7 +139,7 @@ Record = ctypes.Structure
 
 
 class _Operation(ctypes.Structure):
-    _fields_ = (*pointers("record"), *int32s("kind", "on_wanted"))
+    _fields_ = (*pointers("record"), *int32s("kind", "rows"))
 
 
 class _Operations(ctypes.Structure):
@@ -177,7 +177,7 @@ class Program:
 
         Args:
             library: Runs them.
-            operations: Each with whether it is on the rows whose logits are wanted, or on all rows
+            operations: Each with whether it is on the rows whose logits are computed, or all rows
                 of a step. Records have the addresses of the first chunk's rows, and were checked
                 when they were made; the caller keeps what they point to alive. Between a call in
                 Python and other operations nothing is passed in the arena.
@@ -189,7 +189,9 @@ class Program:
         is_call = lambda each: isinstance(each[0], PythonCall)  # noqa: E731
         for in_python, group in groupby(operations, key=is_call):
             if in_python:
-                self._runs += [(cast(PythonCall, call), wanted) for call, wanted in group]
+                self._runs += [
+                    (cast(PythonCall, call), on_logit_rows) for call, on_logit_rows in group
+                ]
             else:
                 self._runs.append(
                     (self._listed(cast(list[tuple[Record, bool]], list(group))), False)
@@ -198,8 +200,8 @@ class Program:
     def _listed(self, operations: list[tuple[Record, bool]]) -> _Operations:
         listed = (_Operation * len(operations))(
             *(
-                _Operation(ctypes.addressof(record), _KINDS[type(record)], on_wanted)
-                for record, on_wanted in operations
+                _Operation(ctypes.addressof(record), _KINDS[type(record)], on_logit_rows)
+                for record, on_logit_rows in operations
             )
         )
         self._kept.append(listed)
@@ -211,15 +213,15 @@ class Program:
             self._arena.num_bytes,
         )
 
-    def run(self, num_rows: int, num_wanted: int, num_threads: int) -> None:
-        """Run all operations on some rows, the later ones on those that are wanted."""
-        assert 0 <= num_wanted <= num_rows, (num_wanted, num_rows)
-        assert 0 < num_rows <= self._arena.most_rows, num_rows
-        for part, on_wanted in self._runs:
+    def run(self, num_rows: int, num_logit_rows: int, num_threads: int) -> None:
+        """Run all operations on some rows, the later ones on those whose logits are computed."""
+        assert 0 <= num_logit_rows <= num_rows, (num_logit_rows, num_rows)
+        assert 0 < num_rows <= self._arena.max_rows, num_rows
+        for part, on_logit_rows in self._runs:
             if isinstance(part, PythonCall):
-                count = num_wanted if on_wanted else num_rows
+                count = num_logit_rows if on_logit_rows else num_rows
                 if count:
                     part.run(count)
             else:
                 program = ctypes.byref(part)
-                self._library.ost_run_program(program, num_rows, num_wanted, num_threads)
+                self._library.ost_run_program(program, num_rows, num_logit_rows, num_threads)

@@ -177,16 +177,16 @@ class QuantizedWeight(PackedWeight):
         last = self.num_rows if last is None else last
         begin, end = first // TILE_OUTPUTS, -(-last // TILE_OUTPUTS)
         within = slice(first - begin * TILE_OUTPUTS, last - begin * TILE_OUTPUTS)
-        found = _out_of_tiles(self._tiles[begin:end], self.format.bits)
+        rows = _out_of_tiles(self._tiles[begin:end], self.format.bits)
         if self.format.bits == 8:
-            found = found.view(torch.int8)
+            rows = rows.view(torch.int8)
         minima, zeros = (
             None if kept is None else _by_rows(kept[begin:end])[within]
             for kept in (self._minima, self._zeros)
         )
         return Codes(
             self.format,
-            found[within, : self.num_columns],
+            rows[within, : self.num_columns],
             _by_rows(self._scales[begin:end])[within],
             minima,
             zeros,

@@ -42,7 +42,7 @@ _LEAST_SHARE = 0.5
 """Minimum share of linear layers in a quantized model's weights, embeddings left out; with less,
 quantizing saves little memory and time."""
 
-_MOST_ROUNDINGS = 1.0
+_MAX_ROUNDINGS = 1.0
 """Largest difference of logits from the plain modules', in multiples of what rounding explains."""
 
 
@@ -65,7 +65,7 @@ def choose_forward(
     model: "PreTrainedModel",
     call: ModelCall,
     probed: Probed,
-    wanted: ForwardName,
+    forward: ForwardName,
     quantization: Quantization | None = None,
 ) -> ChosenForward:
     """Make a model as fast as possible without changing its results.
@@ -74,7 +74,7 @@ def choose_forward(
         model: In evaluation mode, with our attention.
         call: Calls it.
         probed: The probe's result with plain modules.
-        wanted: The setting ``forward``.
+        forward: The setting ``forward``.
         quantization: How weights are quantized; None leaves them as they are.
 
     Raises:
@@ -85,12 +85,12 @@ def choose_forward(
     """
     if quantization is not None:
         _check_quantizable(model, quantization)
-    elif wanted == "plain":
+    elif forward == "plain":
         return ChosenForward("plain", "forward='plain' is set")
     elif (unpacked := why_unpacked(model.dtype, model.device)) is not None:
         return ChosenForward("plain", unpacked)
     pack = pack_plain if quantization is None else quantization
-    reason = "forward='packed' is set" if wanted == "packed" else _why_unfused(model, probed)
+    reason = "forward='packed' is set" if forward == "packed" else _why_unfused(model, probed)
     with torch.no_grad():
         if reason is None:
             decoder = parse_decoder(model, probed.styles_by_layer, pack)
@@ -151,12 +151,12 @@ def _difference(model: "PreTrainedModel", probed: Probed, call: StepCall) -> str
     """Return how logits differ from the plain modules'; None if rounding explains it."""
     try:
         with torch.inference_mode():
-            found = through_blocks(probed.spec, probed.states, call, model, probed.attention)
+            logits = through_blocks(probed.spec, probed.states, call, model, probed.attention)
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # a model that only looks like one that is supported
         return f"it fails on this model ({type(error).__name__}: {error})"
-    away = in_roundings(found, probed.logits, probed.noise)
-    if away <= _MOST_ROUNDINGS:
+    away = in_roundings(logits, probed.logits, probed.noise)
+    if away <= _MAX_ROUNDINGS:
         return None
     return f"its logits differ by {away:.2g} times what rounding explains"

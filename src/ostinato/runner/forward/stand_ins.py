@@ -68,12 +68,12 @@ def norm_of(module: nn.Module) -> Norm:
     else:
         raise Unknown(f"{name} is neither an RMSNorm nor a LayerNorm")
     twin, rows, own = _norm_twin(module, norm, shape, torch.bfloat16)
-    found = replace(norm, is_centered=is_centered, offset=offset)
+    known = replace(norm, is_centered=is_centered, offset=offset)
     rounded, late = (
         replace(own, is_centered=is_centered, offset=offset, is_rounded=r) for r in (True, False)
     )
     misses = [int((apply_norm(kind, rows) != twin(rows)).sum()) for kind in (rounded, late)]
-    return replace(found, is_rounded=misses[0] <= misses[1])
+    return replace(known, is_rounded=misses[0] <= misses[1])
 
 
 def apply_norm(norm: Norm, rows: Tensor) -> Tensor:
@@ -165,14 +165,14 @@ def activation_of(
     children = dict(zip((*projections, down), fixed, strict=True))
     _call_twin(mlp, children, _random((1, _NUM_ROWS, linears[0].in_features), dtype, random), {})
     projected = torch.cat([each.output[0] for each in fixed[:-1]], dim=-1)
-    width, found = linears[-1].in_features, fixed[-1].input
+    width, gated = linears[-1].in_features, fixed[-1].input
     has_up = projected.shape[1] == 2 * width
-    if found is None or not (has_up or projected.shape[1] == width):
+    if gated is None or not (has_up or projected.shape[1] == width):
         raise Unknown(f"{type(mlp).__name__} is not built of gates and ups")
     gate, up = projected[:, :width], projected[:, width:]
     for activation, function in _ACTIVATIONS.items():
         opened = function(gate) * up if has_up else function(gate)
-        if _is_close(opened, found[0], dtype):
+        if _is_close(opened, gated[0], dtype):
             return activation, has_up
     raise Unknown(f"its activation is {_activation_name(mlp)}")
 
@@ -264,14 +264,14 @@ def _turned(
     for rope, is_last in product(_ropes(shape, angles), (False, True)):
         choice = replace(shape, rope=rope, is_norm_last=is_last)
         misses = 0
-        for raw, norm, found in (
+        for raw, norm, turned in (
             (queries, shape.query_norm, seen.queries),
             (keys, shape.key_norm, seen.keys),
         ):
             expected = _normed_and_turned(choice, norm, raw, angles)
-            if not _is_close(expected, found, raw.dtype):
+            if not _is_close(expected, turned, raw.dtype):
                 break
-            misses += int((expected != found).sum())
+            misses += int((expected != turned).sum())
         else:
             if best is None or misses < best[0]:
                 best = misses, choice
@@ -401,11 +401,11 @@ def _data(parameter: Tensor | None) -> Tensor | None:
     return None if parameter is None else parameter.detach()
 
 
-def _is_close(found: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
-    if found.shape != expected.shape:
+def _is_close(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
+    if actual.shape != expected.shape:
         return False
     size = expected.float().abs().amax(-1, keepdim=True)
-    return bool(((found.float() - expected.float()).abs() <= _TOLERANCE[dtype] * size).all())
+    return bool(((actual.float() - expected.float()).abs() <= _TOLERANCE[dtype] * size).all())
 
 
 def _activation_name(mlp: nn.Module) -> str:

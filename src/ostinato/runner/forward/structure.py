@@ -68,9 +68,7 @@ _WIRINGS = {
         _Wiring(_INPUT_NORM, _ATTENTION_NORM),
         _Wiring(_INPUT_NORM, "pre_feedforward_layernorm", _ATTENTION_NORM, _FEED_NORM),
         _Wiring(None, None, _ATTENTION_NORM, _FEED_NORM),
-        _Wiring(
-            "input_layernorm", _ATTENTION_NORM, "post_self_attn_layernorm", "post_mlp_layernorm"
-        ),
+        _Wiring(_INPUT_NORM, _ATTENTION_NORM, "post_self_attn_layernorm", "post_mlp_layernorm"),
         _Wiring(_INPUT_NORM, "pre_ff_layernorm"),
         _Wiring("attention_layernorm", "feedforward_layernorm"),
         _Wiring("operator_norm", "ffn_norm"),
@@ -111,7 +109,7 @@ def unsupported_reason(
     except Unknown as unknown:
         return str(unknown)
     if not any(True for _ in described.projections()):
-        reasons = {part.reason for part in described.parts() if isinstance(part, Call)}
+        reasons = {call.reason for call in described.calls}
         return "; ".join(sorted(reasons))
     return None
 

@@ -110,9 +110,9 @@ def lay_out(plan: StepPlan, inputs: StepInputs, store: ImageStore) -> ImageStep:
     vectors = vision.embed(torch.from_numpy(ids).to(inputs.groups[0].device))
     later = None
     for image in images:
-        found = store.vectors(image.span.digest)[image.first - image.span.start :]
+        image_vectors = store.vectors(image.span.digest)[image.first - image.span.start :]
         rows = image.rows().to(vectors.device)
-        first, *others = found[: len(rows)].split(vectors.shape[1], dim=1)
+        first, *others = image_vectors[: len(rows)].split(vectors.shape[1], dim=1)
         vectors[rows] = first
         if others:
             later = vectors.new_zeros(len(others), *vectors.shape) if later is None else later
@@ -139,7 +139,7 @@ def adapted_ahead(
 
 
 def _image_rows(plan: StepPlan, inputs: StepInputs, sees_ahead: bool) -> tuple[ImageRows, ...]:
-    found = []
+    image_rows = []
     next_ahead = len(inputs.input_ids)
     for sequence, start in zip(plan.sequences, inputs.groups[0].starts.tolist(), strict=False):
         for span in sequence.images:
@@ -148,9 +148,9 @@ def _image_rows(plan: StepPlan, inputs: StepInputs, sees_ahead: bool) -> tuple[I
                 continue
             row = start + first - sequence.start
             ahead = next_ahead if sees_ahead and last < span.end else -1
-            found.append(ImageRows(span, sequence, first, last, row, ahead))
-            next_ahead += found[-1].num_ahead
-    return tuple(found)
+            image_rows.append(ImageRows(span, sequence, first, last, row, ahead))
+            next_ahead += image_rows[-1].num_ahead
+    return tuple(image_rows)
 
 
 def _grid_positions(sequence: ScheduledSequence, store: ImageStore) -> Ints:

@@ -106,12 +106,12 @@ def _gemma4_grid(config: Any, processor: Any, height: int, width: int) -> ImageG
     if config.text_config.hidden_size_per_layer_input:
         raise UnsupportedModel("its layers have embeddings of their own (Gemma 4 E2B and E4B)")
     pooled, patch = processor.pooling_kernel_size, processor.patch_size
-    most = processor.max_soft_tokens * pooled**2
+    max_patches = processor.max_soft_tokens * pooled**2
     from transformers.models.gemma4.image_processing_pil_gemma4 import (
         get_aspect_ratio_preserving_size,
     )
 
-    height, width = get_aspect_ratio_preserving_size(height, width, patch, most, pooled)
+    height, width = get_aspect_ratio_preserving_size(height, width, patch, max_patches, pooled)
     return ImageGrid(1, height * width // (patch * pooled) ** 2)
 
 

@@ -224,11 +224,11 @@ class KVStore(ABC):
         """Allocate zeroed memory for a layer."""
 
     def _too_large(self) -> ConfigError:
-        asked = self.num_slots * self._bytes_per_slot
+        num_bytes = self.num_slots * self._bytes_per_slot
         available = available_bytes(self.device)
         free = "an unknown number of" if available is None else f"{available:,}"
         return ConfigError(
-            f"the KV store needs {asked:,} bytes on {self.device} for num_blocks="
+            f"the KV store needs {num_bytes:,} bytes on {self.device} for num_blocks="
             f"{self.num_blocks} of {self.block_size} tokens, and {free} bytes are available: "
             "lower num_blocks or kv_cache_memory"
         )

@@ -53,5 +53,5 @@ def best_places(native: ctypes.CDLL, rows: Tensor) -> list[int]:
         torch.get_num_threads(),
     )
     native.ost_ops_best(ctypes.byref(best))
-    found: list[int] = places.tolist()
-    return found
+    ids: list[int] = places.tolist()
+    return ids

@@ -104,7 +104,7 @@ class Tables(ctypes.Structure):
 STEP_FAULTS = {-1: "rows", -2: "positions", -3: "tables", -4: "blocks"}
 """What is invalid in a step, by ``ost_step_fault``."""
 
-_COSTS = ("keys_per_run", "keys_per_row", "row_cost", "min_part", "most_packed")
+_COSTS = ("keys_per_run", "keys_per_row", "row_cost", "min_part", "max_packed_cost")
 
 
 class Rules(ctypes.Structure):

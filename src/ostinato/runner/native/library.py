@@ -79,8 +79,8 @@ def library() -> ctypes.CDLL | None:
     if isinstance(loaded, str):
         logger.warning("%s; until then models run in plain torch, slower", loaded)
         return None
-    if (asked_for := requested_isa(best_isa(loaded))) is not None:
-        use_isa(loaded, asked_for)
+    if (isa := requested_isa(best_isa(loaded))) is not None:
+        use_isa(loaded, isa)
     return loaded
 
 
@@ -101,8 +101,8 @@ def _load() -> ctypes.CDLL | str:
         )
     try:
         loaded = ctypes.CDLL(str(PATH))
-        found = loaded.ost_abi_version()
-        if found == ABI_VERSION:
+        version = loaded.ost_abi_version()
+        if version == ABI_VERSION:
             declare(loaded)
             return loaded
     except OSError as error:
@@ -110,7 +110,7 @@ def _load() -> ctypes.CDLL | str:
     except AttributeError as error:  # a version that grew since it was compiled
         stale = f"older than the Python around it ({error})"
     else:
-        stale = f"of version {found}, but {ABI_VERSION} is needed"
+        stale = f"of version {version}, but {ABI_VERSION} is needed"
     return f"the native library is {stale}: {_way_to_get_it()}"
 
 

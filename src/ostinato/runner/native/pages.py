@@ -35,17 +35,17 @@ class Area:
         address: Its address, at the start of a page.
         num_bytes: Its size.
         num_parts: Number of parts of equal size, each of which is used from its start.
-        num_wanted: Bytes to allocate at the start of each part.
+        first_bytes: Bytes to allocate at the start of each part.
     """
 
     address: int
     num_bytes: int
     num_parts: int
-    num_wanted: int
+    first_bytes: int
 
 
 def take_pages(areas: Sequence[Area], num_threads: int, patience: float = PATIENCE) -> int:
-    """Allocate zeroed pages until all that are wanted are there, or time is up.
+    """Allocate zeroed pages until those of all areas are there, or time is up.
 
     Args:
         areas: The mappings.
@@ -77,14 +77,14 @@ def take_pages(areas: Sequence[Area], num_threads: int, patience: float = PATIEN
 
 def _pieces(areas: Sequence[Area]) -> Iterator[tuple[int, int]]:
     """Yield huge pages: the first of every part, then the second of every part."""
-    most = max((area.num_wanted for area in areas), default=0)
-    for step in range(0, most + PAGE_BYTES, PAGE_BYTES):
+    max_bytes = max((area.first_bytes for area in areas), default=0)
+    for step in range(0, max_bytes + PAGE_BYTES, PAGE_BYTES):
         for area in areas:
             end, part_bytes = area.address + area.num_bytes, area.num_bytes // area.num_parts
             for start in range(area.address, end, max(part_bytes, 1)):
                 page = (start + step) // PAGE_BYTES * PAGE_BYTES
                 first, last = max(area.address, page), min(end, page + PAGE_BYTES)
-                if first < min(start + area.num_wanted, last):
+                if first < min(start + area.first_bytes, last):
                     yield first, last - first
 
 

@@ -218,7 +218,7 @@ class NativeKVStore(KVStore):
         with suppress(OSError):  # without huge pages, small ones are used
             memory.madvise(mmap.MADV_HUGEPAGE)
         content = np.frombuffer(memory, dtype=np.uint8)
-        wanted = min(self.num_slots, TOKENS_AT_START) * size
-        self._areas.append(Area(content.ctypes.data, num_bytes, max(1, num_heads), wanted))
+        first_bytes = min(self.num_slots, TOKENS_AT_START) * size
+        self._areas.append(Area(content.ctypes.data, num_bytes, max(1, num_heads), first_bytes))
         shape = num_heads, self.num_blocks + 1, size * self.block_size
         return content[: num_heads * self.num_slots * size].reshape(shape)

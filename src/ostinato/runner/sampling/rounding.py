@@ -52,19 +52,19 @@ def with_codes(noise: Tensor, dtype: torch.dtype) -> Tensor:
     return noise * (_CODE_STEP / _size_of_rounding(dtype))
 
 
-def relative_difference(found: Tensor, expected: Tensor) -> Tensor:
+def relative_difference(actual: Tensor, expected: Tensor) -> Tensor:
     """Return how far each row is from the expected one, in standard deviations of that row."""
-    found, expected = found.double(), expected.double()
-    return (found - expected).square().mean(dim=1).sqrt() / expected.std(dim=1)
+    actual, expected = actual.double(), expected.double()
+    return (actual - expected).square().mean(dim=1).sqrt() / expected.std(dim=1)
 
 
-def in_roundings(found: Tensor, expected: Tensor, noise: Tensor) -> float:
+def in_roundings(actual: Tensor, expected: Tensor, noise: Tensor) -> float:
     """Return the difference of rows as a multiple of the rounding noise.
 
     It is the third quartile: a row in which rounding changed the choice of experts may differ by
     any amount.
     """
-    ratios = relative_difference(found, expected).cpu() / noise
+    ratios = relative_difference(actual, expected).cpu() / noise
     return float(ratios.quantile(0.75))
 
 

@@ -58,6 +58,11 @@ class EntryWriter:
         """The folder that is written to."""
         return self._partial.path
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the tensors so far, and those between them."""
+        return self._path.stat().st_size
+
     def add(self, name: str, tensor: Tensor) -> Tensor:
         """Write a tensor, and return the same numbers mapped from the file.
 

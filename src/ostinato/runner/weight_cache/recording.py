@@ -38,7 +38,7 @@ class Recorder:
     """Writes a model's packed weights; what fails is logged, and has no other effect.
 
     Attributes:
-        num_bytes: Bytes that are mapped from the files.
+        num_bytes: Bytes of the files, as ``Entry.num_bytes``; 0 if nothing is mapped from them.
     """
 
     def __init__(self) -> None:
@@ -169,7 +169,7 @@ class Recorder:
             return tensor
         try:
             mapped = self._writer.add(name, tensor)
-            self.num_bytes += mapped.nbytes
+            self.num_bytes = self._writer.num_bytes
             return mapped
         except OSError as error:
             self._fail(error)

@@ -1,0 +1,344 @@
+"""Builds the operations of a decoder's steps.
+
+::
+
+    vectors, angles ─► norm ─► n × (q k v ─► RoPE ─► store, copy ─► attend ─► combine ─► add + norm
+                                    ─► gate up ─► silu * ─► down ─► add + norm) ─► head
+
+Each operation has records of the buffers that it reads and writes; what differs between steps is in
+``step_arguments``. An addend is pending until the stream is read next, so that adding it and the
+norm after it are one pass. After the last attention, only rows with logits are computed.
+
+Modules that are called, and attention where the library does not read every layer's keys and
+values, are computed in Python: what is passed to them is in buffers for all rows.
+"""
+
+import ctypes
+from collections.abc import Generator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ostinato.runner.adapters.lora import StepAdapters
+from ostinato.runner.adapters.lora_updates import LoraProduct
+from ostinato.runner.attention.registration import LayerAttention
+from ostinato.runner.forward.arena import Arena
+from ostinato.runner.forward.decoder import (
+    Attention,
+    Branch,
+    Call,
+    Decoder,
+    DecoderLayer,
+    FeedForward,
+    Part,
+    Projection,
+)
+from ostinato.runner.forward.embedding_and_rope import AngleKind
+from ostinato.runner.forward.ops import AddNorm, Gated, Heads, Norm, SplitHeads
+from ostinato.runner.forward.program import Attend, Copy, GatedProduct, PythonCall, Step, Write
+from ostinato.runner.forward.stand_ins import call_keywords
+from ostinato.runner.forward.step_arguments import StepArguments
+from ostinato.runner.native.checks import fill_rows
+from ostinato.runner.native.ctypes_api import Attention as AttentionRecord
+from ostinato.runner.native.ctypes_api import Rows
+from ostinato.runner.native.packed import Product, row_stride
+
+
+class ModuleCalls(Protocol):
+    """Passes a step to modules that are called, as ``ModelCall`` does."""
+
+    def during(
+        self, step: LayerAttention, adapters: StepAdapters | None
+    ) -> AbstractContextManager[None]:
+        """Return a context in which the model's modules compute a step."""
+        ...
+
+
+Operations = Generator[tuple[Step, bool], None, None]
+Output = Generator[tuple[Step, bool], None, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _Addend:
+    """What is added to the stream before it is read next."""
+
+    rows: Tensor
+    branch: Branch
+
+
+class StepOperations:
+    """The operations of a decoder, on the buffers of one arena.
+
+    Attributes:
+        operations: In order, each with whether it is on the rows whose logits are computed.
+        hidden: The input of the head, of these rows.
+        head: The product that gives logits; each step sets its own output.
+    """
+
+    hidden: Tensor
+    head: Product
+
+    def __init__(
+        self, decoder: Decoder, calls: ModuleCalls, arena: Arena, arguments: StepArguments
+    ) -> None:
+        """Build them; ``calls`` passes a step to modules that are called."""
+        self._decoder, self._calls, self._arena, self._arguments = decoder, calls, arena, arguments
+        self._places = {id(each): i for i, each in enumerate(decoder.projections())}
+        self._width = decoder.head.weight.num_columns
+        self._pending: list[_Addend] = []
+        self._on_logit_rows = False
+        mixing = [p for p in decoder.parts() if not isinstance(p, FeedForward)]
+        self._last_mixing = next(
+            (p for p in reversed(mixing) if isinstance(p, Attention) or p.mixes), None
+        )
+        self._stream = arena.first_chunk("stream", self._width)
+        self.operations = list(self._operations())
+
+    def _operations(self) -> Operations:
+        """Yield the operations of a step, first to last."""
+        decoder = self._decoder
+        yield self._at(self._arguments.take_vectors(self._stream))
+        for kind in {p.angles: None for p in decoder.parts() if isinstance(p, Attention)}:
+            if kind is not None:
+                yield self._at(self._arguments.take_angles(kind, self._angles_of(kind)))
+        if self._last_mixing is None:
+            yield from self._narrow(None)
+        for layer in decoder.layers:
+            yield from self._layer(layer)
+        normed = yield from self._normed(decoder.norm, for_all=True)
+        self.hidden = self._arena.whole(normed)
+        logits = normed.new_empty(len(normed), decoder.head.weight.num_rows)
+        self.head = self._record(decoder.head, normed, logits)
+        yield self._at(self.head)
+
+    def _layer(self, layer: DecoderLayer) -> Operations:
+        held: list[_Addend] = []
+        for place, branch in enumerate(layer.branches):
+            name = f"added {place}"
+            norms = self._only_normed if layer.is_parallel and place else self._normed
+            inputs = yield from norms(branch.norm, isinstance(branch.part, Call))
+            rows = yield from self._part(layer, branch.part, inputs, name)
+            (held if layer.is_parallel else self._pending).append(_Addend(rows, branch))
+        self._pending += held
+
+    def _normed(self, norm: Norm | None, for_all: bool = False) -> Output:
+        """Yield what adds the pending addends to the stream, and norms it."""
+        addends, self._pending = self._pending, []
+        output = None if norm is None else self._buffer("normed", self._width, for_all)
+        for addend in addends[:-1]:
+            yield self._at(self._add(addend, None, None))
+        if addends:
+            yield self._at(self._add(addends[-1], norm, output))
+        elif norm is not None:
+            yield self._at(AddNorm.of(self._stream, None, norm, output))
+        return self._stream if output is None else output
+
+    def _only_normed(self, norm: Norm | None, for_all: bool = False) -> Output:
+        """Yield what norms the stream, without what is still to be added."""
+        if norm is None:
+            return self._stream
+        output = self._buffer("normed", self._width, for_all)
+        yield self._at(AddNorm.of(self._stream, None, norm, output))
+        return output
+
+    def _add(self, addend: _Addend, norm: Norm | None, output: Tensor | None) -> AddNorm:
+        branch = addend.branch
+        rows = addend.rows
+        return AddNorm.of(self._stream, rows, norm, output, branch.norm_after, branch.scale)
+
+    def _part(self, layer: DecoderLayer, part: Part, inputs: Tensor, name: str) -> Output:
+        """Yield the operations of a part; returns its addend."""
+        for_all = layer.is_parallel  # what is held while other branches are computed
+        if isinstance(part, FeedForward):
+            return (yield from self._feed_forward(part, inputs, name, for_all))
+        if isinstance(part, Attention):
+            mixed = yield from self._attention(layer.index, part, inputs)
+        else:
+            mixed = yield from self._called(part, inputs, name)
+        if part is self._last_mixing:
+            mixed = yield from self._narrow(mixed)
+        if isinstance(part, Call):
+            return mixed
+        return (yield from self._product(part.combine, mixed, name, for_all))
+
+    def _feed_forward(self, part: FeedForward, inputs: Tensor, name: str, for_all: bool) -> Output:
+        product, gate_up = self._product_into(part.gate_up, inputs, "gate_up", False)
+        gated = self._arena.chunk("gated", part.down.weight.num_columns)
+        opened = Gated.of(gate_up, gated, part.activation, part.has_up)
+        if self._arguments.lora is None and part.has_up:
+            yield self._at(GatedProduct(product, opened))
+        else:
+            yield self._at(product)
+            if self._arguments.lora is not None:
+                yield self._at(self._updates(part.gate_up, inputs, gate_up))
+            yield self._at(opened)
+        return (yield from self._product(part.down, gated, name, for_all))
+
+    def _called(self, part: Call, inputs: Tensor, name: str) -> Output:
+        """Yield the call of modules; ``inputs`` are the first chunk of a buffer for all rows."""
+        inputs, output = self._arena.whole(inputs), self._rows(f"called {name}", self._width)
+        on_logit_rows = self._on_logit_rows
+
+        def run(num_rows: int) -> None:
+            self._call(part, inputs[:num_rows], output[:num_rows], on_logit_rows)
+
+        yield self._at(PythonCall(run))
+        return output[: self._arena.rows_per_chunk]
+
+    def _call(self, part: Call, rows: Tensor, output: Tensor, on_logit_rows: bool) -> None:
+        step_input = self._arguments.step_input
+        adapters = step_input.adapters
+        if adapters is not None and on_logit_rows:
+            adapters = adapters.of_rows(step_input.logit_rows)
+        total: Tensor | None = None
+        with self._calls.during(step_input.step, adapters):
+            for name in part.names:
+                module = part.parent.get_submodule(name)
+                keywords = self._keywords(part, module) if part.mixes else {}
+                result = module(rows[None], **keywords)
+                addend = result[0] if isinstance(result, tuple) else result
+                addend = addend.reshape(output.shape)
+                total = addend if total is None else total + addend
+        assert total is not None, "modules"
+        output.copy_(total)
+
+    def _keywords(self, part: Call, module: nn.Module) -> dict[str, Any]:
+        step_input = self._arguments.step_input
+        angles = self._arguments.angles.get(part.angles) if part.angles else None
+        numbers = None if angles is None else angles.own(step_input.positions)
+        positions = torch.from_numpy(step_input.positions)[..., None, :]
+        return call_keywords(module, step_input.step, numbers, positions)
+
+    def _narrow(self, mixed: Tensor | None) -> Output:
+        """Yield what takes the rows whose logits are computed; only they are computed from here."""
+        self._on_logit_rows = True
+        taken: list[Tensor] = []
+        for rows in (self._stream, mixed):
+            if rows is not None:
+                whole, name = self._arena.whole(rows), f"logit rows {len(taken)}"
+                taken.append(self._arena.first_chunk(name, rows.shape[1]))
+                yield self._at(self._arguments.take_logit_rows(whole, taken[-1]))
+        self._stream = taken[0]
+        return taken[-1]
+
+    def _attention(self, index: int, part: Attention, inputs: Tensor) -> Output:
+        """Yield the operations from normed rows to attention; returns the attended rows."""
+        shape, rows = part.shape, self._arena.first_chunk
+        num_values, num_kv = shape.num_heads * shape.dim, shape.num_kv_heads * shape.dim
+        projected = yield from self._product(part.project, inputs, "projected", False)
+        heads = Heads(rows("queries", num_values), rows("keys", num_kv), rows("values", num_kv))
+        angles = None if part.angles is None else self._angles_of(part.angles)
+        yield self._at(SplitHeads.of(projected, shape, angles, heads))
+        if self._arguments.stores:
+            yield from self._attend_natively(index, part, heads)
+        else:
+            yield self._at(PythonCall(lambda count: self._attend(index, part, count)))
+        return rows("attended", num_values)
+
+    def _attend(self, index: int, part: Attention, num_rows: int) -> None:
+        shape, rows = part.shape, self._arena.rows
+        num_values, num_kv = shape.num_heads * shape.dim, shape.num_kv_heads * shape.dim
+        queries, keys, values = (
+            rows(name, width)[:num_rows].unflatten(1, (-1, shape.dim))
+            for name, width in (("queries", num_values), ("keys", num_kv), ("values", num_kv))
+        )
+        attended = self._arguments.step_input.step.attend(index, queries, keys, values, part.style)
+        rows("attended", num_values)[:num_rows] = attended.reshape(num_rows, -1)
+
+    def _attend_natively(self, index: int, part: Attention, heads: Heads) -> Operations:
+        shape, arguments = part.shape, self._arguments
+        store = arguments.stores[index]
+        kept = store.spec.layers[index]
+        assert kept.num_kv_heads == shape.num_kv_heads, kept
+        assert kept.key_dim == kept.value_dim == shape.dim, kept
+        keys, values = (_rows_of(t, shape.dim) for t in (heads.keys, heads.values))
+        yield self._at(Write(store.of_layer(index), keys, values, arguments.slots_of(index), 0))
+        yield self._at(Copy(store.of_layer(index), arguments.copies_of(index)))
+        num_values = shape.num_heads * shape.dim
+        sinks = part.style.sinks
+        if sinks is not None:
+            assert sinks.shape == (shape.num_heads,), "one for each head"
+            sinks = arguments.copy_of(sinks.detach, sinks.detach().float().clone())
+        own = AttentionRecord(
+            kv=store.of_layer(index),
+            queries=_rows_of(self._arena.rows("queries", num_values), shape.dim),
+            output=_rows_of(self._arena.rows("attended", num_values), shape.dim),
+            sinks=None if sinks is None else sinks.data_ptr(),
+            scale=part.style.scale,
+            soft_cap=part.style.soft_cap or 0.0,
+        )
+        yield self._at(Attend(own, ctypes.addressof(arguments.attention_of(index, part))))
+
+    def _product(self, projection: Projection, inputs: Tensor, into: str, for_all: bool) -> Output:
+        """Yield a product and the adapters' updates of it; returns the output."""
+        product, outputs = self._product_into(projection, inputs, into, for_all)
+        yield self._at(product)
+        if self._arguments.lora is not None:
+            yield self._at(self._updates(projection, inputs, outputs))
+        return outputs
+
+    def _updates(self, projection: Projection, inputs: Tensor, outputs: Tensor) -> LoraProduct:
+        """Describe the adapters' updates of a product."""
+        arguments = self._arguments
+        step = arguments.logit_row_groups if self._on_logit_rows else arguments.all_row_groups
+        return LoraProduct.of(inputs, outputs, step, self._places[id(projection)])
+
+    def _product_into(
+        self, projection: Projection, inputs: Tensor, name: str, for_all: bool
+    ) -> tuple[Product, Tensor]:
+        """Return a product and its output."""
+        outputs = self._buffer(name, projection.weight.num_rows, for_all)
+        return self._record(projection, inputs, outputs), outputs
+
+    def _record(self, projection: Projection, inputs: Tensor, outputs: Tensor) -> Product:
+        """Describe a product; biases of several layers are concatenated again in each step."""
+        bias = projection.bias()
+        if bias is not None and len(projection.names) > 1:
+            bias = self._arguments.copy_of(projection.bias, bias)
+        return projection.weight.record(inputs, bias, outputs)
+
+    def _at(self, step: Step) -> tuple[Step, bool]:
+        """Return an operation, and whether it is on the logit rows."""
+        return step, self._on_logit_rows
+
+    def _angles_of(self, kind: AngleKind) -> Tensor:
+        """Return the buffer of a kind of angles."""
+        name = str(kind)
+        dim = next(
+            p.shape.rope.dim
+            for p in self._decoder.parts()
+            if isinstance(p, Attention) and p.angles == kind
+        )
+        return self._arena.first_chunk(name, dim, torch.float32)
+
+    def _buffer(self, name: str, width: int, for_all: bool) -> Tensor:
+        if for_all:
+            return self._rows(f"{name} of all", width)[: self._arena.rows_per_chunk]
+        return self._arena.chunk(name, width)
+
+    def _rows(self, name: str, width: int) -> Tensor:
+        """Return a buffer for all rows, or for all logit rows."""
+        return self._arena.rows(f"logit rows of {name}" if self._on_logit_rows else name, width)
+
+
+def width_in_arena(decoder: Decoder) -> int:
+    """Return how many numbers the arena has for each row of a chunk."""
+    width = decoder.head.weight.num_columns
+    widths = {("normed", width), ("added 0", width), ("added 1", width)}
+    for part in decoder.parts():
+        if isinstance(part, Attention):
+            widths.add(("projected", part.project.weight.num_rows))
+        elif isinstance(part, FeedForward):
+            widths.add(("gate_up", part.gate_up.weight.num_rows))
+            widths.add(("gated", part.down.weight.num_columns))
+    return sum(row_stride(width) for _, width in widths)
+
+
+def _rows_of(buffer: Tensor, dim: int) -> Rows:
+    """Describe a buffer of heads to the library, shape (num_rows, num_heads * dim)."""
+    num_rows, num_heads, rows = buffer.shape[0], buffer.shape[1] // dim, Rows()
+    fill_rows(rows, buffer.view(num_rows, num_heads, dim), num_rows, num_heads, dim)
+    return rows
