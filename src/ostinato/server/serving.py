@@ -3,8 +3,8 @@
 One function for all APIs: bounds the queue, enforces the caller's limits, derives the salt, runs
 the request, leases its prompt on request, and notifies observers::
 
-    route ─► serve ─► check_room ─► AsyncLLM.generate ─► (lease) ─► outputs
-                         └── 429, 503      └── 400          └── 500, 503
+    route ─► serve ─► hold_places ─► AsyncLLM.generate ─► (lease) ─► outputs
+                          └── 429, 503      └── 400          └── 500, 503
 """
 
 import time
@@ -33,11 +33,39 @@ async def serve(
 
     Effects: closing the generator early cancels the request and frees its blocks.
     """
-    salt = caller.narrow(call.cache_salt)
-    check_room(state, caller, [call])
-    with _refusals_observed(state, caller, call):
-        priority = caller.priority_of(call.priority)
-        state.rate_limit.enter(caller, call.params.n)
+    with hold_places(state, caller, [call]):
+        async with aclosing(serve_admitted(state, caller, call)) as outputs:
+            async for output in outputs:
+                yield output
+
+
+@contextmanager
+def hold_places(
+    state: ServerState, caller: Caller, calls: Sequence[GenerateCall]
+) -> Iterator[None]:
+    """Admit calls together: all of their continuations count as running until the block is left.
+
+    Raises:
+        ApiError: There is no room for all of them now (429) or ever (400), a priority is refused
+            (400), or the server is draining (503).
+    """
+    check_room(state, caller, calls)
+    num_sequences = sum(call.params.n for call in calls)
+    with _refusals_observed(state, caller, calls[0]):
+        for call in calls:
+            caller.priority_of(call.priority)
+        state.rate_limit.enter(caller, num_sequences)
+    try:
+        yield
+    finally:
+        state.rate_limit.leave(caller, num_sequences)
+
+
+async def serve_admitted(
+    state: ServerState, caller: Caller, call: GenerateCall
+) -> AsyncGenerator[RequestOutput, None]:
+    """Continue one prompt whose place is held; otherwise as ``serve``."""
+    salt, priority = caller.narrow(call.cache_salt), caller.priority_of(call.priority)
     record = ServedRequest(call.request_id, call, caller, salt, time.monotonic())
     try:
         for observer in state.observers:
@@ -58,19 +86,19 @@ async def serve(
     finally:
         finished = record.output is not None and record.output.finished
         record.is_gone = record.error is None and not finished
-        state.rate_limit.leave(caller, call.params.n, record.output)
+        state.rate_limit.charge(caller, record.num_generated)
         for observer in state.observers:
             observer.finished(record)
 
 
-async def last_output(state: ServerState, caller: Caller, call: GenerateCall) -> RequestOutput:
+async def last_output(outputs: AsyncGenerator[RequestOutput, None]) -> RequestOutput:
     """Run a call to its end, and return its last output.
 
     Raises:
         ApiError: It was refused, or failed.
     """
     last: RequestOutput | None = None
-    async with aclosing(serve(state, caller, call)) as outputs:
+    async with aclosing(outputs):
         async for output in outputs:
             last = output
     assert last is not None, "a request ended without an output"

@@ -19,7 +19,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ostinato.engine.requests.outputs import RequestOutput
 from ostinato.server.access.callers import Caller
 from ostinato.server.errors import ApiError
 
@@ -89,14 +88,12 @@ class RateLimit:
         if caller.limits.tokens_per_minute is not None:
             self._use(caller).tokens -= num_tokens
 
-    def leave(self, caller: Caller, num_sequences: int, output: RequestOutput | None) -> None:
-        """End continuations, and charge their generated tokens."""
+    def leave(self, caller: Caller, num_sequences: int) -> None:
+        """End continuations."""
         self.num_live -= num_sequences
         self._live[caller.tenant] -= num_sequences
         if not self._live[caller.tenant]:
             del self._live[caller.tenant]
-        if output is not None:
-            self.charge(caller, sum(len(part.token_ids) for part in output.outputs))
 
     def remove(self, tenant: str) -> None:
         """Remove a tenant without unfinished requests."""

@@ -18,9 +18,6 @@ from ostinato.server.state import ServerState, StateDep
 
 router = APIRouter(tags=["explanations"])
 
-_SEVERAL = ("cmpl-", "embd-", "score-", "rerank-", "classify-", "choose-")
-"""How ids of responses begin that may have several prompts: their names end in -0, -1, ..."""
-
 
 @router.get("/v1/explain/{response_id}")
 async def explain(response_id: str, state: StateDep, caller: CallerDep) -> dict[str, Any]:
@@ -44,11 +41,8 @@ async def _explanation(state: ServerState, caller: Caller, response_id: str) -> 
     Raises:
         ApiError: The caller sent no such request, or it is no longer remembered (404).
     """
-    names = [response_id]
-    if response_id.startswith(_SEVERAL):
-        names.append(f"{response_id}-0")
     errors: list[RequestError] = []
-    for name in names:
+    for name in (response_id, f"{response_id}-0"):  # of several prompts the first
         try:
             return await state.llm.explain(
                 name, administrator=caller.may_administer, cache_salt=caller.salt or None
