@@ -112,12 +112,12 @@ def check_room(state: ServerState, caller: Caller, calls: Sequence[GenerateCall]
         ApiError: There is no room now (429) or ever (400), or the server is draining (503).
     """
     config, num_sequences = state.config, sum(call.params.n for call in calls)
-    most_per_prompt = max(call.params.n for call in calls)
+    max_per_prompt = max(call.params.n for call in calls)
     with _refusals_observed(state, caller, calls[0]):
         if state.is_draining:
             raise stopping("the server is shutting down: send the request to another one")
-        if most_per_prompt > config.max_n:
-            raise _too_many("n", most_per_prompt, config.max_n, "--max-n")
+        if max_per_prompt > config.max_n:
+            raise _too_many("n", max_per_prompt, config.max_n, "--max-n")
         if num_sequences > config.max_requests:
             raise _too_many("prompts times n", num_sequences, config.max_requests, "--max-requests")
         if state.num_live + num_sequences > config.max_requests:
@@ -126,8 +126,8 @@ def check_room(state: ServerState, caller: Caller, calls: Sequence[GenerateCall]
             caller, num_sequences, config.max_requests, config.key_share
         ):
             if num_sequences > config.max_requests * config.key_share:
-                most = int(config.max_requests * config.key_share)
-                raise _too_many("prompts times n", num_sequences, most, "--key-share")
+                key_limit = int(config.max_requests * config.key_share)
+                raise _too_many("prompts times n", num_sequences, key_limit, "--key-share")
             raise _full(
                 f"this key has its share (--key-share {config.key_share:g}) of the "
                 f"{config.max_requests} continuations of this server",
@@ -146,11 +146,11 @@ def _full(reason: str, code: str) -> ApiError:
     )
 
 
-def _too_many(name: str, value: int, most: int, option: str) -> ApiError:
+def _too_many(name: str, value: int, limit: int, option: str) -> ApiError:
     """Return the error for a call that can never fit."""
     return ApiError(
         400,
-        f"{name}={value}: at most {most} on this server; ask for fewer, or raise {option}",
+        f"{name}={value}: at most {limit} on this server; ask for fewer, or raise {option}",
         param="n",
         code="too_many_continuations",
     )

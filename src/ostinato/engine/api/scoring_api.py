@@ -25,8 +25,8 @@ from ostinato.engine.scoring.outputs import (
     ScoringOutput,
     ScoringRequestOutput,
 )
+from ostinato.engine.scoring.pairs import Query
 from ostinato.engine.scoring.pooling_params import PoolingParams
-from ostinato.engine.scoring.scorer import Query
 from ostinato.errors import RequestError
 
 ResultT = TypeVar("ResultT")

@@ -9,7 +9,7 @@ import copy
 import math
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -17,32 +17,20 @@ import numpy as np
 
 from ostinato.engine.requests.outputs import RequestOutput
 from ostinato.engine.requests.prompts import Prompt
-from ostinato.engine.requests.request_validation import refuse_long_text, tokenize
+from ostinato.engine.requests.request_validation import tokenize
 from ostinato.engine.requests.sampling_params import SamplingParams
 from ostinato.engine.scoring.choices import choice_prompt
 from ostinato.engine.scoring.outputs import ClassificationOutput
+from ostinato.engine.scoring.pairs import PairTokenizer, Query
 from ostinato.engine.scoring.pooling import Pooling
 from ostinato.engine.scoring.pooling_params import PoolingParams
-from ostinato.engine.scoring.templates import INSTRUCTION, PairTemplate
+from ostinato.engine.scoring.templates import PairTemplate
 from ostinato.engine.settings.config import EngineConfig
-from ostinato.errors import ConfigError, InvalidSamplingParams, PromptTooLong, RequestError
+from ostinato.errors import ConfigError, InvalidSamplingParams, RequestError
 from ostinato.runner.model_loader import LoadedModel
 from ostinato.runner.sampling.readouts import HIDDEN_STATE
 
 ScoreKind = Literal["classes", "embeddings", "yes_no"]
-
-
-@dataclass(frozen=True, slots=True)
-class Query:
-    """What documents are compared with.
-
-    Attributes:
-        text: The query.
-        instruction: What makes a document relevant; None is the template's own.
-    """
-
-    text: str
-    instruction: str | None = None
 
 
 ScoredItem = Query | str | tuple[Query, str]
@@ -63,6 +51,10 @@ class Scorer:
         if name == "auto":
             name = "pair" if loaded.head.kind == "classes" else "qwen3"
         self._template = PairTemplate.named(name)
+
+    @cached_property
+    def _pairs(self) -> PairTokenizer:
+        return PairTokenizer(self._tokenizer, self._template, self._max_model_len)
 
     @cached_property
     def _tokenizer(self) -> Any:
@@ -241,12 +233,12 @@ class Scorer:
         """
         if isinstance(item, tuple):
             query, document = item
-            ids = self._pair(query, self._first_tokens(document, max_document_tokens), params)
+            ids = self._pairs.encode(query, document, params, max_document_tokens)
             return replace(prompt_context, token_ids=ids)
         if isinstance(item, Query):
             text = self._query_text(item)
         else:
-            text = self._first_tokens(item, max_document_tokens)
+            text = self._pairs.first_tokens(item, max_document_tokens)
         return self.cut(replace(prompt_context, text=text), params)
 
     def scores(
@@ -268,13 +260,6 @@ class Scorer:
             return f"Instruct: {query.instruction}\nQuery:{query.text}"
         return self.pooling.prompts.get("query", "") + query.text
 
-    def _first_tokens(self, text: str, limit: int | None) -> str:
-        """Return the beginning of a text that has at most so many tokens; None is all of it."""
-        if limit is None:
-            return text
-        ids = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        return text if len(ids) <= limit else str(self._tokenizer.decode(ids[:limit]))
-
     @cached_property
     def _answer_ids(self) -> tuple[int, int]:
         """The ids of the two answers, the positive one last.
@@ -292,42 +277,6 @@ class Scorer:
                 f"{' and '.join(str(len(row)) for row in rows)} tokens"
             )
         return int(rows[0][0]), int(rows[1][0])
-
-    def _pair(self, query: Query, document: str, params: PoolingParams) -> "array[int]":
-        """Return the tokens of a pair; the document alone is cut.
-
-        Raises:
-            PromptTooLong: Without the document there are too many already.
-        """
-        tokenizer = self._tokenizer
-        limit = params.max_tokens(self._max_model_len)
-        if limit is None:
-            refuse_long_text(query.text + document, self._max_model_len, tokenizer)
-        ids = self._pair_ids(query, document)
-        if limit is not None and len(ids) > limit:
-            rest = tokenizer(document, add_special_tokens=False, verbose=False)["input_ids"]
-            surplus = len(ids) - limit
-            while len(ids) > limit:  # what is cut may be tokenized anew with its neighbours
-                if surplus >= len(rest):
-                    raise PromptTooLong(
-                        f"truncate_prompt_tokens={params.truncate_prompt_tokens}: the query and "
-                        f"its template have {len(self._pair_ids(query, ''))} tokens, so nothing of "
-                        "the document is left; keep more, or shorten the query"
-                    )
-                ids = self._pair_ids(query, tokenizer.decode(rest[: len(rest) - surplus]))
-                surplus += max(0, len(ids) - limit)
-        return array("I", ids)
-
-    def _pair_ids(self, query: Query, document: str) -> list[int]:
-        tokenizer = self._tokenizer
-        if self._template is None:
-            text = query.text if query.instruction is None else f"{query.instruction}{query.text}"
-            ids: list[int] = tokenizer(text, document, verbose=False)["input_ids"]
-            return ids
-        instruction = INSTRUCTION if query.instruction is None else query.instruction
-        written = self._template.write(query.text, document, instruction)
-        ids = tokenizer(written, verbose=False)["input_ids"]
-        return ids
 
 
 def _refuse_images(prompt: Prompt) -> None:

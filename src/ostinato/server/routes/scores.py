@@ -11,7 +11,7 @@ from pydantic import AliasChoices, Field
 from ostinato.engine.api.scoring_api import pair_up
 from ostinato.engine.requests.outputs import RequestOutput
 from ostinato.engine.scoring.choices import read_choices
-from ostinato.engine.scoring.scorer import Query
+from ostinato.engine.scoring.pairs import Query
 from ostinato.protocol.body import Items, OpenBody
 from ostinato.protocol.dialects import SCORES
 from ostinato.server.access.callers import CallerDep
