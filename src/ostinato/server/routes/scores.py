@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -110,8 +111,8 @@ async def choose(
 
 
 async def _chosen(call: ScoringCall, body: ChooseBody) -> dict[str, Any]:
-    prompt = call.prompt_of(body.prompt)
-    outputs = await call.run(lambda choice: call.scorer.choice(prompt, choice), body.choices)
+    choices: Sequence[str | Sequence[int]] = body.choices
+    outputs = await call.run(partial(call.scorer.choice, call.prompt_of(body.prompt)), choices)
     result = read_choices(outputs, body.choices)
     data = [asdict(choice) for choice in result.choices]
     return call.response(outputs, best=result.best.index, data=data)
