@@ -68,19 +68,21 @@ def keyed_server(
     tenants: dict[str, dict] | None = None,
     traces: Path | None = None,
     server: dict[str, Any] | None = None,
+    model: str = MODEL,
+    name: str = MODEL,
     **settings,
 ) -> Iterator[Keyed]:
-    """Serve the embedded model to tenants; ``ops`` administers. Idle when the test is over."""
+    """Serve a model to tenants; ``ops`` administers. Idle when the test is over."""
     path = folder / "keys.json"
     tenants = {"ops": {"administers": True}, "ann": {}, "bob": {}, **(tenants or {})}
     keys = {name: add_key(path, name, **changes) for name, changes in tenants.items()}
     config = ServerConfig(
-        model_names=(MODEL,),
+        model_names=(name,),
         keys_file=str(path),
         traces_folder=traces and str(traces),
         **(server or {}),
     )
-    state = open_state(MODEL, {"dtype": "float32", "num_blocks": 512, **settings}, config)
+    state = open_state(model, {"dtype": "float32", "num_blocks": 512, **settings}, config)
     try:
         with serving(state) as url:
             yield Keyed(state, url, path, keys)

@@ -319,7 +319,7 @@ def test_every_api_counts_the_requests_that_a_full_server_refuses(llm, path, pro
     state.rate_limit.enter(ANONYMOUS, 1)
     with serving(state) as url:
         answer = httpx.post(f"{url}{path}", json={"model": "tiny-shakespeare", **prompt})
-        state.rate_limit.leave(ANONYMOUS, 1, None)
+        state.rate_limit.leave(ANONYMOUS, 1)
         page = scrape(url)
     assert answer.status_code == 429
     assert page.value("ostinato_refused_requests_total", status="429") == 1

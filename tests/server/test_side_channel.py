@@ -4,38 +4,80 @@ The same attacker runs against a server with keys, and against one whose tenants
 salt: there it recovers the secret, so the tests above it are known to be able to fail.
 """
 
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ostinato.core.identity import Identity, ImageSpan
+from ostinato.runner.model_loader import load_model
 from ostinato.server.access.callers import KeyedCallers
 from ostinato.server.access.keys import KeysFile
+from tests.engine.scoring.conftest import MakeHeaded, headed
 from tests.server.keyed import Keyed, keyed_server
 from tests.support.cache_views import prefix_key
-from tests.support.prefix_probe import ENDPOINTS, MODEL, Endpoint, Send, recover
+from tests.support.prefix_probe import ENDPOINTS, JUDGE, MODEL, Endpoint, Send, recover
 from tests.support.tiny_cache import tiny_cache
+
+__all__ = ["headed"]
 
 KNOWN = "The safe behind the painting opens with the word "
 WORD = "owl"
 LETTERS = "abelnorstw"
 SECRET = KNOWN + WORD + ", my dear, and tell it to no one."
 
-AT_EVERY_ENDPOINT = pytest.mark.parametrize("path", list(ENDPOINTS))
+Serve = Callable[[str], Keyed]
+
+AT_EVERY_ENDPOINT = pytest.mark.parametrize(
+    ("keyed", "path"), [(each.model, path) for path, each in ENDPOINTS.items()], indirect=["keyed"]
+)
+
+
+def endpoints_of(model: str) -> dict[str, Endpoint]:
+    """Return the endpoints of a model, by path."""
+    return {path: each for path, each in ENDPOINTS.items() if each.model == model}
+
+
+CHAT_ENDPOINTS = endpoints_of(MODEL)
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory):
-    """Serve a victim and an attacker, who may both begin with what is public."""
-    public = {"public": ["*"]}
-    folder = tmp_path_factory.mktemp("keys")
-    with keyed_server(folder, {"victim": public, "attacker": public}) as server:
-        yield server
+def judge(headed: MakeHeaded, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A classifier with one class whose tokens are letters."""
+    letters = load_model(MODEL).require_tokenizer()
+    path = tmp_path_factory.mktemp("judge") / "model"
+    changes = {"vocab_size": len(letters), "max_position_embeddings": 1024}
+    shutil.copytree(headed("qwen3", 1, **changes), path)
+    letters.save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def serve(judge: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
+    """Serve a model to a victim and an attacker, who may both begin with what is public."""
+    public, paths = {"public": ["*"]}, {JUDGE: str(judge)}
+    with ExitStack() as servers:
+
+        @cache
+        def served(name: str) -> Keyed:
+            folder, tenants = (
+                tmp_path_factory.mktemp("keys"),
+                {"victim": public, "attacker": public},
+            )
+            model = paths.get(name, name)
+            return servers.enter_context(keyed_server(folder, tenants, model=model, name=name))
+
+        yield served
 
 
 @pytest.fixture
-def keyed(shared: Keyed):
-    """Lend the server with a cold cache."""
+def keyed(serve: Serve, request: pytest.FixtureRequest) -> Iterator[Keyed]:
+    """Lend a server with a cold cache; the bundled model's, unless a test names another."""
+    shared = serve(getattr(request, "param", MODEL))
     shared.administer("/admin/reset", {})
     yield shared
     for known in shared.administer("/admin/public", method="GET")["public"]:
@@ -84,11 +126,12 @@ def test_the_victim_s_exact_prompt_costs_the_attacker_what_it_costs_on_an_empty_
     endpoint, victim = ENDPOINTS[path], sender(keyed, "victim")
     answer = endpoint.ask(victim, SECRET, max_tokens=24)
     whole = SECRET + endpoint.text(answer)
-    assert endpoint.probe(victim, SECRET) == endpoint.total(answer) - 1, "it is cached"
-    for probe in ENDPOINTS.values():
+    num_cached = endpoint.total(answer) - endpoint.num_recomputed
+    assert endpoint.probe(victim, SECRET) == num_cached, "it is cached"
+    for probe in endpoints_of(endpoint.model).values():
         for text in (SECRET, whole, whole + "?", SECRET[:-1], KNOWN):
             assert looks_empty(keyed, probe, text), (probe.path, text)
-    assert endpoint.probe(victim, SECRET) == endpoint.total(answer) - 1, "and still is"
+    assert endpoint.probe(victim, SECRET) == num_cached, "and still is"
 
 
 @AT_EVERY_ENDPOINT
@@ -121,14 +164,14 @@ def num_tokenized(keyed: Keyed, path: str, text: str) -> int:
 
 def all_tokenized(keyed: Keyed, text: str) -> dict[str, int]:
     """Have a text of the attacker tokenized on every route; returns how many bytes each took."""
-    return {path: num_tokenized(keyed, path, text) for path in (*ENDPOINTS, *COUNTED)}
+    return {path: num_tokenized(keyed, path, text) for path in (*CHAT_ENDPOINTS, *COUNTED)}
 
 
 def test_the_victim_s_exact_text_is_tokenized_anew_for_the_attacker(keyed: Keyed):
     """A text that is known with its tokens takes less time, so one tenant's is not another's."""
     text = SECRET + "<eos>" + SECRET
     alone = all_tokenized(keyed, text)
-    for sent in ENDPOINTS.values():
+    for sent in CHAT_ENDPOINTS.values():
         sent.ask(sender(keyed, "victim"), text)
     assert all_tokenized(keyed, text) == alone
 
@@ -137,11 +180,11 @@ def test_without_salts_a_text_that_the_victim_sent_is_not_tokenized_again(open_h
     """So the test above can fail."""
     text = SECRET + "<eos>" + SECRET
     alone = all_tokenized(open_house, text)
-    for sent in ENDPOINTS.values():
+    for sent in CHAT_ENDPOINTS.values():
         sent.ask(sender(open_house, "victim"), text)
-    found = all_tokenized(open_house, text)
-    # Texts to be embedded are tokenized anew, whoever sent them before.
-    assert all(found[path] < alone[path] for path in alone if path != "/v1/embeddings")
+    again = all_tokenized(open_house, text)
+    scoring = {"/v1/embeddings", "/v1/choose"}  # their texts are tokenized anew, known or not
+    assert all(again[path] < alone[path] for path in alone if path not in scoring)
 
 
 def test_behind_a_public_prefix_only_the_prefix_is_found(keyed: Keyed):
@@ -227,10 +270,7 @@ def test_no_endpoint_was_forgotten(keyed: Keyed):
     harmless |= {"/v1/responses/{response_id}/cancel", "/v1/responses/input_tokens"}
     administers = {path for path in posts if path.startswith("/admin/")} | {"/reset_prefix_cache"}
     administers |= {"/v1/load_lora_adapter", "/v1/unload_lora_adapter"}
-    # All of these send their texts as embeddings do, through ``server.scoring.ScoringCall``.
-    scores = {"/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"}
-    scores |= {"/classify", "/v1/choose"}
-    left = posts - administers - harmless - scores
+    left = posts - administers - harmless
     assert left <= set(ENDPOINTS), f"not probed: {left - set(ENDPOINTS)}"
 
 

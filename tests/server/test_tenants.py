@@ -133,7 +133,7 @@ def test_continuations_under_way_are_counted_and_let_out():
     with pytest.raises(ApiError, match="2 of 2") as refusal:
         limit.enter(caller, 1)
     assert (refusal.value.status, refusal.value.headers["Retry-After"]) == (429, "1")
-    limit.leave(caller, 2, None)
+    limit.leave(caller, 2)
     limit.enter(caller, 1)
     with pytest.raises(ApiError) as never:
         limit.enter(caller, 3)

@@ -88,6 +88,17 @@ class PeftReference:
                     output = self._model.generate(**ids, **options)
         return list(output[0, len(prompt) :].tolist())
 
+    def last_hidden(self, prompt: Sequence[int], adapter: str) -> list[float]:
+        """Return the last hidden state of a prompt with an adapter, or none."""
+        with torch.inference_mode():
+            if adapter:
+                self._model.set_adapter(adapter)
+                states = self._model(torch.tensor([prompt]), output_hidden_states=True)
+            else:
+                with self._model.disable_adapter():
+                    states = self._model(torch.tensor([prompt]), output_hidden_states=True)
+        return list(states.hidden_states[-1][0, -1].tolist())
+
     def save(self, folder: Path) -> None:
         """Save all adapters as ``peft`` does, each in a directory of its name."""
         with warnings.catch_warnings():

@@ -12,6 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 MODEL = "tiny-shakespeare"
+"""The bundled model."""
+
+JUDGE = "judge"
+"""A classifier with one class that reads letters as the bundled model does."""
 
 Send = Callable[[str, dict[str, Any]], dict[str, Any]]
 """Sends a body to a path, and returns the answer."""
@@ -29,6 +33,8 @@ class Endpoint:
         text: Reads the continuation.
         writes_not: What of the body leaves nothing behind.
         limit: Name of the field that bounds the answer.
+        model: Name of a model that has it.
+        num_recomputed: Tokens of a prompt that are computed whatever is cached.
     """
 
     path: str
@@ -38,6 +44,8 @@ class Endpoint:
     text: Callable[[dict[str, Any]], str]
     writes_not: dict[str, Any]
     limit: str = "max_tokens"
+    model: str = MODEL
+    num_recomputed: int = 1
 
     def ask(self, send: Send, text: str, max_tokens: int = 1, **more: Any) -> dict[str, Any]:
         """Have a text continued."""
@@ -67,6 +75,37 @@ def _anthropic_total(answer: dict[str, Any]) -> int:
 
 
 NO_WRITE = {"cache": {"write": False}}
+
+
+def _scoring(
+    path: str, body: Callable[[str], dict[str, Any]], model: str = JUDGE, num_recomputed: int = 1
+) -> Endpoint:
+    """Return an endpoint that answers with numbers."""
+
+    def named_body(text: str) -> dict[str, Any]:
+        return {"model": model, **body(text)}
+
+    return Endpoint(
+        path,
+        named_body,
+        _openai_cached,
+        _openai_total,
+        lambda answer: "",
+        NO_WRITE,
+        model=model,
+        num_recomputed=num_recomputed,
+    )
+
+
+def _score_endpoints() -> list[Endpoint]:
+    """Return all paths of scores: the secret is the query, or the only document."""
+    queries = [_scoring(p, lambda q: {"text_1": q, "text_2": "!"}) for p in ("/score", "/v1/score")]
+    documents = [
+        _scoring(path, lambda document: {"query": "", "documents": [document]})
+        for path in ("/rerank", "/v1/rerank", "/v2/rerank")
+    ]
+    return [*queries, *documents]
+
 
 ENDPOINTS = {
     endpoint.path: endpoint
@@ -104,14 +143,11 @@ ENDPOINTS = {
             NO_WRITE,
             limit="max_output_tokens",
         ),
-        Endpoint(
-            "/v1/embeddings",
-            lambda text: {"model": MODEL, "input": text},
-            _openai_cached,
-            _openai_total,
-            lambda answer: "",
-            NO_WRITE,
-        ),
+        _scoring("/v1/embeddings", lambda text: {"input": text}, MODEL),
+        # Of a choice "!", and of the prompt's last token, whose logits are those of the choice.
+        _scoring("/v1/choose", lambda text: {"prompt": text, "choices": ["!"]}, MODEL, 2),
+        _scoring("/classify", lambda text: {"input": text}),
+        *_score_endpoints(),
         Endpoint(
             "/ui/play",
             lambda text: {"prompt": text},

@@ -1,21 +1,26 @@
-"""The common way of requests for embeddings, scores, classes and choices.
+"""The common path of requests for embeddings, scores, classes and choices.
 
 ::
 
-    texts ─► check_texts ─► token ids (in a thread) ─► one call each ─► outputs, in order
+    answer ─► check_texts ─► hold_places ─► token ids (in a thread) ─► one call each ─► outputs
+                  └── 400         └── 400, 429
 
 A window of calls is in the engine at once: enough to fill its steps, and few enough to leave room
-for others. All of them share their prefix, which is computed by the first.
+for others. All of them share their prefix, which is computed by the first. The places of the window
+are held from before the first text is tokenized until the last one has ended, so that a request is
+admitted as a whole or refused before any work.
 """
 
 import asyncio
+import time
 import uuid
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
-from pydantic import Field, model_validator
+from fastapi import Request
+from pydantic import Field
 
 from ostinato.engine.requests.outputs import RequestOutput
 from ostinato.engine.requests.prompts import Prompt, whole_characters
@@ -23,31 +28,36 @@ from ostinato.engine.requests.sampling_params import SamplingParams
 from ostinato.engine.scoring.pooling_params import PoolingParams
 from ostinato.engine.scoring.scorer import Scorer
 from ostinato.protocol.body import OpenBody
+from ostinato.protocol.dialects import Dialect
 from ostinato.protocol.sampling import CacheUse, ShortText
 from ostinato.server.access.callers import Caller
 from ostinato.server.call import GenerateCall
 from ostinato.server.errors import ApiError
 from ostinato.server.generation import adapter_of
-from ostinato.server.serving import check_room, last_output
+from ostinato.server.middleware.fields import accept_fields
+from ostinato.server.serving import hold_places, last_output, serve_admitted
 from ostinato.server.state import ServerState
+from ostinato.server.streaming import until_gone
 from ostinato.server.usage import Usage
 
 MAX_WINDOW = 128
 """Calls of one request that are in the engine at once."""
 
-TRUNCATION: Any = Field(
-    default=None,
-    ge=-1,
-    description="Maximum tokens of each text, which loses its end; -1: what the model takes.",
-)
+ACTIVATION: Any = Field(default=True, description="False gives logits.")
 
 
 class ScoringFields(OpenBody):
-    """What all of these requests have."""
+    """What all of these requests have; ranges are checked by ``PoolingParams``."""
+
+    dialect: ClassVar[Dialect]
+    id_prefix: ClassVar[str]
 
     model: str
     user: ShortText | None = Field(default=None, description="The client's end user, for records.")
-    truncate_prompt_tokens: int | None = TRUNCATION
+    truncate_prompt_tokens: int | None = Field(
+        default=None,
+        description="Maximum tokens of each text, which loses its end; -1: what the model takes.",
+    )
     cache_salt: ShortText = Field(
         default="",
         description="Only requests of the same salt share blocks; added to the key's salt.",
@@ -55,11 +65,25 @@ class ScoringFields(OpenBody):
     cache: CacheUse = CacheUse()
     priority: int = Field(default=0, ge=-(2**31), lt=2**31, description="Lower goes first.")
 
-    @model_validator(mode="after")
-    def _something_is_kept(self) -> "ScoringFields":
-        if self.truncate_prompt_tokens == 0:
-            raise ValueError("truncate_prompt_tokens=0 leaves no text: keep 1 or more")
-        return self
+    @property
+    def texts_by_field(self) -> dict[str, Sequence[str | list[int]]]:
+        """All texts, by the field that gave them."""
+        raise NotImplementedError
+
+    @property
+    def pooling_params(self) -> PoolingParams:
+        """The parameters that the body has.
+
+        Raises:
+            InvalidSamplingParams: One is out of range.
+        """
+        names = [each.name for each in fields(PoolingParams) if hasattr(self, each.name)]
+        return PoolingParams(**{name: getattr(self, name) for name in names})
+
+
+BodyT = TypeVar("BodyT", bound=ScoringFields)
+ItemT = TypeVar("ItemT")
+AnswerT = TypeVar("AnswerT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +94,7 @@ class ScoringCall:
         state: Server state.
         caller: Its sender.
         body: Its fields.
+        params: Its parameters.
         endpoint: Path of its route.
         request_id: Its id; text number i is ``<id>-i`` in explanations and records.
         prompt_context: A prompt of its sender.
@@ -78,34 +103,15 @@ class ScoringCall:
     state: ServerState
     caller: Caller
     body: ScoringFields
+    params: PoolingParams
     endpoint: str
     request_id: str
     prompt_context: Prompt
-    _num_tokens: list[int] = field(default_factory=lambda: [0])  # of all prompts so far
-
-    @classmethod
-    def open(
-        cls, state: ServerState, caller: Caller, body: ScoringFields, endpoint: str, prefix: str
-    ) -> "ScoringCall":
-        """Begin a request.
-
-        Raises:
-            ApiError: This server has no such model (404).
-        """
-        prompt_context = Prompt(
-            cache_salt=caller.narrow(body.cache_salt), adapter=adapter_of(state, body.model)
-        )
-        name = f"{prefix}{uuid.uuid4().hex}"
-        return cls(state, caller, body, endpoint, name, prompt_context)
 
     @property
     def scorer(self) -> Scorer:
         """Turns texts into prompts."""
         return self.state.llm.engine.scorer
-
-    async def prepare(self, work: Callable[[], Any]) -> Any:
-        """Run work with the tokenizer, in its thread."""
-        return await self.state.llm.tokenizing.run_long(work, self.prompt_context.cache_salt)
 
     def prompt_of(self, text: str | list[int]) -> Prompt:
         """Return the sender's prompt of a text or of token ids."""
@@ -113,45 +119,81 @@ class ScoringCall:
             return replace(self.prompt_context, text=text)
         return replace(self.prompt_context, token_ids=text)
 
-    async def cut(self, texts: Sequence[str | list[int]], params: PoolingParams) -> list[Prompt]:
-        """Return the prompts of texts, with their token ids; tenants take turns text by text."""
-        prompts = []
-        for text in texts:
-            cut = await self.prepare(partial(self.scorer.cut, self.prompt_of(text), params))
-            prompts.append(self.counted(cut))
-        return prompts
-
     async def run(
-        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams]
+        self, make: Callable[[ItemT], tuple[Prompt, SamplingParams]], items: Sequence[ItemT]
     ) -> list[RequestOutput]:
-        """Serve all prompts, with one set of parameters or one each; returns outputs in order.
+        """Serve items as requests; returns their outputs in order.
+
+        Args:
+            make: Turns an item into a prompt with its token ids, in the tokenizer's thread;
+                tenants take turns item by item.
+            items: Texts, pairs or choices.
 
         Raises:
-            ApiError: One was refused, or failed; the others end.
+            ApiError: There is no room, they have too many tokens, or one failed; the others end.
         """
-        each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
-        calls = [
-            GenerateCall(
-                endpoint=self.endpoint,
-                params=own,
-                token_ids=prompt.token_ids,
-                adapter=prompt.adapter,
-                cache_salt=self.body.cache_salt,
-                cache_read=self.body.cache.read,
-                cache_write=self.body.cache.write,
-                priority=self.body.priority,
-                user=self.body.user,
-                request_id=f"{self.request_id}-{number}",
-            )
-            for number, (prompt, own) in enumerate(zip(prompts, each, strict=True))
-        ]
-        window = min(self._window, len(calls))
-        check_room(self.state, self.caller, calls[:window])
+        window = min(self._max_window, len(items))
+        with hold_places(
+            self.state, self.caller, [self._call(0, Prompt(), SamplingParams())] * window
+        ):
+            return await self._outputs(await self._calls(make, items), window)
+
+    def response(self, outputs: Sequence[RequestOutput], **own: Any) -> dict[str, Any]:
+        """Return the body of a response with its token counts, cached ones included."""
+        counts = Usage.of(outputs, self.body.cache.write).as_openai()
+        return {
+            "id": self.request_id,
+            "object": "list",
+            "created": int(time.time()),
+            "model": self.body.model,
+            **own,
+            "usage": {
+                "prompt_tokens": counts["prompt_tokens"],
+                "total_tokens": counts["prompt_tokens"],
+                "completion_tokens": 0,
+                "prompt_tokens_details": counts["prompt_tokens_details"],
+            },
+        }
+
+    async def _calls(
+        self, make: Callable[[ItemT], tuple[Prompt, SamplingParams]], items: Sequence[ItemT]
+    ) -> list[GenerateCall]:
+        """Return the calls of items; one item more is tokenized than their tokens allow."""
+        calls, num_tokens, limit = [], 0, self.state.config.max_text_tokens
+        tokenizing, salt = self.state.llm.tokenizing, self.prompt_context.cache_salt
+        for number, item in enumerate(items):
+            prompt, params = await tokenizing.run_long(partial(make, item), salt)
+            num_tokens += len(prompt.token_ids or ())
+            if num_tokens > limit:
+                raise ApiError(
+                    400,
+                    f"the texts have {num_tokens} tokens and more, shared ones counted for each: "
+                    f"at most {limit} in a request; send several, or raise --max-text-tokens",
+                    code="too_many_tokens",
+                )
+            calls.append(self._call(number, prompt, params))
+        return calls
+
+    def _call(self, number: int, prompt: Prompt, params: SamplingParams) -> GenerateCall:
+        return GenerateCall(
+            endpoint=self.endpoint,
+            params=params,
+            token_ids=prompt.token_ids,
+            adapter=prompt.adapter,
+            cache_salt=self.body.cache_salt,
+            cache_read=self.body.cache.read,
+            cache_write=self.body.cache.write,
+            priority=self.body.priority,
+            user=self.body.user,
+            request_id=f"{self.request_id}-{number}",
+        )
+
+    async def _outputs(self, calls: Sequence[GenerateCall], window: int) -> list[RequestOutput]:
         free = asyncio.Semaphore(window)
 
         async def run(call: GenerateCall) -> RequestOutput:
             async with free:
-                return await last_output(self.state, self.caller, call)
+                return await last_output(serve_admitted(self.state, self.caller, call))
 
         tasks = [asyncio.create_task(run(call)) for call in calls]
         try:
@@ -162,32 +204,42 @@ class ScoringCall:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     @property
-    def _window(self) -> int:
+    def _max_window(self) -> int:
         """How many calls may be in the engine at once."""
-        config, own = self.state.config, self.caller.limits.max_requests
+        config, own_limit = self.state.config, self.caller.limits.max_requests
         share = config.max_requests
-        if own is not None:
-            share = min(share, own)
+        if own_limit is not None:
+            share = min(share, own_limit)
         elif self.caller.tenant:
             share = int(share * config.key_share)
         return max(1, min(MAX_WINDOW, share))
 
-    def counted(self, prompt: Prompt) -> Prompt:
-        """Count a prompt's tokens, and return it.
 
-        Raises:
-            ApiError: It and those before it have too many (400): the next is not tokenized.
-        """
-        self._num_tokens[0] += len(prompt.token_ids or ())
-        most = self.state.config.max_text_tokens
-        if self._num_tokens[0] > most:
-            raise ApiError(
-                400,
-                f"the texts have {self._num_tokens[0]} tokens and more, shared ones counted for "
-                f"each: at most {most} in a request; send several, or raise --max-text-tokens",
-                code="too_many_tokens",
-            )
-        return prompt
+async def answer(
+    request: Request,
+    state: ServerState,
+    caller: Caller,
+    body: BodyT,
+    work: Callable[[ScoringCall, BodyT], Coroutine[Any, Any, AnswerT]],
+) -> AnswerT:
+    """Check a request, and do its work unless the client disconnects.
+
+    Raises:
+        ApiError: It is refused (400, 404, 429), failed, or the client disconnected (499).
+    """
+    accept_fields(request, state, body.dialect, body)
+    for name, texts in body.texts_by_field.items():
+        check_texts(state, name, texts)
+    call = ScoringCall(
+        state,
+        caller,
+        body,
+        body.pooling_params,
+        request.scope["route"].path,
+        f"{body.id_prefix}{uuid.uuid4().hex}",
+        Prompt(cache_salt=caller.narrow(body.cache_salt), adapter=adapter_of(state, body.model)),
+    )
+    return await until_gone(request, work(call, body))
 
 
 def check_texts(state: ServerState, param: str, texts: Sequence[str | list[int]]) -> None:
@@ -199,11 +251,11 @@ def check_texts(state: ServerState, param: str, texts: Sequence[str | list[int]]
     """
     if not texts:
         raise ApiError(400, f"{param} is empty: give a text at least", param=param)
-    most = state.config.max_texts
-    if len(texts) > most:
+    limit = state.config.max_texts
+    if len(texts) > limit:
         raise ApiError(
             400,
-            f"{param} has {len(texts)} texts: at most {most} in a request; send several, or raise "
+            f"{param} has {len(texts)} texts: at most {limit} in a request; send several, or raise "
             "--max-texts",
             param=param,
             code="too_many_texts",
@@ -211,14 +263,3 @@ def check_texts(state: ServerState, param: str, texts: Sequence[str | list[int]]
     for text in texts:
         if isinstance(text, str):
             whole_characters(param, text)
-
-
-def usage_of(outputs: Sequence[RequestOutput], writes: bool) -> dict[str, Any]:
-    """Return the token counts of a response, cached ones included."""
-    counts = Usage.of(outputs, writes).as_openai()
-    return {
-        "prompt_tokens": counts["prompt_tokens"],
-        "total_tokens": counts["prompt_tokens"],
-        "completion_tokens": 0,
-        "prompt_tokens_details": counts["prompt_tokens_details"],
-    }

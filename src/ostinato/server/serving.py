@@ -3,8 +3,8 @@
 One function for all APIs: bounds the queue, enforces the caller's limits, derives the salt, runs
 the request, leases its prompt on request, and notifies observers::
 
-    route ─► serve ─► check_room ─► AsyncLLM.generate ─► (lease) ─► outputs
-                         └── 429, 503      └── 400          └── 500, 503
+    route ─► serve ─► hold_places ─► AsyncLLM.generate ─► (lease) ─► outputs
+                          └── 429, 503      └── 400          └── 500, 503
 """
 
 import time
@@ -33,11 +33,39 @@ async def serve(
 
     Effects: closing the generator early cancels the request and frees its blocks.
     """
-    salt = caller.narrow(call.cache_salt)
-    check_room(state, caller, [call])
-    with _refusals_observed(state, caller, call):
-        priority = caller.priority_of(call.priority)
-        state.rate_limit.enter(caller, call.params.n)
+    with hold_places(state, caller, [call]):
+        async with aclosing(serve_admitted(state, caller, call)) as outputs:
+            async for output in outputs:
+                yield output
+
+
+@contextmanager
+def hold_places(
+    state: ServerState, caller: Caller, calls: Sequence[GenerateCall]
+) -> Iterator[None]:
+    """Admit calls together: all of their continuations count as running until the block is left.
+
+    Raises:
+        ApiError: There is no room for all of them now (429) or ever (400), a priority is refused
+            (400), or the server is draining (503).
+    """
+    check_room(state, caller, calls)
+    num_sequences = sum(call.params.n for call in calls)
+    with _refusals_observed(state, caller, calls[0]):
+        for call in calls:
+            caller.priority_of(call.priority)
+        state.rate_limit.enter(caller, num_sequences)
+    try:
+        yield
+    finally:
+        state.rate_limit.leave(caller, num_sequences)
+
+
+async def serve_admitted(
+    state: ServerState, caller: Caller, call: GenerateCall
+) -> AsyncGenerator[RequestOutput, None]:
+    """Continue one prompt whose place is held; otherwise as ``serve``."""
+    salt, priority = caller.narrow(call.cache_salt), caller.priority_of(call.priority)
     record = ServedRequest(call.request_id, call, caller, salt, time.monotonic())
     try:
         for observer in state.observers:
@@ -58,19 +86,19 @@ async def serve(
     finally:
         finished = record.output is not None and record.output.finished
         record.is_gone = record.error is None and not finished
-        state.rate_limit.leave(caller, call.params.n, record.output)
+        state.rate_limit.charge(caller, record.num_generated)
         for observer in state.observers:
             observer.finished(record)
 
 
-async def last_output(state: ServerState, caller: Caller, call: GenerateCall) -> RequestOutput:
+async def last_output(outputs: AsyncGenerator[RequestOutput, None]) -> RequestOutput:
     """Run a call to its end, and return its last output.
 
     Raises:
         ApiError: It was refused, or failed.
     """
     last: RequestOutput | None = None
-    async with aclosing(serve(state, caller, call)) as outputs:
+    async with aclosing(outputs):
         async for output in outputs:
             last = output
     assert last is not None, "a request ended without an output"
@@ -84,12 +112,12 @@ def check_room(state: ServerState, caller: Caller, calls: Sequence[GenerateCall]
         ApiError: There is no room now (429) or ever (400), or the server is draining (503).
     """
     config, num_sequences = state.config, sum(call.params.n for call in calls)
-    most_per_prompt = max(call.params.n for call in calls)
+    max_per_prompt = max(call.params.n for call in calls)
     with _refusals_observed(state, caller, calls[0]):
         if state.is_draining:
             raise stopping("the server is shutting down: send the request to another one")
-        if most_per_prompt > config.max_n:
-            raise _too_many("n", most_per_prompt, config.max_n, "--max-n")
+        if max_per_prompt > config.max_n:
+            raise _too_many("n", max_per_prompt, config.max_n, "--max-n")
         if num_sequences > config.max_requests:
             raise _too_many("prompts times n", num_sequences, config.max_requests, "--max-requests")
         if state.num_live + num_sequences > config.max_requests:
@@ -98,8 +126,8 @@ def check_room(state: ServerState, caller: Caller, calls: Sequence[GenerateCall]
             caller, num_sequences, config.max_requests, config.key_share
         ):
             if num_sequences > config.max_requests * config.key_share:
-                most = int(config.max_requests * config.key_share)
-                raise _too_many("prompts times n", num_sequences, most, "--key-share")
+                key_limit = int(config.max_requests * config.key_share)
+                raise _too_many("prompts times n", num_sequences, key_limit, "--key-share")
             raise _full(
                 f"this key has its share (--key-share {config.key_share:g}) of the "
                 f"{config.max_requests} continuations of this server",
@@ -118,11 +146,11 @@ def _full(reason: str, code: str) -> ApiError:
     )
 
 
-def _too_many(name: str, value: int, most: int, option: str) -> ApiError:
+def _too_many(name: str, value: int, limit: int, option: str) -> ApiError:
     """Return the error for a call that can never fit."""
     return ApiError(
         400,
-        f"{name}={value}: at most {most} on this server; ask for fewer, or raise {option}",
+        f"{name}={value}: at most {limit} on this server; ask for fewer, or raise {option}",
         param="n",
         code="too_many_continuations",
     )

@@ -39,8 +39,8 @@ from ostinato.engine.scoring.outputs import (
     EmbeddingRequestOutput,
     ScoringRequestOutput,
 )
+from ostinato.engine.scoring.pairs import Query
 from ostinato.engine.scoring.pooling_params import PoolingParams
-from ostinato.engine.scoring.scorer import Query
 from ostinato.engine.settings.config import EngineConfig
 from ostinato.engine.settings.settings import DEFAULT_MODEL
 from ostinato.engine.settings.vllm_keywords import refuse_arguments, refuse_call

@@ -25,8 +25,8 @@ from ostinato.engine.scoring.outputs import (
     ScoringOutput,
     ScoringRequestOutput,
 )
+from ostinato.engine.scoring.pairs import Query
 from ostinato.engine.scoring.pooling_params import PoolingParams
-from ostinato.engine.scoring.scorer import Query
 from ostinato.errors import RequestError
 
 ResultT = TypeVar("ResultT")
@@ -44,10 +44,10 @@ def embed(
 ) -> list[EmbeddingRequestOutput]:
     """Embed prompts; see ``LLM.embed``."""
     scorer = engine.scorer
-    reading, before = scorer.embedding_params(params), scorer.named_prompt(prompt_name)
-    parsed = [_preceded(prompt, before) for prompt in parse_prompts(prompts)]
+    sampling, preface = scorer.embedding_params(params), scorer.named_prompt(prompt_name)
+    parsed = [_preceded(prompt, preface) for prompt in parse_prompts(prompts)]
     cut = [scorer.cut(prompt, params) for prompt in with_adapters(engine, parsed, lora_request)]
-    outputs = run_batch(engine, cut, reading, use_tqdm, None)
+    outputs = run_batch(engine, cut, sampling, use_tqdm, None)
     return _each(outputs, lambda o: EmbeddingOutput(scorer.embedding(o, params).tolist()))
 
 
@@ -60,9 +60,9 @@ def classify(
 ) -> list[ClassificationRequestOutput]:
     """Classify prompts; see ``LLM.classify``."""
     scorer = engine.scorer
-    reading = scorer.class_params()
+    sampling = scorer.class_params()
     parsed = with_adapters(engine, parse_prompts(prompts), lora_request)
-    outputs = run_batch(engine, [scorer.cut(p, params) for p in parsed], reading, use_tqdm, None)
+    outputs = run_batch(engine, [scorer.cut(p, params) for p in parsed], sampling, use_tqdm, None)
     return _each(outputs, lambda output: scorer.classes(output, params))
 
 
@@ -78,10 +78,11 @@ def score(
     """Score documents against a query, or each against its own; see ``LLM.score``."""
     scorer, of_query = engine.scorer, pair_up(len(queries), len(documents))
     [sender] = with_adapters(engine, [Prompt(cache_salt=cache_salt)], lora_request)
-    plan = scorer.plan(queries, documents, of_query, sender, params)
-    outputs = run_batch(engine, plan.prompts, plan.params, use_tqdm, None)
-    scores = scorer.scores(plan, outputs, params)
-    pairs = zip(outputs[plan.num_queries :], scores, strict=True)
+    sampling, items = scorer.score_params(), scorer.scored_items(queries, documents, of_query)
+    prompts = [scorer.score_prompt(item, sender, params) for item in items]
+    outputs = run_batch(engine, prompts, sampling, use_tqdm, None)
+    scores = scorer.scores(outputs, of_query, params)
+    pairs = zip(outputs[-len(documents) :], scores, strict=True)
     return [_result(output, ScoringOutput(value)) for output, value in pairs]
 
 
@@ -96,8 +97,8 @@ def choose(
     check_choices(choices)
     [parsed] = with_adapters(engine, [parse_prompt(prompt)], lora_request)
     requests = [engine.scorer.choice(parsed, choice) for choice in choices]
-    prompts, params = [made for made, _ in requests], [each for _, each in requests]
-    return read_choices(run_batch(engine, prompts, params, use_tqdm, None), choices)
+    prompts, sampling = [prompt for prompt, _ in requests], [params for _, params in requests]
+    return read_choices(run_batch(engine, prompts, sampling, use_tqdm, None), choices)
 
 
 def check_choices(choices: Sequence[str | Sequence[int]]) -> None:
@@ -139,13 +140,13 @@ def texts_of(name: str, given: str | Sequence[str]) -> list[str]:
     return texts
 
 
-def _preceded(prompt: Prompt, before: str) -> Prompt:
+def _preceded(prompt: Prompt, preface: str) -> Prompt:
     """Return a prompt whose text follows another one."""
-    if not before:
+    if not preface:
         return prompt
     if prompt.text is None:
         raise RequestError("prompt_name precedes texts: give a text in place of token ids")
-    return replace(prompt, text=before + prompt.text)
+    return replace(prompt, text=preface + prompt.text)
 
 
 def _result(output: RequestOutput, value: ResultT) -> PoolingRequestOutput[ResultT]:

@@ -11,6 +11,7 @@ Files in reading order:
 * ``outputs``: what the caller gets, with vLLM's names
 * ``pooling_params``: what the caller may set
 * ``templates``: writes a query and a document as one prompt
+* ``pairs``: tokenizes it, and cuts documents
 * ``choices``: the likelihood of given continuations
 * ``scorer``: turns texts into requests, and their outputs into numbers
 

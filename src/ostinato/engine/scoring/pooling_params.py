@@ -34,13 +34,11 @@ class PoolingParams:
         if self.truncate_prompt_tokens == 0:
             raise InvalidSamplingParams("truncate_prompt_tokens=0 leaves no text: keep 1 or more")
 
-    def most_tokens(self, max_model_len: int) -> int | None:
+    def max_tokens(self, max_model_len: int) -> int | None:
         """Return how many tokens of a text are kept; None keeps all."""
-        if self.truncate_prompt_tokens is None:
-            return None
-        # One place is kept for a next token, which every request has.
-        longest = max_model_len - 1
-        return longest if self.truncate_prompt_tokens == -1 else self.truncate_prompt_tokens
+        if self.truncate_prompt_tokens == -1:
+            return max_model_len - 1  # one place is kept for a next token, which every request has
+        return self.truncate_prompt_tokens
 
 
 def _check(name: str, value: Any, minimum: int) -> None:

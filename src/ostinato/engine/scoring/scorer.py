@@ -9,7 +9,7 @@ import copy
 import math
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -17,48 +17,24 @@ import numpy as np
 
 from ostinato.engine.requests.outputs import RequestOutput
 from ostinato.engine.requests.prompts import Prompt
-from ostinato.engine.requests.request_validation import refuse_long_text, tokenize
+from ostinato.engine.requests.request_validation import tokenize
 from ostinato.engine.requests.sampling_params import SamplingParams
 from ostinato.engine.scoring.choices import choice_prompt
 from ostinato.engine.scoring.outputs import ClassificationOutput
+from ostinato.engine.scoring.pairs import PairTokenizer, Query
 from ostinato.engine.scoring.pooling import Pooling
 from ostinato.engine.scoring.pooling_params import PoolingParams
-from ostinato.engine.scoring.templates import INSTRUCTION, PairTemplate
+from ostinato.engine.scoring.templates import PairTemplate
 from ostinato.engine.settings.config import EngineConfig
-from ostinato.errors import ConfigError, InvalidSamplingParams, PromptTooLong, RequestError
+from ostinato.errors import ConfigError, InvalidSamplingParams, RequestError
 from ostinato.runner.model_loader import LoadedModel
 from ostinato.runner.sampling.readouts import HIDDEN_STATE
 
 ScoreKind = Literal["classes", "embeddings", "yes_no"]
 
 
-@dataclass(frozen=True, slots=True)
-class Query:
-    """What documents are compared with.
-
-    Attributes:
-        text: The query.
-        instruction: What makes a document relevant; None is the template's own.
-    """
-
-    text: str
-    instruction: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ScoringPlan:
-    """The requests of pairs, in order.
-
-    Attributes:
-        prompts: One per request.
-        params: Of all requests.
-        num_queries: Requests for the queries themselves, which come first; of an embedder.
-    """
-
-    prompts: list[Prompt]
-    params: SamplingParams
-    num_queries: int = 0
-    of_query: tuple[int, ...] = field(default=())  # the query of each document
+ScoredItem = Query | str | tuple[Query, str]
+"""What one request of scores reads: a pair, or of an embedder a query or a document."""
 
 
 class Scorer:
@@ -70,11 +46,15 @@ class Scorer:
         Raises:
             ConfigError: ``score_template`` is neither a name nor a file of Jinja.
         """
-        self._loaded, self._config, self._most = loaded, config, max_model_len
+        self._loaded, self._config, self._max_model_len = loaded, config, max_model_len
         name = config.score_template
         if name == "auto":
             name = "pair" if loaded.head.kind == "classes" else "qwen3"
         self._template = PairTemplate.named(name)
+
+    @cached_property
+    def _pairs(self) -> PairTokenizer:
+        return PairTokenizer(self._tokenizer, self._template, self._max_model_len)
 
     @cached_property
     def _tokenizer(self) -> Any:
@@ -151,30 +131,21 @@ class Scorer:
             PromptTooLong: It is longer than the model takes, and is not to be cut.
             RequestError: It has images.
         """
-        if prompt.images:
-            raise RequestError("images are not embedded or scored: leave them out")
-        most = params.most_tokens(self._most)
-        if prompt.token_ids is not None or most is None:
+        _refuse_images(prompt)
+        limit = params.max_tokens(self._max_model_len)
+        if prompt.token_ids is not None or limit is None:
             tokenizer = None if prompt.text is None else self._tokenizer
-            ids = tokenize(prompt, self._loaded, self._most, tokenizer)
-            return replace(prompt, token_ids=ids[:most], known=None)
+            ids = tokenize(prompt, self._loaded, self._max_model_len, tokenizer)
+            return replace(prompt, token_ids=ids[:limit], known=None)
         tokenizer = self._tokenizer
-        ids = tokenizer(prompt.text, truncation=True, max_length=most, verbose=False)["input_ids"]
+        ids = tokenizer(prompt.text, truncation=True, max_length=limit, verbose=False)["input_ids"]
         return replace(prompt, token_ids=ids, known=None)
-
-    def first_tokens(self, text: str, most: int | None) -> str:
-        """Return the beginning of a text that has at most so many tokens; None is all of it."""
-        if most is None:
-            return text
-        ids = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        return text if len(ids) <= most else str(self._tokenizer.decode(ids[:most]))
 
     def choice(self, prompt: Prompt, choice: str | Sequence[int]) -> tuple[Prompt, SamplingParams]:
         """Return the request of a choice; raises as ``choices.choice_prompt``."""
-        if prompt.images:
-            raise RequestError("images are not embedded or scored: leave them out")
+        _refuse_images(prompt)
         tokenizer = None if prompt.text is None else self._tokenizer
-        return choice_prompt(prompt, choice, self._loaded, self._most, tokenizer)
+        return choice_prompt(prompt, choice, self._loaded, self._max_model_len, tokenizer)
 
     # --- classes ---
 
@@ -205,50 +176,79 @@ class Scorer:
 
     # --- scores ---
 
-    def plan(
-        self,
-        queries: Sequence[Query],
-        documents: Sequence[str],
-        of_query: Sequence[int],
-        prompt_context: Prompt,
-        params: PoolingParams,
-    ) -> ScoringPlan:
-        """Return the requests that score documents.
+    def score_params(self) -> SamplingParams:
+        """Return the sampling parameters of a score.
+
+        Raises:
+            InvalidSamplingParams: The model gives no scores.
+            ConfigError: ``score_tokens`` does not name two tokens.
+            MissingTokenizer: The checkpoint has none.
+        """
+        kind, labels = self.score_kind, self._loaded.head.labels
+        if kind == "embeddings":
+            return self.embedding_params(PoolingParams())
+        if kind == "yes_no":
+            return _reading(self._answer_ids)
+        if len(labels) != 1:
+            raise InvalidSamplingParams(
+                f"model {self._loaded.name!r} has {len(labels)} classes, and a score is that of "
+                "one: call classify()"
+            )
+        return _reading((0,))
+
+    def scored_items(
+        self, queries: Sequence[Query], documents: Sequence[str], of_query: Sequence[int]
+    ) -> list[ScoredItem]:
+        """Return what requests have to read: pairs, or of an embedder queries and documents.
 
         Args:
             queries: In order.
             documents: In order.
             of_query: Which query each document is compared with, shape (num_documents,).
+        """
+        if self.score_kind == "embeddings":
+            return [*queries, *documents]
+        pairs = zip(of_query, documents, strict=True)
+        return [(queries[index], document) for index, document in pairs]
+
+    def score_prompt(
+        self,
+        item: ScoredItem,
+        prompt_context: Prompt,
+        params: PoolingParams,
+        max_document_tokens: int | None = None,
+    ) -> Prompt:
+        """Return the prompt of an item, with its token ids.
+
+        Args:
+            item: A pair, a query or a document.
             prompt_context: A prompt of the sender.
-            params: How long prompts may be.
+            params: How long a prompt may be.
+            max_document_tokens: Tokens of a document, which loses its end; None keeps all.
 
         Raises:
-            RequestError: The model gives no scores, or a pair is too long.
+            PromptTooLong: It is longer than the model takes, and is not to be cut.
+            RequestError: The template refuses it.
             MissingTokenizer: The checkpoint has none.
         """
-        kind = self.score_kind
-        if kind == "embeddings":
-            texts = [*map(self._query_text, queries), *documents]
-            reading = self.embedding_params(PoolingParams())
-            prompts = [self.cut(replace(prompt_context, text=text), params) for text in texts]
-            return ScoringPlan(prompts, reading, len(queries), tuple(of_query))
-        reading = self._class_score() if kind == "classes" else self._yes_no()
-        pairs = zip(of_query, documents, strict=True)
-        prompts = [
-            replace(prompt_context, token_ids=self._pair(queries[index], document, params))
-            for index, document in pairs
-        ]
-        return ScoringPlan(prompts, reading)
+        if isinstance(item, tuple):
+            query, document = item
+            ids = self._pairs.encode(query, document, params, max_document_tokens)
+            return replace(prompt_context, token_ids=ids)
+        if isinstance(item, Query):
+            text = self._query_text(item)
+        else:
+            text = self._pairs.first_tokens(item, max_document_tokens)
+        return self.cut(replace(prompt_context, text=text), params)
 
     def scores(
-        self, plan: ScoringPlan, outputs: Sequence[RequestOutput], params: PoolingParams
+        self, outputs: Sequence[RequestOutput], of_query: Sequence[int], params: PoolingParams
     ) -> list[float]:
-        """Return the score of each document from the outputs of a plan's requests, in order."""
+        """Return the score of each document from the outputs of all items, in order."""
         if self.score_kind == "embeddings":
             unit = [self.embedding(output, PoolingParams(normalize=True)) for output in outputs]
-            queries, documents = unit[: plan.num_queries], unit[plan.num_queries :]
-            pairs = zip(plan.of_query, documents, strict=True)
-            return [math.fsum(map(float.__mul__, queries[q], document)) for q, document in pairs]
+            pairs = zip(of_query, unit[-len(of_query) :], strict=True)
+            return [math.fsum(map(float.__mul__, unit[q], document)) for q, document in pairs]
         logits = [_numbers(output) for output in outputs]
         # Of two logits: softmax's share of the second is the sigmoid of their difference.
         raw = [row[-1] - (row[0] if len(row) == 2 else 0.0) for row in logits]
@@ -259,18 +259,6 @@ class Scorer:
         if query.instruction is not None:
             return f"Instruct: {query.instruction}\nQuery:{query.text}"
         return self.pooling.prompts.get("query", "") + query.text
-
-    def _class_score(self) -> SamplingParams:
-        labels = self._loaded.head.labels
-        if len(labels) != 1:
-            raise InvalidSamplingParams(
-                f"model {self._loaded.name!r} has {len(labels)} classes, and a score is that of "
-                "one: call classify()"
-            )
-        return _reading((0,))
-
-    def _yes_no(self) -> SamplingParams:
-        return _reading(self._answer_ids)
 
     @cached_property
     def _answer_ids(self) -> tuple[int, int]:
@@ -290,41 +278,10 @@ class Scorer:
             )
         return int(rows[0][0]), int(rows[1][0])
 
-    def _pair(self, query: Query, document: str, params: PoolingParams) -> "array[int]":
-        """Return the tokens of a pair; the document alone is cut.
 
-        Raises:
-            PromptTooLong: Without the document there are too many already.
-        """
-        tokenizer = self._tokenizer
-        most = params.most_tokens(self._most)
-        if most is None:
-            refuse_long_text(query.text + document, self._most, tokenizer)
-        ids = self._pair_ids(query, document)
-        if most is not None and len(ids) > most:
-            rest = tokenizer(document, add_special_tokens=False, verbose=False)["input_ids"]
-            surplus = len(ids) - most
-            while len(ids) > most:  # what is cut may be tokenized anew with its neighbours
-                if surplus >= len(rest):
-                    raise PromptTooLong(
-                        f"truncate_prompt_tokens={params.truncate_prompt_tokens}: the query and "
-                        f"its template have {len(self._pair_ids(query, ''))} tokens, so nothing of "
-                        "the document is left; keep more, or shorten the query"
-                    )
-                ids = self._pair_ids(query, tokenizer.decode(rest[: len(rest) - surplus]))
-                surplus += max(0, len(ids) - most)
-        return array("I", ids)
-
-    def _pair_ids(self, query: Query, document: str) -> list[int]:
-        tokenizer = self._tokenizer
-        if self._template is None:
-            text = query.text if query.instruction is None else f"{query.instruction}{query.text}"
-            ids: list[int] = tokenizer(text, document, verbose=False)["input_ids"]
-            return ids
-        instruction = INSTRUCTION if query.instruction is None else query.instruction
-        written = self._template.write(query.text, document, instruction)
-        ids = tokenizer(written, verbose=False)["input_ids"]
-        return ids
+def _refuse_images(prompt: Prompt) -> None:
+    if prompt.images:
+        raise RequestError("images are not embedded or scored: leave them out")
 
 
 def _reading(readout: tuple[int, ...]) -> SamplingParams:

@@ -104,7 +104,7 @@ class Admission:
     def _leave(self, job: Job) -> None:
         tenant = job.caller.tenant
         self.num_live -= 1
-        self.rate_limit.leave(job.caller, 1, None)
+        self.rate_limit.leave(job.caller, 1)
         self._bytes[tenant] -= job.num_bytes
         if not self._bytes[tenant]:
             del self._bytes[tenant]

@@ -19,7 +19,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ostinato.engine.requests.outputs import RequestOutput
 from ostinato.server.access.callers import Caller
 from ostinato.server.errors import ApiError
 
@@ -64,17 +63,17 @@ class RateLimit:
             ApiError: A limit of the tenant is reached (429), or below the request's size (400).
         """
         limits, num_live = caller.limits, self._live[caller.tenant]
-        most = limits.max_requests
-        if most is not None and num_sequences > most:
+        limit = limits.max_requests
+        if limit is not None and num_sequences > limit:
             raise ApiError(
                 400,
                 f"the request asks for {num_sequences} continuations, and this key may have "
-                f"{most} at once: ask for fewer",
+                f"{limit} at once: ask for fewer",
                 code="too_many_continuations",
             )
-        if most is not None and num_live + num_sequences > most:
+        if limit is not None and num_live + num_sequences > limit:
             raise _too_much(
-                f"{num_live} of {most} continuations of this key are running or waiting", 1
+                f"{num_live} of {limit} continuations of this key are running or waiting", 1
             )
         if limits.tokens_per_minute is not None and (tokens := self._use(caller).tokens) <= 0:
             wait_s = math.floor(-tokens / limits.tokens_per_minute * _MINUTE_S) + 1
@@ -89,14 +88,12 @@ class RateLimit:
         if caller.limits.tokens_per_minute is not None:
             self._use(caller).tokens -= num_tokens
 
-    def leave(self, caller: Caller, num_sequences: int, output: RequestOutput | None) -> None:
-        """End continuations, and charge their generated tokens."""
+    def leave(self, caller: Caller, num_sequences: int) -> None:
+        """End continuations."""
         self.num_live -= num_sequences
         self._live[caller.tenant] -= num_sequences
         if not self._live[caller.tenant]:
             del self._live[caller.tenant]
-        if output is not None:
-            self.charge(caller, sum(len(part.token_ids) for part in output.outputs))
 
     def remove(self, tenant: str) -> None:
         """Remove a tenant without unfinished requests."""

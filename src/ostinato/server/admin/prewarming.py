@@ -13,7 +13,7 @@ from ostinato.server.admin.bodies import PrefixBody, PrewarmLine
 from ostinato.server.call import GenerateCall
 from ostinato.server.errors import ApiError
 from ostinato.server.prompting import sender
-from ostinato.server.serving import last_output
+from ostinato.server.serving import last_output, serve
 from ostinato.server.state import ServerState
 from ostinato.tenants.terms import LeaseStatus
 
@@ -36,7 +36,7 @@ async def prewarm(state: ServerState, body: PrefixBody) -> dict[str, int]:
         token_ids=await body.token_ids(state, sender(caller, body.cache_salt)),
         cache_salt=body.cache_salt,
     )
-    last = await last_output(state, caller, call)
+    last = await last_output(serve(state, caller, call))
     num_tokens, cached = len(last.prompt_token_ids), last.num_cached_tokens
     return {
         "num_tokens": num_tokens,

@@ -3,8 +3,9 @@
 import asyncio
 import base64
 import json
-import time
 from array import array
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any, Literal
 
 import numpy as np
@@ -12,21 +13,21 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
-from ostinato.engine.scoring.pooling_params import PoolingParams
 from ostinato.protocol.completions import PromptBody
 from ostinato.protocol.dialects import EMBEDDINGS
 from ostinato.protocol.sampling import ShortText
 from ostinato.server.access.callers import CallerDep
-from ostinato.server.middleware.fields import DialectRoute, accept_fields
-from ostinato.server.scoring import ScoringCall, ScoringFields, check_texts, usage_of
+from ostinato.server.middleware.fields import DialectRoute
+from ostinato.server.scoring import ACTIVATION, ScoringCall, ScoringFields, answer
 from ostinato.server.state import StateDep
-from ostinato.server.streaming import until_gone
 
 router = APIRouter(tags=["scoring"], route_class=DialectRoute)
 
 
 class InputFields(ScoringFields):
     """One text or several."""
+
+    dialect = EMBEDDINGS
 
     input: PromptBody = Field(description="A text, token ids, or a list of either.")
 
@@ -37,15 +38,22 @@ class InputFields(ScoringFields):
             return [self.input]
         return self.input  # type: ignore[return-value]
 
+    @property
+    def texts_by_field(self) -> dict[str, Sequence[str | list[int]]]:
+        """All texts, by the field that gave them."""
+        return {"input": self.inputs}
+
 
 class EmbeddingBody(InputFields):
     """Embed texts."""
+
+    id_prefix = "embd-"
 
     encoding_format: Literal["float", "base64"] = Field(
         default="float", description="base64 is of little-endian float32."
     )
     dimensions: int | None = Field(
-        default=None, ge=1, description="Keep the first so many numbers of each embedding."
+        default=None, description="Keep the first so many numbers of each embedding."
     )
     normalize: bool | None = Field(
         default=None, description="Whether embeddings have length 1; else as the checkpoint says."
@@ -58,7 +66,9 @@ class EmbeddingBody(InputFields):
 class ClassifyBody(InputFields):
     """Classify texts."""
 
-    use_activation: bool = Field(default=True, description="False gives logits.")
+    id_prefix = "classify-"
+
+    use_activation: bool = ACTIVATION
 
 
 @router.post("/v1/embeddings")
@@ -66,38 +76,26 @@ async def embed(
     body: EmbeddingBody, request: Request, state: StateDep, caller: CallerDep
 ) -> Response:
     """Return the embedding of each text."""
-    accept_fields(request, state, EMBEDDINGS, body)
-    check_texts(state, "input", body.inputs)
-    call = ScoringCall.open(state, caller, body, "/v1/embeddings", "embd-")
-    params = PoolingParams(
-        dimensions=body.dimensions,
-        normalize=body.normalize,
-        truncate_prompt_tokens=body.truncate_prompt_tokens,
-    )
-    content = await until_gone(request, _embedded(call, body, params))
+    content = await answer(request, state, caller, body, _embedded)
     return Response(content, media_type="application/json")
 
 
-async def _embedded(call: ScoringCall, body: EmbeddingBody, params: PoolingParams) -> str:
+async def _embedded(call: ScoringCall, body: EmbeddingBody) -> str:
     """Return the response; each embedding is written by itself, so that others are not held up."""
-    scorer = call.scorer
-    reading, before = scorer.embedding_params(params), scorer.named_prompt(body.prompt_name)
-    texts = [before + text if isinstance(text, str) else text for text in body.inputs]
-    outputs = await call.run(await call.cut(texts, params), reading)
+    scorer, params = call.scorer, call.params
+    sampling, preface = scorer.embedding_params(params), scorer.named_prompt(body.prompt_name)
+    texts = [preface + text if isinstance(text, str) else text for text in body.inputs]
+    outputs = await call.run(
+        lambda text: (scorer.cut(call.prompt_of(text), params), sampling), texts
+    )
     entries = []
     for index, output in enumerate(outputs):
         vector = _encoded(scorer.embedding(output, params), body.encoding_format)
         entry = {"object": "embedding", "index": index, "embedding": vector}
         entries.append(json.dumps(entry))
         await asyncio.sleep(0)
-    head = {
-        "id": call.request_id,
-        "object": "list",
-        "created": int(time.time()),
-        "model": body.model,
-        "usage": usage_of(outputs, body.cache.write),
-    }
-    return f'{json.dumps(head)[:-1]}, "data": [{", ".join(entries)}]}}'
+    head = json.dumps(call.response(outputs))
+    return f'{head[:-1]}, "data": [{", ".join(entries)}]}}'
 
 
 def _encoded(vector: "array[float]", encoding: str) -> str | list[float]:
@@ -111,34 +109,18 @@ async def classify(
     body: ClassifyBody, request: Request, state: StateDep, caller: CallerDep
 ) -> Response:
     """Return the probability of each class, for each text."""
-    accept_fields(request, state, EMBEDDINGS, body)
-    check_texts(state, "input", body.inputs)
-    call = ScoringCall.open(state, caller, body, "/classify", "classify-")
-    params = PoolingParams(
-        use_activation=body.use_activation, truncate_prompt_tokens=body.truncate_prompt_tokens
+    return JSONResponse(await answer(request, state, caller, body, _classified))
+
+
+async def _classified(call: ScoringCall, body: ClassifyBody) -> dict[str, Any]:
+    scorer, params = call.scorer, call.params
+    sampling = scorer.class_params()
+    outputs = await call.run(
+        lambda text: (scorer.cut(call.prompt_of(text), params), sampling), body.inputs
     )
-    return JSONResponse(await until_gone(request, _classified(call, body, params)))
-
-
-async def _classified(
-    call: ScoringCall, body: ClassifyBody, params: PoolingParams
-) -> dict[str, Any]:
-    reading = call.scorer.class_params()
-    outputs = await call.run(await call.cut(body.inputs, params), reading)
-    classes = [call.scorer.classes(output, params) for output in outputs]
-    return {
-        "id": call.request_id,
-        "object": "list",
-        "created": int(time.time()),
-        "model": body.model,
-        "data": [
-            {
-                "index": index,
-                "label": each.label,
-                "probs": each.probs,
-                "num_classes": each.num_classes,
-            }
-            for index, each in enumerate(classes)
-        ],
-        "usage": usage_of(outputs, body.cache.write),
-    }
+    classes = [scorer.classes(output, params) for output in outputs]
+    data = [
+        {"index": index, **asdict(each), "num_classes": each.num_classes}
+        for index, each in enumerate(classes)
+    ]
+    return call.response(outputs, data=data)

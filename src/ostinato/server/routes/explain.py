@@ -18,24 +18,26 @@ from ostinato.server.state import ServerState, StateDep
 
 router = APIRouter(tags=["explanations"])
 
-_SEVERAL = ("cmpl-", "embd-", "score-", "rerank-", "classify-", "choose-")
-"""How ids of responses begin that may have several prompts: their names end in -0, -1, ..."""
-
 
 @router.get("/v1/explain/{response_id}")
 async def explain(response_id: str, state: StateDep, caller: CallerDep) -> dict[str, Any]:
     """Explain for every token of a prompt whether it hit, and why it missed."""
-    found = await _explanation(state, caller, response_id)
-    answer = {"object": "explanation", "id": response_id, **found.as_dict(), "text": str(found)}
+    explanation = await _explanation(state, caller, response_id)
+    answer = {
+        "object": "explanation",
+        "id": response_id,
+        **explanation.as_dict(),
+        "text": str(explanation),
+    }
     if state.explainer is not None and caller.may_administer:
-        answer["own"] = await _own(state, state.explainer, found.request_id)
+        answer["own"] = await _own(state, state.explainer, explanation.request_id)
     return answer
 
 
 async def _own(state: ServerState, explainer: Explainer, name: str) -> dict[str, Any] | None:
     """Return the explanation of a function of one's own; None if nothing is remembered."""
-    asked = await state.llm.look(lambda engine: read_prompt(engine.cache.history, name))
-    return None if asked is None else await asyncio.to_thread(explainer.spans, asked)
+    prompt = await state.llm.look(lambda engine: read_prompt(engine.cache.history, name))
+    return None if prompt is None else await asyncio.to_thread(explainer.spans, prompt)
 
 
 async def _explanation(state: ServerState, caller: Caller, response_id: str) -> Explanation:
@@ -44,11 +46,8 @@ async def _explanation(state: ServerState, caller: Caller, response_id: str) -> 
     Raises:
         ApiError: The caller sent no such request, or it is no longer remembered (404).
     """
-    names = [response_id]
-    if response_id.startswith(_SEVERAL):
-        names.append(f"{response_id}-0")
     errors: list[RequestError] = []
-    for name in names:
+    for name in (response_id, f"{response_id}-0"):  # of several prompts the first
         try:
             return await state.llm.explain(
                 name, administrator=caller.may_administer, cache_salt=caller.salt or None

@@ -17,7 +17,7 @@ from ostinato.protocol.body import Body
 from ostinato.server.access.callers import CallerDep
 from ostinato.server.call import GenerateCall
 from ostinato.server.errors import ApiError
-from ostinato.server.serving import last_output
+from ostinato.server.serving import last_output, serve
 from ostinato.server.state import StateDep
 from ostinato.server.streaming import until_gone
 
@@ -48,7 +48,7 @@ async def play(
         text=body.prompt,
         cache_write=body.write,
     )
-    output = await until_gone(request, last_output(state, caller, call))
+    output = await until_gone(request, last_output(serve(state, caller, call)))
     pieces = await state.llm.tokenizing.pieces(output.prompt_token_ids)
     return {
         "id": call.request_id,
