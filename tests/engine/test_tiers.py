@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
-from ostinato import SamplingParams
+from ostinato import LLM, SamplingParams
+from ostinato.cache.block_table import BlockTable
+from ostinato.core.errors import PromptTooLong
 from ostinato.core.ids import RequestId
 from ostinato.engine.tiers.reader import TierReader
 from ostinato.scheduling.learned_prices import LearnedPrices
@@ -221,3 +223,38 @@ def test_a_step_that_fails_beside_a_load_takes_nothing_from_it(
     assert [output.cached_tokens_from for output in outputs] == [{"disk": 128}]
     assert outputs[0].outputs[0].token_ids == before.outputs[0].token_ids
     engine.cache.check()
+
+
+def pin(llm: LLM, tokens: list[int]) -> BlockTable:
+    """Compute a prompt and pin it, as an embedder of the cache may, beyond the limits of leases."""
+    engine = llm.engine
+    engine.add(engine.make_request(engine_prompt(tokens), GREEDY, "pinned"))
+    [sequence] = engine.scheduler.requests.live[RequestId("pinned")]
+    while engine.has_work:
+        engine.step()
+    return engine.cache.manager.pin(sequence.key, len(tokens))
+
+
+def test_a_load_without_room_for_ever_ends_and_planning_tells_its_request(
+    new_llm: NewLLM, tier: MemoryTier
+):
+    """Pins hold all but four blocks, and nothing runs that could free one: nothing is read."""
+    before = ask(new_llm())
+    llm = new_llm()
+    engine = llm.engine
+    pinned = [pin(llm, [1 + place] * 240) for place in range(4)]
+    engine.add(engine.make_request(engine_prompt(TEXT), GREEDY, "refused"))
+    assert len(engine.tiers.loads) == 1
+    while engine.tiers.loads:
+        engine.tiers.begin_step()
+    assert tier.num_loads == 0
+    with pytest.raises(PromptTooLong, match="no sequence is running that would free more"):
+        engine.step()
+    engine.cancel("refused")
+    engine.cache.check()
+
+    engine.cache.manager.unpin(pinned[0])
+    engine.tiers.loads.prices = slow_computing()  # no load is too slow
+    after = ask(llm)
+    assert after.cached_tokens_from == {"disk": 128}
+    assert after.outputs[0].token_ids == before.outputs[0].token_ids

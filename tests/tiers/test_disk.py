@@ -29,7 +29,7 @@ from ostinato.tiers.disk import DiskOptions, DiskTier
 from ostinato.tiers.folder import LocalFolder
 from ostinato.tiers.limits import DailyBudget
 from ostinato.tiers.port import LoadFault, Prefix, StoreResult, TierListener
-from ostinato.tiers.record import MAGIC, Lease, lease_slot
+from ostinato.tiers.record import ALIGNMENT, MAGIC, Lease, lease_slot
 from ostinato.tiers.remote import RemoteTier
 from tests.tiers.media import SEALED, SEGMENTS, ServerInMemory
 
@@ -433,6 +433,47 @@ def test_a_lost_secret_is_told(caplog):
     caplog.clear()
     assert get(DiskTier(folder.after_kill(), SEALED), conversation(1)) == 0
     assert "simulated/secret is missing or damaged: all sealed records are lost" in caplog.text
+
+
+def test_the_first_start_with_sealing_warns_of_nothing(caplog):
+    """Nor does one whose tenants are all erased: no record is lost with the secret."""
+    folder = SimulatedFolder()
+    tier = DiskTier(folder, SEALED)
+    put(tier, conversation(1))
+    tier.erase(b"")
+    folder.replace("secret", None)
+    assert get(DiskTier(folder.after_kill(), SEALED), conversation(1)) == 0
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("options", [SMALL, replace(SMALL, sealed=True)], ids=["clear", "sealed"])
+def test_an_erasure_frees_the_segments_that_held_nothing_else(options, caplog):
+    """Also the one that is written to; the tier goes on, and a restart finds no damage."""
+    folder = SimulatedFolder()
+    tier = DiskTier(folder, options)
+    for number in range(30):
+        put(tier, conversation(number, tenant=b"a"))
+    [before] = tier.stats()
+    [receipt] = tier.erase(b"a")
+    [after] = tier.stats()
+    assert receipt.complete and receipt.num_bytes > 0.9 * before.num_bytes
+    assert [len(x.content) for name, x in folder.files.items() if "segment" in name] == [ALIGNMENT]
+    assert after.num_bytes == ALIGNMENT
+    put(tier, conversation(1, tenant=b"b"))
+    tier = DiskTier(folder.after_kill(), options)
+    assert get(tier, conversation(1, tenant=b"b")) == 8
+    assert caplog.text == ""
+
+
+def test_a_segment_that_others_share_is_kept_when_a_tenant_is_erased():
+    folder = SimulatedFolder()
+    tier = DiskTier(folder, SMALL)
+    for number in range(20):
+        put(tier, conversation(number, tenant=b"ab"[number % 2 :][:1]))
+    held = [n for n in range(20) if get(tier, conversation(n, tenant=b"b")) == 8]
+    tier.erase(b"a")
+    tier = DiskTier(folder.after_kill(), SMALL)
+    assert held and all(get(tier, conversation(number, tenant=b"b")) == 8 for number in held)
 
 
 def test_an_erasure_hides_at_once_and_syncs_by_the_segment():

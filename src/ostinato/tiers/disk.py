@@ -132,7 +132,8 @@ class DiskTier:
     def _open_sealing(self, keys: KeyFile | None) -> Sealing:
         if keys is None:
             return Sealing()
-        return Sealing(self._options.secret or folder_secret(self._folder), keys)
+        secret = self._options.secret or folder_secret(self._folder, has_keys=bool(keys.names))
+        return Sealing(secret, keys)
 
     def look_up(self, prefix: Prefix, start: int) -> list[ExtentRef]:
         """Find stored blocks that continue a prefix, without disk reads; see ``KVTier``."""
@@ -216,7 +217,7 @@ class DiskTier:
     def erase(self, salt: bytes) -> list[TierReceipt]:
         """Hide a tenant's records, destroy its keys and overwrite the records; see ``KVTier``.
 
-        Stores go on between two segments.
+        Segments without other records are removed. Stores go on between two segments.
         """
         counts, is_complete = Counter[str](), True
         with self._writing:
@@ -225,6 +226,7 @@ class DiskTier:
             ("keys", partial(self._sealing.destroy, salt)),
             *(("bytes", partial(self._log.void, segment)) for segment in segments),
             *(("bytes", partial(self._log.overwrite, segment)) for segment in segments),
+            *(("bytes", partial(self._log.free, segment)) for segment in segments),
         ]
         for what, step in steps:
             try:

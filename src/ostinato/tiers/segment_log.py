@@ -172,6 +172,15 @@ class SegmentLog:
             segment.records = [x for x in segment.records if not x.erased]
         return sum(x.size for x in hidden)
 
+    def free(self, segment: Segment) -> int:
+        """Remove a segment that has no records left; the active one is cut instead."""
+        if segment in self.segments and not segment.records:
+            if segment is self._active:
+                segment.clear()
+            else:
+                self._remove(segment)
+        return 0
+
     def leased_bytes(self) -> int:
         """Bytes of records under a lease."""
         records = [x for segment in list(self.segments) for x in list(segment.records)]
@@ -281,11 +290,14 @@ class SegmentLog:
         for record in live:
             self.index.remove(record)
         self.num_evicted += len(live)
-        self._folder.remove(victim.name)
-        self.segments.remove(victim)
-        if victim is self._active:
+        self._remove(victim)
+
+    def _remove(self, segment: Segment) -> None:
+        self._folder.remove(segment.name)
+        self.segments.remove(segment)
+        if segment is self._active:
             self._active = None
-        victim.close()
+        segment.close()
 
     def _content(self, record: Record) -> bytearray | None:
         """Read the blocks of a record that is to be copied; None if the medium cannot."""

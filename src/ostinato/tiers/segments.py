@@ -219,6 +219,13 @@ class Segment:
         self.file.truncate(self.durable)
         self.end = self.durable
 
+    def clear(self) -> None:
+        """Cut off everything, once all of its records are erased."""
+        self.durable = ALIGNMENT
+        self._note_durable()  # first: after a crash, a lower note is no damage
+        self.file.sync()
+        self.cut()
+
     def void(self, offsets: Iterable[int]) -> None:
         """Overwrite the headers of records: after a crash they are damage, and overwritten."""
         for offset in offsets:

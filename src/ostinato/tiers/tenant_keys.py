@@ -146,13 +146,18 @@ def _parsed(place: str, value: bytes) -> WrappedKey | None:
 KeyStore = KeyFile | StoredKeys
 
 
-def folder_secret(folder: Folder) -> bytes:
-    """Return the folder's own secret, created if there is none; OSError if that fails."""
+def folder_secret(folder: Folder, *, has_keys: bool) -> bytes:
+    """Return the folder's own secret, created if there is none; OSError if that fails.
+
+    Args:
+        folder: Of the tier.
+        has_keys: Whether the folder has a tenant's key, which is lost with the secret.
+    """
     if "secret" not in folder.names():
         folder.create("secret")
     file, secret = folder.open("secret"), bytearray(32)
     if file.read(memoryview(secret), 0) < len(secret) or not any(secret):  # new, or torn
-        if "keys" in folder.names():
+        if has_keys:
             logger.warning(
                 "%s/secret is missing or damaged: all sealed records are lost, and computed again "
                 "when needed",

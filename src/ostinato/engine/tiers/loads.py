@@ -279,7 +279,7 @@ class TierLoads:
         try:
             admitted = self._manager.admit(key, match, context=context)
         except PromptTooLong:
-            return True  # leases leave no room for it, ever: its request is told when it is planned
+            return True  # pins leave no room for it: planning its request raises the error
         if admitted is None:
             return False
         self._manager.commit()  # it is in no step: one that fails would release its blocks
