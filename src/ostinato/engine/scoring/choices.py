@@ -9,11 +9,11 @@ choice; all of them read the prompt's keys and values::
 """
 
 import math
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ostinato.core.tokens import num_common_tokens
 from ostinato.engine.requests.outputs import RequestOutput
 from ostinato.engine.requests.prompts import Prompt
 from ostinato.engine.requests.request_validation import refuse_long_text, tokenize
@@ -92,7 +92,7 @@ def choice_prompt(
         whole = tokenize(replace(prompt, text=text), loaded, max_model_len, tokenizer)
     else:
         whole = before + tokenize(replace(prompt, token_ids=choice), loaded, max_model_len)
-    start = _num_common(before, whole)
+    start = num_common_tokens(before.tobytes(), whole.tobytes())
     if start >= len(whole) or not start:
         raise RequestError(
             f"choice={choice!r:.80}: prompt and choice need a token each, and they have "
@@ -135,9 +135,3 @@ def read_choices(
         sum(len(output.prompt_token_ids) for output in outputs),
         sum(output.num_cached_tokens for output in outputs),
     )
-
-
-def _num_common(one: "array[int]", other: "array[int]") -> int:
-    """Return how many tokens two rows begin with alike."""
-    length = min(len(one), len(other))
-    return next((i for i in range(length) if one[i] != other[i]), length)
