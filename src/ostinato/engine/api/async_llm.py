@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ostinato.core.errors import OstinatoError
 from ostinato.engine.api.adapter_api import load_adapter_between, remove_adapter
 from ostinato.engine.api.admin_api import AdminApi, AsyncAdminApi
+from ostinato.engine.api.beam_api import BeamSearchParams
 from ostinato.engine.api.engine_thread import EngineThread, run_in_new_thread
 from ostinato.engine.api.explain_api import explain_request
 from ostinato.engine.api.thread_bridge import AnswerT
@@ -189,6 +190,23 @@ class AsyncLLM:
             return parsed
 
         return self._stream(as_it_is, sampling_params, request_id, priority, lora_request)
+
+    def beam_search(
+        self,
+        prompt: PromptInput,
+        request_id: str | None,
+        params: BeamSearchParams,
+        lora_request: LoRARequest | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Search the most likely answers to a prompt; the last output has them, the best first.
+
+        Raises:
+            RequestError: As ``LLM.beam_search``.
+            EngineStopped: As ``generate``.
+        """
+        return self.generate(
+            prompt, params.sampling_params(), request_id, lora_request=lora_request
+        )
 
     def chat(
         self,

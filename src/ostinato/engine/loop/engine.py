@@ -233,6 +233,8 @@ class Engine:
         adapter = made.request.identity.adapter
         if adapter and not self.adapters.is_usable(adapter):
             raise RequestError("the adapter of the request was unloaded: load it again")
+        if made.search is not None and self.recorder.path is not None:
+            raise RequestError("a trace cannot repeat beams: stop the recording, or sample")
         self.recorder.tick()
         self.scheduler.add(made.request, made.seeds)
         self.recorder.on_added(made.request, made.arrival_s)

@@ -65,9 +65,10 @@ class ServedRequest:
 
     @property
     def num_generated(self) -> int:
-        """Tokens generated so far, for all continuations."""
-        parts = [] if self.output is None else self.output.outputs
-        return sum(len(part.token_ids) for part in parts)
+        """Tokens generated so far, for all continuations; of beams also those that ended."""
+        if self.output is None or self.output.num_beam_tokens:
+            return 0 if self.output is None else self.output.num_beam_tokens
+        return sum(len(part.token_ids) for part in self.output.outputs)
 
     @property
     def time_to_first_token_s(self) -> float | None:
