@@ -11,7 +11,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from ostinato.lab.log.request_log import LoggedRequest, parse_request
+from ostinato.lab.log.request_log import LoggedRequest
+from tests.lab.logged_requests import parse_request
 
 START = datetime(2025, 3, 1, 9, 0, tzinfo=UTC)
 USERS = ["ann", "bob", "cleo", "dan"]
