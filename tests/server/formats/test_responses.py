@@ -246,7 +246,7 @@ def stored(name: str, salt: str, text: str = "", tools: str = "") -> StoredRespo
 
 def test_the_store_is_bounded_and_apart_for_each_tenant():
     """The oldest of a tenant go first, and those of the largest tenant when memory is short."""
-    store = ResponseStore(most_per_tenant=2, most_bytes=1750)
+    store = ResponseStore(max_per_tenant=2, max_bytes=1750)
     for number in range(3):
         store.put("a", stored(f"r{number}", "a", "x" * 100))
     store.put("b", stored("r0", "b\x1fnarrow"))

@@ -41,9 +41,7 @@ def read_defaults(settings: EngineSettings, checkpoint: Path) -> GenerationDefau
     merged = {**content, **override}
     if override:
         source = " and ".join(filter(None, (source, "override_generation_config")))
-    values = {
-        ours: merged[theirs] for theirs, ours in _NAMES.items() if merged.get(theirs) is not None
-    }
+    values = {ours: merged[name] for name, ours in _NAMES.items() if merged.get(name) is not None}
     try:
         SamplingParams(**values)
     except InvalidSamplingParams as error:
