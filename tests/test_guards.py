@@ -112,6 +112,7 @@ MAX_DIALECT = {
     "engine": 96,
     "tiers": 63,
     "observe": 6,  # the fields of Difference and the parameter of top_prefixes are public
+    "cli": 3,  # keys of ``ostinato demo --json``
     "cache": 3,  # so is CacheManager.admit(most_new=)
     "server": 2,  # and the query of /admin/heaviest
     "lab": 1,

@@ -16,14 +16,8 @@ from ostinato.server.call import GenerateCall
 from ostinato.server.page.figures import percentiles
 from ostinato.server.state import ServerState
 from ostinato.server.telemetry.engine_watch import EngineWatch
-from ostinato.server.telemetry.observer import ServedRequest
-from ostinato.server.telemetry.tenant_usage import (
-    MAX_TENANTS,
-    OTHERS,
-    UNNAMED,
-    TenantUsage,
-    salt_label,
-)
+from ostinato.server.telemetry.observer import ServedRequest, salt_label
+from ostinato.server.telemetry.tenant_usage import MAX_TENANTS, OTHERS, UNNAMED, TenantUsage
 from tests.support.servers import serving
 from tests.support.waiting import other_tasks_have_started
 

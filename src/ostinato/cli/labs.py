@@ -101,7 +101,7 @@ def check(
     if as_json:
         print_json([verdict.as_dict() for verdict in verdicts])
     elif every:
-        _print_all(verdicts)
+        Console(highlight=False).print(table_of(verdicts, _VERDICTS))
     else:
         typer.echo(verdict_text(labs[0], verdicts[0]))
     if not all(verdict.passed for verdict in verdicts):
@@ -183,10 +183,6 @@ def check_folder(root: Path, number: int) -> None:
     verdict = grade(lab, root / lab.file)
     typer.echo(verdict_text(lab, verdict))
     raise SystemExit(0 if verdict.passed else EXIT_NOT_YET)
-
-
-def _print_all(verdicts: list[Verdict]) -> None:
-    Console(highlight=False).print(table_of(verdicts, _VERDICTS))
 
 
 def _root(folder: Path | None) -> Path:

@@ -201,7 +201,7 @@ def _raise_if_failed(output: RequestOutput) -> None:
     """
     if output.error is not None:
         raise (InvalidSamplingParams if output.has_own_error else StepFailed)(output.error)
-    if output.finished and any(p.finish_reason == FinishReason.ABORT for p in output.outputs):
+    if output.finished and FinishReason.ABORT in [p.finish_reason for p in output.outputs]:
         raise ApiError(
             503,
             "the request was cancelled: the server shuts down, or its tenant is being erased",

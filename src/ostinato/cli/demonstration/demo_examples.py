@@ -49,19 +49,19 @@ class Outcome:
     Attributes:
         prompt: Its text.
         prompt_tokens: Its length.
-        shared_tokens: Tokens found in whole blocks.
+        found_tokens: Tokens found in whole blocks.
         copied_tokens: Tokens copied from a block that matches only at its beginning.
     """
 
     prompt: str
     prompt_tokens: int
-    shared_tokens: int
+    found_tokens: int
     copied_tokens: int
 
     @property
     def computed_tokens(self) -> int:
         """Tokens computed by the model."""
-        return self.prompt_tokens - self.shared_tokens - self.copied_tokens
+        return self.prompt_tokens - self.found_tokens - self.copied_tokens
 
 
 EXAMPLES = (
@@ -170,6 +170,6 @@ def _row(outcome: Outcome) -> Iterator[RenderableType]:
     """Print the result of one prompt, with reused tokens in green."""
     yield Text(outcome.prompt)
     yield str(outcome.prompt_tokens)
-    for reused in (outcome.shared_tokens, outcome.copied_tokens):
+    for reused in (outcome.found_tokens, outcome.copied_tokens):
         yield Text(str(reused), style="green") if reused else Text("-", style="dim")
     yield str(outcome.computed_tokens)

@@ -225,8 +225,8 @@ class RequestState:
             num_copied_tokens=leader.num_copied_tokens if leader else 0,
             num_waited_tokens=leader.num_waited_tokens if leader else 0,
             num_kept_tokens=self.request.num_kept_tokens,
-            num_drafted_tokens=sum(s.num_drafted_tokens for s in self._sequences.values()),
-            num_accepted_tokens=sum(s.num_accepted_tokens for s in self._sequences.values()),
+            num_drafted_tokens=sum([s.num_drafted_tokens for s in self._sequences.values()]),
+            num_accepted_tokens=sum([s.num_accepted_tokens for s in self._sequences.values()]),
             timings=RequestTimings(
                 arrival=self._arrival_s,
                 first_scheduled=leader.first_planned_s if leader else None,

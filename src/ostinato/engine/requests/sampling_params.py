@@ -124,11 +124,11 @@ class SamplingParams(core.SamplingParams):
                 value is None and name in _OPTIONAL
             ):
                 _check_integer(name, value, low, high)
-        for name, low, high, is_open in _NUMBERS:
+        for name, floor, ceiling, is_open in _NUMBERS:
             value = getattr(self, name)
-            is_inside = type(value) is float and low <= value <= (high or _MAX_FLOAT)
-            if not is_inside or (is_open and value == low):
-                _check_number(name, value, low, high, is_open)
+            is_inside = type(value) is float and floor <= value <= (ceiling or _MAX_FLOAT)
+            if not is_inside or (is_open and value == floor):
+                _check_number(name, value, floor, ceiling, is_open)
 
     def _check_combinations(self) -> None:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:

@@ -72,6 +72,11 @@ class Detokenizer:
                 break
             if entry := self._shown(token):
                 tail.append(entry)
+        ids = [token for token, _ in reversed(tail)]
+        is_text = bool(tail) and all([data is None for _, data in tail])
+        if is_text and (text := self._table.decode(ids)) and not text.endswith(_REPLACEMENT):
+            self._context = ids  # each ends with a whole character
+            return
         for token, data in reversed(tail):
             self._take(token, data)
 

@@ -154,7 +154,7 @@ class ServerMetrics(Observer, Collector):
         self._tenant_numbers = {  # except erased tenants
             name: self._tenant_numbers.get(name) or next(self._next_number) for name in accounts
         }
-        hits = dict[tuple[str, str], float]()
+        hits = dict[tuple[str, ...], float]()
         for name, account in accounts.items():
             label = name if self._names_tenants else f"tenant-{self._tenant_numbers[name]}"
             hits[label, "hit"] = account.prompt.hit

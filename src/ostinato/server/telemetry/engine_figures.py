@@ -35,7 +35,7 @@ def _origins(seen: Snapshot) -> dict[str, float]:
     }
 
 
-def _lookups(seen: Snapshot) -> dict[tuple[str, str], float]:
+def _lookups(seen: Snapshot) -> dict[tuple[str, ...], float]:
     lookups = {"new": seen.cache.first, "preempted": seen.cache.preempted}
     return {
         (name, result): number
@@ -80,7 +80,7 @@ def _tiers(read: Callable[[TierCounts], Value]) -> Read:
     return lambda seen: None if seen.tiers is None else read(seen.tiers)
 
 
-def _tier_bytes(counts: TierCounts) -> dict[tuple[str, str], float]:
+def _tier_bytes(counts: TierCounts) -> dict[tuple[str, ...], float]:
     return {
         (tier.tier, kind): number
         for tier in counts.tiers

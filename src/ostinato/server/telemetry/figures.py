@@ -23,8 +23,8 @@ from prometheus_client.core import (
 from ostinato.engine.loop.snapshot import Snapshot
 from ostinato.observe.histogram import Histogram
 
-Value = float | Mapping[str, float] | Mapping[tuple[str, str], float] | Histogram | None
-"""A number; numbers by one label or two; buckets; None if an engine has nothing of the kind."""
+Value = float | Mapping[Any, float] | Mapping[str, str] | Histogram | None
+"""A number; numbers by a label or a tuple of labels; texts; None if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +72,8 @@ class Figure:
         suffix = {"counter": "_total", "info": "_info"}.get(self.kind, "")
         return f"ostinato_{self.name}{suffix}"
 
-    def family(self, value: Value | Mapping[str, str]) -> Metric:
-        """Return the metric with samples that were read."""
+    def family(self, value: Any) -> Metric:
+        """Return the metric with a ``Value`` as its samples."""
         name, text = f"ostinato_{self.name}", plain(self.help)
         if isinstance(value, Histogram):
             buckets = value.cumulative(self.bounds)
