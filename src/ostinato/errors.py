@@ -56,36 +56,13 @@ from ostinato.core.errors import (
 )
 
 __all__ = [
-    "BrokenCheckpoint",
-    "BrokenTrace",
-    "CacheInUse",
-    "CacheMisuse",
-    "ConcurrentCall",
-    "ConfigError",
-    "DuplicateRequest",
-    "EmptyPrompt",
-    "EngineError",
-    "EngineStopped",
-    "ForkedProcess",
-    "InvalidIdentity",
-    "InvalidSamplingParams",
-    "MissingTokenizer",
-    "ModelError",
-    "ModelNotFound",
-    "OstinatoError",
-    "PromptTooLong",
-    "ReleasedTable",
-    "RequestError",
-    "StaleMatch",
-    "StepFailed",
-    "StepInProgress",
-    "TableOverrun",
-    "TokenOutOfRange",
-    "UnsupportedCall",
-    "UnsupportedModel",
-    "WrongThread",
-    "naming",
-]
+    "BrokenCheckpoint", "BrokenTrace", "CacheInUse", "CacheMisuse", "ConcurrentCall", "ConfigError",
+    "DuplicateRequest", "EmptyPrompt", "EngineError", "EngineStopped", "ForkedProcess",
+    "InvalidIdentity", "InvalidSamplingParams", "MissingTokenizer", "ModelError", "ModelNotFound",
+    "OstinatoError", "PromptTooLong", "ReleasedTable", "RequestError", "StaleMatch", "StepFailed",
+    "StepInProgress", "TableOverrun", "TokenOutOfRange", "UnsupportedCall", "UnsupportedModel",
+    "WrongThread", "naming",
+]  # fmt: skip
 
 
 class ModelError(OstinatoError):

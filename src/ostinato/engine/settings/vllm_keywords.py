@@ -218,18 +218,9 @@ UNSUPPORTED_ARGUMENTS: Mapping[str, Unsupported] = {
 """Arguments of vLLM's ``generate`` and ``chat`` that have no counterpart here."""
 
 _ARGUMENTS = (
-    "prompts",
-    "messages",
-    "sampling_params",
-    "use_tqdm",
-    "priority",
-    "request_id",
-    "chat_template",
-    "add_generation_prompt",
-    "continue_final_message",
-    "tools",
-    "chat_template_kwargs",
-)
+    "prompts", "messages", "sampling_params", "use_tqdm", "priority", "request_id", "chat_template",
+    "add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs",
+)  # fmt: skip
 
 UNSUPPORTED_CALLS: Mapping[str, str] = {
     "encode": "call embed() or classify(); for token ids, get_tokenizer()(text)",
