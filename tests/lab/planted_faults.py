@@ -18,43 +18,11 @@ START = datetime(2025, 3, 1, 9, 0, tzinfo=UTC)
 USERS = ["ann", "bob", "cleo", "dan"]
 LOCALES = ["en-GB", "de-DE", "fr-FR", "sv-SE"]
 WORDS = [
-    "answer",
-    "check",
-    "order",
-    "refund",
-    "parcel",
-    "driver",
-    "window",
-    "garden",
-    "letter",
-    "number",
-    "market",
-    "recipe",
-    "river",
-    "station",
-    "ticket",
-    "doctor",
-    "engine",
-    "planet",
-    "violin",
-    "copper",
-    "basket",
-    "carpet",
-    "signal",
-    "harbour",
-    "meadow",
-    "lantern",
-    "pepper",
-    "ribbon",
-    "saddle",
-    "timber",
-    "velvet",
-    "walnut",
-    "anchor",
-    "bottle",
-    "candle",
-    "dragon",
-]
+    "answer", "check", "order", "refund", "parcel", "driver", "window", "garden", "letter",
+    "number", "market", "recipe", "river", "station", "ticket", "doctor", "engine", "planet",
+    "violin", "copper", "basket", "carpet", "signal", "harbour", "meadow", "lantern", "pepper",
+    "ribbon", "saddle", "timber", "velvet", "walnut", "anchor", "bottle", "candle", "dragon",
+]  # fmt: skip
 
 
 class Application:

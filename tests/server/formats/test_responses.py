@@ -61,20 +61,11 @@ def test_events_come_in_order_and_add_up(client: openai.OpenAI):
     brief = [kind for kind, before in zip(kinds, [None, *kinds], strict=False) if kind != before]
 
     assert brief == [
-        "created",
-        "in_progress",
-        "output_item.added",
-        "content_part.added",
-        "output_text.delta",
-        "output_text.done",
-        "content_part.done",
-        "output_item.done",
-        "output_item.added",
-        "function_call_arguments.delta",
-        "function_call_arguments.done",
-        "output_item.done",
+        "created", "in_progress", "output_item.added", "content_part.added", "output_text.delta",
+        "output_text.done", "content_part.done", "output_item.done", "output_item.added",
+        "function_call_arguments.delta", "function_call_arguments.done", "output_item.done",
         "completed",
-    ]
+    ]  # fmt: skip
     assert [event.sequence_number for event in events] == list(range(len(events)))
     text = "".join(e.delta for e in events if e.type == "response.output_text.delta")
     final = events[-1].response
