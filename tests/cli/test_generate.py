@@ -11,7 +11,7 @@ import pytest
 
 from ostinato import LLM, LoRARequest, RequestOutput, SamplingParams
 from ostinato.core.plan import StepPlan, StepResult
-from ostinato.runner.model_resolver import resolve_model
+from ostinato.runner.checkpoints.model_resolver import resolve_model
 from ostinato.runner.model_runner import ModelRunner
 from tests.support.adapters import save_adapter
 

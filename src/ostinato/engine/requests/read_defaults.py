@@ -13,7 +13,7 @@ from ostinato.engine.requests.generation_defaults import GenerationDefaults
 from ostinato.engine.requests.sampling_params import SamplingParams
 from ostinato.engine.settings.settings import EngineSettings
 from ostinato.errors import ConfigError, InvalidSamplingParams
-from ostinato.runner.generation_config import read_generation_config
+from ostinato.runner.checkpoints.generation_config import read_generation_config
 
 _NAMES = {
     "temperature": "temperature",

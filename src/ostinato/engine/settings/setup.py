@@ -21,17 +21,17 @@ from ostinato.runner.attention.choice import (
     check_attention_setting,
     choose_attention,
 )
+from ostinato.runner.checkpoints.model_resolver import resolve_model
 from ostinato.runner.compute_path import ComputePath
 from ostinato.runner.forward.weight_refs import weight_bytes
 from ostinato.runner.images.store import ImageStore
 from ostinato.runner.kv.kv_store import KVSpec
 from ostinato.runner.kv.layer_groups import LayerGroups, group_layers
+from ostinato.runner.loading.pretrained import load_tokenizer
 from ostinato.runner.malloc_tuning import keep_large_blocks
 from ostinato.runner.memory import memory_for, num_blocks_for
 from ostinato.runner.model_loader import LoadedModel, load_model
-from ostinato.runner.model_resolver import resolve_model
 from ostinato.runner.model_runner import ModelRunner
-from ostinato.runner.pretrained import load_tokenizer
 from ostinato.settings import StateConfig, WindowConfig, window_blocks
 
 logger = logging.getLogger("ostinato")
