@@ -137,6 +137,19 @@ def test_another_turn_than_expected_wastes_what_it_does_not_hit():
     assert idle.numbers == (8, 4, 4)
 
 
+def test_a_beginning_that_is_copied_within_a_block_is_no_prepared_row():
+    """``Q`` of a block of four is cached and copied; a retry of the answer settles nothing."""
+    idle = Idle()
+    idle.ask("one", "SYS:Q" + "rrrrrrrAAAA")
+    assert idle.offer("one", "SYS:Q" + "AAAAAAA")
+    idle.rest()
+    assert idle.numbers == (7, 0, 0)
+    idle.ask("retry", "SYS:Q" + "rrrrrrrBBBB")
+    assert idle.numbers == (7, 0, 0)
+    idle.ask("two", "SYS:Q" + "AAAAAAA" + "next")
+    assert idle.numbers == (7, 7, 0)
+
+
 def test_other_conversations_settle_nothing():
     idle = Idle()
     idle.ask("one", ANSWERED)

@@ -231,7 +231,7 @@ class IdleRebase:
         if not self.is_wanted(request_id) or self._tickets.pop(request_id) != identity:
             return False
         key = PrefixKey(identity, tokens)
-        start = self._cache.manager.match(key, len(tokens)).num_shared_tokens
+        start = self._cache.manager.match(key, len(tokens)).num_tokens
         missing = len(tokens) - start
         fits = missing <= self._most_rows and len(tokens) < self._scheduler.config.max_model_len
         if missing < self._cache.block_size or not fits:
