@@ -23,12 +23,7 @@ from ostinato.cli.options.setting_texts import (
 )
 from ostinato.core.config import CacheConfig, SchedulerConfig
 from ostinato.core.errors import ConfigError
-from ostinato.core.setting import (
-    check_settings,
-    choices_of,
-    setting_fields,
-    value_types,
-)
+from ostinato.core.setting import check_settings, choices_of, setting_fields, value_types
 from ostinato.engine.settings.config import EngineConfig
 from ostinato.engine.settings.settings import EngineSettings
 from ostinato.former_names import old_names_of
