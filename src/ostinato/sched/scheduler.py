@@ -50,6 +50,7 @@ class Scheduler:
         self.stats = SchedulerStats()
         self.costs = StepCosts() if costs is None else costs
         self.drafts = Drafts() if drafts is None else drafts
+        self._sampled: dict[RequestId, None] = {}  # searches that got samples in this step
         self._accepted: list[tuple[Sequence, list[SampledToken]]] = []
         self._clock = clock
         self.requests = RequestTable(cache, self.stats, make_order(self.num_cached_tokens))
@@ -154,8 +155,8 @@ class Scheduler:
         updates: list[SequenceUpdate] = []
         for chunk, outcome in zip(chunks, result.sequences, strict=True):
             updates += self._commit_chunk(chunk, outcome)
-        for name in dict.fromkeys(c.sequence.request.request_id for c in chunks if _searches(c)):
-            updates += self._continue_search(self.requests.live[name])
+        while self._sampled:
+            updates += self._continue_search(self.requests.live[self._sampled.popitem()[0]])
         return updates
 
     def commit_accepted(self) -> list[SequenceUpdate]:
@@ -218,6 +219,7 @@ class Scheduler:
             return []
         if sequence.request.search is not None:
             [sequence.sampled] = outcome.samples
+            self._sampled[sequence.request.request_id] = None
             return []
         if chunk.drafts is not None:
             self._note_drafts(sequence, len(chunk.drafts), outcome)
@@ -311,10 +313,6 @@ class Scheduler:
         self.stats.num_steps += bool(self._chunks)
         chunks, self._chunks, self._plan = self._chunks, [], StepPlan(())
         return chunks
-
-
-def _searches(chunk: ScheduledChunk) -> bool:
-    return chunk.sequence.sampled is not None
 
 
 def max_sequence_tokens(scheduler: SchedulerConfig, cache: CacheConfig) -> int:

@@ -156,11 +156,13 @@ class StepPlanner:
 
     def _plan_running(self) -> None:
         """Give decodes a token each, and running prefills the rest."""
+        self._requests.forked.clear()
         running = sorted(self._requests.running, key=lambda s: s.rank)
         for sequence in running:
             if sequence.num_uncomputed == 1 and sequence.table is not None:
                 self._plan_next(sequence)
-        self._plan_branches()
+        if self._requests.branches:
+            self._plan_branches()
         prefilling = [s for s in running if s.num_uncomputed > 1 and s.table is not None]
         if self.chunks and not prefilling:
             self._add_drafts()
@@ -176,7 +178,7 @@ class StepPlanner:
         while no other follows it. One that finds no room waits like a preempted sequence.
         """
         requests = self._requests
-        branches, requests.branches, requests.forked = requests.branches, [], []
+        branches, requests.branches = requests.branches, []
         for parent, sequence, token in branches:
             if sequence.finish_reason is not None:
                 continue
