@@ -233,7 +233,7 @@ class Engine:
         adapter = prepared.request.identity.adapter
         if adapter and not self.adapters.is_usable(adapter):
             raise RequestError("the adapter of the request was unloaded: load it again")
-        if made.search is not None and self.recorder.path is not None:
+        if prepared.search is not None and self.recorder.path is not None:
             raise RequestError("a trace cannot repeat beams: stop the recording, or sample")
         self.recorder.tick()
         self.scheduler.add(prepared.request, prepared.seeds)
