@@ -33,7 +33,9 @@ def main() -> None:
     """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    for name, default in (("shared", 1000), ("own", 200), ("documents", 100), ("beams", 32), ("layers", 4)):
+    for name, default in {
+        "shared": 1000, "own": 200, "documents": 100, "beams": 32, "layers": 4,
+    }.items():  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=default)
     given = parser.parse_args()
     sizes = {"num_hidden_layers": given.layers, "hidden_size": 512}

@@ -81,6 +81,7 @@ def test_a_stream_gets_all_answers_at_its_end(served: Keyed):
         ({"guided_choice": ["a"]}, "structured_outputs="),
         ({"echo": True, "logprobs": 1}, "prompt_logprobs=1"),
         ({"echo": True, "max_tokens": 0}, "there is nothing to search"),
+        ({"stop_token_ids": [*range(3, 30)]}, "27 stop_token_ids: at most 16"),
         ({"length_penalty": 99}, "length_penalty=99"),
         ({"early_stopping": "soon"}, "early_stopping"),
         ({"use_beam_search": False, "beam_width": 2}, "set use_beam_search=true"),

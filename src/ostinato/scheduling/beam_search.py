@@ -97,12 +97,9 @@ class BeamSearch:
         return self._settings.width
 
     @property
-    def num_candidates(self) -> int:
-        """Candidates of a step: ``width`` of them go on, even if every beam could end in all ways.
-
-        As many of the most likely tokens are needed of each beam.
-        """
-        return max(2, 1 + len(self._ends)) * self.width
+    def num_alternatives(self) -> int:
+        """Most likely tokens that are needed of each beam: so many, and those that may end it."""
+        return self.width + len(self._ends)
 
     def choose(self, samples: Sequence[SampledToken]) -> list[tuple[int, int]]:
         """Extend the beams; see ``core.plan.Search``."""
@@ -127,14 +124,18 @@ class BeamSearch:
         return [(row, beam.token.token_id) for row, beam in going if beam.token is not None]
 
     def _candidates(self, samples: Sequence[SampledToken]) -> list[tuple[int, Beam]]:
-        """Return the best continuations of all beams, with the row of each; the best first."""
+        """Return the best continuations of all beams, with the row of each; the best first.
+
+        Among so many ``width`` go on, even if every beam could end in all ways.
+        """
+        num_candidates = (1 + len(self._ends)) * self.width
         pairs = [
             (beam.logprob + other.logprob, row, other)
             for row, (beam, sample) in enumerate(zip(self._beams, samples, strict=True))
             for other in sample.logprobs[1:]
         ]
         best = heapq.nsmallest(
-            self.num_candidates, pairs, key=lambda pair: (-pair[0], pair[1], pair[2].rank)
+            num_candidates, pairs, key=lambda pair: (-pair[0], pair[1], pair[2].rank)
         )
         return [
             (row, self._beams[row].continued(self._shown(token, samples[row]), logprob))

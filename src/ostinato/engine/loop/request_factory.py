@@ -191,9 +191,8 @@ class RequestFactory:
         longest = self._scheduler.longest_tokens - num_tokens
         max_tokens = longest if params.max_tokens is None else min(longest, params.max_tokens)
         search = BeamSearch(params.beams, ends, max_tokens, params.logprobs or 0)
-        candidates = min(search.num_candidates, self._loaded.vocab_size)
-        changes = {"n": 1, "temperature": 0.0, "logprobs": candidates, "drafts": "off"}
-        return search, replace(params, **changes)
+        count = min(search.num_alternatives, self._loaded.vocab_size)
+        return search, replace(params, n=1, temperature=0.0, logprobs=count, drafts="off")
 
     def _bounded(
         self, constraint: TokenConstraint | None, prepared: PreparedParams

@@ -54,6 +54,8 @@ UNSUPPORTED_SAMPLING = {
 """Keywords of vLLM's ``SamplingParams`` that have no counterpart here."""
 
 
+MAX_STOPS_OF_BEAMS = 16
+
 _NOT_WITH_BEAMS = (
     "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
     "logit_bias", "allowed_token_ids", "bad_words", "bad_words_ids", "stop", "min_tokens",
@@ -156,6 +158,11 @@ class SamplingParams(core.SamplingParams):
             raise InvalidSamplingParams(
                 f"temperature={self.temperature:g}: beams are compared by the model's own "
                 "log-probabilities; leave it out"
+            )
+        if len(self.stop_token_ids) > MAX_STOPS_OF_BEAMS:
+            raise InvalidSamplingParams(
+                f"{len(self.stop_token_ids)} stop_token_ids: at most {MAX_STOPS_OF_BEAMS} with "
+                "beams, each of which is compared by so many tokens more"
             )
         for name in _NOT_WITH_BEAMS:
             if (value := getattr(self, name)) != _DEFAULTS[name]:
