@@ -153,11 +153,15 @@ class RequestFactory:
         reads = cache_read and (params.prompt_logprobs is None or params.prompt_logprob_start > 1)
         known = prompt.known
         search, scheduled = self._search(params, len(tokens))
+        identity, scored = self._identities.of_prompt(prompt, tokens, spans, reads), []
+        if cache_read and not reads and not spans and params.prompt_logprobs is not None:
+            scored = self._prompts.scored.known(identity, tokens, params.prompt_logprobs)
+            scheduled = replace(scheduled, prompt_logprob_start=1 + len(scored))
         request = Request(
             RequestId(name),
             tokens,
             scheduled,
-            identity=self._identities.of_prompt(prompt, tokens, spans, reads),
+            identity=identity,
             images=spans,
             priority=check_priority(priority),
             cache_read=cache_read,
@@ -175,7 +179,9 @@ class RequestFactory:
             known = None
         begun = prompt.begun if is_noted else None
         parts = request, params, prompt.text, seeds, arrival_s, prepared.stops, known, images
-        return PreparedRequest(*parts, begun=begun, report=prompt.report, search=search)
+        return PreparedRequest(
+            *parts, begun=begun, report=prompt.report, scored=tuple(scored), search=search
+        )
 
     def _search(
         self, params: SamplingParams, num_tokens: int

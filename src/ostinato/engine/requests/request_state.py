@@ -120,8 +120,12 @@ class RequestState:
         self._leader: SchedSequence | None = None
         self._sequences: dict[int, SchedSequence] = {}
         length = len(self._prompt_token_ids)
-        self._first_scored = min(prepared.params.prompt_logprob_start, length)
-        self._prompt_logprobs: list[dict[int, Logprob] | None] = [None] * self._first_scored
+        self._scored = [*prepared.scored]
+        self._first_scored = min(prepared.request.params.prompt_logprob_start, length)
+        self._prompt_logprobs: list[dict[int, Logprob] | None] = [
+            *[None] * min(prepared.params.prompt_logprob_start, length),
+            *(named_logprobs(row, tokens) for row in self._scored),
+        ]
         self._completions = [
             CompletionState(index, prepared, tokens) for index in range(prepared.params.n)
         ]
@@ -294,6 +298,11 @@ class RequestState:
             ),
             readout=completion.readout,
         )
+
+    @property
+    def prompt_rows(self) -> list[tuple[TokenLogprob, ...]]:
+        """Log-probabilities of its prompt so far, from the first token that gets them."""
+        return self._scored + ([] if self._leader is None else self._leader.prompt_logprobs)
 
     def _prompt_logprobs_so_far(self) -> list[dict[int, Logprob] | None] | None:
         """Return those of the prompt, each converted once; those before the first have none."""

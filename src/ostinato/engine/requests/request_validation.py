@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from ostinato.core.plan import TokenLogprob
 from ostinato.core.request import IDLE_WORK, Request
 from ostinato.core.tokens import pack_tokens
 from ostinato.engine.ledger.continuation import TurnReport
@@ -48,6 +49,7 @@ class PreparedRequest:
     known: TokenizedText | None = None  # the prompt, if it is to be remembered
     images: tuple[ServedImage, ...] = ()  # among its tokens
     begun: OpenTurn | None = None  # where its answer is noted in the ledger
+    scored: "tuple[tuple[TokenLogprob, ...], ...]" = ()  # log-probs known of its first tokens
     search: BeamSearch | None = None  # its beams, which the scheduler asks
     report: TurnReport | None = None  # what the ledger did to the prompt
 
