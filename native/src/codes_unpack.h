@@ -65,7 +65,7 @@ inline void expand_pair(const ost_product &p, const char *step, int64_t input, i
 // What is added to a code times its scale, for 16 outputs of a group.
 template <class Codes>
 inline Vec minimum_of(const ost_product &p, int64_t place, Vec scale) {
-  if (p.minima != nullptr) return load_some(p.minima, p.scale_dtype, place);
+  if (p.minima != nullptr) return load_scales(p, p.minima, place);
   if (p.zeros == nullptr) return scale * fill(-Codes::kZero);
   return scale * float_of_ints(less(all_of(0), static_cast<const int8_t *>(p.zeros) + place, 1));
 }
@@ -79,7 +79,7 @@ void expand(const ost_product &p, int64_t tile, void *out) {
     for (int side = 0; side < 2; ++side) {
       const int64_t place =
           (tile * num_groups(p) + i / p.group_size) * kTileOutputs + side * 16;
-      const Vec scale = load_some(p.scales, p.scale_dtype, place);
+      const Vec scale = load_scales(p, p.scales, place);
       const Vec minimum = minimum_of<Codes>(p, place, scale);
       expand_pair<Codes, 0>(p, step, i, side, scale, minimum, out);
       expand_pair<Codes, 1>(p, step, i, side, scale, minimum, out);

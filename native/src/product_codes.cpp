@@ -66,10 +66,9 @@ inline void add_block(const ost_product &p, const Block<Codes, kRows, kSides> &b
                       float (*parts)[kSides][16], float (*totals)[kTileOutputs]) {
 #pragma GCC unroll 2
   for (int side = 0; side < kSides; ++side) {
-    const Vec scale = load_some(p.scales, p.scale_dtype, place + side * 16);
+    const Vec scale = load_scales(p, p.scales, place + side * 16);
     const bool has_minima = p.minima != nullptr;
-    const Vec minimum =
-        has_minima ? load_some(p.minima, p.scale_dtype, place + side * 16) : fill(0.f);
+    const Vec minimum = has_minima ? load_scales(p, p.minima, place + side * 16) : fill(0.f);
 #pragma GCC unroll 16
     for (int row = 0; row < kRows; ++row) {
       float *part = parts[row][side], *total = totals[row] + (first + side) * 16;
