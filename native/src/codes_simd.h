@@ -49,7 +49,7 @@ inline Ints add_quads(Ints sums, Pairs weights, Pairs inputs) {
 }
 #endif
 #elif defined(__AVX2__)
-constexpr int kMostRows = 4, kNibbleRows = 4, kRowsOfWholeTiles = 2;
+constexpr int kMostRows = 6, kNibbleRows = 6, kRowsOfWholeTiles = 3;
 
 inline Ints all_of(int32_t value) {
   const auto all = reinterpret_cast<EightInts>(_mm256_set1_epi32(value));

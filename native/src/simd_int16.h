@@ -74,9 +74,14 @@ inline Pairs fill_pairs(const int16_t *p) {
   std::memcpy(&both, p, sizeof both);
   return {_mm256_set1_epi32(both), _mm256_set1_epi32(both)};
 }
+// GCC would put off the additions of unrolled steps, and keep their products in memory until then.
+inline EightInts added_now(EightInts sum, __m256i products) {
+  sum += reinterpret_cast<EightInts>(products);
+  asm("" : "+x"(sum));
+  return sum;
+}
 inline Ints add_products(Ints sum, Pairs x, Pairs y) {
-  return {sum.a + reinterpret_cast<EightInts>(_mm256_madd_epi16(x.a, y.a)),
-          sum.b + reinterpret_cast<EightInts>(_mm256_madd_epi16(x.b, y.b))};
+  return {added_now(sum.a, _mm256_madd_epi16(x.a, y.a)), added_now(sum.b, _mm256_madd_epi16(x.b, y.b))};
 }
 inline Vec float_of_ints(Ints x) {
   return {_mm256_cvtepi32_ps(reinterpret_cast<__m256i>(x.a)),
