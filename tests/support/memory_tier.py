@@ -142,8 +142,10 @@ class MemoryTier:
         return [TierReceipt("disk", "memory", len(gone), num_bytes)]
 
     def stats(self) -> list[TierStats]:
-        counts = {"limit_bytes": self.limit_bytes, "num_blocks": len(self.blocks)}
-        return [TierStats("disk", "memory", "on", **counts)]
+        num_blocks = len(self.blocks)
+        return [
+            TierStats("disk", "memory", "on", num_blocks=num_blocks, limit_bytes=self.limit_bytes)
+        ]
 
     def close(self) -> None:
         """Keep everything: the next engine finds it."""
