@@ -11,10 +11,13 @@ from tokenizers import trainers as train
 from transformers import AutoTokenizer, PreTrainedTokenizer, PreTrainedTokenizerFast
 
 TEXTS = [
-    "Hello, world! It isn't so: 3.14 is  not  22/7.          Indented , and spaced .", "naïve café,
-    Café with a combining accent, Z͑ͫ̓algo", "你好，世界。吾輩は猫である。안녕하세요", "thumbs 👍🏽, a family 👩‍👩‍👧‍👦,
-    flags 🇳🇵🇺🇳, keycap 1️⃣", " 👍 and  two spaces", "བོད་སྐད་ and 𐍈𐌰𐌹 and ‏שלום‎",
-]  # fmt: skip
+    "Hello, world! It isn't so: 3.14 is  not  22/7.\n\n\tIndented , and spaced .",
+    "naïve café, Cafe\u0301 with a combining accent, Z\u0351\u036b\u0343algo",
+    "你好，世界。吾輩は猫である。안녕하세요",
+    "thumbs 👍🏽, a family 👩‍👩‍👧‍👦, flags 🇳🇵🇺🇳, keycap 1️⃣",
+    " 👍 and  two spaces",
+    "བོད་སྐད་ and 𐍈𐌰𐌹 and \u200f\u05e9\u05dc\u05d5\u05dd\u200e",
+]
 """English, combining marks, CJK, joined emoji, spaces, and scripts that no small vocabulary
 has."""
 
