@@ -26,7 +26,7 @@ from tests.support.model_families import MAX_LENGTH, VOCAB_SIZE
 pytestmark = needs_library
 
 PLAIN = [("qwen3", "bfloat16"), ("qwen3", "int8"), ("qwen3", "int4"), ("qwen3", "int8-kv"),
-         ("llama", "float32")]  # fmt: skip
+         ("llama", "float32"), ("mistral", "w4a8"), ("gemma2", "bfloat16")]  # fmt: skip
 
 
 class RightAndWrong(Drafts):
@@ -101,7 +101,10 @@ def compare(make_llm: MakeLLM, model: str, numbers: str, rng: random.Random, cou
     """Run some prompts with and without drafts; returns how many drafts were right."""
     prompts = [draw_prompt(rng) for _ in range(count)]
     params = [draw_params(rng) for _ in prompts]
-    common = {"config": MODELS.get(model, {}), **FORMATS[numbers]}
+    config = dict(MODELS.get(model, {}))
+    if "sliding_window" in config:
+        config["sliding_window"] = rng.choice([7, 40])  # less and more than a block
+    common = {"config": config, **FORMATS[numbers]}
     pool = {
         "block_size": 16,
         "num_blocks": rng.choice([2, 3, 8]) * (MAX_LENGTH // 16) + 2,
@@ -121,6 +124,7 @@ def compare(make_llm: MakeLLM, model: str, numbers: str, rng: random.Random, cou
     for drafts in (drafted.engine.scheduler.drafts, source):
         drafted.engine.scheduler.drafts = drafts
         assert essence(drafted.generate(prompts, params, use_tqdm=False)) == essence(expected)
+        drafted.engine.cache.check()
     return source.num_accepted
 
 
@@ -136,7 +140,10 @@ def test_answers_are_the_same_bits_with_and_without_drafts(
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("numbers", FORMATS)
 def test_ten_thousand_answers_are_the_same_bits(make_llm: MakeLLM, numbers: str, seed: int):
-    """Six formats, twenty seeds, three rounds of 28 prompts: 10,080."""
+    """Seven formats, twenty seeds, three rounds of 28 prompts: 11,760."""
     rng = random.Random(f"{numbers} {seed}")
-    accepted = [compare(make_llm, rng.choice(["qwen3", "llama"]), numbers, rng, 28) for _ in "abc"]
+    accepted = [
+        compare(make_llm, rng.choice(["qwen3", "llama", "mistral", "gemma2"]), numbers, rng, 28)
+        for _ in "abc"
+    ]
     assert sum(accepted) > 300
