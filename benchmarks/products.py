@@ -12,7 +12,7 @@ has packed, and with ours on every instruction set that the processor has, by tu
 with ``--formats``, on the best set alone, with weights of several formats; with ``--ratios``, as
 multiples of one row alone, so that the price of a row more can be read off.
 Several weights take turns where rows are few, so that none is in the processor's caches. The least
-time of all rounds counts; of one thread its processor time, which can be compared on a busy machine.
+time of all rounds counts; of one thread its processor time, which a busy machine changes least.
 """
 
 import argparse

@@ -20,6 +20,7 @@ constexpr int64_t kAheadBytes = 2048;
 struct Bytes {
   using Input = int16_t;
   static constexpr int kRows = kMostRows;  // that are multiplied at once
+  static constexpr int kWholeRows = kRowsOfWholeTiles;
   static constexpr int kStepBytes = 256, kSideBytes = 32, kDotInputs = 2;
   static constexpr int32_t kZero = 0;  // the code of nothing, where a group has none of its own
   static constexpr int16_t kMore = 128;  // makes it a number without a sign
@@ -44,12 +45,34 @@ struct Nibbles : Bytes {
   }
 };
 
+#if defined(__AVX2__)
+#define OST_HALVES
+// Nibbles that rows of 8 bits meet: the bytes of two words are inputs 0, 4, 1 and 5 in their low halves,
+// and 2, 6, 3 and 7 in their high ones; rows have them in that order.
+struct Halves {
+  using Input = int8_t;
+  static constexpr int kRows = kHalvesRows, kWholeRows = kWholeHalvesRows;
+  static constexpr int kStepBytes = 128, kSideBytes = 64, kDotInputs = 4;
+  static constexpr bool kStreams = true;
+  static constexpr int kOrder[kStepInputs] = {0, 4, 1, 5, 2, 6, 3, 7};
+  template <int kDot>
+  static Pairs load(const char *step, int side) {
+    return load_halves<kDot>(step + side * 64);
+  }
+#if defined(OST_QUADS)
+  static Ints add(Ints sums, Pairs weights, Pairs inputs) {
+    return add_quads(sums, weights, inputs);
+  }
+#endif
+};
+#endif
+
 #if defined(OST_QUADS)
 // Codes that many rows of 8 bits meet are unpacked first: [input / 4][32 outputs][4], bytes without a
 // sign.
 struct Quads {
   using Input = int8_t;
-  static constexpr int kRows = kMostRows;
+  static constexpr int kRows = kMostRows, kWholeRows = kRowsOfWholeTiles;
   static constexpr int kStepBytes = 256, kSideBytes = 64, kDotInputs = 4;
   static constexpr bool kStreams = false;
   template <int kDot>

@@ -1,6 +1,7 @@
 // Are products what the definition says on every instruction set, and do they touch nothing else?
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -146,29 +147,6 @@ void check_product(uint32_t seed) {
   }
 }
 
-// A row's outputs do not depend on the rows beside it, to the bit.
-void check_row_alone(uint32_t seed) {
-  Random random(seed);
-  const int32_t dtype = random.pick({OST_FLOAT32, OST_BFLOAT16, OST_FLOAT16});
-  Product p(random, dtype);
-  ost_ops_product(&p.record);
-  for (int turn = 0; turn < 5; ++turn) {
-    const int32_t first = random.between(0, p.num_rows - 1);
-    const int32_t count = random.between(1, p.num_rows - first);
-    Numbers some(count * p.out_stride, dtype);
-    ost_product part = p.record;
-    part.inputs.data = static_cast<char *>(p.inputs.data()) +
-                       first * p.in_stride * ost::bytes_of(dtype);
-    part.outputs.data = some.data();
-    part.num_rows = count;
-    ost_ops_product(&part);
-    for (int32_t row = 0; row < count; ++row)
-      if (!some.same(p.outputs, row * p.out_stride, (first + row) * p.out_stride,
-                     p.weight.num_outputs))
-        fail(seed, "a row depends on those beside it");
-  }
-}
-
 // Codes in place of a product's weight, with scales, minima or zeros or none, and inputs in any order.
 struct Codes {
   Codes(Random &random, Product &p)
@@ -222,6 +200,15 @@ struct Codes {
     }
     return memory;
   }
+  // As bits allow; with scales of one, and nothing else.
+  void become_largest() {
+    std::memset(codes.data(), bits == 8 ? 0x80 : 0xff, codes.size());
+    std::memset(zeros.data(), 0, zeros.size());
+    for (int64_t i = 0; i < scales.size(); ++i) {
+      scales.set(i, 1);
+      minima.set(i, 0);
+    }
+  }
   static int32_t dtype_of(Random &random) {
     return random.pick({OST_FLOAT32, OST_BFLOAT16, OST_FLOAT16});
   }
@@ -254,13 +241,48 @@ struct Codes {
   std::vector<int64_t> places;
 };
 
+// A row's outputs do not depend on the rows beside it, to the bit.
+void check_row_alone(uint32_t seed, bool has_codes) {
+  Random random(seed);
+  const int32_t dtype = random.pick({OST_FLOAT32, OST_BFLOAT16, OST_FLOAT16});
+  Product p(random, dtype);
+  std::optional<Codes> codes;
+  if (has_codes) {
+    codes.emplace(random, p);
+    p.record.activation_bits = random.pick({0, 8});
+  }
+  ost_ops_product(&p.record);
+  for (int turn = 0; turn < 6; ++turn) {
+    const int32_t first = random.between(0, p.num_rows - 1), left = p.num_rows - first;
+    const int32_t count = random.between(1, turn < 3 ? std::min(left, 9) : left);
+    Numbers some(count * p.out_stride, dtype);
+    ost_product part = p.record;
+    part.inputs.data = static_cast<char *>(p.inputs.data()) +
+                       first * p.in_stride * ost::bytes_of(dtype);
+    part.outputs.data = some.data();
+    part.num_rows = count;
+    ost_ops_product(&part);
+    for (int32_t row = 0; row < count; ++row)
+      if (!some.same(p.outputs, row * p.out_stride, (first + row) * p.out_stride,
+                     p.weight.num_outputs))
+        fail(seed, "a row depends on those beside it");
+  }
+}
+
 // Rows of bfloat16 are integers of 16 bits; float16 and AMX round the weights.
 void check_codes(uint32_t seed) {
   Random random(seed);
   const int32_t dtype = random.pick({OST_FLOAT32, OST_BFLOAT16, OST_BFLOAT16, OST_FLOAT16});
   const bool is_super = random.chance(0.3);
   Product p(random, dtype, is_super ? 256 * random.between(1, 5) : Product::inputs_of(random));
-  const Codes codes(random, p);
+  Codes codes(random, p);
+  // All products are the largest, of one sign.
+  const bool is_extreme = !codes.has_superblocks && random.chance(0.2);
+  if (is_extreme) {
+    codes.become_largest();
+    for (int64_t i = 0; i < p.inputs.size(); ++i) p.inputs.set(i, -2.f);
+  }
+  p.record.activation_bits = random.pick({0, 0, 8});
   ost_ops_product(&p.record);
   const double unit = dtype == OST_FLOAT32 ? 1e-7 : dtype == OST_BFLOAT16 ? 1 / 256. : 1 / 2048.;
   for (int64_t row = 0; row < p.num_rows; row += 1 + p.num_rows / 20) {
@@ -274,7 +296,10 @@ void check_codes(uint32_t seed) {
         all += std::fabs(weight);
       }
       const bool rounds = dtype == OST_FLOAT16 || ost_current_isa() == OST_AMX;
-      const double own = dtype == OST_FLOAT32 ? 0 : rounds ? sizes * unit : largest * all / 32768;
+      const double own = p.record.activation_bits != 0 ? largest * all / 250
+                         : dtype == OST_FLOAT32        ? 0
+                         : rounds                      ? sizes * unit
+                                                       : largest * all / 32768;
       const double error = std::fabs(p.outputs.at(row * p.out_stride + output) - sum);
       if (!(error <= std::fabs(sum) * unit + own + sizes * 1e-5 || std::fabs(sum) > 6e4))
         fail(seed, "a product of codes differs");
@@ -333,7 +358,8 @@ int main(int argc, char **argv) {
     if (ost_use_isa(isa) != isa) fail(0, "cannot be used");
     for (uint32_t seed = 0; seed < num_cases; ++seed) {
       check_product(seed);
-      check_row_alone(seed);
+      check_row_alone(seed, false);
+      check_row_alone(seed, true);
       check_codes(seed);
       check_gated(seed);
     }
