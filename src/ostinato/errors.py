@@ -52,6 +52,7 @@ from ostinato.core.errors import (
     TableOverrun,
     TokenOutOfRange,
     WrongThread,
+    naming,
 )
 
 __all__ = [
@@ -83,6 +84,7 @@ __all__ = [
     "UnsupportedCall",
     "UnsupportedModel",
     "WrongThread",
+    "naming",
 ]
 
 

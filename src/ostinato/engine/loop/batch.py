@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -19,7 +20,7 @@ from ostinato.engine.requests.outputs import RequestOutput
 from ostinato.engine.requests.prompts import Prompt
 from ostinato.engine.requests.sampling_params import SamplingParams
 from ostinato.engine.tiers.stores import GRACE_S
-from ostinato.errors import RequestError, StepFailed
+from ostinato.errors import RequestError, StepFailed, naming
 
 ShowProgress = bool | Callable[..., Any]
 """Whether to show progress, or what makes the bar, such as ``partial(tqdm, leave=False)``."""
@@ -37,10 +38,11 @@ def run_batch(
         "sampling_params", engine.defaults.params() if params is None else params, len(prompts)
     )
     each_priority = one_each("priority", 0 if priority is None else priority, len(prompts))
-    made = [
-        engine.make_request(prompt, p, priority=rank)
-        for prompt, p, rank in zip(prompts, each_params, each_priority, strict=True)
-    ]
+    made = []
+    for number, each in enumerate(zip(prompts, each_params, each_priority, strict=True)):
+        prompt, p, rank = each
+        with naming("prompt", number) if len(prompts) > 1 else nullcontext():
+            made.append(engine.make_request(prompt, p, priority=rank))
     outputs: dict[str, RequestOutput] = {}
     with DeferredSignals(lambda: engine.is_computing) as gate:
         try:
