@@ -10,10 +10,10 @@ from ostinato.runner.memory import available_bytes
 from ostinato.runner.model_runner import ModelRunner
 from ostinato.tiers.chain import TierChain
 from ostinato.tiers.disk import DiskOptions, DiskTier
-from ostinato.tiers.host_memory import MemoryFolder
+from ostinato.tiers.disk.host_memory import MemoryFolder
 from ostinato.tiers.port import KVTier, TierListener
 from ostinato.tiers.remote import RemoteOptions
-from ostinato.tiers.remote_address import open_remote
+from ostinato.tiers.remote.address import open_remote
 
 LEAST_BLOCKS = 64
 """Blocks that host memory or a disk must hold."""

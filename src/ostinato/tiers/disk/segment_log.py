@@ -14,9 +14,10 @@ from dataclasses import replace
 from functools import partial
 from math import inf
 
+from ostinato.tiers.disk.index import ExtentIndex
+from ostinato.tiers.disk.limits import DAY_S, DailyBudget, DiskOptions, allocated
+from ostinato.tiers.disk.segments import SUFFIX, Record, Segment, UnreadableSegment
 from ostinato.tiers.folder import Folder
-from ostinato.tiers.index import ExtentIndex
-from ostinato.tiers.limits import DAY_S, DailyBudget, DiskOptions, allocated
 from ostinato.tiers.port import Buffer, Extent
 from ostinato.tiers.record import (
     ALIGNMENT,
@@ -29,7 +30,6 @@ from ostinato.tiers.record import (
     record_bytes,
 )
 from ostinato.tiers.retention import LEAST_SHARE, Rank, choose_eviction
-from ostinato.tiers.segments import SUFFIX, Record, Segment, UnreadableSegment
 
 logger = logging.getLogger(__name__)
 

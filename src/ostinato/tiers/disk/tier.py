@@ -16,10 +16,14 @@ from functools import partial
 from pathlib import Path
 
 from ostinato.core.errors import ConfigError
-from ostinato.tiers.disk_health import DiskHealth
+from ostinato.tiers.disk.health import DiskHealth
+from ostinato.tiers.disk.index import ExtentIndex, start_of
+from ostinato.tiers.disk.limits import DiskOptions
+from ostinato.tiers.disk.segment_log import LogFull, SegmentLog
+from ostinato.tiers.disk.segments import Record, Segment
+from ostinato.tiers.encryption.sealing import Sealing
+from ostinato.tiers.encryption.tenant_keys import KeyFile, folder_secret
 from ostinato.tiers.folder import Folder, LocalFolder
-from ostinato.tiers.index import ExtentIndex, start_of
-from ostinato.tiers.limits import DiskOptions
 from ostinato.tiers.port import (
     Buffer,
     Extent,
@@ -34,10 +38,6 @@ from ostinato.tiers.port import (
 )
 from ostinato.tiers.record import ALIGNMENT, record_bytes
 from ostinato.tiers.retention import ReuseClass
-from ostinato.tiers.sealing import Sealing
-from ostinato.tiers.segment_log import LogFull, SegmentLog
-from ostinato.tiers.segments import Record, Segment
-from ostinato.tiers.tenant_keys import KeyFile, folder_secret
 
 __all__ = ["DiskOptions", "DiskTier"]
 

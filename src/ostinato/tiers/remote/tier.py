@@ -17,8 +17,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from ostinato.tiers.breaker import CallThreads, CircuitBreaker
 from ostinato.tiers.byte_store import ByteStore, CommandRefused, StoreError
+from ostinato.tiers.encryption.sealing import Sealing
+from ostinato.tiers.encryption.tenant_keys import StoredKeys
 from ostinato.tiers.port import (
     Buffer,
     Extent,
@@ -32,11 +33,10 @@ from ostinato.tiers.port import (
     TierStats,
 )
 from ostinato.tiers.record import encode, record_bytes
-from ostinato.tiers.remote_places import RECORDS, delete_all, with_marks
-from ostinato.tiers.remote_search import FoundExtent, PrefixSearch, look_back, verify
+from ostinato.tiers.remote.breaker import CallThreads, CircuitBreaker
+from ostinato.tiers.remote.places import RECORDS, delete_all, with_marks
+from ostinato.tiers.remote.search import FoundExtent, PrefixSearch, look_back, verify
 from ostinato.tiers.retention import ReuseClass
-from ostinato.tiers.sealing import Sealing
-from ostinato.tiers.tenant_keys import StoredKeys
 
 logger = logging.getLogger(__name__)
 

@@ -4,10 +4,10 @@ import threading
 from collections.abc import Container
 from math import inf, nextafter
 
+from ostinato.tiers.disk.segments import Record
 from ostinato.tiers.prefix import Prefix
 from ostinato.tiers.record import NO_NAME
 from ostinato.tiers.retention import Rank, ReuseClass
-from ostinato.tiers.segments import Record
 
 MAX_PATH = 32
 """Records before one that count for its rank; a gap further up comes nearer with each eviction."""
