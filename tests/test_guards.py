@@ -109,12 +109,10 @@ FIELD_WORDS = frozenset({"connection_made", "most_common", "least_loaded", "leas
 """Names of asyncio, of ``Counter``, and of load balancing."""
 
 MAX_DIALECT = {
-    "engine": 353,
+    "engine": 224,
     "server": 131,
-    "tiers": 63,
     "labs": 51,
     "plugins": 23,
-    "hybrid": 14,
     "observe": 8,  # the fields of Difference and the parameter of top_prefixes are public
     "cache": 3,  # so is CacheManager.admit(most_new=)
     "lab": 1,
