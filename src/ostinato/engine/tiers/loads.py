@@ -27,12 +27,12 @@ from ostinato.core.errors import PromptTooLong
 from ostinato.core.identity import PrefixKey
 from ostinato.core.ids import RequestId, SequenceId
 from ostinato.core.request import RequestContext
-from ostinato.engine.tiers.groups import to_load
 from ostinato.engine.tiers.load_note import LoadNote, Rate
 from ostinato.engine.tiers.look_up import LookUp, TierHit
 from ostinato.engine.tiers.open_tiers import OpenTiers
 from ostinato.engine.tiers.prefixes import NamespaceOf, first_tokens, prefix_of
 from ostinato.engine.tiers.reader import Load, Read, TierReader, pieces_of
+from ostinato.hybrid.layer_group import to_load
 from ostinato.sched.sequence import Sequence
 from ostinato.scheduling.held_requests import HeldRequests
 from ostinato.scheduling.learned_prices import LearnedPrices
@@ -327,18 +327,18 @@ class TierLoads:
 
     def _report(self, load: Load, note: LoadNote) -> None:
         """Report to the listener what tiers have, and what turned out to be bad."""
-        if not self._groups.groups[0].is_full:
-            return
-        prefix, size = load.look_up.prefixes[0], self._size
-        for tier, start, stop in note.loaded:
-            extent = prefix.extent(start // size, (stop - start) // size)
-            self._listener.on_stored(tier, extent)
-        if note.fault in (LoadFault.CHECKSUM, LoadFault.SHORT, LoadFault.MISSING):
-            bad = next(piece for piece in load.pieces if piece.fault is not None)
-            first = bad.ref.start // size + bad.num_skipped + bad.num_loaded
-            end = bad.ref.start // size + bad.ref.num_blocks
-            if bad.group.is_full:
-                self._listener.on_removed(bad.ref.tier, prefix.digests[first:end])
+        prefixes = zip(self._groups.groups, load.look_up.prefixes, strict=True)
+        of_group = {group.name: prefix for group, prefix in prefixes}
+        damage = LoadFault.CHECKSUM, LoadFault.SHORT, LoadFault.MISSING
+        for piece in load.pieces:
+            prefix, first = of_group[piece.group.name], piece.ref.start // piece.group.unit
+            start = first + piece.num_skipped
+            if piece.num_loaded and note.loaded:
+                extent = prefix.extent(start, piece.num_loaded)
+                self._listener.on_stored(piece.ref.tier, extent)
+            if piece.fault in damage:
+                bad = prefix.digests[start + piece.num_loaded : first + piece.ref.num_blocks]
+                self._listener.on_removed(piece.ref.tier, bad)
 
     def _count(self, load: Load, note: LoadNote, seconds: float) -> None:
         if note.fault is not None and not load.is_obsolete:
