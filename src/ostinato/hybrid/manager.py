@@ -151,7 +151,7 @@ class HybridCacheManager(CacheManager):
         return table
 
     def _fork(self, table: BlockTable, num_shared: int) -> BlockTable:
-        held = [group.fork(parent) for group, parent in self._pairs(table)]
+        held = [group.fork(source) for group, source in self._pairs(table)]
         return self._with_groups(super()._fork(table, num_shared), held)
 
     def _with_groups(self, table: BlockTable, held: list[Any]) -> BlockTable:
