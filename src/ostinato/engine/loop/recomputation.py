@@ -156,7 +156,7 @@ class Recomputation:
                     noise = self._largest_error(other.read(layer, own_slots), rows)
                     self._noise[layer] = max(self._noise[layer], noise)
                 pairs = zip(cached.read(layer, slots), rows, strict=True)
-                errors = torch.stack([self._errors(a, b) for a, b in pairs]).amax(0)
+                errors = torch.stack([self._row_errors(a, b) for a, b in pairs]).amax(0)
                 wrong = (errors > self._tolerance(layer)).nonzero().flatten()
                 if len(wrong):
                     first = min(first, int(own_slots[wrong[0]]))
@@ -176,7 +176,7 @@ class Recomputation:
             len(self.key.tokens), first, tuple(sorted(layers)), tuple(tables), computed
         )
 
-    def _errors(self, rows: Tensor, expected: Tensor) -> Tensor:
+    def _row_errors(self, rows: Tensor, expected: Tensor) -> Tensor:
         """Return by how much each row differs, shape (num_rows,): relatively, or 1 if at all."""
         if self.is_exact:
             differ = rows.view(torch.uint8) != expected.view(torch.uint8)
@@ -188,7 +188,7 @@ class Recomputation:
     def _largest_error(self, rows: Iterable[Tensor], expected: Iterable[Tensor]) -> float:
         """Return by how much a layer's rows differ at most."""
         pairs = zip(rows, expected, strict=True)
-        return max(float(self._errors(one, other).max()) for one, other in pairs)
+        return max(float(self._row_errors(one, other).max()) for one, other in pairs)
 
     def _tolerance(self, layer: int) -> float:
         if self.is_exact:
