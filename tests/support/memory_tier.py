@@ -142,8 +142,8 @@ class MemoryTier:
         return [TierReceipt("disk", "memory", len(gone), num_bytes)]
 
     def stats(self) -> list[TierStats]:
-        counts = {"limit_bytes": self.limit_bytes, "num_blocks": len(self.blocks)}
-        return [TierStats("disk", "memory", "on", **counts)]
+        limit, num_blocks = self.limit_bytes, len(self.blocks)
+        return [TierStats("disk", "memory", "on", limit_bytes=limit, num_blocks=num_blocks)]
 
     def close(self) -> None:
         """Keep everything: the next engine finds it."""

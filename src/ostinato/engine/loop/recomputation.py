@@ -183,7 +183,8 @@ class Recomputation:
             return differ.flatten(1).any(1).double()
         rows, expected = rows.flatten(1).double(), expected.flatten(1).double()
         scale = expected.norm(dim=1).clamp_min(torch.finfo(torch.float32).tiny)
-        return ((rows - expected).norm(dim=1) / scale).nan_to_num(torch.inf)
+        errors: Tensor = (rows - expected).norm(dim=1) / scale
+        return errors.nan_to_num(torch.inf)
 
     def _largest_error(self, rows: Iterable[Tensor], expected: Iterable[Tensor]) -> float:
         """Return by how much a layer's rows differ at most."""

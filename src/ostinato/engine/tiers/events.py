@@ -40,7 +40,9 @@ class TierEvents(TierListener):
     ) -> None:
         """Start to announce what is not being erased; the manager knows the pool's blocks."""
         self._log, self._manager, self._is_erased = log, manager, is_erased
-        self._groups = {(one.name,): one.number for one in groups.groups if one.name != STATE}
+        self._groups: dict[tuple[str, ...], int] = {
+            (one.name,): one.number for one in groups.groups if one.name != STATE
+        }
         self._hasher = BlockHasher(manager.block_size, sha256)
 
     def on_stored(self, tier: str, extent: Extent) -> None:
