@@ -27,7 +27,7 @@ from ostinato.runner.experts.stack import ExpertStack, padded
 from ostinato.runner.forward.fused import FusedForward
 from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.forward.packing import Pack, pack_linears, pack_plain, why_unpacked
-from ostinato.runner.forward.plain_layers import is_plain_linear
+from ostinato.runner.forward.plain_layers import WideProducts, is_plain_linear
 from ostinato.runner.forward.quantized import Quantization, QuantizedWeight
 from ostinato.runner.forward.select_forward import ChosenForward, choose_forward
 from ostinato.runner.forward.structure import parse_decoder
@@ -37,7 +37,7 @@ from ostinato.runner.kv.kv_store import KVSpec
 from ostinato.runner.load_memory import KVBytes, check_memory
 from ostinato.runner.load_progress import LoadProgress
 from ostinato.runner.merged_experts import MergedExperts
-from ostinato.runner.model_call import ModelCall
+from ostinato.runner.model_call import LaterCall, ModelCall
 from ostinato.runner.native.packed import PackedWeight, required_library
 from ostinato.runner.probe import Probed, check_finite, observe_without_weights, probe_model
 from ostinato.runner.quantization import quantization_settings
@@ -61,18 +61,21 @@ class Assembled:
     """A model with all its weights, that passed the probe.
 
     Attributes:
-        model: In evaluation mode, with our attention.
         call: Calls it.
         probed: The probe's result.
         forward: How steps are computed.
         quantization: Quantization of the linear layers; None if they are not quantized.
     """
 
-    model: "PreTrainedModel"
-    call: ModelCall
+    call: ModelCall | LaterCall
     probed: Probed
     forward: ChosenForward
     quantization: Quantization | None
+
+    @property
+    def model(self) -> "PreTrainedModel":
+        """In evaluation mode, with our attention."""
+        return self.call.model
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +173,6 @@ def stream_model(
     if trial.call.hands_step:
         call.hand_step_to_attention()
     known = Assembled(
-        skeleton,
         call,
         replace(trial.probed, spec=spec, styles=styles),
         ChosenForward(trial.forward.name, trial.forward.reason),
@@ -185,7 +187,7 @@ def stream_model(
         forward = complete_model(skeleton, source, known, pack, recorder)
     finally:
         progress.close()
-    check_finite(skeleton, call)
+    check_finite(skeleton, forward.fused or call, known.probed)
     read_generation_config(skeleton, settings.path)
     return replace(known, forward=forward)
 
@@ -248,12 +250,13 @@ class _Trial:
         fill(model, self._source, settings.dtype, frozenset())
         scale_rope(model, self._source)
         call = ModelCall(model)
-        probed = probe_model(model, call, settings.attention)
+        with WideProducts():
+            probed = probe_model(model, call, settings.attention)
         quantization = settings.quantization or self._codes(codes_name)
         chosen = choose_forward(model, call, probed, settings.forward, quantization)
         if quantization is not None and settings.quantization is None:
             quantization = Quantization(quantization.name, {})
-        return Assembled(model, call, probed, chosen, quantization)
+        return Assembled(call, probed, chosen, quantization)
 
     def _codes(self, name: str) -> Quantization | None:
         """Return the file's own codes for the layers of the trial; None if it has none."""

@@ -44,7 +44,7 @@ class Recorder:
     def __init__(self) -> None:
         """Write nothing, until it begins."""
         self._writer: EntryWriter | None = None
-        self._packed: list[PackedWeight] = []
+        self._packed: dict[str, PackedWeight] = {}
         self._weights: dict[str, Record] = {}
         self._blocks: dict[str, str] = {}
         self._embedding: nn.Module | None = None
@@ -71,6 +71,11 @@ class Recorder:
         logger.info("packed weights are not kept: %s", reason)
 
     @property
+    def packed_names(self) -> dict[int, str]:
+        """Names of what was packed, by the ids of the packed weights."""
+        return {id(weight): name for name, weight in self._packed.items()}
+
+    @property
     def is_writing(self) -> bool:
         """Whether all that was packed so far is in the files."""
         return self._writer is not None
@@ -83,7 +88,7 @@ class Recorder:
         """Write a packed weight, and map it."""
         if self._writer is None:
             return
-        self._packed.append(weight)
+        self._packed[name] = weight
         mapped = {
             part: self._add(f"{name}/{part}", tensor) for part, tensor in weight.memory().items()
         }
@@ -185,7 +190,7 @@ class Recorder:
         """Take what was mapped into memory of this process."""
         if self._is_in_use:
             return
-        for weight in self._packed:
+        for weight in self._packed.values():
             weight.use_memory({part: t.clone() for part, t in weight.memory().items()})
         if self._embedding is not None:
             _move(self._embedding, _memory_of(self._embedding).clone())
