@@ -1,6 +1,7 @@
 """The scripted model: its answers are computed like any other, and obey the request's grammar."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -9,10 +10,12 @@ import pytest
 from tests.support.scripted_model import (
     ScriptedLLM,
     ToolLoop,
+    Turn,
     hit_shares,
     scripted_server,
     written_call,
 )
+from tests.support.waiting import wait_until
 
 SH: dict[str, Any] = {
     "type": "function",
@@ -46,8 +49,43 @@ def ask(client: httpx.Client, messages: list[dict[str, Any]], **more: Any) -> di
     return answer.json()["choices"][0]["message"]
 
 
+def play_loop(client: httpx.Client, messages: list[dict[str, Any]], question: str) -> None:
+    """Ask, and send results until a text comes, as a client that keeps no reasoning."""
+    messages.append({"role": "user", "content": question})
+    while True:
+        answer = ask(client, messages)
+        assert answer.pop("reasoning")
+        messages.append({k: v for k, v in answer.items() if v is not None})
+        if not (calls := answer.get("tool_calls")):
+            return
+        messages.append({"role": "tool", "tool_call_id": calls[0]["id"], "content": "done\n"})
+
+
+def test_the_loop_after_a_question_hits_what_the_ledger_and_the_idle_steps_left(server):
+    """The client sends no reasoning, and the template drops that of the loop before.
+
+    Inside both loops the ledger puts the reasoning back, so each turn hits all before it. At the
+    question the template drops it, and the idle steps have computed that prompt up to its words.
+    The first test of this server, so that all that is prepared is for this conversation.
+    """
+    client, llm = server
+    llm.turns = list[Turn]()
+    messages: list[dict[str, Any]] = [{"role": "system", "content": "You help with rivers."}]
+    play_loop(client, messages, "Play.")
+    wait_until(lambda: llm.engine.rebase.counts.computed and not llm.engine.rebase.counts.queued)
+    prepared = llm.engine.rebase.counts
+    play_loop(client, messages, "Play once more.")
+
+    assert [turn.text.count("<think>") for turn in llm.turns] == [0, 1, 2, 3] * 2
+    usable = [min(b.num_reusable, a.num_before) for b, a in pairwise(llm.turns)]
+    shares = [turn.num_cached / most for turn, most in zip(llm.turns[1:], usable, strict=True)]
+    assert min(shares) >= 1.0, shares
+    assert llm.engine.rebase.counts.used == prepared.computed > 100
+
+
 def test_an_append_only_client_hits_all_but_the_last_token(server):
     client, llm = server
+    llm.turns = list[Turn]()
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": "You help."},
         {"role": "user", "content": "Play."},

@@ -137,6 +137,19 @@ def test_another_turn_than_expected_wastes_what_it_does_not_hit():
     assert idle.numbers == (8, 4, 4)
 
 
+def test_a_beginning_that_is_copied_within_a_block_is_no_prepared_row():
+    """``Q`` of a block of four is cached and copied; a retry of the answer settles nothing."""
+    idle = Idle()
+    idle.ask("one", "SYS:Q" + "rrrrrrrAAAA")
+    assert idle.offer("one", "SYS:Q" + "AAAAAAA")
+    idle.rest()
+    assert idle.numbers == (7, 0, 0)
+    idle.ask("retry", "SYS:Q" + "rrrrrrrBBBB")
+    assert idle.numbers == (7, 0, 0)
+    idle.ask("two", "SYS:Q" + "AAAAAAA" + "next")
+    assert idle.numbers == (7, 7, 0)
+
+
 def test_other_conversations_settle_nothing():
     idle = Idle()
     idle.ask("one", ANSWERED)
@@ -167,7 +180,7 @@ def test_no_offer_is_taken_without_an_answer_twice_or_under_another_identity():
 def test_requests_that_keep_nothing_are_offered_nothing(how: dict[str, Any]):
     idle = Idle()
     idle.ask("one", ANSWERED, **how)
-    assert not idle.rebase.is_wanted("one")
+    assert not idle.rebase.is_prepared("one")
     assert not idle.offer("one", HEAD)
 
 
@@ -230,15 +243,18 @@ def test_a_tenants_unused_rows_are_bounded_and_the_oldest_head_goes_first():
     assert idle.numbers == (36, 0, 12)
     assert idle.hit("SYS:0000AAAAAAAAAAAAnext") == 8, "its blocks are free again"
     assert idle.hit("SYS:0002AAAAAAAAAAAAnext") == 20
-    assert not idle.offer("ask 0", "SYS:0000" + "B" * 40), "more than the budget"
 
 
-def test_bytes_bound_rows_as_well():
-    idle = Idle(row_bytes=idle_rebase.MAX_BYTES // 8)
+@pytest.mark.parametrize(("row_bytes", "num_rows"), [(1, 32), (idle_rebase.MAX_BYTES // 8, 8)])
+def test_a_head_above_the_budget_is_prepared_as_far_as_that_goes(row_bytes: int, num_rows: int):
+    """By an eighth of the pool, 32 rows, or by their bytes; the rest is for the next request."""
+    idle = Idle(row_bytes=row_bytes)
     idle.ask("one", ANSWERED)
-    assert not idle.offer("one", HEAD + "BBBB")
-    idle.ask("two", ANSWERED)
-    assert idle.offer("two", HEAD)
+    assert idle.offer("one", HEAD + "B" * 40)
+    idle.rest()
+    assert idle.hit(HEAD + "B" * 40) == 8 + num_rows
+    idle.ask("two", HEAD + "B" * 40 + "next")
+    assert idle.numbers == (num_rows, num_rows, 0)
 
 
 def test_a_tenant_that_uses_less_than_a_third_is_left_alone(monkeypatch: pytest.MonkeyPatch):
@@ -253,7 +269,7 @@ def test_a_tenant_that_uses_less_than_a_third_is_left_alone(monkeypatch: pytest.
         idle.ask(f"edit {number}", turn + "Abbbbbbb", tenant="a")
     assert idle.rebase.counts.stopped == 1
     idle.ask("last", ANSWERED, tenant="a")
-    assert not idle.rebase.is_wanted("last")
+    assert not idle.rebase.is_prepared("last")
     assert not idle.offer("last", HEAD, tenant="a")
     idle.ask("other", ANSWERED, tenant="b")
     assert idle.offer("other", HEAD, tenant="b"), "others go on"

@@ -214,3 +214,34 @@ def test_a_window_that_no_prompt_can_reach_is_full_attention(restart: Restart, t
     ask(restart("mistral", max_model_len=256, config={"sliding_window": 256}))
     restart("mistral", max_model_len=256, config={"sliding_window": 256})
     assert {namespace.layer_groups for namespace in tier.namespaces.values()} == {("full",)}
+
+
+def test_the_longest_prefix_that_a_disk_keeps_counts_each_window_but_twice(restart: Restart):
+    """A prompt of 1,000 tokens needs its full attention, and the windows of two ends alone."""
+    both, windows = (restart(family).engine.tiers.groups for family in ("gemma3_text", "mistral"))
+    [full, window] = both.groups
+    per_token = full.copies.block_bytes // full.unit
+    num_bytes = 1000 * per_token + 16 * window.copies.block_bytes // window.unit
+    assert both.longest_prefix(num_bytes) == 1000
+    assert windows.longest_prefix(num_bytes) == float("inf")
+    assert both.longest_prefix(num_bytes, num_stored=40) == 1040, "another prefix has the first"
+    few = 5 * windows.bytes_per_block - 1
+    assert windows.longest_prefix(few // 2) == 8, "less than its windows: all of their tokens count"
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "mistral"])
+def test_what_is_written_at_the_end_fills_no_more_than_the_disk(
+    family: str, restart: Restart, tier: MemoryTier
+):
+    """Ten chats, and a disk for few of them: what was used last is written, and is whole."""
+    chats = [[number + 3, *PROMPT[:60]] for number in range(10)]
+    tier.limit_bytes = 40 * restart(family).engine.tiers.groups.bytes_per_block
+    llm = restart(family, num_blocks=400)
+    for tokens in chats:
+        ask(llm, tokens)
+    llm.close()
+    num_bytes = sum(map(len, tier.blocks.values()))
+    assert tier.limit_bytes // 4 < num_bytes <= tier.limit_bytes
+    llm = restart(family)
+    assert ask(llm, chats[-1]).cached_tokens_from == {"disk": 60}
+    assert ask(llm, chats[0]).num_cached_tokens == 0

@@ -1,5 +1,6 @@
 """Random dialogues, families and clients: the ledger changes tokens, and no meaning."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +16,23 @@ ARGUMENTS = st.sampled_from(
     ['{"b":1,"a":[true,null]}', '{ "x" : 1.0 }', '{"s": "caf\\u00e9"}', "{}", '{"a":{"b":"{"}}']
 )
 CALLS = st.lists(st.builds(Call, st.sampled_from(["list", "read"]), ARGUMENTS), max_size=2)
-CLIENTS = st.lists(st.sampled_from([drops_reasoning, respells, renames]), max_size=3)
+
+
+def drop(field: str, message: Message) -> Message:
+    """Send a message of the assistant without one of its fields; ``id`` is that of each call."""
+    if field == "content":  # a body without it is read so
+        return {**message, "content": ""}
+    if field != "id":
+        return {k: v for k, v in message.items() if k != field}
+    calls = [{"function": call["function"]} for call in message.get("tool_calls") or ()]
+    return {**message, "tool_calls": calls}
+
+
+FIELDS = ("content", "tool_calls", "id", "reasoning", "reasoning_content")
+CLIENTS = st.lists(
+    st.sampled_from([drops_reasoning, respells, renames, *(partial(drop, f) for f in FIELDS)]),
+    max_size=3,
+)
 EDITS = st.sampled_from([None, None, None, "content", "reasoning"])
 
 Step = tuple[str, str, list[Call], list[Any], Any, str]

@@ -3,7 +3,7 @@
 import pytest
 
 from ostinato.core.ids import RequestId
-from ostinato.scheduling.step_prices import Work
+from ostinato.scheduling.step_prices import StepPrices, Work
 from ostinato.scheduling.step_timer import FIRST_TOKENS
 from tests.support.timed_scheduler import PRICES, TimedScheduler
 from tests.support.tiny_scheduler import tiny_scheduler
@@ -50,6 +50,20 @@ def test_an_engine_that_has_measured_nothing_takes_small_steps_and_then_the_righ
     assert max(sizes[:2]) <= FIRST_TOKENS
     assert all(after <= 2 * max(sizes[:place]) + 2 for place, after in enumerate(sizes) if place)
     assert all(0.200 < 0.040 + size * 0.004 < 0.290 for size in sizes[-5:])
+
+
+@pytest.mark.parametrize("num_cached", [0, 30, 6_000])
+def test_one_request_after_the_other_is_enough_to_measure_by(num_cached: int):
+    """Nothing runs beside it, and attention to what is cached is a part of each first step."""
+    fast, warm = StepPrices(0.010, 0.001, 1e-7, free_tokens=4), TimedScheduler()
+    warm.serve("before", 1, first="W" * num_cached)
+    timed = TimedScheduler(knows_prices=False, true_prices=fast, cache=warm.cache)
+    timed.add("first", 200, max_tokens=3, first="W" * num_cached)
+    assert max(timed.step().values()) <= FIRST_TOKENS
+    while timed.scheduler.has_work:
+        timed.step()
+    timed.add("second", 1_000, first="W" * num_cached)
+    assert timed.step()["second"] > 2 * FIRST_TOKENS
 
 
 def test_a_busy_minute_does_not_spoil_the_prices():

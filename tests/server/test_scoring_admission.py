@@ -57,7 +57,7 @@ def places(served: Keyed) -> Iterator[Places]:
     assert served.state.num_live == 0
 
 
-def embed(served: Keyed, tenant: str, texts: list[str]) -> httpx.Response:
+def embed(served: Keyed, tenant: str, texts: list) -> httpx.Response:
     return served.ask(tenant, "/v1/embeddings", {"model": MODEL, "input": texts})
 
 
@@ -99,6 +99,22 @@ def test_without_places_no_text_is_tokenized(
     assert answer.status_code == 429
     assert "1 of 2 continuations" in answer.json()["error"]["message"]
     assert texts == []
+
+
+@pytest.mark.parametrize(
+    ("last", "named"),
+    [("long " * 600, "max_model_len=2048"), ("", "no tokens"), ([5000], "token id 5000")],
+)
+def test_a_text_that_cannot_be_served_is_named_before_any_is_computed(
+    served: Keyed, places: Places, last: object, named: str
+):
+    first = TEXTS if isinstance(last, str) else [[1, 2]] * len(TEXTS)
+    answer = embed(served, "pair", [*first, last])
+
+    assert answer.status_code == 400
+    assert named in answer.json()["error"]["message"]
+    assert "text 12 " in answer.json()["error"]["message"]
+    assert places.num_accepted == 0
 
 
 def test_a_client_that_goes_away_ends_all_of_its_texts(

@@ -37,6 +37,7 @@ class MemoryTier:
         refusal: What stores are answered, if they are refused.
         gate: Loads wait for it.
         look_up_gate: Look-ups wait for it.
+        limit_bytes: What its stats say of its size; 0 without a limit.
         num_looked_up: Look-ups so far.
         uses: What requests released, with their class.
     """
@@ -55,7 +56,7 @@ class MemoryTier:
         self.gate.set()
         self.look_up_gate = threading.Event()
         self.look_up_gate.set()
-        self.num_looked_up = 0
+        self.limit_bytes = self.num_looked_up = 0
         self.uses: list[tuple[Prefix, ReuseClass]] = []
         self.num_loads = 0
         self.listener = TierListener()
@@ -141,7 +142,8 @@ class MemoryTier:
         return [TierReceipt("disk", "memory", len(gone), num_bytes)]
 
     def stats(self) -> list[TierStats]:
-        return [TierStats("disk", "memory", "on", num_blocks=len(self.blocks))]
+        counts = {"limit_bytes": self.limit_bytes, "num_blocks": len(self.blocks)}
+        return [TierStats("disk", "memory", "on", **counts)]
 
     def close(self) -> None:
         """Keep everything: the next engine finds it."""

@@ -10,6 +10,13 @@ from ostinato.protocol.sampling import SamplingFields
 PromptBody = str | Items[str] | Items[int] | Items[Items[int]]
 
 
+def each_prompt(prompt: PromptBody) -> list[str | list[int]]:
+    """Return a body's prompts: one text or row of ids, or each of several."""
+    if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
+        return [prompt]
+    return prompt  # type: ignore[return-value]
+
+
 MOST_PROMPTS = 1024
 
 
@@ -46,13 +53,8 @@ class CompletionBody(SamplingFields):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """All prompts, of which there is at least one."""
-        prompt = self.prompt
-        if isinstance(prompt, str):
-            return [prompt]
-        if isinstance(prompt[0], int):
-            return [prompt]  # a list of ids
-        return prompt  # type: ignore[return-value]  # a list of texts, or of lists of ids
+        """All prompts."""
+        return each_prompt(self.prompt)
 
     def sampler(self) -> dict[str, Any]:
         """Return the sampling parameters; one token at least is generated, and may be dropped."""

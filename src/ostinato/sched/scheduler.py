@@ -77,18 +77,22 @@ class Scheduler:
         Raises:
             RequestError: It has no tokens, never fits the context or the pool, or its id is in use.
         """
-        num_tokens, longest = len(request.prompt_token_ids), self.config.max_model_len
+        self.check_length(len(request.prompt_token_ids))
+        if request.request_id in self.requests.live:
+            raise DuplicateRequest(
+                f"request id {request.request_id!r} is in use: wait until that request has "
+                "ended, or choose another id"
+            )
+
+    def check_length(self, num_tokens: int) -> None:
+        """Raise EmptyPrompt or PromptTooLong if a prompt of so many tokens can never be served."""
+        longest = self.config.max_model_len
         if num_tokens >= longest:
             raise PromptTooLong(
                 f"the prompt has {num_tokens} tokens, and max_model_len={longest} leaves no room "
                 "for an answer: shorten the prompt, or raise max_model_len as far as the model goes"
             )
         self.cache.check_fits(num_tokens)
-        if request.request_id in self.requests.live:
-            raise DuplicateRequest(
-                f"request id {request.request_id!r} is in use: wait until that request has "
-                "ended, or choose another id"
-            )
 
     def add(self, request: Request, seeds: tuple[int, ...]) -> None:
         """Take a request, with one seed per continuation.

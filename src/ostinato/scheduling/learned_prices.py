@@ -33,8 +33,8 @@ LEAST_MEASURED = 64
 """Tokens of the largest step from which on the time of a prompt can be told."""
 
 FIT_EVERY_S = 0.5
-"""Measured seconds after which prices are fitted again, and at step 4, 8, 16 and so on; a fit takes
-about 3 ms."""
+"""Measured seconds after which prices are fitted again, and at step 4, 8, 16 and so on, once three
+kinds of steps are measured; a fit takes about 3 ms."""
 
 PACE_STEPS, STEADY = 9, 1.25
 """Newest steps whose ratios tell the pace, and the factor within which it counts as 1."""
@@ -122,8 +122,8 @@ class LearnedPrices:
         self._cells[key] = cell  # the newest is last
         cell.add(work, seconds / self.pace, self._steady)
         self._unfitted_s += seconds
-        number = self._num_noted
-        if self._unfitted_s >= FIT_EVERY_S or (number > 2 and not number & (number - 1)):
+        is_early = self._steady is None or not self._num_noted & (self._num_noted - 1)
+        if is_early or self._unfitted_s >= FIT_EVERY_S:
             self._fit()
         if self._steady is not None:
             self.now = self._steady.times(self.pace)

@@ -12,7 +12,6 @@ An engine that has measured nothing takes a small step: a second where a large m
 tokens a second.
 """
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -72,9 +71,8 @@ class StepMeter:
         prices, limit_tokens = self.prices, max(0, int(self.num_tokens * share))
         if prices is None:
             return limit_tokens
-        tokens, free = range(1, limit_tokens + 1), self.num_free
-        likely_tokens = bisect_right(
-            tokens, self.seconds * share, key=lambda n: prices.prompt_s(start, n, free)
+        likely_tokens = prices.max_prompt_tokens(
+            start, limit_tokens, self.seconds * share, self.num_free
         )
         if not self.measured:
             return likely_tokens
@@ -118,7 +116,7 @@ class StepTimer(StepCosts):
         num_decoding, keys = len(decoding), sum(decoding)
         decodes = Work(1, num_decoding, keys, keys)
         room_tokens, prices = self._max_tokens - num_decoding, self.prices.now
-        if prices is None or self.prices.max_measured_tokens < FIRST_TOKENS:
+        if prices is None or not self._has_measured_enough:
             self.limit_s = float("inf")
             self._meter = StepMeter(room_tokens, decodes, FIRST_PRICES, FIRST_TOKENS + 1)
             return
@@ -147,6 +145,17 @@ class StepTimer(StepCosts):
     def meter(self, num_tokens: int) -> StepMeter:
         """Return what is left of the current step, at most so many tokens."""
         return replace(self._meter, num_tokens=min(num_tokens, self._meter.num_tokens))
+
+    @property
+    def _has_measured_enough(self) -> bool:
+        """Whether a step was measured that is half as much as the first ones may be.
+
+        Counted as they are: behind a long hit, few tokens have as many pairs as fit.
+        """
+        if self.prices.max_measured_tokens >= FIRST_TOKENS:
+            return True
+        works = (work for work, _ in self.prices.measured)
+        return any(2 * FIRST_PRICES.seconds(work) >= FIRST_TOKENS for work in works)
 
     def _limit_s(self, prices: StepPrices, decodes_s: float, start: int, is_alone: bool) -> float:
         def extra_s(lost: float) -> float:

@@ -171,11 +171,12 @@ class DrainingServer(uvicorn.Server):
         self._state.is_draining = True
         timeout_s = self._state.config.drain_timeout_s
         self._deadline_s = time.monotonic() + timeout_s
-        logger.warning(
-            "shutting down: %d continuations have %g s to finish; the same signal again stops them",
-            self._state.num_live,
-            timeout_s,
-        )
+        if self._state.num_live:
+            logger.warning(
+                "shutting down: %d answers have %g s to finish; the same signal again stops them",
+                self._state.num_live,
+                timeout_s,
+            )
 
     async def on_tick(self, counter: int) -> bool:
         """Return whether to stop now; called ten times a second."""

@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 from fastapi import Request
+from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
 from ostinato.engine.requests.outputs import RequestOutput
@@ -27,6 +28,7 @@ from ostinato.engine.requests.prompts import Prompt, whole_characters
 from ostinato.engine.requests.sampling_params import SamplingParams
 from ostinato.engine.scoring.pooling_params import PoolingParams
 from ostinato.engine.scoring.scorer import Scorer
+from ostinato.errors import naming
 from ostinato.protocol.body import OpenBody
 from ostinato.protocol.dialects import Dialect
 from ostinato.protocol.sampling import CacheUse, ShortText
@@ -83,7 +85,6 @@ class ScoringFields(OpenBody):
 
 BodyT = TypeVar("BodyT", bound=ScoringFields)
 ItemT = TypeVar("ItemT")
-AnswerT = TypeVar("AnswerT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +121,11 @@ class ScoringCall:
         return replace(self.prompt_context, token_ids=text)
 
     async def run(
-        self, make: Callable[[ItemT], tuple[Prompt, SamplingParams]], items: Sequence[ItemT]
+        self,
+        make: Callable[[ItemT], tuple[Prompt, SamplingParams]],
+        items: Sequence[ItemT],
+        noun: str = "text",
+        first: int = 0,
     ) -> list[RequestOutput]:
         """Serve items as requests; returns their outputs in order.
 
@@ -128,15 +133,18 @@ class ScoringCall:
             make: Turns an item into a prompt with its token ids, in the tokenizer's thread;
                 tenants take turns item by item.
             items: Texts, pairs or choices.
+            noun: What an item is called in the error that refuses it.
+            first: Number of the first item that is called so; those before it are queries.
 
         Raises:
             ApiError: There is no room, they have too many tokens, or one failed; the others end.
+            RequestError: An item can never be served; none was computed.
         """
         window = min(self._max_window, len(items))
         with hold_places(
             self.state, self.caller, [self._call(0, Prompt(), SamplingParams())] * window
         ):
-            return await self._outputs(await self._calls(make, items), window)
+            return await self._outputs(await self._calls(make, items, noun, first), window)
 
     def response(self, outputs: Sequence[RequestOutput], **own: Any) -> dict[str, Any]:
         """Return the body of a response with its token counts, cached ones included."""
@@ -156,13 +164,26 @@ class ScoringCall:
         }
 
     async def _calls(
-        self, make: Callable[[ItemT], tuple[Prompt, SamplingParams]], items: Sequence[ItemT]
+        self,
+        make: Callable[[ItemT], tuple[Prompt, SamplingParams]],
+        items: Sequence[ItemT],
+        noun: str,
+        first: int,
     ) -> list[GenerateCall]:
         """Return the calls of items; one item more is tokenized than their tokens allow."""
         calls, num_tokens, limit = [], 0, self.state.config.max_text_tokens
         tokenizing, salt = self.state.llm.tokenizing, self.prompt_context.cache_salt
+        check_length = self.state.llm.engine.scheduler.check_length
+
+        def checked(number: int, item: ItemT) -> tuple[Prompt, SamplingParams]:
+            is_query = number < first
+            with naming("query" if is_query else noun, number - (0 if is_query else first)):
+                prompt, params = make(item)
+                check_length(len(prompt.token_ids or ()))
+                return prompt, params
+
         for number, item in enumerate(items):
-            prompt, params = await tokenizing.run_long(partial(make, item), salt)
+            prompt, params = await tokenizing.run_long(partial(checked, number, item), salt)
             num_tokens += len(prompt.token_ids or ())
             if num_tokens > limit:
                 raise ApiError(
@@ -220,9 +241,11 @@ async def answer(
     state: ServerState,
     caller: Caller,
     body: BodyT,
-    work: Callable[[ScoringCall, BodyT], Coroutine[Any, Any, AnswerT]],
-) -> AnswerT:
-    """Check a request, and do its work unless the client disconnects.
+    work: Callable[[ScoringCall, BodyT], Coroutine[Any, Any, dict[str, Any] | str]],
+) -> Response:
+    """Check a request, do its work unless the client disconnects, and send what that returns.
+
+    Work that returns a text has written its JSON itself.
 
     Raises:
         ApiError: It is refused (400, 404, 429), failed, or the client disconnected (499).
@@ -239,7 +262,10 @@ async def answer(
         f"{body.id_prefix}{uuid.uuid4().hex}",
         Prompt(cache_salt=caller.narrow(body.cache_salt), adapter=adapter_of(state, body.model)),
     )
-    return await until_gone(request, work(call, body))
+    content = await until_gone(request, work(call, body))
+    if isinstance(content, str):
+        return Response(content, media_type="application/json")
+    return JSONResponse(content)
 
 
 def check_texts(state: ServerState, param: str, texts: Sequence[str | list[int]]) -> None:

@@ -140,7 +140,9 @@ def edited(messages: list[Message], number: int, **changes: Any) -> list[Message
 
 
 def calling(*calls: Call) -> list[dict[str, Any]]:
-    return [{"id": "x", "function": {"name": c.name, "arguments": c.arguments}} for c in calls]
+    """Return calls with the ids of the second of three turns, which bring nothing by themselves."""
+    functions = ({"name": call.name, "arguments": call.arguments} for call in calls)
+    return [{"id": f"call_{n}", "function": f} for n, f in enumerate(functions, start=2)]
 
 
 def three_turns() -> LedgerTalk:

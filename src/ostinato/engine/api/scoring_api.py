@@ -27,9 +27,11 @@ from ostinato.engine.scoring.outputs import (
 )
 from ostinato.engine.scoring.pairs import Query
 from ostinato.engine.scoring.pooling_params import PoolingParams
-from ostinato.errors import RequestError
+from ostinato.errors import RequestError, naming
 
 ResultT = TypeVar("ResultT")
+ItemT = TypeVar("ItemT")
+MadeT = TypeVar("MadeT")
 
 Adapters = LoRARequest | Sequence[LoRARequest | None] | None
 
@@ -46,7 +48,8 @@ def embed(
     scorer = engine.scorer
     sampling, preface = scorer.embedding_params(params), scorer.named_prompt(prompt_name)
     parsed = [_preceded(prompt, preface) for prompt in parse_prompts(prompts)]
-    cut = [scorer.cut(prompt, params) for prompt in with_adapters(engine, parsed, lora_request)]
+    parsed = with_adapters(engine, parsed, lora_request)
+    cut = _named_each("text", parsed, lambda prompt: scorer.cut(prompt, params))
     outputs = run_batch(engine, cut, sampling, use_tqdm, None)
     return _each(outputs, lambda o: EmbeddingOutput(scorer.embedding(o, params).tolist()))
 
@@ -62,7 +65,8 @@ def classify(
     scorer = engine.scorer
     sampling = scorer.class_params()
     parsed = with_adapters(engine, parse_prompts(prompts), lora_request)
-    outputs = run_batch(engine, [scorer.cut(p, params) for p in parsed], sampling, use_tqdm, None)
+    cut = _named_each("text", parsed, lambda prompt: scorer.cut(prompt, params))
+    outputs = run_batch(engine, cut, sampling, use_tqdm, None)
     return _each(outputs, lambda output: scorer.classes(output, params))
 
 
@@ -79,7 +83,7 @@ def score(
     scorer, of_query = engine.scorer, pair_up(len(queries), len(documents))
     [sender] = with_adapters(engine, [Prompt(cache_salt=cache_salt)], lora_request)
     sampling, items = scorer.score_params(), scorer.scored_items(queries, documents, of_query)
-    prompts = [scorer.score_prompt(item, sender, params) for item in items]
+    prompts = _named_each("text", items, lambda item: scorer.score_prompt(item, sender, params))
     outputs = run_batch(engine, prompts, sampling, use_tqdm, None)
     scores = scorer.scores(outputs, of_query, params)
     pairs = zip(outputs[-len(documents) :], scores, strict=True)
@@ -96,7 +100,7 @@ def choose(
     """Compare given continuations; see ``LLM.choose``."""
     check_choices(choices)
     [parsed] = with_adapters(engine, [parse_prompt(prompt)], lora_request)
-    requests = [engine.scorer.choice(parsed, choice) for choice in choices]
+    requests = _named_each("choice", choices, lambda each: engine.scorer.choice(parsed, each))
     prompts, sampling = [prompt for prompt, _ in requests], [params for _, params in requests]
     return read_choices(run_batch(engine, prompts, sampling, use_tqdm, None), choices)
 
@@ -138,6 +142,15 @@ def texts_of(name: str, given: str | Sequence[str]) -> list[str]:
             raise RequestError(f"{name}={text!r:.80}: must be a text")
         whole_characters(name, text)
     return texts
+
+
+def _named_each(noun: str, items: Sequence[ItemT], make: Callable[[ItemT], MadeT]) -> list[MadeT]:
+    """Return what is prepared of each item; an error names the item."""
+    prepared = []
+    for number, item in enumerate(items):
+        with naming(noun, number):
+            prepared.append(make(item))
+    return prepared
 
 
 def _preceded(prompt: Prompt, preface: str) -> Prompt:

@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -19,7 +20,7 @@ from ostinato.engine.requests.outputs import RequestOutput
 from ostinato.engine.requests.prompts import Prompt
 from ostinato.engine.requests.sampling_params import SamplingParams
 from ostinato.engine.tiers.stores import GRACE_S
-from ostinato.errors import RequestError, StepFailed
+from ostinato.errors import RequestError, StepFailed, naming
 
 ShowProgress = bool | Callable[..., Any]
 """Whether to show progress, or what makes the bar, such as ``partial(tqdm, leave=False)``."""
@@ -37,15 +38,16 @@ def run_batch(
         "sampling_params", engine.defaults.params() if params is None else params, len(prompts)
     )
     each_priority = one_each("priority", 0 if priority is None else priority, len(prompts))
-    made = [
-        engine.make_request(prompt, p, priority=rank)
-        for prompt, p, rank in zip(prompts, each_params, each_priority, strict=True)
-    ]
+    prepared = []
+    for number, each in enumerate(zip(prompts, each_params, each_priority, strict=True)):
+        prompt, p, rank = each
+        with naming("prompt", number) if len(prompts) > 1 else nullcontext():
+            prepared.append(engine.make_request(prompt, p, priority=rank))
     outputs: dict[str, RequestOutput] = {}
     with DeferredSignals(lambda: engine.is_computing) as gate:
         try:
-            with GenerationProgress(len(made), engine, use_tqdm) as progress:
-                for request in made:
+            with GenerationProgress(len(prepared), engine, use_tqdm) as progress:
+                for request in prepared:
                     engine.add(request)
                 while engine.has_work:
                     gate.check()
@@ -55,10 +57,10 @@ def run_batch(
             while engine.audit.run_idle_work():  # a batch is idle at its end
                 gate.check()
         finally:
-            for request in made:  # those that were interrupted
+            for request in prepared:  # those that were interrupted
                 engine.discard(request.request.request_id)
             engine.drain_tiers(GRACE_S)
-    finished = [outputs[request.request.request_id] for request in made]
+    finished = [outputs[request.request.request_id] for request in prepared]
     failed = [output for output in finished if output.error is not None]
     if failed:
         raise StepFailed(

@@ -45,8 +45,9 @@ PIECE_TOKENS = 128
 POOL_SHARE = 1 / 8
 """Share of the pool that one tenant's prepared rows may have until they are used."""
 
-MAX_BYTES = 256 * 2**20
-"""Bytes of keys and values of one tenant's prepared rows until they are used."""
+MAX_BYTES = 2 * 2**30
+"""Bytes of keys and values of one tenant's prepared rows until they are used: 19,000 tokens of a
+model of 0.6 billion parameters, and a loop of ten calls in large files."""
 
 MAX_HEADS = 16
 """Heads of one tenant that wait for their next request; the oldest one is wasted for another."""
@@ -160,7 +161,7 @@ class IdleRebase:
         self._cache, self._scheduler, self._execute = cache, scheduler, execute
         self._recorder = recorder
         rows = int(cache.config.num_blocks * cache.block_size * POOL_SHARE)
-        self._most_rows = min(rows, MAX_BYTES // max(1, row_bytes))
+        self._max_rows = min(rows, MAX_BYTES // max(1, row_bytes))
         # Models with states keep one per piece, so theirs are computed in one.
         self._piece = None if cache.config.states is not None else piece_tokens
         self._tickets: OrderedDict[str, Identity] = OrderedDict()  # of answered requests, by name
@@ -209,7 +210,7 @@ class IdleRebase:
             total = total + replace(account.counts, stopped=int(account.is_stopped))
         return total
 
-    def is_wanted(self, request_id: str) -> bool:
+    def is_prepared(self, request_id: str) -> bool:
         """Whether an offer for a request would be taken, so that rendering it is worth while."""
         identity = self._tickets.get(request_id)
         account = None if identity is None else self._accounts.get(identity.owner)
@@ -226,21 +227,21 @@ class IdleRebase:
             tokens: What is known of its prompt, packed, shape (num_tokens,).
 
         Returns:
-            Whether there is something to compute, and room in the tenant's budget.
+            Whether there is something to compute. What is above the tenant's budget is left out.
         """
-        if not self.is_wanted(request_id) or self._tickets.pop(request_id) != identity:
+        if not self.is_prepared(request_id) or self._tickets.pop(request_id) != identity:
             return False
-        key = PrefixKey(identity, tokens)
-        start = self._cache.manager.match(key, len(tokens)).num_shared_tokens
-        missing = len(tokens) - start
-        fits = missing <= self._most_rows and len(tokens) < self._scheduler.config.max_model_len
-        if missing < self._cache.block_size or not fits:
+        start = self._cache.manager.match(PrefixKey(identity, tokens), len(tokens)).num_tokens
+        is_long = len(tokens) >= self._scheduler.config.max_model_len
+        key = PrefixKey(identity, tokens[: start + self._max_rows])
+        missing = len(key.tokens) - start
+        if missing < self._cache.block_size or is_long:
             return False
         account = self._accounts.setdefault(identity.owner, _Account())
         self._accounts.move_to_end(identity.owner)
         while account.heads and (
             len(account.heads) >= MAX_HEADS
-            or self._planned_rows(account) + missing > self._most_rows
+            or self._planned_rows(account) + missing > self._max_rows
         ):
             self._give_up(account, account.heads[0])
         head = _Head(key, start, start)
@@ -421,6 +422,6 @@ class IdleRebase:
         del self._accounts[owner]
 
 
-def _bound(table: "OrderedDict[str, int] | OrderedDict[str, Identity]", most: int) -> None:
-    while len(table) > most:
+def _bound(table: "OrderedDict[str, int] | OrderedDict[str, Identity]", max_entries: int) -> None:
+    while len(table) > max_entries:
         table.popitem(last=False)

@@ -13,6 +13,7 @@ namespaces are sparse.
 
 from collections.abc import Container
 from dataclasses import dataclass, replace
+from math import inf
 
 from ostinato.cache.block_table import BlockTable
 from ostinato.cache.manager import CacheManager
@@ -111,6 +112,38 @@ class TierGroups:
             is_state = group.name == STATE
             total += each * self.block_size // TOKENS_PER_CHECKPOINT if is_state else each
         return max(1, total)
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Bytes that each token of a prefix takes in full attention and states."""
+        return sum(x.copies.block_bytes / x.unit for x in self.groups if not x.window)
+
+    def window_bytes(self, num_tokens: float) -> float:
+        """Bytes of the windows before two ends: of a prompt and of its answer."""
+        return sum(
+            min(num_tokens, 2 * x.window) * x.copies.block_bytes / x.unit
+            for x in self.groups
+            if x.window
+        )
+
+    def longest_prefix(self, num_bytes: int, num_stored: int = 0) -> float:
+        """Return how many tokens of one prefix fit a number of bytes, in whole blocks.
+
+        Args:
+            num_bytes: That are free.
+            num_stored: Its first tokens that take none, since another prefix has them.
+
+        Returns:
+            Infinity if all layers have windows that fit.
+        """
+        short = num_bytes // self.bytes_per_block * self.block_size
+        left, per_token = num_bytes - self.window_bytes(inf), self.bytes_per_token
+        if left <= 0:
+            return short
+        if not per_token:
+            return inf
+        whole = int(left / per_token) // self.block_size * self.block_size
+        return max(short, num_stored + whole)
 
     def kept(
         self, group: TierGroup, manager: CacheManager, key: PrefixKey, match: PrefixMatch

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from ostinato.cache.manager import CacheManager
 from ostinato.core.identity import Identity, ImageSpan, PrefixKey
 from ostinato.core.tokens import TOKEN_BYTES
-from ostinato.engine.tiers.groups import TierGroup
+from ostinato.engine.tiers.groups import TierGroup, TierGroups
 from ostinato.tiers.port import Namespace, Prefix
 
 NamespaceOf = Callable[[Identity, TierGroup], Namespace]
@@ -47,13 +47,17 @@ def first_tokens(key: PrefixKey, num_tokens: int) -> PrefixKey:
     return PrefixKey(key.identity, key.tokens[:end], images)
 
 
-def cached_paths(manager: CacheManager, has_images: bool, max_tokens: float) -> list[PrefixKey]:
+def cached_paths(
+    manager: CacheManager, has_images: bool, groups: TierGroups, max_bytes: float
+) -> list[PrefixKey]:
     """List the whole blocks of cached paths, the most used and the last used first.
 
     Args:
         manager: Of the cache.
         has_images: Whether a sequence may show any: looking for them takes a while.
-        max_tokens: Where to stop; what paths share counts once. The last path is cut there.
+        groups: Of the model.
+        max_bytes: Where to stop; what paths share counts once, and each end needs its windows. The
+            last path is cut there.
     """
     size, width = manager.block_size, manager.block_size * TOKEN_BYTES
     paths: list[tuple[array[int], tuple[ImageSpan, ...]]] = []
@@ -75,14 +79,17 @@ def cached_paths(manager: CacheManager, has_images: bool, max_tokens: float) -> 
     ranked = sorted(leaves, key=lambda place: leaves[place][:2], reverse=True)
     return [
         _whole_images(leaves[place][2], paths[place][0][:num_tokens], paths[place][1])
-        for place, num_tokens in _cut(ranked, lengths, max_tokens)
+        for place, num_tokens in _cut(ranked, lengths, groups, max_bytes)
     ]
 
 
 def _cut(
-    ranked: Iterable[int], lengths: Sequence[tuple[int, int | None]], room: float
+    ranked: Iterable[int],
+    lengths: Sequence[tuple[int, int | None]],
+    groups: TierGroups,
+    room: float,
 ) -> Iterator[tuple[int, int]]:
-    """Yield the paths that fit a number of tokens, by their last run, and how much of each."""
+    """Yield the paths that fit a number of bytes, by their last run, and how much of each."""
     counted = set[int]()
     for place in ranked:
         total = num_new = 0
@@ -93,10 +100,13 @@ def _cut(
             num_new += 0 if run in counted else own
             counted.add(run)
             run = before
-        if room <= 0:
+        needed = num_new * groups.bytes_per_token + groups.window_bytes(total)
+        if needed > room:
+            if longest := groups.longest_prefix(int(room), total - num_new):
+                yield place, min(total, int(longest))
             return
-        yield place, total - max(0, num_new - int(min(room, num_new)))
-        room -= num_new
+        yield place, total
+        room -= needed
 
 
 def _whole_images(

@@ -114,7 +114,8 @@ class TierStores(CacheObserver):
         self._running: Future[None] | None = None
         self._credit_s = MOST_CREDIT_S
         self._pressure: Literal["none", "new", "known"] = "none"
-        self._paused_until_s, self._most_tokens = 0.0, inf
+        self._paused_until_s = 0.0
+        self._fill_bytes = self._most_tokens = inf
         self._is_open = self._is_refreshing = self._is_reporting = self._has_images = False
 
     def open(
@@ -141,7 +142,8 @@ class TierStores(CacheObserver):
         remember_for_tier(manager.pool.shares.policies, limit // width)
         lasting = [x.limit_bytes for x in seen if x.tier != "host" and x.limit_bytes]
         if smallest := min(lasting or [x.limit_bytes for x in seen]):
-            self._most_tokens = int(FILL_SHARE * smallest) // width * self._size
+            self._fill_bytes = int(FILL_SHARE * smallest)
+            self._most_tokens = self._groups.longest_prefix(self._fill_bytes)
         self.refresh_stats()
 
     # --- events of the cache ---
@@ -322,11 +324,19 @@ class TierStores(CacheObserver):
 
     def queue_everything(self) -> None:
         """Queue what is cached, the most used and the last used first, as far as tiers hold it."""
-        paths = cached_paths(self._manager, self._has_images, self._most_tokens)
-        for key in paths[: MOST_WAITING - len(self._waiting)]:
+        paths = cached_paths(self._manager, self._has_images, self._groups, self._fill_bytes)
+        paths = paths[: MOST_WAITING - len(self._waiting)]
+        for key in paths:
             self._queue(_Wanted(key, len(key)))
-        while self._prompts and len(self._waiting) < MOST_WAITING:
-            self._queue(_Wanted(*self._prompts.pop()))
+        prompts, match = list(self._prompts), self._manager.match
+        self._prompts.clear()
+        queued = set[int]()
+        for key in paths if prompts else ():
+            queued.update(match(key, len(key)).blocks)
+        num_free = MOST_WAITING - len(self._waiting)
+        for key, num_tokens in prompts[-num_free:] if num_free else ():
+            if not queued.isdisjoint(match(key, num_tokens).blocks[-1:]):
+                self._queue(_Wanted(key, num_tokens))
 
     def close(self, seconds: float) -> None:
         """End the thread, unless it hangs for so long."""

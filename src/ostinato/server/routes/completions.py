@@ -19,6 +19,7 @@ from ostinato.protocol.logprobs import Positions, completion_logprobs, prompt_lo
 from ostinato.server.access.callers import Caller, CallerDep
 from ostinato.server.answers.call_grammar import sampling_params
 from ostinato.server.call import GenerateCall
+from ostinato.server.errors import ApiError
 from ostinato.server.generation import open_call, respond
 from ostinato.server.middleware.fields import DialectRoute, accept_fields
 from ostinato.server.serving import check_room, serve
@@ -224,6 +225,9 @@ async def merge(
                 async for output in outputs:
                     newest[number] = output
                     arrived.set()
+        except ApiError as error:
+            error.message = f"prompt {number} (counted from 0): {error.message}"
+            raise
         finally:
             arrived.set()
 

@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 import numpy as np
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from pydantic import Field
 
-from ostinato.protocol.completions import PromptBody
+from ostinato.protocol.completions import PromptBody, each_prompt
 from ostinato.protocol.dialects import EMBEDDINGS
 from ostinato.protocol.sampling import ShortText
 from ostinato.server.access.callers import CallerDep
@@ -34,9 +34,7 @@ class InputFields(ScoringFields):
     @property
     def inputs(self) -> list[str | list[int]]:
         """All texts."""
-        if isinstance(self.input, str) or (self.input and isinstance(self.input[0], int)):
-            return [self.input]
-        return self.input  # type: ignore[return-value]
+        return each_prompt(self.input)
 
     @property
     def texts_by_field(self) -> dict[str, Sequence[str | list[int]]]:
@@ -76,8 +74,7 @@ async def embed(
     body: EmbeddingBody, request: Request, state: StateDep, caller: CallerDep
 ) -> Response:
     """Return the embedding of each text."""
-    content = await answer(request, state, caller, body, _embedded)
-    return Response(content, media_type="application/json")
+    return await answer(request, state, caller, body, _embedded)
 
 
 async def _embedded(call: ScoringCall, body: EmbeddingBody) -> str:
@@ -109,7 +106,7 @@ async def classify(
     body: ClassifyBody, request: Request, state: StateDep, caller: CallerDep
 ) -> Response:
     """Return the probability of each class, for each text."""
-    return JSONResponse(await answer(request, state, caller, body, _classified))
+    return await answer(request, state, caller, body, _classified)
 
 
 async def _classified(call: ScoringCall, body: ClassifyBody) -> dict[str, Any]:

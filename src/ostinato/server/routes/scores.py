@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from pydantic import AliasChoices, Field
 
 from ostinato.engine.api.scoring_api import pair_up
@@ -107,12 +107,14 @@ async def choose(
     body: ChooseBody, request: Request, state: StateDep, caller: CallerDep
 ) -> Response:
     """Return how likely each choice is, and which is the best."""
-    return JSONResponse(await answer(request, state, caller, body, _chosen))
+    return await answer(request, state, caller, body, _chosen)
 
 
 async def _chosen(call: ScoringCall, body: ChooseBody) -> dict[str, Any]:
     choices: Sequence[str | Sequence[int]] = body.choices
-    outputs = await call.run(partial(call.scorer.choice, call.prompt_of(body.prompt)), choices)
+    outputs = await call.run(
+        partial(call.scorer.choice, call.prompt_of(body.prompt)), choices, "choice"
+    )
     result = read_choices(outputs, body.choices)
     data = [asdict(choice) for choice in result.choices]
     return call.response(outputs, best=result.best.index, data=data)
@@ -122,7 +124,7 @@ async def _chosen(call: ScoringCall, body: ChooseBody) -> dict[str, Any]:
 @router.post("/v1/score")
 async def score(body: ScoreBody, request: Request, state: StateDep, caller: CallerDep) -> Response:
     """Return the score of each document."""
-    return JSONResponse(await answer(request, state, caller, body, _scored))
+    return await answer(request, state, caller, body, _scored)
 
 
 async def _scored(call: ScoringCall, body: ScoreBody) -> dict[str, Any]:
@@ -144,7 +146,7 @@ async def rerank(
 
     Ids of explanations are those of the documents in the order of the request.
     """
-    return JSONResponse(await answer(request, state, caller, body, _ranked))
+    return await answer(request, state, caller, body, _ranked)
 
 
 async def _ranked(call: ScoringCall, body: RerankBody) -> dict[str, Any]:
@@ -184,6 +186,8 @@ async def _scores(
             sampling,
         ),
         items,
+        "document",
+        len(items) - len(documents),
     )
     return scorer.scores(outputs, of_query, params), outputs
 
