@@ -71,7 +71,7 @@ class WeightCache:
         tokenizer: PreTrainedTokenizerBase | None,
     ) -> None:
         """Make the entry of a model visible that was written while the model was packed."""
-        index = index_of(built, recorder.packed_names) if recorder.is_writing else None
+        index = index_of(built, recorder.packed_names) if recorder.is_complete else None
         if index is None:
             return
         index["size"] = astuple(size)

@@ -30,6 +30,8 @@ logger = logging.getLogger("ostinato")
 MIN_BYTES = 2**26
 """Smaller checkpoints are packed in a moment."""
 
+_SHAPES = "shapes"
+
 NAMES_BETWEEN = "+"
 """Stands between the names of weights that are packed as one."""
 
@@ -80,6 +82,11 @@ class Recorder:
         """Whether all that was packed so far is in the files."""
         return self._writer is not None
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether all weights of a model are in the files: one that is read as a whole has none."""
+        return self._writer is not None and _SHAPES in self._writer.index
+
     def recorded(self, pack: Pack, names: Mapping[int, str]) -> Pack:
         """Return what packs likewise, and writes what it packs."""
         return _RecordedPack(self, pack, names)
@@ -128,7 +135,7 @@ class Recorder:
             self._writer.index |= {
                 "blocks": self._blocks,
                 "weights": self._weights,
-                "shapes": {name: list(shape) for name, shape in source.shapes.items()},
+                _SHAPES: {name: list(shape) for name, shape in source.shapes.items()},
                 "rope factors": None if factors is None else factors.tolist(),
             }
 
