@@ -5,11 +5,9 @@ scales beside the weight, hooks, a ``forward`` on the instance. Their type may s
 ``nn.Linear``. Such layers are not replaced.
 """
 
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
-import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from ostinato.runner.native.ctypes_api import DTYPES
 from ostinato.runner.states.mixers import is_ours
@@ -55,26 +53,3 @@ def plain_linear(weight: Tensor, bias: nn.Parameter | None) -> nn.Linear:
 def _is_plain(parameter: Tensor | None) -> bool:
     """Return whether a parameter is no subclass, and has a supported dtype."""
     return parameter is None or (type(parameter) is nn.Parameter and parameter.dtype in DTYPES)
-
-
-class WideProducts(TorchFunctionMode):
-    """Within it, linear layers of 16 bits multiply in float32, and round once.
-
-    A processor without instructions for these formats takes several times as long for them. Each
-    weight is converted once, and kept as long as the mode.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._wide: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Multiply, or call any other function as it is."""
-        is_product = func is nn.functional.linear and not kwargs and len(args) == 3
-        if not is_product or args[0].dtype not in (torch.bfloat16, torch.float16):
-            return func(*args, **(kwargs or {}))
-        rows, weight, bias = args
-        if id(weight) not in self._wide:
-            self._wide[id(weight)] = weight, weight.float()
-        wide = func(rows.float(), self._wide[id(weight)][1], None if bias is None else bias.float())
-        return wide.to(rows.dtype)

@@ -28,7 +28,7 @@ from ostinato.runner.experts.stack import ExpertStack, padded
 from ostinato.runner.forward.fused import FusedForward
 from ostinato.runner.forward.packed_linear import PackedLinear
 from ostinato.runner.forward.packing import Pack, pack_linears, pack_plain, why_unpacked
-from ostinato.runner.forward.plain_layers import WideProducts, is_plain_linear
+from ostinato.runner.forward.plain_layers import is_plain_linear
 from ostinato.runner.forward.quantized import Quantization, QuantizedWeight
 from ostinato.runner.forward.select_forward import ChosenForward, choose_forward
 from ostinato.runner.forward.structure import parse_decoder
@@ -250,8 +250,7 @@ class _Trial:
         fill(model, self._source, settings.dtype, frozenset())
         scale_rope(model, self._source)
         call = ModelCall(model)
-        with WideProducts():
-            probed = probe_model(model, call, settings.attention)
+        probed = probe_model(model, call, settings.attention)
         quantization = settings.quantization or self._codes(codes_name)
         chosen = choose_forward(model, call, probed, settings.forward, quantization)
         if quantization is not None and settings.quantization is None:
