@@ -203,7 +203,7 @@ def decoder_of(record: Record, weights: KeptWeights, dtype: torch.dtype) -> Deco
     reading, name = _Reading(weights, dtype), record["embedding"]
     embedding = weights.embedding(name, dtype)
     if embedding is None:
-        embedding = nn.Embedding.from_pretrained(weights.plain(name, dtype))  # type: ignore[no-untyped-call]
+        embedding = nn.Embedding.from_pretrained(weights.plain(name, dtype))
     return Decoder(
         embedding=cast("nn.Embedding | BlockEmbedding", embedding),
         embedding_scale=record["embedding_scale"],

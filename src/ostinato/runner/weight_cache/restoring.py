@@ -144,7 +144,7 @@ def _share_embedding(model: "PreTrainedModel", embedding: nn.Module) -> None:
     """Give a model the embedding that steps read, so that hooks see what they look up."""
     own = model.get_input_embeddings()
     if isinstance(own, nn.Embedding):
-        embedding.register_parameter("weight", own.weight)
+        embedding.weight = own.weight
         embedding.padding_idx = cast(Any, own.padding_idx)
     model.set_input_embeddings(embedding)
 
