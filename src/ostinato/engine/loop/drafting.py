@@ -13,7 +13,6 @@ from ostinato.drafts.tree_text import TreeText
 from ostinato.engine.settings.config import EngineConfig
 from ostinato.engine.settings.setup import Setup
 from ostinato.runner.attention.native_backend import NativeAttention
-from ostinato.runner.forward.weight_refs import weight_bytes
 from ostinato.scheduling.learned_prices import LearnedPrices
 
 MIN_WEIGHT_BYTES = 32 * 2**20
@@ -58,6 +57,6 @@ def why_no_drafts(config: EngineConfig, setup: Setup) -> str:
     has_bits = fused is not None and fused.promises_bits
     if not (has_bits and isinstance(runner.attention, NativeAttention)):
         return "a row may have other bits beside others than alone"
-    if weight_bytes(setup.loaded.model) < MIN_WEIGHT_BYTES:
+    if setup.loaded.size.num_bytes < MIN_WEIGHT_BYTES:
         return f"a step of less than {MIN_WEIGHT_BYTES >> 20} MiB of weights is too short"
     return ""

@@ -334,7 +334,7 @@ def _refresh_s(terms: LeaseTerms) -> float:
 
 def _estimated_tokens_per_s(runner: ModelRunner) -> float:
     """Estimate how fast prompts are computed, until it is measured."""
-    num_parameters: int = sum(x.numel() for x in runner.loaded.model.parameters())
+    num_parameters = runner.loaded.size.num_parameters
     is_cpu = runner.kv_stores[0].device.type == "cpu"
     flops: float = CPU_FLOPS * torch.get_num_threads() if is_cpu else DEVICE_FLOPS
     return flops / max(1, 2 * num_parameters)
