@@ -6,6 +6,7 @@
 
 #include "codes_simd.h"
 // after it
+#include "scale_tiles.h"
 #include "weight_tiles.h"
 
 namespace ost {
@@ -118,8 +119,16 @@ inline int64_t num_groups(const ost_product &p) {
   return (p.num_inputs + p.group_size - 1) / p.group_size;
 }
 
-// A number of each of 16 outputs.
-inline Vec load_some(const void *numbers, int32_t dtype, int64_t place) {
+// A number of each of 16 outputs of a group; see scale_tiles.h for superblocks.
+inline Vec load_scales(const ost_product &p, const void *numbers, int64_t place) {
+  const int32_t dtype = p.scale_dtype;
+  if (dtype == OST_SUPERBLOCKS) {
+    const SuperblockPlace at(place, p.group_size);
+    const auto *bytes = static_cast<const char *>(numbers);
+    const auto *own = reinterpret_cast<const int8_t *>(bytes + at.bytes);
+    return float_of_ints(less(all_of(0), own, -1)) *
+           load_float16(reinterpret_cast<const uint16_t *>(bytes + at.factors));
+  }
   if (dtype == OST_FLOAT32) return load(static_cast<const float *>(numbers) + place);
   const auto *halves = static_cast<const uint16_t *>(numbers) + place;
   return dtype == OST_BFLOAT16 ? load_bfloat16(halves) : load_float16(halves);

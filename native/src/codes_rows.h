@@ -76,7 +76,7 @@ inline const Stored *in_order(const ost_product &p, const Stored *row, Stored *m
 template <class Numbers, bool kDivides, class Integer>
 Rows integers_of(const ost_product &p, int32_t more, const int *places, Levels levels) {
   using Stored = typename Numbers::Stored;
-  const int64_t stride = p.num_inputs + 64 / sizeof(Integer), marks = p.num_inputs / 32 + 1;
+  const int64_t stride = p.num_inputs + 64 / sizeof(Integer), marks = p.num_inputs / kMinGroup + 1;
   const int64_t size = stride * sizeof(Integer) * p.num_rows, count = marks * p.num_rows;
   char *memory = static_cast<char *>(thread_scratch(size + count * 16 + p.num_inputs * 4));
   auto *scales = reinterpret_cast<float *>(memory + size), *float_sums = scales + count;

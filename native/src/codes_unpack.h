@@ -78,7 +78,7 @@ inline void expand_any(const ost_product &p, const char *step, int64_t input, in
 // What is added to a code times its scale, for 16 outputs of a group.
 template <class Codes>
 inline Vec minimum_of(const ost_product &p, int64_t place, Vec scale) {
-  if (p.minima != nullptr) return load_some(p.minima, p.scale_dtype, place);
+  if (p.minima != nullptr) return load_scales(p, p.minima, place);
   if (p.zeros == nullptr) return scale * fill(-Codes::kZero);
   return scale * float_of_ints(less(all_of(0), static_cast<const int8_t *>(p.zeros) + place, 1));
 }
@@ -100,7 +100,7 @@ void expand(const ost_product &p, int64_t tile, int64_t first, int64_t last, voi
     end = std::min((group + 1) * p.group_size, last);
     GroupNumbers numbers[2];
     for (int side = 0; side < 2; ++side) {
-      const Vec scale = load_some(p.scales, p.scale_dtype, place + side * 16);
+      const Vec scale = load_scales(p, p.scales, place + side * 16);
       numbers[side] = {scale, minimum_of<Codes>(p, place + side * 16, scale)};
     }
     for (; i < end; i += kStepInputs, step += Codes::kStepBytes) {

@@ -114,10 +114,9 @@ inline void add_block(const ost_product &p, const Block<Codes, kRows, kSides> &b
                       float (*parts)[kSides][16], float (*totals)[kTileOutputs]) {
 #pragma GCC unroll 2
   for (int side = 0; side < kSides; ++side) {
-    const Vec scale = load_some(p.scales, p.scale_dtype, place + side * 16);
+    const Vec scale = load_scales(p, p.scales, place + side * 16);
     const bool has_minima = p.minima != nullptr;
-    const Vec minimum =
-        has_minima ? load_some(p.minima, p.scale_dtype, place + side * 16) : fill(0.f);
+    const Vec minimum = has_minima ? load_scales(p, p.minima, place + side * 16) : fill(0.f);
 #pragma GCC unroll 16
     for (int row = 0; row < kRows; ++row) {
       float *part = parts[row][side], *total = totals[row] + (first + side) * 16;
@@ -251,7 +250,7 @@ void multiply(const ost_product &p, int64_t first, int64_t last) {
 #endif
 #if defined(OST_HALVES)
   if constexpr (std::is_same_v<Codes, Nibbles>) {
-    if (p.activation_bits == 8) {
+    if (p.activation_bits == 8 && p.group_size % kInputsPerStep == 0) {
       const Rows rows = integers_of<int8_t>(p, more, Halves::kOrder);
       for (int64_t tile = first; tile < last; ++tile)
         multiply_tile<Halves>(p, rows, {codes_of_tile<Nibbles>(p, tile), tile});

@@ -109,7 +109,7 @@ class TieredCache:
         self.loads = TierLoads(opened, *parts, stores.events, estimate, prices)
         self.stores = stores
         self._erasures = TierErasures(opened.tier)
-        stores.events.open(cache.events, cache.manager, self._erasures.covers)
+        stores.events.open(cache.events, cache.manager, self.groups, self._erasures.covers)
         stores.open(opened, cache.manager, self.namespace_of, self._erasures.covers)
         self._notes: OrderedDict[RequestId, LoadNote] = OrderedDict()
         self._begun_s = 0.0
