@@ -112,7 +112,7 @@ class BeamSearch:
                 going.append((row, beam))
             elif place < self.width and not closed:
                 is_end = beam.token is not None and beam.token.token_id in self._ends
-                score = beam.logprob / beam.num_tokens**self._settings.length_penalty
+                score: float = beam.logprob / beam.num_tokens**self._settings.length_penalty
                 ended.append(BeamAnswer(beam, score, not is_end))
         del going[self.width :]
         self.answers = sorted([*self.answers, *ended], key=lambda answer: -answer.score)
@@ -164,4 +164,5 @@ class BeamSearch:
         settings, best = self._settings, self._beams[0]
         is_long = settings.early_stopping == "never" and settings.length_penalty > 0
         length = self._max_tokens if is_long else best.num_tokens
-        return best.logprob / length**settings.length_penalty > self.answers[-1].score
+        score: float = best.logprob / length**settings.length_penalty
+        return score > self.answers[-1].score

@@ -238,7 +238,7 @@ class SamplingParams(core.SamplingParams):
             object.__setattr__(self, "seed", None)
 
 
-_DEFAULTS = {
+_DEFAULTS: dict[str, Any] = {
     each.name: {} if each.name == "logit_bias" else each.default for each in fields(SamplingParams)
 }
 
