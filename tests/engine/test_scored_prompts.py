@@ -5,7 +5,7 @@ from ostinato.engine.requests import scored_prompts
 from tests.support.engines import MakeLLM
 
 SCORED = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1)
-CONTEXT = "To be, or not to be, that is the question: "
+CONTEXT = "To be, or not to be, that is the question: " * 2
 
 
 def scored(llm, text: str, params: SamplingParams = SCORED, **prompt):
@@ -15,7 +15,7 @@ def scored(llm, text: str, params: SamplingParams = SCORED, **prompt):
 
 def test_choices_that_echo_their_prompt_hit_and_keep_the_bits(make_llm: MakeLLM):
     """As lm-evaluation-harness asks: one request per choice, each with the whole prompt."""
-    llm, fresh = (make_llm("llama", dtype="float32", block_size=4) for _ in range(2))
+    llm, fresh = (make_llm("llama", dtype="float32", block_size=16) for _ in range(2))
     choices = ["whether", "where", "x"]
 
     outputs = [scored(llm, CONTEXT + choice) for choice in choices]
