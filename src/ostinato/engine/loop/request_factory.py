@@ -34,6 +34,7 @@ from ostinato.engine.requests.request_validation import (
     tokenize,
 )
 from ostinato.engine.requests.sampling_params import SamplingParams
+from ostinato.engine.requests.scored_prompts import Rows
 from ostinato.engine.settings.config import EngineConfig
 from ostinato.engine.text.token_table import TokenTable
 from ostinato.errors import InvalidSamplingParams
@@ -153,7 +154,8 @@ class RequestFactory:
         reads = cache_read and (params.prompt_logprobs is None or params.prompt_logprob_start > 1)
         known = prompt.known
         search, scheduled = self._search(params, len(tokens))
-        identity, scored = self._identities.of_prompt(prompt, tokens, spans, reads), []
+        identity = self._identities.of_prompt(prompt, tokens, spans, reads)
+        scored: Rows = []
         if cache_read and not reads and not spans and params.prompt_logprobs is not None:
             scored = self._prompts.scored.known(identity, tokens, params.prompt_logprobs)
             scheduled = replace(scheduled, prompt_logprob_start=1 + len(scored))
