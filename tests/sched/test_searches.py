@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from typing import get_args
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,7 @@ from ostinato.assembly import build_cache, build_scheduler
 from ostinato.core.config import SchedulerConfig
 from ostinato.core.errors import RequestError
 from ostinato.core.ids import RequestId
-from ostinato.core.plan import SampledToken, SequenceResult, StepResult
+from ostinato.core.plan import CopyRun, SampledToken, SequenceResult, StepResult
 from ostinato.core.request import FinishReason
 from ostinato.sched.sequence import Sequence as Sequence_
 from ostinato.sched.sequence import SequenceUpdate
@@ -58,7 +59,8 @@ class Searching:
         self.scheduler = build_scheduler(limits, self.cache, clock)
         self.kv, self.fails = FakeKV(config), False
         self.ended: list[Sequence_] = []
-        self.num_rows, self.copies = 0, ()
+        self.num_rows = 0
+        self.copies: tuple[CopyRun, ...] = ()
 
     def add(self, name: str, prompt: str, width: int = 1, script=None, **how) -> ScriptedSearch:
         search = ScriptedSearch(prompt, width, script or ())
@@ -279,7 +281,7 @@ events = st.lists(
 )
 
 
-@given(events, st.integers(5, 20), st.sampled_from([6, 64]), st.sampled_from(IndexName.__args__))
+@given(events, st.integers(5, 20), st.sampled_from([6, 64]), st.sampled_from(get_args(IndexName)))
 def test_whatever_happens_no_block_leaks_and_each_beam_reads_its_own_text(
     events, num_blocks: int, budget: int, index: IndexName
 ):

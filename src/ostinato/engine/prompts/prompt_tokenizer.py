@@ -171,8 +171,8 @@ class PromptTokenizer:
         """
         request, count = state.request, state.params.prompt_logprobs
         if count is not None and state.error is None and request.cache_write:
-            rows, tokens = state.prompt_rows, request.prompt_token_ids
-            self.scored.note(request.identity, tokens, count, rows)
+            prompt = request.prompt_token_ids
+            self.scored.note(request.identity, prompt, count, state.prompt_rows)
         if state.known is not None and self.texts is not None:
             for answer in state.answers():
                 self.texts.known.note_answer(state.request.identity.tenant, state.known, answer)
