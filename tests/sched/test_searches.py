@@ -2,8 +2,8 @@
 
 import random
 from collections.abc import Sequence
-from typing import get_args
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 from hypothesis import given
