@@ -159,7 +159,6 @@ _CLAUDE_CODE = AgentClient(
 
 _CLAUDE_SDK = AgentClient(
     name="Claude agent SDK",
-    min_next_question=0.9,  # its second question follows at once, before the idle work is done
     source="pypi",
     packages=("claude-agent-sdk",),
     path="/v1/messages",
@@ -324,7 +323,7 @@ _AIDER = AgentClient(
 )  # fmt: skip
 _OPENHANDS = AgentClient(
     name="OpenHands",
-    min_in_loop=0.99,  # it drops the reasoning of its answers
+    min_next_question=0.9,  # its second question follows at once, before the idle work is done
     source="pypi",
     packages=("openhands-sdk", "openhands-tools"),
     python="python3.12",

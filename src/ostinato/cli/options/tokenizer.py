@@ -1,5 +1,6 @@
 """Loads a model's tokenizer without its weights."""
 
+from contextlib import nullcontext
 from typing import Annotated, Any
 
 import typer
@@ -78,12 +79,14 @@ def model_tokenizer(model: str) -> Any:
         ModelNotFound: There is no such model.
         MissingTokenizer: It has no tokenizer, or a damaged one.
     """
+    from ostinato.runner.checkpoints.gguf_file import open_gguf
     from ostinato.runner.checkpoints.model_resolver import resolve_model
     from ostinato.runner.loading.pretrained import load_tokenizer
 
     path = resolve_model(model)
     try:
-        tokenizer = load_tokenizer(path)
+        with open_gguf(path) if path.is_file() else nullcontext():
+            tokenizer = load_tokenizer(path)
     except BrokenCheckpoint as error:
         raise MissingTokenizer(
             f"{model}: the tokenizer in {path} cannot be loaded: {error}"

@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ostinato.runner.forward.codes import CodeFormat, Codes, encode
-from ostinato.runner.native.code_packing import BLOCK_KINDS, TILE_OUTPUTS, CodeTiles
+from ostinato.runner.native.code_packing import BLOCK_KINDS, CodeTiles
+from ostinato.runner.native.scale_tiles import TILE_OUTPUTS
 
 PLAIN_KINDS = {"F32", "F16", "BF16", "F64"}
 NEAREST = CodeFormat(bits=8, group_size=32)

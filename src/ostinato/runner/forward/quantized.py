@@ -22,7 +22,7 @@ from ostinato.runner.forward.codes import (
 )
 from ostinato.runner.forward.gguf_codes import BlockRows
 from ostinato.runner.forward.packed_linear import PackedLinear
-from ostinato.runner.native.code_packing import FORMATS, TILE_OUTPUTS, CodeTiles
+from ostinato.runner.native.code_packing import FORMATS, CodeTiles
 from ostinato.runner.native.packed import (
     PackedWeight,
     Product,
@@ -32,6 +32,7 @@ from ostinato.runner.native.packed import (
 )
 from ostinato.runner.native.scale_tiles import (
     SUPERBLOCKS,
+    TILE_OUTPUTS,
     joined_dtype,
     numbers_of,
     put_numbers,
