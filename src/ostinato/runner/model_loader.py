@@ -252,7 +252,7 @@ def _load(
             name=request.name,
         )
         with fingerprinting(path, files) as weights_digest, cache.recording(entry) as recorder:
-            # Before the weights: to convert one of 150,000 words takes half a gigabyte.
+            # Before the weights: to convert one of 150,000 words takes a gigabyte.
             tokenizer = load_tokenizer(path) if origin == path else load_saved_tokenizer(origin)
             if entry is not None:
                 built, encoder = restore_model(entry, settings), None
